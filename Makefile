@@ -1,0 +1,37 @@
+# One launcher for people, hooks and CI. Every target makes the environment that it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.PHONY: demo test check unit format prove bench clean
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -e $(VENV)/.ready || $(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+demo: $(VENV)/.installed  ## train the example under five recipes, side by side
+	$(BIN)/scalewise compare examples/gpt.py $(ARGS)
+
+test: check unit          ## everything the gate asks
+
+check: $(VENV)/.ready     ## lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+unit: $(VENV)/.ready      ## the tests
+	$(BIN)/python -m pytest -n 2 $(ARGS)
+
+format: $(VENV)/.ready    ## mend what lint and format can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,79 @@
+"""The house's arrows: each layer imports only from layers below it, and formats never import JAX."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import scalewise
+
+HOUSE = [  # bottom to top
+    "formats",
+    "rounding",
+    "scaled",
+    "ops",
+    "interpret",
+    "emulate",
+    "autocast",
+    "autoscale",
+    "training",
+    "audit",
+    "cli",
+]
+INTERPRETATIONS = {"emulate", "autocast", "autoscale"}
+ROOT = Path(scalewise.__file__).parent
+SOURCES = sorted(ROOT.rglob("*.py"))
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Absolute names of every module that the file imports, relative imports resolved."""
+    package = ("scalewise", *path.relative_to(ROOT).parent.parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            found.add(module)
+            found |= {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def layer_of(module: str) -> str | None:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] == "scalewise" and parts[1] in HOUSE else None
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_imports_only_from_layers_below(path):
+    here = path.relative_to(ROOT).parts[0]
+    if here not in HOUSE:
+        assert path.name in ("__init__.py", "__main__.py", "_compat.py"), f"{path} is in no layer"
+        return
+    for module in imported_modules(path):
+        there = layer_of(module)
+        if there is None or there == here:
+            continue
+        assert HOUSE.index(there) < HOUSE.index(here), f"{path}: {here} imports {there}"
+        assert not {here, there} <= INTERPRETATIONS, f"{path}: {here} imports {there}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if p.relative_to(ROOT).parts[0] == "formats"], ids=lambda p: p.name
+)
+def test_formats_never_import_jax(path):
+    assert not {m for m in imported_modules(path) if m.split(".")[0] in ("jax", "jaxlib")}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_compat_reads_jax_internals(path):
+    if path.name == "_compat.py":
+        return
+    assert not {m for m in imported_modules(path) if m.startswith("jax._src")}
+    assert "jax.__version__" not in path.read_text()
+
+
+def test_every_layer_of_the_house_is_known():
+    folders = {p.name for p in ROOT.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    assert folders <= set(HOUSE)
