@@ -1,1 +1,14 @@
-"""interpret"""
+"""The one interpreter: a jaxpr walked in exactly one place, for every interpretation.
+
+An interpretation (:class:`Interpretation`) says how a float array is lifted to a value, what an
+equation does to values, and in which form values meet where control flow does. Loops, branches,
+calls, recomputation and custom derivatives are handled here, once. Nothing here knows a format.
+"""
+
+from ._equation import Direction as Direction
+from ._equation import Equation as Equation
+from ._interpretation import Boundary as Boundary
+from ._interpretation import Interpretation as Interpretation
+from ._interpretation import is_float as is_float
+from ._transform import transform as transform
+from ._walk import walk as walk

@@ -1,0 +1,53 @@
+"""All that depends on JAX's version or internals: parameters that moved, source frames, contexts.
+
+Nothing else in scalewise imports ``jax._src``. JAX 0.10.2 is the floor; what changed since then is
+read by looking at the parameters that are there, so that a new release needs no table of versions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax.extend.core as jex
+from jax._src import source_info_util
+
+Jaxpr = Any  # jex.Jaxpr or jex.ClosedJaxpr: one class since JAX 0.12
+
+
+def open_jaxpr(jaxpr: Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
+    """The open jaxpr and its constants, whether it was open, closed or (JAX 0.12) both."""
+    consts = getattr(jaxpr, "consts", ())
+    return (jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr), consts
+
+
+def close_jaxpr(jaxpr: Jaxpr) -> Jaxpr:
+    """A closed jaxpr without constants from an open one that has none."""
+    return jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
+
+
+def scan_split(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of ``scan``'s operands are constants and how many are carries."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()  # JAX 0.12 groups the operands as trees
+    return len(consts), len(carry)
+
+
+@contextlib.contextmanager
+def provenance(eqn: jex.JaxprEqn) -> Iterator[None]:
+    """Equations traced inside keep ``eqn``'s source line, its scope and its context (mesh, x64)."""
+    info = eqn.source_info
+    scope = source_info_util.current_name_stack() + info.name_stack
+    with (
+        source_info_util.user_context(info.traceback, name_stack=scope),
+        eqn.ctx.manager,
+    ):
+        yield
+
+
+def user_frame(eqn: jex.JaxprEqn) -> tuple[str, int, str] | None:
+    """File, line and function of the user's code that made the equation; None if unknown."""
+    frame = source_info_util.user_frame(eqn.source_info.traceback)
+    return frame and (frame.file_name, frame.start_line, frame.function_name)

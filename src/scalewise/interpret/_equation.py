@@ -1,0 +1,73 @@
+"""What an interpretation sees of one equation: operation, types, and where the user wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from typing import Any, Literal
+
+import jax.extend.core as jex
+
+from . import _compat
+
+Direction = Literal["forward", "backward", "update"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Equation:
+    """One equation of a program, with its provenance.
+
+    Attributes:
+        eqn: JAX's own equation.
+        scope: the full name stack, outermost first, also inside loops and calls; for example
+            ``"transpose(jvp(block_0))/attention"``.
+    """
+
+    eqn: jex.JaxprEqn
+    scope: str
+
+    @property
+    def primitive(self) -> jex.Primitive:
+        return self.eqn.primitive
+
+    @property
+    def name(self) -> str:
+        return self.eqn.primitive.name
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return self.eqn.params
+
+    @cached_property
+    def in_avals(self) -> tuple[Any, ...]:
+        return tuple(v.aval for v in self.eqn.invars)
+
+    @cached_property
+    def out_avals(self) -> tuple[Any, ...]:
+        return tuple(v.aval for v in self.eqn.outvars)
+
+    @property
+    def direction(self) -> Direction:
+        """``"backward"`` inside a transposed function, ``"forward"`` inside a differentiated one.
+
+        JAX writes both into the name stack. What stands outside of both is ``"update"``: the
+        optimizer of a training step, or a plain function that nobody differentiates.
+        """
+        if "transpose(" in self.scope:
+            return "backward"
+        return "forward" if "jvp(" in self.scope else "update"
+
+    @cached_property
+    def source(self) -> tuple[str, int, str] | None:
+        """File, line and function of the user's code, or None where JAX doesn't know."""
+        return _compat.user_frame(self.eqn)
+
+    def where(self) -> str:
+        """``file:line (function)``, for error messages and reports."""
+        return "{}:{} ({})".format(*self.source) if self.source else "an unknown source line"
+
+    def bind(self, *inputs: Any) -> list[Any]:
+        """The primitive itself on plain arrays of the equation's own types."""
+        params = self.primitive.get_bind_params(self.params)
+        outs = self.primitive.bind(*inputs, **params)
+        return list(outs) if self.primitive.multiple_results else [outs]

@@ -1,0 +1,88 @@
+"""What an interpretation has to say: how values look, and what an equation does to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from ._equation import Equation
+
+Boundary = Literal["carry", "branch", "stacked"]
+
+
+def is_float(aval: Any) -> bool:
+    """Whether values of this abstract type belong to the interpretation: real floats of any width."""
+    return jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+class Interpretation:
+    """Identity, and the base of all others: floats are lifted, equations are bound as they are.
+
+    A *value* is any pytree that stands for one float array; integers, booleans, complex numbers
+    and keys stay plain arrays. Which arrays are lifted is decided by the abstract type alone, so
+    that loop carries and branches agree by construction.
+
+    A rule may thread a state (statistics, say) through the program: a pytree of fixed shape, handed
+    from equation to equation in program order, also through loops and branches.
+    """
+
+    def is_argument(self, leaf: Any) -> bool:
+        """Whether a node of an argument's pytree stands for one array (a ScaledArray, say)."""
+        return False
+
+    def abstract(self, leaf: Any) -> Any:
+        """What the user's function is traced with in place of an argument."""
+        return leaf
+
+    def lift(self, x: Any, aval: Any) -> Any:
+        """The value that stands for a plain float array (or argument) ``x``."""
+        return x
+
+    def constant(self, x: Any, aval: Any) -> Any:
+        """The value of a float literal, whose number is known now."""
+        return self.lift(x, aval)
+
+    def lower(self, value: Any, aval: Any) -> jax.Array:
+        """The plain array, of the dtype of ``aval``, that ``value`` stands for."""
+        return value
+
+    def emit(self, value: Any, aval: Any, path: str) -> Any:
+        """What the caller gets for the output at ``path`` (as ``jax.tree_util.keystr`` has it)."""
+        return self.lower(value, aval)
+
+    def residual(self, value: Any, aval: Any) -> Any:
+        """``value`` as it waits for the backward pass, where that runs as a program of its own."""
+        return value
+
+    def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
+        """The gradient in the form of the argument that it belongs to."""
+        return gradient
+
+    def apply(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        """One equation on values. Inputs and outputs that aren't floats are plain arrays."""
+        return state, equation.bind(*inputs)
+
+    def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Any:
+        """``value`` in the one form that depends only on ``aval``, ``boundary`` and ``equation``.
+
+        Called where control flow meets: on what enters and leaves a loop's carry, leaves a branch,
+        or is stacked by a scan.
+        """
+        return value
+
+    def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> Any:
+        """Elementwise choice between two canonical carries of one type (a vmapped while loop)."""
+        return jnp.where(predicate, on_true, on_false)
+
+    def spread(self, value: Any, aval: Any) -> Any:
+        """A value that a scan walks along its first axis: every leaf has that axis."""
+        return value
+
+    def gather(self, value: Any, aval: Any) -> Any:
+        """A stacked value as it came out of a scan: each leaf of the canonical form got an axis."""
+        return value

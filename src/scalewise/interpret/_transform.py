@@ -1,0 +1,176 @@
+"""From a user's function to its interpretation, differentiable from outside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from . import _compat
+from ._interpretation import Interpretation, is_float
+from ._walk import walk
+
+STATELESS = ()
+
+
+def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Callable:
+    """``f`` with every equation run under an interpretation.
+
+    Differentiating the result differentiates ``f`` first, by JAX's own rules and ``f``'s own
+    custom derivatives, and interprets forward and backward pass afterwards: ``grad(T(f))`` does
+    what ``T(grad(f))`` does. Reverse mode only: forward mode from outside is refused by JAX
+    (``jax.custom_vjp``); inside ``f`` every mode works.
+
+    Args:
+        f: any function of pytrees. Leaves that are arrays (or whatever the interpretation takes
+            for one) are traced; all others are handed on as they are, so flags stay Python values.
+        interpretation: what is to be done.
+        name: the transformation's name, for error messages.
+
+    Raises:
+        TypeError: ``f`` isn't callable, or returns a leaf that isn't an array.
+    """
+    if not callable(f):
+        raise TypeError(f"{name}(f, ...) takes a function, not {_describe(f)}")
+
+    @functools.wraps(f)
+    def interpreted(*args, **kwargs):
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=interpretation.is_argument)
+        traced = [i for i, leaf in enumerate(leaves) if _is_traced(leaf, interpretation)]
+        skeleton = [None if i in set(traced) else leaf for i, leaf in enumerate(leaves)]
+        out_paths: list[Any] = []
+
+        def flat(*arrays):
+            full = list(skeleton)
+            for i, x in zip(traced, arrays, strict=True):
+                full[i] = x
+            a, k = jax.tree.unflatten(tree, full)
+            paths, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
+            out_paths[:] = [out_tree, [jax.tree_util.keystr(p) for p, _ in paths]]
+            return [_checked(leaf, path, f, name) for path, leaf in paths]
+
+        arrays = [leaves[i] for i in traced]
+        program = jax.make_jaxpr(flat)(*[interpretation.abstract(x) for x in arrays])
+        out_tree, paths = out_paths
+        outs = _call(interpretation, program, arrays, paths, name)
+        return jax.tree.unflatten(out_tree, outs)
+
+    return interpreted
+
+
+def _call(interpretation, program, arrays, paths, name):
+    """The program on arguments, under a custom derivative that interprets its own vjp."""
+    body, consts = _compat.open_jaxpr(program)
+    outer = [i for i, c in enumerate(consts) if isinstance(c, jax.core.Tracer)]
+
+    def rebuilt(hoisted):  # constants that belong to an outer trace travel as arguments
+        full = list(consts)
+        for i, c in zip(outer, hoisted, strict=True):
+            full[i] = c
+        return full
+
+    operand_avals = [body.constvars[i].aval for i in outer] + [v.aval for v in body.invars]
+    out_avals = [v.aval for v in body.outvars]
+    floats = [i for i, a in enumerate(operand_avals) if is_float(a)]
+    pullback: dict[str, Any] = {}
+
+    def plain(*operands):
+        closed = jex.ClosedJaxpr(body, rebuilt(operands[: len(outer)]))
+        return jex.jaxpr_as_fun(closed)(*operands[len(outer) :])
+
+    def lifted(operands):
+        return [
+            interpretation.lift(x, a) if is_float(a) else x
+            for x, a in zip(operands, operand_avals, strict=True)
+        ]
+
+    def emit(values):
+        return [
+            interpretation.emit(v, a, path) if is_float(a) else v
+            for v, a, path in zip(values, out_avals, paths, strict=True)
+        ]
+
+    @jax.custom_vjp
+    def call(operands):
+        closed = jex.ClosedJaxpr(body, rebuilt(operands[: len(outer)]))
+        values = lifted(operands)[len(outer) :]
+        return emit(walk(interpretation, closed, STATELESS, values)[1])
+
+    def forward(operands):
+        def primal(*operands):
+            def of_floats(*xs):
+                full = list(operands)
+                for i, x in zip(floats, xs, strict=True):
+                    full[i] = x
+                outs = plain(*full)
+                return (
+                    [y for y, a in zip(outs, out_avals, strict=True) if is_float(a)],
+                    [y for y, a in zip(outs, out_avals, strict=True) if not is_float(a)],
+                )
+
+            ys, pull, rest = jax.vjp(of_floats, *[operands[i] for i in floats], has_aux=True)
+            return ys, rest, pull
+
+        jaxpr, shapes = jax.make_jaxpr(primal, return_shape=True)(
+            *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operand_avals]
+        )
+        _, values = walk(interpretation, jaxpr, STATELESS, lifted(operands))
+        n_floats, n_outs = len(shapes[0]), len(out_avals)
+        ys, rest = iter(values[:n_floats]), iter(values[n_floats:n_outs])
+        outs = [next(ys) if is_float(a) else next(rest) for a in out_avals]
+        res_shapes, pullback["tree"] = jax.tree.flatten(shapes[2])
+        pullback["avals"] = res_shapes
+        residuals = [
+            interpretation.residual(v, a) if is_float(a) else v
+            for v, a in zip(values[n_outs:], res_shapes, strict=True)
+        ]
+        return emit(outs), (residuals, operands)
+
+    def backward(saved, cotangents):
+        residuals, operands = saved
+        cts = [c for c, a in zip(cotangents, out_avals, strict=True) if is_float(a)]
+        for ct, path in zip(cotangents, paths, strict=True):
+            if interpretation.is_argument(ct):
+                raise TypeError(
+                    f"{name}: output {path} is stored narrow and can't be differentiated; "
+                    "differentiate inside, or leave that output out of the recipe's state"
+                )
+
+        def pull(residuals, cts):
+            return jax.tree.unflatten(pullback["tree"], residuals)(cts)
+
+        shapes = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in cts]
+        jaxpr = jax.make_jaxpr(pull)(pullback["avals"], shapes)
+        cts = [interpretation.lift(c, a) for c, a in zip(cts, shapes, strict=True)]
+        _, grads = walk(interpretation, jaxpr, STATELESS, [*residuals, *cts])
+        result: list[Any] = [None] * len(operands)
+        for i, g in zip(floats, grads, strict=True):
+            g = interpretation.lower(g, operand_avals[i])
+            result[i] = interpretation.cotangent(operands[i], g)
+        return (result,)
+
+    call.defvjp(forward, backward)
+    return call([*[consts[i] for i in outer], *arrays])
+
+
+def _is_traced(leaf: Any, interpretation: Interpretation) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic) or interpretation.is_argument(leaf)
+
+
+def _checked(leaf, path, f, name):
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+        return jnp.asarray(leaf)
+    raise TypeError(
+        f"{name}: output{jax.tree_util.keystr(path)} of {getattr(f, '__name__', f)} is {_describe(leaf)}; a function "
+        "under a transformation returns arrays, or pytrees of arrays"
+    )
+
+
+def _describe(x: Any) -> str:
+    text = repr(x)
+    return f"a {type(x).__name__}: {text if len(text) < 60 else text[:57] + '...'}"

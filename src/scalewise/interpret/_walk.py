@@ -1,0 +1,207 @@
+"""The one loop over a jaxpr's equations; control flow is re-issued through JAX's public functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+
+from . import _compat
+from ._equation import Equation
+from ._interpretation import Interpretation, is_float
+
+# Calls that are no more than their body once nobody differentiates them any more, and nobody does:
+# a function is differentiated before it is interpreted (see _transform.py). Name -> parameter.
+INLINED = {
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "linear_call": "callee",
+}
+SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
+
+
+def walk(
+    interpretation: Interpretation,
+    jaxpr: _compat.Jaxpr,
+    state: Any,
+    values: Sequence[Any],
+    scope: str = "",
+) -> tuple[Any, list[Any]]:
+    """Every equation of a jaxpr, in order, under an interpretation.
+
+    Args:
+        interpretation: what values are and what equations do to them.
+        jaxpr: open without constants, or closed.
+        state: the interpretation's state, any pytree of fixed shape.
+        values: one for each of the jaxpr's inputs; a lifted value where the input is a float.
+        scope: name stack of the caller, put before the equations' own: JAX begins a new one in
+            each loop body.
+
+    Returns:
+        The new state, and a value for each output.
+    """
+    body, consts = _compat.open_jaxpr(jaxpr)
+    environment: dict[Any, Any] = {}
+
+    def read(atom):
+        if isinstance(atom, jex.Literal):
+            return interpretation.constant(atom.val, atom.aval) if is_float(atom.aval) else atom.val
+        return environment[atom]
+
+    for var, const in zip(body.constvars, consts, strict=True):
+        environment[var] = interpretation.lift(const, var.aval) if is_float(var.aval) else const
+    environment.update(zip(body.invars, values, strict=True))
+    last_use = {v: i for i, e in enumerate(body.eqns) for v in e.invars if isinstance(v, jex.Var)}
+    keep = {v for v in body.outvars if isinstance(v, jex.Var)}
+
+    for i, eqn in enumerate(body.eqns):
+        own = str(eqn.source_info.name_stack)
+        equation = Equation(eqn, f"{scope}/{own}" if scope and own else scope or own)
+        with _compat.provenance(eqn):
+            rule = CONTROL.get(equation.name, _apply)
+            state, outs = rule(interpretation, equation, state, [read(v) for v in eqn.invars])
+        environment.update(zip(eqn.outvars, outs, strict=True))
+        for var in eqn.invars:  # let go of what nobody reads again
+            if isinstance(var, jex.Var) and last_use[var] == i and var not in keep:
+                environment.pop(var, None)
+    return state, [read(v) for v in body.outvars]
+
+
+def _apply(interpretation, equation: Equation, state, inputs):
+    if any(is_float(a) for a in equation.in_avals + equation.out_avals):
+        return interpretation.apply(state, equation, inputs)
+    return state, equation.bind(*inputs)
+
+
+def _canonical(interpretation, equation, values, avals, boundary):
+    return [
+        interpretation.canonical(v, a, boundary, equation) if is_float(a) else v
+        for v, a in zip(values, avals, strict=True)
+    ]
+
+
+def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
+    return walk(interpretation, _compat.close_jaxpr(jaxpr), state, inputs, equation.scope)
+
+
+def _call(interpretation, equation: Equation, state, inputs):
+    jaxpr = equation.params[INLINED[equation.name]]
+    return _inline(interpretation, equation, state, inputs, jaxpr=jaxpr)
+
+
+def _remat(interpretation, equation: Equation, state, inputs):
+    """A recomputation: behind a barrier, or XLA would merge it with the first computation."""
+    if equation.params["differentiated"] and equation.params["prevent_cse"]:
+        inputs = lax.optimization_barrier(inputs)
+    return _inline(interpretation, equation, state, inputs, jaxpr=equation.params["jaxpr"])
+
+
+def _jit(interpretation, equation: Equation, state, inputs):
+    params = equation.params
+    body, _ = _compat.open_jaxpr(params["jaxpr"])
+    options = dict(params.get("compiler_options_kvs", ()))
+    if len(body.eqns) <= SMALL_CALL and not options:
+        return _inline(interpretation, equation, state, inputs, jaxpr=params["jaxpr"])
+    run = partial(_inline, interpretation, equation, jaxpr=params["jaxpr"])
+    run.__name__ = params["name"]  # type: ignore[attr-defined]
+    return jax.jit(run, compiler_options=options or None)(state, inputs)
+
+
+def _cond(interpretation, equation: Equation, state, inputs):
+    index, *operands = inputs
+
+    def branch(jaxpr) -> Callable:
+        def run(state, operands):
+            state, outs = walk(interpretation, jaxpr, state, operands, equation.scope)
+            outs = _canonical(interpretation, equation, outs, equation.out_avals, "branch")
+            return state, outs
+
+        return run
+
+    branches = [branch(jaxpr) for jaxpr in equation.params["branches"]]
+    return lax.switch(index, branches, state, operands)
+
+
+def _while(interpretation, equation: Equation, state, inputs):
+    params, avals = equation.params, equation.out_avals
+    m, n = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts, carry = inputs[:m], inputs[m : m + n], inputs[m + n :]
+    canonical = partial(_canonical, interpretation, equation, avals=avals, boundary="carry")
+    run = partial(walk, interpretation, scope=equation.scope)
+
+    def again(state, carry):  # the condition has no place to hand a state on: what it notes is lost
+        return run(params["cond_jaxpr"], state, [*cond_consts, *carry])[1][0]
+
+    def body(loop):
+        state, carry = loop
+        going = again(state, carry) if batched else None
+        state, new = run(params["body_jaxpr"], state, [*body_consts, *carry])
+        new = canonical(new)
+        if batched:  # a vmapped loop runs until its last row is done; a row that is done stays
+            new = [
+                interpretation.select(_widen(going, a.shape), x, y) if is_float(a)
+                else lax.select(_widen(going, a.shape), x, y)
+                for x, y, a in zip(new, carry, avals, strict=True)
+            ]  # fmt: skip
+        return state, new
+
+    predicate = _compat.open_jaxpr(params["cond_jaxpr"])[0].outvars[0].aval
+    batched = bool(predicate.shape)
+    return lax.while_loop(lambda loop: jnp.any(again(*loop)), body, (state, canonical(carry)))
+
+
+def _widen(predicate, shape):
+    return lax.broadcast_in_dim(predicate, shape, range(predicate.ndim))
+
+
+def _scan(interpretation, equation: Equation, state, inputs):
+    params = equation.params
+    m, n = _compat.scan_split(params)
+    consts, carry, xs = inputs[:m], inputs[m : m + n], inputs[m + n :]
+    carry_avals, ys_avals = equation.out_avals[:n], equation.out_avals[n:]
+    canonical = partial(_canonical, interpretation, equation)
+    body_avals = [v.aval for v in _compat.open_jaxpr(params["jaxpr"])[0].outvars][n:]
+
+    def body(loop, xs):
+        state, carry = loop
+        operands = [*consts, *carry, *xs]
+        state, outs = walk(interpretation, params["jaxpr"], state, operands, equation.scope)
+        carry = canonical(outs[:n], carry_avals, "carry")
+        return (state, carry), canonical(outs[n:], body_avals, "stacked")
+
+    xs = [
+        interpretation.spread(x, a) if is_float(a) else x
+        for x, a in zip(xs, equation.in_avals[m + n :], strict=True)
+    ]
+    (state, carry), ys = lax.scan(
+        body,
+        (state, canonical(carry, carry_avals, "carry")),
+        xs,
+        length=params["length"],
+        reverse=params["reverse"],
+        unroll=params["unroll"],
+    )
+    ys = [
+        interpretation.gather(y, a) if is_float(a) else y for y, a in zip(ys, ys_avals, strict=True)
+    ]
+    return state, [*carry, *ys]
+
+
+CONTROL: dict[str, Callable] = {
+    **dict.fromkeys(INLINED, _call),
+    "remat2": _remat,
+    "checkpoint": _remat,
+    "jit": _jit,
+    "pjit": _jit,
+    "cond": _cond,
+    "while": _while,
+    "scan": _scan,
+}

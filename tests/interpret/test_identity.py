@@ -1,0 +1,149 @@
+"""The identity interpretation returns the program's own bits, through every kind of control flow."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from programs import DIFFERENTIABLE, PROGRAMS, scalar
+
+from scalewise.interpret import Equation, Interpretation, transform
+
+
+def identity(f):
+    return transform(f, Interpretation(), name="identity")
+
+
+def example(seed=0):
+    return jax.random.normal(jax.random.key(seed), (4, 4))
+
+
+def assert_same_bits(got, want):
+    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+class TestProgram:
+    def test_eagerly(self, f):
+        assert_same_bits(identity(f)(example()), f(example()))
+
+    def test_under_jit(self, f):
+        assert_same_bits(jax.jit(identity(f))(example()), jax.jit(f)(example()))
+
+    def test_vmap_outside(self, f):
+        xs = jnp.stack([example(1), example(2)])
+        assert_same_bits(jax.jit(jax.vmap(identity(f)))(xs), jax.jit(jax.vmap(f))(xs))
+
+    def test_vmap_inside(self, f):
+        xs = jnp.stack([example(1), example(2)])
+        assert_same_bits(jax.jit(identity(jax.vmap(f)))(xs), jax.jit(jax.vmap(f))(xs))
+
+
+@pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
+class TestGradient:
+    def test_inside(self, f):
+        g = jax.grad(scalar(f))
+        assert_same_bits(jax.jit(identity(g))(example()), jax.jit(g)(example()))
+
+    def test_outside(self, f):
+        g, h = jax.grad(identity(scalar(f))), jax.grad(scalar(f))
+        got, want = jax.jit(g)(example()), jax.jit(h)(example())
+        # the same equations, but in two programs joined by residuals: XLA may fuse them otherwise
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+
+    def test_outside_eagerly(self, f):
+        assert_same_bits(jax.grad(identity(scalar(f)))(example()), jax.grad(scalar(f))(example()))
+
+    def test_outside_of_vmap(self, f):
+        xs = jnp.stack([example(1), example(2)])
+        got = jax.grad(lambda xs: jnp.sum(jax.vmap(identity(scalar(f)))(xs)))(xs)
+        want = jax.grad(lambda xs: jnp.sum(jax.vmap(scalar(f))(xs)))(xs)
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+
+
+def test_a_closed_over_parameter_is_differentiated():
+    x = example()
+
+    def loss(w):
+        return identity(lambda y: jnp.sum(jnp.sin(y @ w) * w))(x)
+
+    want = jax.grad(lambda w: jnp.sum(jnp.sin(x @ w) * w))(x)
+    assert_same_bits(jax.grad(loss)(x), want)
+
+
+def test_hessian_by_reverse_over_reverse():
+    def f(x):
+        return jnp.sum(jnp.sin(x) ** 3)
+
+    x = example()[0]
+    got = jax.jacrev(jax.jacrev(identity(f)))(x)
+    np.testing.assert_allclose(got, jax.jacrev(jax.jacrev(f))(x), rtol=1e-5, atol=1e-6)
+
+
+def test_pytrees_keywords_flags_and_integers():
+    def f(tree, *, flag, n, power=2):
+        assert flag is True and power == 2
+        return {"y": tree["a"] ** power + n.astype("float32"), "n": n, "flags": [tree["b"] > 0]}
+
+    args = ({"a": example(), "b": jnp.arange(3)},)
+    got = identity(f)(*args, flag=True, n=jnp.int32(3))
+    assert_same_bits(got, f(*args, flag=True, n=jnp.int32(3)))
+
+
+def test_gradient_beside_integer_arguments_and_outputs():
+    def f(x, i):
+        return jnp.sum(x[i] ** 2), i + 1
+
+    got = jax.grad(lambda x: identity(f)(x, jnp.int32(1))[0])(example())
+    assert_same_bits(got, jax.grad(lambda x: f(x, jnp.int32(1))[0])(example()))
+
+
+class Recorder(Interpretation):
+    """Notes each equation's provenance while it hands the program on."""
+
+    def __init__(self):
+        self.seen: list[Equation] = []
+
+    def apply(self, state, equation, inputs):
+        self.seen.append(equation)
+        return super().apply(state, equation, inputs)
+
+
+def test_scope_line_and_direction_of_every_equation():
+    def model(x):
+        with jax.named_scope("layer"):
+            y = jax.lax.scan(lambda c, _: (jnp.tanh(c @ x), None), x, None, length=2)[0]
+        return jnp.sum(y)
+
+    def step(x):
+        return x - 0.1 * jax.grad(model)(x)
+
+    recorder = Recorder()
+    transform(step, recorder, name="record")(example())
+    dots = [e for e in recorder.seen if e.name == "dot_general"]
+    assert {e.direction for e in dots} == {"forward", "backward"}
+    assert all("layer" in e.scope for e in dots)
+    assert [e.direction for e in recorder.seen][-1] == "update"
+    files = {e.source[0] for e in recorder.seen if e.source}
+    assert files == {__file__}
+    (tanh,) = [e for e in recorder.seen if e.name == "tanh"]
+    assert "jnp.tanh" in Path(__file__).read_text().splitlines()[tanh.source[1] - 1]
+    assert f"{__file__}:{tanh.source[1]}" in tanh.where()
+
+
+def test_an_output_that_is_no_array():
+    def f(x):
+        return {"y": x, "name": "gpt"}
+
+    with pytest.raises(TypeError, match=r"identity: output\['name'\] of f is a str: 'gpt'; a func"):
+        identity(f)(example())
+
+
+def test_a_function_that_is_none():
+    with pytest.raises(TypeError, match=r"identity\(f, ...\) takes a function, not a dict: \{\}"):
+        identity({})
