@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import jax
@@ -14,7 +15,7 @@ Boundary = Literal["carry", "branch", "stacked"]
 
 
 def is_float(aval: Any) -> bool:
-    """Whether values of this abstract type belong to the interpretation: real floats of any width."""
+    """Whether arrays of this abstract type are lifted: real floats of any width."""
     return jnp.issubdtype(aval.dtype, jnp.floating)
 
 
@@ -28,6 +29,10 @@ class Interpretation:
     A rule may thread a state (statistics, say) through the program: a pytree of fixed shape, handed
     from equation to equation in program order, also through loops and branches.
     """
+
+    def context(self) -> AbstractContextManager[Any]:
+        """The configuration (``jax.enable_x64``, say) in which the program is walked."""
+        return nullcontext()
 
     def is_argument(self, leaf: Any) -> bool:
         """Whether a node of an argument's pytree stands for one array (a ScaledArray, say)."""

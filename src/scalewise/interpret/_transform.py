@@ -10,6 +10,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from . import _compat
 from ._interpretation import Interpretation, is_float
@@ -66,7 +67,7 @@ def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Call
 def _call(interpretation, program, arrays, paths, name):
     """The program on arguments, under a custom derivative that interprets its own vjp."""
     body, consts = _compat.open_jaxpr(program)
-    outer = [i for i, c in enumerate(consts) if isinstance(c, jax.core.Tracer)]
+    outer = [i for i, c in enumerate(consts) if isinstance(c, Tracer)]
 
     def rebuilt(hoisted):  # constants that belong to an outer trace travel as arguments
         full = list(consts)
@@ -98,8 +99,9 @@ def _call(interpretation, program, arrays, paths, name):
     @jax.custom_vjp
     def call(operands):
         closed = jex.ClosedJaxpr(body, rebuilt(operands[: len(outer)]))
-        values = lifted(operands)[len(outer) :]
-        return emit(walk(interpretation, closed, STATELESS, values)[1])
+        with interpretation.context():
+            values = lifted(operands)[len(outer) :]
+            return emit(walk(interpretation, closed, STATELESS, values)[1])
 
     def forward(operands):
         def primal(*operands):
@@ -119,17 +121,17 @@ def _call(interpretation, program, arrays, paths, name):
         jaxpr, shapes = jax.make_jaxpr(primal, return_shape=True)(
             *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operand_avals]
         )
-        _, values = walk(interpretation, jaxpr, STATELESS, lifted(operands))
         n_floats, n_outs = len(shapes[0]), len(out_avals)
-        ys, rest = iter(values[:n_floats]), iter(values[n_floats:n_outs])
-        outs = [next(ys) if is_float(a) else next(rest) for a in out_avals]
-        res_shapes, pullback["tree"] = jax.tree.flatten(shapes[2])
-        pullback["avals"] = res_shapes
-        residuals = [
-            interpretation.residual(v, a) if is_float(a) else v
-            for v, a in zip(values[n_outs:], res_shapes, strict=True)
-        ]
-        return emit(outs), (residuals, operands)
+        pullback["avals"], pullback["tree"] = jax.tree.flatten(shapes[2])
+        with interpretation.context():
+            _, values = walk(interpretation, jaxpr, STATELESS, lifted(operands))
+            ys, rest = iter(values[:n_floats]), iter(values[n_floats:n_outs])
+            outs = emit([next(ys) if is_float(a) else next(rest) for a in out_avals])
+            residuals = [
+                interpretation.residual(v, a) if is_float(a) else v
+                for v, a in zip(values[n_outs:], pullback["avals"], strict=True)
+            ]
+        return outs, (residuals, operands)
 
     def backward(saved, cotangents):
         residuals, operands = saved
@@ -146,12 +148,13 @@ def _call(interpretation, program, arrays, paths, name):
 
         shapes = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in cts]
         jaxpr = jax.make_jaxpr(pull)(pullback["avals"], shapes)
-        cts = [interpretation.lift(c, a) for c, a in zip(cts, shapes, strict=True)]
-        _, grads = walk(interpretation, jaxpr, STATELESS, [*residuals, *cts])
         result: list[Any] = [None] * len(operands)
-        for i, g in zip(floats, grads, strict=True):
-            g = interpretation.lower(g, operand_avals[i])
-            result[i] = interpretation.cotangent(operands[i], g)
+        with interpretation.context():
+            cts = [interpretation.lift(c, a) for c, a in zip(cts, shapes, strict=True)]
+            _, grads = walk(interpretation, jaxpr, STATELESS, [*residuals, *cts])
+            for i, g in zip(floats, grads, strict=True):
+                g = interpretation.lower(g, operand_avals[i])
+                result[i] = interpretation.cotangent(operands[i], g)
         return (result,)
 
     call.defvjp(forward, backward)
@@ -166,8 +169,8 @@ def _checked(leaf, path, f, name):
     if isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
         return jnp.asarray(leaf)
     raise TypeError(
-        f"{name}: output{jax.tree_util.keystr(path)} of {getattr(f, '__name__', f)} is {_describe(leaf)}; a function "
-        "under a transformation returns arrays, or pytrees of arrays"
+        f"{name}: output{jax.tree_util.keystr(path)} of {getattr(f, '__name__', f)} is "
+        f"{_describe(leaf)}; a function under a transformation returns arrays, or pytrees of arrays"
     )
 
 

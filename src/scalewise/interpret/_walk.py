@@ -1,4 +1,4 @@
-"""The one loop over a jaxpr's equations; control flow is re-issued through JAX's public functions."""
+"""The one loop over a jaxpr's equations; control flow is re-issued through public functions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from . import _compat
@@ -53,7 +54,10 @@ def walk(
 
     def read(atom):
         if isinstance(atom, jex.Literal):
-            return interpretation.constant(atom.val, atom.aval) if is_float(atom.aval) else atom.val
+            number = np.asarray(
+                atom.val, atom.aval.dtype
+            )
+            return interpretation.constant(number, atom.aval) if is_float(atom.aval) else number
         return environment[atom]
 
     for var, const in zip(body.constvars, consts, strict=True):
