@@ -46,15 +46,16 @@ class Equation:
     def out_avals(self) -> tuple[Any, ...]:
         return tuple(v.aval for v in self.eqn.outvars)
 
-    @property
+    @cached_property
     def direction(self) -> Direction:
         """``"backward"`` inside a transposed function, ``"forward"`` inside a differentiated one.
 
-        JAX writes both into the name stack. What stands outside of both is ``"update"``: the
-        optimizer of a training step, or a plain function that nobody differentiates.
+        JAX writes both into the name stack, and marks what a backward pass computes once more of
+        the forward pass (``jax.checkpoint``): that is forward. What stands outside of all is
+        ``"update"``: a training step's optimizer, or a plain function nobody differentiates.
         """
         if "transpose(" in self.scope:
-            return "backward"
+            return "forward" if "rematted_computation" in self.scope else "backward"
         return "forward" if "jvp(" in self.scope else "update"
 
     @cached_property

@@ -52,12 +52,11 @@ def walk(
     body, consts = _compat.open_jaxpr(jaxpr)
     environment: dict[Any, Any] = {}
 
-    def read(atom):
+    def read(atom: Any):
         if isinstance(atom, jex.Literal):
-            number = np.asarray(
-                atom.val, atom.aval.dtype
-            )
-            return interpretation.constant(number, atom.aval) if is_float(atom.aval) else number
+            aval: Any = atom.aval
+            number = np.asarray(atom.val, aval.dtype)
+            return interpretation.constant(number, aval) if is_float(aval) else number
         return environment[atom]
 
     for var, const in zip(body.constvars, consts, strict=True):
@@ -114,8 +113,11 @@ def _jit(interpretation, equation: Equation, state, inputs):
     options = dict(params.get("compiler_options_kvs", ()))
     if len(body.eqns) <= SMALL_CALL and not options:
         return _inline(interpretation, equation, state, inputs, jaxpr=params["jaxpr"])
-    run = partial(_inline, interpretation, equation, jaxpr=params["jaxpr"])
-    run.__name__ = params["name"]  # type: ignore[attr-defined]
+
+    def run(state, inputs):
+        return _inline(interpretation, equation, state, inputs, jaxpr=params["jaxpr"])
+
+    run.__name__ = params["name"]
     return jax.jit(run, compiler_options=options or None)(state, inputs)
 
 
