@@ -1,0 +1,118 @@
+"""The catalogue: formats of hardware and standards, and finding one by name, alias or dtype."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import numpy as np
+
+from ._format import CATALOGUE_DTYPES, Format, register_dtype
+
+FP64 = Format("fp64", 11, 52)
+FP32 = Format("fp32", 8, 23)
+TF32 = Format("tf32", 8, 10)
+FP16 = Format("fp16", 5, 10)
+BF16 = Format("bf16", 8, 7)
+# IBM, "DLFloat: A 16-b floating point format for deep learning", ARITH 2019: no subnormals, one
+# symbol for NaN and infinity. Its ties go up; ours go to even like everywhere else.
+DLFLOAT16 = Format("dlfloat16", 6, 9, subnormals=False, infinities=False, nan="all_ones")
+# OCP 8-bit floating point (OFP8) and the FNUZ pair (Graphcore, AMD, Qualcomm: arXiv 2206.02915).
+E4M3FN = Format("e4m3fn", 4, 3, infinities=False, nan="all_ones")
+E4M3FNUZ = Format("e4m3fnuz", 4, 3, bias=8, infinities=False, nan="negative_zero")
+E5M2 = Format("e5m2", 5, 2)
+E5M2FNUZ = Format("e5m2fnuz", 5, 2, bias=16, infinities=False, nan="negative_zero")
+# IEEE-like 8-bit formats of ml_dtypes, and Tesla's / JAX's biased variant.
+E4M3 = Format("e4m3", 4, 3)
+E3M4 = Format("e3m4", 3, 4)
+E4M3B11FNUZ = Format("e4m3b11fnuz", 4, 3, bias=11, infinities=False, nan="negative_zero")
+# OCP Microscaling (MX) 1.0: the scale and the narrow elements.
+E8M0 = Format(
+    "e8m0", 8, 0, signed=False, subnormals=False, infinities=False, nan="all_ones", zero=False
+)
+E2M3FN = Format("e2m3fn", 2, 3, infinities=False, nan="none")
+E3M2FN = Format("e3m2fn", 3, 2, infinities=False, nan="none")
+E2M1FN = Format("e2m1fn", 2, 1, infinities=False, nan="none")
+
+CATALOGUE: dict[str, Format] = {
+    f.name: register_dtype(f)
+    for f in (
+        FP64, FP32, TF32, FP16, BF16, DLFLOAT16, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E4M3, E3M4,
+        E4M3B11FNUZ, E8M0, E2M3FN, E3M2FN, E2M1FN,
+    )
+}  # fmt: skip
+
+ALIASES = {
+    "float64": FP64, "double": FP64, "f64": FP64,
+    "float32": FP32, "single": FP32, "f32": FP32,
+    "tensorfloat32": TF32, "e8m10": TF32,
+    "float16": FP16, "half": FP16, "f16": FP16, "e5m10": FP16,
+    "bfloat16": BF16, "e8m7": BF16,
+    "dlfloat": DLFLOAT16,
+    "e8m0fnu": E8M0, "float8_e8m0fnu": E8M0,
+}  # fmt: skip
+
+
+def format(spec: Any) -> Format:
+    """A format by name, alias or dtype, or the format itself.
+
+    Args:
+        spec: ``"e4m3fn"``, ``"float16"``, ``"float8_e5m2"``, ``jnp.bfloat16``, ...; case and
+            hyphens don't matter.
+
+    Raises:
+        ValueError: nothing is called so; the nearest names are offered.
+
+    Example:
+        >>> format("half") is FP16, format(np.float16) is FP16
+        (True, True)
+    """
+    if isinstance(spec, Format):
+        return spec
+    if isinstance(spec, str):
+        name = spec.lower().replace("-", "_")
+        for prefix in ("", "float8_", "float6_", "float4_"):
+            bare = name.removeprefix(prefix)
+            if found := CATALOGUE.get(bare) or ALIASES.get(bare):
+                return found
+    else:
+        try:
+            dtype = np.dtype(spec)
+        except TypeError:
+            dtype = None
+        for fmt, known in CATALOGUE_DTYPES.items():
+            if dtype is not None and np.dtype(known) == dtype:
+                return fmt
+    known = sorted({*CATALOGUE, *ALIASES})
+    near = difflib.get_close_matches(str(spec).lower(), known, n=3)
+    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
+    raise ValueError(f"no format is called {spec!r}{hint} There are {', '.join(CATALOGUE)}")
+
+
+def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True) -> Format:
+    """A format of the IEEE P3109 family (interim report 3.0, section 4).
+
+    Args:
+        bits: width of a code, 3 to 16.
+        precision: significant bits, 1 to bits - 1 (to bits where unsigned).
+        signed: with a sign bit. NaN is the code of -0; unsigned, the code of all ones.
+        extended: with infinities, the largest codes below NaN.
+
+    Raises:
+        ValueError: out of range.
+    """
+    if not 3 <= bits <= 16:
+        raise ValueError(f"p3109: bits is {bits!r}; accepted: 3 to 16")
+    most = bits - 1 if signed else bits
+    if not 1 <= precision <= most - (not signed):
+        raise ValueError(f"p3109: precision is {precision!r}; accepted: 1 to {most - (not signed)}")
+    exponent_bits = bits - precision + (not signed)
+    return Format(
+        f"binary{bits}p{precision}{'s' if signed else 'u'}{'e' if extended else 'f'}",
+        exponent_bits,
+        precision - 1,
+        bias=2 ** (exponent_bits - 1),
+        signed=signed,
+        infinities=extended,
+        nan="negative_zero" if signed else "all_ones",
+    )

@@ -1,0 +1,157 @@
+"""Every code of every format against ml_dtypes, gfloat and the published tables."""
+
+import dataclasses
+from fractions import Fraction
+
+import gfloat
+import gfloat.formats
+import numpy as np
+import pytest
+
+from scalewise import formats
+from scalewise.formats import CATALOGUE, Format
+
+STORED = [f for f in CATALOGUE.values() if f.dtype is not None and f.bits <= 16]
+GFLOAT = {
+    "fp16": gfloat.formats.format_info_binary16,
+    "bf16": gfloat.formats.format_info_bfloat16,
+    "e4m3fn": gfloat.formats.format_info_ocp_e4m3,
+    "e5m2": gfloat.formats.format_info_ocp_e5m2,
+    "e2m3fn": gfloat.formats.format_info_ocp_e2m3,
+    "e3m2fn": gfloat.formats.format_info_ocp_e3m2,
+    "e2m1fn": gfloat.formats.format_info_ocp_e2m1,
+    "e8m0": gfloat.formats.format_info_ocp_e8m0,
+}
+
+
+def as_stored(fmt: Format) -> np.ndarray:
+    """ml_dtypes' (or NumPy's) own numbers of all codes."""
+    codes = np.arange(2**fmt.bits, dtype=np.uint32).astype(fmt.code_dtype)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return codes.view(fmt.dtype).astype(np.float64)
+
+
+@pytest.mark.parametrize("fmt", STORED, ids=lambda f: f.name)
+def test_every_code_is_the_number_that_ml_dtypes_says(fmt):
+    got, want = fmt.values(), as_stored(fmt)
+    np.testing.assert_array_equal(got, want)
+    finite = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(got[finite]), np.signbit(want[finite]))
+
+
+@pytest.mark.parametrize("name", [n for n in GFLOAT if CATALOGUE[n].bits <= 8])
+def test_every_code_is_the_number_that_gfloat_says(name):
+    want = [gfloat.decode_float(GFLOAT[name], i).fval for i in range(2 ** CATALOGUE[name].bits)]
+    np.testing.assert_array_equal(CATALOGUE[name].values(), want)
+
+
+@pytest.mark.parametrize("name", GFLOAT)
+def test_derived_constants_are_gfloats(name):
+    ours, theirs = CATALOGUE[name], GFLOAT[name]
+    assert float(ours.max) == theirs.max
+    assert float(ours.smallest) == theirs.smallest
+    assert ours.bits == theirs.k
+    assert ours.precision == theirs.precision
+
+
+@pytest.mark.parametrize(
+    "fmt", [f for f in CATALOGUE.values() if f.bits <= 19], ids=lambda f: f.name
+)
+def test_encoding_a_codes_number_gives_the_code(fmt):
+    codes = np.arange(2 ** min(fmt.bits, 19), dtype=np.uint32)
+    values = fmt.decode(codes)
+    number = ~np.isnan(values)
+    np.testing.assert_array_equal(fmt.encode(values)[number], codes[number])
+    if fmt.nan_code is not None:
+        assert np.isnan(fmt.decode(fmt.encode(np.nan)))
+
+
+@pytest.mark.parametrize("fmt", [f for f in STORED if f.signed], ids=lambda f: f.name)
+def test_midpoints_and_their_neighbours_round_as_in_ml_dtypes(fmt):
+    values = fmt.values()
+    values = np.unique(values[np.isfinite(values)])
+    mid = (values[1:] + values[:-1]) / 2
+    x = np.concatenate([mid, np.nextafter(mid, np.inf), np.nextafter(mid, -np.inf), -mid])
+    x = x.astype(np.float32)  # ml_dtypes rounds float64 twice
+    np.testing.assert_array_equal(fmt.decode(fmt.encode(x)), x.astype(fmt.dtype).astype(np.float64))
+
+
+def test_published_constants():
+    """facts.md section 4 (ONNX) and section 2; DLFloat16 from IBM's paper."""
+    f = formats
+    assert (f.E4M3FN.bias, float(f.E4M3FN.max), f.E4M3FN.smallest) == (7, 448, Fraction(1, 2**9))
+    assert (f.E4M3FNUZ.bias, float(f.E4M3FNUZ.max)) == (8, 240)
+    assert f.E4M3FNUZ.smallest == Fraction(1, 2**10)
+    assert (f.E5M2.bias, float(f.E5M2.max), f.E5M2.smallest) == (15, 57344, Fraction(1, 2**16))
+    assert (f.E5M2FNUZ.bias, float(f.E5M2FNUZ.max)) == (16, 57344)
+    assert f.E5M2FNUZ.smallest == Fraction(1, 2**17)
+    assert (f.E8M0.max, f.E8M0.smallest) == (Fraction(2) ** 127, Fraction(1, 2**127))
+    assert (f.FP16.max, f.FP16.smallest) == (65504, Fraction(1, 2**24))
+    assert f.DLFLOAT16.max == 2**33 - 2**24
+    assert f.DLFLOAT16.smallest == Fraction(1, 2**31) + Fraction(1, 2**40)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "saturate", "want"),
+    [
+        ("e4m3fn", True, [448, -448, 448]), ("e4m3fn", False, [np.nan, np.nan, np.nan]),
+        ("e4m3fn", "finite", [np.nan, np.nan, 448]), ("e4m3fnuz", True, [240, -240, 240]),
+        ("e4m3fnuz", "finite", [np.nan, np.nan, 240]), ("e5m2", True, [57344, -57344, 57344]),
+        ("e5m2", False, [np.inf, -np.inf, np.inf]), ("e5m2", "finite", [np.inf, -np.inf, 57344]),
+        ("e2m1fn", False, [6, -6, 6]),
+    ],
+)  # fmt: skip
+def test_infinities_and_overflow(fmt, saturate, want):
+    fmt = formats.format(fmt)
+    codes = fmt.encode(np.array([np.inf, -np.inf, 1e6]), saturate=saturate)
+    np.testing.assert_array_equal(fmt.decode(codes), want)
+
+
+def test_p3109_binary8p3():
+    fmt = formats.p3109(8, 3)
+    assert (fmt.bias, float(fmt.max), fmt.smallest) == (16, 49152.0, Fraction(1, 2**17))
+    assert np.isnan(fmt.decode(0x80))
+    assert fmt.decode(0x7F) == np.inf
+    assert float(formats.p3109(8, 3, extended=False).max) == 57344.0
+
+
+def test_a_format_is_found_by_name_alias_dtype_and_itself():
+    for spec in ("fp16", "FP16", "half", "float16", np.float16, np.dtype("float16"), formats.FP16):
+        assert formats.format(spec) is formats.FP16
+    assert formats.format("float8_e4m3fn") is formats.E4M3FN
+
+
+def test_a_users_format_is_as_ieee_754_has_it():
+    e5m10 = Format("mine", exponent_bits=5, mantissa_bits=10)
+    np.testing.assert_array_equal(e5m10.values(), formats.FP16.values())
+    assert e5m10.dtype is None
+    assert hash(e5m10) == hash(dataclasses.replace(e5m10))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: formats.format("e4m3fm"), r"no format is called 'e4m3fm'; did you mean 'e4m3fn'"),
+        (lambda: Format("x", 0, 3), r"exponent_bits is 0; accepted: an integer from 1 to 11"),
+        (lambda: Format("x", 4, 60), r"mantissa_bits is 60; accepted: an integer from 0 to 52"),
+        (lambda: Format("x", 4, 3, bias=5000), r"bias is 5000; accepted"),
+        (lambda: Format("x", 4, 3, nan="some"), r"nan is 'some'; accepted: 'ieee', 'all_ones'"),
+        (lambda: formats.p3109(2, 1), "bits is 2; accepted: 3 to 16"),
+        (
+            lambda: formats.FP16.decode([70000]),
+            "codes of fp16 go from 0 to 65535; got",
+        ),
+        (lambda: formats.FP16.encode([1.0], saturate="yes"), "saturate is 'yes'; accepted: False"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: formats.FP16.decode([1.5]), lambda: formats.FP16.encode([1j])]
+)
+def test_wrong_types_are_refused(call):
+    with pytest.raises(TypeError, match=r"not (float64|complex128)"):
+        call()
