@@ -1,1 +1,17 @@
-"""Low-precision arithmetic for JAX."""
+"""Low-precision arithmetic for JAX: what a narrow float format does to a program, and the cure."""
+
+from . import formats as formats
+from .autoscale import Recipe as Recipe
+from .autoscale import Rooted as Rooted
+from .autoscale import Storage as Storage
+from .autoscale import autoscale as autoscale
+from .autoscale import recipes as recipes
+from .autoscale import store as store
+from .formats import Format as Format
+from .formats import format as format
+from .rounding import cast as cast
+from .rounding import round_to as round_to
+from .scaled import Amax as Amax
+from .scaled import ScaledArray as ScaledArray
+from .scaled import quantize as quantize
+from .scaled import rebalance as rebalance

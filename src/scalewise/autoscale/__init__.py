@@ -1,1 +1,8 @@
-"""autoscale"""
+"""(data, scale) pairs through any JAX function: the transformation, its recipes, stored states."""
+
+from . import recipes as recipes
+from ._autoscale import autoscale as autoscale
+from ._narrow import Rooted as Rooted
+from ._narrow import store as store
+from ._recipe import Recipe as Recipe
+from ._recipe import Storage as Storage

@@ -1,0 +1,64 @@
+"""``autoscale``: any JAX function on (data, scale) pairs, its values stored as a recipe says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+
+from ..interpret import transform
+from ._boundaries import Boundaries, has_exponent
+from ._narrow import is_stored
+from ._recipe import Recipe
+from .recipes import fp16
+from .recipes import recipe as recipe_
+
+
+def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
+    """A function of the same signature that survives narrow formats.
+
+    Forward, backward and optimizer in one go: wrap the whole training step. Values in flight stay
+    float32; what the recipe calls stored (operands of contractions, values that the backward pass
+    reads, the named parts of the state) is rounded to its narrow format behind a power-of-two
+    scale found from the tensor itself, so that nothing overflows and nothing saturates.
+
+    Args:
+        f: any function of pytrees made of JAX primitives. Float leaves of arguments may be plain
+            arrays of any float dtype or ScaledArrays; leaves that aren't arrays are handed on.
+        recipe: a :class:`Recipe`, or the name of one (``"fp16"``, ``"bf16"``, ``"fp8"``).
+
+    Returns:
+        The transformed function. It composes with ``jit``, ``grad`` (reverse mode from outside,
+        any mode inside) and ``vmap``. Float outputs have ``f``'s own dtypes, but for those that
+        ``recipe.state`` names, which are ScaledArrays (or Rooted); and, where an argument was a
+        ScaledArray with an int32 exponent, outputs are ScaledArrays whose exponent followed it.
+
+    Raises:
+        TypeError: ``f`` isn't callable or returns something not an array; a recipe that is none.
+        ValueError: no recipe of that name.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, scalewise as sw
+        >>> def loss(w, x):
+        ...     return jnp.mean(jnp.square(x @ w))
+        >>> w, x = jnp.full((4, 4), 300.0), jnp.full((8, 4), 1e3)
+        >>> float(loss(w.astype(jnp.float16), x.astype(jnp.float16)))
+        inf
+        >>> float(sw.autoscale(loss, sw.recipes.fp16)(w, x))
+        1440000000000.0
+    """
+    recipe = recipe_(recipe)
+
+    @functools.wraps(f) if callable(f) else _same
+    def scaled(*args, **kwargs):
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
+        traced = any(has_exponent(x) for x in leaves)
+        return transform(f, Boundaries(recipe, traced), name="autoscale")(*args, **kwargs)
+
+    transform(f, Boundaries(recipe), name="autoscale")  # refuses what is no function, at once
+    return scaled
+
+
+def _same(f):
+    return f

@@ -1,0 +1,141 @@
+"""Rounding to a narrow format behind one power-of-two scale, and the arrays stored so."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..formats import Format
+from ..scaled import ScaledArray, power_of_two, quantize
+from ._recipe import Recipe, Storage
+from ._value import InFlight, shift
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class AtRest:
+    """A value that lies in memory, narrow, until somebody reads it: ``data * 2**scale * 2**own``.
+
+    Attributes:
+        data: in the storage dtype; behind a barrier, so that no compiler keeps the wide original
+            in its place.
+        scale: int32 exponent of the rounding, its axes the first ones of ``data`` (a scan that
+            stacks values stacks their scales).
+        own: the exponent that the value had in flight.
+        dtype: the compute dtype that it wakes up in.
+    """
+
+    data: jax.Array
+    scale: jax.Array
+    own: int | jax.Array
+    dtype: Any
+
+    def wake(self) -> InFlight:
+        """The value in flight again."""
+        return InFlight(shift(self.data.astype(self.dtype), self.scale), self.own)
+
+    def tree_flatten(self):
+        if isinstance(self.own, int):
+            return (self.data, self.scale), (self.own, self.dtype)
+        return (self.data, self.scale, self.own), (None, self.dtype)
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        own, dtype = static
+        data, scale, *rest = children
+        return cls(data, scale, rest[0] if rest else own, dtype)
+
+
+def at_rest(value: InFlight, fmt: Format) -> AtRest:
+    """``value`` rounded to ``fmt`` and really stored so; made once however often it is read."""
+    if ("rest", fmt) not in value.memo:
+        if fmt not in value.memo:
+            value.memo[fmt] = quantize(value.data, fmt)
+        copy = value.memo[fmt]
+        data = lax.optimization_barrier(copy.data)
+        value.memo["rest", fmt] = AtRest(data, copy.scale, value.exponent, value.data.dtype)
+    return value.memo["rest", fmt]
+
+
+@jax.tree_util.register_pytree_node_class
+class Rooted:
+    """An array stored as its square root: ``value = root.value() ** 2``.
+
+    A second moment spans twice the exponents of the gradients that it is made of; its root spans
+    theirs. Non-negative arrays only.
+    """
+
+    def __init__(self, root: ScaledArray):
+        self.root = root
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.root.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.root.dtype
+
+    def value(self) -> jax.Array:
+        """The plain array."""
+        return jnp.square(self.root.value())
+
+    def __array__(self, dtype=None, copy=None):
+        return self.value().__array__(dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value()
+
+    def __repr__(self) -> str:
+        return f"Rooted({self.root!r})"
+
+    def tree_flatten(self):
+        return (self.root,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def put(x: jax.Array, storage: Storage) -> ScaledArray | Rooted:
+    """``x`` as ``storage`` says."""
+    x = jnp.sqrt(x) if storage.root == 2 else x
+    stored = quantize(x, storage.format, axis=storage.axis)
+    # a float scale: the next step takes the value as a number, not as an exponent to carry on
+    stored = ScaledArray(stored.data, power_of_two(stored.scale))
+    return Rooted(stored) if storage.root == 2 else stored
+
+
+def store(tree: Any, recipe: Recipe) -> Any:
+    """A pytree with the leaves that the recipe's ``state`` names stored narrow.
+
+    Args:
+        tree: a training state, say; leaves are arrays.
+        recipe: its ``state`` patterns are matched against each leaf's path within ``tree``.
+
+    Returns:
+        The same tree; leaves whose path matches are :class:`ScaledArray` or :class:`Rooted`. What
+        is no float array, or is stored already, stays as it is.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> recipe = sw.Recipe(state=((r"\\['w'\\]", sw.Storage("fp16")),), smallest=1)
+        >>> sw.store({"w": jnp.ones(3), "n": jnp.int32(1)}, recipe)["w"].data.dtype
+        dtype('float16')
+    """
+
+    def leaf(path, x):
+        storage = recipe.stored_as(jax.tree_util.keystr(path))
+        if storage is None or is_stored(x) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            return x
+        return put(jnp.asarray(x), storage) if jnp.size(x) >= recipe.smallest else x
+
+    return jax.tree_util.tree_map_with_path(leaf, tree, is_leaf=is_stored)
+
+
+def is_stored(x: Any) -> bool:
+    return isinstance(x, ScaledArray | Rooted)

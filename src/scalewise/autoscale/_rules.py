@@ -1,0 +1,226 @@
+"""What each family of primitives does to (data, exponent) pairs.
+
+A primitive gets a rule by its family; one that has none is computed on plain numbers in the
+compute dtype (``Family.FALLBACK``), which is always right within that dtype's range.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..interpret import Equation, is_float, rebind
+from ._value import InFlight, at_exponent, common_exponent, per_slice, settle, shift
+
+
+class Family(enum.Enum):
+    """How a primitive's result depends on its operands' scales."""
+
+    STRUCTURAL = "moves elements of one operand: the exponent goes along"
+    ALIGNED = "mixes elements of several operands: first brought to one exponent"
+    HOMOGENEOUS = "scales as its one operand does"
+    COMPARISON = "compares operands brought to one exponent; no float comes out"
+    INVARIANT = "doesn't depend on its operand's scale"
+    PRODUCT = "exponents add or subtract"
+    POWER = "the exponent is multiplied"
+    CONTRACTION = "operands are rounded to the recipe's formats, exponents add"
+    FALLBACK = "computed on plain numbers in the compute dtype"
+
+
+Function = Callable[[Any, Equation, Sequence[Any]], list[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    family: Family
+    rule: Function
+
+
+def _dtype(equation: Equation) -> Any:
+    avals = [a for a in equation.in_avals + equation.out_avals if is_float(a)]
+    return jnp.float64 if any(a.dtype == jnp.float64 for a in avals) else jnp.float32
+
+
+def _bind(equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    dtype = _dtype(equation)
+    return rebind(equation, [_as(x, dtype) for x in inputs], dtype)
+
+
+def _as(x: Any, dtype: Any) -> Any:
+    return x.astype(dtype) if is_float(x) and x.dtype != dtype else x
+
+
+def _floats(inputs: Sequence[Any]) -> list[InFlight]:
+    return [x for x in inputs if isinstance(x, InFlight)]
+
+
+def _wrap(equation: Equation, outs: Sequence[Any], exponent: Any = 0, **fields: Any) -> list[Any]:
+    return [
+        InFlight(y, exponent, **fields) if is_float(a) else y
+        for y, a in zip(outs, equation.out_avals, strict=True)
+    ]
+
+
+def fallback(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    plain = [settle(x) if isinstance(x, InFlight) else x for x in inputs]
+    return _wrap(equation, _bind(equation, plain))
+
+
+def structural(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    floats = _floats(inputs)
+    if len(floats) != 1 or per_slice(floats[0]):
+        return fallback(_, equation, inputs)
+    (x,) = floats
+    outs = _bind(equation, [i.data if isinstance(i, InFlight) else i for i in inputs])
+    return _wrap(equation, outs, x.exponent, uniform=x.uniform)
+
+
+def homogeneous(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    floats = _floats(inputs)
+    if len(floats) != 1 or per_slice(floats[0]):
+        return fallback(_, equation, inputs)
+    outs = _bind(equation, [i.data if isinstance(i, InFlight) else i for i in inputs])
+    return _wrap(equation, outs, floats[0].exponent)
+
+
+def _align(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    exponent = common_exponent(_floats(inputs))
+    return [at_exponent(x, exponent) if isinstance(x, InFlight) else x for x in inputs], exponent
+
+
+def aligned(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    operands, exponent = _align(inputs)
+    return _wrap(equation, _bind(equation, operands), exponent)
+
+
+def comparison(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    return _bind(equation, _align(inputs)[0])
+
+
+def invariant(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    outs = _bind(equation, [x.data if isinstance(x, InFlight) else x for x in inputs])
+    return _wrap(equation, outs)
+
+
+def _normalised(x: InFlight) -> InFlight:
+    """A constant's power of two moves to the exponent where it would cost range in the data."""
+    if x.uniform is None or x.uniform == 0 or not math.isfinite(x.uniform):
+        return x
+    mantissa, exponent = math.frexp(x.uniform)
+    if abs(exponent) <= 24:
+        return x
+    return InFlight(jnp.full(x.shape, mantissa, x.data.dtype), exponent)
+
+
+def _product(sign: int) -> Function:
+    def rule(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        a, b = (_normalised(x) for x in inputs)
+        if per_slice(a) or per_slice(b):
+            return fallback(_, equation, inputs)
+        return _wrap(equation, _bind(equation, [a.data, b.data]), a.exponent + sign * b.exponent)
+
+    return rule
+
+
+def _power(of: Callable[[Equation], int]) -> Function:
+    def rule(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        (x,) = inputs
+        if per_slice(x):
+            return fallback(_, equation, inputs)
+        return _wrap(equation, _bind(equation, [x.data]), x.exponent * of(equation))
+
+    return rule
+
+
+def _root(sign: int) -> Function:
+    def rule(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        (x,) = inputs
+        if per_slice(x):
+            return fallback(_, equation, inputs)
+        half = x.exponent // 2  # an odd exponent leaves one power of two with the data
+        odd = x.exponent - 2 * half
+        return _wrap(equation, _bind(equation, [shift(x.data, odd)]), sign * half)
+
+    return rule
+
+
+def contraction(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    operands = [boundaries.operand(_settled_stack(x), equation) for x in inputs]
+    (data_a, own_a, scale_a), (data_b, own_b, scale_b) = operands
+    (out,) = _bind(equation, [data_a, data_b])
+    for scale in (scale_a, scale_b):
+        out = shift(out, scale)
+    return _wrap(equation, [out], own_a + own_b)
+
+
+def _settled_stack(x: InFlight) -> InFlight:
+    return dataclasses.replace(x, data=settle(x), exponent=0) if per_slice(x) else x
+
+
+def select_n(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    which, *cases = inputs
+    if not _floats(cases):
+        return equation.bind(*inputs)
+    operands, exponent = _align(cases)
+    dtype = _dtype(equation)
+    return _wrap(equation, [lax.select_n(which, *[_as(x, dtype) for x in operands])], exponent)
+
+
+def convert(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    (x,) = inputs
+    if not isinstance(x, InFlight) or not is_float(equation.out_avals[0]) or per_slice(x):
+        return fallback(_, equation, inputs)
+    dtype = jnp.float64 if equation.out_avals[0].dtype == jnp.float64 else jnp.float32
+    return [InFlight(_as(x.data, dtype), x.exponent, uniform=x.uniform)]
+
+
+class RuleTable(dict[str, Rule]):
+    """Rules by primitive name; a name without one gets the fallback."""
+
+    def __missing__(self, name: str) -> Rule:
+        return Rule(Family.FALLBACK, fallback)
+
+    def add(self, family: Family, rule: Function, names: str) -> RuleTable:
+        self.update(dict.fromkeys(names.split(), Rule(family, rule)))
+        return self
+
+
+RULES = (
+    RuleTable()
+    .add(
+        Family.STRUCTURAL,
+        structural,
+        """broadcast_in_dim reshape transpose squeeze expand_dims rev slice dynamic_slice gather
+        copy copy_p stop_gradient optimization_barrier split sharding_constraint mesh_cast
+        layout_constraint""",
+    )
+    .add(
+        Family.HOMOGENEOUS,
+        homogeneous,
+        """neg abs reduce_sum reduce_max reduce_min cumsum cummax cummin real imag
+        reduce_window_sum reduce_window_max reduce_window_min""",
+    )
+    .add(
+        Family.ALIGNED,
+        aligned,
+        """add sub add_any max min concatenate pad dynamic_update_slice scatter scatter-add
+        scatter_add scatter_min scatter_max scatter-min scatter-max clamp rem""",
+    )
+    .add(Family.ALIGNED, select_n, "select_n")
+    .add(Family.COMPARISON, comparison, "eq ne lt le gt ge")
+    .add(Family.INVARIANT, invariant, "sign is_finite argmax argmin")
+    .add(Family.PRODUCT, _product(1), "mul")
+    .add(Family.PRODUCT, _product(-1), "div")
+    .add(Family.POWER, _power(lambda e: e.params["y"]), "integer_pow")
+    .add(Family.POWER, _power(lambda e: 2), "square")
+    .add(Family.POWER, _root(1), "sqrt")
+    .add(Family.POWER, _root(-1), "rsqrt")
+    .add(Family.CONTRACTION, contraction, "dot_general conv_general_dilated")
+    .add(Family.STRUCTURAL, convert, "convert_element_type")
+)

@@ -1,0 +1,124 @@
+"""A value in flight: data in the compute dtype times a power of two, and where it came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..scaled import ldexp
+
+Side = Literal["stored", "forward", "backward"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class InFlight:
+    """``data * 2**exponent``, as a fused kernel would keep it in registers.
+
+    Attributes:
+        data: float32 (float64 in a float64 program), any shape.
+        exponent: a Python integer where the program alone decides it, which costs nothing at run
+            time; an int32 array, its axes the first ones of ``data``, where numbers decide.
+        side: ``"stored"`` lies in memory in its stored form (arguments, residuals), ``"forward"``
+            was computed on the way to the loss, ``"backward"`` carries a gradient.
+        uniform: the number that every element equals, if known while tracing. It adapts to its
+            neighbours' exponents instead of dragging them.
+        memo: narrow copies made so far, by purpose: what is rounded once is rounded once.
+    """
+
+    data: jax.Array
+    exponent: int | jax.Array = 0
+    side: Side = "stored"
+    uniform: float | None = None
+    memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+
+def _flatten(x: InFlight):
+    if isinstance(x.exponent, int):
+        return (x.data,), (x.exponent, x.side, x.uniform)
+    return (x.data, x.exponent), (None, x.side, x.uniform)
+
+
+def _unflatten(static, children):
+    exponent, side, uniform = static
+    data, *rest = children
+    return InFlight(data, rest[0] if rest else exponent, side, uniform)
+
+
+jax.tree_util.register_pytree_node(InFlight, _flatten, _unflatten)
+
+
+def shift(data: jax.Array, exponent: int | jax.Array) -> jax.Array:
+    """``data * 2**exponent``, exact wherever the result is a normal number of data's dtype."""
+    if not isinstance(exponent, int):
+        return ldexp(data, _leading(exponent, data.ndim))
+    if exponent == 0:
+        return data
+    half = exponent // 2
+    limit = -jnp.finfo(data.dtype).minexp
+    steps = (exponent,) if abs(exponent) <= limit else (half, exponent - half)
+    for step in steps:
+        step = max(-limit, min(limit, step))
+        data = data * jnp.asarray(math.ldexp(1.0, step), data.dtype)
+    return data
+
+
+def _leading(exponent: jax.Array, ndim: int) -> jax.Array:
+    """An exponent array whose axes are data's first ones, shaped to broadcast over data."""
+    return exponent.reshape(exponent.shape + (1,) * (ndim - exponent.ndim))
+
+
+def per_slice(x: InFlight) -> bool:
+    """Whether the exponent has axes of its own, as a scan that stacks values leaves it."""
+    return not isinstance(x.exponent, int) and x.exponent.ndim > 0
+
+
+def settle(x: InFlight) -> jax.Array:
+    """The plain number: what functions that know no scale are computed on."""
+    if x.uniform is not None:
+        return jnp.full(x.shape, _finite(x.uniform, x.data.dtype), x.data.dtype)
+    return shift(x.data, x.exponent)
+
+
+def _finite(number: float, dtype: Any) -> float:
+    """A finite number stays finite in ``dtype``: a mask of ``finfo.min`` is no infinity."""
+    limit = float(jnp.finfo(dtype).max)
+    return max(-limit, min(limit, number)) if math.isfinite(number) else number
+
+
+def at_exponent(x: InFlight, exponent: int | jax.Array) -> jax.Array:
+    """``x.data`` as it would be if its exponent were ``exponent``."""
+    if isinstance(exponent, int) and isinstance(x.exponent, int):
+        if x.uniform is not None and exponent != x.exponent:
+            number = x.uniform if math.isinf(x.uniform) else _ldexp(x.uniform, -exponent)
+            return jnp.full(x.shape, _finite(number, x.data.dtype), x.data.dtype)
+        return shift(x.data, x.exponent - exponent)
+    return shift(x.data, jnp.int32(x.exponent) - jnp.int32(exponent))
+
+
+def _ldexp(number: float, exponent: int) -> float:
+    try:
+        return math.ldexp(number, exponent)
+    except OverflowError:
+        return math.copysign(math.inf, number)
+
+
+def common_exponent(values: list[InFlight]) -> int | jax.Array:
+    """The largest exponent among those that aren't uniform constants (zeros cost nothing)."""
+    exponents = [v.exponent for v in values if v.uniform is None] or [0]
+    if all(isinstance(e, int) for e in exponents):
+        return max(exponents)  # type: ignore[type-var]
+    if any(not isinstance(e, int) and e.ndim for e in exponents):  # per slice of a stack: settle
+        return 0
+    result = jnp.int32(exponents[0])
+    for e in exponents[1:]:
+        result = lax.max(result, jnp.int32(e))
+    return result

@@ -1,0 +1,139 @@
+"""``ScaledArray``: data times a scale, for one scale a tensor, a channel or a block."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._power import ldexp
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class ScaledArray:
+    """An array stored as ``data * scale``.
+
+    Attributes:
+        data: the stored numbers, any float dtype, any shape.
+        scale: float32 or E8M0 factors, or int32 exponents of two; a shape that broadcasts to
+            data's, but along the blocked axis, where it has one entry for each block. Zero is a
+            legal scale (a zero array).
+        block: None, or (axis, size): one scale for each run of ``size`` elements along ``axis``;
+            the last may be shorter.
+
+    Raises:
+        ValueError: the scale doesn't broadcast, or the block isn't one.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> x = ScaledArray(jnp.array([1.0, 1.5], jnp.float8_e4m3fn), jnp.int32(20))
+        >>> x.value().tolist(), x.dtype.name, x.shape
+        ([1048576.0, 1572864.0], 'float32', (2,))
+    """
+
+    data: jax.Array
+    scale: jax.Array
+    block: tuple[int, int] | None = None
+
+    def __post_init__(self):
+        shape, scale = np.shape(self.data), np.shape(self.scale)
+        if self.block is not None:
+            axis, size = self.block
+            if not -len(shape) <= axis < len(shape) or size < 1:
+                raise ValueError(
+                    f"ScaledArray: block is {self.block!r}; accepted: (axis, size) with an axis of "
+                    f"data of shape {shape} and a positive size"
+                )
+            axis %= len(shape)
+            blocks = -(-shape[axis] // size)
+            shape = (*shape[:axis], blocks, *shape[axis + 1 :])
+        try:
+            fits = np.broadcast_shapes(shape, scale) == shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"ScaledArray: a scale of shape {scale} doesn't broadcast over {shape}"
+                + (f", the blocks of data of shape {np.shape(self.data)}" if self.block else "")
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.data.ndim
+
+    @property
+    def size(self) -> int:
+        return self.data.size
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of :meth:`value`: float64 for float64 data, else float32."""
+        return np.dtype(np.float64 if self.data.dtype == np.float64 else np.float32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data and scale together."""
+        return self.data.nbytes + self.scale.nbytes
+
+    def value(self) -> jax.Array:
+        """The plain array: the scale is applied in two exact halves, so nothing overflows on the
+        way to a result that doesn't."""
+        data, scale = self.data.astype(self.dtype), self.scale
+        if self.block is not None:
+            axis, size = self.block
+            scale = jnp.repeat(scale, size, axis=axis)
+            scale = jax.lax.slice_in_dim(scale, 0, self.shape[axis], axis=axis)
+        scale = scale.reshape((1,) * (data.ndim - scale.ndim) + scale.shape)
+        if jnp.issubdtype(scale.dtype, jnp.integer):
+            return ldexp(data, scale)
+        return data * scale.astype(self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        value = np.asarray(self.value())
+        return value if dtype is None else value.astype(dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value()
+
+    def __repr__(self) -> str:
+        block = f", block={self.block}" if self.block else ""
+        return f"ScaledArray({self.data!r}, scale={self.scale!r}{block})"
+
+    def tree_flatten(self):
+        return (self.data, self.scale), self.block
+
+    @classmethod
+    def tree_unflatten(cls, block, children):
+        self = object.__new__(cls)  # leaves may be anything while a tree is mapped: no checks
+        for name, value in zip(("data", "scale", "block"), (*children, block), strict=True):
+            object.__setattr__(self, name, value)
+        return self
+
+
+def rebalance(a: ScaledArray, factor: Any) -> ScaledArray:
+    """The same value, a factor moved from the data to the scale: ``(data / s, scale * s)``.
+
+    Args:
+        a: any ScaledArray.
+        factor: what the scale is multiplied by. For an int32 scale, the exponent of a power of
+            two, added to it; then the value doesn't change at all unless data leaves its range.
+
+    Returns:
+        A ScaledArray whose data is of the same dtype.
+    """
+    wide = a.data.astype(a.dtype)
+    if jnp.issubdtype(a.scale.dtype, jnp.integer):
+        factor = jnp.asarray(factor, jnp.int32)
+        data = ldexp(wide, -factor)
+        return ScaledArray(data.astype(a.data.dtype), a.scale + factor, a.block)
+    factor = jnp.asarray(factor, a.dtype)
+    scale = (a.scale.astype(a.dtype) * factor).astype(a.scale.dtype)
+    return ScaledArray((wide / factor).astype(a.data.dtype), scale, a.block)
