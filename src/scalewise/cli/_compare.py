@@ -1,0 +1,47 @@
+"""`scalewise compare`: one training program under several recipes, side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._refusal import refusal
+
+
+def compare(
+    program: Annotated[
+        Path, typer.Argument(help="A Python file that defines init, train_step and batches.")
+    ],
+    recipe: Annotated[
+        list[str] | None,
+        typer.Option(help="A recipe to train with; may be given again. Default: all."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="A text file or folder. Default: the sources of Python's library."),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of each recipe.")] = 300,
+    seed: Annotated[int, typer.Option(help="Of parameters and batches.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new or empty folder for the files. Default: runs/<time>."),
+    ] = None,
+) -> None:
+    """Train a program under several recipes side by side; show losses, times and bytes."""
+    from scalewise import training  # JAX takes a second to import: not for --help
+
+    with refusal(training.InputError):
+        try:
+            comparison = training.compare(
+                program,
+                recipe or tuple(training.METHODS),
+                data=data,
+                steps=steps,
+                seed=seed,
+                out=out,
+            )
+        except KeyboardInterrupt:
+            typer.echo("scalewise: interrupted before the first step", err=True)
+            raise typer.Exit(130) from None
+    if comparison.interrupted:
+        raise typer.Exit(130)

@@ -1,0 +1,13 @@
+"""The comparison: one training program under several methods, side by side, and its report."""
+
+from ._compare import compare as compare
+from ._corpus import corpus as corpus
+from ._input import InputError as InputError
+from ._methods import METHODS as METHODS
+from ._methods import Method as Method
+from ._methods import method as method
+from ._program import Program as Program
+from ._program import load_program as load_program
+from ._results import Comparison as Comparison
+from ._results import Death as Death
+from ._results import Record as Record

@@ -1,0 +1,226 @@
+"""The comparison itself: one step of each method in turn, in one process."""
+
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.console import Console
+
+from ._corpus import corpus
+from ._diagnose import diagnose, finite_leaves
+from ._files import Folder
+from ._input import InputError
+from ._methods import METHODS, Method, method
+from ._page import page
+from ._program import (
+    Program,
+    check_step,
+    endless,
+    guarded,
+    load_program,
+    parameter_count,
+    same_types,
+)
+from ._results import Comparison, Death, Record, finite_or_none
+from ._terminal import Progress, announce, show
+
+
+class _Run:
+    """One method under way: its compiled step, its state, what was measured."""
+
+    def __init__(self, method: Method, program: Program, state: Any, batch: Any, parameters: int):
+        self.method, self.parameters = method, parameters
+        self.step = method.transform(program.train_step)
+        self.state = jax.block_until_ready(jax.jit(method.prepare)(state))
+        jax.clear_caches()  # each method pays for its own tracing
+        start = time.perf_counter()
+        lowered = guarded(jax.jit(self.step).lower, f"{method.name}: step", self.state, batch)
+        traced = time.perf_counter()
+        self.compiled = lowered.compile()
+        self.trace_seconds = traced - start
+        self.compile_seconds = time.perf_counter() - traced
+        after = jax.eval_shape(self.step, self.state, batch)[0]
+        same_types(jax.eval_shape(lambda s: s, self.state), after, f"{method.name}: step")
+        self.finite = jax.jit(finite_leaves)
+        self.finite_at_start = self.finite(self.state)
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self.non_finite = 0
+        self.death: Death | None = None
+        self.dead = False
+
+    def advance(self, batch: Any) -> None:
+        """One step, timed; nothing for a method that can't come back."""
+        if self.dead:
+            self.losses.append(math.nan)
+            self.non_finite += 1
+            return
+        before = self.state
+        start = time.perf_counter()
+        after, loss = jax.block_until_ready(self.compiled(before, batch))
+        self.seconds.append(time.perf_counter() - start)
+        number = float(jnp.asarray(loss))
+        whole = bool((self.finite(after) | ~self.finite_at_start).all())
+        if not (whole and math.isfinite(number)):
+            self.non_finite += 1
+            if self.death is None:
+                why = diagnose(self.step, before, batch, after, number)
+                self.death = Death(len(self.losses) + 1, why)
+            # NaN out of a state that isn't finite, which isn't finite afterwards: nothing heals it
+            self.dead = not whole and not math.isfinite(number)
+        self.losses.append(number if math.isfinite(number) else math.nan)
+        self.state = after
+
+    def record(self, steps: int) -> Record:
+        leaves = jax.tree.leaves(self.state)
+        return Record(
+            name=self.method.name,
+            what=self.method.what,
+            losses=tuple(self.losses[:steps]),
+            seconds=tuple(self.seconds[:steps]),
+            trace_seconds=self.trace_seconds,
+            compile_seconds=self.compile_seconds,
+            state_bytes=sum(int(x.nbytes) for x in leaves if isinstance(x, jax.Array)),
+            parameters=self.parameters,
+            non_finite=self.non_finite,
+            death=self.death,
+        )
+
+
+def compare(
+    program: str | Path | Program,
+    recipes: Sequence[str | Method] = tuple(METHODS),
+    *,
+    data: str | Path | bytes | None = None,
+    steps: int = 300,
+    seed: int = 0,
+    out: str | Path | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """Trains one program under several methods side by side, and writes a report.
+
+    Every method starts from the same state and sees the same batches; one step of each is made in
+    turn, so that what disturbs the machine disturbs them alike. Steps are compiled ahead of time.
+    An interrupt (Ctrl-C) ends the training; what was measured so far is shown and written.
+
+    Args:
+        program: a Python file with ``init``, ``train_step`` and ``batches``, or a `Program`.
+        recipes: names out of `METHODS`, or methods.
+        data: a text file or a folder, the bytes themselves, or None for the sources of Python's
+            standard library.
+        steps: how many of each, at least 1.
+        seed: of the parameters and the batches.
+        out: folder for ``metrics.jsonl``, ``summary.json``, ``report.html`` and ``curves.svg``,
+            new or empty; None for ``runs/<time>``.
+        console: where progress, table and curves are printed.
+
+    Returns:
+        All that was measured.
+
+    Raises:
+        InputError: something given can't be used; nothing was written.
+        KeyboardInterrupt: before the first step was done; nothing was written.
+    """
+    console = console or Console()
+    if steps < 1:
+        raise InputError(f"steps is {steps}: at least 1 is accepted")
+    methods = [method(name) for name in recipes]
+    names = [m.name for m in methods]
+    if not names:
+        raise InputError(f"no recipe given: accepted are {', '.join(METHODS)}")
+    if len(set(names)) < len(names):
+        raise InputError(f"a recipe is given twice: {', '.join(names)}")
+    if not isinstance(program, Program):
+        program = load_program(program)
+    text = data if isinstance(data, bytes) else corpus(data)
+    folder = Folder.at(out)
+    stream = endless(program, text, seed)
+    first = next(stream)
+    state = guarded(program.init, f"{program.name}.init", seed)
+    parameters = parameter_count(state, program)
+    check_step(program, state, first)
+    announce(console, program.name, parameters, len(text), steps)
+    warm_up()
+    runs = []
+    for each in methods:
+        with console.status(f"compiling {each.name}"):
+            runs.append(_Run(each, program, state, first, parameters))
+    interrupted = _train(runs, first, stream, steps, folder, console)
+    made = min(len(run.losses) for run in runs)
+    if not made:
+        raise KeyboardInterrupt
+    comparison = Comparison(
+        program=program.name,
+        steps=steps,
+        seed=seed,
+        records=tuple(run.record(made) for run in runs),
+        interrupted=interrupted,
+        folder=str(folder.path),
+        environment=environment(),
+    )
+    write(comparison, folder)
+    show(comparison, console)
+    return comparison
+
+
+def _train(
+    runs: list[_Run],
+    batch: Any,
+    stream: Iterator[Any],
+    steps: int,
+    folder: Folder,
+    console: Console,
+) -> bool:
+    """Makes the steps; whether an interrupt cut them short."""
+    try:
+        with Progress(console, [run.method.name for run in runs], steps) as progress:
+            for step in range(1, steps + 1):
+                for run in runs:
+                    run.advance(batch)
+                    progress.update(run.method.name, run.losses, run.seconds, run.non_finite)
+                folder.append("metrics.jsonl", [_line(step, run) for run in runs])
+                if step < steps:
+                    batch = next(stream)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _line(step: int, run: _Run) -> dict[str, Any]:
+    return {
+        "step": step,
+        "method": run.method.name,
+        "loss": finite_or_none(run.losses[-1]),
+        "ms": None if run.dead else round(run.seconds[-1] * 1e3, 3),
+        "non_finite_steps": run.non_finite,
+    }
+
+
+def write(comparison: Comparison, folder: Folder) -> None:
+    """Summary, page and picture into the run folder, each all or nothing."""
+    html, svg = page(comparison)
+    folder.write_json("summary.json", comparison.summary())
+    folder.write("report.html", html)
+    folder.write("curves.svg", svg)
+
+
+def warm_up() -> None:
+    """Loads what JAX loads when it first traces, differentiates and compiles."""
+    example: Callable[..., Any] = jax.value_and_grad(lambda w, x: jnp.tanh(x @ w).mean())
+    jax.jit(example).lower(jnp.ones((8, 8)), jnp.ones((8, 8))).compile()
+
+
+def environment() -> tuple[tuple[str, str], ...]:
+    """Versions and device, for the report."""
+    device = jax.devices()[0]
+    return (
+        ("date", time.strftime("%Y-%m-%d %H:%M")),
+        ("device", f"{device.device_kind} ({device.platform})"),
+        ("Python", platform.python_version()),
+        ("JAX", jax.__version__),
+    )

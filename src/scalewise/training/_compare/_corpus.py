@@ -1,0 +1,55 @@
+"""Text to train on: a file, a folder, or the sources of Python's own standard library."""
+
+import sysconfig
+from pathlib import Path
+
+from ._input import InputError
+
+LIMIT = 2_000_000  # bytes: some thousand steps' worth, read in a blink
+
+
+def corpus(path: str | Path | None = None, limit: int = LIMIT) -> bytes:
+    """The first `limit` bytes of a file, or of a folder's files in sorted order.
+
+    Args:
+        path: a file; a folder, whose files (hidden ones apart) are read in the order of their
+            paths; or None for the modules of the standard library, found on every machine.
+        limit: at most so many bytes.
+
+    Raises:
+        InputError: nothing there, or nothing in it.
+
+    Example:
+        >>> corpus(limit=3).decode().isprintable()
+        True
+    """
+    if path is None:
+        root = Path(sysconfig.get_path("stdlib"))
+        files = sorted(root.glob("*.py"))
+        if not files:
+            raise InputError(f"no Python sources in {root}: name a text file or folder with --data")
+    else:
+        root = Path(path)
+        if root.is_file():
+            files = [root]
+        elif root.is_dir():
+            files = sorted(p for p in root.rglob("*") if p.is_file() and not _hidden(p, root))
+        else:
+            raise InputError(f"no data at {str(root)!r}: a text file or a folder is accepted")
+    pieces, size = [], 0
+    for file in files:
+        try:
+            with file.open("rb") as stream:
+                pieces.append(stream.read(limit - size))
+        except OSError as error:
+            raise InputError(f"can't read data file {str(file)!r}: {error.strerror}") from None
+        size += len(pieces[-1])
+        if size >= limit:
+            break
+    if not size:
+        raise InputError(f"no data in {str(root)!r}: it is empty, some text is needed")
+    return b"".join(pieces)
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(root).parts)

@@ -1,0 +1,130 @@
+"""Loss curves as SVG: a picture that stands alone and follows the reader's light or dark."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from ._results import Comparison, Record, smoothed
+
+WIDTH, HEIGHT = 720, 300
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 40
+SMOOTHING = 25  # steps
+
+# Okabe and Ito's palette, told apart by colour-blind readers, on light and on dark
+STYLE = """
+.curves { font: 13px system-ui, sans-serif; --ink: #222; --line: #ccc }
+.curves text { fill: var(--ink) } .curves .axis { stroke: var(--line); fill: none }
+.curves path { fill: none; stroke-width: 2; stroke-linejoin: round }
+.curves .c0 { stroke: #555 } .curves .c1 { stroke: #d55e00 } .curves .c2 { stroke: #0072b2 }
+.curves .c3 { stroke: #009e73 } .curves .c4 { stroke: #cc79a7 } .curves .c5 { stroke: #e69f00 }
+@media (prefers-color-scheme: dark) {
+  .curves { --ink: #ddd; --line: #444 } .curves .c0 { stroke: #bbb } .curves .c2 { stroke: #56b4e9 }
+}
+"""
+COLOURS = 6
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A panel's place and its ranges: x in steps, y in whatever is drawn."""
+
+    top: int
+    steps: int
+    low: float
+    high: float
+
+    def x(self, step: float) -> float:
+        return LEFT + (step - 1) / max(self.steps - 1, 1) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        inner = HEIGHT - TOP - BOTTOM
+        return self.top + TOP + (self.high - value) / (self.high - self.low) * inner
+
+
+def curves_svg(comparison: Comparison) -> str:
+    """Two panels: the smoothed losses, and by how much each differs from the reference."""
+    records = comparison.records
+    losses = [smoothed(r.losses, SMOOTHING) for r in records]
+    reference = losses[records.index(comparison.reference)]
+    apart = [[100 * (a / b - 1) for a, b in zip(ys, reference, strict=True)] for ys in losses]
+    two = len(records) > 1
+    height = HEIGHT * (1 + two) + 24 * _legend_rows(records)
+    parts = [
+        f'<svg class="curves" xmlns="http://www.w3.org/2000/svg" role="img" '
+        f'viewBox="0 0 {WIDTH} {height}"><title>Loss curves</title><style>{STYLE}</style>',
+        _panel(losses, 0, f"training loss, mean of the last {SMOOTHING} steps"),
+    ]
+    if two:
+        title = f"difference of that to {comparison.reference.name}, %"
+        parts.append(_panel(apart, HEIGHT, title))
+    parts += [_legend(records, HEIGHT * (1 + two)), "</svg>"]
+    return "\n".join(parts)
+
+
+def _panel(curves: Sequence[Sequence[float]], top: int, title: str) -> str:
+    values = [y for ys in curves for y in ys if math.isfinite(y)]
+    low, high = (min(values), max(values)) if values else (0.0, 1.0)
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    steps = max(map(len, curves))
+    frame = Frame(top, steps, low, high)
+    parts = [f'<text x="{LEFT}" y="{top + 20}" font-weight="600">{escape(title)}</text>']
+    for tick in ticks(low, high):
+        y = f"{frame.y(tick):.1f}"
+        parts.append(f'<path class="axis" style="stroke-width:1" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y}" dy="4" text-anchor="end">{tick:g}</text>')
+    bottom = top + HEIGHT - BOTTOM
+    for tick in ticks(1, steps):
+        if tick >= 1 and tick == int(tick):
+            x = f"{frame.x(tick):.1f}"
+            parts.append(f'<text x="{x}" y="{bottom + 20}" text-anchor="middle">{int(tick)}</text>')
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{bottom + 34}" text-anchor="end">step</text>')
+    for index, ys in enumerate(curves):
+        parts.append(f'<path class="c{index % COLOURS}" d="{_path(ys, frame)}"/>')
+    return "\n".join(parts)
+
+
+def _path(ys: Sequence[float], frame: Frame) -> str:
+    """SVG path data; a gap where a value isn't finite, a dot for a value alone."""
+    pieces, pen = [], "M"
+    for step, y in enumerate(ys, start=1):
+        if not math.isfinite(y):
+            pen = "M"
+            continue
+        x, y = frame.x(step), frame.y(y)
+        pieces.append(f"{pen}{x:.1f} {y:.1f}" + ("h.1" if pen == "M" else ""))
+        pen = "L"
+    return "".join(pieces)
+
+
+def _legend_rows(records: Sequence[Record]) -> int:
+    return (len(records) + 2) // 3
+
+
+def _legend(records: Sequence[Record], top: int) -> str:
+    parts = []
+    for index, record in enumerate(records):
+        x = LEFT + index % 3 * 220
+        y = top + 12 + 24 * (index // 3)
+        note = " (died)" if record.death and not math.isfinite(record.final_loss) else ""
+        parts.append(f'<path class="c{index % COLOURS}" d="M{x} {y}h24"/>')
+        parts.append(f'<text x="{x + 32}" y="{y + 4}">{escape(record.name)}{note}</text>')
+    return "\n".join(parts)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Four to eight round numbers from low to high.
+
+    Example:
+        >>> ticks(0, 300)
+        [0.0, 50.0, 100.0, 150.0, 200.0, 250.0, 300.0]
+    """
+    span = high - low
+    if not span > 0:
+        return [low]
+    base = 10.0 ** math.floor(math.log10(span))
+    # spans of 1 to 10 bases: the smallest of these steps that leaves at most eight ticks
+    step = next(base * s for s in (0.1, 0.2, 0.5, 1.0, 2.0) if span / (base * s) <= 7)
+    first = math.ceil(low / step)
+    return [round(i * step, 10) for i in range(first, math.floor(high / step) + 1)]

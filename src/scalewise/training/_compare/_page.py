@@ -1,0 +1,38 @@
+"""The report as one HTML file that needs nothing else."""
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ._curves import curves_svg
+from ._results import WINDOW, Comparison
+from ._terminal import cells
+
+HEADINGS = (
+    f"final loss (mean of last {WINDOW})",
+    "to float32",
+    "non-finite steps",
+    "state bytes / parameter",
+    "step, ms",
+    "to float32",
+    "trace + compile, s",
+    "to float32",
+)
+
+
+def page(comparison: Comparison) -> tuple[str, str]:
+    """The page, and the picture in it as a file of its own."""
+    environment = Environment(
+        loader=PackageLoader("scalewise.training._compare", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    svg = curves_svg(comparison)
+    html = environment.get_template("report.html.j2").render(
+        comparison=comparison,
+        headings=[h.replace("float32", comparison.reference.name) for h in HEADINGS],
+        rows=[(record, cells(comparison, record)) for record in comparison.records],
+        svg=Markup(svg),  # our own, its names escaped where they are written
+    )
+    return html, svg

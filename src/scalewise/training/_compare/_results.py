@@ -1,0 +1,138 @@
+"""What a comparison measured: plain data, and the figures derived from it."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+WINDOW = 50  # the final loss is the mean over so many last steps
+
+
+@dataclass(frozen=True)
+class Death:
+    """The first step that left something non-finite behind, and what was found there."""
+
+    step: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One method's run.
+
+    Attributes:
+        name, what: of the method.
+        losses: one for each step, NaN where the loss wasn't finite or the method was dead.
+        seconds: wall time of each step that ran.
+        trace_seconds, compile_seconds: of the step, ahead of time.
+        state_bytes, parameters: bytes in the state's live buffers, numbers in its params.
+        non_finite: steps whose loss or new state wasn't finite.
+        death: the first of them, None where there was none.
+    """
+
+    name: str
+    what: str
+    losses: tuple[float, ...]
+    seconds: tuple[float, ...]
+    trace_seconds: float
+    compile_seconds: float
+    state_bytes: int
+    parameters: int
+    non_finite: int
+    death: Death | None = None
+
+    @property
+    def final_loss(self) -> float:
+        """Mean of the last steps' losses; NaN if one of them is."""
+        last = self.losses[-WINDOW:]
+        return sum(last) / len(last) if last else math.nan
+
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(self.seconds) if self.seconds else math.nan
+
+    @property
+    def build_seconds(self) -> float:
+        return self.trace_seconds + self.compile_seconds
+
+    @property
+    def bytes_per_parameter(self) -> float:
+        return self.state_bytes / self.parameters
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All methods' runs on the same data.
+
+    Attributes:
+        program: name of the program.
+        steps: how many were asked for; `interrupted` tells whether fewer were made.
+        seed: of parameters and data.
+        records: one for each method; the first is what ratios refer to.
+        folder: where the files are.
+        environment: versions and device.
+    """
+
+    program: str
+    steps: int
+    seed: int
+    records: tuple[Record, ...]
+    interrupted: bool
+    folder: str
+    environment: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def reference(self) -> Record:
+        """The float32 run where there is one, else the first."""
+        return next((r for r in self.records if r.name == "float32"), self.records[0])
+
+    @property
+    def steps_made(self) -> int:
+        return max(len(r.losses) for r in self.records)
+
+    def ratio(self, record: Record, figure: str) -> float:
+        """A record's figure over the reference's; NaN where either is missing."""
+        ours, theirs = getattr(record, figure), getattr(self.reference, figure)
+        return ours / theirs if theirs else math.nan
+
+    def summary(self) -> dict[str, Any]:
+        """All figures, ready for JSON: no NaN, no infinity, null instead."""
+        return {
+            "program": self.program,
+            "steps_asked": self.steps,
+            "steps_made": self.steps_made,
+            "seed": self.seed,
+            "interrupted": self.interrupted,
+            "environment": dict(self.environment),
+            "methods": [self._row(r) for r in self.records],
+        }
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        figures = ("final_loss", "median_seconds", "build_seconds", "bytes_per_parameter")
+        row: dict[str, Any] = {"name": record.name, "what": record.what}
+        for figure in figures:
+            row[figure] = finite_or_none(getattr(record, figure))
+            row[f"{figure}_ratio"] = finite_or_none(self.ratio(record, figure))
+        row |= {"trace_seconds": record.trace_seconds, "compile_seconds": record.compile_seconds}
+        row |= {"state_bytes": record.state_bytes, "parameters": record.parameters}
+        row |= {"non_finite_steps": record.non_finite}
+        dead = record.death
+        row["first_non_finite"] = dead and {"step": dead.step, "why": dead.why}
+        return row
+
+
+def finite_or_none(x: float) -> float | None:
+    """x, or None for what JSON has no number for."""
+    return x if math.isfinite(x) else None
+
+
+def smoothed(losses: Sequence[float], width: int) -> list[float]:
+    """Mean over a sliding window of the last `width` steps; a NaN in it is a NaN.
+
+    Example:
+        >>> smoothed([4.0, 2.0, 0.0], width=2)
+        [4.0, 3.0, 1.0]
+    """
+    windows = (losses[max(0, i + 1 - width) : i + 1] for i in range(len(losses)))
+    return [sum(w) / len(w) for w in windows]

@@ -1,0 +1,126 @@
+"""What the terminal sees: bars while it trains, then a table and the curves."""
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich import progress as bars
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ._braille import plot
+from ._results import Comparison, Record, smoothed
+
+COLOURS = ("blue", "red", "green", "dark_orange", "magenta", "cyan")
+EVERY = 50  # steps between two lines where there is no terminal
+
+
+class Progress:
+    """One bar for each method; on a pipe one line every fifty steps instead."""
+
+    def __init__(self, console: Console, names: Sequence[str], steps: int):
+        self.console, self.steps, self.names = console, steps, tuple(names)
+        self.bars = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(bar_width=None),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[figures]}"),
+            bars.TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not console.is_terminal,
+            expand=True,
+        )
+        self.tasks = {
+            name: self.bars.add_task(escape(name), total=steps, figures="") for name in names
+        }
+
+    def __enter__(self) -> Self:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bars.stop()
+
+    def update(
+        self, name: str, losses: Sequence[float], seconds: Sequence[float], non_finite: int
+    ) -> None:
+        """What a method has done so far."""
+        figures = f"loss {losses[-1]:6.3f}  {seconds[-1] * 1e3:6.1f} ms  {non_finite} non-finite"
+        self.bars.update(self.tasks[name], completed=len(losses), figures=figures)
+        if not self.console.is_terminal and len(losses) % EVERY == 0:
+            self.console.print(f"step {len(losses):4}/{self.steps}  {name:18}  {figures}")
+
+
+def announce(console: Console, program: str, parameters: int, size: int, steps: int) -> None:
+    """One line on what is going to happen."""
+    console.print(
+        f"{program}: {parameters:,} parameters, {size:,} bytes of text, {steps} steps of each",
+        highlight=False,
+    )
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """Table, curves, what died of what, and where the files are."""
+    console.print(table(comparison))
+    for record in comparison.records:
+        if record.death:
+            console.print(
+                Text.assemble(
+                    (record.name, "bold"), f", step {record.death.step}: {record.death.why}"
+                )
+            )
+    curves = {r.name: smoothed(r.losses, 10) for r in comparison.records}
+    width = min(console.width, 100)
+    for row in plot(curves, COLOURS, width=width, height=14, ascii_only=_ascii(console)):
+        console.print(row, no_wrap=True)
+    if comparison.interrupted:
+        console.print(f"interrupted after {comparison.steps_made} of {comparison.steps} steps")
+    console.print(f"report: {escape(comparison.folder)}/report.html", highlight=False)
+
+
+def _ascii(console: Console) -> bool:
+    return not console.encoding.lower().startswith("utf")
+
+
+def table(comparison: Comparison) -> Table:
+    """The figures, one row for each method."""
+    result = Table(title=f"{comparison.program}: {comparison.steps_made} steps", expand=False)
+    result.add_column("recipe", overflow="fold")
+    for heading in ("final loss", "ratio", "non-finite", "state B/param", "step ms", "ratio"):
+        result.add_column(heading, justify="right")
+    result.add_column("build s", justify="right")
+    result.add_column("ratio", justify="right")
+    for record, colour in zip(comparison.records, _cycle(len(comparison.records)), strict=True):
+        result.add_row(Text(record.name, style=colour), *cells(comparison, record))
+    return result
+
+
+def cells(comparison: Comparison, record: Record) -> tuple[str, ...]:
+    """A method's figures as text, as the table and the page show them."""
+    return (
+        number(record.final_loss, 3),
+        number(comparison.ratio(record, "final_loss"), 4),
+        str(record.non_finite),
+        number(record.bytes_per_parameter, 2),
+        number(record.median_seconds * 1e3, 1),
+        number(comparison.ratio(record, "median_seconds"), 2),
+        number(record.build_seconds, 2),
+        number(comparison.ratio(record, "build_seconds"), 2),
+    )
+
+
+def number(x: float, digits: int) -> str:
+    """x with so many digits; a dash for what isn't there."""
+    return f"{x:.{digits}f}" if math.isfinite(x) else "–"
+
+
+def _cycle(n: int) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(n)]
