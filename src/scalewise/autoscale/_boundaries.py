@@ -76,8 +76,9 @@ class Boundaries(Interpretation):
                 "its gradient would be as narrow; differentiate inside autoscale, or pass "
                 "argument.value()"
             )
-        zero = np.zeros(argument.scale.shape, jax.dtypes.float0)
-        scale = zero if argument.scale.dtype == jnp.int32 else jnp.zeros_like(argument.scale)
+        scale: Any = jnp.zeros_like(argument.scale)
+        if argument.scale.dtype == jnp.int32:
+            scale = np.zeros(argument.scale.shape, jax.dtypes.float0)
         return ScaledArray(gradient, scale)
 
     # -- where control flow meets ----------------------------------------------------------------
@@ -130,16 +131,18 @@ class Boundaries(Interpretation):
             return value
         return at_rest(value, fmt)
 
-    def operand(self, value: InFlight, equation: Equation) -> tuple[jax.Array, Any, Any]:
+    def operand(
+        self, value: InFlight, equation: Equation
+    ) -> tuple[jax.Array, int | jax.Array, jax.Array | None]:
         """A contraction's operand: data rounded to the recipe's format, and its two exponents.
 
         Returns:
             Data in the compute dtype, all of it values of the format; the value's own exponent;
-            the exponent of the rounding's scale.
+            the rounding's scale, a power of two in the compute dtype (None: 1).
         """
         fmt = self.recipe.backward if value.side == "backward" else self.recipe.forward
         if fmt is None:
-            return value.data, value.exponent, 0
+            return value.data, value.exponent, None
         if equation.direction == "backward" and value.side == "forward":
             copy = at_rest(value, fmt)
         else:

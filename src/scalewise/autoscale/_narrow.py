@@ -10,44 +10,43 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..formats import Format
-from ..scaled import ScaledArray, power_of_two, quantize
+from ..scaled import ScaledArray, quantize
 from ._recipe import Recipe, Storage
-from ._value import InFlight, shift
+from ._value import InFlight, leading
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class AtRest:
-    """A value that lies in memory, narrow, until somebody reads it: ``data * 2**scale * 2**own``.
+    """A value that lies in memory, narrow, until somebody reads it: ``data * scale * 2**own``.
 
     Attributes:
         data: in the storage dtype; behind a barrier, so that no compiler keeps the wide original
             in its place.
-        scale: int32 exponent of the rounding, its axes the first ones of ``data`` (a scan that
-            stacks values stacks their scales).
+        scale: the rounding's power of two, in the compute dtype; its axes the first ones of
+            ``data`` (a scan that stacks values stacks their scales).
         own: the exponent that the value had in flight.
-        dtype: the compute dtype that it wakes up in.
     """
 
     data: jax.Array
     scale: jax.Array
     own: int | jax.Array
-    dtype: Any
 
     def wake(self) -> InFlight:
         """The value in flight again."""
-        return InFlight(shift(self.data.astype(self.dtype), self.scale), self.own)
+        return InFlight(
+            self.data.astype(self.scale.dtype) * leading(self.scale, self.data), self.own
+        )
 
     def tree_flatten(self):
         if isinstance(self.own, int):
-            return (self.data, self.scale), (self.own, self.dtype)
-        return (self.data, self.scale, self.own), (None, self.dtype)
+            return (self.data, self.scale), self.own
+        return (self.data, self.scale, self.own), None
 
     @classmethod
-    def tree_unflatten(cls, static, children):
-        own, dtype = static
+    def tree_unflatten(cls, own, children):
         data, scale, *rest = children
-        return cls(data, scale, rest[0] if rest else own, dtype)
+        return cls(data, scale, rest[0] if rest else own)
 
 
 def at_rest(value: InFlight, fmt: Format) -> AtRest:
@@ -57,7 +56,7 @@ def at_rest(value: InFlight, fmt: Format) -> AtRest:
             value.memo[fmt] = quantize(value.data, fmt)
         copy = value.memo[fmt]
         data = lax.optimization_barrier(copy.data)
-        value.memo["rest", fmt] = AtRest(data, copy.scale, value.exponent, value.data.dtype)
+        value.memo["rest", fmt] = AtRest(data, copy.scale, value.exponent)
     return value.memo["rest", fmt]
 
 
@@ -105,8 +104,6 @@ def put(x: jax.Array, storage: Storage) -> ScaledArray | Rooted:
     """``x`` as ``storage`` says."""
     x = jnp.sqrt(x) if storage.root == 2 else x
     stored = quantize(x, storage.format, axis=storage.axis)
-    # a float scale: the next step takes the value as a number, not as an exponent to carry on
-    stored = ScaledArray(stored.data, power_of_two(stored.scale))
     return Rooted(stored) if storage.root == 2 else stored
 
 

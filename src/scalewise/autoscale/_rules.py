@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..interpret import Equation, is_float, rebind
-from ._value import InFlight, at_exponent, common_exponent, per_slice, settle, shift
+from ._value import InFlight, at_exponent, common_exponent, leading, per_slice, settle, shift
 
 
 class Family(enum.Enum):
@@ -154,8 +154,11 @@ def contraction(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> l
     operands = [boundaries.operand(_settled_stack(x), equation) for x in inputs]
     (data_a, own_a, scale_a), (data_b, own_b, scale_b) = operands
     (out,) = _bind(equation, [data_a, data_b])
-    for scale in (scale_a, scale_b):
-        out = shift(out, scale)
+    scales = [s for s in (scale_a, scale_b) if s is not None]
+    if len(scales) == 2:  # the smaller first: the product may be in range though the larger is not
+        scales = [lax.min(*scales), lax.max(*scales)]
+    for scale in scales:
+        out = out * leading(scale, out)
     return _wrap(equation, [out], own_a + own_b)
 
 

@@ -59,7 +59,7 @@ jax.tree_util.register_pytree_node(InFlight, _flatten, _unflatten)
 def shift(data: jax.Array, exponent: int | jax.Array) -> jax.Array:
     """``data * 2**exponent``, exact wherever the result is a normal number of data's dtype."""
     if not isinstance(exponent, int):
-        return ldexp(data, _leading(exponent, data.ndim))
+        return ldexp(data, leading(exponent, data))
     if exponent == 0:
         return data
     half = exponent // 2
@@ -71,9 +71,9 @@ def shift(data: jax.Array, exponent: int | jax.Array) -> jax.Array:
     return data
 
 
-def _leading(exponent: jax.Array, ndim: int) -> jax.Array:
-    """An exponent array whose axes are data's first ones, shaped to broadcast over data."""
-    return exponent.reshape(exponent.shape + (1,) * (ndim - exponent.ndim))
+def leading(x: jax.Array, data: jax.Array) -> jax.Array:
+    """Scales or exponents whose axes are data's first ones, broadcast over data."""
+    return lax.broadcast_in_dim(x, data.shape, range(x.ndim))
 
 
 def per_slice(x: InFlight) -> bool:

@@ -2,7 +2,6 @@
 
 from ._array import ScaledArray as ScaledArray
 from ._array import rebalance as rebalance
-from ._power import amax_exponent as amax_exponent
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
 from ._quantize import Amax as Amax

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from ..formats import Format
 from ..formats import format as format_
 from ..rounding import cast
 from ._array import ScaledArray
-from ._power import amax_exponent, power_of_two
+from ._power import layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,11 +26,27 @@ class Amax:
     the data. NaN and infinities stay what they are.
     """
 
-    def exponent(self, x: jax.Array, fmt: Format, axis: Any, keepdims: bool) -> jax.Array:
-        """int32 exponents whose power of two, and its inverse, are normal numbers of x's dtype."""
-        limit = -jnp.finfo(x.dtype).minexp
-        exponent = amax_exponent(x, axis, keepdims) - (fmt.max_exponent - 1)
-        return jnp.clip(exponent, -limit, limit)
+    def scale(
+        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        """The scale over the given axes, and its exact inverse; both are normal numbers.
+
+        Few operations, since a program pays them at each of its contractions: the exponent field
+        of the largest magnitude is the power of two below it, and adding to it scales.
+        """
+        signed, mantissa_bits, bias = layout(x.dtype)
+        integer = np.uint64 if signed is np.int64 else np.uint32
+        top = fmt.max_exponent - 1
+        axes = [a % x.ndim for a in axes]
+        amax = lax.reduce_max(lax.abs(x), axes) if x.size else jnp.zeros((), x.dtype)
+        if keepdims:
+            amax = lax.expand_dims(amax, axes)
+        one = 1 << mantissa_bits  # the lowest bit of the exponent field
+        field = lax.bitcast_convert_type(amax, integer) & integer(2 * bias * one + one)
+        field = lax.clamp(integer(max(1, top + 1) * one), field, integer(2 * bias * one))
+        scale = lax.bitcast_convert_type(field - integer(top * one), x.dtype)
+        inverse = lax.bitcast_convert_type(integer((2 * bias + top) * one) - field, x.dtype)
+        return scale, inverse
 
 
 def quantize(
@@ -39,25 +58,27 @@ def quantize(
 ) -> ScaledArray:
     """``x`` in a narrow format behind a power-of-two scale.
 
-    Args:
-        x: float32 or float64 (narrower floats are widened), any shape.
-        fmt: a format, or its name.
-        scaling: how the scale is chosen; :class:`Amax` by default.
-        axis: axes that keep a scale for each index; None for one scale for the whole array.
+            Args:
+                x: float32 or float64 (narrower floats are widened), any shape.
+                fmt: a format, or its name.
+                scaling: how the scale is chosen; :class:`Amax` by default.
+                axis: axes that keep a scale for each index; None for one scale for the whole array.
 
-    Returns:
-        Data as :func:`scalewise.cast` stores it, scale int32 exponents that broadcast over it.
-        Each element is rounded once: ``x * 2**-scale`` is exact but for what lies more than the
-        dtype's own range below the largest magnitude.
+            Returns:
+        Data as :func:`scalewise.cast` stores it; scale powers of two, of x's dtype, that broadcast
+        over it. Each element is rounded once: ``x / scale`` is exact but for what lies more than
+        the dtype's own range below the largest magnitude.
 
     Raises:
-        TypeError: x isn't a real floating-point array.
-        ValueError: an unknown format, or an axis that x doesn't have.
+                TypeError: x isn't a real floating-point array.
+                ValueError: an unknown format, or an axis that x doesn't have.
 
-    Example:
-        >>> import jax.numpy as jnp
-        >>> quantize(jnp.array([1e-6, 3e-6]), "e4m3fn").value().tolist()
-        [1.0132789611816406e-06, 2.98023223876953e-06]
+            Example:
+                >>> import jax.numpy as jnp
+    import numpy as np
+        from jax import lax
+                >>> quantize(jnp.array([1e-6, 3e-6]), "e4m3fn").value().tolist()
+                [9.5367431640625e-07, 3.0994415283203125e-06]
     """
     fmt = format_(fmt)
     x = jnp.asarray(x)
@@ -65,11 +86,12 @@ def quantize(
         raise TypeError(f"quantize takes real floating-point arrays, not {x.dtype}")
     if x.dtype not in (jnp.float32, jnp.float64):
         x = x.astype(jnp.float32)
-    others = None
+    axes = tuple(range(x.ndim))
     if axis is not None:
         kept = (axis,) if isinstance(axis, int) else tuple(axis)
         if not all(-x.ndim <= a < x.ndim for a in kept):
             raise ValueError(f"quantize: axis is {axis!r}, but x has shape {x.shape}")
-        others = tuple(i for i in range(x.ndim) if i not in {a % x.ndim for a in kept})
-    exponent = (scaling or Amax()).exponent(x, fmt, others, keepdims=axis is not None)
-    return ScaledArray(cast(x * power_of_two(-exponent, x.dtype), fmt), exponent)
+        axes = tuple(a for a in axes if a not in {k % x.ndim for k in kept})
+    scale, inverse = (scaling or Amax()).scale(x, fmt, axes, keepdims=axis is not None)
+    data = cast(x * jnp.broadcast_to(inverse, x.shape), fmt)
+    return ScaledArray(data, scale)
