@@ -7,6 +7,7 @@ from .autoscale import Storage as Storage
 from .autoscale import autoscale as autoscale
 from .autoscale import recipes as recipes
 from .autoscale import store as store
+from .emulate import emulate as emulate
 from .formats import Format as Format
 from .formats import format as format
 from .rounding import cast as cast

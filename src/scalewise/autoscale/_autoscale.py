@@ -42,11 +42,11 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
         >>> import jax, jax.numpy as jnp, scalewise as sw
         >>> def loss(w, x):
         ...     return jnp.mean(jnp.square(x @ w))
-        >>> w, x = jnp.full((4, 4), 300.0), jnp.full((8, 4), 1e3)
+        >>> w, x = jnp.full((4, 4), 256.0), jnp.full((8, 4), 1e3)
         >>> float(loss(w.astype(jnp.float16), x.astype(jnp.float16)))
         inf
         >>> float(sw.autoscale(loss, sw.recipes.fp16)(w, x))
-        1440000000000.0
+        1048576000000.0
     """
     recipe = recipe_(recipe)
 

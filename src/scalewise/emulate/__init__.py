@@ -1,1 +1,3 @@
-"""emulate"""
+"""Emulation: every result rounded to a format, exactly as a machine of that format would."""
+
+from ._emulate import emulate as emulate

@@ -1,4 +1,6 @@
 """Rounding: float to the nearest value of a format, bit for bit, once."""
 
+from ._carrier import from_float64 as from_float64
+from ._carrier import to_float64 as to_float64
 from ._round import cast as cast
 from ._round import round_to as round_to

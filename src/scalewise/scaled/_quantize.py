@@ -58,27 +58,25 @@ def quantize(
 ) -> ScaledArray:
     """``x`` in a narrow format behind a power-of-two scale.
 
-            Args:
-                x: float32 or float64 (narrower floats are widened), any shape.
-                fmt: a format, or its name.
-                scaling: how the scale is chosen; :class:`Amax` by default.
-                axis: axes that keep a scale for each index; None for one scale for the whole array.
+    Args:
+        x: float32 or float64 (narrower floats are widened), any shape.
+        fmt: a format, or its name.
+        scaling: how the scale is chosen; :class:`Amax` by default.
+        axis: axes that keep a scale for each index; None for one scale for the whole array.
 
-            Returns:
+    Returns:
         Data as :func:`scalewise.cast` stores it; scale powers of two, of x's dtype, that broadcast
         over it. Each element is rounded once: ``x / scale`` is exact but for what lies more than
         the dtype's own range below the largest magnitude.
 
     Raises:
-                TypeError: x isn't a real floating-point array.
-                ValueError: an unknown format, or an axis that x doesn't have.
+        TypeError: x isn't a real floating-point array.
+        ValueError: an unknown format, or an axis that x doesn't have.
 
-            Example:
-                >>> import jax.numpy as jnp
-    import numpy as np
-        from jax import lax
-                >>> quantize(jnp.array([1e-6, 3e-6]), "e4m3fn").value().tolist()
-                [9.5367431640625e-07, 3.0994415283203125e-06]
+    Example:
+        >>> import jax.numpy as jnp
+        >>> quantize(jnp.array([3e-6, 1e-6]), "e4m3fn").value().tolist()
+        [3.0994415283203125e-06, 9.5367431640625e-07]
     """
     fmt = format_(fmt)
     x = jnp.asarray(x)

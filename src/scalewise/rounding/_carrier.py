@@ -1,0 +1,42 @@
+"""Between float32 and float64 without losing float32's subnormals, which backends flush."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+_UNIT = 2.0**-149  # float32's smallest subnormal
+
+
+def to_float64(x: jax.Array) -> jax.Array:
+    """A float array in float64, exactly, float32's and bfloat16's subnormals too.
+
+    Needs ``jax.enable_x64(True)`` around it.
+    """
+    if x.dtype == jnp.float64:
+        return x
+    if x.dtype == jnp.float16:
+        return lax.convert_element_type(x, jnp.float64)
+    x = lax.convert_element_type(x, jnp.float32)
+    bits = lax.bitcast_convert_type(x, np.int32)
+    units = lax.convert_element_type(bits & np.int32(0x007FFFFF), jnp.float64)
+    small = jnp.where(bits < 0, -units, units) * np.float64(_UNIT)
+    subnormal = (bits & np.int32(0x7F800000)) == 0
+    return jnp.where(subnormal, small, lax.convert_element_type(x, jnp.float64))
+
+
+def from_float64(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """A float64 array in a narrower dtype, to nearest even, subnormals too."""
+    if dtype == jnp.float64:
+        return x
+    if dtype == jnp.float16:
+        return lax.convert_element_type(x, dtype)
+    units = lax.round(jnp.abs(x) * np.float64(1 / _UNIT), lax.RoundingMethod.TO_NEAREST_EVEN)
+    tiny = units < np.float64(2.0**23)
+    bits = lax.convert_element_type(jnp.where(tiny, units, 0.0), np.uint32)
+    sign = lax.bitcast_convert_type(lax.convert_element_type(x, jnp.float32), np.uint32)
+    small = lax.bitcast_convert_type(bits | (sign & np.uint32(0x80000000)), jnp.float32)
+    result = jnp.where(tiny, small, lax.convert_element_type(x, jnp.float32))
+    return lax.convert_element_type(result, dtype)

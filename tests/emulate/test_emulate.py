@@ -1,0 +1,151 @@
+"""Emulation against native arithmetic, ml_dtypes and exact rational arithmetic."""
+
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from scalewise.formats import CATALOGUE, Format
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "interpret"))
+from programs import DIFFERENTIABLE, PROGRAMS, scalar
+
+MINE = Format("e6m9", exponent_bits=6, mantissa_bits=9)
+FORMATS = [f for f in CATALOGUE.values() if f.signed and f.bits < 64] + [MINE]
+
+
+def numbers(fmt: Format, n: int, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, fmt.max_code + 1, n, dtype=np.uint64)
+    return (fmt.decode(codes) * rng.choice([-1, 1], n)).astype(np.float32)
+
+
+def exactly(fmt: Format, x: Fraction) -> float:
+    """The nearest number of the format by rational arithmetic alone: shares nothing with ours."""
+    size, sign = abs(x), -1 if x < 0 else 1
+    if size == 0:
+        return 0.0
+    exponent = fmt.min_exponent
+    while Fraction(2) ** (exponent + 1) <= size:
+        exponent += 1
+    quantum = Fraction(2) ** (exponent - fmt.mantissa_bits)
+    rounded = round(size / quantum) * quantum  # Python rounds Fractions half to even
+    if not fmt.subnormals and rounded < fmt.smallest:
+        rounded = fmt.smallest if size > fmt.smallest / 2 else Fraction(0)
+    if rounded > fmt.max:
+        beyond = fmt.max if fmt.nan_code is None else None
+        if beyond is None:
+            return sign * float("inf") if fmt.infinities else float("nan")
+        rounded = beyond
+    return sign * float(rounded)
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("operation", ["add", "sub", "mul", "div"])
+def test_arithmetic_is_correctly_rounded(fmt, operation):
+    a, b = numbers(fmt, 300, 1), numbers(fmt, 300, 2)
+    b[b == 0] = 1
+    f = {"add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "div": jnp.divide}[operation]
+    exact = {
+        "add": lambda x, y: x + y,
+        "sub": lambda x, y: x - y,
+        "mul": lambda x, y: x * y,
+        "div": lambda x, y: x / y,
+    }[operation]
+    want = [
+        exactly(fmt, exact(Fraction(float(x)), Fraction(float(y))))
+        for x, y in zip(a, b, strict=True)
+    ]
+    got = jax.jit(sw.emulate(f, fmt))(a, b)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want, np.float32))
+
+
+def test_subnormals_survive():
+    x = jnp.float32(2.0**-24)
+    assert float(sw.emulate(lambda x: x * 1.0 + 0.0, "fp16")(x)) == 2.0**-24
+    tiny = np.float32(2.0**-133)  # the smallest bfloat16, a float32 subnormal
+    f = sw.emulate(lambda x: x * 2.0**100 * 3.0, "bf16")
+    assert float(f(tiny)) == 3 * 2.0**-33
+    assert float(jax.jit(f)(tiny)) == 3 * 2.0**-33
+
+
+def test_published_failures():
+    """facts.md section 2, trouble.md 3.4 and 3.5."""
+    f16 = lambda f: sw.emulate(f, "fp16")  # noqa: E731
+    assert float(f16(lambda x: jnp.sum(x * x))(jnp.full(4096, 16.0))) == np.inf
+    assert float(f16(lambda x: x + 0.0001)(jnp.float32(1))) == 1
+    assert float(f16(jnp.exp)(jnp.float32(11.0859375))) < np.inf
+    assert float(f16(jnp.exp)(jnp.float32(11.09))) == np.inf
+    assert float(f16(lambda x: x / 1e-8)(jnp.float32(1))) == np.inf
+    assert float(f16(lambda x: 1 / jnp.exp(8 * x))(jnp.float32(1.5))) == 0  # XLA says 6.14e-6
+    assert float(sw.emulate(lambda x: x * 0.999, "bf16")(jnp.float32(1))) == 1
+    # what a fused bf16 doesn't do: under jit (1 + 2^-8) + 2^-8 reads back as 1.00390625
+    f = sw.emulate(lambda x: (x + 2.0**-8) + 2.0**-8, "bf16")
+    assert float(jax.jit(f)(jnp.float32(1))) == 1
+
+
+def test_a_scan_swamps_as_published():
+    """trouble.md, "Swamping, measured": ones stall at 2048 in fp16 and 256 in bf16."""
+
+    def total(x):
+        return jax.lax.scan(lambda c, v: (c + v, None), jnp.float32(0), x)[0]
+
+    assert float(sw.emulate(total, "fp16")(jnp.ones(4096))) == 2048
+    assert float(sw.emulate(total, "bf16")(jnp.ones(1000))) == 256
+
+
+@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("fmt", ["fp16", MINE], ids=["fp16", "e6m9"])
+def test_every_output_is_a_number_of_the_format_under_jit_and_eagerly(f, fmt):
+    x = jax.random.normal(jax.random.key(0), (4, 4))
+    eager, jitted = sw.emulate(f, fmt)(x), jax.jit(sw.emulate(f, fmt))(x)
+    for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(jitted), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            np.testing.assert_array_equal(np.asarray(sw.round_to(a, fmt)), np.asarray(a))
+
+
+@pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
+def test_a_gradient_from_outside_is_the_gradient_inside(f):
+    x = jax.random.normal(jax.random.key(0), (4, 4))
+    outside = jax.jit(jax.grad(sw.emulate(scalar(f), "fp16")))(x)
+    inside = jax.jit(sw.emulate(jax.grad(scalar(f)), "fp16"))(x)
+    np.testing.assert_array_equal(np.asarray(outside), np.asarray(inside))
+
+
+def test_emulating_float32_in_float32_arithmetic_changes_nothing():
+    x = numbers(sw.formats.FP16, 256, 0).reshape(16, 16)
+    f = lambda x: (x * 3 + 1) / (x * x + 2) - jnp.sqrt(jnp.abs(x))  # noqa: E731
+    np.testing.assert_array_equal(np.asarray(sw.emulate(f, "fp32")(x)), np.asarray(f(x)))
+
+
+def test_a_program_written_in_half_precision():
+    x = jnp.asarray(numbers(sw.formats.E4M3FN, 64, 0)).astype(jnp.float16)
+
+    def f(x):
+        y = x.astype(jnp.float32) * 2
+        return (x * jnp.sum(y).astype(jnp.float16)).at[jnp.array([0])].add(x[:1])
+
+    got = sw.emulate(lambda x: f(x.reshape(8, 8)[:, 0]), "e5m2")(x)
+    assert got.dtype == jnp.float16
+    np.testing.assert_array_equal(np.asarray(sw.round_to(got, "e5m2")), np.asarray(got))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: sw.emulate(jnp.sin, "fp61"), ValueError, "no format is called 'fp61'; did you"),
+        (lambda: sw.emulate(jnp.sin, "fp64"), ValueError, "fp64 has 53 significant bits; accepted"),
+        (lambda: sw.emulate("sin", "fp16"), TypeError, "emulate.f, .... takes a function, not a s"),
+        (lambda: sw.emulate(lambda x: "no", "fp16")(1.0), TypeError, "emulate: output of .* a str"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
