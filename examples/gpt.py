@@ -34,7 +34,7 @@ class Config:
 
 
 CONFIG = Config()
-LEARNING_RATE = optax.linear_schedule(init_value=1e-4, end_value=2e-3, transition_steps=50)
+LEARNING_RATE = optax.linear_schedule(init_value=1e-4, end_value=1e-3, transition_steps=50)
 OPTIMIZER = optax.adamw(LEARNING_RATE, weight_decay=0.01)
 
 

@@ -17,15 +17,9 @@ from ._equation import Equation
 from ._interpretation import Interpretation, is_float
 
 # Calls that are no more than their body once nobody differentiates them any more, and nobody does:
-# a function is differentiated before it is interpreted (see _transform.py). Name -> parameter.
-INLINED = {
-    "custom_jvp_call": "call_jaxpr",
-    "custom_vjp_call": "call_jaxpr",
-    "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
-    "custom_vmap_call": "call",
-    "linear_call": "callee",
-}
+# a function is differentiated before it is interpreted (see _transform.py). The parameter with the
+# body is "call_jaxpr" (custom_jvp_call, custom_vjp_call, closed_call, eval_jaxpr, ...), but for:
+BODIES = {"custom_vmap_call": "call", "linear_call": "callee"}
 SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
 
 
@@ -69,7 +63,7 @@ def walk(
         own = str(eqn.source_info.name_stack)
         equation = Equation(eqn, f"{scope}/{own}" if scope and own else scope or own)
         with _compat.provenance(eqn):
-            rule = CONTROL.get(equation.name, _apply)
+            rule = CONTROL.get(equation.name, _call if "call_jaxpr" in eqn.params else _apply)
             state, outs = rule(interpretation, equation, state, [read(v) for v in eqn.invars])
         environment.update(zip(eqn.outvars, outs, strict=True))
         for var in eqn.invars:  # let go of what nobody reads again
@@ -96,7 +90,7 @@ def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
 
 
 def _call(interpretation, equation: Equation, state, inputs):
-    jaxpr = equation.params[INLINED[equation.name]]
+    jaxpr = equation.params[BODIES.get(equation.name, "call_jaxpr")]
     return _inline(interpretation, equation, state, inputs, jaxpr=jaxpr)
 
 
@@ -202,7 +196,7 @@ def _scan(interpretation, equation: Equation, state, inputs):
 
 
 CONTROL: dict[str, Callable] = {
-    **dict.fromkeys(INLINED, _call),
+    **dict.fromkeys(BODIES, _call),
     "remat2": _remat,
     "checkpoint": _remat,
     "jit": _jit,

@@ -29,9 +29,9 @@ def plot(
         >>> for row in plot({"a": [3.0, 2.0, 1.0]}, ["blue"], width=12, height=4, ascii_only=True):
         ...     print(row.plain.rstrip())
         3.00 |**
-             |  ***
-        1.00 |     *
-              1    3
+             |  ****
+        1.00 |      **
+              1      3
         a
     """
     values = [y for ys in curves.values() for y in ys if math.isfinite(y)]

@@ -50,7 +50,7 @@ class _Run:
         self.finite_at_start = self.finite(self.state)
         self.losses: list[float] = []
         self.seconds: list[float] = []
-        self.non_finite = 0
+        self.bad: list[bool] = []
         self.death: Death | None = None
         self.dead = False
 
@@ -58,7 +58,7 @@ class _Run:
         """One step, timed; nothing for a method that can't come back."""
         if self.dead:
             self.losses.append(math.nan)
-            self.non_finite += 1
+            self.bad.append(True)
             return
         before = self.state
         start = time.perf_counter()
@@ -66,13 +66,14 @@ class _Run:
         self.seconds.append(time.perf_counter() - start)
         number = float(jnp.asarray(loss))
         whole = bool((self.finite(after) | ~self.finite_at_start).all())
-        if not (whole and math.isfinite(number)):
-            self.non_finite += 1
+        good = whole and math.isfinite(number)
+        if not good:
             if self.death is None:
                 why = diagnose(self.step, before, batch, after, number)
                 self.death = Death(len(self.losses) + 1, why)
-            # NaN out of a state that isn't finite, which isn't finite afterwards: nothing heals it
+            # what makes a non-finite loss and leaves a non-finite state can't come back
             self.dead = not whole and not math.isfinite(number)
+        self.bad.append(not good)
         self.losses.append(number if math.isfinite(number) else math.nan)
         self.state = after
 
@@ -87,8 +88,8 @@ class _Run:
             compile_seconds=self.compile_seconds,
             state_bytes=sum(int(x.nbytes) for x in leaves if isinstance(x, jax.Array)),
             parameters=self.parameters,
-            non_finite=self.non_finite,
-            death=self.death,
+            non_finite=sum(self.bad[:steps]),
+            death=self.death if self.death and self.death.step <= steps else None,
         )
 
 
@@ -150,8 +151,7 @@ def compare(
     for each in methods:
         with console.status(f"compiling {each.name}"):
             runs.append(_Run(each, program, state, first, parameters))
-    interrupted = _train(runs, first, stream, steps, folder, console)
-    made = min(len(run.losses) for run in runs)
+    made = _train(runs, first, stream, steps, folder, console)
     if not made:
         raise KeyboardInterrupt
     comparison = Comparison(
@@ -159,7 +159,7 @@ def compare(
         steps=steps,
         seed=seed,
         records=tuple(run.record(made) for run in runs),
-        interrupted=interrupted,
+        interrupted=made < steps,
         folder=str(folder.path),
         environment=environment(),
     )
@@ -175,20 +175,22 @@ def _train(
     steps: int,
     folder: Folder,
     console: Console,
-) -> bool:
-    """Makes the steps; whether an interrupt cut them short."""
+) -> int:
+    """Makes the steps; how many were made and written before an interrupt, if any."""
+    made = 0
     try:
         with Progress(console, [run.method.name for run in runs], steps) as progress:
             for step in range(1, steps + 1):
                 for run in runs:
                     run.advance(batch)
-                    progress.update(run.method.name, run.losses, run.seconds, run.non_finite)
+                    progress.update(run.method.name, run.losses, run.seconds, sum(run.bad))
                 folder.append("metrics.jsonl", [_line(step, run) for run in runs])
+                made = step
                 if step < steps:
                     batch = next(stream)
     except KeyboardInterrupt:
-        return True
-    return False
+        return made
+    return made
 
 
 def _line(step: int, run: _Run) -> dict[str, Any]:
@@ -197,7 +199,7 @@ def _line(step: int, run: _Run) -> dict[str, Any]:
         "method": run.method.name,
         "loss": finite_or_none(run.losses[-1]),
         "ms": None if run.dead else round(run.seconds[-1] * 1e3, 3),
-        "non_finite_steps": run.non_finite,
+        "non_finite_steps": sum(run.bad),
     }
 
 

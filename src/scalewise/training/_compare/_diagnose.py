@@ -1,6 +1,7 @@
 """Why a step went non-finite: found by looking at it, not by knowing the program."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -50,7 +51,8 @@ def _finite(x: Any) -> bool:
 def _sentence(equation: Equation, inputs: Sequence[Any], out: np.ndarray) -> str:
     wide = out.astype(np.float32)
     kind = "NaN" if np.isnan(wide).any() else "an infinity"
-    where = f"{equation.name} at {equation.where()}, {equation.direction}"
+    file, line, function = equation.source or ("?", 0, "?")
+    where = f"{equation.name} at {Path(file).name}:{line} ({function}), {equation.direction}"
     at = np.unravel_index(int(np.argmin(np.isfinite(wide))), wide.shape)
     elementwise = all(np.shape(x) in ((), out.shape) for x in inputs)
     if not inputs or not elementwise:

@@ -83,15 +83,12 @@ def described(error: BaseException) -> str:
 
 
 def guarded(call: Callable[..., Any], what: str, *args: Any) -> Any:
-    """What a user's function returns; its exception in one sentence.
-
-    A ValueError is the function's own refusal of what it got, and is quoted as it stands.
-    """
+    """What a user's function returns; its exception in one sentence."""
     try:
         return call(*args)
-    except ValueError as error:
-        raise InputError(f"{what}: {str(error).strip().splitlines()[0]}") from error
     except Exception as error:
+        if isinstance(error, ValueError) and what.endswith(".batches"):  # refuses its data: quoted
+            raise InputError(f"{what}: {str(error).strip().splitlines()[0]}") from error
         raise InputError(f"{what} failed: {described(error)}") from error
 
 

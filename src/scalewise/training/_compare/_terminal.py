@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from rich import box
 from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +16,16 @@ from ._braille import plot
 from ._results import Comparison, Record, smoothed
 
 COLOURS = ("blue", "red", "green", "dark_orange", "magenta", "cyan")
+HEADINGS = (  # narrow: the table fits into 80 columns
+    "final\nloss",
+    "\nratio",
+    "non-\nfinite",
+    "bytes/\nparam",
+    "step\nms",
+    "\nratio",
+    "build\ns",
+    "\nratio",
+)
 EVERY = 50  # steps between two lines where there is no terminal
 
 
@@ -92,12 +103,11 @@ def _ascii(console: Console) -> bool:
 
 def table(comparison: Comparison) -> Table:
     """The figures, one row for each method."""
-    result = Table(title=f"{comparison.program}: {comparison.steps_made} steps", expand=False)
-    result.add_column("recipe", overflow="fold")
-    for heading in ("final loss", "ratio", "non-finite", "state B/param", "step ms", "ratio"):
-        result.add_column(heading, justify="right")
-    result.add_column("build s", justify="right")
-    result.add_column("ratio", justify="right")
+    title = f"{comparison.program}: {comparison.steps_made} steps, ratios to "
+    result = Table(title=title + comparison.reference.name, box=box.SIMPLE_HEAD)
+    result.add_column("\nrecipe", no_wrap=True)
+    for heading in HEADINGS:
+        result.add_column(heading, justify="right", no_wrap=True)
     for record, colour in zip(comparison.records, _cycle(len(comparison.records)), strict=True):
         result.add_row(Text(record.name, style=colour), *cells(comparison, record))
     return result
