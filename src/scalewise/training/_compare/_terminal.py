@@ -104,7 +104,12 @@ def _ascii(console: Console) -> bool:
 def table(comparison: Comparison) -> Table:
     """The figures, one row for each method."""
     title = f"{comparison.program}: {comparison.steps_made} steps, ratios to "
-    result = Table(title=title + comparison.reference.name, box=box.SIMPLE_HEAD)
+    result = Table(
+        title=title + comparison.reference.name,
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     result.add_column("\nrecipe", no_wrap=True)
     for heading in HEADINGS:
         result.add_column(heading, justify="right", no_wrap=True)

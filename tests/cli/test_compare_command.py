@@ -1,0 +1,108 @@
+"""`scalewise compare` as a user types it, in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np
+
+def init(seed):
+    return {"params": jax.random.normal(jax.random.key(seed), (4,))}
+
+def train_step(state, batch):
+    loss, g = jax.value_and_grad(lambda w: jnp.mean((batch @ w - 1) ** 2))(state["params"])
+    return {"params": state["params"] - 0.1 * g}, loss
+
+def batches(data, seed):
+    rows = np.frombuffer(data, np.uint8).astype(np.float32) / 256
+    if len(rows) < 8:
+        raise ValueError(f"at least 8 bytes are needed, not {len(rows)}")
+    while True:
+        yield rows[:8].reshape(2, 4)
+"""
+
+
+def scalewise(*arguments, cwd, **options):
+    command = [str(Path(sys.executable).with_name("scalewise")), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=100, **options
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "line.py").write_text(PROGRAM)
+    (tmp_path / "text").write_text("some text, long enough")
+    return tmp_path
+
+
+def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
+    options = ("--data", "text", "--steps", 3, "--recipe", "float32", "--recipe", "fp16")
+    done = scalewise("compare", "line.py", *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "ratios to float32" in done.stdout
+    assert "\x1b" not in done.stdout
+    (run,) = (folder / "runs").iterdir()
+    assert f"report: runs/{run.name}/report.html" in done.stdout
+    assert {p.name for p in run.iterdir()} >= {"metrics.jsonl", "summary.json", "report.html"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("line.py", "--recipe", "fp61"),
+            "unknown recipe 'fp61': accepted are float32,",
+        ),
+        (("nothing.py",), "no program at 'nothing.py': a Python file is accepted"),
+        (("text",), "no program at 'text'"),
+        (("bare.py",), "defines no init(seed) -> state and no train_step(state, batch)"),
+        (("broken.py",), "broken.py doesn't run: SyntaxError"),
+        (("line.py", "--data", "nowhere"), "no data at 'nowhere': a text file or a folder"),
+        (("line.py", "--data", "short"), "line.batches: at least 8 bytes are needed, not 2"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(folder, arguments, message):
+    (folder / "bare.py").write_text("x = 1\n")
+    (folder / "broken.py").write_text("def f(:\n")
+    (folder / "short").write_text("ab")
+    done = scalewise("compare", *arguments, cwd=folder)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("scalewise: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (folder / "runs").exists()
+
+
+def test_control_c_leaves_a_readable_run(folder):
+    command = [str(Path(sys.executable).with_name("scalewise")), "compare", "line.py"]
+    options = ["--data", "text", "--steps", "1000000", "--recipe", "float32", "--out", "run"]
+    with subprocess.Popen(
+        command + options,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    ) as process:
+        metrics = folder / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not metrics.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert "interrupted after" in out
+    assert (folder / "run" / "summary.json").exists()
+
+
+def test_help_tells_of_compare(tmp_path):
+    assert "compare" in scalewise("--help", cwd=tmp_path).stdout

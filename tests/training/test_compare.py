@@ -1,0 +1,218 @@
+"""The comparison measures what it says, survives interrupts, and refuses what can't be used."""
+
+import dataclasses
+import io
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from rich.console import Console
+
+from scalewise import training
+from scalewise.training import InputError, Method, Program
+
+OPTIMIZER = optax.adamw(1e-3)
+WIDTH = 96  # its square is over Recipe.smallest
+
+
+def init(seed):
+    params = {"w": 0.1 * jax.random.normal(jax.random.key(seed), (WIDTH, WIDTH))}
+    return {"params": params, "optimizer": OPTIMIZER.init(params)}
+
+
+def train_step(state, batch):
+    def loss_of(params):
+        return jnp.mean(jnp.square(jnp.tanh(batch @ params["w"]) - batch))
+
+    loss, gradients = jax.value_and_grad(loss_of)(state["params"])
+    updates, optimizer = OPTIMIZER.update(gradients, state["optimizer"], state["params"])
+    return {"params": optax.apply_updates(state["params"], updates), "optimizer": optimizer}, loss
+
+
+def batches(data, seed):
+    random = np.random.default_rng(seed)
+    for _ in range(len(data)):
+        yield random.normal(size=(4, WIDTH)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def promotion_of_users():
+    """Programs that are compared are others' (optax is one), and promote as they like."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+TINY = Program("tiny", init, train_step, batches)
+
+
+def run(tmp_path, recipes=("float32",), **changes):
+    console = Console(file=io.StringIO(), width=100)
+    arguments = {"program": TINY, "data": b"x" * 100, "steps": 6, "out": tmp_path / "run"}
+    result = training.compare(recipes=recipes, console=console, **(arguments | changes))
+    return result, console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_float32_row_is_the_plain_program(tmp_path):
+    result, _ = run(tmp_path)
+    state, step, losses = init(0), jax.jit(train_step), []
+    for _, batch in zip(range(6), batches(b"x" * 6, 0), strict=True):
+        state, loss = step(state, batch)
+        losses.append(float(loss))
+    assert list(result.records[0].losses) == losses
+    assert result.records[0].final_loss == pytest.approx(np.mean(losses))
+
+
+def test_every_built_in_recipe_trains(tmp_path):
+    result, text = run(tmp_path, tuple(training.METHODS), steps=4)
+    float32, plain, *scaled = result.records
+    for record in (float32, *scaled):
+        assert record.death is None
+        assert record.non_finite == 0
+        assert record.final_loss == pytest.approx(float32.final_loss, rel=0.05)
+        assert len(record.seconds) == 4
+    # weights 2 bytes, first moment 1, root of the second 2; three scales and a counter
+    assert scaled[-1].state_bytes == WIDTH**2 * (2 + 1 + 2) + 3 * 4 + 4
+    assert float32.state_bytes == WIDTH**2 * 12 + 4
+    assert plain.bytes_per_parameter == 6 + 4 / WIDTH**2
+    assert all(name in text for name in training.METHODS)
+
+
+def test_files_say_the_same_as_the_result(tmp_path):
+    result, _ = run(tmp_path, ("float32", "fp16"))
+    folder = tmp_path / "run"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "curves.svg",
+        "metrics.jsonl",
+        "report.html",
+        "summary.json",
+    ]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines[::2]] == [1, 2, 3, 4, 5, 6]
+    for record in result.records:
+        mine = [line["loss"] for line in lines if line["method"] == record.name]
+        assert mine == list(record.losses)
+    assert json.loads((folder / "summary.json").read_text()) == result.summary()
+
+
+def blow_up(state, batch):
+    """Divides by a weight's distance to itself from the third step on."""
+    state, loss = train_step(state, batch)
+    late = state["optimizer"][0].count >= 3
+    w = state["params"]["w"]
+    return state | {"params": {"w": w / jnp.where(late, w - w, 1.0)}}, loss
+
+
+def test_a_death_is_told_with_step_and_cause(tmp_path):
+    result, text = run(tmp_path, program=dataclasses.replace(TINY, train_step=blow_up))
+    record = result.records[0]
+    assert record.death is not None
+    assert record.death.step == 3
+    assert "div at test_compare.py:" in record.death.why
+    assert "(blow_up), update, makes an infinity" in record.death.why
+    assert "1 of the state's 4 arrays" in record.death.why
+    assert "['params']['w']" in record.death.why
+    assert record.non_finite == 4
+    assert len(record.seconds) == 4  # the third left it broken, the fourth showed that it stays so
+    assert math.isnan(record.final_loss)
+    assert "float32, step 3: div at" in text
+    last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["loss"] is None
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["methods"][0]["first_non_finite"]["step"] == 3
+
+
+def test_lost_second_moments_are_counted(tmp_path):
+    tiny = dataclasses.replace(TINY, train_step=lambda s, b: train_step(s, b * 0.03))
+    result, _ = run(tmp_path, ("fp16-plain",), program=tiny)
+    death = result.records[0].death
+    assert death is not None
+    assert death.step == 1
+    assert "% of the second moments are 0 where the first moment isn't" in death.why
+
+
+def test_an_interrupt_leaves_what_was_measured(tmp_path):
+    def interrupted(data, seed):
+        for number, batch in enumerate(batches(data, seed)):
+            if number == 3:
+                raise KeyboardInterrupt
+            yield batch
+
+    tiny = dataclasses.replace(TINY, batches=interrupted)
+    result, text = run(tmp_path, ("float32", "fp8"), program=tiny)
+    assert result.interrupted
+    assert result.steps_made == 3
+    assert "interrupted after 3 of 6 steps" in text
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["interrupted"]
+    assert "interrupted" in (tmp_path / "run" / "report.html").read_text()
+
+
+def test_batches_that_end_start_again_under_the_next_seed(tmp_path):
+    result, _ = run(tmp_path, data=b"xx", steps=5)
+    assert len(set(result.records[0].losses)) == 5
+
+
+def test_a_users_own_method_is_a_row(tmp_path):
+    half = Method("half <rate>", transform=lambda step: lambda s, b: step(s, b * 0.5))
+    result, _ = run(tmp_path, ("float32", half))
+    assert result.records[1].losses != result.records[0].losses
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "half &lt;rate&gt;" in html
+    assert "half <rate>" not in html
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"recipes": ["fp61"]},
+            "unknown recipe 'fp61': accepted are float32, .*did you mean 'fp16'",
+        ),
+        ({"recipes": []}, "no recipe given: accepted are float32"),
+        ({"recipes": ["fp8", "fp8"]}, "a recipe is given twice: fp8, fp8"),
+        ({"steps": 0}, "steps is 0: at least 1 is accepted"),
+        ({"data": b""}, "tiny.batches: not one batch from 0 bytes of data"),
+        ({"data": "/nowhere/at/all"}, "no data at '/nowhere/at/all': a text file or a folder"),
+        ({"program": "/nowhere.py"}, "no program at '/nowhere.py': a Python file is accepted"),
+        (
+            {"program": dataclasses.replace(TINY, init=lambda seed: {"weights": jnp.ones(2)})},
+            "tiny.init returned a dict without params",
+        ),
+        (
+            {"program": dataclasses.replace(TINY, train_step=lambda s, b: s)},
+            r"tiny.train_step returned a dict: \(state, loss\) is accepted",
+        ),
+        (
+            {"program": dataclasses.replace(TINY, train_step=lambda s, b: (s, "low"))},
+            "tiny.train_step failed: TypeError",
+        ),
+        (
+            {"program": dataclasses.replace(TINY, train_step=lambda s, b: (s, jnp.ones(3)))},
+            r"returned a loss of float32\[3\]: a scalar float is accepted",
+        ),
+        (
+            {"program": dataclasses.replace(TINY, train_step=lambda s, b: ({}, jnp.ones(())))},
+            "returned a state of another structure than it got",
+        ),
+        (
+            {"program": dataclasses.replace(TINY, train_step=lambda s, b: 1 / 0)},
+            r"tiny.train_step failed: ZeroDivisionError: division by zero \(test_compare.py:\d+\)",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_refused_and_nothing_written(tmp_path, changes, message):
+    with pytest.raises(InputError, match=message) as caught:
+        run(tmp_path, **changes)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mine").write_text("keep")
+    with pytest.raises(InputError, match="isn't empty: a new or an empty folder is accepted"):
+        run(tmp_path)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["mine"]

@@ -1,0 +1,64 @@
+"""Curves on the terminal and on the page."""
+
+import math
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from scalewise.training import Comparison, Death, Record
+from scalewise.training._compare._braille import plot
+from scalewise.training._compare._curves import curves_svg, ticks
+from scalewise.training._compare._page import page
+
+
+def record(name, losses, death=None):
+    return Record(name, "", tuple(losses), (0.1,) * 3, 0.2, 0.8, 1200, 100, 0, death)
+
+
+def comparison(*records):
+    return Comparison("<demo> & co", 3, 0, records, False, "runs/x", (("JAX", "<0>"),))
+
+
+FINE = record("float32", [3.0, 2.0, 1.0])
+DEAD = record("fp<16>", [3.0, math.nan, math.nan], Death(2, "0/0 & <why>"))
+
+
+def test_the_page_stands_alone_and_escapes_names():
+    html, svg = page(comparison(FINE, DEAD))
+    assert "http" not in html.replace("http://www.w3.org/2000/svg", "")
+    assert "<script" not in html
+    assert "fp&lt;16&gt;" in html
+    assert "fp<16>" not in html
+    assert "0/0 &amp; &lt;why&gt;" in html
+    assert "prefers-color-scheme: dark" in html
+    assert 'name="viewport"' in html
+    assert svg in html
+
+
+def test_the_picture_is_wellformed_and_has_a_gap_where_the_loss_is_nan():
+    root = ET.fromstring(curves_svg(comparison(FINE, DEAD)))
+    paths = [p.get("d", "") for p in root.iter("{http://www.w3.org/2000/svg}path")]
+    assert not any("nan" in d for d in paths)
+    texts = [t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "fp<16> (died)" in texts
+    assert "difference of that to float32, %" in texts
+
+
+@pytest.mark.parametrize("losses", [[math.nan] * 3, [2.0, 2.0, 2.0], [1.0]])
+def test_odd_curves_are_drawn_all_the_same(losses):
+    ET.fromstring(curves_svg(comparison(record("x", losses))))
+    assert plot({"x": losses}, ["red"], width=40, height=6)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (2.3, 5.7), (1, 300), (-0.4, 0.1), (0, 1e-9)])
+def test_ticks_are_few_round_and_inside(low, high):
+    found = ticks(low, high)
+    assert 3 <= len(found) <= 9
+    assert all(low - 1e-9 <= t <= high + 1e-9 for t in found)
+
+
+def test_a_curve_reaches_both_ends_of_its_range():
+    rows = plot({"a": [2.0, 1.0]}, ["red"], width=30, height=6)
+    assert rows[0].plain.startswith("2.00 |")
+    assert rows[4].plain.startswith("1.00 |")
+    assert set(rows[0].plain[6:]) > {chr(0x2800)}
