@@ -1,8 +1,6 @@
 """Emulation against native arithmetic, ml_dtypes and exact rational arithmetic."""
 
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +8,8 @@ import numpy as np
 import pytest
 
 import scalewise as sw
-from scalewise.formats import CATALOGUE, Format
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "interpret"))
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
+from scalewise.formats import CATALOGUE, Format
 
 MINE = Format("e6m9", exponent_bits=6, mantissa_bits=9)
 FORMATS = [f for f in CATALOGUE.values() if f.signed and f.bits < 64] + [MINE]

@@ -178,11 +178,9 @@ def awake(x: Any) -> Any:
 
 def _side(equation: Equation, inputs: Sequence[Any], family: Family):
     """Where a result came from, which decides the format in which it will be an operand."""
-    known = [x for x in inputs if isinstance(x, InFlight) and x.uniform is None]
-    if equation.direction == "backward":
-        if any(x.side == "backward" for x in known) or not known:
-            return "backward"  # without any operand: the seed of the backward pass
+    known = [x for x in inputs if isinstance(x, InFlight)]
+    moved = family is Family.STRUCTURAL and any(x.uniform is None for x in known)
+    if moved and all(x.side == "stored" for x in known):
         return "stored"
-    if family is Family.STRUCTURAL and known and all(x.side == "stored" for x in known):
-        return "stored"
-    return "forward"
+    # all else that a backward pass computes is linear in a cotangent, its first one a constant
+    return "backward" if equation.direction == "backward" else "forward"

@@ -85,6 +85,11 @@ def _canonical(interpretation, equation, values, avals, boundary):
     ]
 
 
+def _fresh(values):
+    """The same values for another trace: what they remember of this one stays behind."""
+    return jax.tree.map(lambda leaf: leaf, values)
+
+
 def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
     return walk(interpretation, _compat.close_jaxpr(jaxpr), state, inputs, equation.scope)
 
@@ -138,12 +143,12 @@ def _while(interpretation, equation: Equation, state, inputs):
     run = partial(walk, interpretation, scope=equation.scope)
 
     def again(state, carry):  # the condition has no place to hand a state on: what it notes is lost
-        return run(params["cond_jaxpr"], state, [*cond_consts, *carry])[1][0]
+        return run(params["cond_jaxpr"], state, [*_fresh(cond_consts), *carry])[1][0]
 
     def body(loop):
         state, carry = loop
         going = again(state, carry) if batched else None
-        state, new = run(params["body_jaxpr"], state, [*body_consts, *carry])
+        state, new = run(params["body_jaxpr"], state, [*_fresh(body_consts), *carry])
         new = canonical(new)
         if batched:  # a vmapped loop runs until its last row is done; a row that is done stays
             new = [
@@ -172,7 +177,7 @@ def _scan(interpretation, equation: Equation, state, inputs):
 
     def body(loop, xs):
         state, carry = loop
-        operands = [*consts, *carry, *xs]
+        operands = [*_fresh(consts), *carry, *xs]
         state, outs = walk(interpretation, params["jaxpr"], state, operands, equation.scope)
         carry = canonical(outs[:n], carry_avals, "carry")
         return (state, carry), canonical(outs[n:], body_avals, "stacked")

@@ -20,10 +20,11 @@ from ._power import layout
 
 @dataclasses.dataclass(frozen=True)
 class Amax:
-    """The power of two that puts the largest magnitude just under the format's last full binade.
+    """The power of two that puts the largest magnitude under the format's last full binade.
 
     Neither the largest magnitude nor its rounding overflows, so nothing saturates; one pass over
-    the data. NaN and infinities stay what they are.
+    the data. It isn't put above 2^15 in a format with more exponents, so that sums of products
+    stay in float32's range. NaN and infinities stay what they are.
     """
 
     def scale(
@@ -36,7 +37,7 @@ class Amax:
         """
         signed, mantissa_bits, bias = layout(x.dtype)
         integer = np.uint64 if signed is np.int64 else np.uint32
-        top = fmt.max_exponent - 1
+        top = min(fmt.max_exponent - 1, 14)
         axes = [a % x.ndim for a in axes]
         amax = lax.reduce_max(lax.abs(x), axes) if x.size else jnp.zeros((), x.dtype)
         if keepdims:

@@ -1,0 +1,326 @@
+"""autoscale on whole programs: close to float32, finite where FP16 isn't, narrow in memory."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import scalewise as sw
+from programs import DIFFERENTIABLE, PROGRAMS, scalar
+from scalewise.formats import E4M3FN, FP16
+
+NOTHING = sw.Recipe(forward=None, backward=None, storage=None)
+EAGER = dataclasses.replace(sw.recipes.fp16, smallest=1)
+TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2, "fp8": 0.2}
+
+
+def example(seed=0, shape=(4, 4)):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def floats(tree):
+    return [np.asarray(y) for y in jax.tree.leaves(tree) if jnp.issubdtype(y.dtype, jnp.floating)]
+
+
+def assert_close(got, want, tolerance):
+    for a, b in zip(floats(got), floats(want), strict=True):
+        assert np.isfinite(a).all()
+        assert np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b) + 1e-6
+
+
+@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+class TestPrograms:
+    def test_a_recipe_that_rounds_nothing_changes_nothing(self, f):
+        got, want = jax.jit(sw.autoscale(f, NOTHING))(example()), jax.jit(f)(example())
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("recipe", ["fp16", "bf16", "fp8"])
+    def test_close_to_float32(self, f, recipe):
+        got = jax.jit(sw.autoscale(f, recipe))(example())
+        assert_close(got, f(example()), TOLERANCE[recipe])
+
+    def test_vmap_outside_and_inside(self, f):
+        xs = jnp.stack([example(1), example(2)])
+        want = jax.vmap(f)(xs)
+        assert_close(jax.jit(jax.vmap(sw.autoscale(f)))(xs), want, 4e-3)
+        assert_close(jax.jit(sw.autoscale(jax.vmap(f)))(xs), want, 4e-3)
+
+
+@pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
+class TestGradients:
+    @pytest.mark.parametrize("recipe", [sw.recipes.fp16, EAGER], ids=["fp16", "all stored"])
+    def test_inside_and_outside(self, f, recipe):
+        want = jax.grad(scalar(f))(example())
+        inside = jax.jit(sw.autoscale(jax.grad(scalar(f)), recipe))(example())
+        outside = jax.jit(jax.grad(sw.autoscale(scalar(f), recipe)))(example())
+        assert_close(inside, want, 1e-2)
+        assert_close(outside, want, 1e-2)
+
+    def test_a_recipe_that_rounds_nothing_changes_nothing(self, f):
+        want = jax.grad(scalar(f))(example())
+        got = jax.grad(sw.autoscale(scalar(f), NOTHING))(example())
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+
+
+def mlp(params, x):
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return jnp.sum(x**2)
+
+
+def wide():
+    return [example(i, (64, 64)) / 8 for i in range(2)], example(9, (256, 64))
+
+
+def test_operands_have_the_formats_of_their_direction():
+    params, x = wide()
+    program = str(jax.make_jaxpr(sw.autoscale(jax.grad(mlp), sw.recipes.fp8))(params, x))
+    assert program.count("f8_e4m3fn[64,64]") >= 2  # the weights
+    assert "f8_e5m2[256,64]" in program  # gradients of activations
+    assert "f8_e5m2[64,64]" not in program  # no weight was taken for a gradient
+    forward = str(jax.make_jaxpr(sw.autoscale(mlp, sw.recipes.fp8))(params, x))
+    assert "f8_e5m2" not in forward
+
+
+def test_what_the_backward_pass_reads_is_really_stored_narrow():
+    params, x = wide()
+    step = jax.jit(sw.autoscale(jax.grad(mlp), sw.recipes.fp8))
+    hlo = step.lower(params, x).compile().as_text()
+    assert "f8e4m3fn[256,64]" in hlo
+    _, pull = jax.vjp(sw.autoscale(lambda p: mlp(p, x), sw.recipes.fp16), params)
+    stored = [leaf.dtype for leaf in jax.tree.leaves(pull) if leaf.shape == (256, 64)]
+    assert jnp.float16 in stored
+
+
+def test_a_scans_residuals_are_stacked_narrow():
+    w, x = example(1, (64, 64)) / 8, example(2, (256, 64))
+
+    def loss(w):
+        return jnp.sum(lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=3)[0])
+
+    program = str(jax.make_jaxpr(sw.autoscale(jax.grad(loss), sw.recipes.fp16))(w))
+    assert "f16[3,256,64]" in program
+    assert_close(jax.jit(sw.autoscale(jax.grad(loss), sw.recipes.fp16))(w), jax.grad(loss)(w), 1e-2)
+
+
+@pytest.mark.parametrize("k", [-300, -149, -40, 0, 33, 300])
+@pytest.mark.parametrize("which", [0, 1])
+def test_equivariance_a_power_of_two_moves_only_the_exponent(k, which):
+    def f(x, w):
+        y = jnp.maximum(x @ w, 0) * 3.0
+        return jnp.sum(y.reshape(2, -1), axis=1) - jnp.max(y)
+
+    def run(exponents):
+        x, w = example(1).astype(jnp.float16), example(2).astype(jnp.float16)
+        args = [sw.ScaledArray(a, jnp.int32(e)) for a, e in zip((x, w), exponents, strict=True)]
+        return jax.jit(sw.autoscale(f))(*args)
+
+    base, moved = run([0, 0]), run([k if i == which else 0 for i in range(2)])
+    np.testing.assert_array_equal(np.asarray(base.data), np.asarray(moved.data))
+    assert int(moved.scale) - int(base.scale) == k
+
+
+def test_a_chain_that_leaves_float32s_range_and_returns():
+    def f(x, y):
+        z = x * x * x  # 2^600
+        return z * (y * y * y)
+
+    x, y = (sw.ScaledArray(jnp.float32(1.5), jnp.int32(e)) for e in (200, -190))
+    got = sw.autoscale(f)(x, y)
+    assert float(got.data) * 2.0 ** (int(got.scale) - 30) == 1.5**6
+
+
+@pytest.mark.parametrize("power", [-40, -20, 20, 40])
+def test_inputs_weights_and_loss_far_from_one(power):
+    params, x = wide()
+    factor = 2.0**power
+
+    def loss(p, x, c):
+        h = x @ p[0]
+        h = h / jnp.sqrt(jnp.mean(h * h, axis=1, keepdims=True))
+        return c * jnp.mean((h @ p[1]) ** 2)
+
+    grad = jax.grad(loss)
+    step = jax.jit(sw.autoscale(grad, sw.recipes.fp16))
+    plain = jax.jit(grad)
+    for p, y, c in ((params, x * factor, 1.0), (params, x, factor)):
+        assert_close(step(p, y, c), plain(p, y, c), 1e-2)
+    scaled = [params[0] * factor, params[1]]
+    assert_close(step(scaled, x, 1.0), plain(scaled, x, 1.0), 1e-2)
+
+
+@pytest.mark.parametrize("mask", [-jnp.inf, float(jnp.finfo(jnp.float32).min), -1e9])
+@pytest.mark.parametrize("recipe", ["fp16", "fp8"])
+def test_masks_in_attention(mask, recipe):
+    q, k, v = (example(i, (8, 16)) for i in range(3))
+    keep = jnp.tril(jnp.ones((8, 8), bool))
+
+    def attention(q, k, v):
+        return jax.nn.softmax(jnp.where(keep, q @ k.T / 4, mask)) @ v
+
+    def loss(q, k, v):
+        return jnp.sum(attention(q, k, v) ** 2)
+
+    for f in (attention, jax.grad(loss, (0, 1, 2))):
+        assert_close(jax.jit(sw.autoscale(f, recipe))(q, k, v), f(q, k, v), TOLERANCE[recipe] * 2)
+
+
+def test_adam_with_its_epsilon_and_squares():
+    def update(g, m, v):
+        m = 0.9 * m + 0.1 * g
+        v = 0.999 * v + 0.001 * g * g
+        return m / (jnp.sqrt(v) + 1e-8)
+
+    g = example() * 1e-12
+    got = jax.jit(sw.autoscale(update))(g, jnp.zeros_like(g), jnp.zeros_like(g))
+    np.testing.assert_allclose(got, update(g, 0 * g, 0 * g), rtol=1e-5)
+
+
+FALLBACKS = {
+    "sort": lambda x: jnp.sort(x, axis=1),
+    "logsumexp": lambda x: jax.nn.logsumexp(x, axis=1),
+    "erf_inv": lambda x: jax.scipy.special.erfinv(jnp.tanh(x)),
+    "solve": lambda x: jnp.linalg.solve(x + 8 * jnp.eye(4), x),
+    "eigh": lambda x: jnp.linalg.eigvalsh(x + x.T),
+    "fft": lambda x: jnp.abs(jnp.fft.fft(x)),
+    "conv": lambda x: jnp.convolve(x[0], x[1]),
+    "top_k": lambda x: lax.top_k(x, 2)[0],
+    "cumulative": lambda x: jnp.cumprod(jnp.cumsum(x, axis=0), axis=1),
+    "atan2": lambda x: jnp.arctan2(x, x.T),
+    "reduce": lambda x: lax.reduce(x, jnp.float32(0), lax.add, (1,)),
+    "prod": lambda x: jnp.prod(x, axis=1),
+    "median": lambda x: jnp.median(x, axis=0),
+    "gamma": lambda x: jax.scipy.special.gammaln(jnp.abs(x) + 1),
+    "segments": lambda x: jax.ops.segment_sum(x, jnp.array([0, 1, 0, 1]), 2),
+    "complex": lambda x: jnp.real(jnp.exp(1j * x.astype(jnp.complex64))),
+}
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_a_primitive_without_a_rule_is_computed_in_float32(name):
+    f = FALLBACKS[name]
+    assert_close(jax.jit(sw.autoscale(f))(example()), f(example()), 4e-3)
+
+
+def test_a_program_written_in_half_precision_survives():
+    def normalised(x, w):
+        h = x @ w
+        return h / jnp.sqrt(jnp.sum(h * h))
+
+    (w, _), x = wide()
+    half = (x * 100).astype(jnp.float16), (w * 100).astype(jnp.float16)
+    assert not np.any(normalised(*half))  # its sum of squares is infinite
+    got = sw.autoscale(normalised)(*half)
+    assert got.dtype == jnp.float16
+    assert_close(got.astype(jnp.float32), normalised(*[a.astype(jnp.float32) for a in half]), 4e-3)
+
+
+def test_a_float64_program_stays_one():
+    with jax.enable_x64(True):
+        x = jnp.linspace(1, 2, 16).reshape(4, 4)
+        got = sw.autoscale(lambda x: jnp.sum(jnp.sin(x) * 1e-200), NOTHING)(x)
+        assert got.dtype == jnp.float64
+        np.testing.assert_allclose(got, np.sum(np.sin(np.asarray(x))) * 1e-200, rtol=1e-14)
+
+
+class TestState:
+    recipe = sw.Recipe(
+        state=(
+            (r"\['w'\]", sw.Storage(FP16)),
+            (r"\['m'\]", sw.Storage("e4m3fn", axis=0)),
+            (r"\['v'\]", sw.Storage(FP16, root=2)),
+        ),
+        smallest=1,
+    )
+
+    def state(self):
+        w = example(0, (16, 8)) * 1e-9
+        return {"w": w, "m": w * 3e-6, "v": w**2, "step": jnp.int32(3)}
+
+    def test_stored_and_read_again(self):
+        stored = sw.store(self.state(), self.recipe)
+        assert stored["w"].data.dtype == jnp.float16
+        assert stored["m"].data.dtype == E4M3FN.dtype
+        assert stored["m"].scale.shape == (16, 1)
+        assert isinstance(stored["v"], sw.Rooted)
+        assert stored["step"] == 3
+        assert_close(stored["w"].value(), self.state()["w"], 4e-4)
+        assert_close(np.asarray(stored["v"]) * 1e18, self.state()["v"] * 1e18, 1e-3)
+        assert_close(jnp.asarray(stored["m"]) * 1e15, self.state()["m"] * 1e15, 0.05)
+
+    def test_a_step_gives_back_what_it_was_given(self):
+        step = sw.autoscale(lambda s: {**s, "w": s["w"] * 2, "v": s["v"] * 4}, self.recipe)
+        stored = sw.store(self.state(), self.recipe)
+        after = jax.jit(step)(stored)
+        assert jax.tree.structure(after) == jax.tree.structure(stored)
+        assert_close(after["w"].value() * 1e9, stored["w"].value() * 2e9, 1e-6)
+        np.testing.assert_array_equal(after["v"].root.data, stored["v"].root.data)
+        assert jax.tree.all(
+            jax.tree.map(lambda a, b: a.dtype == b.dtype and a.shape == b.shape, after, stored)
+        )
+
+    def test_plain_arrays_may_go_in(self):
+        step = sw.autoscale(lambda s: s, self.recipe)
+        assert isinstance(step(self.state())["w"], sw.ScaledArray)
+
+    def test_storing_twice_is_storing_once(self):
+        once = sw.store(self.state(), self.recipe)
+        twice = sw.store(once, self.recipe)
+        assert all(
+            a is b for a, b in zip(jax.tree.leaves(once), jax.tree.leaves(twice), strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: sw.autoscale(mlp, "fp61"),
+            ValueError,
+            "no recipe is called 'fp61'.*fp16, bf16",
+        ),
+        (
+            lambda: sw.autoscale(mlp, 16),
+            TypeError,
+            "a recipe is a .* got a int: 16",
+        ),
+        (
+            lambda: sw.autoscale("mlp"),
+            TypeError,
+            r"takes a function, not a str",
+        ),
+        (
+            lambda: sw.autoscale(lambda x: {"a": object()})(1.0),
+            TypeError,
+            r"output\['a'\].*a object",
+        ),
+        (lambda: sw.Recipe(forward="e4m3fm"), ValueError, "no format is called 'e4m3fm'; did you"),
+        (
+            lambda: sw.Recipe(store="always"),
+            ValueError,
+            "Recipe.store accepts 'boundaries', not",
+        ),
+        (lambda: sw.Recipe(state=(("(", sw.Storage(FP16)),)), ValueError, "no regular expression"),
+        (lambda: sw.Recipe(state=("w",)), ValueError, "holds pairs .* not 'w'"),
+        (lambda: sw.Storage(FP16, root=3), ValueError, "Storage.root is 1 or 2"),
+        (
+            lambda: sw.Storage("half!"),
+            ValueError,
+            "no format is called 'half!'; did you mean",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_narrow_output_cannot_be_differentiated_from_outside():
+    recipe = sw.Recipe(state=((r".*", sw.Storage(FP16)),), smallest=1)
+    with pytest.raises(TypeError, match=r"stored narrow and can't be differentiated"):
+        jax.vjp(sw.autoscale(jnp.sin, recipe), example())[1](sw.quantize(example(), FP16))
