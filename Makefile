@@ -29,6 +29,9 @@ check: $(VENV)/.ready     ## lint, format, types
 unit: $(VENV)/.ready      ## the tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
+prove: $(VENV)/.ready    ## every cast on all 2^32 inputs; goes on where it stopped
+	$(BIN)/python -m proofs.casts $(ARGS)
+
 format: $(VENV)/.ready    ## mend what lint and format can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
