@@ -1,4 +1,4 @@
-"""The house's arrows: each layer imports only from layers below it, and formats never import JAX."""
+"""The arrows of the house: each layer imports only from layers below it; formats know no JAX."""
 
 import ast
 from pathlib import Path

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from programs import DIFFERENTIABLE, PROGRAMS, scalar
 
+from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.interpret import Equation, Interpretation, transform
 
 
