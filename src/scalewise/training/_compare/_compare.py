@@ -4,6 +4,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -224,5 +225,5 @@ def environment() -> tuple[tuple[str, str], ...]:
         ("date", time.strftime("%Y-%m-%d %H:%M")),
         ("device", f"{device.device_kind} ({device.platform})"),
         ("Python", platform.python_version()),
-        ("JAX", jax.__version__),
+        ("JAX", version("jax")),
     )
