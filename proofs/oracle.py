@@ -8,81 +8,110 @@ constant, whatever integer tricks a cast plays.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+
 import numpy as np
 
 from scalewise.formats import Format
 
 INFINITY = 0x7F800000
+NAN = 0x7FC00000
+SATURATE = (False, True, "finite")
+ROUNDINGS = (
+    "nearest_even",
+    "nearest_away",
+    "toward_zero",
+    "toward_positive",
+    "toward_negative",
+    "away_from_zero",
+    "to_odd",
+)
 
 
-def thresholds(fmt: Format) -> tuple[np.ndarray, np.ndarray]:
-    """First positive input (float32 bits) of each result, and the results (float64), ascending.
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One way to round: a format, a direction, what overflow does."""
 
-    To nearest, ties to the even code; the last result stands for overflow (infinity).
-    """
-    codes = np.arange(fmt.max_code + 2)
-    values = np.array([float(fmt.exact(int(c))) for c in codes]) if fmt.bits <= 12 else _many(fmt)
-    middle = (values[:-1] + values[1:]) / 2  # 25 significant bits at the most: exact
-    tie_goes_up = codes[1:] % 2 == 0
+    fmt: Format
+    rounding: str = "nearest_even"
+    saturate: bool | str = False
+
+    def expected(self, first: int, count: int) -> np.ndarray:
+        """Bits of the results for the inputs of bits ``first .. first + count - 1``; NaN is NAN.
+
+        The inputs have one sign.
+        """
+        magnitude, negative = first & 0x7FFFFFFF, first >= 1 << 31
+        starts, results = _segments(self, negative)
+        low = np.searchsorted(starts, magnitude, side="right") - 1
+        high = np.searchsorted(starts, magnitude + count, side="left")
+        edges = np.concatenate([starts[low:high], [magnitude + count]]) - magnitude
+        return np.repeat(results[low:high], np.diff(np.maximum(edges, 0)))
+
+
+@functools.lru_cache(maxsize=8)
+def _segments(case: Case, negative: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Magnitudes (float32 bits) at which a new result begins, and the results' bits."""
+    fmt, saturate = case.fmt, case.saturate
+    starts, values = _thresholds(fmt, _of_magnitude(case.rounding, negative))
+    stays = _of_magnitude(case.rounding, negative) in ("toward_zero", "to_odd")
+    top = float(fmt.max)
+    beyond = np.inf if fmt.infinities else top if fmt.nan_code is None else np.nan
+    values[-1] = beyond if saturate is False and not stays else top
+    starts = np.concatenate([starts, [INFINITY, INFINITY + 1]])
+    values = np.concatenate([values, [top if saturate is True else beyond, np.nan]])
+    if negative:
+        values = -values if fmt.signed else np.where(np.arange(len(values)) >= 0, np.nan, values)
+        if fmt.signed and not fmt.negative_zero:
+            values = np.where(values == 0, 0.0, values)
+    # zero itself, apart from what rounds to zero
+    zero = np.nan if not fmt.zero else -0.0 if negative and fmt.negative_zero else 0.0
+    starts = np.concatenate([[0], np.maximum(starts, 1)])
+    values = np.concatenate([[zero], values])
+    keep = np.concatenate([np.diff(starts) > 0, [True]])  # of several at one place, the last
+    bits = values.astype(np.float32).view(np.uint32)
+    return starts[keep], np.where(np.isnan(values), np.uint32(NAN), bits)[keep]
+
+
+def _of_magnitude(rounding: str, negative: bool) -> str:
+    """A directed rounding of a negative number is that of its magnitude the other way round."""
+    if rounding not in ("toward_positive", "toward_negative"):
+        return rounding
+    return "away_from_zero" if (rounding == "toward_positive") != negative else "toward_zero"
+
+
+def _thresholds(fmt: Format, rounding: str) -> tuple[np.ndarray, np.ndarray]:
+    """First magnitude of each code's number, ascending; the last number stands for overflow."""
+    values = _values(fmt)
+    odd = np.arange(1, len(values)) % 2 == 1
+    low, high = values[:-1], values[1:]
+    middle = (low + high) / 2  # 25 significant bits at the most: exact
+    never, always = np.zeros(len(odd), bool), np.ones(len(odd), bool)
+    at, inclusive = {
+        "nearest_even": (middle, ~odd),
+        "nearest_away": (middle, always),
+        "toward_zero": (high, always),
+        "away_from_zero": (low, never),
+        "to_odd": (np.where(odd, low, high), ~odd),  # an odd code takes all around it
+    }[rounding]
     with np.errstate(over="ignore"):
-        first = middle.astype(np.float32)
+        first = at.astype(np.float32)
     wide = first.astype(np.float64)
-    too_low = (wide < middle) | ((wide == middle) & ~tie_goes_up)
-    bits = first.view(np.uint32).astype(np.int64) + too_low
-    bits = np.minimum(bits, INFINITY)
-    values = values.copy()
-    values[-1] = np.inf
+    too_low = (wide < at) | ((wide == at) & ~inclusive)
+    bits = np.minimum(first.view(np.uint32).astype(np.int64) + too_low, INFINITY)
     return np.concatenate([[0], bits]), values
 
 
-def _many(fmt: Format) -> np.ndarray:
-    """Values of codes 0 to max_code + 1 by counting up quanta binade by binade."""
+def _values(fmt: Format) -> np.ndarray:
+    """The numbers of the codes from 0 to one beyond the largest, counted up binade by binade."""
     per = 1 << fmt.mantissa_bits
-    binades = []
-    exponent = fmt.min_exponent
-    if fmt.subnormals:
-        binades.append(np.arange(per) * 2.0 ** (exponent - fmt.mantissa_bits))
-    while exponent <= fmt.max_exponent + 1:
+    binades = [np.arange(per) * 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)]
+    if not fmt.subnormals:
+        binades = []
+    for exponent in range(fmt.min_exponent, fmt.max_exponent + 2):
         binades.append((per + np.arange(per)) * 2.0 ** (exponent - fmt.mantissa_bits))
-        exponent += 1
     values = np.concatenate(binades)[: fmt.max_code + 2]
-    if not fmt.subnormals and fmt.zero:
+    if fmt.zero:
         values[0] = 0.0
     return values
-
-
-def expected(fmt: Format, first: int, count: int, saturate: bool | str) -> np.ndarray:
-    """float32 results for the inputs whose bits are ``first .. first + count - 1``."""
-    negative = first >= 1 << 31
-    magnitude = first & 0x7FFFFFFF
-    starts, results = thresholds(fmt)
-    result = np.empty(count, np.float32)
-    low = np.searchsorted(starts, magnitude, side="right") - 1
-    high = np.searchsorted(starts, magnitude + count, side="left")
-    edges = np.clip(np.concatenate([starts[low:high], [magnitude + count]]) - magnitude, 0, count)
-    with np.errstate(over="ignore"):
-        result[:] = np.repeat(results[low:high].astype(np.float32), np.diff(edges))
-    bits = np.arange(magnitude, magnitude + count)
-    at_infinity, nan = bits == INFINITY, bits > INFINITY
-    beyond = np.inf if fmt.infinities else float(fmt.max) if fmt.nan_code is None else np.nan
-    top = np.float32(float(fmt.max))
-    over = np.isinf(result)
-    result[over & ~at_infinity] = beyond if saturate is False else top
-    result[at_infinity] = top if saturate is True else beyond
-    if negative:
-        if fmt.signed:
-            result = -result
-            if not fmt.negative_zero:
-                result[result == 0] = 0.0
-        else:
-            result[bits > 0] = np.nan
-    if not fmt.zero:
-        result[bits == 0] = np.nan
-    result[nan] = np.nan
-    return result
-
-
-def mismatches(got: np.ndarray, want: np.ndarray) -> np.ndarray:
-    """Where two float32 arrays differ: in any bit, but NaNs are all alike."""
-    same = got.view(np.uint32) == want.view(np.uint32)
-    return np.flatnonzero(~(same | (np.isnan(got) & np.isnan(want))))

@@ -1,9 +1,13 @@
 """Rounding against ml_dtypes and against the exact NumPy codes, on hard inputs of every binade."""
 
+import gfloat
+import gfloat.formats
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from proofs.casts import canonical
+from proofs.oracle import ROUNDINGS, SATURATE, Case
 
 from scalewise import formats
 from scalewise.formats import CATALOGUE, Format
@@ -66,6 +70,96 @@ def test_the_same_from_float64_with_one_rounding(fmt):
         got = jax.jit(lambda x: round_to(x, fmt))(x)
         assert got.dtype == jnp.float64
         same(got, oracle(x, fmt))
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_every_direction_against_thresholds(fmt, rounding):
+    """A sample of what ``make prove`` does for all 2^32 inputs."""
+    if fmt.mantissa_bits >= 23:
+        return
+    n = 1 << 14
+    step = (1 << 32) // 48
+    starts = [*range(0, 1 << 32, step), 0x7F800000 - n // 2, 0xFF800000 - n // 2]
+    starts = [s - s % n if s % step == 0 else s for s in starts]  # no chunk of two signs
+    for saturate in SATURATE:
+        case = Case(fmt, rounding, saturate)
+        round_ = jax.jit(
+            lambda x, s=saturate: canonical(round_to(x, fmt, rounding=rounding, saturate=s))
+        )
+        for first in starts:
+            x = np.arange(first, first + n, dtype=np.int64).astype(np.uint32).view(np.float32)
+            np.testing.assert_array_equal(np.asarray(round_(x)), case.expected(first, n))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("toward_zero", gfloat.RoundMode.TowardZero),
+        ("toward_positive", gfloat.RoundMode.TowardPositive),
+        ("toward_negative", gfloat.RoundMode.TowardNegative),
+        ("nearest_away", gfloat.RoundMode.TiesToAway),
+        ("nearest_even", gfloat.RoundMode.TiesToEven),
+    ],
+)
+@pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "e2m3fn", "fp16"])
+def test_directions_as_in_gfloat(fmt, ours, theirs):
+    info = {
+        "e4m3fn": gfloat.formats.format_info_ocp_e4m3,
+        "e5m2": gfloat.formats.format_info_ocp_e5m2,
+        "e2m3fn": gfloat.formats.format_info_ocp_e2m3,
+        "fp16": gfloat.formats.format_info_binary16,
+    }[fmt]
+    x = hard_inputs(formats.format(fmt))
+    x = x[np.isfinite(x) & (np.abs(x) <= float(formats.format(fmt).max))]
+    want = gfloat.round_ndarray(info, x.astype(np.float64), theirs)
+    same(round_to(x, fmt, rounding=ours), want)
+
+
+def test_stochastic_rounding_has_exactly_the_right_odds():
+    """All 2^20 draws that matter, for E4M3: the share that goes up is the exact fraction."""
+    bits = jnp.arange(1 << 20, dtype=jnp.uint32)
+    for value, low, high in [(1.3, 1.25, 1.375), (-1.3, -1.25, -1.375), (0.017, 0.015625, None)]:
+        x = jnp.full(bits.shape, value, jnp.float32)
+        got = np.asarray(round_to(x, "e4m3fn", rounding="stochastic", bits=bits))
+        high = high or low + 2.0**-9
+        assert set(np.unique(got)) == {low, high} - ({high} if value == low else set())
+        share = (np.float64(np.float32(value)) - low) / (high - low)
+        tolerance = 0 if abs(value) > 0.1 else 2e-3  # a subnormal needs the bits above these too
+        assert abs(np.mean(got == np.float32(high)) - share) <= tolerance
+
+
+@pytest.mark.parametrize("fmt", ["e5m2", "fp16", "bf16", "dlfloat16", MINE])
+def test_stochastic_rounding_is_unbiased_by_a_key(fmt):
+    x = jnp.full(200_000, 0.3) * jnp.float32(float(formats.format(fmt).smallest) * 3.7)
+    for scaled in (x, jnp.full(200_000, 1.2345)):
+        got = jax.jit(lambda x: round_to(x, fmt, rounding="stochastic", key=jax.random.key(1)))(
+            scaled
+        )
+        values = np.unique(np.asarray(got, np.float64))
+        assert len(values) <= 2
+        gap = values[-1] - values[0]
+        error = np.mean(np.asarray(got, np.float64)) - float(scaled[0])
+        assert abs(error) <= 4 * gap / np.sqrt(200_000)  # four sigma at the worst odds
+
+
+def test_stochastic_rounding_keeps_what_the_format_holds():
+    x = jnp.asarray(formats.E5M2.values()).astype(jnp.float32)
+    same(round_to(x, "e5m2", rounding="stochastic", key=jax.random.key(0)), x)
+
+
+def test_subnormals_flushed_where_asked():
+    x = jnp.array([2.0**-14, 2.0**-15, -(2.0**-24), 1.0])
+    got = round_to(x, "fp16", subnormals=False)
+    same(got, [2.0**-14, 0, -0.0, 1])
+    assert cast(x, "fp16", subnormals=False).tolist() == [2.0**-14, 0, 0, 1]
+
+
+def test_a_scales_roundings():
+    x = jnp.array([3.0, 2.5, 4.0, 2.0**-126 * 1.5])
+    assert cast(x, "e8m0", rounding="up").astype(jnp.float32).tolist()[:3] == [4, 4, 4]
+    assert cast(x, "e8m0", rounding="down").astype(jnp.float32).tolist()[:3] == [2, 2, 4]
+    assert cast(x, "e8m0", rounding="nearest").astype(jnp.float32).tolist()[:3] == [4, 2, 4]
 
 
 def test_published_double_roundings_round_once():
@@ -133,6 +227,21 @@ def test_gradient_is_straight_through_and_not_rounded():
         (lambda: round_to(jnp.arange(2), "fp16"), TypeError, "round_to takes real .* not int32"),
         (lambda: cast(jnp.ones(2, complex), "fp16"), TypeError, "cast takes real .* not complex64"),
         (lambda: round_to(jnp.ones(2), "fp16", rounding="up"), ValueError, "rounding is 'up'; acc"),
+        (
+            lambda: round_to(jnp.ones(2), "fp16", rounding="stochastic"),
+            ValueError,
+            "takes either key, a JAX random key, or bits, uint32 of shape",
+        ),
+        (
+            lambda: round_to(jnp.ones(2), "fp16", rounding="stochastic", bits=jnp.ones(2)),
+            ValueError,
+            r"bits is float32 of shape \(2,\); accepted: uint32",
+        ),
+        (
+            lambda: round_to(jnp.ones(2), "fp16", key=jax.random.key(0)),
+            ValueError,
+            "key and bits are for rounding='stochastic'",
+        ),
         (lambda: cast(jnp.ones(2), "fp16", saturate=3), ValueError, "saturate is 3; accepted"),
         (lambda: round_to(jnp.ones(2), "fp16", gradient="x"), ValueError, "gradient is 'x'; acc"),
         (

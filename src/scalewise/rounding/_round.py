@@ -12,10 +12,11 @@ from jax import lax
 
 from ..formats import Format
 from ..formats import format as format_
-from ._nearest import carrier_of, fits, nearest_even
+from ._bits import ROUNDINGS, carrier_of, fits, round_bits
 
-ROUNDINGS = ("nearest_even",)
 SATURATE = (False, True, "finite")
+# ONNX's names for the roundings of a scale; its "nearest" sends ties up
+SCALE_ROUNDINGS = {"up": "away_from_zero", "down": "toward_zero", "nearest": "nearest_away"}
 Gradient = Literal["identity", "clipped"]
 
 # XLA's own converts from float32 that are bit-exact on every input (`make prove`), NaNs and
@@ -30,17 +31,29 @@ def round_to(
     *,
     rounding: str = "nearest_even",
     saturate: bool | str = False,
+    key: jax.Array | None = None,
+    bits: jax.Array | None = None,
+    subnormals: bool = True,
     gradient: Gradient = "identity",
 ) -> jax.Array:
-    """The nearest value of a format, correctly rounded once from the input, in the input's dtype.
+    """A value of a format, correctly rounded once from the input, in the input's dtype.
 
     Args:
         x: float32, float64, float16 or bfloat16 array, any shape.
         fmt: a format, or a name or dtype of one.
-        rounding: ``"nearest_even"``.
+        rounding: ``"nearest_even"`` (ties to the even code), ``"nearest_away"`` (ties away from
+            zero), ``"toward_zero"``, ``"toward_positive"``, ``"toward_negative"``,
+            ``"away_from_zero"``, ``"to_odd"`` (what isn't exact goes to the odd neighbour, so that
+            a later rounding is not a second one), and for a scale format (E8M0) ONNX's ``"up"``,
+            ``"down"``, ``"nearest"`` (ties up); ``"stochastic"`` (up with the probability that
+            makes the expected value exact, in steps of 2^-d for d dropped bits).
         saturate: False: what overflows, and infinities, become infinity, or NaN in a format that
-            has none (the largest number where there is no NaN either). True: they become the
-            largest number. ``"finite"``: only what is finite does.
+            has none (the largest number where there is no NaN either); a rounding that doesn't go
+            away from zero leaves a finite overflow at the largest number (IEEE 754-2019, 7.4).
+            True: all become the largest number. ``"finite"``: only what is finite does.
+        key: a JAX random key, for ``"stochastic"``.
+        bits: or the random bits themselves: uint32 (uint64 for float64) of x's shape.
+        subnormals: False flushes results below the smallest normal number to zero.
         gradient: straight-through: ``"identity"`` hands the cotangent on as it is, ``"clipped"``
             hands on zero where ``x`` lies beyond the largest number. Neither is rounded.
 
@@ -61,7 +74,8 @@ def round_to(
     """
     fmt = format_(fmt)
     x = _float(x, "round_to")
-    _check(rounding, saturate, gradient)
+    rounding = _check(fmt, rounding, saturate, gradient)
+    noise = _noise(x, rounding, key, bits)
     wide = x if x.dtype in (jnp.float32, jnp.float64) else x.astype(jnp.float32)
     carrier = carrier_of(wide.dtype)
     if not fits(fmt, carrier):
@@ -70,7 +84,8 @@ def round_to(
         raise ValueError(
             f"round_to: {fmt.name} has numbers that {x.dtype} doesn't; pass x as float64"
         )
-    return _straight_through(wide, fmt, saturate, gradient).astype(x.dtype)
+    options = (fmt, saturate, rounding, subnormals, gradient)
+    return _straight_through(wide, noise, options).astype(x.dtype)
 
 
 def cast(
@@ -79,14 +94,16 @@ def cast(
     *,
     rounding: str = "nearest_even",
     saturate: bool | str = False,
+    key: jax.Array | None = None,
+    bits: jax.Array | None = None,
+    subnormals: bool = True,
 ) -> jax.Array:
     """``x`` in the storage dtype of a format, correctly rounded once.
 
     Args:
         x: as for :func:`round_to`.
         fmt: a format, or a name or dtype of one.
-        rounding: ``"nearest_even"``.
-        saturate: as for :func:`round_to`.
+        rounding, saturate, key, bits, subnormals: as for :func:`round_to`.
 
     Returns:
         An array of ``fmt.dtype``. A format without a storage dtype gives unsigned codes of the
@@ -102,12 +119,16 @@ def cast(
     """
     fmt = format_(fmt)
     x = _float(x, "cast")
-    _check(rounding, saturate, "identity")
-    if saturate is False and fmt.name in EXACT_CONVERTS and fmt.dtype and x.dtype == jnp.float32:
-        return lax.convert_element_type(x, fmt.dtype)
-    rounded = round_to(x, fmt, saturate=saturate)
-    if fmt.dtype is not None and fmt.bits >= 8:
-        return lax.convert_element_type(rounded, fmt.dtype)
+    rounding = _check(fmt, rounding, saturate, "identity")
+    dtype = fmt.dtype
+    native = fmt.name in EXACT_CONVERTS and dtype is not None and x.dtype == jnp.float32
+    if native and saturate is False and rounding == "nearest_even" and subnormals:
+        return lax.convert_element_type(x, np.dtype(dtype))
+    rounded = round_to(
+        x, fmt, rounding=rounding, saturate=saturate, key=key, bits=bits, subnormals=subnormals
+    )
+    if dtype is not None and fmt.bits >= 8:
+        return lax.convert_element_type(rounded, dtype)
     return _codes(rounded.astype(jnp.float32), fmt)
 
 
@@ -132,18 +153,42 @@ def _codes(x: jax.Array, fmt: Format) -> jax.Array:
     return jnp.where(jnp.isnan(x), np.uint32(nan), code).astype(fmt.code_dtype)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1, 2, 3))
-def _straight_through(x: jax.Array, fmt: Format, saturate: Any, gradient: Gradient) -> jax.Array:
-    return nearest_even(x, fmt, saturate)
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _straight_through(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
+    fmt, saturate, rounding, subnormals, _ = options
+    return round_bits(x, fmt, saturate, rounding, noise, subnormals)
 
 
 @_straight_through.defjvp
-def _(fmt, saturate, gradient, primals, tangents):
-    (x,), (t,) = primals, tangents
-    y = _straight_through(x, fmt, saturate, gradient)
-    if gradient == "clipped":
-        t = jnp.where(jnp.abs(x) <= np.asarray(float(fmt.max), x.dtype), t, jnp.zeros_like(t))
+def _(options, primals, tangents):
+    (x, noise), (t, _) = primals, tangents
+    y = _straight_through(x, noise, options)
+    if options[-1] == "clipped":
+        t = jnp.where(jnp.abs(x) <= np.asarray(float(options[0].max), x.dtype), t, 0 * t)
     return y, t
+
+
+def _noise(x: jax.Array, rounding: str, key: Any, bits: Any) -> jax.Array | None:
+    """Random bits for a stochastic rounding of ``x``; None for all others."""
+    if rounding != "stochastic":
+        if key is not None or bits is not None:
+            raise ValueError(f"key and bits are for rounding='stochastic', not {rounding!r}")
+        return None
+    dtype = jnp.uint64 if x.dtype == jnp.float64 else jnp.uint32
+    if (key is None) == (bits is None):
+        raise ValueError(
+            "rounding='stochastic' takes either key, a JAX random key, or bits, "
+            f"{np.dtype(dtype)} of shape {x.shape}"
+        )
+    if key is not None:
+        return jax.random.bits(key, x.shape, dtype)
+    bits = jnp.asarray(bits)
+    if bits.dtype != dtype or bits.shape != x.shape:
+        raise ValueError(
+            f"bits is {bits.dtype} of shape {bits.shape}; accepted: {np.dtype(dtype)} of x's "
+            f"shape {x.shape}"
+        )
+    return bits
 
 
 def _float(x: Any, name: str) -> jax.Array:
@@ -153,10 +198,16 @@ def _float(x: Any, name: str) -> jax.Array:
     return x
 
 
-def _check(rounding: Any, saturate: Any, gradient: Any) -> None:
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"rounding is {rounding!r}; accepted: {', '.join(map(repr, ROUNDINGS))}")
+def _check(fmt: Format, rounding: Any, saturate: Any, gradient: Any) -> str:
+    """The rounding's own name; refuses what there isn't."""
+    names = ROUNDINGS
+    if not fmt.zero:
+        names = (*ROUNDINGS, *SCALE_ROUNDINGS)
+        rounding = SCALE_ROUNDINGS.get(rounding, rounding)
+    if rounding not in names:
+        raise ValueError(f"rounding is {rounding!r}; accepted: {', '.join(map(repr, names))}")
     if not any(saturate is s or saturate == s for s in SATURATE):
         raise ValueError(f"saturate is {saturate!r}; accepted: False, True, 'finite'")
     if gradient not in ("identity", "clipped"):
         raise ValueError(f"gradient is {gradient!r}; accepted: 'identity', 'clipped'")
+    return rounding
