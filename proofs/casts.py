@@ -1,9 +1,9 @@
 """Every one of the 2^32 float32 inputs, rounded to each format in each direction.
 
-With and without saturation, against two routes that share no code with ours: thresholds (``proofs/oracle.py``) for all, and NumPy's or
-ml_dtypes' own cast where there is one. ``make prove`` runs it on all cores; ``.prove/`` remembers
-what was done, so that it goes on where it stopped. Names of formats or roundings as arguments
-restrict it: ``make prove ARGS="fp16 e4m3fn nearest_even"``.
+With and without saturation, against two routes that share no code with ours: thresholds
+(``proofs/oracle.py``) for all, and NumPy's or ml_dtypes' own cast where there is one. It runs on
+all cores; ``.prove/`` remembers what was done, so that it goes on where it stopped. Names of
+formats or roundings restrict it: ``make prove ARGS="fp16 e4m3fn nearest_even"``.
 """
 
 from __future__ import annotations

@@ -121,6 +121,12 @@ def test_emulating_float32_in_float32_arithmetic_changes_nothing():
     np.testing.assert_array_equal(np.asarray(sw.emulate(f, "fp32")(x)), np.asarray(f(x)))
 
 
+def test_fp64_is_float64s_own_arithmetic():
+    x = jnp.float32(0.1)
+    got = sw.emulate(lambda x: (x + 1e10) - 1e10, "fp64")(x)
+    assert float(got) == np.float32((np.float64(np.float32(0.1)) + 1e10) - 1e10)
+
+
 def test_a_program_written_in_half_precision():
     x = jnp.asarray(numbers(sw.formats.E4M3FN, 64, 0)).astype(jnp.float16)
 
@@ -137,7 +143,11 @@ def test_a_program_written_in_half_precision():
     ("call", "error", "message"),
     [
         (lambda: sw.emulate(jnp.sin, "fp61"), ValueError, "no format is called 'fp61'; did you"),
-        (lambda: sw.emulate(jnp.sin, "fp64"), ValueError, "fp64 has 53 significant bits; accepted"),
+        (
+            lambda: sw.emulate(jnp.sin, Format("e11m30", 11, 30)),
+            ValueError,
+            "e11m30 has 31 significant bits; accepted: up to 25",
+        ),
         (lambda: sw.emulate("sin", "fp16"), TypeError, "emulate.f, .... takes a function, not a s"),
         (lambda: sw.emulate(lambda x: "no", "fp16")(1.0), TypeError, "emulate: output of .* a str"),
     ],

@@ -8,6 +8,7 @@ from typing import Literal
 
 from ..formats import FP16, Format
 from ..formats import format as format_
+from ..scaled import storable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Storage:
     axis: int | tuple[int, ...] | None = None
 
     def __post_init__(self):
-        object.__setattr__(self, "format", format_(self.format))
+        object.__setattr__(self, "format", storable(format_(self.format)))
         if self.root not in (1, 2):
             raise ValueError(f"Storage.root is 1 or 2 (the square root), not {self.root!r}")
 
@@ -65,7 +66,7 @@ class Recipe:
         for field in ("forward", "backward", "storage", "carry"):
             value = getattr(self, field)
             if value is not None:
-                object.__setattr__(self, field, format_(value))
+                object.__setattr__(self, field, storable(format_(value)))
         if self.store != "boundaries":
             raise ValueError(f"Recipe.store accepts 'boundaries', not {self.store!r}")
         for entry in self.state:

@@ -80,7 +80,7 @@ def emulate(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = Fals
 
     Args:
         f: any function of pytrees made of JAX primitives.
-        fmt: a format of up to 25 significant bits, or a name or dtype of one.
+        fmt: a format of up to 25 significant bits, or FP64; or a name or dtype of one.
         saturate: what overflow does, as for :func:`scalewise.round_to`.
 
     Returns:
@@ -101,9 +101,9 @@ def emulate(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = Fals
         1024.0
     """
     fmt = format_(fmt)
-    if fmt.mantissa_bits > 24 or fmt == FP64:
+    if fmt.mantissa_bits > 24 and fmt != FP64:
         raise ValueError(
-            f"emulate: {fmt.name} has {fmt.precision} significant bits; accepted: up to 25, since "
-            "results are carried in float64"
+            f"emulate: {fmt.name} has {fmt.precision} significant bits; accepted: up to 25, or "
+            "FP64 itself, since results are carried in float64"
         )
     return transform(f, Emulation(fmt, saturate), name="emulate")

@@ -6,3 +6,4 @@ from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
 from ._quantize import Amax as Amax
 from ._quantize import quantize as quantize
+from ._quantize import storable as storable

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import Format
+from ..formats import CATALOGUE, Format
 from ..formats import format as format_
 from ..rounding import cast
 from ._array import ScaledArray
@@ -50,6 +50,21 @@ class Amax:
         return scale, inverse
 
 
+def storable(fmt: Format) -> Format:
+    """The format, if arrays of it can be stored with zeros and in whole bytes.
+
+    Raises:
+        ValueError: it can't.
+    """
+    if fmt.dtype is None or fmt.bits < 8 or not fmt.zero:
+        can = [f.name for f in CATALOGUE.values() if f.dtype and 8 <= f.bits <= 16 and f.zero]
+        raise ValueError(
+            f"{fmt.name} has no storage dtype of whole bytes that holds zero; "
+            f"accepted: {', '.join(can)}"
+        )
+    return fmt
+
+
 def quantize(
     x: Any,
     fmt: Format | str,
@@ -72,14 +87,14 @@ def quantize(
 
     Raises:
         TypeError: x isn't a real floating-point array.
-        ValueError: an unknown format, or an axis that x doesn't have.
+        ValueError: an unknown format, one that no dtype stores, or an axis that x doesn't have.
 
     Example:
         >>> import jax.numpy as jnp
         >>> quantize(jnp.array([3e-6, 1e-6]), "e4m3fn").value().tolist()
         [3.0994415283203125e-06, 9.5367431640625e-07]
     """
-    fmt = format_(fmt)
+    fmt = storable(format_(fmt))
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"quantize takes real floating-point arrays, not {x.dtype}")

@@ -1,0 +1,156 @@
+"""ScaledArray and quantize: exact values, ranges far beyond float32's, errors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scalewise as sw
+from scalewise.scaled import ldexp, power_of_two
+
+NARROW = ["fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4m3", "e3m4"]
+
+
+@given(
+    x=st.floats(2.0**-60, 2.0**60, width=32),
+    exponent=st.integers(-400, 400),
+)
+@settings(max_examples=200, deadline=None)
+def test_ldexp_is_exact_where_the_result_is_normal(x, exponent):
+    want = np.ldexp(np.float64(x), exponent)
+    got = float(ldexp(jnp.float32(x), jnp.int32(exponent)))
+    if want > float(jnp.finfo(jnp.float32).max):
+        assert got == np.inf
+    elif want >= 2.0**-126:
+        assert got == want
+    else:
+        assert got <= 2.0**-126
+
+
+def test_power_of_two():
+    e = jnp.arange(-126, 128)
+    np.testing.assert_array_equal(power_of_two(e), np.ldexp(np.float32(1), np.asarray(e)))
+
+
+@pytest.mark.parametrize(
+    ("scale", "want"),
+    [
+        (jnp.int32(3), [8, -12]),
+        (jnp.float32(0.5), [0.5, -0.75]),
+        (jnp.float32(0), [0, -0.0]),
+        (jnp.asarray([1, 2], jnp.int32), [2, -6]),
+        (jnp.asarray(4.0, jnp.float8_e8m0fnu), [4, -6]),
+    ],
+)
+def test_value(scale, want):
+    a = sw.ScaledArray(jnp.array([1, -1.5], jnp.float16), scale)
+    np.testing.assert_array_equal(a.value(), np.float32(want))
+    np.testing.assert_array_equal(np.asarray(a), np.float32(want))
+    np.testing.assert_array_equal(jnp.asarray(a), np.float32(want))
+    assert (a.shape, a.ndim, a.dtype) == ((2,), 1, np.float32)
+
+
+def test_value_of_blocks_the_last_not_full():
+    data = jnp.ones((2, 5), jnp.float8_e4m3fn)
+    scale = jnp.array([[0, 1, 2], [3, 4, 5]], jnp.int32)
+    got = sw.ScaledArray(data, scale, block=(1, 2)).value()
+    np.testing.assert_array_equal(got, [[1, 1, 2, 2, 4], [8, 8, 16, 16, 32]])
+
+
+def test_a_scale_far_out_of_range_doesnt_overflow_on_the_way():
+    a = sw.ScaledArray(jnp.array([2.0**-24], jnp.float16), jnp.int32(150))
+    assert float(a.value()[0]) == 2.0**126
+
+
+def test_a_pytree_through_jit_scan_and_vmap():
+    a = sw.quantize(jnp.arange(12.0).reshape(3, 4), "fp16", axis=0)
+    np.testing.assert_array_equal(jax.jit(lambda a: a.value())(a), a.value())
+    np.testing.assert_array_equal(jax.vmap(lambda a: a.value())(a), a.value())
+    rows = jax.lax.scan(lambda c, row: (c, row.value()), 0, a)[1]
+    np.testing.assert_array_equal(rows, a.value())
+    assert jax.tree.map(lambda x: x, a).block is None
+
+
+@pytest.mark.parametrize("fmt", NARROW)
+@pytest.mark.parametrize("k", [-100, -20, 0, 20, 100])
+def test_quantize_rounds_once_and_never_saturates(fmt, k):
+    fmt = sw.format(fmt)
+    x = jax.random.normal(jax.random.key(0), (1000,)) * 2.0**k
+    a = jax.jit(lambda x: sw.quantize(x, fmt))(x)
+    assert a.data.dtype == fmt.dtype
+    mantissa, _ = np.frexp(np.asarray(a.scale))
+    assert mantissa == 0.5  # a power of two
+    scaled = np.asarray(x, np.float64) / np.asarray(a.scale, np.float64)
+    np.testing.assert_array_equal(
+        np.asarray(a.data.astype(jnp.float32)), fmt.decode(fmt.encode(scaled))
+    )
+    assert np.abs(scaled).max() <= float(fmt.max)
+    # the same bits whatever power of two the input carries
+    b = sw.quantize(x * 2.0**-k, fmt)
+    np.testing.assert_array_equal(np.asarray(a.data.astype(jnp.float32)), b.data.astype("float32"))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1, (0, 1)])
+def test_a_scale_for_each_channel(axis):
+    x = jax.random.normal(jax.random.key(0), (3, 4)) * jnp.array([[1e-9], [1.0], [1e9]])
+    a = sw.quantize(x, "e4m3fn", axis=axis)
+    kept = {ax % 2 for ax in np.atleast_1d(axis)}
+    assert a.scale.shape == tuple(n if i in kept else 1 for i, n in enumerate(x.shape))
+    if 0 in kept:
+        np.testing.assert_allclose(a.value(), x, rtol=0.07)
+
+
+def test_zeros_empties_and_what_isnt_finite():
+    assert sw.quantize(jnp.zeros(3), "fp16").value().tolist() == [0, 0, 0]
+    assert sw.quantize(jnp.zeros((0, 3)), "e4m3fn").value().shape == (0, 3)
+    a = sw.quantize(jnp.array([1.0, jnp.inf, jnp.nan]), "fp16").value()
+    assert np.isinf(a[1])
+    assert np.isnan(a[2])
+
+
+def test_rebalance_moves_a_factor():
+    a = sw.quantize(jnp.array([3.0, 5.0]), "fp16")
+    b = sw.rebalance(a, 4.0)
+    np.testing.assert_array_equal(b.value(), a.value())
+    assert float(b.scale) == 4 * float(a.scale)
+    c = sw.ScaledArray(jnp.array([1.0, 3.0], jnp.float16), jnp.int32(200))
+    d = sw.rebalance(c, 3)
+    assert int(d.scale) == 203
+    np.testing.assert_array_equal(d.data, [0.125, 0.375])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: sw.ScaledArray(jnp.ones((2, 3)), jnp.ones(2)),
+            ValueError,
+            r"a scale of shape \(2,\) doesn't broadcast over \(2, 3\)",
+        ),
+        (
+            lambda: sw.ScaledArray(jnp.ones((2, 5)), jnp.ones((2, 2)), block=(1, 2)),
+            ValueError,
+            r"doesn't broadcast over \(2, 3\), the blocks of data of shape \(2, 5\)",
+        ),
+        (
+            lambda: sw.ScaledArray(jnp.ones(4), jnp.ones(2), block=(1, 2)),
+            ValueError,
+            r"block is \(1, 2\); accepted: \(axis, size\)",
+        ),
+        (lambda: sw.quantize(jnp.arange(3), "fp16"), TypeError, "quantize takes real .* not int32"),
+        (lambda: sw.quantize(jnp.ones(3), "fp61"), ValueError, "no format is called 'fp61'"),
+        (lambda: sw.quantize(jnp.ones(3), "e2m1fn"), ValueError, "e2m1fn has no storage dtype of"),
+        (lambda: sw.quantize(jnp.ones(3), "e8m0"), ValueError, "e8m0 has no storage dtype of"),
+        (
+            lambda: sw.quantize(jnp.ones(3), "fp16", axis=1),
+            ValueError,
+            "axis is 1, but x has",
+        ),
+        (lambda: sw.Recipe(forward="tf32"), ValueError, "tf32 has no storage dtype of whole bytes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
