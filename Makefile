@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test check unit format prove bench clean
+NEWEST      = $(shell .ci/newest-python)
+NEWEST_VENV = .venv-newest
+
+.PHONY: demo test test-newest check unit format prove bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,6 +32,13 @@ check: $(VENV)/.ready     ## lint, format, types
 unit: $(VENV)/.ready      ## the tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
+test-newest:              ## the tests on the newest Python and JAX at hand, if there is one
+	@if [ -n "$(NEWEST)" ]; then \
+		$(MAKE) --no-print-directory unit VENV=$(NEWEST_VENV) PYTHON="$(NEWEST)"; \
+	else \
+		echo "test-newest: skipped, no Python 3.12 or newer is at hand (PATH and pyenv were searched)"; \
+	fi
+
 prove: $(VENV)/.ready    ## every cast on all 2^32 inputs; goes on where it stopped
 	$(BIN)/python -m proofs.casts $(ARGS)
 
@@ -37,4 +47,4 @@ format: $(VENV)/.ready    ## mend what lint and format can mend
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(NEWEST_VENV)

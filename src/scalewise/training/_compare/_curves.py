@@ -13,13 +13,14 @@ SMOOTHING = 25  # steps
 
 # Okabe and Ito's palette, told apart by colour-blind readers, on light and on dark
 STYLE = """
-.curves { font: 13px system-ui, sans-serif; --ink: #222; --line: #ccc }
-.curves text { fill: var(--ink) } .curves .axis { stroke: var(--line); fill: none }
+.curves { font: 13px system-ui, sans-serif }
+.curves text { fill: #222 } .curves .axis { stroke: #ccc }
 .curves path { fill: none; stroke-width: 2; stroke-linejoin: round }
 .curves .c0 { stroke: #555 } .curves .c1 { stroke: #d55e00 } .curves .c2 { stroke: #0072b2 }
 .curves .c3 { stroke: #009e73 } .curves .c4 { stroke: #cc79a7 } .curves .c5 { stroke: #e69f00 }
 @media (prefers-color-scheme: dark) {
-  .curves { --ink: #ddd; --line: #444 } .curves .c0 { stroke: #bbb } .curves .c2 { stroke: #56b4e9 }
+  .curves text { fill: #ddd } .curves .axis { stroke: #444 }
+  .curves .c0 { stroke: #bbb } .curves .c2 { stroke: #56b4e9 }
 }
 """
 COLOURS = 6
