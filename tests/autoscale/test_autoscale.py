@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -226,6 +227,30 @@ def test_a_float64_program_stays_one():
         got = sw.autoscale(lambda x: jnp.sum(jnp.sin(x) * 1e-200), NOTHING)(x)
         assert got.dtype == jnp.float64
         np.testing.assert_allclose(got, np.sum(np.sin(np.asarray(x))) * 1e-200, rtol=1e-14)
+
+
+def test_interpretations_compose():
+    x = example(0, (8, 8))
+    inside = sw.autoscale(sw.emulate(lambda x: x @ x, "bf16"))
+    outside = sw.emulate(sw.autoscale(lambda x: x @ x), "bf16")
+    for f in (inside, outside, sw.autoscale(sw.autoscale(lambda x: x @ x), "fp8")):
+        assert_close(jax.jit(f)(x), x @ x, 0.1)
+
+
+def test_effects_callbacks_keys_and_objects_go_through():
+    def f(model, key, x, *, mode):
+        assert mode == "train"
+        jax.debug.print("{}", x[0, 0], ordered=False)
+        noise = jax.random.normal(key, x.shape)
+        y = jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return {"y": jax.vmap(model)(y + noise), "n": None}
+
+    model = eqx.nn.MLP(8, 4, 16, 2, key=jax.random.key(0))
+    x = example(0, (8, 8))
+    args = (model, jax.random.key(1), x)
+    got = jax.jit(lambda k, x: sw.autoscale(f)(model, k, x, mode="train"))(*args[1:])
+    assert_close(got, f(*args, mode="train"), 4e-3)
+    assert got["n"] is None
 
 
 class TestState:

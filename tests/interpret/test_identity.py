@@ -104,6 +104,14 @@ def test_gradient_beside_integer_arguments_and_outputs():
     assert_same_bits(got, jax.grad(lambda x: f(x, jnp.int32(1))[0])(example()))
 
 
+def test_a_nested_jit_keeps_its_shardings():
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    f = identity(lambda x: jax.jit(jnp.sin, in_shardings=rows, out_shardings=rows)(x) * 2)
+    assert str(jax.make_jaxpr(f)(example())).count("sharding_constraint") == 2
+    assert_same_bits(f(example()), jnp.sin(example()) * 2)
+
+
 class Recorder(Interpretation):
     """Notes each equation's provenance while it hands the program on."""
 

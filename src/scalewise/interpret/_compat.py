@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 from jax._src import source_info_util
 
@@ -43,8 +44,19 @@ def provenance(eqn: jex.JaxprEqn) -> Iterator[None]:
     with (
         source_info_util.user_context(info.traceback, name_stack=scope),
         eqn.ctx.manager,
+        jax.enable_x64(True) if _is_wide(eqn) else contextlib.nullcontext(),
     ):
         yield
+
+
+def _is_wide(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation has 64-bit arrays though x64 is off: it was traced where it was on."""
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return False
+    return any(
+        getattr(getattr(v.aval, "dtype", None), "itemsize", 0) == 8
+        for v in eqn.outvars + eqn.invars
+    )
 
 
 def user_frame(eqn: jex.JaxprEqn) -> tuple[str, int, str] | None:

@@ -107,17 +107,41 @@ def _remat(interpretation, equation: Equation, state, inputs):
 
 
 def _jit(interpretation, equation: Equation, state, inputs):
+    """A nested jit: inlined if it is small, its shardings and compiler options kept."""
     params = equation.params
     body, _ = _compat.open_jaxpr(params["jaxpr"])
     options = dict(params.get("compiler_options_kvs", ()))
-    if len(body.eqns) <= SMALL_CALL and not options:
-        return _inline(interpretation, equation, state, inputs, jaxpr=params["jaxpr"])
+    inputs = _sharded(inputs, equation.in_avals, params.get("in_shardings", ()))
 
     def run(state, inputs):
         return _inline(interpretation, equation, state, inputs, jaxpr=params["jaxpr"])
 
     run.__name__ = params["name"]
-    return jax.jit(run, compiler_options=options or None)(state, inputs)
+    if len(body.eqns) > SMALL_CALL or options:
+        run = jax.jit(run, compiler_options=options or None)
+    state, outs = run(state, inputs)
+    return state, _sharded(outs, equation.out_avals, params.get("out_shardings", ()))
+
+
+def _sharded(values, avals, shardings):
+    """Values whose arrays lie as the user asked for; what a sharding leaves open stays open."""
+
+    def constrained(value, aval, sharding):
+        types = getattr(getattr(sharding, "mesh", None), "axis_types", ())
+        explicit = jax.sharding.AxisType.Explicit in types
+        place = jax.sharding.reshard if explicit else lax.with_sharding_constraint
+
+        def leaf(x):
+            return place(x, sharding) if jnp.shape(x) == aval.shape else x
+
+        return jax.tree.map(leaf, value)
+
+    if not any(isinstance(s, jax.sharding.Sharding) for s in shardings):
+        return values
+    return [
+        constrained(v, a, s) if isinstance(s, jax.sharding.Sharding) else v
+        for v, a, s in zip(values, avals, shardings, strict=True)
+    ]
 
 
 def _cond(interpretation, equation: Equation, state, inputs):
