@@ -77,3 +77,18 @@ def test_only_compat_reads_jax_internals(path):
 def test_every_layer_of_the_house_is_known():
     folders = {p.name for p in ROOT.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
     assert folders <= set(HOUSE)
+
+
+def test_no_circle_of_imports():
+    """Between files, not only between layers; a package's face (``__init__``) stands apart."""
+    names = {
+        ".".join(("scalewise", *p.relative_to(ROOT).with_suffix("").parts)): p
+        for p in SOURCES
+        if p.name != "__init__.py"
+    }
+    arrows = {name: imported_modules(p) & names.keys() for name, p in names.items()}
+    while arrows:  # take away who imports nobody that is left; a circle stays
+        free = [name for name, needs in arrows.items() if not needs & arrows.keys()]
+        assert free, f"a circle among {sorted(arrows)}"
+        for name in free:
+            del arrows[name]

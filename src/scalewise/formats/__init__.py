@@ -21,4 +21,5 @@ from ._catalogue import FP64 as FP64
 from ._catalogue import TF32 as TF32
 from ._catalogue import format as format
 from ._catalogue import p3109 as p3109
+from ._codes import check_saturate as check_saturate
 from ._format import Format as Format

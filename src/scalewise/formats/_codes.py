@@ -2,22 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import Any, Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from ._format import Format
 
 SATURATE = (False, True, "finite")
 
 
+class Layout(Protocol):
+    """What of a format its codes depend on (see ``Format``, which is one)."""
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int | None
+    signed: bool
+    subnormals: bool
+    nan: Any
+    negative_zero: bool | None
+    zero: bool
+
+    @property
+    def bits(self) -> int: ...
+    @property
+    def max_code(self) -> int: ...
+    @property
+    def infinity_code(self) -> int | None: ...
+    @property
+    def nan_code(self) -> int | None: ...
+    @property
+    def smallest(self) -> Fraction: ...
+    @property
+    def min_exponent(self) -> int: ...
+    @property
+    def code_dtype(self) -> np.dtype: ...
+
+
 def check_saturate(saturate: Any) -> None:
+    """Raises ValueError unless ``saturate`` is False, True or "finite"."""
     if not any(saturate is s or saturate == s for s in SATURATE):
         raise ValueError(f"saturate is {saturate!r}; accepted: False, True, 'finite'")
 
 
-def decode(fmt: Format, codes: Any) -> np.ndarray:
+def decode(fmt: Layout, codes: Any) -> np.ndarray:
     """The numbers of codes (see ``Format.decode``)."""
     codes = np.asarray(codes)
     if not np.issubdtype(codes.dtype, np.integer):
@@ -54,7 +82,7 @@ def decode(fmt: Format, codes: Any) -> np.ndarray:
     return x
 
 
-def encode(fmt: Format, values: Any, saturate: bool | str) -> np.ndarray:
+def encode(fmt: Layout, values: Any, saturate: bool | str) -> np.ndarray:
     """The codes of numbers, to nearest even (see ``Format.encode``)."""
     check_saturate(saturate)
     values = np.asarray(values)
@@ -80,7 +108,7 @@ def encode(fmt: Format, values: Any, saturate: bool | str) -> np.ndarray:
     return np.where(nan, _nan(fmt), code).astype(fmt.code_dtype)
 
 
-def _round_magnitude(fmt: Format, size: np.ndarray) -> np.ndarray:
+def _round_magnitude(fmt: Layout, size: np.ndarray) -> np.ndarray:
     """Positive codes, unbounded above, of sizes rounded to nearest even: exact in float64."""
     assert fmt.bias is not None
     m = fmt.mantissa_bits
@@ -100,7 +128,7 @@ def _round_magnitude(fmt: Format, size: np.ndarray) -> np.ndarray:
     return code
 
 
-def _overflow(fmt: Format, saturate: bool) -> int:
+def _overflow(fmt: Layout, saturate: bool) -> int:
     if saturate:
         return fmt.max_code
     if fmt.infinity_code is not None:
@@ -108,6 +136,6 @@ def _overflow(fmt: Format, saturate: bool) -> int:
     return fmt.max_code if fmt.nan_code is None else -1  # -1 stands for NaN
 
 
-def _nan(fmt: Format) -> int:
+def _nan(fmt: Layout) -> int:
     """NaN's code; a format without one has nothing to say, and says zero."""
     return 0 if fmt.nan_code is None else fmt.nan_code

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
+from . import _codes
+
 NaN = Literal["ieee", "all_ones", "negative_zero", "none"]
 NAN_ENCODINGS = ("ieee", "all_ones", "negative_zero", "none")
 
@@ -221,9 +223,7 @@ class Format:
             TypeError: codes aren't integers.
             ValueError: a code is out of range.
         """
-        from ._codes import decode
-
-        return decode(self, codes)
+        return _codes.decode(self, codes)
 
     def encode(self, values: Any, *, saturate: bool | str = False) -> np.ndarray:
         """The codes of numbers, each rounded once, to nearest, ties to the even code.
@@ -240,9 +240,7 @@ class Format:
             TypeError: values aren't real numbers.
             ValueError: an unknown ``saturate``.
         """
-        from ._codes import encode
-
-        return encode(self, values, saturate)
+        return _codes.encode(self, values, saturate)
 
 
 def _log2(x: Fraction) -> int:

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import Format
+from ..formats import Format, check_saturate
 from ..formats import format as format_
 from ._bits import ROUNDINGS, carrier_of, fits, round_bits
 
-SATURATE = (False, True, "finite")
 # ONNX's names for the roundings of a scale; its "nearest" sends ties up
 SCALE_ROUNDINGS = {"up": "away_from_zero", "down": "toward_zero", "nearest": "nearest_away"}
 Gradient = Literal["identity", "clipped"]
@@ -206,8 +205,7 @@ def _check(fmt: Format, rounding: Any, saturate: Any, gradient: Any) -> str:
         rounding = SCALE_ROUNDINGS.get(rounding, rounding)
     if rounding not in names:
         raise ValueError(f"rounding is {rounding!r}; accepted: {', '.join(map(repr, names))}")
-    if not any(saturate is s or saturate == s for s in SATURATE):
-        raise ValueError(f"saturate is {saturate!r}; accepted: False, True, 'finite'")
+    check_saturate(saturate)
     if gradient not in ("identity", "clipped"):
         raise ValueError(f"gradient is {gradient!r}; accepted: 'identity', 'clipped'")
     return rounding
