@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 SATURATE = (False, True, "finite")
 
 
-class Layout(Protocol):
-    """What of a format its codes depend on (see ``Format``, which is one)."""
-
-    name: str
-    exponent_bits: int
-    mantissa_bits: int
-    bias: int | None
-    signed: bool
-    subnormals: bool
-    nan: Any
-    negative_zero: bool | None
-    zero: bool
-
-    @property
-    def bits(self) -> int: ...
-    @property
-    def max_code(self) -> int: ...
-    @property
-    def infinity_code(self) -> int | None: ...
-    @property
-    def nan_code(self) -> int | None: ...
-    @property
-    def smallest(self) -> Fraction: ...
-    @property
-    def min_exponent(self) -> int: ...
-    @property
-    def code_dtype(self) -> np.dtype: ...
-
-
+# ``fmt`` below is a ``Format``; its own file imports this one, so that arrows go one way.
 def check_saturate(saturate: Any) -> None:
     """Raises ValueError unless ``saturate`` is False, True or "finite"."""
     if not any(saturate is s or saturate == s for s in SATURATE):
         raise ValueError(f"saturate is {saturate!r}; accepted: False, True, 'finite'")
 
 
-def decode(fmt: Layout, codes: Any) -> np.ndarray:
+def decode(fmt: Any, codes: Any) -> np.ndarray:
     """The numbers of codes (see ``Format.decode``)."""
     codes = np.asarray(codes)
     if not np.issubdtype(codes.dtype, np.integer):
@@ -82,7 +53,7 @@ def decode(fmt: Layout, codes: Any) -> np.ndarray:
     return x
 
 
-def encode(fmt: Layout, values: Any, saturate: bool | str) -> np.ndarray:
+def encode(fmt: Any, values: Any, saturate: bool | str) -> np.ndarray:
     """The codes of numbers, to nearest even (see ``Format.encode``)."""
     check_saturate(saturate)
     values = np.asarray(values)
@@ -108,7 +79,7 @@ def encode(fmt: Layout, values: Any, saturate: bool | str) -> np.ndarray:
     return np.where(nan, _nan(fmt), code).astype(fmt.code_dtype)
 
 
-def _round_magnitude(fmt: Layout, size: np.ndarray) -> np.ndarray:
+def _round_magnitude(fmt: Any, size: np.ndarray) -> np.ndarray:
     """Positive codes, unbounded above, of sizes rounded to nearest even: exact in float64."""
     assert fmt.bias is not None
     m = fmt.mantissa_bits
@@ -128,7 +99,7 @@ def _round_magnitude(fmt: Layout, size: np.ndarray) -> np.ndarray:
     return code
 
 
-def _overflow(fmt: Layout, saturate: bool) -> int:
+def _overflow(fmt: Any, saturate: bool) -> int:
     if saturate:
         return fmt.max_code
     if fmt.infinity_code is not None:
@@ -136,6 +107,6 @@ def _overflow(fmt: Layout, saturate: bool) -> int:
     return fmt.max_code if fmt.nan_code is None else -1  # -1 stands for NaN
 
 
-def _nan(fmt: Layout) -> int:
+def _nan(fmt: Any) -> int:
     """NaN's code; a format without one has nothing to say, and says zero."""
     return 0 if fmt.nan_code is None else fmt.nan_code
