@@ -260,7 +260,6 @@ class TestState:
             (r"\['m'\]", sw.Storage("e4m3fn", axis=0)),
             (r"\['v'\]", sw.Storage(FP16, root=2)),
         ),
-        smallest=1,
     )
 
     def state(self):
@@ -288,6 +287,13 @@ class TestState:
         assert jax.tree.all(
             jax.tree.map(lambda a, b: a.dtype == b.dtype and a.shape == b.shape, after, stored)
         )
+
+    def test_small_arrays_may_stay(self):
+        recipe = sw.Recipe(state=((".", sw.Storage(FP16, smallest=4)),))
+        state = {"bias": jnp.ones(3), "w": jnp.ones(4)}
+        for tree in (sw.store(state, recipe), sw.autoscale(lambda s: s, recipe)(state)):
+            assert isinstance(tree["w"], sw.ScaledArray)
+            assert tree["bias"].dtype == jnp.float32
 
     def test_plain_arrays_may_go_in(self):
         step = sw.autoscale(lambda s: s, self.recipe)
@@ -346,6 +352,6 @@ def test_what_makes_no_sense_is_refused(call, error, message):
 
 
 def test_a_narrow_output_cannot_be_differentiated_from_outside():
-    recipe = sw.Recipe(state=((r".*", sw.Storage(FP16)),), smallest=1)
+    recipe = sw.Recipe(state=((r".*", sw.Storage(FP16)),))
     with pytest.raises(TypeError, match=r"stored narrow and can't be differentiated"):
         jax.vjp(sw.autoscale(jnp.sin, recipe), example())[1](sw.quantize(example(), FP16))

@@ -60,8 +60,8 @@ class Boundaries(Interpretation):
 
     def emit(self, value: Any, aval: Any, path: str) -> Any:
         value = awake(value)
-        storage = self.recipe.stored_as(path)
-        if storage is not None and value.data.size >= self.recipe.smallest:
+        storage = self.recipe.stored_as(path, value.data.size)
+        if storage is not None:
             return put(settle(value), storage)
         if not isinstance(value.exponent, int) and value.exponent.ndim == 0:
             return ScaledArray(value.data, value.exponent)

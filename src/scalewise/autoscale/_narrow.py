@@ -120,16 +120,18 @@ def store(tree: Any, recipe: Recipe) -> Any:
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
-        >>> recipe = sw.Recipe(state=((r"\\['w'\\]", sw.Storage("fp16")),), smallest=1)
+        >>> recipe = sw.Recipe(state=((r"\\['w'\\]", sw.Storage("fp16")),))
         >>> sw.store({"w": jnp.ones(3), "n": jnp.int32(1)}, recipe)["w"].data.dtype
         dtype('float16')
     """
 
     def leaf(path, x):
-        storage = recipe.stored_as(jax.tree_util.keystr(path))
-        if storage is None or is_stored(x) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+        if is_stored(x) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             return x
-        return put(jnp.asarray(x), storage) if jnp.size(x) >= recipe.smallest else x
+        storage = recipe.stored_as(jax.tree_util.keystr(path), jnp.size(x))
+        if storage is None:
+            return x
+        return put(jnp.asarray(x), storage)
 
     return jax.tree_util.tree_map_with_path(leaf, tree, is_leaf=is_stored)
 

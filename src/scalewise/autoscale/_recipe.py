@@ -20,11 +20,14 @@ class Storage:
         root: 1 stores the array itself, 2 its square root: the right thing for a second moment,
             whose exponents span twice the gradient's (non-negative arrays only).
         axis: axes that keep a scale for each index of theirs; None for one scale a tensor.
+        smallest: arrays with fewer elements (biases, a norm's gains) stay as they are: each that is
+            stored costs a few operations of its own, to be traced, compiled and run.
     """
 
     format: Format
     root: Literal[1, 2] = 1
     axis: int | tuple[int, ...] | None = None
+    smallest: int = 0
 
     def __post_init__(self):
         object.__setattr__(self, "format", storable(format_(self.format)))
@@ -45,7 +48,7 @@ class Recipe:
             a sum carried through a loop swamps in a narrow one.
         state: pairs of a regular expression and a :class:`Storage`; an output whose path (as
             ``jax.tree_util.keystr`` prints it) matches is returned so stored.
-        smallest: arrays with fewer elements (the statistics of a norm, say) stay in the compute
+        smallest: residuals with fewer elements (the statistics of a norm, say) stay in the compute
             dtype: what a narrow copy saves isn't worth its scale.
         store: ``"boundaries"``: values in flight stay float32 and only what is really stored is
             rounded.
@@ -81,6 +84,7 @@ class Recipe:
                     f"Recipe.state: {entry[0]!r} is no regular expression: {error}"
                 ) from None
 
-    def stored_as(self, path: str) -> Storage | None:
-        """How the output at ``path`` is stored; the first pattern that matches wins."""
-        return next((s for pattern, s in self.state if re.search(pattern, path)), None)
+    def stored_as(self, path: str, size: int) -> Storage | None:
+        """How an output of ``size`` elements is stored; the first pattern that matches wins."""
+        found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
+        return found if found is not None and size >= found.smallest else None

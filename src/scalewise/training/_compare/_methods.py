@@ -64,10 +64,10 @@ def scaled(name: str, recipe: Recipe, what: str) -> Method:
     )
 
 
-NARROW_STATE = (
-    (re.escape("['params']"), Storage(FP16)),
-    (r"\.mu\b", Storage(E4M3FN)),
-    (r"\.nu\b", Storage(FP16, root=2)),
+NARROW_STATE = (  # but for biases and a norm's gains, half a percent of the example's parameters
+    (re.escape("['params']"), Storage(FP16, smallest=2048)),
+    (r"\.mu\b", Storage(E4M3FN, smallest=2048)),
+    (r"\.nu\b", Storage(FP16, root=2, smallest=2048)),
 )
 
 METHODS: dict[str, Method] = {
