@@ -3,6 +3,7 @@
 import typer
 
 from ._compare import compare
+from ._formats import formats, inspect
 
 app = typer.Typer(
     name="scalewise",
@@ -12,6 +13,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("compare")(compare)
+app.command("formats")(formats)
+app.command("inspect", context_settings={"ignore_unknown_options": True})(inspect)
 
 
 @app.callback()

@@ -23,3 +23,6 @@ from ._catalogue import format as format
 from ._catalogue import p3109 as p3109
 from ._codes import check_saturate as check_saturate
 from ._format import Format as Format
+from ._neighbours import next_down as next_down
+from ._neighbours import next_up as next_up
+from ._neighbours import ulp as ulp

@@ -1,0 +1,116 @@
+"""`scalewise formats` and `scalewise inspect`: the catalogue, and the anatomy of a number."""
+
+import math
+from fractions import Fraction
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..formats import CATALOGUE, Format, next_down, next_up
+from ..formats import format as format_
+from ._refusal import refusal
+
+
+def formats() -> None:
+    """List the catalogue: widths, range, spacing, infinities and NaNs."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("format", "bits", "s-e-m", "bias", "max", "smallest", "eps", "inf", "NaN"):
+        table.add_column(name, justify="left" if name in ("format", "NaN") else "right")
+    for fmt in CATALOGUE.values():
+        table.add_row(
+            fmt.name,
+            str(fmt.bits),
+            f"{int(fmt.signed)}-{fmt.exponent_bits}-{fmt.mantissa_bits}",
+            str(fmt.bias),
+            f"{float(fmt.max):.5g}",
+            _smallest(fmt),
+            f"2^-{fmt.mantissa_bits}" if fmt.mantissa_bits else "1",
+            "yes" if fmt.infinities else "no",
+            fmt.nan.replace("negative_zero", "-0's code").replace("_", " "),
+        )
+    Console().print(table)
+
+
+def _smallest(fmt: Format) -> str:
+    fraction = fmt.smallest
+    if fraction.numerator == 1:  # a power of two
+        return f"2^-{fraction.denominator.bit_length() - 1}"
+    return f"{float(fraction):.3g}"
+
+
+def inspect(
+    numbers: Annotated[
+        list[str], typer.Argument(help="Decimal numbers, or codes such as 0x3c00 or 0b1010.")
+    ],
+    fmt: Annotated[str, typer.Option("--format", help="A format's name.")] = "fp32",
+) -> None:
+    """Show numbers in a format: bits, formula, exact value, neighbours, rounding error."""
+    console = Console(highlight=False)
+    with refusal(ValueError):
+        f = format_(fmt)
+        parsed = [(text, *_parse(text, f)) for text in numbers]
+    for text, code, given in parsed:
+        _show(console, f, text, code, given)
+
+
+def _parse(text: str, fmt: Format) -> tuple[int, Fraction | None]:
+    """The code, and the number it was rounded from if a number was given."""
+    if text.lower().lstrip("+").startswith(("0x", "0b")):
+        try:
+            code = int(text, 0)
+        except ValueError:
+            raise ValueError(f"{text!r} is no number and no code such as 0x3c00") from None
+        if not 0 <= code < 1 << fmt.bits:
+            raise ValueError(
+                f"code {text} is beyond {fmt.name}'s {fmt.bits} bits; "
+                f"accepted: 0 to {(1 << fmt.bits) - 1:#x}"
+            )
+        return code, None
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no number and no code such as 0x3c00") from None
+    # The number goes through float64 on its way to the format; the error shown is against the
+    # decimal number itself. (Fraction("1e-999999999") would not end.)
+    exact = None if not math.isfinite(value) else Fraction(text) if value else Fraction(0)
+    return int(fmt.encode(value)), exact
+
+
+def _show(console: Console, fmt: Format, text: str, code: int, given: Fraction | None) -> None:
+    value = float(fmt.decode(code))
+    e, m = fmt.exponent_bits, fmt.mantissa_bits
+    bits = f"{code:0{fmt.bits}b}"
+    line = Text(f"{text} in {fmt.name}: ")
+    if fmt.signed:
+        line.append(bits[0] + " ", style="red")
+    line.append(bits[-(e + m) : len(bits) - m] + " ", style="green")
+    line.append(bits[len(bits) - m :], style="blue")
+    line.append(f"  ({code:#0{2 + -(-fmt.bits // 4)}x})")
+    console.print(line)
+    if not math.isfinite(value):
+        console.print(f"  value      {value}")
+        return
+    field, fraction = (code >> m) & ((1 << e) - 1), code & ((1 << m) - 1)
+    assert fmt.bias is not None
+    sign = "-" if math.copysign(1, value) < 0 else ""
+    lead, power = 1, field - fmt.bias
+    if field == 0 and (fmt.subnormals or value == 0):
+        lead, power = 0, 1 - fmt.bias
+    console.print(f"  formula    {sign}2^{power} × ({lead} + {fraction}/{1 << m})")
+    console.print(f"  value      {_decimal(value)}")
+    console.print(f"  neighbours {next_down(fmt, value)!r}  {next_up(fmt, value)!r}")
+    if given is not None:
+        error = Fraction(value) - given
+        relative = "" if given == 0 else f"  relative {float(abs(error / given)):.3g}"
+        console.print(f"  error      {float(error):.6g}{relative}" if error else "  error      0")
+
+
+def _decimal(x: float) -> str:
+    """Every digit of a finite float."""
+    from decimal import Decimal
+
+    exact = f"{Decimal(x):f}"
+    return exact if len(exact) <= 60 else f"{Decimal(x):.50e}"
