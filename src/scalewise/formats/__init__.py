@@ -1,5 +1,11 @@
 """Formats: what numbers a format holds and by which codes, as plain data. NumPy only, no JAX."""
 
+from ._block import BLOCK_FORMATS as BLOCK_FORMATS
+from ._block import MXFP4 as MXFP4
+from ._block import MXFP8_E4M3 as MXFP8_E4M3
+from ._block import MXFP8_E5M2 as MXFP8_E5M2
+from ._block import BlockFormat as BlockFormat
+from ._block import block_format as block_format
 from ._catalogue import ALIASES as ALIASES
 from ._catalogue import BF16 as BF16
 from ._catalogue import CATALOGUE as CATALOGUE

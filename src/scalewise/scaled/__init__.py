@@ -2,6 +2,7 @@
 
 from ._array import ScaledArray as ScaledArray
 from ._array import rebalance as rebalance
+from ._blocks import quantize_blocks as quantize_blocks
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
 from ._quantize import Amax as Amax

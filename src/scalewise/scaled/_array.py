@@ -94,6 +94,10 @@ class ScaledArray:
         scale = scale.reshape((1,) * (data.ndim - scale.ndim) + scale.shape)
         if jnp.issubdtype(scale.dtype, jnp.integer):
             return ldexp(data, scale)
+        if scale.dtype == jnp.float8_e8m0fnu:  # 2^-127 is a float32 subnormal, which XLA flushes
+            code = jax.lax.bitcast_convert_type(scale, jnp.uint8)
+            value = ldexp(data, code.astype(jnp.int32) - 127)
+            return jnp.where(code == 255, jnp.asarray(jnp.nan, self.dtype), value)
         return data * scale.astype(self.dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

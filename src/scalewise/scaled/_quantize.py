@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import CATALOGUE, Format
+from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat, Format
 from ..formats import format as format_
 from ..rounding import cast
 from ._array import ScaledArray
+from ._blocks import quantize_blocks
 from ._power import layout
 
 
@@ -67,7 +68,7 @@ def storable(fmt: Format) -> Format:
 
 def quantize(
     x: Any,
-    fmt: Format | str,
+    fmt: Format | BlockFormat | str,
     *,
     scaling: Amax | None = None,
     axis: int | tuple[int, ...] | None = None,
@@ -76,9 +77,10 @@ def quantize(
 
     Args:
         x: float32 or float64 (narrower floats are widened), any shape.
-        fmt: a format, or its name.
+        fmt: a format or a block format, or a name; block formats as in :func:`quantize_blocks`.
         scaling: how the scale is chosen; :class:`Amax` by default.
-        axis: axes that keep a scale for each index; None for one scale for the whole array.
+        axis: axes that keep a scale for each index; None for one scale for the whole array. With a
+            block format: the one axis along which the blocks lie, by default the last.
 
     Returns:
         Data as :func:`scalewise.cast` stores it; scale powers of two, of x's dtype, that broadcast
@@ -94,6 +96,14 @@ def quantize(
         >>> quantize(jnp.array([3e-6, 1e-6]), "e4m3fn").value().tolist()
         [3.0994415283203125e-06, 9.5367431640625e-07]
     """
+    if isinstance(fmt, BlockFormat) or (isinstance(fmt, str) and fmt.lower() in BLOCK_FORMATS):
+        along = -1 if axis is None else axis
+        if scaling is not None or not isinstance(along, int):
+            raise ValueError(
+                f"quantize: {fmt} takes one axis and finds its own scales, not axis={axis!r}, "
+                f"scaling={scaling!r}"
+            )
+        return quantize_blocks(x, fmt, axis=along)
     fmt = storable(format_(fmt))
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):

@@ -1,0 +1,109 @@
+"""Block formats against exact arithmetic on each block, gfloat's rounding, and hand-made cases."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from scalewise.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from scalewise.scaled import quantize_blocks
+
+
+def reference(block, fmt):
+    """The values of one finite block, by float64 and the element's exact encode."""
+    amax = np.abs(block).max()
+    exponent = -127 if amax == 0 else np.frexp(amax)[1] - 1 - fmt.element.max_exponent
+    scale = 2.0 ** np.clip(exponent, -127, 127)
+    element = fmt.element
+    return element.decode(element.encode(block / scale, saturate=True)) * scale
+
+
+def wild(shape, seed=0):
+    """float32 of all exponents, subnormals among them."""
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 2**32, shape, np.uint32)
+    x = bits.view(np.float32)
+    return np.where(np.isfinite(x), x, np.float32(1))
+
+
+@pytest.mark.parametrize("fmt", BLOCK_FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("jit", [False, True])
+def test_each_block_is_its_exact_rounding(fmt, jit):
+    spread = np.float32(2.0) ** np.random.default_rng(1).integers(-12, 13, (64, 32))
+    tame = np.random.default_rng(2).standard_normal((64, 32)).astype(np.float32) * spread
+    low = (tame * np.float32(2.0**-130)).astype(np.float32)
+    f = (
+        (lambda x: quantize_blocks(x, fmt))
+        if not jit
+        else jax.jit(lambda x: quantize_blocks(x, fmt))
+    )
+    for x in (wild((64, 32)), tame.astype(np.float32), low, np.zeros((2, 32), np.float32)):
+        got = f(jnp.asarray(x))
+        data = np.asarray(got.data).astype(np.float64)
+        scale = 2.0 ** (np.asarray(got.scale).view(np.uint8).astype(np.float64) - 127)
+        want = np.stack([reference(row.astype(np.float64), fmt) for row in x])
+        np.testing.assert_array_equal(data * scale, want)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_any_axis_and_a_last_block_that_isnt_full(axis):
+    x = np.random.default_rng(3).standard_normal((70, 45)).astype(np.float32)
+    got = sw.quantize(jnp.asarray(x), "mxfp8_e4m3", axis=axis)
+    assert got.data.shape == x.shape
+    assert got.scale.shape == ((3, 45) if axis == 0 else (70, 2))
+    rows = x.T if axis == 0 else x
+    blocks = [
+        np.concatenate(
+            [reference(r[i : i + 32].astype(np.float64), MXFP8_E4M3) for i in range(0, len(r), 32)]
+        )
+        for r in rows
+    ]
+    want = np.stack(blocks)
+    np.testing.assert_array_equal(got.value(), want.T if axis == 0 else want)
+
+
+def test_what_isnt_finite():
+    x = jnp.array([jnp.nan, jnp.inf, 1.0, -jnp.inf])
+    np.testing.assert_array_equal(sw.quantize(x, MXFP8_E4M3).value(), [np.nan, np.nan, 1, np.nan])
+    np.testing.assert_array_equal(sw.quantize(x, MXFP8_E5M2).value(), [np.nan, np.inf, 1, -np.inf])
+    both = jnp.concatenate([jnp.pad(x, (0, 28)), jnp.full(3, 2.0)])
+    got = np.asarray(sw.quantize(both, MXFP4).value())
+    assert np.isnan(got[:32]).all()
+    np.testing.assert_array_equal(got[32:], 2)
+
+
+def test_ceil_never_saturates():
+    x = jnp.array([500.0, 1.0])
+    assert quantize_blocks(x, "mxfp8_e4m3").value()[0] == 448
+    assert quantize_blocks(x, "mxfp8_e4m3", scale="ceil").value()[0] == 512
+
+
+def test_empty_and_scale_at_the_lowest():
+    assert sw.quantize(jnp.zeros((0, 5)), "mxfp4", axis=1).shape == (0, 5)
+    tiny = jnp.asarray(np.float32(2.0**-130))[None]
+    a = sw.quantize(tiny, "mxfp8_e4m3")
+    assert np.asarray(a.data).astype(np.float32)[0] == 0.125
+    assert np.asarray(a.scale).view(np.uint8)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: sw.quantize(jnp.ones(3), "mxfp8_e4m3", axis=1), ValueError, "axis is 1, but x"),
+        (lambda: sw.quantize(jnp.ones(3), MXFP4, axis=(0,)), ValueError, "takes one axis"),
+        (lambda: quantize_blocks(jnp.ones(3), "mxfp9"), ValueError, "no block format is called"),
+        (lambda: quantize_blocks(jnp.ones(3), MXFP4, scale="up"), ValueError, "scale is 'up'"),
+        (lambda: quantize_blocks(jnp.arange(3), MXFP4), TypeError, "not int32"),
+        (
+            lambda: quantize_blocks(jnp.ones(3), BlockFormat("b", sw.formats.E2M3FN)),
+            ValueError,
+            "accepted: elements with a dtype of 4, 8 or 16 bits",
+        ),
+        (lambda: BlockFormat("b", MXFP4.element, size=0), ValueError, "size is 0; accepted"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, error, message):
+    with pytest.raises(error, match=None) as caught:
+        call()
+    assert message in str(caught.value)
