@@ -42,6 +42,9 @@ test-newest:              ## the tests on the newest Python and JAX at hand, if 
 prove: $(VENV)/.ready    ## every cast on all 2^32 inputs; goes on where it stopped
 	$(BIN)/python -m proofs.casts $(ARGS)
 
+bench: $(VENV)/.ready    ## casts beside np.copyto and what other libraries are installed
+	$(BIN)/python -m benchmarks.casts $(ARGS)
+
 format: $(VENV)/.ready    ## mend what lint and format can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
