@@ -2,6 +2,7 @@
 
 import typer
 
+from ._cast import cast
 from ._compare import compare
 from ._formats import formats, inspect
 
@@ -13,6 +14,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("compare")(compare)
+app.command("cast")(cast)
 app.command("formats")(formats)
 app.command("inspect", context_settings={"ignore_unknown_options": True})(inspect)
 
