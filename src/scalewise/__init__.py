@@ -14,5 +14,6 @@ from .rounding import cast as cast
 from .rounding import round_to as round_to
 from .scaled import Amax as Amax
 from .scaled import ScaledArray as ScaledArray
+from .scaled import dequantize as dequantize
 from .scaled import quantize as quantize
 from .scaled import rebalance as rebalance

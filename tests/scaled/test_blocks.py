@@ -94,6 +94,7 @@ def test_empty_and_scale_at_the_lowest():
         (lambda: sw.quantize(jnp.ones(3), MXFP4, axis=(0,)), ValueError, "takes one axis"),
         (lambda: quantize_blocks(jnp.ones(3), "mxfp9"), ValueError, "no block format is called"),
         (lambda: quantize_blocks(jnp.ones(3), MXFP4, scale="up"), ValueError, "scale is 'up'"),
+        (lambda: sw.dequantize(jnp.ones(3)), TypeError, "dequantize takes a ScaledArray, not"),
         (lambda: quantize_blocks(jnp.arange(3), MXFP4), TypeError, "not int32"),
         (
             lambda: quantize_blocks(jnp.ones(3), BlockFormat("b", sw.formats.E2M3FN)),

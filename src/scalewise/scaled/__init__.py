@@ -1,6 +1,7 @@
 """Scaled arrays: data times a scale, and the ways to choose the scale."""
 
 from ._array import ScaledArray as ScaledArray
+from ._array import dequantize as dequantize
 from ._array import rebalance as rebalance
 from ._blocks import quantize_blocks as quantize_blocks
 from ._power import ldexp as ldexp

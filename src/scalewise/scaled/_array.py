@@ -141,3 +141,18 @@ def rebalance(a: ScaledArray, factor: Any) -> ScaledArray:
     factor = jnp.asarray(factor, a.dtype)
     scale = (a.scale.astype(a.dtype) * factor).astype(a.scale.dtype)
     return ScaledArray((wide / factor).astype(a.data.dtype), scale, a.block)
+
+
+def dequantize(a: ScaledArray) -> jax.Array:
+    """The plain array of a quantized one: :meth:`ScaledArray.value` as a function.
+
+    Exact wherever ``data * scale`` is a normal number of the result's dtype.
+
+    Example:
+        >>> from scalewise.scaled import quantize
+        >>> dequantize(quantize(jnp.array([3.0, -0.5]), "mxfp4")).tolist()
+        [3.0, -0.5]
+    """
+    if not isinstance(a, ScaledArray):
+        raise TypeError(f"dequantize takes a ScaledArray, not {type(a).__name__}")
+    return a.value()
