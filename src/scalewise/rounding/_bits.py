@@ -182,11 +182,14 @@ def _overflow_bits(fmt: Format, c: Carrier) -> int:
 
 def _magnitude(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
     """Bits of |x| rounded to fmt's precision, unbounded above."""
-    rounded = _drop(magnitude, c.mantissa_bits - fmt.mantissa_bits, c, mode)
+    rounded = _drop(magnitude, c.mantissa_bits - fmt.mantissa_bits, c, mode, _flip(fmt, c))
     if not fmt.subnormals:
         return _without_subnormals(magnitude, rounded, fmt, c, mode)
     if fmt.min_exponent == c.min_exponent:  # subnormals begin where the carrier's do: one grid
         return rounded
+    if fmt.min_exponent < c.min_exponent:
+        low = _among_subnormals(magnitude, fmt, c, mode)
+        return jnp.where(magnitude < c.const(1 << c.mantissa_bits), low, rounded)
     quantum = fmt.min_exponent - fmt.mantissa_bits
     first_normal = c.const(c.bits_of(fmt.smallest_normal))
     if mode.name == "nearest_even" and quantum >= c.min_exponent + 2:
@@ -202,7 +205,16 @@ def _magnitude(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax
     return jnp.where(magnitude < first_normal, low, rounded)
 
 
-def _drop(magnitude: jax.Array, drop: int, c: Carrier, mode: Mode) -> jax.Array:
+def _flip(fmt: Format, c: Carrier) -> int:
+    """1 where a code is odd when the carrier's bits are even.
+
+    Without mantissa bits the last bit of a code is that of its exponent field, so biases count.
+    """
+    assert fmt.bias is not None
+    return (fmt.bias + 1 - c.min_exponent) % 2 if fmt.mantissa_bits == 0 else 0
+
+
+def _drop(magnitude: jax.Array, drop: int, c: Carrier, mode: Mode, flip: int = 0) -> jax.Array:
     """Rounds away the lowest bits; a carry moves into the exponent by itself."""
     if drop == 0:
         return magnitude
@@ -210,11 +222,35 @@ def _drop(magnitude: jax.Array, drop: int, c: Carrier, mode: Mode) -> jax.Array:
     kept = c.const(((1 << c.bits) - 1) ^ ((1 << drop) - 1))
     if mode.name == "nearest_even":  # the same as the general line, two operations shorter
         odd = (magnitude >> c.const(drop)) & c.const(1)
+        if flip:
+            odd = odd ^ c.const(1)
         return (magnitude + (c.const((1 << (drop - 1)) - 1) + odd)) & kept
     if mode.name == "to_odd":
         inexact = (magnitude & dropped) != 0
+        if flip:  # the odd neighbour is the one whose last bit is clear
+            up = inexact & ((magnitude & c.const(1 << drop)) != 0)
+            return (magnitude & kept) + jnp.where(up, c.const(1 << drop), c.const(0))
         return (magnitude & kept) | jnp.where(inexact, c.const(1 << drop), c.const(0))
     return (magnitude + mode.addend(None, dropped, c.const(1))) & kept
+
+
+def _among_subnormals(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
+    """Rounds the carrier's subnormals where the format has normal numbers among them."""
+    one = c.const(1)
+    lowest = fmt.min_exponent - (c.min_exponent - c.mantissa_bits)
+    lead = c.const(c.bits - 1) - lax.clz(magnitude | one)  # log2, in units of the smallest
+    binade = jnp.maximum(lead, c.const(lowest))
+    drop = jnp.maximum(binade, c.const(fmt.mantissa_bits)) - c.const(fmt.mantissa_bits)
+    last = one << drop
+    dropped = last - one
+    odd = (magnitude >> drop) & one
+    if fmt.mantissa_bits == 0:  # the exponent field's last bit; a lone subnormal binade is 0
+        field = jnp.where(lead >= c.const(lowest), binade - c.const(lowest - 1), c.const(0))
+        odd = field & one
+    if mode.name == "to_odd":
+        up = ((magnitude & dropped) != 0) & (odd == 0)
+        return (magnitude & ~dropped) + jnp.where(up, last, c.const(0))
+    return (magnitude + mode.addend(odd, dropped, one)) & ~dropped
 
 
 def _on_grid(magnitude: jax.Array, quantum: int, c: Carrier, mode: Mode) -> jax.Array:

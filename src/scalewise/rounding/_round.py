@@ -138,11 +138,22 @@ def _codes(x: jax.Array, fmt: Format) -> jax.Array:
     assert fmt.bias is not None
     m = fmt.mantissa_bits
     normal = (magnitude >> np.uint32(23 - m)) - np.uint32(((127 - fmt.bias) << m) & 0xFFFFFFFF)
-    if fmt.subnormals:
-        scale = np.float32(2.0 ** min(127, m - fmt.min_exponent))
-        small = (jnp.abs(x) * scale).astype(np.uint32)
-        first = np.float32(float(fmt.smallest_normal))
-        normal = jnp.where(jnp.abs(x) < first, small, normal)
+    if fmt.min_exponent < -126:  # numbers among float32's subnormals: the leading bit by hand
+        lead = np.uint32(31) - lax.clz(magnitude | np.uint32(1))
+        body = magnitude << (np.uint32(23) - jnp.minimum(lead, np.uint32(23)))
+        field = lead + np.uint32((fmt.bias - 149) & 0xFFFFFFFF)
+        tiny = (field << np.uint32(m)) + (body >> np.uint32(23 - m)) - np.uint32(1 << m)
+        normal = jnp.where(magnitude < np.uint32(1 << 23), tiny, normal)
+    if fmt.subnormals and fmt.min_exponent != -126:  # else float32's own codes, shifted
+        # the significand in units of the format's smallest subnormal, always to the right
+        field = magnitude >> np.uint32(23)
+        significand = (magnitude & np.uint32(0x7FFFFF)) | (
+            jnp.minimum(field, np.uint32(1)) << np.uint32(23)
+        )
+        right = np.uint32(150 + fmt.min_exponent - m) - jnp.maximum(field, np.uint32(1))
+        small = significand >> jnp.minimum(right, np.uint32(31))
+        first = np.uint32(np.float32(float(fmt.smallest_normal)).view(np.uint32))
+        normal = jnp.where(magnitude < first, small, normal)
     normal = jnp.where(magnitude == 0, np.uint32(0), normal)
     if fmt.infinity_code is not None:
         normal = jnp.where(magnitude == 0x7F800000, np.uint32(fmt.infinity_code), normal)

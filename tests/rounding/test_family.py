@@ -1,0 +1,64 @@
+"""Whole families of formats, on both sides of every threshold of every rounding.
+
+A rounding is monotone, so an input just below each threshold and one on it decide all 2^32; the
+thresholds are those of ``proofs/oracle.py``, which shares no code with the casts.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from proofs import oracle
+
+from scalewise.formats import TF32, Format, p3109
+from scalewise.rounding import cast, round_to
+
+FORMATS = [
+    p3109(3, 1),
+    p3109(6, 1),
+    p3109(8, 3),
+    p3109(8, 6, signed=False),
+    p3109(9, 1),
+    p3109(12, 4),
+    Format("e8m3b130", 8, 3, bias=130),
+    Format("e3m0", 3, 0, nan="all_ones"),
+    Format("e1m3", 1, 3, infinities=False, nan="none"),
+    Format("e5m2n", 5, 2, subnormals=False),
+]
+
+
+def edges(fmt: Format, rounding: str, saturate: bool | str) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs on and just below each threshold, as bits, and the results' bits."""
+    inputs, wants = [], []
+    for sign in (0, 1):
+        starts, results = oracle._segments(oracle.Case(fmt, rounding, saturate), sign == 1)
+        at = np.unique(np.concatenate([starts, starts - 1]).clip(0, 0x7FFFFFFF))
+        inputs.append(at.astype(np.uint32) | np.uint32(sign << 31))
+        wants.append(results[np.searchsorted(starts, at, side="right") - 1])
+    return np.concatenate(inputs), np.concatenate(wants)
+
+
+@pytest.mark.parametrize("rounding", oracle.ROUNDINGS)
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_both_sides_of_every_threshold(fmt, rounding):
+    for saturate in oracle.SATURATE if rounding == "nearest_even" else (False,):
+        bits, want = edges(fmt, rounding, saturate)
+        x = jnp.asarray(bits.view(np.float32))
+        got = np.asarray(round_to(x, fmt, rounding=rounding, saturate=saturate))
+        got = np.where(np.isnan(got), np.uint32(oracle.NAN), got.view(np.uint32))
+        wrong = np.flatnonzero(got != want)
+        assert not wrong.size, [
+            (x[i].item(), got[i : i + 1].view(np.float32), want[i : i + 1].view(np.float32))
+            for i in wrong[:3]
+        ]
+
+
+@pytest.mark.parametrize("fmt", [*FORMATS, TF32], ids=lambda f: f.name)
+def test_codes_are_the_codes_of_numbers(fmt):
+    codes = np.arange(2**fmt.bits, dtype=np.uint32)
+    numbers = fmt.decode(codes)
+    keep = ~np.isnan(numbers)
+    got = np.asarray(cast(jnp.asarray(numbers[keep].astype(np.float32)), fmt))
+    want = codes[keep]
+    if not fmt.negative_zero:
+        want = np.where(numbers[keep] == 0, 0, want)
+    np.testing.assert_array_equal(got, want)
