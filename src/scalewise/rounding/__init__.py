@@ -2,5 +2,7 @@
 
 from ._carrier import from_float64 as from_float64
 from ._carrier import to_float64 as to_float64
+from ._pack import pack as pack
+from ._pack import unpack as unpack
 from ._round import cast as cast
 from ._round import round_to as round_to

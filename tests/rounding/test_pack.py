@@ -1,0 +1,52 @@
+"""Packed codes against NumPy's packbits, and back."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalewise.formats import E2M1FN, E2M3FN, E3M2FN, p3109
+from scalewise.rounding import cast, pack, unpack
+
+FORMATS = [E2M1FN, E2M3FN, E3M2FN, p3109(3, 2), p3109(4, 2), p3109(6, 3)]
+
+
+def by_bits(codes, width):
+    """The bytes of one row, bit by bit."""
+    bits = ((codes[:, None] >> np.arange(width)) & 1).astype(np.uint8)
+    return np.packbits(bits.ravel(), bitorder="little")
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 33])
+def test_as_packbits_and_back(fmt, length):
+    codes = np.random.default_rng(length).integers(0, 2**fmt.bits, (3, length), np.uint8)
+    got = pack(codes, fmt)
+    assert got.dtype == jnp.uint8
+    want = np.stack([by_bits(row, fmt.bits) for row in codes])
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(unpack(got, fmt, length), codes)
+    np.testing.assert_array_equal(jax.jit(lambda c: pack(c, fmt))(codes), want)
+
+
+def test_the_formats_own_dtype():
+    x = np.array([0.5, -6.0, 1.5], np.float32)
+    codes = cast(jnp.asarray(x), E2M1FN)
+    want = pack(codes, E2M1FN)
+    for data in (x.astype(E2M1FN.dtype), jnp.asarray(x).astype(E2M1FN.dtype)):
+        np.testing.assert_array_equal(pack(data, "e2m1fn"), want)
+
+
+def test_what_cannot_be_packed_is_refused():
+    with pytest.raises(ValueError, match="pack: fp16 has 16 bits; accepted: formats of 3, 4 or 6"):
+        pack(np.zeros(3, np.uint8), "fp16")
+    with pytest.raises(ValueError, match=r"codes go from 1 to 16; accepted: 0 to 15, e2m1fn's"):
+        pack(np.array([1, 16]), E2M1FN)
+    with pytest.raises(TypeError, match="codes are float32; accepted: integers or float4"):
+        pack(np.zeros(3, np.float32), E2M1FN)
+    with pytest.raises(ValueError, match="no dimension"):
+        pack(np.uint8(1), E2M1FN)
+    with pytest.raises(ValueError, match=r"shape \(2,\); accepted: 3 bytes"):
+        unpack(np.zeros(2, np.uint8), E2M3FN, 4)
+    with pytest.raises(TypeError, match="packed is int32; accepted: uint8"):
+        unpack(np.zeros(2, np.int32), E2M1FN, 4)
