@@ -9,3 +9,5 @@ from ._power import power_of_two as power_of_two
 from ._quantize import Amax as Amax
 from ._quantize import quantize as quantize
 from ._quantize import storable as storable
+from ._safetensors import load_safetensors as load_safetensors
+from ._safetensors import save_safetensors as save_safetensors

@@ -1,0 +1,68 @@
+"""`scalewise cast` on .safetensors: each tensor with its scales, read again exactly."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import scalewise as sw
+from scalewise.cli import app
+from scalewise.scaled import load_safetensors, save_safetensors
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["cast", *map(str, arguments)])
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    w = np.random.default_rng(0).standard_normal((6, 40)).astype(np.float32)
+    path = tmp_path / "model.safetensors"
+    save_safetensors(path, {"w": w, "b": w[0].astype(jnp.bfloat16), "step": np.int64(7)})
+    return path
+
+
+@pytest.mark.parametrize("to", ["e4m3fn", "fp16", "mxfp8_e4m3", "mxfp4"])
+def test_tensors_and_scales_as_quantize_makes_them(checkpoint, to):
+    before = checkpoint.read_bytes()
+    result = invoke(checkpoint, "--to", to)
+    assert result.exit_code == 0, result.output
+    assert "w: 240 numbers, SQNR " in result.stdout
+    assert "step: int64 of shape (), copied as it is" in result.stdout
+    assert f"model.safetensors -> model.{to}.safetensors: 3 tensors" in result.stdout
+    got = load_safetensors(checkpoint.with_name(f"model.{to}.safetensors"))
+    for name in ("w", "b"):
+        want = sw.quantize(jnp.asarray(load_safetensors(checkpoint)[name]), to)
+        stored = got[name]
+        assert isinstance(stored, sw.ScaledArray)
+        assert np.asarray(stored.data).tobytes() == np.asarray(want.data).tobytes()
+        assert np.asarray(stored.scale).tobytes() == np.asarray(want.scale).tobytes()
+    assert got["step"] == 7
+    assert checkpoint.read_bytes() == before
+
+
+def test_what_cant_be_used_is_refused_and_nothing_written(checkpoint, tmp_path):
+    cut, text = tmp_path / "cut.safetensors", tmp_path / "text.safetensors"
+    cut.write_bytes(checkpoint.read_bytes()[:-5])
+    text.write_text("no checkpoint at all")
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    for arguments, message in [
+        ((cut, "--to", "e4m3fn"), "is no complete safetensors file"),
+        ((text, "--to", "e4m3fn"), "is no complete safetensors file"),
+        ((tmp_path / "none.safetensors", "--to", "e4m3fn"), "No such file"),
+        ((checkpoint, "--to", "mxfp9"), "no format is called 'mxfp9'"),
+        ((checkpoint, "--to", "e2m1fn"), "e2m1fn has no storage dtype of whole bytes"),
+        ((checkpoint, "--to", "e4m3fn", "--out", checkpoint), "is the input itself"),
+        ((checkpoint, "--to", "e4m3fn", "--saturate"), "--saturate is for .npy"),
+    ]:
+        result = invoke(*arguments)
+        assert result.exit_code == 2, arguments
+        assert message in result.stderr
+    assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_what_is_quantized_is_not_quantized_again(checkpoint):
+    assert invoke(checkpoint, "--to", "e4m3fn").exit_code == 0
+    result = invoke(checkpoint.with_name("model.e4m3fn.safetensors"), "--to", "e5m2")
+    assert result.exit_code == 2
+    assert "is quantized already; cast the original" in result.stderr
