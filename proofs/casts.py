@@ -9,6 +9,8 @@ formats or roundings restrict it: ``make prove ARGS="fp16 e4m3fn nearest_even"``
 from __future__ import annotations
 
 import functools
+import hashlib
+import inspect
 import itertools
 import json
 import os
@@ -22,14 +24,25 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from proofs import oracle
 from proofs.oracle import NAN, ROUNDINGS, SATURATE, Case
+from scalewise import formats, rounding
 from scalewise.formats import CATALOGUE, Format
 from scalewise.rounding import cast, round_to
 
 CHUNK = 1 << 24
-RECORD = Path(".prove")
 USER = Format("e6m9", exponent_bits=6, mantissa_bits=9)
 FORMATS = {f.name: f for f in [*CATALOGUE.values(), USER] if f.mantissa_bits < 23}
+
+
+def fingerprint() -> str:
+    """Of all code that a proof speaks of: a record is worth nothing once that has changed."""
+    folders = [Path(inspect.getfile(m)).parent for m in (formats, rounding, oracle)]
+    sources = sorted(p for f in folders for p in f.glob("*.py"))
+    return hashlib.sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()[:12]
+
+
+RECORD = Path(".prove") / fingerprint()
 
 
 def canonical(y: jax.Array) -> jax.Array:
@@ -51,21 +64,21 @@ def compare(wrong: list[str], what: str, first: int, got: np.ndarray, want: np.n
     return len(got)
 
 
-def prove(name: str, rounding: str) -> dict[str, object]:
+def prove(name: str, direction: str) -> dict[str, object]:
     """All inputs for one format and direction: how many comparisons, and the first that differ."""
     fmt = FORMATS[name]
-    cases = [Case(fmt, rounding, s) for s in SATURATE]
+    cases = [Case(fmt, direction, s) for s in SATURATE]
     rounds = [
         jax.jit(
             lambda first, s=c.saturate: canonical(
-                round_to(inputs(first), fmt, rounding=rounding, saturate=s)
+                round_to(inputs(first), fmt, rounding=direction, saturate=s)
             )
         )
         for c in cases
     ]
     # E8M0 has as many readings of "nearest" as there are libraries, and what has no NaN turns it
     # into something else each time: those stand against the thresholds alone
-    native = rounding == "nearest_even" and fmt.dtype and fmt.zero and fmt.nan_code is not None
+    native = direction == "nearest_even" and fmt.dtype and fmt.zero and fmt.nan_code is not None
     stored = jax.jit(lambda first: cast(inputs(first), fmt))
     wrong: list[str] = []
     compared, began = 0, time.monotonic()
@@ -73,7 +86,7 @@ def prove(name: str, rounding: str) -> dict[str, object]:
         start = np.uint32(first)
         for case, round_ in zip(cases, rounds, strict=True):
             want = case.expected(first, CHUNK)
-            what = f"{rounding}, saturate={case.saturate}"
+            what = f"{direction}, saturate={case.saturate}"
             compared += compare(wrong, what, first, np.asarray(round_(start)), want)
         if native:
             with np.errstate(over="ignore", invalid="ignore"):
@@ -87,25 +100,25 @@ def prove(name: str, rounding: str) -> dict[str, object]:
         if len(wrong) > 20:
             break
     seconds = round(time.monotonic() - began, 1)
-    return {"case": f"{name}-{rounding}", "compared": compared, "wrong": wrong, "seconds": seconds}
+    return {"case": f"{name}-{direction}", "compared": compared, "wrong": wrong, "seconds": seconds}
 
 
 def chosen(arguments: list[str]) -> list[tuple[str, str]]:
     """(format, rounding) pairs named on the command line; what isn't named isn't restricted."""
     if unknown := [a for a in arguments if a not in FORMATS and a not in ROUNDINGS]:
         sys.exit(f"unknown {unknown}: there are {', '.join([*FORMATS, *ROUNDINGS])}")
-    formats = [a for a in arguments if a in FORMATS] or FORMATS
-    roundings = [a for a in arguments if a in ROUNDINGS] or ROUNDINGS
-    return [(f, r) for r, f in itertools.product(roundings, formats)]
+    names = [a for a in arguments if a in FORMATS] or FORMATS
+    directions = [a for a in arguments if a in ROUNDINGS] or ROUNDINGS
+    return [(f, r) for r, f in itertools.product(directions, names)]
 
 
 @functools.cache
-def record(name: str, rounding: str) -> Path:
-    return RECORD / f"{name}-{rounding}.json"
+def record(name: str, direction: str) -> Path:
+    return RECORD / f"{name}-{direction}.json"
 
 
 def main() -> int:
-    RECORD.mkdir(exist_ok=True)
+    RECORD.mkdir(parents=True, exist_ok=True)
     cases = chosen(sys.argv[1:])
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
         todo = {pool.submit(prove, *c): c for c in cases if not record(*c).exists()}
