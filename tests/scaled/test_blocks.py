@@ -1,5 +1,8 @@
 """Block formats against exact arithmetic on each block, gfloat's rounding, and hand-made cases."""
 
+import math
+from fractions import Fraction
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 import scalewise as sw
 from scalewise.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from scalewise.scaled import quantize_blocks
+from scalewise.scaled._blocks import SCALES
 
 
 def reference(block, fmt):
@@ -77,6 +81,48 @@ def test_ceil_never_saturates():
     x = jnp.array([500.0, 1.0])
     assert quantize_blocks(x, "mxfp8_e4m3").value()[0] == 448
     assert quantize_blocks(x, "mxfp8_e4m3", scale="ceil").value()[0] == 512
+
+
+def chosen_exponent(amax: Fraction, element, scale: str) -> int:
+    """The four definitions, in rational numbers."""
+
+    def floor_log2(q: Fraction) -> int:
+        n = q.numerator.bit_length() - q.denominator.bit_length()
+        return n if Fraction(2) ** n <= q else n - 1
+
+    def ceil_log2(q: Fraction) -> int:
+        return -floor_log2(1 / q)
+
+    if scale == "rceil":
+        return ceil_log2(amax / element.max)
+    if scale == "ceil":
+        return ceil_log2(amax) - element.max_exponent
+    if scale == "even":
+        unit = Fraction(2) ** (floor_log2(amax) - element.mantissa_bits)
+        amax = math.floor(amax / unit + Fraction(1, 2)) * unit
+    return floor_log2(amax) - element.max_exponent
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("fmt", BLOCK_FORMATS.values(), ids=lambda f: f.name)
+def test_the_scales_by_name(fmt, scale):
+    top = float(fmt.element.max)
+    edges = [top, 1.0, 1.5, 1.75, 1.875, 1.9375, 1.99, 2.0, 3.0, 5.0, 7.0, 440.0, 480.0, 496.0]
+    amax = np.float32([f(v) for v in edges for f in (lower, np.float32, upper)])
+    rows = np.zeros((len(amax), 32), np.float32)
+    rows[:, 3] = -amax
+    got = quantize_blocks(jnp.asarray(rows), fmt, scale=scale)
+    codes = np.asarray(got.scale).view(np.uint8)[:, 0].astype(int)
+    want = [127 + chosen_exponent(Fraction(float(a)), fmt.element, scale) for a in amax]
+    np.testing.assert_array_equal(codes, want)
+
+
+def lower(x):
+    return np.nextafter(np.float32(x), np.float32(0))
+
+
+def upper(x):
+    return np.nextafter(np.float32(x), np.float32(np.inf))
 
 
 def test_empty_and_scale_at_the_lowest():

@@ -15,7 +15,7 @@ from ._array import ScaledArray
 from ._power import ldexp
 
 # How the scale's exponent is found from the largest magnitude of a block, by name.
-SCALES = ("floor", "ceil")
+SCALES = ("floor", "ceil", "even", "rceil")
 
 
 def quantize_blocks(
@@ -34,8 +34,10 @@ def quantize_blocks(
         x: float32, float16 or bfloat16, of at least one dimension.
         fmt: a block format, or its name: ``"mxfp8_e4m3"``, ``"mxfp8_e5m2"``, ``"mxfp4"``.
         axis: along which the blocks lie. The last block may be shorter.
-        scale: ``"floor"`` as specified (a magnitude above the element's largest saturates), or
-            ``"ceil"``: the smallest power of two with which nothing saturates.
+        scale: the exponent, by torchao's names: ``"floor"`` as specified (a magnitude above the
+            element's largest saturates); ``"ceil"``: ``ceil(log2(amax)) - emax``; ``"even"``:
+            floor, after amax is rounded to the element's precision, ties up; ``"rceil"``:
+            ``ceil(log2(amax / max))``, the smallest power of two with which nothing saturates.
 
     Returns:
         A ScaledArray whose data has the element's dtype and x's shape, whose scale is E8M0, and
@@ -95,9 +97,12 @@ def _exponent(
     amax = jnp.max(jnp.where(finite, magnitude, jnp.uint32(0)), axis=axis, initial=np.uint32(0))
     field = (amax >> jnp.uint32(23)).astype(jnp.int32)  # 0, a subnormal, ends at -127 anyway
     exponent = field - 127 - element.max_exponent
-    if scale == "ceil":
-        largest = int(np.float32(float(element.max)).view(np.uint32)) & 0x7FFFFF
-        exponent += ((amax & jnp.uint32(0x7FFFFF)) > jnp.uint32(largest)).astype(jnp.int32)
+    fraction = amax & jnp.uint32(0x7FFFFF)
+    largest = int(np.float32(float(element.max)).view(np.uint32)) & 0x7FFFFF
+    half = 1 << (22 - element.mantissa_bits)
+    above = {"ceil": 0, "even": (1 << 23) - half - 1, "rceil": largest}  # from there, one higher
+    if scale in above:
+        exponent += (fraction > jnp.uint32(above[scale])).astype(jnp.int32)
     return jnp.clip(exponent, -127, 127), ~jnp.all(finite, axis=axis)
 
 
