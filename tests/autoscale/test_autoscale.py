@@ -351,6 +351,19 @@ def test_what_makes_no_sense_is_refused(call, error, message):
         call()
 
 
+def test_a_scaled_argument_is_differentiated_by_the_chain_rule():
+    a, w = sw.ScaledArray(example(0), jnp.float32(4.0)), example(1)
+
+    def loss(a, w):
+        x = a.value() if isinstance(a, sw.ScaledArray) else a
+        return jnp.sum((x @ w) ** 2)
+
+    plain = jax.grad(loss, (0, 1))(a, w)
+    scaled = jax.grad(sw.autoscale(loss, NOTHING), (0, 1))(a, w)
+    for got, want in zip(jax.tree.leaves(scaled), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_a_narrow_output_cannot_be_differentiated_from_outside():
     recipe = sw.Recipe(state=((r".*", sw.Storage(FP16)),))
     with pytest.raises(TypeError, match=r"stored narrow and can't be differentiated"):

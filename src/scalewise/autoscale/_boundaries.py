@@ -13,7 +13,7 @@ from jax import lax
 
 from ..interpret import Boundary, Equation, Interpretation
 from ..scaled import ScaledArray, quantize
-from ._narrow import AtRest, Rooted, at_rest, is_stored, put
+from ._narrow import AtRest, at_rest, is_stored, put
 from ._recipe import Recipe
 from ._rules import RULES, Family
 from ._value import InFlight, at_exponent, common_exponent, per_slice, settle
@@ -70,16 +70,8 @@ class Boundaries(Interpretation):
     def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
         if not is_stored(argument):
             return gradient
-        if isinstance(argument, Rooted) or argument.data.dtype != gradient.dtype:
-            raise TypeError(
-                "autoscale: an argument stored narrow can't be differentiated from outside, since "
-                "its gradient would be as narrow; differentiate inside autoscale, or pass "
-                "argument.value()"
-            )
-        scale: Any = jnp.zeros_like(argument.scale)
-        if argument.scale.dtype == jnp.int32:
-            scale = np.zeros(argument.scale.shape, jax.dtypes.float0)
-        return ScaledArray(gradient, scale)
+        # by the chain rule, to data and scale; the dtype is that of the data, as JAX has it
+        return jax.vjp(lambda a: a.value(), argument)[1](gradient)[0]
 
     # -- where control flow meets ----------------------------------------------------------------
 
