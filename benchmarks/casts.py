@@ -23,7 +23,7 @@ from scalewise import format as format_
 
 E6M9 = Format("e6m9", exponent_bits=6, mantissa_bits=9)
 FORMATS = [format_(n) for n in ("e4m3fn", "e5m2", "fp16", "bf16", "e2m1fn")]
-OTHERS = ("toward_zero", "toward_negative", "to_odd")
+OTHERS = ("toward_zero", "toward_negative", "to_odd", "stochastic")
 
 
 def torch_casts(x: np.ndarray) -> dict[str, Callable[[], Any]]:
