@@ -91,13 +91,19 @@ def test_control_c_leaves_a_readable_run(folder):
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        # a shell's background job ignores SIGINT, and so would all that it starts: a gate, say
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         metrics = folder / "run" / "metrics.jsonl"
         deadline = time.monotonic() + 60
         while not metrics.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()  # or leaving the block would wait for ever
+            raise
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "interrupted after" in out
