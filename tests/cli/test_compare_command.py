@@ -82,7 +82,11 @@ def test_bad_input_is_one_sentence_and_exit_code_2(folder, arguments, message):
 
 
 def test_control_c_leaves_a_readable_run(folder):
-    command = [str(Path(sys.executable).with_name("scalewise")), "compare", "line.py"]
+    # a shell's background job ignores SIGINT, and so would all that it starts: a gate, say
+    listening = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    listening += "os.execv(sys.argv[1], sys.argv[1:])"
+    program = str(Path(sys.executable).with_name("scalewise"))
+    command = [sys.executable, "-c", listening, program, "compare", "line.py"]
     options = ["--data", "text", "--steps", "1000000", "--recipe", "float32", "--out", "run"]
     with subprocess.Popen(
         command + options,
@@ -91,8 +95,6 @@ def test_control_c_leaves_a_readable_run(folder):
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        # a shell's background job ignores SIGINT, and so would all that it starts: a gate, say
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         metrics = folder / "run" / "metrics.jsonl"
         deadline = time.monotonic() + 60
