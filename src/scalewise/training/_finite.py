@@ -1,0 +1,65 @@
+"""The one check a step: whether a whole pytree is finite, and the choice between two of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+Tree = Any
+
+
+def all_finite(tree: Tree, *, axis_name: Any = None) -> jax.Array:
+    """Whether every float in a pytree is finite: a scalar boolean array.
+
+    One pass over each leaf (its largest magnitude, into which XLA fuses what computed the leaf; a
+    NaN stays one) and one scalar for all of them, so that the step pays no second pass and one
+    synchronisation. Integers, booleans and keys are finite; so is an empty tree.
+
+    Args:
+        tree: gradients, say; float leaves of any width.
+        axis_name: mapped axes (``jax.shard_map``, ``jax.pmap``) over whose members all have to be
+            finite, so that each of them takes the same decision. Not needed where arrays are
+            global, as under ``jit`` with shardings.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> bool(all_finite({"w": jnp.array([1.0, jnp.inf]), "n": jnp.int32(3)}))
+        False
+    """
+    largest = [_largest(x) for x in jax.tree.leaves(tree) if is_float_array(x) and x.size]
+    finite = jnp.isfinite(jnp.stack(largest)).all() if largest else jnp.asarray(True)
+    if axis_name is not None:
+        finite = jax.lax.pmin(finite.astype(jnp.int32), axis_name) > 0
+    return finite
+
+
+def choose(predicate: jax.Array, on_true: Tree, on_false: Tree) -> Tree:
+    """One of two pytrees of the same structure, leaf by leaf: fused into what computes them."""
+
+    def leaf(a: Any, b: Any) -> Any:
+        return jnp.where(predicate, a, b) if is_array(a) or is_array(b) else a
+
+    return jax.tree.map(leaf, on_true, on_false)
+
+
+def is_array(x: Any) -> bool:
+    """Whether a leaf is a number or an array of them: what a step can choose between."""
+    return hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)
+
+
+def is_float_array(x: Any) -> bool:
+    """Whether a leaf is a real float array of any width."""
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def widened(x: Any) -> jax.Array:
+    """A float array in float32; float64 stays."""
+    return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+
+
+def _largest(x: Any) -> jax.Array:
+    if x.dtype.itemsize < 2:  # no backend compares FP8
+        x = x.astype(jnp.float32)
+    return jnp.max(jnp.abs(x)).astype(jnp.float32)

@@ -1,0 +1,227 @@
+"""Loss scaling: a factor on the loss that lifts gradients over a narrow format's smallest number.
+
+Micikevicius et al., "Mixed precision training" (ICLR 2018): multiply the loss by S, so that every
+gradient is S times as large; if one of them isn't finite, leave the step out and reduce S; else
+multiply by 1/S in float32 before anybody looks at a gradient (clipping, weight decay, moments).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ._finite import all_finite, choose, is_float_array, widened
+
+Tree = Any
+
+
+class LossScaleState(NamedTuple):
+    """What loss scaling remembers from step to step.
+
+    Attributes:
+        scale: the factor on the next loss, float32, scalar.
+        good_steps: finite steps since the scale last changed, int32.
+        skipped: steps left out so far, int32.
+    """
+
+    scale: jax.Array
+    good_steps: jax.Array
+    skipped: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticLossScale:
+    """One factor for ever; steps with a non-finite gradient are left out all the same.
+
+    Attributes:
+        scale: positive; a power of two costs no bit of precision.
+    """
+
+    scale: float = 2.0**15
+
+    def __post_init__(self):
+        _positive(self, "scale")
+
+    def init(self) -> LossScaleState:
+        """The state before the first step."""
+        return _state(self.scale)
+
+    def update(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
+        """The state after a step whose gradients were all finite, or were not."""
+        return LossScaleState(
+            state.scale,
+            jnp.where(finite, state.good_steps + 1, 0),
+            state.skipped + jnp.where(finite, 0, 1),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicLossScale:
+    """The largest factor under which gradients stay finite, found and followed while training.
+
+    Attributes:
+        initial: the first factor; large, since it comes down by itself within a few steps.
+        growth: what it is multiplied by after ``interval`` finite steps in a row; over 1.
+        backoff: what it is multiplied by where a gradient isn't finite; between 0 and 1.
+        interval: finite steps in a row before it grows.
+        smallest: it never falls below. May be under 1: gradients beyond 65504 need that in FP16.
+        largest: it never grows beyond.
+    """
+
+    initial: float = 2.0**16
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+    smallest: float = 2.0**-24
+    largest: float = 2.0**32
+
+    def __post_init__(self):
+        for field in ("initial", "growth", "backoff", "smallest", "largest"):
+            _positive(self, field)
+        if not self.growth > 1:
+            raise ValueError(f"DynamicLossScale.growth is {self.growth}; accepted: over 1")
+        if not self.backoff < 1:
+            raise ValueError(f"DynamicLossScale.backoff is {self.backoff}; accepted: under 1")
+        if not (isinstance(self.interval, int) and self.interval >= 1):
+            raise ValueError(f"DynamicLossScale.interval is {self.interval!r}; accepted: 1, 2, ...")
+        if not self.smallest <= self.initial <= self.largest:
+            raise ValueError(
+                f"DynamicLossScale: initial {self.initial} isn't between smallest {self.smallest} "
+                f"and largest {self.largest}"
+            )
+
+    def init(self) -> LossScaleState:
+        """The state before the first step."""
+        return _state(self.initial)
+
+    def update(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
+        """The state after a step whose gradients were all finite, or were not."""
+        good = jnp.where(finite, state.good_steps + 1, 0)
+        grows = good >= self.interval
+        factor = jnp.where(finite, jnp.where(grows, self.growth, 1.0), self.backoff)
+        scale = jnp.clip(state.scale * factor.astype(jnp.float32), self.smallest, self.largest)
+        skipped = state.skipped + jnp.where(finite, 0, 1)
+        return LossScaleState(scale, jnp.where(grows, 0, good), skipped)
+
+
+LossScale = StaticLossScale | DynamicLossScale
+
+
+def scale_loss(loss: jax.Array, state: LossScaleState) -> jax.Array:
+    """``loss * scale`` in float32 (float64 for a float64 loss): what is to be differentiated."""
+    loss = widened(loss)
+    return loss * state.scale.astype(loss.dtype)
+
+
+def unscale(gradients: Tree, state: LossScaleState) -> Tree:
+    """Gradients times ``1 / scale``, in float32 (float64 stays): exact for a power of two.
+
+    A gradient that isn't finite stays so.
+    """
+    inverse = 1 / state.scale
+
+    def leaf(g: Any) -> Any:
+        if not is_float_array(g):
+            return g
+        g = widened(g)
+        return g * inverse.astype(g.dtype)
+
+    return jax.tree.map(leaf, gradients)
+
+
+class LossScaledState(NamedTuple):
+    """The state of :func:`loss_scaled`: the scale's, and the inner optimizer's."""
+
+    loss_scale: LossScaleState
+    inner: Any
+
+
+def loss_scaled(
+    optimizer: optax.GradientTransformation,
+    scaling: LossScale | None = None,
+    *,
+    axis_name: Any = None,
+) -> optax.GradientTransformationExtraArgs:
+    """An optimizer that takes the gradients of a scaled loss, and leaves bad steps out.
+
+    Each update checks once whether all gradients are finite. If so they are unscaled in float32
+    and handed to the inner optimizer, which may clip them: it sees their true size. If not, the
+    updates are zero, the inner state keeps its bits (step counters too), and the scale follows.
+
+    Args:
+        optimizer: any optax transformation.
+        scaling: how the scale moves; :class:`DynamicLossScale` by default.
+        axis_name: as for :func:`all_finite`.
+
+    Returns:
+        A transformation whose state holds a :class:`LossScaleState`; :func:`loss_scale_of` finds
+        it, also under further wrappers.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> optimizer = loss_scaled(optax.sgd(1.0), DynamicLossScale(initial=8.0))
+        >>> params = jnp.float32(1.0)
+        >>> state = optimizer.init(params)
+        >>> scaled = lambda w: scale_loss(w * 3, loss_scale_of(state))
+        >>> updates, state = optimizer.update(jax.grad(scaled)(params), state, params)
+        >>> float(updates)
+        -3.0
+        >>> updates, state = optimizer.update(jnp.float32(jnp.inf), state, params)
+        >>> float(updates), float(loss_scale_of(state).scale), int(loss_scale_of(state).skipped)
+        (0.0, 4.0, 1)
+    """
+    scaling = DynamicLossScale() if scaling is None else scaling
+    if not isinstance(scaling, StaticLossScale | DynamicLossScale):
+        raise TypeError(
+            "loss_scaled(optimizer, scaling) takes a StaticLossScale or a DynamicLossScale, not "
+            f"a {type(scaling).__name__}: {scaling!r}"
+        )
+    inner = optax.with_extra_args_support(optimizer)
+
+    def init(params: Tree) -> LossScaledState:
+        return LossScaledState(scaling.init(), inner.init(params))
+
+    def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
+        finite = all_finite(updates, axis_name=axis_name)
+        true = unscale(updates, state.loss_scale)
+        updates, after = inner.update(true, state.inner, params, **extra)
+        nothing = jax.tree.map(jnp.zeros_like, updates)
+        return choose(finite, updates, nothing), LossScaledState(
+            scaling.update(state.loss_scale, finite), choose(finite, after, state.inner)
+        )
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def loss_scale_of(tree: Tree) -> LossScaleState:
+    """The one :class:`LossScaleState` within a pytree, an optimizer's state say.
+
+    Raises:
+        ValueError: there is none, or more than one.
+    """
+
+    def is_state(x: Any) -> bool:
+        return isinstance(x, LossScaleState)
+
+    found = [x for x in jax.tree.leaves(tree, is_leaf=is_state) if is_state(x)]
+    if len(found) != 1:
+        raise ValueError(
+            f"loss_scale_of: {len(found)} loss scales in this tree; accepted: the state of an "
+            "optimizer that loss_scaled(...) wraps once"
+        )
+    return found[0]
+
+
+def _state(scale: float) -> LossScaleState:
+    return LossScaleState(jnp.float32(scale), jnp.int32(0), jnp.int32(0))
+
+
+def _positive(noun: Any, field: str) -> None:
+    number = getattr(noun, field)
+    if not (isinstance(number, int | float) and math.isfinite(number) and number > 0):
+        raise ValueError(f"{type(noun).__name__}.{field} is {number!r}; accepted: over 0, finite")
