@@ -59,6 +59,9 @@ def _segments(case: Case, negative: bool) -> tuple[np.ndarray, np.ndarray]:
     top = float(fmt.max)
     beyond = np.inf if fmt.infinities else top if fmt.nan_code is None else np.nan
     values[-1] = beyond if saturate is False and not stays else top
+    lowest = np.nan if saturate is False else float(fmt.smallest)
+    if not fmt.zero:
+        values[0] = lowest
     starts = np.concatenate([starts, [INFINITY, INFINITY + 1]])
     values = np.concatenate([values, [top if saturate is True else beyond, np.nan]])
     if negative:
@@ -66,12 +69,25 @@ def _segments(case: Case, negative: bool) -> tuple[np.ndarray, np.ndarray]:
         if fmt.signed and not fmt.negative_zero:
             values = np.where(values == 0, 0.0, values)
     # zero itself, apart from what rounds to zero
-    zero = np.nan if not fmt.zero else -0.0 if negative and fmt.negative_zero else 0.0
+    zero = -0.0 if negative and fmt.negative_zero else 0.0
+    if not fmt.zero:
+        zero = lowest
     starts = np.concatenate([[0], np.maximum(starts, 1)])
     values = np.concatenate([[zero], values])
     keep = np.concatenate([np.diff(starts) > 0, [True]])  # of several at one place, the last
     bits = values.astype(np.float32).view(np.uint32)
     return starts[keep], np.where(np.isnan(values), np.uint32(NAN), bits)[keep]
+
+
+def edges(fmt: Format, rounding: str, saturate: bool | str) -> list[tuple[np.ndarray, np.ndarray]]:
+    """For each sign, inputs on and just below each threshold, and the results; float32 bits."""
+    result = []
+    for negative in (False, True):
+        starts, results = _segments(Case(fmt, rounding, saturate), negative)
+        at = np.unique(np.concatenate([starts, starts - 1]).clip(0, 0x7FFFFFFF))
+        want = results[np.searchsorted(starts, at, side="right") - 1]
+        result.append((at.astype(np.uint32) | np.uint32(negative << 31), want))
+    return result
 
 
 def _of_magnitude(rounding: str, negative: bool) -> str:
@@ -85,8 +101,13 @@ def _thresholds(fmt: Format, rounding: str) -> tuple[np.ndarray, np.ndarray]:
     """First magnitude of each code's number, ascending; the last number stands for overflow."""
     values = _values(fmt)
     odd = np.arange(1, len(values)) % 2 == 1
-    low, high = values[:-1], values[1:]
+    if not fmt.zero:  # half the smallest number, under a code of -1, stands for "below them all"
+        values = np.concatenate([[values[0] / 2], values])
+        odd = np.concatenate([[False], odd])
+    low, high = values[:-1].copy(), values[1:]
     middle = (low + high) / 2  # 25 significant bits at the most: exact
+    if not fmt.zero:
+        low[0] = 0.0  # away from zero, all that isn't zero is above it
     never, always = np.zeros(len(odd), bool), np.ones(len(odd), bool)
     at, inclusive = {
         "nearest_even": (middle, ~odd),

@@ -7,6 +7,7 @@ import gfloat
 import gfloat.formats
 import numpy as np
 import pytest
+from proofs.oracle import NAN, ROUNDINGS, SATURATE, edges
 
 from scalewise import formats
 from scalewise.formats import CATALOGUE, Format
@@ -91,6 +92,56 @@ def test_published_constants():
     assert f.DLFLOAT16.smallest == Fraction(1, 2**31) + Fraction(1, 2**40)
 
 
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("name", ["fp16", "e4m3fnuz", "e5m2", "e8m0", "e2m1fn", "dlfloat16"])
+def test_every_rounding_of_encode_against_thresholds(name, rounding):
+    """The oracle of ``make prove``, on both sides of each of its thresholds."""
+    fmt = formats.format(name)
+    for saturate in SATURATE:
+        for bits, want in edges(fmt, rounding, saturate):
+            codes = fmt.encode(bits.view(np.float32), rounding=rounding, saturate=saturate)
+            got = fmt.decode(codes).astype(np.float32)
+            if fmt.nan_code is None:  # code 0 stands in for NaN
+                got = np.where(np.isnan(bits.view(np.float32)), np.float32(np.nan), got)
+            same = got.view(np.uint32) == want
+            assert (same | (np.isnan(got) & (want == NAN))).all()
+
+
+def test_stochastic_encode_goes_up_as_often_as_the_rest_says():
+    bits = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)  # every draw of 16 bits once
+    x = np.full(bits.shape, 1 + 2.0**-10 * 0.3125)
+    up = formats.FP16.encode(x, rounding="stochastic", bits=bits) == 0x3C01
+    assert up.sum() == round(0.3125 * 2**16)
+    tiny = np.full(bits.shape, 2.0**-26)
+    up = formats.FP16.encode(tiny, rounding="stochastic", bits=bits) == 1
+    assert up.sum() == 2**14
+
+
+@pytest.mark.parametrize(
+    ("rounding", "saturate", "want"),
+    [  # ONNX's table for E8M0: 0, infinity, over the largest, under the smallest number
+        ("up", True, [2.0**-127, 2.0**127, 2.0**127, 2.0**-127]),
+        ("nearest", False, [np.nan] * 4),
+        ("down", False, [np.nan, np.nan, 2.0**127, np.nan]),
+    ],
+)
+def test_e8m0_as_in_onnx(rounding, saturate, want):
+    x = np.float32([0, np.inf, 1.75 * 2.0**127, 2.0**-129])
+    codes = formats.E8M0.encode(x, rounding=rounding, saturate=saturate)
+    np.testing.assert_array_equal(formats.E8M0.decode(codes), want)
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz"])
+def test_an_unsigned_variant_is_as_wide_and_holds_all_that_was_positive(name):
+    signed = formats.format(name)
+    fmt = signed.unsigned()
+    assert (fmt.bits, fmt.precision) == (signed.bits, signed.precision + 1)
+    values = signed.values()
+    positive = values[np.isfinite(values) & ~np.signbit(values)]
+    assert np.isin(positive, fmt.values()).all()
+    assert np.isnan(fmt.decode(fmt.encode(-1.0)))
+
+
 @pytest.mark.parametrize(
     ("fmt", "saturate", "want"),
     [
@@ -142,6 +193,11 @@ def test_a_users_format_is_as_ieee_754_has_it():
             "codes of fp16 go from 0 to 65535; got",
         ),
         (lambda: formats.FP16.encode([1.0], saturate="yes"), "saturate is 'yes'; accepted: False"),
+        (lambda: formats.FP16.encode([1.0], rounding="up"), "rounding is 'up'; accepted: 'nearest"),
+        (lambda: formats.FP16.encode([1.0], rounding="stochastic"), "takes bits, uint32 or uint64"),
+        (lambda: formats.FP16.encode([1.0], bits=[1]), "bits are for rounding='stochastic', not"),
+        (lambda: formats.p3109(16, 1), "precision is 1; accepted: 5 to 15 .below, float64 itself"),
+        (lambda: formats.E8M0.unsigned(), "e8m0 is unsigned already"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call, message):

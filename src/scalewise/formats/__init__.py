@@ -25,8 +25,14 @@ from ._catalogue import FP16 as FP16
 from ._catalogue import FP32 as FP32
 from ._catalogue import FP64 as FP64
 from ._catalogue import TF32 as TF32
+from ._catalogue import UE4M4 as UE4M4
+from ._catalogue import UE5M3 as UE5M3
+from ._catalogue import UE5M11 as UE5M11
+from ._catalogue import UE8M8 as UE8M8
 from ._catalogue import format as format
 from ._catalogue import p3109 as p3109
+from ._codes import ROUNDINGS as ROUNDINGS
+from ._codes import check_rounding as check_rounding
 from ._codes import check_saturate as check_saturate
 from ._format import Format as Format
 from ._neighbours import next_down as next_down

@@ -14,8 +14,9 @@ FP32 = Format("fp32", 8, 23)
 TF32 = Format("tf32", 8, 10)
 FP16 = Format("fp16", 5, 10)
 BF16 = Format("bf16", 8, 7)
-# IBM, "DLFloat: A 16-b floating point format for deep learning", ARITH 2019: no subnormals, one
-# symbol for NaN and infinity. Its ties go up; ours go to even like everywhere else.
+# IBM, "DLFloat: A 16-b floating point format for deep learning", ARITH 2019, and US patent
+# application 2019/0369960: no subnormals, one symbol for NaN and infinity. Its hardware has but one
+# rounding, to nearest with ties up: ``rounding="nearest_away"`` here.
 DLFLOAT16 = Format("dlfloat16", 6, 9, subnormals=False, infinities=False, nan="all_ones")
 # OCP 8-bit floating point (OFP8) and the FNUZ pair (Graphcore, AMD, Qualcomm: arXiv 2206.02915).
 E4M3FN = Format("e4m3fn", 4, 3, infinities=False, nan="all_ones")
@@ -33,12 +34,17 @@ E8M0 = Format(
 E2M3FN = Format("e2m3fn", 2, 3, infinities=False, nan="none")
 E3M2FN = Format("e3m2fn", 3, 2, infinities=False, nan="none")
 E2M1FN = Format("e2m1fn", 2, 1, infinities=False, nan="none")
+# Unsigned variants, for norms, second moments and scales: the sign bit is worth one more bit.
+UE5M11 = FP16.unsigned()
+UE8M8 = BF16.unsigned()
+UE4M4 = E4M3FN.unsigned()
+UE5M3 = E5M2.unsigned()
 
 CATALOGUE: dict[str, Format] = {
     f.name: register_dtype(f)
     for f in (
         FP64, FP32, TF32, FP16, BF16, DLFLOAT16, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, E4M3, E3M4,
-        E4M3B11FNUZ, E8M0, E2M3FN, E3M2FN, E2M1FN,
+        E4M3B11FNUZ, E8M0, E2M3FN, E3M2FN, E2M1FN, UE5M11, UE8M8, UE4M4, UE5M3,
     )
 }  # fmt: skip
 
@@ -94,7 +100,7 @@ def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True)
 
     Args:
         bits: width of a code, 3 to 16.
-        precision: significant bits, 1 to bits - 1 (to bits where unsigned).
+        precision: significant bits, 1 to bits - 1; no less than leaves 11 exponent bits, float64's.
         signed: with a sign bit. NaN is the code of -0; unsigned, the code of all ones.
         extended: with infinities, the largest codes below NaN.
 
@@ -104,8 +110,11 @@ def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True)
     if not 3 <= bits <= 16:
         raise ValueError(f"p3109: bits is {bits!r}; accepted: 3 to 16")
     most = bits - 1 if signed else bits
-    if not 1 <= precision <= most - (not signed):
-        raise ValueError(f"p3109: precision is {precision!r}; accepted: 1 to {most - (not signed)}")
+    most -= not signed
+    least = max(1, bits - 11 + (not signed))
+    if not least <= precision <= most:
+        why = " (below, float64 itself hasn't the exponents)" if least > 1 else ""
+        raise ValueError(f"p3109: precision is {precision!r}; accepted: {least} to {most}{why}")
     exponent_bits = bits - precision + (not signed)
     return Format(
         f"binary{bits}p{precision}{'s' if signed else 'u'}{'e' if extended else 'f'}",

@@ -7,6 +7,19 @@ from typing import Any
 import numpy as np
 
 SATURATE = (False, True, "finite")
+ROUNDINGS = (
+    "nearest_even",
+    "nearest_away",
+    "toward_zero",
+    "toward_positive",
+    "toward_negative",
+    "away_from_zero",
+    "to_odd",
+    "stochastic",
+)
+
+# ONNX's names for the roundings of a scale (E8M0); its "nearest" sends ties up.
+SCALE_ROUNDINGS = {"up": "away_from_zero", "down": "toward_zero", "nearest": "nearest_away"}
 
 
 # ``fmt`` below is a ``Format``; its own file imports this one, so that arrows go one way.
@@ -14,6 +27,19 @@ def check_saturate(saturate: Any) -> None:
     """Raises ValueError unless ``saturate`` is False, True or "finite"."""
     if not any(saturate is s or saturate == s for s in SATURATE):
         raise ValueError(f"saturate is {saturate!r}; accepted: False, True, 'finite'")
+
+
+def check_rounding(fmt: Any, rounding: Any) -> str:
+    """The rounding's own name; a format without zero, a scale, also takes ONNX's names.
+
+    Raises:
+        ValueError: there is no such rounding.
+    """
+    scale: dict[Any, str] = {} if fmt.zero else SCALE_ROUNDINGS
+    names = (*ROUNDINGS, *scale)
+    if rounding not in names:
+        raise ValueError(f"rounding is {rounding!r}; accepted: {', '.join(map(repr, names))}")
+    return scale.get(rounding, rounding)
 
 
 def decode(fmt: Any, codes: Any) -> np.ndarray:
@@ -53,34 +79,59 @@ def decode(fmt: Any, codes: Any) -> np.ndarray:
     return x
 
 
-def encode(fmt: Any, values: Any, saturate: bool | str) -> np.ndarray:
-    """The codes of numbers, to nearest even (see ``Format.encode``)."""
+def encode(
+    fmt: Any, values: Any, rounding: str, saturate: bool | str, bits: Any = None
+) -> np.ndarray:
+    """The codes of numbers (see ``Format.encode``)."""
     check_saturate(saturate)
     values = np.asarray(values)
     if values.dtype.kind not in "fiub" and values.dtype.kind != "V":
         raise TypeError(f"{fmt.name}.encode takes real numbers, not {values.dtype}")
+    rounding = check_rounding(fmt, rounding)
+    draw = _draw(rounding, bits, values.shape)
     with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
         x = values.astype(np.float64)
-    size = np.abs(x)
+    size, negative = np.abs(x), np.signbit(x)
     finite = np.isfinite(x)
-    magnitude = _round_magnitude(fmt, np.where(finite, size, 0.0))
+    magnitude = _round_magnitude(fmt, np.where(finite, size, 0.0), negative, rounding, draw)
+    if not fmt.zero:  # zero, and what rounds below the smallest number, has no code
+        magnitude = np.where(finite & (magnitude < 0) & (saturate is not False), 0, magnitude)
+    beyond = _overflow(fmt, saturate in (True, "finite"))
+    stays = _stays_finite(rounding, negative)
     over = finite & (magnitude > fmt.max_code)
-    magnitude = np.where(over, _overflow(fmt, saturate in (True, "finite")), magnitude)
+    magnitude = np.where(over, np.where(stays, fmt.max_code, beyond), magnitude)
     magnitude = np.where(np.isinf(x), _overflow(fmt, saturate is True), magnitude)
-    negative = np.signbit(x) & fmt.signed
-    if not fmt.negative_zero:
-        negative &= magnitude != 0
-    code = magnitude + (negative.astype(np.int64) << (fmt.bits - 1) if fmt.signed else 0)
     nan = np.isnan(x) | (magnitude < 0)
     if not fmt.signed:
         nan |= x < 0
-    if not fmt.zero:
-        nan |= x == 0
+    negative &= fmt.signed
+    if not fmt.negative_zero:
+        negative &= magnitude != 0
+    code = magnitude + (negative.astype(np.int64) << (fmt.bits - 1) if fmt.signed else 0)
     return np.where(nan, _nan(fmt), code).astype(fmt.code_dtype)
 
 
-def _round_magnitude(fmt: Any, size: np.ndarray) -> np.ndarray:
-    """Positive codes, unbounded above, of sizes rounded to nearest even: exact in float64."""
+def _draw(rounding: str, bits: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+    """Uniform numbers in [0, 1) for a stochastic rounding; None for all others."""
+    if rounding != "stochastic":
+        if bits is not None:
+            raise ValueError(f"bits are for rounding='stochastic', not {rounding!r}")
+        return None
+    given = np.asarray(bits)
+    if given.dtype.name not in ("uint32", "uint64") or given.shape != shape:
+        raise ValueError(
+            f"rounding='stochastic' takes bits, uint32 or uint64 of the values' shape {shape}; "
+            f"got {given.dtype} of shape {given.shape}"
+        )
+    width = given.itemsize * 8
+    kept = min(width, 53)  # as many as a float64 holds
+    return np.ldexp((given.astype(np.uint64) >> np.uint64(width - kept)).astype(np.float64), -kept)
+
+
+def _round_magnitude(
+    fmt: Any, size: np.ndarray, negative: np.ndarray, rounding: str, draw: np.ndarray | None
+) -> np.ndarray:
+    """Positive codes, unbounded above, of rounded sizes, exact in float64; -1: below them all."""
     assert fmt.bias is not None
     m = fmt.mantissa_bits
     _, exponent = np.frexp(size)
@@ -88,15 +139,61 @@ def _round_magnitude(fmt: Any, size: np.ndarray) -> np.ndarray:
     exponent = np.maximum(exponent, fmt.min_exponent)
     significand = np.ldexp(size, (m - exponent).astype(np.int32))
     down = np.floor(significand)
-    rest = significand - down
+    rest = np.where((significand == 0) & (size > 0), 2.0**-1000, significand - down)
     code = ((exponent + fmt.bias - 1) << m) + down.astype(np.int64)
-    # the even code, not the even significand: without mantissa bits (E8M0) those differ
-    code += (rest > 0.5) | ((rest == 0.5) & (code % 2 == 1))
-    if not fmt.subnormals:
-        smallest = float(fmt.smallest)
-        first = int(fmt.zero)
-        code = np.where(size < smallest, np.where(size > smallest / 2, first, 0), code)
-    return code
+    # the odd code, not the odd significand: without mantissa bits (E8M0) those differ
+    code += _goes_up(rounding, rest, code % 2 == 1, negative, draw)
+    if fmt.subnormals:
+        return code
+    smallest = float(fmt.smallest)
+    below = size < smallest
+    if fmt.zero:  # between zero, code 0, and the first number
+        up = _goes_up(rounding, size / smallest, np.zeros_like(below), negative, draw)
+        return np.where(below, up.astype(np.int64), code)
+    # no zero: between the smallest number, code 0, and where half of it would be, had it a code
+    rest = np.clip(2 * size / smallest - 1, 0, None)
+    rest = np.where((rest == 0) & (size > 0), 2.0**-1000, rest)
+    up = _goes_up(rounding, rest, np.ones_like(below), negative, draw) & (size > 0)
+    return np.where(below, up.astype(np.int64) - 1, code)
+
+
+def _goes_up(
+    rounding: str,
+    rest: np.ndarray,
+    odd: np.ndarray,
+    negative: np.ndarray,
+    draw: np.ndarray | None,
+) -> np.ndarray:
+    """Whether a magnitude goes to the code above, ``rest`` (0 to 1) of the way to it."""
+    match rounding:
+        case "nearest_even":
+            return (rest > 0.5) | ((rest == 0.5) & odd)
+        case "nearest_away":
+            return rest >= 0.5
+        case "away_from_zero":
+            return rest > 0
+        case "toward_positive":
+            return (rest > 0) & ~negative
+        case "toward_negative":
+            return (rest > 0) & negative
+        case "to_odd":
+            return (rest > 0) & ~odd
+        case "stochastic":
+            assert draw is not None
+            return rest > draw
+    return np.zeros_like(odd)  # toward zero
+
+
+def _stays_finite(rounding: str, negative: np.ndarray) -> np.ndarray:
+    """Where a finite overflow ends at the largest number (IEEE 754-2019, 7.4)."""
+    match rounding:
+        case "toward_zero" | "to_odd":
+            return np.ones_like(negative)
+        case "toward_positive":
+            return negative
+        case "toward_negative":
+            return ~negative
+    return np.zeros_like(negative)
 
 
 def _overflow(fmt: Any, saturate: bool) -> int:

@@ -225,22 +225,69 @@ class Format:
         """
         return _codes.decode(self, codes)
 
-    def encode(self, values: Any, *, saturate: bool | str = False) -> np.ndarray:
-        """The codes of numbers, each rounded once, to nearest, ties to the even code.
+    def encode(
+        self,
+        values: Any,
+        *,
+        rounding: str = "nearest_even",
+        saturate: bool | str = False,
+        bits: Any = None,
+    ) -> np.ndarray:
+        """The codes of numbers, each rounded once.
 
         Args:
-            values: real numbers, any shape.
+            values: real numbers, any shape; float64 and narrower are taken as they are.
+            rounding: ``"nearest_even"`` (ties to the even code), ``"nearest_away"``,
+                ``"toward_zero"``, ``"toward_positive"``, ``"toward_negative"``,
+                ``"away_from_zero"``, ``"to_odd"``, ``"stochastic"``; for a format without zero (a
+                scale) also ONNX's ``"up"``, ``"down"``, ``"nearest"`` (ties up).
             saturate: False: overflow goes to infinity, else NaN, else the largest number; True:
                 overflow and infinities go to the largest number; ``"finite"``: only overflow does.
+                Without a zero, zero and what rounds below the smallest number is NaN if False,
+                else that number.
+            bits: uniform random uint32 or uint64 of the values' shape, for ``"stochastic"``.
 
         Returns:
-            Unsigned integers of the smallest width that holds a code.
+            Unsigned integers of the smallest width that holds a code. NaN in a format without one
+            is code 0; a negative number in an unsigned format is NaN.
 
         Raises:
             TypeError: values aren't real numbers.
-            ValueError: an unknown ``saturate``.
+            ValueError: an unknown ``rounding`` or ``saturate``, or ``bits`` that don't fit.
+
+        Example:
+            >>> Format("e4m3", 4, 3).encode([1.0, 1.1, -300.0], rounding="toward_zero")
+            array([ 56,  56, 247], dtype=uint8)
         """
-        return _codes.encode(self, values, saturate)
+        return _codes.encode(self, values, rounding, saturate, bits)
+
+    def unsigned(self, name: str | None = None) -> Format:
+        """The format whose sign bit is one more mantissa bit, for what is never negative.
+
+        As wide as this one, with its exponents and twice its precision. NaN, if it had the code of
+        -0, has the code of all ones.
+
+        Args:
+            name: ``"u"``, exponent and mantissa bits by default, like ``"ue5m11"``.
+
+        Raises:
+            ValueError: the format has no sign, or already 52 mantissa bits.
+
+        Example:
+            >>> Format("fp16", 5, 10).unsigned().decode([0x7800, 1]).tolist() == [1.0, 2.0**-25]
+            True
+        """
+        if not self.signed:
+            raise ValueError(f"{self.name} is unsigned already")
+        mantissa_bits = self.mantissa_bits + 1
+        return dataclasses.replace(
+            self,
+            name=name or f"ue{self.exponent_bits}m{mantissa_bits}",
+            mantissa_bits=mantissa_bits,
+            signed=False,
+            nan="all_ones" if self.nan == "negative_zero" else self.nan,
+            negative_zero=False,
+        )
 
 
 def _log2(x: Fraction) -> int:

@@ -34,17 +34,6 @@ class Carrier:
         return int(np.asarray(float(x), self.float).view(self.uint))
 
 
-ROUNDINGS = (
-    "nearest_even",
-    "nearest_away",
-    "toward_zero",
-    "toward_positive",
-    "toward_negative",
-    "away_from_zero",
-    "to_odd",
-    "stochastic",
-)
-
 F32 = Carrier(np.float32, np.uint32, 23, -126)
 F64 = Carrier(np.float64, np.uint64, 52, -1022)
 
@@ -68,7 +57,7 @@ class Mode:
     """A rounding of a magnitude, resolved for the signs at hand.
 
     Attributes:
-        name: one of ``ROUNDINGS``.
+        name: one of ``formats.ROUNDINGS``.
         negative: which inputs are negative.
         noise: uniform random bits of the carrier's width, for stochastic rounding.
     """
@@ -132,7 +121,7 @@ def round_bits(
         x: float32 or float64.
         fmt: a format all of whose numbers x's dtype holds.
         saturate: False, True or "finite".
-        rounding: one of ``ROUNDINGS``.
+        rounding: one of ``formats.ROUNDINGS``.
         noise: random bits of x's shape (uint32, uint64), for ``"stochastic"``.
         subnormals: False flushes results below the smallest normal number to zero.
     """
@@ -141,11 +130,13 @@ def round_bits(
     sign = bits & c.const(1 << (c.bits - 1))
     magnitude = bits & c.const((1 << (c.bits - 1)) - 1)
     mode = Mode(rounding, sign != 0, noise)
-    rounded = _magnitude(magnitude, fmt, c, mode)
+    rounded = _magnitude(magnitude, fmt, c, mode, saturate)
     infinity = c.const(c.bits_of(np.inf))
     top = c.const(c.bits_of(fmt.max))
     beyond = c.const(_overflow_bits(fmt, c))
     over = rounded > top
+    if not fmt.zero:
+        over &= rounded <= infinity  # NaN: below all numbers
     finite_over, infinite = beyond, beyond
     if mode.carries_to_infinity is not True:
         finite_over = jnp.where(jnp.asarray(mode.carries_to_infinity), beyond, top)
@@ -168,8 +159,6 @@ def round_bits(
         sign = jnp.zeros_like(sign)
     elif not fmt.negative_zero:
         sign = jnp.where(rounded == 0, c.const(0), sign)
-    if not fmt.zero:
-        rounded = jnp.where(magnitude == 0, c.const(c.bits_of(np.nan)), rounded)
     return lax.bitcast_convert_type(sign | rounded, x.dtype)
 
 
@@ -180,9 +169,13 @@ def _overflow_bits(fmt: Format, c: Carrier) -> int:
     return c.bits_of(fmt.max if fmt.nan_code is None else np.nan)
 
 
-def _magnitude(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
+def _magnitude(
+    magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode, saturate: bool | str
+) -> jax.Array:
     """Bits of |x| rounded to fmt's precision, unbounded above."""
     rounded = _drop(magnitude, c.mantissa_bits - fmt.mantissa_bits, c, mode, _flip(fmt, c))
+    if not fmt.zero:
+        return _without_zero(magnitude, rounded, fmt, c, mode, saturate)
     if not fmt.subnormals:
         return _without_subnormals(magnitude, rounded, fmt, c, mode)
     if fmt.min_exponent == c.min_exponent:  # subnormals begin where the carrier's do: one grid
@@ -300,23 +293,9 @@ def _from_units(units: jax.Array, c: Carrier) -> jax.Array:
 
 
 def _without_subnormals(magnitude, rounded, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
-    """Below the smallest number there is only zero (or, without a zero, only that number)."""
-    smallest = c.const(c.bits_of(fmt.smallest))
+    """Below the smallest number there is only zero."""
+    smallest, zero = c.const(c.bits_of(fmt.smallest)), c.const(0)
     half = c.const(c.bits_of(fmt.smallest / 2))
-    zero = c.const(0)
-    if not fmt.zero:
-        if fmt.min_exponent >= c.min_exponent:
-            return jnp.where(magnitude < smallest, smallest, rounded)
-        # E8M0 in float32, where 2^-127 is a subnormal: one binade on its own grid
-        twice = smallest << c.const(1)
-        dropped = smallest - c.const(1)
-        odd = c.const(0)  # 2^-127 has code 0
-        if mode.name == "to_odd":
-            low = jnp.where(magnitude > smallest, twice, smallest)
-        else:
-            low = (magnitude + mode.addend(odd, dropped, c.const(1))) & ~dropped
-        low = jnp.where(magnitude < smallest, smallest, low)
-        return jnp.where(magnitude < twice, low, rounded)
     match mode.name:
         case "nearest_even":
             up = magnitude > half
@@ -329,10 +308,54 @@ def _without_subnormals(magnitude, rounded, fmt: Format, c: Carrier, mode: Mode)
         case "toward_negative":
             up = (magnitude > zero) & mode.negative
         case "stochastic":
-            assert mode.noise is not None
-            odds = lax.bitcast_convert_type(magnitude, c.float) / float(fmt.smallest)
-            draw = (mode.noise >> c.const(c.bits - c.mantissa_bits)).astype(c.float)
-            up = odds > draw * np.asarray(2.0**-c.mantissa_bits, c.float)
+            up = _drawn(lax.bitcast_convert_type(magnitude, c.float) / float(fmt.smallest), c, mode)
         case _:
             up = magnitude != magnitude
     return jnp.where(magnitude < smallest, jnp.where(up, smallest, zero), rounded)
+
+
+def _without_zero(
+    magnitude, rounded, fmt: Format, c: Carrier, mode: Mode, saturate: bool | str
+) -> jax.Array:
+    """Zero, and what rounds below the smallest number, is that number if saturating, else NaN.
+
+    ONNX's table for E8M0: "0" and "x < E8M0_MIN". What lies just under the smallest number is
+    rounded as if half of it were the number below, under an odd code.
+    """
+    smallest = c.const(c.bits_of(fmt.smallest))
+    if fmt.min_exponent < c.min_exponent:  # E8M0 in float32: 2^-127 is a subnormal, on its own grid
+        twice = smallest << c.const(1)
+        if mode.name == "to_odd":  # 2^-127 has code 0
+            low = jnp.where(magnitude > smallest, twice, smallest)
+        else:
+            dropped = smallest - c.const(1)
+            low = (magnitude + mode.addend(c.const(0), dropped, c.const(1))) & ~dropped
+        rounded = jnp.where(magnitude < twice, low, rounded)
+    if saturate is not False:
+        return jnp.where(magnitude < smallest, smallest, rounded)
+    tie = c.const(c.bits_of(fmt.smallest * 3 / 4))
+    match mode.name:
+        case "nearest_even" | "nearest_away":  # the code below 0 would be odd
+            up = magnitude >= tie
+        case "away_from_zero":
+            up = magnitude > c.const(0)
+        case "toward_positive":
+            up = (magnitude > c.const(0)) & ~mode.negative
+        case "toward_negative":
+            up = (magnitude > c.const(0)) & mode.negative
+        case "stochastic":
+            # integers: floats of this size may be subnormals, which backends flush
+            half = c.const(c.bits_of(fmt.smallest / 2))
+            whole = (smallest - half).astype(c.float)
+            up = _drawn((magnitude - half).astype(c.float) / whole, c, mode) & (magnitude >= half)
+        case _:
+            up = magnitude != magnitude
+    nan = c.const(c.bits_of(np.nan))
+    return jnp.where(magnitude < smallest, jnp.where(up, smallest, nan), rounded)
+
+
+def _drawn(odds: jax.Array, c: Carrier, mode: Mode) -> jax.Array:
+    """True with probability ``odds`` (0 to 1)."""
+    assert mode.noise is not None
+    draw = (mode.noise >> c.const(c.bits - c.mantissa_bits)).astype(c.float)
+    return odds > draw * np.asarray(2.0**-c.mantissa_bits, c.float)

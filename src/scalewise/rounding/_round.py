@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import Format, check_saturate
+from ..formats import Format, check_rounding, check_saturate
 from ..formats import format as format_
-from ._bits import ROUNDINGS, carrier_of, fits, round_bits
+from ._bits import carrier_of, fits, round_bits
 
-# ONNX's names for the roundings of a scale; its "nearest" sends ties up
-SCALE_ROUNDINGS = {"up": "away_from_zero", "down": "toward_zero", "nearest": "nearest_away"}
 Gradient = Literal["identity", "clipped"]
 
 # XLA's own converts from float32 that are bit-exact on every input (`make prove`), NaNs and
@@ -121,14 +119,24 @@ def cast(
     rounding = _check(fmt, rounding, saturate, "identity")
     dtype = fmt.dtype
     native = fmt.name in EXACT_CONVERTS and dtype is not None and x.dtype == jnp.float32
-    if native and saturate is False and rounding == "nearest_even" and subnormals:
-        return lax.convert_element_type(x, np.dtype(dtype))
+    if native and rounding == "nearest_even" and subnormals:
+        return lax.convert_element_type(_clipped(x, fmt, saturate), np.dtype(dtype))
     rounded = round_to(
         x, fmt, rounding=rounding, saturate=saturate, key=key, bits=bits, subnormals=subnormals
     )
     if dtype is not None and fmt.bits >= 8:
         return lax.convert_element_type(rounded, dtype)
     return _codes(rounded.astype(jnp.float32), fmt)
+
+
+def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
+    """``x`` within the format's numbers, as far as ``saturate`` says; NaN stays NaN."""
+    if saturate is False:
+        return x
+    top = np.asarray(float(fmt.max), x.dtype)
+    # selects, since a backend's min and max flush subnormals
+    clipped = jnp.where(x > top, top, jnp.where(x < -top, -top, x))
+    return clipped if saturate is True else jnp.where(jnp.isinf(x), x, clipped)
 
 
 def _codes(x: jax.Array, fmt: Format) -> jax.Array:
@@ -210,12 +218,7 @@ def _float(x: Any, name: str) -> jax.Array:
 
 def _check(fmt: Format, rounding: Any, saturate: Any, gradient: Any) -> str:
     """The rounding's own name; refuses what there isn't."""
-    names = ROUNDINGS
-    if not fmt.zero:
-        names = (*ROUNDINGS, *SCALE_ROUNDINGS)
-        rounding = SCALE_ROUNDINGS.get(rounding, rounding)
-    if rounding not in names:
-        raise ValueError(f"rounding is {rounding!r}; accepted: {', '.join(map(repr, names))}")
+    rounding = check_rounding(fmt, rounding)
     check_saturate(saturate)
     if gradient not in ("identity", "clipped"):
         raise ValueError(f"gradient is {gradient!r}; accepted: 'identity', 'clipped'")
