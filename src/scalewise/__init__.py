@@ -1,6 +1,8 @@
 """Low-precision arithmetic for JAX: what a narrow float format does to a program, and the cure."""
 
 from . import formats as formats
+from .autocast import Policy as Policy
+from .autocast import autocast as autocast
 from .autoscale import Recipe as Recipe
 from .autoscale import Rooted as Rooted
 from .autoscale import Storage as Storage

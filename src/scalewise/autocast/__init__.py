@@ -1,0 +1,10 @@
+"""Which operation runs in which dtype: matmuls low, sums and powers float32, the rest follow."""
+
+from ._autocast import autocast as autocast
+from ._lists import FULL as FULL
+from ._lists import LOW as LOW
+from ._placement import Placement as Placement
+from ._placement import placements as placements
+from ._policy import Policy as Policy
+from ._policy import Rule as Rule
+from ._policy import policy as policy

@@ -1,0 +1,176 @@
+"""``autocast``: automatic mixed precision as an interpretation of any JAX function."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..interpret import Boundary, Equation, Interpretation, is_float, rebind, transform
+from ._policy import Policy
+from ._policy import policy as policy_
+
+# Primitives that hand a constant on as it is, and those among whose operands a constant that the
+# dtype can't hold may be the nearest number that it can: a mask's finfo.min is no infinity.
+MOVES = frozenset({
+    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy", "copy_p", "stop_gradient",
+    "transpose", "slice",
+})  # fmt: skip
+CHOICES = frozenset({"select_n", "max", "min", "clamp", "pad", "concatenate", "scatter", "gather"})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Value:
+    """A float array in whatever dtype it was computed in.
+
+    Attributes:
+        data: the array.
+        uniform: the number that every element equals, where the program says so: a constant takes
+            the dtype of its neighbours.
+        backward: made by a backward pass. An optimizer takes it in float32.
+    """
+
+    data: jax.Array
+    uniform: float | None = dataclasses.field(default=None, metadata={"static": True})
+    backward: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    def astype(self, dtype: Any) -> jax.Array:
+        """The array in ``dtype``; a finite constant stays finite."""
+        if self.uniform is None or self.data.dtype == dtype:
+            return self.data.astype(dtype)
+        limit = float(jnp.finfo(dtype).max)
+        number = self.uniform
+        if math.isfinite(number):
+            number = max(-limit, min(limit, number))
+        return jnp.full(self.data.shape, number, dtype)
+
+    def fits(self, dtype: Any) -> bool:
+        """Whether a constant is zero, a normal number or no finite one in ``dtype``."""
+        if self.uniform is None or self.uniform == 0 or not math.isfinite(self.uniform):
+            return True
+        info = jnp.finfo(dtype)
+        return float(info.smallest_normal) <= abs(self.uniform) <= float(info.max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Autocast(Interpretation):
+    """Values are arrays in the dtype that the policy had them computed in."""
+
+    policy: Policy
+    note: Callable[[Equation, Any], None] | None = None
+
+    def lift(self, x: Any, aval: Any) -> Value:
+        x = jnp.asarray(x)
+        return Value(x if self.policy.params is None else x.astype(self.policy.params))
+
+    def constant(self, x: np.ndarray, aval: Any) -> Value:
+        return Value(jnp.asarray(x), uniform=float(x) if x.size == 1 else None)
+
+    def lower(self, value: Value, aval: Any) -> jax.Array:
+        return value.astype(aval.dtype)
+
+    def emit(self, value: Value, aval: Any, path: str) -> jax.Array:
+        return value.astype(aval.dtype if self.policy.output is None else self.policy.output)
+
+    def canonical(self, value: Value, aval: Any, boundary: Boundary, equation: Equation) -> Value:
+        return Value(value.astype(aval.dtype))
+
+    def select(self, predicate: jax.Array, on_true: Value, on_false: Value) -> Value:
+        return Value(lax.select(predicate, on_true.data, on_false.data))
+
+    def spread(self, value: Value, aval: Any) -> Value:
+        return Value(value.data)
+
+    def apply(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        values = [x for x in inputs if isinstance(x, Value)]
+        backward = equation.direction == "backward"
+        if equation.name == "convert_element_type" and is_float(equation.out_avals[0]):
+            (x,) = inputs
+            dtype = equation.out_avals[0].dtype
+            uniform = x.uniform if isinstance(x, Value) else None
+            data = x.astype(dtype) if isinstance(x, Value) else equation.bind(x)[0]
+            return state, [Value(data, uniform, backward)]
+        if not values:
+            outs = equation.bind(*inputs)
+        else:
+            dtype = self._dtype(equation, values)
+            if self.note is not None:
+                self.note(equation, dtype)
+            plain = [x.astype(dtype) if isinstance(x, Value) else x for x in inputs]
+            outs = rebind(equation, plain, dtype)
+        uniform = values[0].uniform if values and equation.name in MOVES else None
+        return state, [
+            Value(y, uniform, backward) if is_float(a) else y
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
+
+    def _dtype(self, equation: Equation, values: Sequence[Value]) -> Any:
+        """The dtype in which an operation on these values runs."""
+        run = self.policy.run(equation)
+        floats = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
+        full = jnp.dtype(jnp.float64 if jnp.float64 in floats else jnp.float32)
+        if run != "follow":
+            return self.policy.compute if run == "low" else full
+        found = {v.data.dtype for v in values if v.uniform is None}
+        if not found:
+            return values[0].data.dtype
+        if equation.direction == "update" and any(v.backward for v in values):
+            return full
+        dtype = found.pop() if len(found) == 1 else widest(found)
+        constants = equation.name in CHOICES or all(v.fits(dtype) for v in values)
+        return dtype if constants else full
+
+
+def widest(dtypes: set[Any]) -> Any:
+    """The narrowest dtype that holds all of several: float32 for float16 with bfloat16."""
+    wide = max(dtypes, key=lambda d: d.itemsize)
+    same = all(d == wide or d.itemsize < wide.itemsize for d in dtypes)
+    return wide if same else jnp.dtype(jnp.float32)
+
+
+def autocast(f: Callable, policy: Policy | str | Any = "float16") -> Callable:
+    """``f`` in mixed precision: matmuls and convolutions narrow, what needs range or sums wide.
+
+    Each operation runs in a dtype by its primitive: those in ``policy.low`` (contractions) in the
+    narrow one, those in ``policy.full`` (exponentials, powers, sums, differences: what softmax,
+    norms and losses are made of) in float32, all others in the widest dtype among their operands.
+    Constants take their neighbours' dtype, unless it can't hold them. Loop carries and the results
+    of branches have the program's own dtypes. An optimizer inside ``f`` gets its gradients in
+    float32.
+
+    Contractions accumulate as the backend does in the narrow dtype (float32 on CPU, GPU and TPU)
+    and are rounded once. Nothing is scaled: FP16 gradients under 2^-24 are flushed; see
+    ``training.loss_scaled``, or ``autoscale``.
+
+    Args:
+        f: any function of pytrees made of JAX primitives.
+        policy: a :class:`Policy`; ``"p=f32,c=bf16,o=f32"``; or the narrow dtype alone.
+
+    Returns:
+        A function of the same signature. Float results have ``f``'s own dtypes, or the policy's.
+        It composes with ``jit``, ``vmap`` and ``grad`` (reverse mode from outside, any mode
+        inside): ``grad(autocast(f))`` does what ``autocast(grad(f))`` does.
+
+    Raises:
+        TypeError: ``f`` isn't callable, or returns something not an array.
+        ValueError: no such policy.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> x = jnp.full((1, 4096), 16.0)
+        >>> low = sw.autocast(lambda x: (x * x).sum())  # 4096 * 256: FP16 ends at 65504
+        >>> float(low(x))
+        1048576.0
+        >>> float(sw.autocast(lambda x: (x @ x.T)[0, 0])(x))
+        inf
+    """
+    return transform(f, Autocast(policy_(policy)), name="autocast")

@@ -1,0 +1,53 @@
+"""What ran where: the policy's decisions on a program, as data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ..interpret import Equation, transform
+from ._autocast import Autocast
+from ._policy import Policy
+from ._policy import policy as policy_
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Operations of one kind from one source line, and the dtype they run in."""
+
+    primitive: str
+    dtype: str
+    direction: str
+    where: str
+    count: int
+
+
+def placements(f: Callable, policy: Policy | str | Any = "float16") -> Callable:
+    """A function of ``f``'s arguments that says which operation would run in which dtype.
+
+    Returns:
+        A function that returns Placements, in program order; nothing is computed.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> show = placements(lambda x: jnp.exp(jnp.tanh(x @ x)), "bf16")
+        >>> [(p.primitive, p.dtype) for p in show(jnp.ones((2, 2)))]
+        [('dot_general', 'bfloat16'), ('tanh', 'bfloat16'), ('exp', 'float32')]
+    """
+
+    def show(*args: Any, **kwargs: Any) -> tuple[Placement, ...]:
+        counts: dict[tuple[str, str, str, str], int] = {}
+
+        def note(equation: Equation, dtype: Any) -> None:
+            key = (equation.name, str(dtype), equation.direction, equation.where())
+            counts[key] = counts.get(key, 0) + 1
+
+        jax.eval_shape(
+            transform(f, Autocast(policy_(policy), note), name="autocast"), *args, **kwargs
+        )
+        return tuple(Placement(*key, count=n) for key, n in counts.items())
+
+    return show

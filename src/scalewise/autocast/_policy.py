@@ -1,0 +1,166 @@
+"""``Policy``: dtypes for parameters, computation and output, the lists, and rules that override."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..interpret import Equation
+from ._lists import FULL, LOW
+
+Run = Literal["low", "full", "follow"]
+RUNS = ("low", "full", "follow")
+DTYPES = {
+    "f16": "float16", "fp16": "float16", "half": "float16", "float16": "float16",
+    "bf16": "bfloat16", "bfloat16": "bfloat16",
+    "f32": "float32", "fp32": "float32", "full": "float32", "float32": "float32",
+    "f64": "float64", "fp64": "float64", "float64": "float64",
+}  # fmt: skip
+FIELDS = {
+    "p": "params", "params": "params", "c": "compute", "compute": "compute",
+    "o": "output", "output": "output",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One exception to the lists: operations that meet every condition given run so.
+
+    Attributes:
+        run: ``"low"``, ``"full"`` (float32) or ``"follow"`` (the widest operand).
+        primitive: name of a JAX primitive, ``"tanh"`` say.
+        scope: a regular expression, searched for in the name stack (``jax.named_scope``, Flax
+            modules), ``"block_0/attention"`` say; forward and backward pass alike.
+        function: name of the user's function (or method) on whose line the operation stands.
+    """
+
+    run: Run
+    primitive: str | None = None
+    scope: str | None = None
+    function: str | None = None
+
+    def __post_init__(self):
+        if self.run not in RUNS:
+            raise ValueError(f"Rule.run is {self.run!r}; accepted: {', '.join(map(repr, RUNS))}")
+        if self.primitive is self.scope is self.function is None:
+            raise ValueError("Rule takes at least one of primitive, scope and function")
+        if self.scope is not None:
+            try:
+                re.compile(self.scope)
+            except re.error as error:
+                raise ValueError(f"Rule.scope: {self.scope!r}: {error}") from None
+
+    def matches(self, equation: Equation) -> bool:
+        """Whether the operation meets every condition."""
+        if self.primitive is not None and equation.name != self.primitive:
+            return False
+        if self.scope is not None and not re.search(self.scope, equation.scope):
+            return False
+        if self.function is None:
+            return True
+        written_in = equation.source[2] if equation.source else ""
+        return self.function in (written_in, written_in.rpartition(".")[2])  # qualified, or not
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """What :func:`autocast` runs in which dtype.
+
+    Attributes:
+        compute: the narrow dtype, that of ``low`` operations.
+        params: float arguments are converted to it on the way in; None: they stay as they are.
+            ``training.step`` keeps the parameters in it.
+        output: float results are converted to it; None: the function's own dtypes.
+        low: primitives that run in ``compute``.
+        full: primitives that run in float32 (float64 in a float64 program).
+        rules: exceptions; the first that matches an operation decides, before the lists.
+    """
+
+    compute: Any = jnp.float16
+    params: Any = None
+    output: Any = None
+    low: frozenset[str] = LOW
+    full: frozenset[str] = FULL
+    rules: tuple[Rule, ...] = ()
+
+    def __post_init__(self):
+        for field in ("compute", "params", "output"):
+            value = getattr(self, field)
+            if value is not None or field == "compute":
+                object.__setattr__(self, field, _dtype(value, field))
+        object.__setattr__(self, "low", frozenset(self.low))
+        object.__setattr__(self, "full", frozenset(self.full))
+        object.__setattr__(self, "rules", tuple(self.rules))
+        both = self.low & self.full
+        if both:
+            raise ValueError(f"Policy: {', '.join(sorted(both))}: both in low and in full")
+        for rule in self.rules:
+            if not isinstance(rule, Rule):
+                raise TypeError(f"Policy.rules holds Rules, not {rule!r}")
+
+    def run(self, equation: Equation) -> Run:
+        """How an operation runs: by the first rule that matches it, else by the lists."""
+        for rule in self.rules:
+            if rule.matches(equation):
+                return rule.run
+        if equation.name in self.low:
+            return "low"
+        return "full" if equation.name in self.full else "follow"
+
+    def __str__(self) -> str:
+        named = [(k[0], getattr(self, k)) for k in ("params", "compute", "output")]
+        return ",".join(f"{k}={v.name}" for k, v in named if v is not None)
+
+
+def policy(text: Any) -> Policy:
+    """A policy from a string, or the policy itself.
+
+    Args:
+        text: ``"p=f32,c=bf16,o=f32"`` (params, compute, output; each may be left out), or one
+            dtype, the narrow one: ``"bf16"``, ``jnp.float16``.
+
+    Raises:
+        ValueError: it says no policy; the message says what would.
+
+    Example:
+        >>> str(policy("p=f32,c=bf16,o=f32"))
+        'p=float32,c=bfloat16,o=float32'
+        >>> policy("c=int8")
+        Traceback (most recent call last):
+        ...
+        ValueError: Policy.compute: 'int8' is no dtype to compute in; accepted: f16, bf16, f32, f64
+    """
+    if isinstance(text, Policy):
+        return text
+    if not isinstance(text, str) or "=" not in text:
+        return Policy(compute=text)
+    fields: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        field = FIELDS.get(key.strip())
+        if not equals or field is None or field in fields:
+            raise ValueError(
+                f"policy {text!r}: can't read {part.strip()!r}; accepted is, for example, "
+                "'p=f32,c=bf16,o=f32' with each of p, c, o at most once"
+            )
+        fields[field] = value.strip()
+    if "compute" not in fields:
+        raise ValueError(f"policy {text!r} doesn't say c=, the dtype to compute in")
+    return Policy(**fields)
+
+
+def _dtype(value: Any, field: str) -> np.dtype:
+    name = value.lower() if isinstance(value, str) else value
+    try:
+        name = DTYPES[name] if isinstance(name, str) else jnp.dtype(name).name
+        if name not in DTYPES.values():
+            raise KeyError(name)
+    except (KeyError, TypeError):
+        raise ValueError(
+            f"Policy.{field}: {value!r} is no dtype to compute in; accepted: f16, bf16, f32, f64"
+        ) from None
+    return jnp.dtype(name)
