@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..formats import Format
+from ..formats import BlockFormat, Format
 from ..scaled import ScaledArray, quantize
 from ._recipe import Recipe, Storage
 from ._value import InFlight, leading
@@ -103,8 +103,23 @@ class Rooted:
 def put(x: jax.Array, storage: Storage) -> ScaledArray | Rooted:
     """``x`` as ``storage`` says."""
     x = jnp.sqrt(x) if storage.root == 2 else x
-    stored = quantize(x, storage.format, axis=storage.axis)
+    fmt = storage.format
+    if isinstance(fmt, BlockFormat):
+        stored = quantize(x, fmt if x.ndim else fmt.element)
+        element = fmt.element
+    else:
+        stored = quantize(x, fmt, axis=storage.axis)
+        element = fmt
+    if storage.nonzero or storage.root == 2:
+        stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, element))
     return Rooted(stored) if storage.root == 2 else stored
+
+
+def _nonzero(data: jax.Array, x: jax.Array, fmt: Format) -> jax.Array:
+    """``data``, with the format's smallest number wherever ``x`` was flushed to zero."""
+    wide = data.astype(jnp.float32)
+    tiny = jnp.copysign(jnp.asarray(float(fmt.smallest), jnp.float32), wide)
+    return jnp.where((wide == 0) & (x != 0), tiny, wide).astype(data.dtype)
 
 
 def store(tree: Any, recipe: Recipe) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Literal
+from typing import Any, Literal
 
-from ..formats import FP16, Format
+from ..formats import BLOCK_FORMATS, FP16, BlockFormat, Format, block_format
 from ..formats import format as format_
 from ..scaled import storable
 
@@ -16,23 +16,36 @@ class Storage:
     """How one array of a training state lies in memory between two steps.
 
     Attributes:
-        format: the narrow format of the data.
+        format: the narrow format of the data; or a block format of whole bytes (MXFP8), with a
+            scale for each block along the last axis. An array without axes has none.
         root: 1 stores the array itself, 2 its square root: the right thing for a second moment,
             whose exponents span twice the gradient's (non-negative arrays only).
         axis: axes that keep a scale for each index of theirs; None for one scale a tensor.
         smallest: arrays with fewer elements (biases, a norm's gains) stay as they are: each that is
             stored costs a few operations of its own, to be traced, compiled and run.
+        nonzero: what would be flushed to zero becomes the format's smallest number instead: for
+            what others divide by. A root always is stored so.
     """
 
-    format: Format
+    format: Format | BlockFormat
     root: Literal[1, 2] = 1
     axis: int | tuple[int, ...] | None = None
     smallest: int = 0
+    nonzero: bool = False
 
     def __post_init__(self):
-        object.__setattr__(self, "format", storable(format_(self.format)))
+        object.__setattr__(self, "format", _storable(self.format))
         if self.root not in (1, 2):
             raise ValueError(f"Storage.root is 1 or 2 (the square root), not {self.root!r}")
+
+
+def _storable(fmt: Any) -> Format | BlockFormat:
+    """The format or block format, if its elements can be stored in whole bytes."""
+    if isinstance(fmt, BlockFormat) or (isinstance(fmt, str) and fmt.lower() in BLOCK_FORMATS):
+        fmt = block_format(fmt)
+        storable(fmt.element)
+        return fmt
+    return storable(format_(fmt))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,3 +20,13 @@ from ._loss_scale import loss_scale_of as loss_scale_of
 from ._loss_scale import loss_scaled as loss_scaled
 from ._loss_scale import scale_loss as scale_loss
 from ._loss_scale import unscale as unscale
+from ._moments import NARROW_ADAM as NARROW_ADAM
+from ._moments import stored_in as stored_in
+from ._moments import widen as widen
+from ._weights import CompensatedState as CompensatedState
+from ._weights import MasterState as MasterState
+from ._weights import StochasticState as StochasticState
+from ._weights import apply_updates as apply_updates
+from ._weights import compensated as compensated
+from ._weights import master_weights as master_weights
+from ._weights import stochastic_rounding as stochastic_rounding
