@@ -23,6 +23,10 @@ from ._loss_scale import unscale as unscale
 from ._moments import NARROW_ADAM as NARROW_ADAM
 from ._moments import stored_in as stored_in
 from ._moments import widen as widen
+from ._step import Metrics as Metrics
+from ._step import Step as Step
+from ._step import TrainState as TrainState
+from ._step import step as step
 from ._weights import CompensatedState as CompensatedState
 from ._weights import MasterState as MasterState
 from ._weights import StochasticState as StochasticState

@@ -152,6 +152,8 @@ def loss_scaled(
     Each update checks once whether all gradients are finite. If so they are unscaled in float32
     and handed to the inner optimizer, which may clip them: it sees their true size. If not, the
     updates are zero, the inner state keeps its bits (step counters too), and the scale follows.
+    If ``update`` is also given the unscaled loss, as optax's ``value=``, and that isn't finite
+    itself, the step is left out and the scale stays: no scale could have mended it.
 
     Args:
         optimizer: any optax transformation.
@@ -187,12 +189,16 @@ def loss_scaled(
         return LossScaledState(scaling.init(), inner.init(params))
 
     def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
-        finite = all_finite(updates, axis_name=axis_name)
+        value = extra.get("value", jnp.float32(0))
+        sound = all_finite(jnp.asarray(value), axis_name=axis_name)
+        finite = sound & all_finite(updates, axis_name=axis_name)
         true = unscale(updates, state.loss_scale)
         updates, after = inner.update(true, state.inner, params, **extra)
         nothing = jax.tree.map(jnp.zeros_like, updates)
+        unmended = state.loss_scale._replace(skipped=state.loss_scale.skipped + 1)
         return choose(finite, updates, nothing), LossScaledState(
-            scaling.update(state.loss_scale, finite), choose(finite, after, state.inner)
+            choose(sound, scaling.update(state.loss_scale, finite), unmended),
+            choose(finite, after, state.inner),
         )
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,268 @@
+"""``training.step``: the few lines everyone writes, in the right order, as one function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ..autocast import Policy, autocast
+from ..autocast import policy as policy_
+from ..autoscale import Recipe, autoscale
+from ._finite import choose, widened
+from ._loss_scale import (
+    DynamicLossScale,
+    LossScale,
+    StaticLossScale,
+    loss_scale_of,
+    loss_scaled,
+    scale_loss,
+)
+from ._model import Structure, split
+from ._moments import stored_in
+from ._weights import apply_updates, compensated, master_weights, stochastic_rounding
+
+Tree = Any
+Weights = Literal["plain", "master", "stochastic", "compensated"]
+WEIGHTS: dict[str, Callable] = {
+    "plain": lambda optimizer: optimizer,
+    "master": master_weights,
+    "stochastic": stochastic_rounding,
+    "compensated": compensated,
+}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that a training step hands on to the next.
+
+    Attributes:
+        params: the trained arrays, in the policy's ``params`` dtype.
+        rest: what else the model holds (batch statistics, random counters).
+        optimizer: of the wrapped optimizer: masters, moments, loss scale.
+        step: steps so far, those left out included, int32.
+        structure: how the model is put together again.
+    """
+
+    params: Tree
+    rest: Tree
+    optimizer: Tree
+    step: jax.Array
+    structure: Structure = dataclasses.field(metadata={"static": True})
+
+    def model(self) -> Any:
+        """The model with its present weights."""
+        return self.structure.merge(self.params, self.rest)
+
+
+class Metrics(NamedTuple):
+    """What a step has to say: scalars, all of them arrays.
+
+    Attributes:
+        loss: unscaled, the mean over microbatches.
+        finite: whether the step was taken; if not, nothing but the loss scale changed.
+        scale: the loss scale that this step used.
+        skipped: steps left out so far.
+        aux: what the loss function returned beside the loss; stacked over microbatches.
+    """
+
+    loss: jax.Array
+    finite: jax.Array
+    scale: jax.Array
+    skipped: jax.Array
+    aux: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """A training step, see :func:`step`: ``init(model)`` once, then ``state, metrics = it(...)``.
+
+    Attributes:
+        loss: the user's function.
+        optimizer: wrapped for clipping, storage, weights and loss scaling, in that order.
+        params: dtype in which the parameters are kept, None for their own.
+        accumulate: microbatches to a step.
+        has_aux: whether ``loss`` returns a pair.
+        transform: what the policy does to the function from params to loss.
+    """
+
+    loss: Callable
+    optimizer: optax.GradientTransformationExtraArgs
+    params: Any = None
+    accumulate: int = 1
+    has_aux: bool = False
+    transform: Callable[[Callable], Callable] = lambda f: f
+
+    def init(self, model: Any) -> TrainState:
+        """The state before the first step, of a model or a pytree of parameters.
+
+        Raises:
+            TypeError: something in it that is to be trained isn't a real float array.
+        """
+        params, rest, structure = split(model)
+        state = self.optimizer.init(params)  # before narrowing: masters are exact
+        if self.params is not None:
+            params = jax.tree.map(lambda x: jnp.asarray(x).astype(self.params), params)
+        return TrainState(params, rest, state, jnp.int32(0), structure)
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        """One step on a batch, a pytree whose arrays have the examples along their first axis."""
+        before = loss_scale_of(state.optimizer)
+        gradients, loss, rest, aux = self._gradients(state, batch)
+        updates, optimizer = self.optimizer.update(
+            gradients, state.optimizer, state.params, value=loss
+        )
+        after = loss_scale_of(optimizer)
+        finite = after.skipped == before.skipped
+        new = dataclasses.replace(
+            state,
+            params=apply_updates(state.params, updates),
+            rest=choose(finite, rest, state.rest),
+            optimizer=optimizer,
+            step=state.step + 1,
+        )
+        return new, Metrics(loss, finite, before.scale, after.skipped, aux)
+
+    def _gradients(self, state: TrainState, batch: Any) -> tuple[Tree, jax.Array, Tree, Any]:
+        """Scaled gradients, the loss as it is, the rest of the model and what else came of it."""
+        scaling = loss_scale_of(state.optimizer)
+
+        def scaled(params, rest, batch):
+            loss, rest, aux = self._apply(state.structure, params, rest, batch)
+            return scale_loss(loss, scaling), (widened(loss), rest, aux)
+
+        differentiate = jax.grad(scaled, has_aux=True)
+        if self.accumulate == 1:
+            gradients, (loss, rest, aux) = differentiate(state.params, state.rest, batch)
+            return gradients, loss, rest, aux
+
+        def add(carry, microbatch):
+            total, loss, rest = carry
+            gradients, (one, rest, aux) = differentiate(state.params, rest, microbatch)
+            total = jax.tree.map(lambda t, g: t + widened(g), total, gradients)
+            return (total, loss + one, rest), aux
+
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(widened(p)), state.params)
+        parts = microbatches(batch, self.accumulate)
+        start = (zeros, jnp.float32(0), state.rest)
+        (total, loss, rest), aux = jax.lax.scan(add, start, parts)
+        mean = jax.tree.map(lambda t: t / self.accumulate, total)
+        return mean, loss / self.accumulate, rest, aux
+
+    def _apply(self, structure: Structure, params: Tree, rest: Tree, batch: Any):
+        """Loss, rest and aux of the model, all of it under the policy."""
+        arrays, treedef = jax.tree.flatten(batch)
+
+        def whole(params, rest, arrays):
+            model = structure.merge(params, rest)
+            out = self.loss(model, jax.tree.unflatten(treedef, arrays))
+            loss, aux = out if self.has_aux else (out, None)
+            return loss, structure.rest(model), aux
+
+        return self.transform(whole)(params, rest, arrays)
+
+
+def step(
+    loss: Callable,
+    optimizer: optax.GradientTransformation,
+    policy: Policy | Recipe | str | Any | None = None,
+    *,
+    scaling: LossScale | None = None,
+    weights: Weights | None = None,
+    moments: Mapping[str, Any] | None = None,
+    clip: float | None = None,
+    accumulate: int = 1,
+    has_aux: bool = False,
+    axis_name: Any = None,
+) -> Step:
+    """A mixed-precision training step around any loss function and optax optimizer.
+
+    In this order: the loss under its policy; times the loss scale; gradients, summed in float32
+    over the microbatches; one finite check; unscaled in float32; clipped by their global norm;
+    the optimizer, its state widened and stored again; the new weights. A step with a gradient or
+    a loss that isn't finite changes nothing but the scale. (A loss that isn't finite was so
+    before it was scaled: then the scale stays, too.)
+
+    Args:
+        loss: ``(model, batch) -> scalar``; model as given to ``init``.
+        optimizer: any optax transformation.
+        policy: what runs in which precision: a :class:`~scalewise.Policy` or its string, for
+            :func:`~scalewise.autocast`; a :class:`~scalewise.Recipe`, for
+            :func:`~scalewise.autoscale`; None: the loss as it is.
+        scaling: by default :class:`DynamicLossScale` where the policy computes in float16, and
+            none (a scale of 1, bad steps left out all the same) elsewhere.
+        weights: how narrow weights (``p=f16`` or ``p=bf16`` in the policy) are updated:
+            ``"master"`` (the default), ``"stochastic"``, ``"compensated"`` or ``"plain"``.
+        moments: storages for the optimizer's state, as :func:`stored_in` takes them.
+        clip: largest global norm of the gradients, over all parameters, unscaled.
+        accumulate: in how many microbatches of equal size a batch is computed.
+        has_aux: whether ``loss`` returns ``(scalar, aux)``.
+        axis_name: mapped axes over which the step's gradients were already reduced, for the
+            finite check; see :func:`all_finite`.
+
+    Returns:
+        A :class:`Step`, jittable: ``state = it.init(model)``, ``state, metrics = it(state,
+        batch)``. Params may be any pytree of floats, a Flax NNX module or an Equinox module.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, optax
+        >>> def loss(params, batch):
+        ...     return jnp.mean(jnp.square(batch @ params["w"] - 1))
+        >>> train = step(loss, optax.adam(0.1), "p=f32,c=f16,o=f32", clip=1.0)
+        >>> state = train.init({"w": jnp.zeros((2, 1))})
+        >>> jitted = jax.jit(train)
+        >>> for _ in range(60):  # the first scale, 65536, is one too many for FP16
+        ...     state, metrics = jitted(state, jnp.eye(2))
+        >>> bool(metrics.loss < 1e-2), int(metrics.skipped), float(metrics.scale)
+        (True, 1, 32768.0)
+    """
+    transform, params, narrow = _transform(policy)
+    if weights is None:
+        weights = "master" if params is not None and params.itemsize < 4 else "plain"
+    if weights not in WEIGHTS:
+        raise ValueError(f"step: weights is {weights!r}; accepted: {', '.join(map(repr, WEIGHTS))}")
+    if not (isinstance(accumulate, int) and accumulate >= 1):
+        raise ValueError(f"step: accumulate is {accumulate!r}; accepted: 1, 2, ...")
+    if clip is not None:
+        if not clip > 0:
+            raise ValueError(f"step: clip is {clip!r}; accepted: over 0, or None")
+        optimizer = optax.chain(optax.clip_by_global_norm(clip), optimizer)
+    if moments is not None:
+        optimizer = stored_in(optimizer, moments)
+    if scaling is None:
+        scaling = DynamicLossScale() if narrow else StaticLossScale(1.0)
+    whole = loss_scaled(WEIGHTS[weights](optimizer), scaling, axis_name=axis_name)
+    return Step(loss, whole, params, accumulate, has_aux, transform)
+
+
+def microbatches(batch: Any, n: int) -> Any:
+    """A batch cut into ``n`` parts along its first axis, stacked: ``(n, size / n, ...)``."""
+
+    def leaf(x: Any) -> Any:
+        size = x.shape[0] if getattr(x, "ndim", 0) else 0
+        if not size or size % n:
+            raise ValueError(
+                f"step: accumulate={n} cuts each array of the batch along its first axis into "
+                f"{n} equal parts; one has shape {getattr(x, 'shape', ())}"
+            )
+        return x.reshape(n, size // n, *x.shape[1:])
+
+    return jax.tree.map(leaf, batch)
+
+
+def _transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bool]:
+    """What a policy does to a function; the dtype it keeps params in; whether FP16 is computed."""
+    if policy is None:
+        return lambda f: f, None, False
+    if isinstance(policy, Recipe):
+        return lambda f: autoscale(f, policy), None, False
+    chosen = policy_(policy)
+    narrow = jnp.float16 in (chosen.compute, chosen.params)
+    # params stay as they are kept: only operations look at the policy from here on
+    inner = dataclasses.replace(chosen, params=None)
+    return lambda f: autocast(f, inner), chosen.params, narrow
