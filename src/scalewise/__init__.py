@@ -15,7 +15,13 @@ from .formats import format as format
 from .rounding import cast as cast
 from .rounding import round_to as round_to
 from .scaled import Amax as Amax
+from .scaled import Delayed as Delayed
+from .scaled import LeastSquares as LeastSquares
+from .scaled import Mx as Mx
+from .scaled import Propagated as Propagated
+from .scaled import Rms as Rms
 from .scaled import ScaledArray as ScaledArray
+from .scaled import Unit as Unit
 from .scaled import dequantize as dequantize
 from .scaled import quantize as quantize
 from .scaled import rebalance as rebalance

@@ -1,5 +1,6 @@
 """`scalewise cast` on .safetensors: each tensor with its scales, read again exactly."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -22,7 +23,9 @@ def checkpoint(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("to", ["e4m3fn", "fp16", "mxfp8_e4m3", "mxfp4"])
+@pytest.mark.parametrize(
+    "to", ["e4m3fn", "fp16", "mxfp8_e4m3", "mxfp4", "mxfp6_e3m2", "nvfp4", "e2m1fn", "dlfloat16"]
+)
 def test_tensors_and_scales_as_quantize_makes_them(checkpoint, to):
     before = checkpoint.read_bytes()
     result = invoke(checkpoint, "--to", to)
@@ -35,8 +38,10 @@ def test_tensors_and_scales_as_quantize_makes_them(checkpoint, to):
         want = sw.quantize(jnp.asarray(load_safetensors(checkpoint)[name]), to)
         stored = got[name]
         assert isinstance(stored, sw.ScaledArray)
-        assert np.asarray(stored.data).tobytes() == np.asarray(want.data).tobytes()
-        assert np.asarray(stored.scale).tobytes() == np.asarray(want.scale).tobytes()
+        assert jax.tree.structure(stored) == jax.tree.structure(want)
+        for a, b in zip(jax.tree.leaves(stored), jax.tree.leaves(want), strict=True):
+            assert a.dtype == b.dtype
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
     assert got["step"] == 7
     assert checkpoint.read_bytes() == before
 
@@ -51,7 +56,8 @@ def test_what_cant_be_used_is_refused_and_nothing_written(checkpoint, tmp_path):
         ((text, "--to", "e4m3fn"), "is no complete safetensors file"),
         ((tmp_path / "none.safetensors", "--to", "e4m3fn"), "No such file"),
         ((checkpoint, "--to", "mxfp9"), "no format is called 'mxfp9'"),
-        ((checkpoint, "--to", "e2m1fn"), "e2m1fn has no storage dtype of whole bytes"),
+        ((checkpoint, "--to", "e8m0"), "e8m0 has no zero: it is for scales"),
+        ((checkpoint, "--to", "fp16", "--rounding", "up"), "rounding is 'up'; accepted"),
         ((checkpoint, "--to", "e4m3fn", "--out", checkpoint), "is the input itself"),
         ((checkpoint, "--to", "e4m3fn", "--saturate"), "--saturate is for .npy"),
     ]:
@@ -66,3 +72,13 @@ def test_what_is_quantized_is_not_quantized_again(checkpoint):
     result = invoke(checkpoint.with_name("model.e4m3fn.safetensors"), "--to", "e5m2")
     assert result.exit_code == 2
     assert "is quantized already; cast the original" in result.stderr
+
+
+def test_an_array_in_a_block_format_becomes_a_checkpoint(tmp_path):
+    x = np.random.default_rng(0).standard_normal((4, 40)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    result = invoke(tmp_path / "x.npy", "--to", "mxfp8_e4m3", "--rounding", "toward_zero")
+    assert result.exit_code == 0, result.output
+    got = load_safetensors(tmp_path / "x.mxfp8_e4m3.safetensors")["data"]
+    want = sw.quantize(x, "mxfp8_e4m3", rounding="toward_zero")
+    np.testing.assert_array_equal(got.value(), want.value())

@@ -10,8 +10,10 @@ import pytest
 
 import scalewise as sw
 from scalewise.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
-from scalewise.scaled import quantize_blocks
-from scalewise.scaled._blocks import SCALES
+from scalewise.scaled import Mx
+from scalewise.scaled._blocks import EXPONENTS
+
+MX_FORMATS = [f for f in BLOCK_FORMATS.values() if f.whole is None]
 
 
 def reference(block, fmt):
@@ -31,17 +33,13 @@ def wild(shape, seed=0):
     return np.where(np.isfinite(x), x, np.float32(1))
 
 
-@pytest.mark.parametrize("fmt", BLOCK_FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", MX_FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("jit", [False, True])
 def test_each_block_is_its_exact_rounding(fmt, jit):
     spread = np.float32(2.0) ** np.random.default_rng(1).integers(-12, 13, (64, 32))
     tame = np.random.default_rng(2).standard_normal((64, 32)).astype(np.float32) * spread
     low = (tame * np.float32(2.0**-130)).astype(np.float32)
-    f = (
-        (lambda x: quantize_blocks(x, fmt))
-        if not jit
-        else jax.jit(lambda x: quantize_blocks(x, fmt))
-    )
+    f = (lambda x: sw.quantize(x, fmt)) if not jit else jax.jit(lambda x: sw.quantize(x, fmt))
     for x in (wild((64, 32)), tame.astype(np.float32), low, np.zeros((2, 32), np.float32)):
         got = f(jnp.asarray(x))
         data = np.asarray(got.data).astype(np.float64)
@@ -79,8 +77,8 @@ def test_what_isnt_finite():
 
 def test_ceil_never_saturates():
     x = jnp.array([500.0, 1.0])
-    assert quantize_blocks(x, "mxfp8_e4m3").value()[0] == 448
-    assert quantize_blocks(x, "mxfp8_e4m3", scale="ceil").value()[0] == 512
+    assert sw.quantize(x, "mxfp8_e4m3").value()[0] == 448
+    assert sw.quantize(x, "mxfp8_e4m3", scaling=Mx("ceil")).value()[0] == 512
 
 
 def chosen_exponent(amax: Fraction, element, scale: str) -> int:
@@ -103,15 +101,15 @@ def chosen_exponent(amax: Fraction, element, scale: str) -> int:
     return floor_log2(amax) - element.max_exponent
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("fmt", BLOCK_FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("scale", EXPONENTS)
+@pytest.mark.parametrize("fmt", MX_FORMATS, ids=lambda f: f.name)
 def test_the_scales_by_name(fmt, scale):
     top = float(fmt.element.max)
     edges = [top, 1.0, 1.5, 1.75, 1.875, 1.9375, 1.99, 2.0, 3.0, 5.0, 7.0, 440.0, 480.0, 496.0]
     amax = np.float32([f(v) for v in edges for f in (lower, np.float32, upper)])
     rows = np.zeros((len(amax), 32), np.float32)
     rows[:, 3] = -amax
-    got = quantize_blocks(jnp.asarray(rows), fmt, scale=scale)
+    got = sw.quantize(jnp.asarray(rows), fmt, scaling=Mx(scale))
     codes = np.asarray(got.scale).view(np.uint8)[:, 0].astype(int)
     want = [127 + chosen_exponent(Fraction(float(a)), fmt.element, scale) for a in amax]
     np.testing.assert_array_equal(codes, want)
@@ -123,6 +121,76 @@ def lower(x):
 
 def upper(x):
     return np.nextafter(np.float32(x), np.float32(np.inf))
+
+
+def nvfp4(x, size=16):
+    """Two levels in float32, as arXiv 2509.25149, appendix C, has them; exact encodes elsewhere."""
+    e4m3, e2m1 = sw.formats.E4M3FN, sw.formats.E2M1FN
+    x = x.reshape(-1, size)
+    amax = np.abs(x).max(1)
+    whole = np.float32((amax * np.float32(1 / 6)).max() * np.float32(1 / 448))
+    scale = np.maximum(amax * np.float32(1 / 6) / whole, np.float32(2.0**-9))
+    scale = e4m3.decode(e4m3.encode(scale, saturate=True)).astype(np.float32) * whole
+    return e2m1.decode(e2m1.encode(x / scale[:, None], saturate=True)) * scale[:, None]
+
+
+@pytest.mark.parametrize("k", [-100, 0, 100])
+def test_nvfp4_has_two_levels_of_scales(k):
+    spread = np.float32(2.0) ** np.random.default_rng(1).integers(-6, 7, (8, 1))
+    x = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32) * spread
+    x = x * np.float32(2.0**k)
+    x[3, :16] = 0
+    a = jax.jit(lambda x: sw.quantize(x, "nvfp4"))(x)
+    assert a.scale.data.dtype == jnp.float8_e4m3fn
+    assert a.scale.shape == (8, 4)
+    assert float(a.scale.data.astype(jnp.float32).max()) == 448
+    # XLA may join the two factors of the scale: its last bit is open, the elements are not
+    np.testing.assert_allclose(a.value(), nvfp4(x).reshape(8, 64), rtol=3e-7)
+    # 4.5 bits an element and one float32 for all
+    assert a.nbytes == x.size // 2 + x.size // 16 + 4
+
+
+def test_nvfp4_of_what_isnt_finite_and_of_zeros():
+    x = jnp.concatenate([jnp.array([jnp.nan]), jnp.ones(31)])
+    got = np.asarray(sw.quantize(x, "nvfp4").value())
+    assert np.isnan(got[:16]).all()
+    np.testing.assert_allclose(got[16:], 1, rtol=3e-7)
+    np.testing.assert_array_equal(sw.quantize(jnp.zeros(20), "nvfp4").value(), np.zeros(20))
+
+
+def test_blocks_of_float64_are_rounded_once():
+    with jax.enable_x64(True):
+        x = jnp.array([1.0625 + 2.0**-40, 448.0, 1e300])
+        got = sw.quantize(x[:2], "mxfp8_e4m3").value()
+        np.testing.assert_array_equal(got, [1.125, 448])
+        beyond = sw.quantize(x[2:], "mxfp8_e4m3")  # the scale ends at 2^127
+        assert float(beyond.data.astype(jnp.float64)[0]) == 448
+        assert float(beyond.scale.astype(jnp.float64)[0]) == 2.0**127
+
+
+def test_blocks_behind_other_choices_of_scale():
+    x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    for scaling in (sw.LeastSquares(), sw.Rms(), sw.Unit(), sw.Amax()):
+        a = sw.quantize(x, "mxfp6_e2m3", scaling=scaling)
+        assert a.scale.dtype == jnp.float8_e8m0fnu
+        np.testing.assert_allclose(a.value(), x, atol=0.3)
+    best, usual = (
+        np.square(sw.quantize(x, "mxfp4", scaling=s).value() - x).sum()
+        for s in (sw.LeastSquares(), sw.Mx("rceil"))
+    )
+    assert best < usual
+    user = BlockFormat("e4m3 behind ue5m3", sw.formats.E4M3FN, sw.formats.UE5M3, 8)
+    np.testing.assert_allclose(sw.quantize(x, user).value(), x, rtol=0.07, atol=1e-3)
+
+
+def test_stochastic_and_directed_roundings_of_blocks():
+    x = jnp.full((1 << 18,), 1.05).at[::32].set(1.75)
+    a = sw.quantize(x, "mxfp8_e4m3", rounding="stochastic", key=jax.random.key(0)).value()
+    assert set(np.unique(a)) == {1.0, 1.125, 1.75}
+    assert abs(float(a.mean()) - float(x.mean())) < 5e-4  # four standard deviations
+    tiny = jnp.array([2.0**-140, 1.0])
+    away = sw.quantize(tiny, "mxfp8_e4m3", rounding="away_from_zero")
+    assert float(away.data[0].astype(jnp.float32)) == 2.0**-9
 
 
 def test_empty_and_scale_at_the_lowest():
@@ -137,15 +205,28 @@ def test_empty_and_scale_at_the_lowest():
     ("call", "error", "message"),
     [
         (lambda: sw.quantize(jnp.ones(3), "mxfp8_e4m3", axis=1), ValueError, "axis is 1, but x"),
-        (lambda: sw.quantize(jnp.ones(3), MXFP4, axis=(0,)), ValueError, "takes one axis"),
-        (lambda: quantize_blocks(jnp.ones(3), "mxfp9"), ValueError, "no block format is called"),
-        (lambda: quantize_blocks(jnp.ones(3), MXFP4, scale="up"), ValueError, "scale is 'up'"),
-        (lambda: sw.dequantize(jnp.ones(3)), TypeError, "dequantize takes a ScaledArray, not"),
-        (lambda: quantize_blocks(jnp.arange(3), MXFP4), TypeError, "not int32"),
         (
-            lambda: quantize_blocks(jnp.ones(3), BlockFormat("b", sw.formats.E2M3FN)),
+            lambda: sw.quantize(jnp.ones(3), MXFP4, axis=(0,)),
             ValueError,
-            "accepted: elements with a dtype of 4, 8 or 16 bits",
+            "blocks lie along one axis; axis is (0,)",
+        ),
+        (lambda: sw.quantize(jnp.ones(3), "mxfp9"), ValueError, "block formats: mxfp8_e4m3, "),
+        (
+            lambda: sw.quantize(jnp.ones(3), MXFP4, scaling=Mx("up")),
+            ValueError,
+            "Mx: exponent is 'up'; accepted",
+        ),
+        (lambda: sw.dequantize(jnp.ones(3)), TypeError, "dequantize takes a ScaledArray, not"),
+        (lambda: sw.quantize(jnp.arange(3), MXFP4), TypeError, "not int32"),
+        (
+            lambda: sw.quantize(jnp.ones(3), MXFP4, scaling=sw.Amax(power_of_two=False)),
+            ValueError,
+            "mxfp4 has powers of two for scales, Amax(power_of_two=False) has others",
+        ),
+        (
+            lambda: BlockFormat("b", MXFP4.element, whole=sw.formats.FP16),
+            ValueError,
+            "whole is fp16; accepted: FP32 or None",
         ),
         (lambda: BlockFormat("b", MXFP4.element, size=0), ValueError, "size is 0; accepted"),
     ],

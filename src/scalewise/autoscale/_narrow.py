@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..formats import BlockFormat, Format
+from ..rounding import encode
 from ..scaled import ScaledArray, quantize
 from ._recipe import Recipe, Storage
 from ._value import InFlight, leading
@@ -115,11 +116,11 @@ def put(x: jax.Array, storage: Storage) -> ScaledArray | Rooted:
     return Rooted(stored) if storage.root == 2 else stored
 
 
-def _nonzero(data: jax.Array, x: jax.Array, fmt: Format) -> jax.Array:
+def _nonzero(data: Any, x: jax.Array, fmt: Format) -> Any:
     """``data``, with the format's smallest number wherever ``x`` was flushed to zero."""
     wide = data.astype(jnp.float32)
     tiny = jnp.copysign(jnp.asarray(float(fmt.smallest), jnp.float32), wide)
-    return jnp.where((wide == 0) & (x != 0), tiny, wide).astype(data.dtype)
+    return encode(jnp.where((wide == 0) & (x != 0), tiny, wide), fmt)
 
 
 def store(tree: Any, recipe: Recipe) -> Any:

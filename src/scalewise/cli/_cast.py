@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from ._checkpoint import cast_checkpoint, report
+from ._checkpoint import cast_checkpoint, read, report
 from ._refusal import refusal
 
 
@@ -17,25 +17,30 @@ def cast(
     out: Annotated[
         Path | None, typer.Option(help="Codes go here. Default: the name with the format's.")
     ] = None,
+    rounding: Annotated[
+        str, typer.Option(help="nearest_even, nearest_away, toward_zero, to_odd, ...")
+    ] = "nearest_even",
     saturate: Annotated[bool, typer.Option(help="Overflow goes to the largest number.")] = False,
 ) -> None:
     """Cast a .npy file to a format's codes, rounded once; report what that did to the numbers.
 
-    In a .safetensors file each tensor gets a scale of its own, or one a block in a block format.
+    In a .safetensors file each tensor gets a scale of its own, or one a block in a block format; a
+    .npy in a block format becomes a .safetensors file, since it has scales.
     """
+    from ..formats import BLOCK_FORMATS
     from ..formats import format as format_
 
     with refusal(ValueError, OSError):
-        if data.suffix == ".safetensors":
+        if data.suffix == ".safetensors" or to.lower().replace("-", "_") in BLOCK_FORMATS:
             if saturate:
                 raise ValueError("--saturate is for .npy: what has a scale doesn't overflow")
-            return cast_checkpoint(data, to, out)
+            return cast_checkpoint(data, to, out, rounding)
         fmt = format_(to)
-        x = _read(data)
+        x = read(data)
         target = out or data.with_name(f"{data.stem}.{fmt.name}.npy")
         if target.resolve() == data.resolve():
             raise ValueError(f"{target} is the input itself; give another --out")
-        codes = fmt.encode(x, saturate=saturate)
+        codes = fmt.encode(x, rounding=rounding, saturate=saturate)
         typer.echo(f"{data.name} -> {target.name}: {report(x, fmt.decode(codes), float(fmt.max))}")
         part = target.with_name(f"{target.name}.part")
         try:
@@ -44,14 +49,3 @@ def cast(
             os.replace(part, target)
         finally:
             part.unlink(missing_ok=True)
-
-
-def _read(path: Path) -> np.ndarray:
-    try:
-        x = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no complete .npy file ({error})") from None
-    if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
-        kind = x.dtype if isinstance(x, np.ndarray) else "several arrays"
-        raise ValueError(f"{path} holds {kind}; accepted: float16, float32 or float64")
-    return x

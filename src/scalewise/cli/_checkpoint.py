@@ -1,13 +1,14 @@
 """A `.safetensors` checkpoint cast tensor by tensor, and the report of what a cast did."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import typer
 
 
-def cast_checkpoint(data: Path, to: str, out: Path | None) -> None:
-    """Quantizes the float tensors of a checkpoint and writes them with their scales.
+def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: str) -> None:
+    """Quantizes the float tensors of a checkpoint, or of one .npy, and writes them with scales.
 
     float32, float16 and bfloat16 tensors of at least one dimension are quantized; others are
     copied as they are, and it says so.
@@ -16,7 +17,7 @@ def cast_checkpoint(data: Path, to: str, out: Path | None) -> None:
 
     from ..formats import BLOCK_FORMATS
     from ..formats import format as format_
-    from ..scaled import ScaledArray, load_safetensors, quantize, save_safetensors
+    from ..scaled import load_safetensors, quantize, save_safetensors
 
     block = BLOCK_FORMATS.get(to.lower().replace("-", "_"))
     fmt = block or format_(to)
@@ -24,17 +25,18 @@ def cast_checkpoint(data: Path, to: str, out: Path | None) -> None:
     target = out or data.with_name(f"{data.stem}.{fmt.name}.safetensors")
     if target.resolve() == data.resolve():
         raise ValueError(f"{target} is the input itself; give another --out")
-    result: dict[str, np.ndarray | ScaledArray] = {}
+    tensors = {"data": read(data)} if data.suffix == ".npy" else load_safetensors(data)
+    result: dict[str, Any] = {}
     lines = []
-    for name, x in load_safetensors(data).items():
-        if isinstance(x, ScaledArray):
+    for name, x in tensors.items():
+        if not isinstance(x, np.ndarray):
             raise ValueError(f"{data.name}: {name!r} is quantized already; cast the original")
         kind = str(x.dtype)
         if kind not in ("float32", "float16", "bfloat16") or x.ndim == 0 or x.size == 0:
             result[name] = x
             lines.append(f"{name}: {kind} of shape {x.shape}, copied as it is")
             continue
-        stored = quantize(jnp.asarray(x), fmt)
+        stored = quantize(jnp.asarray(x), fmt, rounding=rounding)
         result[name] = stored
         value = np.asarray(stored.value()).astype(np.float64)
         top = _largest(stored, float(element.max))
@@ -43,6 +45,18 @@ def cast_checkpoint(data: Path, to: str, out: Path | None) -> None:
     for line in lines:
         typer.echo(line)
     typer.echo(f"{data.name} -> {target.name}: {len(result)} tensors")
+
+
+def read(path: Path) -> np.ndarray:
+    """The floats of a .npy file."""
+    try:
+        x = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is no complete .npy file ({error})") from None
+    if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
+        kind = x.dtype if isinstance(x, np.ndarray) else "several arrays"
+        raise ValueError(f"{path} holds {kind}; accepted: float16, float32 or float64")
+    return x
 
 
 def _largest(stored, largest: float):

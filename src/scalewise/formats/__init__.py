@@ -2,8 +2,11 @@
 
 from ._block import BLOCK_FORMATS as BLOCK_FORMATS
 from ._block import MXFP4 as MXFP4
+from ._block import MXFP6_E2M3 as MXFP6_E2M3
+from ._block import MXFP6_E3M2 as MXFP6_E3M2
 from ._block import MXFP8_E4M3 as MXFP8_E4M3
 from ._block import MXFP8_E5M2 as MXFP8_E5M2
+from ._block import NVFP4 as NVFP4
 from ._block import BlockFormat as BlockFormat
 from ._block import block_format as block_format
 from ._catalogue import ALIASES as ALIASES

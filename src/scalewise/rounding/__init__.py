@@ -2,6 +2,9 @@
 
 from ._carrier import from_float64 as from_float64
 from ._carrier import to_float64 as to_float64
+from ._encoded import EncodedArray as EncodedArray
+from ._encoded import decode as decode
+from ._encoded import encode as encode
 from ._pack import pack as pack
 from ._pack import unpack as unpack
 from ._round import cast as cast

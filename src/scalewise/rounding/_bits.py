@@ -279,10 +279,10 @@ def _on_grid(magnitude: jax.Array, quantum: int, c: Carrier, mode: Mode) -> jax.
     if step >= m + 1:  # far enough up to be normal numbers of the carrier: a float does the rest
         size = multiple.astype(c.float) * np.asarray(2.0**quantum, c.float)
         return lax.bitcast_convert_type(size, c.uint)
-    return _from_units(multiple << c.const(step), c)
+    return from_units(multiple << c.const(step), c)
 
 
-def _from_units(units: jax.Array, c: Carrier) -> jax.Array:
+def from_units(units: jax.Array, c: Carrier) -> jax.Array:
     """Bits of ``units * 2^(smallest subnormal's exponent)``: linear below twice the normals."""
     linear_below = c.const(2 << c.mantissa_bits)
     lead = c.const(c.bits - 1) - lax.clz(jnp.maximum(units, c.const(1)))

@@ -133,10 +133,14 @@ def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
     """``x`` within the format's numbers, as far as ``saturate`` says; NaN stays NaN."""
     if saturate is False:
         return x
-    top = np.asarray(float(fmt.max), x.dtype)
-    # selects, since a backend's min and max flush subnormals
-    clipped = jnp.where(x > top, top, jnp.where(x < -top, -top, x))
-    return clipped if saturate is True else jnp.where(jnp.isinf(x), x, clipped)
+    # on the bits: comparisons of floats become a backend's min and max, which flush subnormals
+    u = np.uint32
+    bits = lax.bitcast_convert_type(x, u)
+    sign, magnitude = bits & u(0x80000000), bits & u(0x7FFFFFFF)
+    top = np.float32(float(fmt.max)).view(u)
+    last = u(0x7F800000 - (saturate == "finite"))
+    over = (magnitude > top) & (magnitude <= last)
+    return lax.bitcast_convert_type(jnp.where(over, sign | top, bits), x.dtype)
 
 
 def _codes(x: jax.Array, fmt: Format) -> jax.Array:

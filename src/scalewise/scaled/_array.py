@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..rounding import EncodedArray
 from ._power import ldexp
 
 
@@ -18,10 +19,11 @@ class ScaledArray:
     """An array stored as ``data * scale``.
 
     Attributes:
-        data: the stored numbers, any float dtype, any shape.
-        scale: float32 or E8M0 factors, or int32 exponents of two; a shape that broadcasts to
-            data's, but along the blocked axis, where it has one entry for each block. Zero is a
-            legal scale (a zero array).
+        data: the stored numbers, any float dtype or an :class:`scalewise.rounding.EncodedArray`,
+            any shape.
+        scale: factors of any float dtype (E8M0, say), or int32 exponents of two, or a ScaledArray
+            (two levels of scales: NVFP4); a shape that broadcasts to data's, but along the blocked
+            axis, where it has one entry for each block. Zero is a legal scale (a zero array).
         block: None, or (axis, size): one scale for each run of ``size`` elements along ``axis``;
             the last may be shorter.
 
@@ -35,8 +37,8 @@ class ScaledArray:
         ([1048576.0, 1572864.0], 'float32', (2,))
     """
 
-    data: jax.Array
-    scale: jax.Array
+    data: jax.Array | EncodedArray
+    scale: jax.Array | EncodedArray | ScaledArray
     block: tuple[int, int] | None = None
 
     def __post_init__(self):
@@ -87,6 +89,8 @@ class ScaledArray:
         """The plain array: the scale is applied in two exact halves, so nothing overflows on the
         way to a result that doesn't."""
         data, scale = self.data.astype(self.dtype), self.scale
+        if not isinstance(scale, jax.Array | np.ndarray):
+            scale = scale.__jax_array__()
         if self.block is not None:
             axis, size = self.block
             scale = jnp.repeat(scale, size, axis=axis)
@@ -133,14 +137,21 @@ def rebalance(a: ScaledArray, factor: Any) -> ScaledArray:
     Returns:
         A ScaledArray whose data is of the same dtype.
     """
+    if isinstance(a.data, EncodedArray) or isinstance(a.scale, EncodedArray):
+        raise ValueError("rebalance: data or scale lie in codes; quantize the value again instead")
     wide = a.data.astype(a.dtype)
     if jnp.issubdtype(a.scale.dtype, jnp.integer):
         factor = jnp.asarray(factor, jnp.int32)
         data = ldexp(wide, -factor)
         return ScaledArray(data.astype(a.data.dtype), a.scale + factor, a.block)
     factor = jnp.asarray(factor, a.dtype)
+    data = (wide / factor).astype(a.data.dtype)
+    if isinstance(a.scale, ScaledArray):  # of two levels, the upper one takes it
+        upper = a.scale.scale
+        scale = ScaledArray(a.scale.data, upper * factor.astype(upper.dtype), a.scale.block)
+        return ScaledArray(data, scale, a.block)
     scale = (a.scale.astype(a.dtype) * factor).astype(a.scale.dtype)
-    return ScaledArray((wide / factor).astype(a.data.dtype), scale, a.block)
+    return ScaledArray(data, scale, a.block)
 
 
 def dequantize(a: ScaledArray) -> jax.Array:

@@ -27,6 +27,14 @@ def power_of_two(exponent: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
     return lax.bitcast_convert_type(bits, dtype)
 
 
+def exponent_of(power: jax.Array) -> jax.Array:
+    """The int32 exponent of a power of two that is a normal number."""
+    _, mantissa_bits, bias = layout(power.dtype)
+    integer = np.uint64 if power.dtype == jnp.float64 else np.uint32
+    bits = lax.bitcast_convert_type(power, integer)
+    return (bits >> integer(mantissa_bits)).astype(jnp.int32) - bias
+
+
 def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     """``x * 2**exponent`` for an exponent of any size: 2**exponent itself is never formed.
 
@@ -50,3 +58,17 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     half = exponent >> 1
     x = x * power_of_two(half, x.dtype)
     return x * power_of_two(exponent - half, x.dtype)
+
+
+def shrink(x: jax.Array, factor: jax.Array, rounding: str) -> jax.Array:
+    """``x * factor`` on its way to a rounding: what underflows still isn't zero where that counts.
+
+    Backends flush subnormal products. To nearest, that is zero anyway; a directed rounding has to
+    see that there was something.
+    """
+    y = x * factor
+    if rounding in ("nearest_even", "nearest_away", "toward_zero"):
+        return y
+    least = np.asarray(2.0 ** (2 - layout(x.dtype)[2]), x.dtype)
+    gone = (x != 0) & (jnp.abs(y) < least)
+    return jnp.where(gone, jnp.copysign(least, x), y)

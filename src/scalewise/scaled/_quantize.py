@@ -1,61 +1,26 @@
-"""``quantize``: an array in a narrow format behind a scale found from the array itself."""
+"""``quantize``: an array in a narrow format, or a block format, behind scales."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
-from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat, Format
+from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat, Format, block_format
 from ..formats import format as format_
-from ..rounding import cast
+from ..rounding import encode
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
-from ._power import layout
-
-
-@dataclasses.dataclass(frozen=True)
-class Amax:
-    """The power of two that puts the largest magnitude under the format's last full binade.
-
-    Neither the largest magnitude nor its rounding overflows, so nothing saturates; one pass over
-    the data. It isn't put above 2^15 in a format with more exponents, so that sums of products
-    stay in float32's range. NaN and infinities stay what they are.
-    """
-
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
-        """The scale over the given axes, and its exact inverse; both are normal numbers.
-
-        Few operations, since a program pays them at each of its contractions: the exponent field
-        of the largest magnitude is the power of two below it, and adding to it scales.
-        """
-        signed, mantissa_bits, bias = layout(x.dtype)
-        integer = np.uint64 if signed is np.int64 else np.uint32
-        top = min(fmt.max_exponent - 1, 14)
-        axes = [a % x.ndim for a in axes]
-        amax = lax.reduce_max(lax.abs(x), axes) if x.size else jnp.zeros((), x.dtype)
-        if keepdims:
-            amax = lax.expand_dims(amax, axes)
-        one = 1 << mantissa_bits  # the lowest bit of the exponent field
-        field = lax.bitcast_convert_type(amax, integer) & integer(2 * bias * one + one)
-        field = lax.clamp(integer(max(1, top + 1) * one), field, integer(2 * bias * one))
-        scale = lax.bitcast_convert_type(field - integer(top * one), x.dtype)
-        inverse = lax.bitcast_convert_type(integer((2 * bias + top) * one) - field, x.dtype)
-        return scale, inverse
+from ._power import exponent_of, shrink
+from ._scaling import Amax, Propagated, Scaling
 
 
 def storable(fmt: Format) -> Format:
-    """The format, if arrays of it can be stored with zeros and in whole bytes.
+    """The format, if XLA has a dtype of whole bytes for it that holds zero.
 
     Raises:
-        ValueError: it can't.
+        ValueError: it hasn't.
     """
     if fmt.dtype is None or fmt.bits < 8 or not fmt.zero:
         can = [f.name for f in CATALOGUE.values() if f.dtype and 8 <= f.bits <= 16 and f.zero]
@@ -70,52 +35,119 @@ def quantize(
     x: Any,
     fmt: Format | BlockFormat | str,
     *,
-    scaling: Amax | None = None,
+    scaling: Scaling | None = None,
     axis: int | tuple[int, ...] | None = None,
+    rounding: str = "nearest_even",
+    saturate: bool | str | None = None,
+    key: jax.Array | None = None,
 ) -> ScaledArray:
-    """``x`` in a narrow format behind a power-of-two scale.
+    """``x`` in a narrow format behind a scale: one for all of it, or an axis' index, or a block.
+
+    Block formats are those of OCP Microscaling (MX) 1.0, section 6.3, and NVFP4 (arXiv
+    2509.25149). In them an infinity stays one where the element format has it, else it becomes
+    NaN; in an element format without NaN, a block that holds NaN or infinity has NaN for its scale,
+    so that all of it is NaN. A block of zeros has the smallest scale. The last block may be
+    shorter. Subnormals of the input count, under jit too.
 
     Args:
-        x: float32 or float64 (narrower floats are widened), any shape.
-        fmt: a format or a block format, or a name; block formats as in :func:`quantize_blocks`.
-        scaling: how the scale is chosen; :class:`Amax` by default.
+        x: an array of floats of any width (narrower than float32 are widened), or a
+            :class:`ScaledArray`.
+        fmt: a format or a block format, or a name of one.
+        scaling: how the scale is chosen: :class:`Amax` (by default), :class:`Rms`,
+            :class:`LeastSquares`, :class:`Unit`, :class:`Delayed`, :class:`Propagated`; for blocks
+            with E8M0 scales also :class:`Mx`, their default.
         axis: axes that keep a scale for each index; None for one scale for the whole array. With a
             block format: the one axis along which the blocks lie, by default the last.
+        rounding: of the elements, as for :func:`scalewise.cast`.
+        saturate: as for :func:`scalewise.cast`; by default ``"finite"`` where the choice of scale
+            lets numbers lie beyond the format's largest.
+        key: a JAX random key, for stochastic rounding.
 
     Returns:
-        Data as :func:`scalewise.cast` stores it; scale powers of two, of x's dtype, that broadcast
-        over it. Each element is rounded once: ``x / scale`` is exact but for what lies more than
-        the dtype's own range below the largest magnitude.
+        Data as :func:`scalewise.rounding.encode` stores them. The scale broadcasts over them; it
+        is of x's dtype, or in a block format of the block's own; with NVFP4 it is a ScaledArray
+        itself. Each element is rounded once where the scale is a power of two (``x / scale`` is
+        exact, but for what lies more than the dtype's own range below the largest magnitude); else
+        ``x / scale`` has been rounded to x's dtype before.
 
     Raises:
         TypeError: x isn't a real floating-point array.
-        ValueError: an unknown format, one that no dtype stores, or an axis that x doesn't have.
+        ValueError: an unknown format, a format without zero, an axis that x doesn't have, a scale
+            that the block format can't hold.
 
     Example:
         >>> import jax.numpy as jnp
         >>> quantize(jnp.array([3e-6, 1e-6]), "e4m3fn").value().tolist()
         [3.0994415283203125e-06, 9.5367431640625e-07]
+        >>> a = quantize(jnp.array([1000.0, 1.0, -3.0]), "mxfp8_e4m3")
+        >>> a.scale.tolist(), a.value().tolist()
+        ([2.0], [896.0, 1.0, -3.0])
     """
-    if isinstance(fmt, BlockFormat) or (isinstance(fmt, str) and fmt.lower() in BLOCK_FORMATS):
-        along = -1 if axis is None else axis
-        if scaling is not None or not isinstance(along, int):
-            raise ValueError(
-                f"quantize: {fmt} takes one axis and finds its own scales, not axis={axis!r}, "
-                f"scaling={scaling!r}"
-            )
-        return quantize_blocks(x, fmt, axis=along)
-    fmt = storable(format_(fmt))
+    fmt = _format(fmt)
+    if isinstance(x, ScaledArray):
+        return _again(x, fmt, scaling, axis, rounding=rounding, saturate=saturate, key=key)
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"quantize takes real floating-point arrays, not {x.dtype}")
     if x.dtype not in (jnp.float32, jnp.float64):
         x = x.astype(jnp.float32)
-    axes = tuple(range(x.ndim))
-    if axis is not None:
-        kept = (axis,) if isinstance(axis, int) else tuple(axis)
-        if not all(-x.ndim <= a < x.ndim for a in kept):
-            raise ValueError(f"quantize: axis is {axis!r}, but x has shape {x.shape}")
-        axes = tuple(a for a in axes if a not in {k % x.ndim for k in kept})
-    scale, inverse = (scaling or Amax()).scale(x, fmt, axes, keepdims=axis is not None)
-    data = cast(x * jnp.broadcast_to(inverse, x.shape), fmt)
-    return ScaledArray(data, scale)
+    axes = _axes(x, axis, isinstance(fmt, BlockFormat))
+    if isinstance(fmt, BlockFormat):
+        saturate = "finite" if saturate is None else saturate
+        options = {"rounding": rounding, "saturate": saturate, "key": key}
+        return quantize_blocks(x, fmt, axes[0], scaling, **options)
+    scaling = Amax() if scaling is None else scaling
+    over = tuple(a for a in range(x.ndim) if a not in axes)
+    scale, inverse = scaling.scale(x, fmt, over, keepdims=axis is not None)
+    exact = getattr(scaling, "power_of_two", True)
+    data = shrink(x, jnp.broadcast_to(inverse, x.shape), rounding) if exact else x / scale
+    if saturate is None:
+        saturate = "finite" if scaling.saturates else False
+    return ScaledArray(encode(data, fmt, rounding=rounding, saturate=saturate, key=key), scale)
+
+
+def _format(fmt: Any) -> Format | BlockFormat:
+    if isinstance(fmt, BlockFormat):
+        return fmt
+    if isinstance(fmt, str) and fmt.lower().replace("-", "_") in BLOCK_FORMATS:
+        return block_format(fmt)
+    try:
+        fmt = format_(fmt)
+    except ValueError as error:
+        raise ValueError(f"{error}; block formats: {', '.join(BLOCK_FORMATS)}") from None
+    if not fmt.zero:
+        raise ValueError(f"quantize: {fmt.name} has no zero: it is for scales, not for data")
+    return fmt
+
+
+def _axes(x: jax.Array, axis: Any, block: bool) -> tuple[int, ...]:
+    """The axes that keep scales, or the one along which blocks lie, from 0."""
+    if block:
+        axis = -1 if axis is None else axis
+        if not isinstance(axis, int):
+            raise ValueError(f"quantize: blocks lie along one axis; axis is {axis!r}")
+    if axis is None:
+        return ()
+    kept = (axis,) if isinstance(axis, int) else tuple(axis)
+    if not all(-x.ndim <= a < x.ndim for a in kept):
+        raise ValueError(f"quantize: axis is {axis!r}, but x has shape {x.shape}")
+    return tuple(a % x.ndim for a in kept)
+
+
+def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
+    """A ScaledArray in another format: its own scale is kept, or goes into the new one."""
+    data = x.data.astype(x.dtype)
+    if isinstance(scaling, Propagated):
+        if isinstance(fmt, BlockFormat) or axis is not None:
+            raise ValueError("quantize: Propagated keeps the scale: no block format, no axis")
+        saturate = "finite" if options["saturate"] is None else options["saturate"]
+        return ScaledArray(encode(data, fmt, **options | {"saturate": saturate}), x.scale, x.block)
+    old = x.scale
+    exact = getattr(scaling, "power_of_two", True) and not isinstance(fmt, BlockFormat)
+    if not isinstance(old, jax.Array) or old.ndim or not exact:
+        return quantize(x.value(), fmt, scaling=scaling, axis=axis, **options)
+    new = quantize(data, fmt, scaling=scaling, axis=axis, **options)
+    assert isinstance(new.scale, jax.Array)
+    if jnp.issubdtype(old.dtype, jnp.integer):
+        return ScaledArray(new.data, old + exponent_of(new.scale))
+    return ScaledArray(new.data, new.scale * old.astype(new.scale.dtype))

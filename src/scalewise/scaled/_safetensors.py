@@ -2,11 +2,13 @@
 
 A file is eight bytes of length, a JSON header, and the tensors' bytes
 (https://github.com/huggingface/safetensors#format). A ScaledArray is the tensor of its name and
-``<name>.scale``; what else it needs stands in the header's metadata under ``"scalewise"``.
+``<name>.scale``, its scale's own scale ``<name>.scale.scale``; an EncodedArray is its codes; what
+else they need stands in the header's metadata under ``"scalewise"``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -18,8 +20,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from ..formats import format as format_
-from ..rounding import pack, unpack
+from ..formats import Format
+from ..rounding import EncodedArray
 from ._array import ScaledArray
 
 DTYPES: dict[str, np.dtype] = {
@@ -42,7 +44,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None
 
     Args:
         path: where to.
-        arrays: names to NumPy or JAX arrays or ScaledArrays (4- and 6-bit data are packed).
+        arrays: names to NumPy or JAX arrays, EncodedArrays or ScaledArrays.
 
     Raises:
         ValueError: a dtype that safetensors doesn't have, or a name that is taken by a scale.
@@ -52,14 +54,8 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None
     notes: dict[str, dict[str, Any]] = {}
     for name, value in arrays.items():
         parts = {name: value}
-        if isinstance(value, ScaledArray):
-            data, note = np.asarray(value.data), {"block": value.block}
-            if data.dtype not in NAMES:
-                fmt = format_(data.dtype)
-                note |= {"packed": fmt.name, "size": data.shape[-1]}
-                data = np.asarray(pack(data, fmt))
-            parts = {name: data, f"{name}.scale": value.scale}
-            notes[name] = note
+        if isinstance(value, ScaledArray | EncodedArray):
+            parts, notes[name] = _parts(name, value)
         for key, part in parts.items():
             if key in plain or (key != name and key in arrays):
                 raise ValueError(f"{path.name}: two tensors are called {key!r}")
@@ -76,26 +72,44 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None
         part.unlink(missing_ok=True)
 
 
-def load_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray | ScaledArray]:
-    """The arrays of a file, ScaledArrays where :func:`save_safetensors` wrote them.
+def load_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray | ScaledArray | EncodedArray]:
+    """The arrays of a file, of the classes that :func:`save_safetensors` was given.
 
     Raises:
         ValueError: the file is truncated, or no safetensors file, or holds a dtype unknown here.
     """
     path = Path(path)
     arrays, metadata = _read(path)
-    notes = json.loads(metadata.get("scalewise", "{}"))
-    result: dict[str, np.ndarray | ScaledArray] = dict(arrays)
-    for name, note in notes.items():
-        data, scale = result.pop(name), result.pop(f"{name}.scale")
-        assert isinstance(data, np.ndarray)
-        assert isinstance(scale, np.ndarray)
-        if "packed" in note:
-            fmt = format_(note["packed"])
-            data = np.asarray(unpack(data, fmt, note["size"])).view(np.dtype(fmt.dtype))
-        block = tuple(note["block"]) if note["block"] else None
-        result[name] = ScaledArray(jnp.asarray(data), jnp.asarray(scale), block)
+    result: dict[str, Any] = dict(arrays)
+    try:
+        for name, note in json.loads(metadata.get("scalewise", "{}")).items():
+            result[name] = _joined(name, note, result)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: its scales can't be read ({error!r})") from None
     return result
+
+
+def _parts(name: str, value: Any) -> tuple[dict[str, Any], Any]:
+    """The tensors that an array is made of, and what else it takes to join them again."""
+    if isinstance(value, EncodedArray):
+        fmt = {f.name: getattr(value.format, f.name) for f in dataclasses.fields(value.format)}
+        return {name: value.codes}, {"format": fmt, "length": value.length}
+    if isinstance(value, ScaledArray):
+        data, of_data = _parts(name, value.data)
+        scale, of_scale = _parts(f"{name}.scale", value.scale)
+        return data | scale, {"block": value.block, "data": of_data, "scale": of_scale}
+    return {name: value}, None
+
+
+def _joined(name: str, note: Any, arrays: dict[str, Any]) -> Any:
+    """What :func:`_parts` took apart; its tensors are taken out of ``arrays``."""
+    if note is None:
+        return jnp.asarray(arrays.pop(name))
+    if "format" in note:
+        return EncodedArray(jnp.asarray(arrays.pop(name)), Format(**note["format"]), note["length"])
+    data = _joined(name, note["data"], arrays)
+    scale = _joined(f"{name}.scale", note["scale"], arrays)
+    return ScaledArray(data, scale, tuple(note["block"]) if note["block"] else None)
 
 
 def _header(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> bytes:

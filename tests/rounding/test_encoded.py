@@ -1,0 +1,65 @@
+"""Codes to numbers against NumPy's decode, all codes; arrays stored by their codes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalewise import Format, round_to
+from scalewise.formats import CATALOGUE, p3109
+from scalewise.rounding import EncodedArray, decode, encode
+
+FORMATS = [
+    *(f for f in CATALOGUE.values() if f.bits <= 19),
+    *(p3109(8, p) for p in range(1, 8)),
+    p3109(12, 4),
+    p3109(16, 8, extended=False),
+    p3109(12, 5, signed=False),
+    Format("e8m3b130", 8, 3, bias=130),
+    Format("e3m0", 3, 0, nan="all_ones"),
+    Format("e1m3", 1, 3, infinities=False, nan="none"),
+    Format("e5m2n", 5, 2, subnormals=False),
+    Format("e6m9", 6, 9),
+]
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_every_code_is_its_number(fmt):
+    codes = np.arange(2**fmt.bits, dtype=np.uint32)
+    got = np.asarray(jax.jit(lambda c: decode(c, fmt))(codes))
+    want = fmt.decode(codes).astype(np.float32)
+    same = got.view(np.uint32) == want.view(np.uint32)
+    assert (same | (np.isnan(got) & np.isnan(want))).all()
+
+
+@pytest.mark.parametrize("name", ["e2m1fn", "e2m3fn", "e3m2fn", "dlfloat16", "tf32", "e4m3fn"])
+def test_there_and_back_is_round_to(name):
+    x = jax.random.normal(jax.random.key(0), (3, 7))
+    stored = jax.jit(lambda x: encode(x, name))(x)
+    assert stored.shape == x.shape
+    np.testing.assert_array_equal(stored.astype(jnp.float32), round_to(x, name))
+    if isinstance(stored, EncodedArray):
+        assert (stored.ndim, stored.size, stored.dtype) == (2, 21, np.float32)
+        rows = jax.vmap(lambda row: row.astype(jnp.float32))(stored)
+        np.testing.assert_array_equal(rows, round_to(x, name))
+        np.testing.assert_array_equal(np.asarray(stored), round_to(x, name))
+
+
+def test_what_is_packed_takes_the_bytes_it_should():
+    x = jnp.ones((5, 64))
+    assert encode(x, "e2m1fn").nbytes == 5 * 32
+    assert encode(x, "e2m3fn").nbytes == 5 * 48
+    assert encode(x, "dlfloat16").nbytes == 5 * 128
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: decode(jnp.ones(3), "fp16"), TypeError, "codes of fp16 are float32; accepted: in"),
+        (lambda: decode(jnp.ones(3, jnp.uint32), "fp64"), ValueError, "fp64 has numbers that fl"),
+        (lambda: encode(jnp.float32(1), "e2m1fn"), ValueError, "packed along an axis; x is a sc"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

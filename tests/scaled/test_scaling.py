@@ -1,0 +1,121 @@
+"""The choices of a scale, each against what it says of itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+
+X = np.asarray(jax.random.normal(jax.random.key(0), (64, 32))) * np.float32(3e-7)
+ALL = [
+    sw.Amax(), sw.Amax(power_of_two=False), sw.Rms(), sw.Rms(power_of_two=False), sw.Delayed(),
+    sw.LeastSquares(), sw.LeastSquares(power_of_two=False), sw.Delayed(power_of_two=False),
+]  # fmt: skip
+
+
+def error(x, **options):
+    return float(np.square((sw.quantize(x, **options).value() - x) / np.abs(x).max()).sum())
+
+
+@pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "fp16", "e2m1fn"])
+@pytest.mark.parametrize("scaling", ALL, ids=repr)
+def test_each_fits_the_data_in_jit_and_out(scaling, fmt):
+    a = sw.quantize(X, fmt, scaling=scaling)
+    b = (
+        jax.jit(lambda x, s: sw.quantize(x, fmt, scaling=s), static_argnums=())(X, scaling)
+        if isinstance(scaling, sw.Delayed)
+        else jax.jit(lambda x: sw.quantize(x, fmt, scaling=scaling))(X)
+    )
+    np.testing.assert_allclose(a.value(), b.value(), rtol=1e-6)
+    eps = float(sw.format(fmt).eps)
+    big = np.abs(X) > np.abs(X).max() / 4
+    np.testing.assert_allclose(np.asarray(a.value())[big], X[big], rtol=eps)
+    if getattr(scaling, "power_of_two", True):
+        assert np.frexp(float(a.scale))[0] == 0.5
+
+
+def test_amax_without_powers_of_two_reaches_the_largest_number():
+    a = sw.quantize(X, "e4m3fn", scaling=sw.Amax(power_of_two=False))
+    assert float(jnp.max(jnp.abs(a.data.astype(jnp.float32)))) == 448
+
+
+def test_rms_gives_up_outliers_for_the_rest():
+    x = X.copy()
+    x[0, 0] = 100 * np.abs(x).max()
+    rest = np.s_[1:]
+    rms, amax = (sw.quantize(x, "e3m2fn", scaling=s).value() for s in (sw.Rms(2), sw.Amax()))
+    far = [np.square(np.asarray(v)[rest] - x[rest]).sum() for v in (rms, amax)]
+    assert far[0] < far[1]
+    assert rms[0, 0] < x[0, 0]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("fmt", ["e2m1fn", "e4m3fn", "e3m2fn"])
+def test_least_squares_is_the_best_of_its_candidates(fmt, axis):
+    best = sw.quantize(X, fmt, scaling=sw.LeastSquares(), axis=axis)
+    unit = np.abs(X).max()
+    over = tuple(i for i in range(2) if i != axis) if axis is not None else (0, 1)
+    got = np.square((best.value() - X) / unit).sum(over)
+    first = sw.quantize(X, fmt, axis=axis).scale
+    for i in range(6):
+        scale = first * np.float32(2.0**-i)
+        rounded = sw.round_to(X / scale, fmt, saturate="finite") * scale
+        assert (got <= np.square((rounded - X) / unit).sum(over) * (1 + 1e-5)).all()
+
+
+def test_unit_is_known_from_shapes():
+    a = jax.random.normal(jax.random.key(0), (8, 1024))
+    b = jax.random.normal(jax.random.key(1), (1024, 8))
+    q = sw.quantize(a @ b, "e4m3fn", scaling=sw.Unit(1024))
+    assert float(q.scale) == 32
+    assert 0.5 < float(jnp.std(q.data.astype(jnp.float32))) < 2
+    assert float(sw.quantize(jnp.float32(1e9), "e4m3fn", scaling=sw.Unit()).value()) == 448
+
+
+def test_delayed_looks_back_and_forgets():
+    delayed = sw.Delayed(history=2)
+    x = jnp.ones(4)
+    assert float(sw.quantize(x, "e4m3fn", scaling=delayed).scale) == 2.0**-7  # empty: its own
+    delayed = delayed.update(8 * x)
+    assert float(sw.quantize(x, "e4m3fn", scaling=delayed).scale) == 2.0**-4
+    assert float(sw.quantize(1000 * x, "e4m3fn", scaling=delayed).value()[0]) == 28  # saturated
+    delayed = jax.jit(lambda d, x: d.update(x))(delayed, x * jnp.inf)  # doesn't count
+    assert float(sw.quantize(x, "e4m3fn", scaling=delayed).scale) == 2.0**-4
+    delayed = delayed.update(x).update(x)
+    assert float(sw.quantize(x, "e4m3fn", scaling=delayed).scale) == 2.0**-7
+
+
+def test_propagated_costs_a_cast_and_no_more():
+    x = sw.ScaledArray(jnp.linspace(-1, 1, 64), jnp.float32(7))
+    through = jax.jit(lambda a: sw.quantize(a, "e4m3fn", scaling=sw.Propagated()).data)
+    bare = jax.jit(lambda x: sw.cast(x, "e4m3fn", saturate="finite"))
+    names = [
+        [e.primitive.name for e in jax.make_jaxpr(f)(v).jaxpr.eqns[0].params["jaxpr"].eqns]
+        for f, v in ((through, x), (bare, x.data))
+    ]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sw.Rms(sigmas=0), "Rms: sigmas is 0; accepted: a positive number"),
+        (lambda: sw.LeastSquares(0), "LeastSquares: candidates is 0; accepted"),
+        (lambda: sw.Unit(-1), "Unit: terms is -1; accepted"),
+        (lambda: sw.Delayed(0), "Delayed: history is 0; accepted"),
+        (
+            lambda: sw.quantize(jnp.ones((2, 2)), "fp16", scaling=sw.Delayed(), axis=0),
+            "Delayed keeps one scale for the whole array",
+        ),
+        (
+            lambda: sw.quantize(
+                sw.ScaledArray(jnp.ones(3), jnp.float32(1)), "mxfp4", scaling=sw.Propagated()
+            ),
+            "Propagated keeps the scale",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
