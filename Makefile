@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-newest check unit format prove bench clean
+.PHONY: demo test test-newest check unit format prove references bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -42,12 +42,22 @@ test-newest:              ## the tests on the newest Python and JAX at hand, if 
 prove: $(VENV)/.ready    ## every cast on all 2^32 inputs; goes on where it stopped
 	$(BIN)/python -m proofs.casts $(ARGS)
 
-bench: $(VENV)/.ready    ## casts beside np.copyto and what other libraries are installed
-	$(BIN)/python -m benchmarks.casts $(ARGS)
+references: $(VENV)/.ready  ## where other libraries' casts agree with ours, and where not
+	$(BIN)/python -m pip install --quiet --group prove
+	$(BIN)/python -m proofs.references
+
+bench: .venv-bench/.ready ## casts beside np.copyto and the other libraries
+	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 .venv-bench/bin/python -m benchmarks.casts $(ARGS)
+
+.venv-bench/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-bench/bin/python -m pip install --quiet --editable . --group bench
+	@touch $@
 
 format: $(VENV)/.ready    ## mend what lint and format can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(NEWEST_VENV)
+	rm -rf $(VENV) $(NEWEST_VENV) .venv-bench
