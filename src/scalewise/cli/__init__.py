@@ -5,6 +5,7 @@ import typer
 from ._cast import cast
 from ._compare import compare
 from ._formats import formats, inspect
+from ._train import train
 
 app = typer.Typer(
     name="scalewise",
@@ -14,6 +15,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("compare")(compare)
+app.command("train")(train)
 app.command("cast")(cast)
 app.command("formats")(formats)
 app.command("inspect", context_settings={"ignore_unknown_options": True})(inspect)

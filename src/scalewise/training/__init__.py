@@ -27,6 +27,11 @@ from ._step import Metrics as Metrics
 from ._step import Step as Step
 from ._step import TrainState as TrainState
 from ._step import step as step
+from ._train import RECIPES as RECIPES
+from ._train import CheckpointError as CheckpointError
+from ._train import Trained as Trained
+from ._train import TrainingError as TrainingError
+from ._train import train as train
 from ._weights import CompensatedState as CompensatedState
 from ._weights import MasterState as MasterState
 from ._weights import StochasticState as StochasticState

@@ -2,11 +2,14 @@
 
 from ._compare import compare as compare
 from ._corpus import corpus as corpus
+from ._files import Folder as Folder
 from ._input import InputError as InputError
 from ._methods import METHODS as METHODS
 from ._methods import Method as Method
 from ._methods import method as method
 from ._program import Program as Program
+from ._program import endless as endless
+from ._program import guarded as guarded
 from ._program import load_program as load_program
 from ._results import Comparison as Comparison
 from ._results import Death as Death

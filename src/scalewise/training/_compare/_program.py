@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import jax
+import optax
 
 from ._input import InputError
 
@@ -31,16 +32,22 @@ class Program:
         init: seed to state, a pytree with the parameters under the key or attribute ``params``.
         train_step: (state, batch) to (state, loss); pure, made of JAX operations.
         batches: (bytes, seed) to an iterable of batches, pytrees of NumPy arrays.
+        loss_of: (params, batch) to the loss, for methods that scale it; None where there is none.
+        optimizer: the optax optimizer that ``train_step`` uses, likewise.
     """
 
     name: str
     init: Callable[[int], Tree]
     train_step: Step
     batches: Callable[[bytes, int], Iterable[Any]]
+    loss_of: Callable[[Tree, Any], Any] | None = None
+    optimizer: optax.GradientTransformation | None = None
 
 
 def load_program(path: str | Path) -> Program:
     """The program that a Python file defines by its ``init``, ``train_step`` and ``batches``.
+
+    ``loss_of(params, batch)`` and ``OPTIMIZER`` are taken along where they are there.
 
     Raises:
         InputError: no such file, it doesn't run, or one of the three isn't there.
@@ -52,7 +59,12 @@ def load_program(path: str | Path) -> Program:
     missing = [p for name, p in PROTOCOL.items() if not callable(getattr(module, name, None))]
     if missing:
         raise InputError(f"{file} defines no {' and no '.join(missing)}")
-    return Program(file.stem, *(getattr(module, name) for name in PROTOCOL))
+    return Program(
+        file.stem,
+        *(getattr(module, name) for name in PROTOCOL),
+        loss_of=getattr(module, "loss_of", None),
+        optimizer=getattr(module, "OPTIMIZER", None),
+    )
 
 
 def _run(file: Path) -> ModuleType:

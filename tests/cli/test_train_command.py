@@ -1,0 +1,37 @@
+"""`scalewise train` as a user types it."""
+
+import json
+
+import jax
+import pytest
+from typer.testing import CliRunner
+
+from scalewise.cli import app
+
+
+@pytest.fixture(autouse=True)
+def users_promotion():
+    """The examples promote as users do."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["train", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("model", ["cnn", "lstm", "mlp", "moe"])  # gpt: tests/examples
+def test_an_example_trains_in_mixed_precision(tmp_path, model):
+    out = tmp_path / "run"
+    result = call(model, "--recipe", "p=f32,c=bf16,o=f32", "--steps", 2, "--out", out)
+    assert result.exit_code == 0, result.output
+    assert f"{model}, p=f32,c=bf16,o=f32: 2 steps, loss " in result.output
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_what_cannot_be_used_is_one_sentence(tmp_path):
+    result = call("gtp", "--out", tmp_path / "run")
+    assert result.exit_code == 2
+    assert result.output.startswith("scalewise: no program called 'gtp'")
+    assert len(result.output.splitlines()) == 1

@@ -1,0 +1,289 @@
+"""Training that is interrupted, killed, starved of disk and fed nonsense."""
+
+import io
+import json
+import math
+import resource
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from rich.console import Console
+
+from proofs.resume import prove
+from scalewise import training
+from scalewise.training import CheckpointError, InputError, Program, TrainingError
+
+OPTIMIZER = optax.adamw(1e-2)
+WIDTH = 48
+
+
+@pytest.fixture(autouse=True)
+def users_promotion():
+    """optax and Orbax promote as they like."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def init(seed):
+    params = {"w": 0.1 * jax.random.normal(jax.random.key(seed), (WIDTH, WIDTH))}
+    return {"params": params, "optimizer": OPTIMIZER.init(params)}
+
+
+def loss_of(params, batch):
+    return jnp.mean(jnp.square(jnp.tanh(batch @ params["w"]) - batch))
+
+
+def train_step(state, batch):
+    raise NotImplementedError("train makes its own")
+
+
+def batches(data, seed):
+    random = np.random.default_rng(seed)
+    while True:
+        yield random.normal(size=(4, WIDTH)).astype(np.float32)
+
+
+TINY = Program("tiny", init, train_step, batches, loss_of, OPTIMIZER)
+
+
+def run(out, recipe="autocast-fp16", program=TINY, **changes):
+    console = Console(file=io.StringIO(), width=100)
+    arguments = {"data": b"x" * 9, "steps": 12, "every": 4, "out": out} | changes
+    try:
+        ended = training.train(program, recipe, console=console, **arguments)
+    finally:
+        run.said = console.file.getvalue()
+    return ended
+
+
+def rows(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def figures(out):
+    return [(r["step"], r["loss"], r["scale"], r["skipped"]) for r in rows(out)]
+
+
+def saved(out):
+    return sorted(int(p.name) for p in (out / "checkpoints").iterdir() if p.name.isdigit())
+
+
+@pytest.mark.parametrize("recipe", ["autocast-fp16", "five-bytes", "fp8"])
+def test_in_two_parts_it_is_the_same_run(tmp_path, recipe):
+    whole = run(tmp_path / "whole", recipe)
+    run(tmp_path / "parts", recipe, steps=7)
+    parts = run(tmp_path / "parts", recipe, resume=True)
+    assert parts.digest == whole.digest
+    assert figures(tmp_path / "parts") == figures(tmp_path / "whole")
+    assert "resumed after step 7" in run.said
+    assert parts.steps == whole.steps == 12
+    assert saved(tmp_path / "whole") == [4, 8, 12]
+
+
+def test_the_losses_are_those_of_the_step_by_hand(tmp_path):
+    run(tmp_path / "run", "float32")
+    params = init(0)["params"]
+    state, losses = OPTIMIZER.init(params), []
+    for _, batch in zip(range(12), batches(b"", 0), strict=False):
+        loss, g = jax.value_and_grad(loss_of)(params, batch)
+        updates, state = OPTIMIZER.update(g, state, params)
+        params = optax.apply_updates(params, updates)
+        losses.append(float(loss))
+    np.testing.assert_allclose([r["loss"] for r in rows(tmp_path / "run")], losses, rtol=1e-5)
+
+
+def test_a_kill_at_any_moment_costs_no_bit(tmp_path):
+    """One kill here; `python -m proofs.resume` makes twenty."""
+    arguments = ["mlp", "--recipe", "autocast-fp16", "--steps", "16", "--every", "2"]
+    assert prove(arguments, kills=1, seed=1, folder=tmp_path)["kills"] == 1
+
+
+def test_an_interrupt_saves(tmp_path):
+    def interrupted(data, seed):
+        for number, batch in enumerate(batches(data, seed)):
+            if number == 5:
+                raise KeyboardInterrupt
+            yield batch
+
+    program = Program("tiny", init, train_step, interrupted, loss_of, OPTIMIZER)
+    ended = run(tmp_path / "run", program=program)
+    assert ended.interrupted
+    assert (ended.steps, saved(tmp_path / "run")) == (5, [4, 5])
+    whole = run(tmp_path / "whole")
+    assert run(tmp_path / "run", resume=True).digest == whole.digest
+
+
+def test_lines_that_a_kill_left_behind_are_mended(tmp_path):
+    """Steps after the last checkpoint are made again; a line cut short is no line."""
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "run", steps=8)
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write(
+            '{"step": 9, "loss": 7.0, "scale": 1.0, "skipped": 0, "ms": 1}\n{"step": 10, "lo'
+        )
+    assert run(tmp_path / "run", resume=True).digest == whole.digest
+    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
+
+
+# tensorstore's other reads and writes end after the one that failed, and find Orbax's loop closed
+LATE = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@LATE
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path):
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "run")
+    files = [p for p in (tmp_path / "run" / "checkpoints" / "12" / "state").rglob("d/*")]
+    for file in files:  # one byte in each
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 0x10
+        file.write_bytes(bytes(content))
+    again = run(tmp_path / "run", resume=True)
+    assert "the checkpoint of step 12 is damaged" in run.said
+    assert "resumed after step 8" in run.said
+    assert again.digest == whole.digest
+    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+        (folder / "meta" / "metadata").write_text("{")
+    with pytest.raises(
+        InputError, match=r"no checkpoint in .* is whole: the checkpoint of step 12"
+    ):
+        run(tmp_path / "run", resume=True)
+
+
+@LATE
+def test_a_full_disk_is_told_and_the_last_good_checkpoint_kept(tmp_path):
+    """A limit on the size of files stands for the full disk: writes fail half way."""
+    whole = run(tmp_path / "whole", "float32")
+    run(tmp_path / "run", "float32", steps=8)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (WIDTH * WIDTH * 4, hard))
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"step 12 can't be written .* last good one is of"
+        ):
+            run(tmp_path / "run", "float32", resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert saved(tmp_path / "run") == [4, 8]
+    assert run(tmp_path / "run", "float32", resume=True).digest == whole.digest
+
+
+def test_a_nan_in_the_data_is_told_and_left_out(tmp_path):
+    def with_nan(data, seed):
+        for number, batch in enumerate(batches(data, seed)):
+            if number == 3:
+                batch[1, 7] = np.nan
+            yield batch
+
+    program = Program("tiny", init, train_step, with_nan, loss_of, OPTIMIZER)
+    ended = run(tmp_path / "run", program=program)
+    assert "step 4 left out: the batch holds 1 NaN or infinite numbers" in run.said
+    assert (ended.skipped, ended.scale) == (1, 2.0**16)  # the scale isn't to blame
+    assert [r["loss"] is None for r in rows(tmp_path / "run")] == [n == 4 for n in range(1, 13)]
+    assert math.isfinite(float(loss_of(ended.state.params, np.ones((4, WIDTH), np.float32))))
+
+
+def test_a_run_that_makes_no_step_any_more_is_given_up(tmp_path):
+    def infinite(params, batch):
+        return loss_of(params, batch) * jnp.inf
+
+    program = Program("tiny", init, train_step, batches, infinite, OPTIMIZER)
+    with pytest.raises(
+        TrainingError, match="100 steps in a row were left out, the last because the"
+    ):
+        run(tmp_path / "run", program=program, steps=200, every=150)
+
+
+def test_another_run_is_not_resumed(tmp_path):
+    run(tmp_path / "run")
+    other = Program("other", init, train_step, batches, loss_of, OPTIMIZER)
+    for changes, message in (
+        (
+            {"recipe": "float32"},
+            "a run with recipe 'autocast-fp16', not 'float32': resume it as it",
+        ),
+        ({"program": other}, "a run with model 'tiny', not 'other'"),
+        ({"seed": 3}, "a run with seed 0, not 3"),
+        ({"data": b"y"}, "a run with data '.*', not '.*'"),
+        ({"clip": 1.0}, r"with options \{\}, not \{'clip': '1.0'\}"),
+    ):
+        with pytest.raises(InputError, match=message):
+            run(tmp_path / "run", resume=True, **changes)
+    assert saved(tmp_path / "run") == [4, 8, 12]
+
+
+def test_a_model_of_another_shape_is_not_resumed(tmp_path):
+    run(tmp_path / "run")
+
+    def wider(seed):
+        params = {"w": jnp.zeros((WIDTH, WIDTH + 1))}
+        return {"params": params, "optimizer": OPTIMIZER.init(params)}
+
+    program = Program("tiny", wider, train_step, batches, loss_of, OPTIMIZER)
+    message = r"\['w'\] is float32\[48, 48\], here .*\['w'\] is float32\[48, 49\]"
+    with pytest.raises(InputError, match=message):
+        run(tmp_path / "run", program=program, resume=True)
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path):
+    run(tmp_path / "run", steps=4)
+    with ocp.CheckpointManager(tmp_path / "run" / "checkpoints") as manager:
+        manager.save(9, args=ocp.args.StandardSave({"x": np.ones(3)}))
+    with pytest.raises(InputError, match=r"checkpoints/9 is no checkpoint of scalewise train"):
+        run(tmp_path / "run", resume=True)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "letter.txt").write_text("dear")
+    with pytest.raises(InputError, match=r"is no folder of scalewise train: it has no run.json"):
+        run(tmp_path / "foreign", resume=True)
+    with pytest.raises(InputError, match="isn't empty: a new or an empty folder"):
+        run(tmp_path / "foreign")
+
+
+def test_tensorboard_gets_the_same_figures(tmp_path):
+    from tensorboardX.proto.event_pb2 import Event  # its own reader needs TensorFlow
+
+    run(tmp_path / "run")
+    (file,) = (tmp_path / "run" / "tensorboard").iterdir()
+    content, events = file.read_bytes(), []
+    while content:  # TFRecord: length, its checksum, the event, its checksum
+        size = int.from_bytes(content[:8], "little")
+        events.append(Event.FromString(content[12 : 12 + size]))
+        content = content[16 + size :]
+    seen = {(e.step, v.tag): v.simple_value for e in events for v in e.summary.value}
+    for row in rows(tmp_path / "run"):
+        assert seen[row["step"], "loss"] == np.float32(row["loss"])
+        assert seen[row["step"], "scale"] == row["scale"]
+
+
+def test_resume_begins_where_there_is_nothing_yet(tmp_path):
+    assert run(tmp_path / "run", resume=True).digest == run(tmp_path / "whole").digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"recipe": "autocast-fp61"}, "unknown recipe 'autocast-fp61': .* did you mean 'autocast-f"),
+        ({"recipe": "c=f61"}, "'f61' is no dtype to compute in"),
+        ({"steps": 0}, "steps is 0: at least 1"),
+        ({"every": 0}, "every is 0: at least 1"),
+        ({"weights": "light"}, "weights is 'light'; accepted: 'plain'"),
+        ({"resume": True, "out": None}, "resume needs the folder of the run"),
+        ({"program": "gtp"}, "no program called 'gtp': .* one of the examples cnn, gpt, lstm"),
+        (
+            {"program": Program("bare", init, train_step, batches)},
+            "bare defines no loss_of.params, batch. or no OPTIMIZER",
+        ),
+        (
+            {"program": Program("ints", lambda s: {"params": {"n": jnp.arange(3)}}, train_step,
+                                batches, loss_of, OPTIMIZER)},
+            r"params\['n'\] is int32\[3\]; trained are real float arrays",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused(tmp_path, changes, message):
+    with pytest.raises(InputError, match=message):
+        run(**({"out": tmp_path / "run"} | changes))
