@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from scalewise import Format, cast, quantize, round_to
+from benchmarks.peers import Run, peers
+from scalewise import Format, Propagated, ScaledArray, cast, quantize, round_to
 from scalewise import format as format_
 
 E6M9 = Format("e6m9", exponent_bits=6, mantissa_bits=9)
@@ -26,24 +27,12 @@ FORMATS = [format_(n) for n in ("e4m3fn", "e5m2", "fp16", "bf16", "e2m1fn")]
 OTHERS = ("toward_zero", "toward_negative", "to_odd", "stochastic")
 
 
-def torch_casts(x: np.ndarray) -> dict[str, Callable[[], Any]]:
-    """torch's own casts, where torch is installed."""
-    try:
-        import torch
-    except ImportError:
-        return {}
-    kinds = {"e4m3fn": "float8_e4m3fn", "e5m2": "float8_e5m2", "fp16": "float16"}
-    tensor = torch.from_numpy(x)
-    kinds["bf16"] = "bfloat16"
-    return {f: lambda k=k: tensor.to(getattr(torch, k)) for f, k in kinds.items()}
-
-
-def routes(x: np.ndarray) -> dict[tuple[str, str], Callable[[], Any]]:
+def routes(x: np.ndarray) -> dict[tuple[str, str], Run]:
     """What is timed, by (format, who)."""
     there = jnp.asarray(x)
-    table: dict[tuple[str, str], Callable[[], Any]] = {}
+    table: dict[tuple[str, str], Run] = {}
 
-    def jitted(f: Callable[[jax.Array], Any]) -> Callable[[], Any]:
+    def jitted(f: Callable[[jax.Array], Any]) -> Run:
         compiled = jax.jit(f)
         return lambda: jax.block_until_ready(compiled(there))
 
@@ -57,8 +46,9 @@ def routes(x: np.ndarray) -> dict[tuple[str, str], Callable[[], Any]]:
         table[fmt.name, "XLA convert"] = jitted(lambda v, d=dtype: lax.convert_element_type(v, d))
         if fmt.bits > 4:
             table[fmt.name, "ml_dtypes"] = lambda d=dtype: x.astype(d)
-    for name, run in torch_casts(x).items():
-        table[name, "torch"] = run
+    table[E6M9.name, "scalewise, codes"] = jitted(lambda v: cast(v, E6M9))
+    table[E6M9.name, "scalewise, in float32"] = jitted(lambda v: round_to(v, E6M9))
+    table |= usable(peers(x))
     bits = jax.random.bits(jax.random.key(0), x.shape, jnp.uint32)
     whole_copy = np.empty_like(x)
     for fmt in (E6M9, FORMATS[0]):
@@ -76,12 +66,28 @@ def routes(x: np.ndarray) -> dict[tuple[str, str], Callable[[], Any]]:
             else:
                 table[name, rounding] = jitted(lambda v, f=fmt, o=options: round_to(v, f, **o))
     rows = there.reshape(-1, 4096)
-    for name in ("mxfp8_e4m3", "mxfp4"):
+    for name in ("mxfp8_e4m3", "mxfp6_e2m3", "mxfp4", "nvfp4"):
         compiled = jax.jit(lambda v, n=name: quantize(v, n))
         table[name, "scalewise"] = lambda c=compiled: jax.block_until_ready(c(rows))
-    whole = jax.jit(lambda v: quantize(v, "e4m3fn"))
-    table["e4m3fn, one scale", "scalewise"] = lambda: jax.block_until_ready(whole(there))
-    return table
+    scaled = ScaledArray(there, jnp.float32(0.25))
+    through = jax.jit(lambda a: quantize(a, "e4m3fn", scaling=Propagated(), saturate=False))
+    table["e4m3fn", "through ScaledArray"] = lambda: jax.block_until_ready(through(scaled))
+    table["e4m3fn", "with a scale from amax"] = jitted(lambda v: quantize(v, "e4m3fn"))
+    return dict(sorted(table.items(), key=lambda item: item[0][0]))
+
+
+def usable(table: dict[tuple[str, str], Run]) -> dict[tuple[str, str], Run]:
+    """Those that run here at all; the others are named."""
+    result = {}
+    for what, run in table.items():
+        try:
+            with np.errstate(all="ignore"):
+                run()
+        except Exception as error:  # another library's, of any kind
+            print(f"{what[1]} can't cast to {what[0]}: {type(error).__name__}: {str(error)[:80]}")
+        else:
+            result[what] = run
+    return result
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -12,9 +12,9 @@ import numpy as np
 from jax import lax
 
 from ..formats import E8M0, BlockFormat, Format
-from ..rounding import encode
+from ..rounding import EncodedArray, encode
 from ._array import ScaledArray
-from ._power import exponent_of, layout, power_of_two, shrink
+from ._power import NEAREST, exponent_of, layout, power_of_two, shrink
 from ._scaling import Amax, Scaling, to_top
 
 # How the exponent of a scale is found from the largest magnitude of a block, by torchao's names.
@@ -45,9 +45,11 @@ class Mx:
         """int32 exponents over the axes, held at E8M0's ends, -127 and 127."""
         signed, mantissa_bits, bias = layout(x.dtype)
         integer = np.uint64 if signed is np.int64 else np.uint32
-        magnitude = lax.bitcast_convert_type(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), integer)
-        # XLA's abs and where keep subnormals: they move bits
-        amax = jnp.max(magnitude, axis=tuple(axes), initial=integer(0))
+        bits = lax.bitcast_convert_type(x, signed)
+        magnitude = bits & np.iinfo(signed).max
+        finite = magnitude < signed(2 * bias + 1 << mantissa_bits)
+        amax = jnp.max(jnp.where(finite, magnitude, 0), axis=tuple(axes), initial=signed(0))
+        amax = amax.astype(integer)
         field = (amax >> integer(mantissa_bits)).astype(jnp.int32)  # a subnormal's 0 ends at -127
         exponent = field - bias - element.max_exponent
         fraction = amax & integer((1 << mantissa_bits) - 1)
@@ -77,35 +79,40 @@ def quantize_blocks(
     split = (*x.shape[:axis], (length + short) // fmt.size, fmt.size, *x.shape[axis + 1 :])
     blocks = jnp.pad(x, padding).reshape(split)
     finite = jnp.isfinite(blocks)
+    usable = jnp.where(finite, blocks, 0)
     broken = ~jnp.all(finite, axis=axis + 1) if fmt.element.nan_code is None else None
-    find = _power_scales if fmt.scale == E8M0 else _scales
-    data, scale = find(
-        blocks, jnp.where(finite, blocks, 0), broken, fmt, axis + 1, scaling, options
-    )
-    data = data.reshape(tuple(n + p for n, (_, p) in zip(x.shape, padding, strict=True)))
-    data = lax.slice_in_dim(data, 0, length, axis=axis)
-    return ScaledArray(encode(data, fmt.element, **options), scale, (axis, fmt.size))
+
+    def stored(blocks: jax.Array) -> jax.Array | EncodedArray:
+        data = blocks.reshape(tuple(n + p for n, (_, p) in zip(x.shape, padding, strict=True)))
+        data = lax.slice_in_dim(data, 0, length, axis=axis)
+        return encode(data, fmt.element, **options)
+
+    if fmt.scale == E8M0:
+        exponent = _exponents(usable, fmt, axis + 1, scaling)
+        data = _over_powers(blocks, exponent, axis + 1, fmt.element, stored, options["rounding"])
+        code = (exponent + 127).astype(jnp.uint8)
+        if broken is not None:
+            code = jnp.where(broken, jnp.uint8(255), code)
+        scale = lax.bitcast_convert_type(code, jnp.float8_e8m0fnu)
+    else:
+        scale, factor = _scales(usable, broken, fmt, axis + 1, scaling)
+        data = stored(blocks / jnp.expand_dims(factor, axis + 1).astype(blocks.dtype))
+    return ScaledArray(data, scale, (axis, fmt.size))
 
 
-def _power_scales(blocks, usable, broken, fmt, axis, scaling, rounding):
-    """The blocks over powers of two, and those as E8M0."""
+def _exponents(usable, fmt: BlockFormat, axis: int, scaling: Scaling | None) -> jax.Array:
+    """The blocks' exponents, int32 from -127 to 127."""
     scaling = scaling or Mx()
     if isinstance(scaling, Mx):
-        exponent = scaling.exponents(usable, fmt.element, (axis,))
-    else:
-        if not getattr(scaling, "power_of_two", True):
-            raise ValueError(f"{fmt.name} has powers of two for scales, {scaling!r} has others")
-        scale, _ = scaling.scale(usable, fmt.element, (axis,))
-        exponent = jnp.clip(exponent_of(scale), -127, 127)
-    data = _scaled_down(blocks, jnp.expand_dims(exponent, axis), rounding)
-    code = (exponent + 127).astype(jnp.uint8)
-    if broken is not None:
-        code = jnp.where(broken, jnp.uint8(255), code)
-    return data, lax.bitcast_convert_type(code, jnp.float8_e8m0fnu)
+        return scaling.exponents(usable, fmt.element, (axis,))
+    if not getattr(scaling, "power_of_two", True):
+        raise ValueError(f"{fmt.name} has powers of two for scales, {scaling!r} has others")
+    scale, _ = scaling.scale(usable, fmt.element, (axis,))
+    return jnp.clip(exponent_of(scale), -127, 127)
 
 
-def _scales(blocks, usable, broken, fmt, axis, scaling, _):
-    """The blocks over scales that are no powers of two, and those in their own format.
+def _scales(usable, broken, fmt: BlockFormat, axis: int, scaling: Scaling | None):
+    """Scales that are no powers of two as they are stored, and the factors that they stand for.
 
     The largest of them becomes the largest number of their format, by the scale of the whole.
     """
@@ -120,23 +127,40 @@ def _scales(blocks, usable, broken, fmt, axis, scaling, _):
     scale = jnp.maximum(scale, np.asarray(float(fmt.scale.smallest), scale.dtype))
     stored = encode(scale, fmt.scale, saturate=True)
     factor = stored.astype(jnp.float32)
-    factor = jnp.maximum(factor, np.float32(float(fmt.scale.smallest)))
-    total = factor if whole is None else factor * whole
-    data = blocks / jnp.expand_dims(total, axis).astype(blocks.dtype)
     if broken is not None:
         stored = encode(jnp.where(broken, jnp.nan, factor), fmt.scale)
-    return data, stored if whole is None else ScaledArray(stored, whole)
+    return (stored, factor) if whole is None else (ScaledArray(stored, whole), factor * whole)
 
 
-def _scaled_down(x: jax.Array, exponent: jax.Array, rounding: str) -> jax.Array:
-    """``x / 2**exponent``, float32's subnormals counted although backends flush them."""
-    if x.dtype == jnp.float64:
-        return shrink(x, power_of_two(-exponent, x.dtype), rounding)
-    bits = lax.bitcast_convert_type(x, jnp.int32)
-    units = (bits & jnp.int32(0x007FFFFF)).astype(jnp.float32)
-    subnormal = (bits & jnp.int32(0x7F800000)) == 0
-    x = jnp.where(subnormal, jnp.where(bits < 0, -units, units), x)
-    lower = power_of_two(jnp.maximum(-149 - exponent, -126))
+def _over_powers(
+    x: jax.Array,
+    exponent: jax.Array,
+    axis: int,
+    element: Format,
+    stored: Callable[[jax.Array], Any],
+    rounding: str,
+) -> Any:
+    """``x / 2**exponent``, stored; float32's subnormals counted although backends flush them."""
+    exponent = jnp.expand_dims(exponent, axis)
     # an exponent of 127 takes an amax of 2^127 and an element format below 2: its inverse flushes
-    factor = jnp.where(subnormal, lower, power_of_two(jnp.maximum(-exponent, -126)))
-    return shrink(x, factor, rounding)
+    lowest = 2 - layout(x.dtype)[2]
+    inverse = power_of_two(jnp.maximum(-exponent, lowest - 1), x.dtype)
+
+    def plainly() -> Any:
+        return stored(shrink(x, inverse, rounding))
+
+    def with_subnormals() -> Any:
+        bits = lax.bitcast_convert_type(x, jnp.int32)
+        units = (bits & jnp.int32(0x007FFFFF)).astype(jnp.float32)
+        subnormal = (bits & jnp.int32(0x7F800000)) == 0
+        lower = power_of_two(jnp.maximum(-149 - exponent, -126))
+        wide = jnp.where(subnormal, jnp.where(bits < 0, -units, units), x)
+        return stored(shrink(wide, jnp.where(subnormal, lower, inverse), rounding))
+
+    if x.dtype == jnp.float64:
+        return plainly()
+    if rounding not in NEAREST:
+        return with_subnormals()
+    # they count where a whole block is so small that 2^-126 / 2^exponent isn't nothing
+    least = -126 - (element.min_exponent - element.mantissa_bits - 1)
+    return lax.cond(jnp.any(exponent <= least), with_subnormals, plainly)

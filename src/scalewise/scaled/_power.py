@@ -60,6 +60,10 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     return x * power_of_two(exponent - half, x.dtype)
 
 
+# Roundings that send what is small enough to zero.
+NEAREST = ("nearest_even", "nearest_away", "toward_zero")
+
+
 def shrink(x: jax.Array, factor: jax.Array, rounding: str) -> jax.Array:
     """``x * factor`` on its way to a rounding: what underflows still isn't zero where that counts.
 
@@ -67,7 +71,7 @@ def shrink(x: jax.Array, factor: jax.Array, rounding: str) -> jax.Array:
     see that there was something.
     """
     y = x * factor
-    if rounding in ("nearest_even", "nearest_away", "toward_zero"):
+    if rounding in NEAREST:
         return y
     least = np.asarray(2.0 ** (2 - layout(x.dtype)[2]), x.dtype)
     gone = (x != 0) & (jnp.abs(y) < least)
