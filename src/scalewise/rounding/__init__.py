@@ -1,5 +1,6 @@
 """Rounding: float to the nearest value of a format, bit for bit, once."""
 
+from ._bits import round_bits as round_bits
 from ._carrier import from_float64 as from_float64
 from ._carrier import to_float64 as to_float64
 from ._encoded import EncodedArray as EncodedArray

@@ -1,0 +1,166 @@
+"""Every method of ``l2_norm`` on vectors made to break it, against exact sums: what the page shows.
+
+``python -m proofs.norms`` writes ``docs/norms.csv`` (the torture set) and ``docs/norms_sweep.csv``
+(error against magnitude), in minutes; names of formats restrict it to those and print only.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from scalewise.formats import Format, ulp
+from scalewise.formats import format as format_
+from scalewise.ops import METHODS, l2_norm
+
+FORMATS = ("fp16", "bf16", "e5m2", "e4m3", "dlfloat16")
+LENGTHS = (1, 2, 3, 16, 256, 4096, 65536)
+SEEDS = 3
+DOCS = Path(__file__).parents[1] / "docs"
+COLUMNS = ("format", "n", "case", "method", "worst", "mean", "overflows", "flushes", "count")
+SWEEP = ("format", "n", "log2", "method", "worst")
+
+
+def rounded(fmt: Format, x: np.ndarray) -> np.ndarray:
+    """Numbers of the format, in float64."""
+    return fmt.decode(fmt.encode(x, saturate=True))
+
+
+def cases(fmt: Format, n: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Vectors (seeds, n) of numbers of the format, and an epsilon each, by name.
+
+    Their norms are numbers of the format: what overflows or is flushed, the method has lost.
+    """
+    rng = np.random.default_rng(n)
+    shape = (SEEDS, n)
+    small, top = float(fmt.smallest), float(fmt.max) / 2 / math.sqrt(n)
+    normal = float(fmt.smallest_normal)
+    low, high = math.log2(small), max(math.log2(top), math.log2(small) + 1)
+    wide = 2.0 ** rng.uniform(low, high, shape)
+    giant = np.full(shape, top / 4) * rng.uniform(0.5, 1, shape)
+    giant[:, n // 2] = float(fmt.max) / 4
+    plain: dict[str, np.ndarray] = {
+        "constant": np.resize([min(1.0, top), top, min(3 * normal, top)], SEEDS)[:, None]
+        + 0 * wide,
+        "normal": rng.standard_normal(shape) * min(1.0, top / 8),
+        "log-uniform": wide,
+        "one giant": giant,
+        "all subnormal": small * rng.integers(1, max(2, round(normal / small)) + 1, shape),
+        "alternating": np.where(np.arange(n) % 2 == 0, min(top, 64.0), normal) + 0 * wide,
+        "sorted up": np.sort(wide, axis=-1),
+        "sorted down": -np.sort(-wide, axis=-1),
+    }
+    out = {name: (rounded(fmt, x), np.zeros(SEEDS)) for name, x in plain.items()}
+    # an epsilon of the sum's own size, of either sign: the sum must be a number of the format
+    x = rounded(fmt, rng.uniform(0.7, 1.4, shape) * min(1.0, math.sqrt(float(fmt.max) / 8 / n)))
+    sums = np.array([math.fsum(r * r) for r in x])
+    near = rounded(fmt, sums)
+    below = np.where(near < sums, near, rounded(fmt, near - np.array([ulp(fmt, s) for s in near])))
+    out["ε near Σx²"] = x, near
+    out["ε near -Σx²"] = x, -below
+    return out
+
+
+def exact_norm(x: np.ndarray, eps: float) -> float:
+    """By a sum without error; its root errs by 2^-53, next to nothing of an ulp of ours."""
+    return math.sqrt(math.fsum([*(x * x), eps]))
+
+
+def errors(fmt: Format, got: np.ndarray, want: list[float]) -> list[float]:
+    """In ulps of the exact norm; infinite where what came out isn't finite."""
+    return [
+        abs(g - w) / ulp(fmt, w) if math.isfinite(g) else math.inf
+        for g, w in zip(got, want, strict=True)
+    ]
+
+
+def run(fmt: Format, method: str, x: np.ndarray, eps: np.ndarray) -> np.ndarray:
+    """Norms in float64 of rows of float64 numbers."""
+    with jax.enable_x64(True):
+        norm = jax.jit(lambda v, e: l2_norm(v, e, axis=-1, method=method, arithmetic=fmt))
+        return np.asarray(norm(jnp.asarray(x), jnp.asarray(eps)))
+
+
+def torture(fmt: Format, n: int, methods: tuple[str, ...] = METHODS) -> Iterator[dict]:
+    """A record for each case and method."""
+    table = cases(fmt, n)
+    x = np.concatenate([v for v, _ in table.values()])
+    eps = np.concatenate([e for _, e in table.values()])
+    want = [exact_norm(v, e) for v, e in zip(x, eps, strict=True)]
+    for method in methods:
+        got = run(fmt, method, x, eps)
+        each = errors(fmt, got, want)
+        for i, name in enumerate(table):
+            rows = slice(i * SEEDS, (i + 1) * SEEDS)
+            finite = [e for e in each[rows] if math.isfinite(e)]
+            yield {
+                "format": fmt.name,
+                "n": n,
+                "case": name,
+                "method": method,
+                "worst": f"{max(finite, default=math.nan):.4g}",
+                "mean": f"{sum(finite) / max(len(finite), 1):.4g}",
+                "overflows": SEEDS - len(finite),
+                "flushes": sum(g == 0 < w for g, w in zip(got[rows], want[rows], strict=True)),
+                "count": SEEDS,
+            }
+
+
+def sweep(fmt: Format, n: int, methods: tuple[str, ...] = METHODS) -> Iterator[dict]:
+    """Normal vectors of every magnitude whose norm the format holds: a record for each."""
+    low = math.floor(math.log2(float(fmt.smallest)))
+    high = math.floor(math.log2(float(fmt.max) / math.sqrt(n))) - 1
+    scales = np.unique(np.linspace(low, max(high, low + 1), 41).round(1))
+    base = np.random.default_rng(n).standard_normal((4, n))
+    x = rounded(fmt, (base[None] * 2.0 ** scales[:, None, None]).reshape(-1, n))
+    want = [exact_norm(v, 0.0) for v in x]
+    for method in methods:
+        each = np.reshape(errors(fmt, run(fmt, method, x, np.zeros(len(x))), want), (-1, 4))
+        for scale, worst in zip(scales, each.max(axis=1), strict=True):
+            yield {
+                "format": fmt.name,
+                "n": n,
+                "log2": scale,
+                "method": method,
+                "worst": f"{worst:.4g}",
+            }
+
+
+def write(path: Path, columns: tuple[str, ...], records: list[dict]) -> None:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+
+
+def main() -> None:
+    names = sys.argv[1:]
+    records, curves = [], []
+    for name in names or FORMATS:
+        fmt = format_(name)
+        for n in LENGTHS:
+            new = list(torture(fmt, n))
+            records += new
+            for method in METHODS:
+                mine = [r for r in new if r["method"] == method]
+                worst = max((float(r["worst"]) for r in mine), default=math.nan)
+                lost = sum(r["overflows"] for r in mine), sum(r["flushes"] for r in mine)
+                print(
+                    f"{name:<10} n={n:<6} {method:<30} {worst:10.4g} ulp, lost {lost}", flush=True
+                )
+            if n in (16, 4096):
+                curves += sweep(fmt, n)
+    if not names:
+        write(DOCS / "norms.csv", COLUMNS, records)
+        write(DOCS / "norms_sweep.csv", SWEEP, curves)
+
+
+if __name__ == "__main__":
+    main()

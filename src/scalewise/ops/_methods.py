@@ -1,0 +1,217 @@
+"""Ways to a norm in one format, as they were published, and with their mistakes mended.
+
+All take finite magnitudes ``a`` (..., n) of an arithmetic's format and an epsilon (...) or None,
+and return (...). In which order ``add_up`` adds is the caller's choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from ..formats import FP32
+from ._arithmetic import Arithmetic
+from ._sums import accumulate
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The arithmetic and the order of summation that a method works with."""
+
+    arithmetic: Arithmetic
+    order: str
+    block: int
+
+    def add_up(self, terms: jax.Array) -> jax.Array:
+        return accumulate(self.arithmetic, terms, self.order, self.block)
+
+    def squares(self, a: jax.Array) -> jax.Array:
+        return self.add_up(self.arithmetic.mul(a, a))
+
+    def plus(self, total: jax.Array, eps: jax.Array | None) -> jax.Array:
+        return total if eps is None else self.arithmetic.add(total, eps)
+
+
+Method = Callable[[Setting, jax.Array, jax.Array | None], jax.Array]
+
+
+def direct(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """sqrt(sum a^2 + eps)."""
+    return s.arithmetic.sqrt(s.plus(s.squares(a), eps))
+
+
+def max_normalised(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """x ||a / x||, x the largest: LAPACK's before 3.10. Epsilon is divided by x twice."""
+    A = s.arithmetic
+    x = _largest(a)
+    safe = jnp.where(x > 0, x, A.const(1))
+    total = s.squares(A.div(a, safe[..., None]))
+    if eps is None:
+        return A.mul(safe, A.sqrt(total))
+    scaled = A.mul(safe, A.sqrt(A.add(total, A.div(A.div(eps, safe), safe))))
+    return jnp.where(x > 0, scaled, A.sqrt(eps))
+
+
+def two_segment_overflow(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """As published: what is above sqrt(max) apart, divided by the largest; a Taylor step joins."""
+    A = s.arithmetic
+    beta = _nearest(A, math.sqrt(float(A.fmt.max)))
+    x = _largest(a)
+    big, rest = _segments(a, a > beta)
+    safe = jnp.where(x > 0, x, A.const(1))
+    kx = A.mul(A.sqrt(s.squares(A.div(big, safe[..., None]))), safe)
+    q = s.plus(s.squares(rest), eps)
+    taylor = A.add(kx, A.div(q, A.mul(A.const(2), kx)))
+    return jnp.where(x <= beta, direct(s, a, eps), taylor)
+
+
+def two_segment_underflow(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """As published: what is below sqrt(smallest), zeros apart, is divided by its largest."""
+    A = s.arithmetic
+    beta = _nearest(A, math.sqrt(float(A.fmt.smallest)))
+    small, rest = _segments(a, (a < beta) & (a > 0))
+    x = _largest(small)
+    safe = jnp.where(x > 0, x, A.const(1))
+    k = A.sqrt(s.squares(A.div(small, safe[..., None])))
+    q = A.sqrt(s.plus(s.squares(rest), eps))
+    g = A.div(A.mul(k, safe), q)
+    root = A.mul(q, A.sqrt(A.add(A.const(1), A.mul(g, g))))
+    taylor = A.add(q, A.div(A.mul(A.mul(q, g), g), A.const(2)))
+    return jnp.where(x == 0, direct(s, a, eps), jnp.where(g > beta, root, taylor))
+
+
+def two_segment_overflow_mended(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """The same with a beta for n squares in their order, and the exact root instead of Taylor."""
+    A = s.arithmetic
+    x = _largest(a)
+    beta = _safe_exponent(s, a.shape[-1])
+    big, rest = _segments(a, a >= A.const(2.0**beta))
+    # the largest just below 2^beta: no smaller than need be, so that little falls off below
+    k = A.exponent(x) + 1 - beta
+    total = s.squares(A.shift(big, -k[..., None]))
+    q = s.plus(s.squares(rest), eps)
+    total = A.add(total, A.shift(q, -2 * k))
+    scaled = A.shift(A.sqrt(total), k)
+    return jnp.where(x < A.const(2.0**beta), direct(s, a, eps), scaled)
+
+
+def two_segment_underflow_mended(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """The same where Q may be zero and epsilon negative: the two sums are added, then rooted.
+
+    The small ones' sum is scaled by a power of two; the two meet at the exponent of the larger.
+    """
+    A = s.arithmetic
+    cut = math.ceil((A.fmt.min_exponent + 1) / 2)  # squares from here on keep their p bits
+    small, rest = _segments(a, a < A.const(2.0**cut))
+    x = _largest(small)
+    k = A.exponent(x) + 1 - _safe_exponent(s, a.shape[-1])
+    k = jnp.where(x > 0, k, 0)
+    tiny = s.squares(A.shift(small, -k[..., None]))
+    q = s.plus(s.squares(rest), eps)
+    # where the rest is next to nothing it moves up to the small ones, else they move down to it
+    low = A.exponent(jnp.abs(q)) - 2 * k < A.fmt.max_exponent - 1
+    meet = jnp.where(low, A.add(tiny, A.shift(q, -2 * k)), A.add(A.shift(tiny, 2 * k), q))
+    return A.shift(A.sqrt(meet), jnp.where(low, k, 0))
+
+
+def power_of_two(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """2^k ||2^-k a||, so that n squares just fit: exact and cheap scaling, one pass more."""
+    A = s.arithmetic
+    x = _largest(a)
+    k = jnp.where(x > 0, A.exponent(x) + 1 - _safe_exponent(s, a.shape[-1]), 0)
+    total = s.squares(A.shift(a, -k[..., None]))
+    if eps is not None:
+        total = A.add(total, A.shift(eps, -2 * k))
+    return A.shift(A.sqrt(total), k)
+
+
+def wide_scalar(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """The vector stays narrow; one float32 register squares, adds and roots."""
+    wide = Arithmetic(FP32)
+    with wide.context():
+        x = wide.enter(a)
+        total = accumulate(wide, wide.mul(x, x), s.order, s.block)
+        if eps is not None:
+            total = wide.add(total, wide.enter(eps))
+        return s.arithmetic.enter(wide.sqrt(total))
+
+
+def blue(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+    """Three accumulators for small, middle and large magnitudes (Blue 1978), as in LAPACK 3.10.
+
+    Thresholds and scales are Anderson's (ACM TOMS 44:1, 2017, algorithm 978) for any format: with
+    Fortran's exponents, whose significands lie in [1/2, 1). Epsilon joins the middle.
+    """
+    A = s.arithmetic
+    low, high, digits = A.fmt.min_exponent + 1, A.fmt.max_exponent + 1, A.fmt.precision
+    small_below, big_above = math.ceil((low - 1) / 2), (high - digits + 1) // 2
+    up, down = -((low - digits) // 2), -math.ceil((high + digits - 1) / 2)
+    is_big, is_small = a > A.const(2.0**big_above), a < A.const(2.0**small_below)
+    big, _ = _segments(a, is_big)
+    small, rest = _segments(a, is_small)
+    middle = jnp.where(is_big, A.const(0), rest)
+    sums = [s.squares(A.shift(v, k)) for v, k in ((big, down), (small, up))]
+    large, tiny = sums
+    q = s.plus(s.squares(middle), eps)
+    with_large = A.shift(A.sqrt(A.add(large, A.shift(q, 2 * down))), -down)
+    roots = A.sqrt(q), A.shift(A.sqrt(tiny), -up)
+    more, less = jnp.maximum(*roots), jnp.minimum(*roots)
+    ratio = A.div(less, jnp.where(more > 0, more, A.const(1)))
+    both = A.sqrt(A.mul(A.mul(more, more), A.add(A.const(1), A.mul(ratio, ratio))))
+    without = jnp.where(tiny > 0, jnp.where(q == 0, roots[1], both), roots[0])
+    return jnp.where(large > 0, with_large, without)
+
+
+METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where none is asked for
+    "direct": (direct, "sequential"),
+    "max_normalised": (max_normalised, "sequential"),
+    "two_segment_overflow": (two_segment_overflow, "sequential"),
+    "two_segment_underflow": (two_segment_underflow, "sequential"),
+    "two_segment_overflow_mended": (two_segment_overflow_mended, "pairwise"),
+    "two_segment_underflow_mended": (two_segment_underflow_mended, "pairwise"),
+    "power_of_two": (power_of_two, "pairwise"),
+    "wide_scalar": (wide_scalar, "sequential"),
+    "blue": (blue, "sequential"),
+}
+
+
+def _largest(a: jax.Array) -> jax.Array:
+    return jnp.max(a, axis=-1, initial=0)
+
+
+def _segments(a: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The chosen ones and the others, zeros in the gaps."""
+    zero = jnp.zeros_like(a)
+    return jnp.where(chosen, a, zero), jnp.where(chosen, zero, a)
+
+
+def _nearest(arithmetic: Arithmetic, x: float) -> Any:
+    fmt = arithmetic.fmt
+    return arithmetic.const(float(fmt.decode(fmt.encode(x))))
+
+
+def _safe_exponent(s: Setting, n: int) -> int:
+    """The b for which no sum of squares of n numbers below 2^b overflows, in the order at hand."""
+    return (s.arithmetic.fmt.max_exponent - growth(s.arithmetic, s.order, n, s.block)) // 2
+
+
+def growth(arithmetic: Arithmetic, order: str, n: int, block: int) -> int:
+    """The g for which a rounded sum of n positive numbers below 2^e stays at 2^(e + g) or below.
+
+    Pairwise, powers of two are bounds that rounding respects. One after the other, an addition that
+    rounds up adds at most twice its term; and past 2^p times the largest term none has any effect.
+    """
+    levels = max(n - 1, 0).bit_length()
+    match order:
+        case "pairwise":
+            return levels
+        case "compensated":
+            return levels + 1
+        case "blocked":
+            runs = growth(arithmetic, "sequential", -(-n // block), block)
+            return growth(arithmetic, "sequential", min(block, n), block) + runs
+    return min(levels, arithmetic.fmt.precision) + 1 if n > 1 else 0

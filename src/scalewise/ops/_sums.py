@@ -1,0 +1,88 @@
+"""Sums in an arithmetic, in the orders in which machines add."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ._arithmetic import Arithmetic
+
+ORDERS = ("sequential", "blocked", "pairwise", "compensated")
+
+
+def accumulate(arithmetic: Arithmetic, terms: jax.Array, order: str, block: int = 32) -> jax.Array:
+    """The sum of numbers of a format along the last axis, each addition rounded.
+
+    Args:
+        arithmetic: whose format the terms are numbers of.
+        terms: (..., n) in the arithmetic's carrier.
+        order: ``"sequential"``: from the first to the last, error up to (n - 1)u; ``"blocked"``:
+            sequential in runs of ``block``, then over their sums, (block + n / block)u;
+            ``"pairwise"``: halves, (log2 n)u; ``"compensated"``: sequential with Kahan's
+            correction, 2u + O(n u^2). u is the unit roundoff; all are of the sum of magnitudes.
+        block: terms in a run, for ``"blocked"``.
+
+    Returns:
+        (...) in the carrier; of no terms, zero.
+
+    Raises:
+        ValueError: another order, or a block that isn't positive.
+    """
+    check_order(order, block)
+    n = terms.shape[-1]
+    if n == 0:
+        return jnp.zeros(terms.shape[:-1], terms.dtype)
+    match order:
+        case "sequential":
+            return _sequential(arithmetic, terms)
+        case "blocked":
+            runs = pad(terms, -n % block)
+            runs = runs.reshape(*terms.shape[:-1], -1, block)
+            return _sequential(arithmetic, _sequential(arithmetic, runs))
+        case "pairwise":
+            while terms.shape[-1] > 1:
+                a, b = halves(terms)
+                terms = arithmetic.add(a, b)
+            return terms[..., 0]
+    return _kahan(arithmetic, terms)
+
+
+def check_order(order: str, block: int) -> None:
+    """Raises ValueError unless there is such an order."""
+    if order not in ORDERS:
+        raise ValueError(f"order is {order!r}; accepted: {', '.join(map(repr, ORDERS))}")
+    if not isinstance(block, int) or isinstance(block, bool) or block < 1:
+        raise ValueError(f"block is {block!r}; accepted: a positive integer")
+
+
+def pad(terms: jax.Array, count: int) -> jax.Array:
+    """Zeros at the end of the last axis: they change no sum."""
+    return jnp.pad(terms, [(0, 0)] * (terms.ndim - 1) + [(0, count)]) if count else terms
+
+
+def halves(terms: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first and the second half of the last axis, a zero added where it is odd."""
+    terms = pad(terms, terms.shape[-1] % 2)
+    middle = terms.shape[-1] // 2
+    return terms[..., :middle], terms[..., middle:]
+
+
+def _sequential(arithmetic: Arithmetic, terms: jax.Array) -> jax.Array:
+    def step(total: jax.Array, term: jax.Array) -> tuple[jax.Array, None]:
+        return arithmetic.add(total, term), None
+
+    return lax.scan(step, terms[..., 0], jnp.moveaxis(terms, -1, 0)[1:])[0]
+
+
+def _kahan(arithmetic: Arithmetic, terms: jax.Array) -> jax.Array:
+    """Kahan, "Further remarks on reducing truncation errors", CACM 8:1 (1965)."""
+
+    def step(carry, term):
+        total, lost = carry
+        term = arithmetic.sub(term, lost)
+        new = arithmetic.add(total, term)
+        return (new, arithmetic.sub(arithmetic.sub(new, total), term)), None
+
+    zero = jnp.zeros(terms.shape[:-1], terms.dtype)
+    return lax.scan(step, (zero, zero), jnp.moveaxis(terms, -1, 0))[0][0]

@@ -1,0 +1,196 @@
+"""``Arithmetic``: each operation is the exact result rounded once, by rational arithmetic."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from scalewise.formats import Format
+from scalewise.formats import format as format_
+from scalewise.ops import Arithmetic, accumulate
+from scalewise.ops._words import add_words, two_square, two_sum
+
+FORMATS = ["e4m3", "e5m2", "fp16", "bf16", "dlfloat16", "tf32", "fp32"]
+
+
+def numbers(fmt, count, seed=0):
+    """Random finite numbers of a format, by random codes: every magnitude alike."""
+    codes = np.random.default_rng(seed).integers(0, fmt.max_code + 1, count)
+    signs = np.random.default_rng(seed + 1).choice([-1.0, 1.0], count)
+    return fmt.decode(codes) * signs
+
+
+def nearest(fmt, x):
+    """A Fraction to a number of the format, ties to even, without a float on the way."""
+    if x < 0:
+        return -nearest(fmt, -x)
+    low, high = 0, fmt.max_code + 1  # bisect over codes; one beyond the largest is overflow
+    while low < high - 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fmt.exact(middle) <= x else (low, middle)
+    above = fmt.exact(high) if high <= fmt.max_code else 2 * fmt.max - fmt.exact(fmt.max_code - 1)
+    twice = 2 * x - fmt.exact(low) - above
+    code = high if twice > 0 or (twice == 0 and low % 2) else low
+    if code <= fmt.max_code:
+        return float(fmt.exact(code))
+    return math.inf if fmt.infinities else math.nan
+
+
+def on(arithmetic, f, *operands):
+    with arithmetic.context():
+        return np.asarray(
+            jax.jit(f)(*(jnp.asarray(x, arithmetic.carrier) for x in operands)), np.float64
+        )
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_operations_are_the_exact_results_rounded_once(name):
+    fmt = format_(name)
+    arithmetic = Arithmetic(fmt)
+    a, b = numbers(fmt, 400), numbers(fmt, 400, seed=5)
+    b[:100] = np.abs(a[:100]) * 2.0 ** np.random.default_rng(3).integers(-3, 3, 100)
+    b = fmt.decode(fmt.encode(b, saturate=True))
+    b = np.where(b == 0, 1.0, b)
+    pairs = [(Fraction(x), Fraction(y)) for x, y in zip(a, b, strict=True)]
+    operations = {
+        arithmetic.add: lambda x, y: x + y,
+        arithmetic.sub: lambda x, y: x - y,
+        arithmetic.mul: lambda x, y: x * y,
+        arithmetic.div: lambda x, y: x / y,
+    }
+    for ours, exactly in operations.items():
+        want = [nearest(fmt, exactly(x, y)) for x, y in pairs]
+        np.testing.assert_array_equal(on(arithmetic, ours, a, b), want, str(ours))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])
+def test_the_root_is_the_exact_one_rounded(name, rounding):
+    """The result and its neighbours, squared exactly, stand on the right sides of the operand."""
+    fmt = format_(name)
+    a = np.abs(numbers(fmt, 500))
+    roots = on(Arithmetic(fmt, rounding), Arithmetic(fmt, rounding).sqrt, a)
+    for x, r in zip(a, roots, strict=True):
+        code = int(fmt.encode(r))
+        low, here, high = (fmt.exact(max(c, 0)) for c in (code - 1, code, code + 1))
+        if rounding == "nearest_even":
+            assert ((low + here) / 2) ** 2 <= Fraction(x) <= ((here + high) / 2) ** 2
+        else:
+            assert here**2 <= Fraction(x) < high**2
+
+
+def test_all_pairs_of_e4m3_and_what_their_sums_lose():
+    fmt = format_("e4m3")
+    arithmetic = Arithmetic(fmt)
+    values = fmt.values()
+    values = values[np.isfinite(values)]
+    a, b = (v.ravel() for v in np.meshgrid(values, values))
+    fits = np.abs(a + b) <= float(fmt.max)
+    a, b = a[fits], b[fits]
+    total, error = (
+        on(arithmetic, lambda x, y, i=i: two_sum(arithmetic, x, y)[i], a, b) for i in (0, 1)
+    )
+    np.testing.assert_array_equal(total, fmt.decode(fmt.encode(a + b)))
+    np.testing.assert_array_equal(total + error, a + b)
+    np.testing.assert_array_equal(error, fmt.decode(fmt.encode(error)))
+
+
+def test_what_a_square_loses():
+    fmt = format_("fp16")
+    arithmetic = Arithmetic(fmt)
+    a = numbers(fmt, 4000)
+    a = a[(np.abs(a) < 255) & (np.abs(a) > 2.0**-1)]
+    square, error = (on(arithmetic, lambda x, i=i: two_square(arithmetic, x)[i], a) for i in (0, 1))
+    np.testing.assert_array_equal(square + error, a * a)
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [(2, "bf16"), (3, "e4m3"), (4, "e5m2"), (2, "dlfloat16")]
+)
+def test_sums_of_words_err_by_no_more_than_their_bound(words, name):
+    fmt = format_(name)
+    arithmetic = Arithmetic(fmt)
+    u = arithmetic.unit
+    rng = np.random.default_rng(0)
+
+    def split(x):  # exactly what K words of the format hold of a number
+        out = []
+        for _ in range(words):
+            out.append(fmt.decode(fmt.encode(x)))
+            x = x - out[-1]
+        return out
+
+    a, b = (split(2.0 ** rng.uniform(0, 4, 3000)) for _ in range(2))
+    got = on(arithmetic, lambda *w: jnp.stack(add_words(arithmetic, w[:words], w[words:])), *a, *b)
+    exactly = sum(a) + sum(b)
+    error = np.abs(got.sum(axis=0) - exactly) / exactly
+    assert error.max() <= (2**words - 1) * u**words * (1 + 2 * u)
+    powers = u ** np.arange(words)[:, None]  # what the bound takes the words to be at the most
+    assert (np.abs(got) <= powers * exactly * (1 + 2 * u)).all()
+
+
+def sequential(terms):
+    total = np.float16(0)
+    for t in terms:
+        total = total + t
+    return total
+
+
+def compensated(terms):
+    total = lost = np.float16(0)
+    for t in terms:
+        y = t - lost
+        new = total + y
+        lost = (new - total) - y
+        total = new
+    return total
+
+
+def pairwise(terms):
+    while len(terms) > 1:
+        terms = np.append(terms, np.float16(0)) if len(terms) % 2 else terms
+        terms = terms[: len(terms) // 2] + terms[len(terms) // 2 :]
+    return terms[0]
+
+
+def blocked(terms):
+    return sequential([sequential(terms[i : i + 32]) for i in range(0, len(terms), 32)])
+
+
+@pytest.mark.parametrize("reference", [sequential, blocked, pairwise, compensated])
+@pytest.mark.parametrize("n", [1, 5, 1000])
+def test_orders_of_summation_bit_for_bit_as_numpys_halves(reference, n):
+    terms = np.random.default_rng(n).random(n).astype(np.float16)
+    arithmetic = Arithmetic(format_("fp16"))
+    got = accumulate(arithmetic, jnp.asarray(terms, jnp.float32), reference.__name__)
+    assert float(got) == float(reference(terms))
+
+
+def test_where_sums_stall():
+    """1 more is nothing to 2048 in FP16, to 256 in BF16 (facts.md, trouble.md)."""
+    ones = jnp.ones(4096, jnp.float32)
+    assert float(accumulate(Arithmetic(format_("fp16")), ones, "sequential")) == 2048
+    bf16 = Arithmetic(format_("bf16"))
+    with bf16.context():
+        assert float(accumulate(bf16, jnp.ones(1000, jnp.float64), "sequential")) == 256
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="fp64 has 53 significant bits; accepted: up to 25"):
+        Arithmetic(format_("fp64"))
+    with pytest.raises(ValueError, match="rounding is 'up'"):
+        Arithmetic(format_("fp16"), "up")
+    with pytest.raises(ValueError, match="order is 'random'; accepted: 'sequential'"):
+        accumulate(Arithmetic(format_("fp16")), jnp.ones(3), "random")
+    with pytest.raises(ValueError, match="block is 0"):
+        accumulate(Arithmetic(format_("fp16")), jnp.ones(3), "blocked", block=0)
+
+
+def test_of_no_terms_the_sum_is_zero():
+    assert accumulate(Arithmetic(Format("e6m9", 6, 9)), jnp.ones((2, 0)), "pairwise").tolist() == [
+        0,
+        0,
+    ]

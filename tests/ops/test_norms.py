@@ -1,0 +1,229 @@
+"""``l2_norm``: ``auto`` within its bound on the torture set; the published methods as published."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from proofs.norms import torture
+
+from scalewise.formats import Format
+from scalewise.formats import format as format_
+from scalewise.ops import METHODS, l2_norm, ulp_bound
+
+NAMES = ["fp16", "bf16", "e5m2", "e4m3", "dlfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "n"), [*((f, n) for f in NAMES for n in (2, 300)), ("fp16", 65536), ("e4m3", 5000)]
+)
+def test_auto_keeps_its_bound_whatever_the_vector(name, n):
+    fmt = format_(name)
+    for record in torture(fmt, n, ("auto",)):
+        assert record["overflows"] == record["flushes"] == 0, record
+        slack = 0.25 if record["case"] == "all subnormal" else 0  # rounded to a coarser grid again
+        bound = ulp_bound(fmt, n) + slack
+        if record["case"] == "ε near -Σx²":  # the difference is all that is left of the sum
+            bound = 1.0
+        assert float(record["worst"]) <= bound, record
+
+
+@pytest.mark.parametrize("name", ["tf32", "fp32", "e3m4", "e4m3b11fnuz", "e5m2fnuz", "e2m3fn"])
+def test_auto_keeps_its_bound_in_other_formats(name):
+    fmt = format_(name)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20, 50)) * min(1.0, float(fmt.max) / 16)
+    x = fmt.decode(fmt.encode(x))
+    with jax.enable_x64(True):
+        got = np.asarray(l2_norm(jnp.asarray(x), axis=1, arithmetic=fmt))
+    for y, row in zip(got, x, strict=True):
+        want = math.sqrt(math.fsum(row * row))
+        ulp = 2.0 ** (math.frexp(want)[1] - fmt.precision)
+        assert abs(y - want) <= ulp_bound(fmt, 50) * ulp
+
+
+def test_a_bound_below_one_ulp_where_the_format_has_room():
+    for name in [*NAMES, "tf32", "fp32", "e4m3fn", "e4m3fnuz", "e5m2fnuz", "e4m3b11fnuz"]:
+        assert all(ulp_bound(format_(name), n) < 0.8 for n in (1, 100, 65536))
+
+
+def half(x):
+    return jnp.asarray(x, jnp.float16)
+
+
+def test_4096_sixteens():
+    """facts.md, section 2: infinity in FP16, by the direct way."""
+    x = jnp.full(4096, 16, jnp.float16)
+    assert jnp.isinf(l2_norm(x, method="direct"))
+    assert float(l2_norm(x)) == 1024
+
+
+def test_the_published_methods_fail_where_facts_md_says():
+    # a Taylor step from 257 to 257 and 255: 6 % off
+    x, exactly = half([257, 255]), math.hypot(257, 255)
+    published = float(l2_norm(x, method="two_segment_overflow"))
+    assert published / exactly - 1 == pytest.approx(0.06, abs=0.005)
+    assert abs(float(l2_norm(x, method="two_segment_overflow_mended")) - exactly) <= 0.25
+    # beta = 256 isn't safe: two of 200 overflow though none is beyond it
+    x = half([200, 200])
+    assert jnp.isinf(l2_norm(x, method="two_segment_overflow"))
+    assert (
+        abs(float(l2_norm(x, method="two_segment_overflow_mended")) - math.hypot(200, 200)) <= 0.25
+    )
+    # the sum swamps at 2048 ones
+    x = jnp.ones(4096, jnp.float16)
+    assert float(l2_norm(x, method="two_segment_overflow")) == pytest.approx(
+        math.sqrt(2048), rel=1e-3
+    )
+    assert float(l2_norm(x)) == 64
+    # with all below beta, Q = 0 and gamma is infinite
+    x = half([1e-4, 1e-4])
+    assert not jnp.isfinite(l2_norm(x, method="two_segment_underflow"))
+    exactly = math.hypot(*(float(v) for v in x))
+    for method in ("two_segment_underflow_mended", "blue", "power_of_two", "auto"):
+        assert abs(float(l2_norm(x, method=method)) - exactly) <= 2.0**-23
+    # and max-normalised, small parts flush beside one giant
+    x = half([256.0] + [0.05] * 4000)
+    exactly = math.sqrt(sum(float(v) ** 2 for v in x))
+    assert float(l2_norm(x, method="max_normalised")) == 256
+    assert abs(exactly - 256) < 0.125  # which here is right; not so with less of a giant
+    x = half([8.0] + [2.0**-10] * 60000)
+    assert float(l2_norm(x, method="direct")) == 8
+
+
+def numpy_direct(x, eps):
+    total = np.float16(0)
+    for v in x:
+        total = total + v * v
+    return np.sqrt(total + np.float16(eps))
+
+
+@pytest.mark.parametrize("eps", [0.5, -2.0])
+def test_direct_is_numpys_halves_bit_for_bit(eps):
+    x = np.random.default_rng(0).standard_normal((5, 200)).astype(np.float16)
+    got = l2_norm(jnp.asarray(x), eps, axis=1, method="direct")
+    assert got.tolist() == [float(numpy_direct(row, eps)) for row in x]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_on_an_easy_vector_under_jit_vmap_and_eagerly(method):
+    x = jnp.asarray(np.random.default_rng(1).uniform(0.5, 1, (3, 40)), jnp.float16)
+    norm = lambda v: l2_norm(v, 0.25, axis=-1, method=method)  # noqa: E731
+    want = np.sqrt(np.sum(np.asarray(x, np.float64) ** 2, axis=-1) + 0.25)
+    eager = norm(x)
+    np.testing.assert_allclose(np.asarray(eager, np.float64), want, rtol=2e-3)
+    assert eager.dtype == jnp.float16
+    np.testing.assert_array_equal(jax.jit(norm)(x), eager)
+    if method in ("auto", "direct", "blue"):
+        np.testing.assert_array_equal(jax.vmap(norm)(x), eager)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_defined_of_the_undefined(method):
+    nan, inf = math.nan, math.inf
+    rows = [
+        ([1.0, nan], 0.0, nan),
+        ([inf, nan], 0.0, nan),
+        ([1.0, -inf], 0.0, inf),
+        ([1.0, 2.0], -6.0, nan),
+        ([0.0, -0.0], 0.0, 0.0),
+        ([0.0, 0.0], 0.25, 0.5),
+        ([3.0, 4.0], nan, nan),
+        ([3.0, 4.0], inf, inf),
+        ([3.0, 4.0], -inf, nan),
+    ]
+    x, eps, want = (np.array(column) for column in zip(*rows, strict=True))
+    got = l2_norm(half(x), eps, axis=1, method=method)
+    np.testing.assert_array_equal(np.asarray(got, np.float64), want)
+
+
+@pytest.mark.parametrize("method", ["auto", "direct", "blue"])
+def test_of_nothing_and_without_infinity(method):
+    assert float(l2_norm(half([]), method=method)) == 0
+    assert float(l2_norm(half([]), 4.0, method=method)) == 2
+    # E4M3FN has no infinity
+    assert jnp.isnan(l2_norm(jnp.asarray([jnp.inf, 1.0]), arithmetic="e4m3fn", method=method))
+
+
+def test_the_norm_overflows_only_if_it_must():
+    assert jnp.isinf(l2_norm(half([65504.0, 65504.0])))
+    assert float(l2_norm(half([65504.0, 1000.0]))) == 65504
+    assert float(l2_norm(half([2.0**-24, 0]))) == 2.0**-24
+
+
+def test_an_unsigned_format_has_one_bit_more():
+    wide = Format("ue5m11", 5, 11, signed=False)
+    x = np.random.default_rng(0).standard_normal((50, 100)).astype(np.float16)
+    want = np.sqrt(np.sum(x.astype(np.float64) ** 2, axis=1))
+    worst = {
+        fmt.name: np.abs(
+            np.asarray(l2_norm(jnp.asarray(x, jnp.float32), axis=1, arithmetic=fmt)) - want
+        ).max()
+        for fmt in (wide, format_("fp16"))
+    }
+    assert worst["ue5m11"] < 0.6 * worst["fp16"]
+    ulp = 2.0 ** (math.frexp(want.max())[1] - 12)
+    assert worst["ue5m11"] <= ulp_bound(wide, 100) * ulp
+    assert jnp.isnan(l2_norm(jnp.ones(3), -1.0, arithmetic=wide))
+
+
+def test_axes():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4)), jnp.float32)
+    for axis in (1, (0, 2)):
+        for keepdims in (False, True):
+            got = l2_norm(x, axis=axis, keepdims=keepdims, arithmetic="fp32")
+            want = np.sqrt(np.sum(np.asarray(x, np.float64) ** 2, axis=axis, keepdims=keepdims))
+            assert got.shape == want.shape
+            np.testing.assert_allclose(got, want, rtol=1e-7)
+    np.testing.assert_allclose(l2_norm(x, axis=(), arithmetic="fp32"), np.abs(x))
+
+
+def test_gradients():
+    x = jnp.asarray([3.0, -4.0, 12.0])
+    value, (g, e) = jax.value_and_grad(lambda v, e: l2_norm(v, e, arithmetic="fp32"), (0, 1))(
+        x, 2.0
+    )
+    np.testing.assert_allclose(g, np.asarray(x) / float(value), rtol=1e-6)
+    assert float(e) == pytest.approx(0.5 / math.sqrt(171))
+    grad = jax.jit(jax.grad(lambda v, e: l2_norm(v, e).astype(jnp.float32), argnums=(0, 1)))
+    g, e = grad(half([3.0, -4.0]), 0.0)
+    np.testing.assert_allclose(np.asarray(g, np.float64), [0.6, -0.8], rtol=2.0**-11)
+    assert g.dtype == jnp.float16
+    assert float(e) == pytest.approx(0.1, rel=1e-3)
+    # at zero, at the largest and the smallest numbers, where the norm itself overflows
+    assert grad(half([0.0, 0.0]), 0.0)[0].tolist() == [0, 0]
+    assert grad(half([65504.0, 65504.0]), 0.0)[0] == pytest.approx(math.sqrt(0.5), rel=2.0**-10)
+    assert grad(half([2.0**-24, 2.0**-24]), 0.0)[0] == pytest.approx(math.sqrt(0.5), rel=2.0**-10)
+    inf = grad(half([math.inf, 1.0]), 0.0)[0].tolist()
+    assert math.isnan(inf[0])
+    assert inf[1] == 0
+    bf16 = jax.grad(lambda v: l2_norm(v).astype(jnp.float32))
+    assert bf16(jnp.full(4, 2.0**-133, jnp.bfloat16)).tolist() == [0.5] * 4
+    # whatever the method, and batched
+    direct = jax.vmap(jax.grad(lambda v: l2_norm(v, method="direct", arithmetic="fp16")))
+    assert direct(jnp.full((2, 4), 300.0)).tolist() == [[0.5] * 4] * 2
+
+
+def test_the_power_of_two_goes_through():
+    x = jnp.asarray(np.random.default_rng(0).standard_normal(100), jnp.float16)
+    assert float(l2_norm(x * 16)) == 16 * float(l2_norm(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "best"}, "method is 'best'; accepted: 'auto', 'direct'"),
+        ({"arithmetic": "e8m0"}, "e8m0 has no zero"),
+        ({"arithmetic": "fp64"}, "fp64 has 53 significant bits"),
+        ({"order": "pairwise"}, "order='pairwise' is for other methods"),
+        ({"order": "random", "method": "direct"}, "order is 'random'"),
+        ({"axis": 2}, "axis is 2; accepted: different axes of 1 dimensions"),
+        ({"axis": (0, -1)}, "different axes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        l2_norm(jnp.ones(3), **arguments)
+    with pytest.raises(TypeError, match="l2_norm takes real floating-point arrays, not int32"):
+        l2_norm(jnp.arange(3))
