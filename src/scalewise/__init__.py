@@ -1,6 +1,7 @@
 """Low-precision arithmetic for JAX: what a narrow float format does to a program, and the cure."""
 
 from . import formats as formats
+from . import ops as ops
 from .autocast import Policy as Policy
 from .autocast import autocast as autocast
 from .autoscale import Recipe as Recipe
