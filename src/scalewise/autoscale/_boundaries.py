@@ -85,7 +85,7 @@ class Boundaries(Interpretation):
         value = awake(value)
         if boundary == "carry" and self.recipe.carry is not None and aval.shape:
             value = at_rest(value, self.recipe.carry).wake()
-        if not self.traced:
+        if not self.traced or boundary == "mapped":  # devices may have different exponents
             return InFlight(settle(value), 0, side)
         exponent = 0 if value.uniform is not None or per_slice(value) else value.exponent
         return InFlight(at_exponent(value, exponent), jnp.asarray(exponent, jnp.int32), side)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+from jax import lax
 from jax._src import source_info_util
 
 Jaxpr = Any  # jex.Jaxpr or jex.ClosedJaxpr: one class since JAX 0.12
@@ -63,3 +64,26 @@ def user_frame(eqn: jex.JaxprEqn) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that made the equation; None if unknown."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
     return frame and (frame.file_name, frame.start_line, frame.function_name)
+
+
+def manual_axes(params: dict[str, Any]) -> frozenset[str]:
+    """The mesh axes over which a ``shard_map`` equation maps."""
+    return frozenset(params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"])
+
+
+# Collectives of a shard_map that tracks what varies over which axes; ours, whose program was checked
+# when it was traced, doesn't.
+UNTRACKED = {
+    "psum_invariant": lambda x, axes, **_: lax.psum(x, axes),
+    "all_gather_invariant": lambda x, axis_name, all_gather_dimension, tiled, **_: lax.all_gather(
+        x, axis_name, axis=all_gather_dimension, tiled=tiled
+    ),
+}
+
+
+def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
+    """A primitive's results on plain arrays, from an equation's parameters."""
+    if primitive.name in UNTRACKED:
+        return [UNTRACKED[primitive.name](*inputs, **params)]
+    outs = primitive.bind(*inputs, **primitive.get_bind_params(params))
+    return list(outs) if primitive.multiple_results else [outs]

@@ -69,6 +69,4 @@ class Equation:
 
     def bind(self, *inputs: Any) -> list[Any]:
         """The primitive itself on plain arrays of the equation's own types."""
-        params = self.primitive.get_bind_params(self.params)
-        outs = self.primitive.bind(*inputs, **params)
-        return list(outs) if self.primitive.multiple_results else [outs]
+        return _compat.bind(self.primitive, self.params, inputs)

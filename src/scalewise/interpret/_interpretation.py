@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ._equation import Equation
 
-Boundary = Literal["carry", "branch", "stacked"]
+Boundary = Literal["carry", "branch", "stacked", "mapped"]
 
 
 def is_float(aval: Any) -> bool:
@@ -76,7 +76,7 @@ class Interpretation:
         """``value`` in the one form that depends only on ``aval``, ``boundary`` and ``equation``.
 
         Called where control flow meets: on what enters and leaves a loop's carry, leaves a branch,
-        or is stacked by a scan.
+        or is stacked by a scan; and on what enters and leaves a map over a mesh of devices.
         """
         return value
 

@@ -64,12 +64,8 @@ def rebind(equation: Equation, inputs: Sequence[Any], dtype: Any) -> list[Any]:
         return [SCATTER[equation.name](*inputs, **params)]
     if equation.name == "reduce":
         return _reduce(equation, inputs)
-    params = {
-        k: dtype if _is_float_dtype(v) else v
-        for k, v in equation.primitive.get_bind_params(equation.params).items()
-    }
-    outs = equation.primitive.bind(*inputs, **params)
-    return list(outs) if equation.primitive.multiple_results else [outs]
+    params = {k: dtype if _is_float_dtype(v) else v for k, v in equation.params.items()}
+    return _compat.bind(equation.primitive, params, inputs)
 
 
 def _is_float_dtype(x: Any) -> bool:

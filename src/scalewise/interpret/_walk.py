@@ -224,6 +224,59 @@ def _scan(interpretation, equation: Equation, state, inputs):
     return state, [*carry, *ys]
 
 
+def _shard_map(interpretation, equation: Equation, state, inputs):
+    """A map over a mesh: each leaf of a value lies as its array does, all others everywhere.
+
+    What is varying over which axes was checked when the user's function was traced; a state is
+    that of the first device.
+    """
+    params, here = equation.params, jax.sharding.PartitionSpec()
+    body = _compat.open_jaxpr(params["jaxpr"])[0]
+
+    def spread(value, aval, spec):
+        return jax.tree.map(lambda x: spec if jnp.shape(x) == aval.shape else here, value)
+
+    def form(aval):  # what canonical makes of any value of that type
+        plain = jnp.zeros(aval.shape, aval.dtype)
+        if not is_float(aval):
+            return plain
+        value = interpretation.lift(plain, aval)
+        return interpretation.canonical(value, aval, "mapped", equation)
+
+    def run(state, inputs):
+        state, outs = walk(interpretation, params["jaxpr"], state, inputs, equation.scope)
+        return state, _canonical(interpretation, equation, outs, out_avals, "mapped")
+
+    out_avals = [_local(v.aval) for v in body.outvars]
+    inputs = _canonical(interpretation, equation, inputs, equation.in_avals, "mapped")
+    in_specs = [
+        spread(x, a, s)
+        for x, a, s in zip(inputs, equation.in_avals, params["in_specs"], strict=True)
+    ]
+    forms = [jax.eval_shape(partial(form, a)) for a in out_avals]
+    out_specs = [
+        spread(x, a, s) for x, a, s in zip(forms, out_avals, params["out_specs"], strict=True)
+    ]
+    mapped = jax.shard_map(
+        run,
+        mesh=params["mesh"],
+        in_specs=(jax.tree.map(lambda _: here, state), in_specs),
+        out_specs=(jax.tree.map(lambda _: here, state), out_specs),
+        axis_names=_compat.manual_axes(params),
+        check_vma=False,
+    )
+    return mapped(state, inputs)
+
+
+def _local(aval):
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _same(interpretation, equation: Equation, state, inputs):
+    """What only tells JAX over which axes of a mesh a value varies."""
+    return state, inputs
+
+
 CONTROL: dict[str, Callable] = {
     **dict.fromkeys(BODIES, _call),
     "remat2": _remat,
@@ -233,4 +286,7 @@ CONTROL: dict[str, Callable] = {
     "cond": _cond,
     "while": _while,
     "scan": _scan,
+    "shard_map": _shard_map,
+    "pvary": _same,
+    "pcast": _same,
 }
