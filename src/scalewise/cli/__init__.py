@@ -5,6 +5,7 @@ import typer
 from ._cast import cast
 from ._compare import compare
 from ._formats import formats, inspect
+from ._table import table
 from ._train import train
 
 app = typer.Typer(
@@ -18,6 +19,7 @@ app.command("compare")(compare)
 app.command("train")(train)
 app.command("cast")(cast)
 app.command("formats")(formats)
+app.add_typer(table, name="table")
 app.command("inspect", context_settings={"ignore_unknown_options": True})(inspect)
 
 

@@ -1,0 +1,61 @@
+"""`scalewise table`: the exact errors of functions, and of the cast, over every input."""
+
+import csv
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ._refusal import refusal
+
+table = typer.Typer(help="Exact errors, over every input of a format.", no_args_is_help=True)
+
+FormatName = Annotated[str, typer.Option("--format", help="A format's name.")]
+Csv = Annotated[Path | None, typer.Option("--csv", help="Write the table here, too.")]
+
+
+@table.command("functions")
+def functions(
+    names: Annotated[list[str] | None, typer.Argument(help="Functions. Default: all.")] = None,
+    fmt: FormatName = "fp16",
+    to: Csv = None,
+) -> None:
+    """Errors of elementary functions: native arithmetic against float32 with one rounding."""
+    from ..ops import FunctionErrors, function_table
+
+    with refusal(ValueError, OSError):
+        _show(f"{fmt}: errors over every input", FunctionErrors, function_table(fmt, names), to)
+
+
+@table.command("cast")
+def cast(fmt: FormatName = "fp16", to: Csv = None) -> None:
+    """Errors of the cast from float32, over every float32 number in the format's range."""
+    from ..ops import CastErrors, cast_table
+
+    with refusal(ValueError, OSError):
+        _show(f"float32 to {fmt}: errors over every number", CastErrors, cast_table(fmt), to)
+
+
+def _show(title: str, kind: Any, records: Iterable[Any], to: Path | None) -> None:
+    """A record a row, to the terminal and to a file."""
+    columns = [f.name for f in dataclasses.fields(kind)]
+    shown = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    for column in columns:
+        text = column in ("name", "arithmetic", "domain")
+        shown.add_column(column.replace("_", " "), justify="left" if text else "right")
+    rows = [dataclasses.astuple(record) for record in records]
+    for row in rows:
+        shown.add_row(*(_cell(value) for value in row))
+    Console().print(shown)
+    if to is not None:
+        with to.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerows([columns, *rows])
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

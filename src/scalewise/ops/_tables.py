@@ -1,0 +1,262 @@
+"""The exact error of every function over every input of a format, and of the casts to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+from jax import lax
+
+from ..formats import Format
+from ..formats import format as format_
+from ..rounding import round_bits, to_float64
+from .functions import FUNCTIONS, Elementary
+
+LIBRARY_ERROR = 2.0**-40  # 4,096 ulps of float64: far more than NumPy's functions err
+DIGITS = 300  # bits in mpmath: more than what x - tanh(x) cancels
+BINADE = 1 << 23
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionErrors:
+    """How far a function's results lie from the exact ones.
+
+    Absolute and relative errors are over the inputs where both are finite, relative and in ulps
+    where the exact value isn't zero. An ulp is the spacing of the format at the exact value.
+
+    Attributes:
+        name: the function's.
+        arithmetic: ``"native"``: computed in the storage type; else the type it was computed in.
+        count: inputs where the function is defined: the exact value is a real number.
+        max_absolute, mean_absolute, max_relative, mean_relative, max_ulp: errors.
+        correctly_rounded: share of ``count`` whose result is the exact value rounded to the format,
+            overflow to infinity included.
+        worst: the input with the largest error in ulps (infinite where only one side is finite).
+    """
+
+    name: str
+    arithmetic: str
+    count: int
+    max_absolute: float
+    mean_absolute: float
+    max_relative: float
+    mean_relative: float
+    max_ulp: float
+    correctly_rounded: float
+    worst: float
+
+
+@dataclasses.dataclass(frozen=True)
+class CastErrors:
+    """What the cast from float32 does to all numbers of a domain.
+
+    Attributes:
+        domain: ``"all"``: from the smallest positive number of the format to the largest;
+            ``"normal"``: from the smallest normal one.
+        count: of float32 numbers in it.
+        max_absolute, max_relative, mean_absolute, mean_relative: errors.
+    """
+
+    domain: str
+    count: int
+    max_absolute: float
+    max_relative: float
+    mean_absolute: float
+    mean_relative: float
+
+
+def function_table(
+    fmt: Format | str | Any, names: Iterable[str] | None = None
+) -> Iterator[FunctionErrors]:
+    """The errors of elementary functions over every finite input of a format, one after the other.
+
+    Each function comes twice: computed in the format's own dtype as JAX does it under ``jit``, and
+    in float32 with one rounding. The exact values are found by NumPy in float64, wherever an error
+    of 2^-40 could not change their rounding (Ziv's test), and by mpmath with 300 bits elsewhere.
+
+    Args:
+        fmt: a format of up to 16 bits with a storage dtype.
+        names: of functions in ``functions.FUNCTIONS``; all if not given.
+
+    Raises:
+        ValueError: another format, or an unknown function.
+    """
+    fmt = format_(fmt)
+    if fmt.bits > 16 or fmt.dtype is None or not fmt.zero:
+        raise ValueError(
+            f"function_table: {fmt.name} isn't tabulated; accepted: formats of up to 16 bits with "
+            "a storage dtype and a zero"
+        )
+    names = list(FUNCTIONS if names is None else names)
+    if unknown := [n for n in names if n not in FUNCTIONS]:
+        raise ValueError(f"no function is called {unknown[0]!r}; there are {', '.join(FUNCTIONS)}")
+    return _rows(fmt, names)
+
+
+def _rows(fmt: Format, names: list[str]) -> Iterator[FunctionErrors]:
+    values = fmt.values()
+    x = np.unique(values[np.isfinite(values)])
+    for name in names:
+        function = FUNCTIONS[name]
+        exact, rounded = reference(fmt, function, x)
+        for arithmetic in ("native", "float32"):
+            got = _computed(fmt, function, x, arithmetic)
+            if got is not None:
+                yield _compare(fmt, name, arithmetic, x, got, exact, rounded)
+
+
+def reference(fmt: Format, function: Elementary, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The exact values in float64 (its own rounding is all their error) and rounded to the format.
+
+    NaN where the function isn't a real number.
+    """
+    with np.errstate(all="ignore"):
+        if function.library is None:
+            exact, doubtful = np.full(x.shape, np.nan), np.ones(x.shape, bool)
+        else:
+            exact = function.library(x)
+            low, high = exact * (1 - LIBRARY_ERROR), exact * (1 + LIBRARY_ERROR)
+            doubtful = fmt.encode(low) != fmt.encode(high)
+        rounded = fmt.decode(fmt.encode(exact))
+    for i in np.flatnonzero(doubtful):
+        exact[i], rounded[i] = _precisely(fmt, function, float(x[i]))
+    return exact, rounded
+
+
+def _precisely(fmt: Format, function: Elementary, x: float) -> tuple[float, float]:
+    """One value by mpmath, and its rounding: compared to the midpoint, never rounded twice."""
+    with mpmath.workprec(DIGITS):
+        try:
+            if isinstance(function.exact, str):
+                y = getattr(mpmath, function.exact)(mpmath.mpf(x))
+            else:
+                y = function.exact(mpmath, mpmath.mpf(x))
+        except (ZeroDivisionError, ValueError):  # a pole, as IEEE 754 has it
+            return np.nan, np.nan
+        if isinstance(y, mpmath.mpc) or mpmath.isnan(y):
+            return np.nan, np.nan
+        near = float(y)
+        # what float64 rounds to a midpoint is moved to the side on which it lies
+        if abs(near) < 2.0**1000:
+            if y > near:
+                near = np.nextafter(near, np.inf)
+            elif y < near:
+                near = np.nextafter(near, -np.inf)
+        return float(y), float(fmt.decode(fmt.encode(near)))
+
+
+def _computed(
+    fmt: Format, function: Elementary, x: np.ndarray, arithmetic: str
+) -> np.ndarray | None:
+    """Results in float64; None where JAX has no such arithmetic."""
+    dtype = np.dtype(fmt.dtype)
+    stored = jnp.asarray(x.astype(dtype))
+    run = function.definition if arithmetic == "native" else partial(function, compute=arithmetic)
+    try:
+        with jax.numpy_dtype_promotion("standard"):
+            return np.asarray(jax.jit(run)(stored)).astype(np.float64)
+    except (TypeError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
+        return None
+
+
+def _compare(
+    fmt: Format,
+    name: str,
+    arithmetic: str,
+    x: np.ndarray,
+    got: np.ndarray,
+    exact: np.ndarray,
+    rounded: np.ndarray,
+) -> FunctionErrors:
+    defined = ~np.isnan(exact)
+    x, got, exact, rounded = (v[defined] for v in (x, got, exact, rounded))
+    right = (got == rounded) | (np.isnan(got) & np.isnan(rounded))
+    both = np.isfinite(got) & np.isfinite(rounded)
+    with np.errstate(all="ignore"):
+        error = np.where(both, np.abs(got - exact), 0.0)
+        relative = np.where(both & (exact != 0), error / np.abs(exact), 0.0)
+        exponent = np.clip(np.frexp(exact)[1] - 1, fmt.min_exponent, fmt.max_exponent)
+        ulps = np.where(both, error / np.ldexp(1.0, exponent - fmt.mantissa_bits), 0.0)
+        ulps = np.where(both | right, ulps, np.inf)
+    compared = max(int(both.sum()), 1)
+    return FunctionErrors(
+        name=name,
+        arithmetic=arithmetic,
+        count=len(x),
+        max_absolute=float(error.max(initial=0)),
+        mean_absolute=float(error.sum() / compared),
+        max_relative=float(relative.max(initial=0)),
+        mean_relative=float(relative.sum() / compared),
+        max_ulp=float(ulps.max(initial=0)),
+        correctly_rounded=float(right.mean()) if len(x) else 1.0,
+        worst=float(x[np.argmax(ulps)]) if len(x) else float("nan"),
+    )
+
+
+def cast_table(fmt: Format | str | Any) -> list[CastErrors]:
+    """The errors of the cast from float32, over all of float32's positive numbers in the format.
+
+    No sample: every bit pattern from the format's smallest number to its largest. Negative ones are
+    their mirror image.
+
+    Args:
+        fmt: a format of up to 16 bits, each of whose numbers float32 holds, or a name of one.
+
+    Raises:
+        ValueError: a wider format.
+    """
+    fmt = format_(fmt)
+    if fmt.bits > 19:
+        raise ValueError(f"cast_table: {fmt.name} is no narrow format; accepted: up to 19 bits")
+    first = int(np.float32(float(fmt.smallest)).view(np.uint32))
+    last = int(np.float32(float(fmt.max)).view(np.uint32))
+    normal = int(np.float32(float(fmt.smallest_normal)).view(np.uint32))
+    parts = [_cast_errors(fmt, max(first, normal), last)]
+    if first < normal:
+        parts.append(_cast_errors(fmt, first, normal - 1))
+    counts, sums, maxima = (np.array([p[i] for p in parts]) for i in range(3))
+    table = []
+    for domain, chosen in (("all", slice(None)), ("normal", slice(1))):
+        count, (absolute, relative) = counts[chosen].sum(), sums[chosen].sum(axis=0)
+        most = maxima[chosen].max(axis=0)
+        means = absolute / count, relative / count
+        table.append(
+            CastErrors(
+                domain,
+                int(count),
+                max_absolute=float(most[0]),
+                max_relative=float(most[1]),
+                mean_absolute=float(means[0]),
+                mean_relative=float(means[1]),
+            )
+        )
+    return table
+
+
+def _cast_errors(fmt: Format, first: int, last: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """Count, sums and maxima of (absolute, relative) errors over float32's bit patterns."""
+    with jax.enable_x64(True):
+        parts = [
+            _chunk(fmt, np.uint32(start), np.uint32(min(start + BINADE - 1, last)))
+            for start in range(first, last + 1, BINADE)
+        ]
+    sums = np.sum([np.asarray(s) for s, _ in parts], axis=0)
+    return last - first + 1, sums, np.max([np.asarray(m) for _, m in parts], axis=0)
+
+
+@partial(jax.jit, static_argnums=0)
+def _chunk(fmt: Format, start: Any, last: Any) -> tuple[jax.Array, jax.Array]:
+    bits = start + lax.iota(jnp.uint32, BINADE)
+    x = lax.bitcast_convert_type(bits, jnp.float32)
+    inside = bits <= last
+    exact = to_float64(x)
+    absolute = jnp.where(inside, jnp.abs(to_float64(round_bits(x, fmt)) - exact), 0.0)
+    relative = jnp.where(inside, absolute / exact, 0.0)
+    both = jnp.stack([absolute, relative])
+    return both.sum(axis=1), both.max(axis=1)

@@ -1,0 +1,171 @@
+"""Elementary functions and their error tables, against published figures and mpmath."""
+
+import csv
+import math
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from scalewise.cli import app
+from scalewise.formats import format as format_
+from scalewise.ops import cast_table, function_table, functions, isinf_sign
+from scalewise.ops._tables import reference
+from scalewise.ops.functions import FUNCTIONS
+
+
+def test_there_are_enough():
+    assert len(FUNCTIONS) >= 45
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_reference_is_mpmaths(name):
+    """Two routes: NumPy's float64, and mpmath whose result is rounded by rational comparison."""
+    fmt, function = format_("fp16"), FUNCTIONS[name]
+    values = fmt.values()
+    x = np.random.default_rng(0).choice(values[np.isfinite(values)], 60)
+    exact, rounded = reference(fmt, function, x)
+    spacing = [2.0 ** (max(math.frexp(r)[1] - 1, -14) - 10) for r in rounded]
+    for v, y, r, ulp in zip(x, exact, rounded, spacing, strict=True):
+        with mpmath.workprec(300):
+            try:
+                definition = function.exact
+                if isinstance(definition, str):
+                    want = getattr(mpmath, definition)(mpmath.mpf(v))
+                else:
+                    want = definition(mpmath, mpmath.mpf(v))
+            except (ZeroDivisionError, ValueError):
+                want = None
+            if want is None or isinstance(want, mpmath.mpc) or not mpmath.isfinite(want):
+                assert not math.isfinite(y), (v, y)
+                continue
+            if 2.0**-1000 < abs(want) < 2.0**1000:  # beyond, the rounding is all that counts
+                assert abs(y - want) <= abs(want) * 2.0**-40, (v, y)
+            if math.isfinite(r):
+                assert abs(r - want) <= ulp / 2, (v, r)
+            else:
+                assert abs(want) >= 65520
+
+
+def test_a_tie_is_a_tie():
+    """1.03125^2 lies exactly between two numbers of FP16... as does its neighbour's, a bit off."""
+    fmt = format_("fp16")
+    x = np.array([1 + 2.0**-9 + 2.0**-10, 1 + 2.0**-5 + 2.0**-6])
+    _, rounded = reference(fmt, FUNCTIONS["square"], x)
+    np.testing.assert_array_equal(rounded, (x.astype(np.float16) ** 2).astype(np.float64))
+
+
+# Paddle's low-precision guide, facts.md, section 3: max abs, max rel, mean abs, mean rel of groups
+PUBLISHED = {
+    "sqrt": (6.2485e-2, 4.88e-4, 4.158e-3, 1.79e-4),
+    "rsqrt": (None, 4.88e-4, 4.158e-3, 1.79e-4),
+    "log2": (3.39e-2, 4.87e-4, None, 1.75e-4),
+    "tanh": (3.905e-3, 5.17e-4, 1.138e-3, 1.79e-4),
+    "atan": (3.905e-3, 5.17e-4, 1.138e-3, 1.79e-4),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_computed_in_float32_the_published_errors_hold(name):
+    _, wide = function_table("fp16", [name])
+    assert wide.arithmetic == "float32"
+    ours = wide.max_absolute, wide.max_relative, wide.mean_absolute, wide.mean_relative
+    for got, published in zip(ours, PUBLISHED[name], strict=True):
+        if published is not None:
+            assert got <= published * 1.005
+    assert wide.max_ulp < 0.51
+    assert wide.correctly_rounded > 0.9995
+
+
+def test_what_only_moves_is_exact():
+    for row in function_table("fp16", ["floor", "ceil", "round", "relu", "abs", "negative"]):
+        assert row.max_absolute == 0
+        assert row.correctly_rounded == 1
+
+
+def test_what_native_arithmetic_costs():
+    native, wide = function_table("fp16", ["softsign"])
+    assert (native.arithmetic, wide.arithmetic) == ("native", "float32")
+    assert native.max_ulp > 1.4
+    assert native.correctly_rounded < 0.85
+    assert wide.max_ulp <= 0.5
+
+
+def test_casts_to_fp16_over_every_float32_number():
+    """facts.md, section 3: exhaustive, and 1/3 at 1.5 * 2^-24 by theory."""
+    every, normal = cast_table("fp16")
+    assert (every.count, normal.count) == (335_536_129, 251_650_049)
+    assert every.max_absolute == normal.max_absolute == 16
+    assert every.max_relative == pytest.approx(1 / 3, abs=1e-12)
+    assert every.mean_absolute == pytest.approx(0.39981, abs=1e-5)
+    assert every.mean_relative == pytest.approx(0.0086849, abs=1e-7)
+    assert normal.max_relative == pytest.approx(2.0**-11 / (1 + 2.0**-11), rel=1e-3)
+    assert normal.mean_absolute == pytest.approx(0.53309, abs=1e-5)
+    assert normal.mean_relative == pytest.approx(1.69227e-4, abs=1e-9)
+
+
+def test_casts_to_e2m1_by_theory():
+    """Half its spacing of 2 at the top; a third where 0.75 goes to 0.5 or 1."""
+    every, normal = cast_table("e2m1fn")
+    bits = [int(np.float32(x).view(np.uint32)) for x in (0.5, 1, 6)]
+    assert every.count == bits[2] - bits[0] + 1
+    assert normal.count == bits[2] - bits[1] + 1
+    assert every.max_absolute == normal.max_absolute == 1
+    assert every.max_relative == pytest.approx(1 / 3, abs=1e-7)
+    assert normal.max_relative == pytest.approx(1 / 5, abs=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_the_result_is_float32s_rounded_once(dtype):
+    fmt = format_(dtype)
+    values = fmt.values()
+    x = values[np.isfinite(values) & (np.abs(values) < 80)][::37]
+    got = jax.jit(functions.exp)(jnp.asarray(x.astype(dtype)))
+    assert got.dtype == dtype
+    want = fmt.decode(fmt.encode(np.asarray(jnp.exp(jnp.asarray(x, jnp.float32)))))
+    np.testing.assert_array_equal(np.asarray(got).astype(np.float64), want)
+
+
+def test_the_computing_type_can_be_chosen_and_gradients_go_through():
+    x = jnp.asarray([0.1, 0.2], jnp.float16)
+    assert functions.sin(x, compute=jnp.float16).dtype == jnp.float16
+    slope = jax.grad(lambda v: functions.tanh(v).astype(jnp.float32).sum())(x)
+    np.testing.assert_allclose(slope, 1 - np.tanh([0.1, 0.2]) ** 2, rtol=1e-3)
+
+
+def test_which_infinity():
+    for dtype in (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float8_e5m2):
+        x = jnp.asarray([jnp.inf, -jnp.inf, jnp.nan, 0, -1], dtype)
+        assert isinf_sign(x).tolist() == [1, -1, 0, 0, 0]
+
+
+def test_the_command(tmp_path):
+    out = tmp_path / "table.csv"
+    command = ["table", "functions", "sqrt", "exp", "--format", "e5m2", "--csv", str(out)]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert "correctly rounded" in result.stdout
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert [r["name"] for r in rows if r["arithmetic"] == "float32"] == ["sqrt", "exp"]
+    result = CliRunner().invoke(app, ["table", "cast", "--format", "e4m3fn"])
+    assert result.exit_code == 0
+    assert "normal" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["functions", "--format", "fp32"], "fp32 isn't tabulated; accepted"),
+        (["functions", "sine"], "no function is called 'sine'; there are sin"),
+        (["cast", "--format", "fp32"], "fp32 is no narrow format"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, message):
+    result = CliRunner().invoke(app, ["table", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    with pytest.raises(TypeError, match="exp takes real floating-point arrays, not int32"):
+        functions.exp(jnp.arange(3))
