@@ -21,10 +21,13 @@ class Equation:
         eqn: JAX's own equation.
         scope: the full name stack, outermost first, also inside loops and calls; for example
             ``"transpose(jvp(block_0))/attention"``.
+        path: its position in its jaxpr, behind those of the equations around it (and the number of
+            the branch): the same however often a body is traced, another at each call.
     """
 
     eqn: jex.JaxprEqn
     scope: str
+    path: tuple[int, ...] = ()
 
     @property
     def primitive(self) -> jex.Primitive:

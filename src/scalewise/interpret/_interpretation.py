@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,12 @@ class Interpretation:
 
     A rule may thread a state (statistics, say) through the program: a pytree of fixed shape, handed
     from equation to equation in program order, also through loops and branches.
+
+    Attributes:
+        inline: nested jits are no more than their bodies (but for those with compiler options).
     """
+
+    inline: ClassVar[bool] = False
 
     def context(self) -> AbstractContextManager[Any]:
         """The configuration (``jax.enable_x64``, say) in which the program is walked."""
@@ -71,6 +76,15 @@ class Interpretation:
     ) -> tuple[Any, Sequence[Any]]:
         """One equation on values. Inputs and outputs that aren't floats are plain arrays."""
         return state, equation.bind(*inputs)
+
+    def control(self, equation: Equation, run: Callable) -> Callable:
+        """What is called in place of ``run``, ``(state, inputs) -> (state, outputs)``, which
+        re-issues a loop or a branch: ``run`` itself, or a compiled one kept from the last time."""
+        return run
+
+    def turn(self, state: Any, equation: Equation) -> Any:
+        """The state when a turn of the loop ``equation`` is over."""
+        return state
 
     def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Any:
         """``value`` in the one form that depends only on ``aval``, ``boundary`` and ``equation``.

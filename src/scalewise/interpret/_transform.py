@@ -8,12 +8,11 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from . import _compat
 from ._interpretation import Interpretation, is_float
+from ._program import check_callable, trace
 from ._walk import walk
 
 STATELESS = ()
@@ -36,30 +35,13 @@ def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Call
     Raises:
         TypeError: ``f`` isn't callable, or returns a leaf that isn't an array.
     """
-    if not callable(f):
-        raise TypeError(f"{name}(f, ...) takes a function, not {_describe(f)}")
+    check_callable(f, name)
 
     @functools.wraps(f)
     def interpreted(*args, **kwargs):
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=interpretation.is_argument)
-        traced = [i for i, leaf in enumerate(leaves) if _is_traced(leaf, interpretation)]
-        skeleton = [None if i in set(traced) else leaf for i, leaf in enumerate(leaves)]
-        out_paths: list[Any] = []
-
-        def flat(*arrays):
-            full = list(skeleton)
-            for i, x in zip(traced, arrays, strict=True):
-                full[i] = x
-            a, k = jax.tree.unflatten(tree, full)
-            paths, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
-            out_paths[:] = [out_tree, [jax.tree_util.keystr(p) for p, _ in paths]]
-            return [_checked(leaf, path, f, name) for path, leaf in paths]
-
-        arrays = [leaves[i] for i in traced]
-        program = jax.make_jaxpr(flat)(*[interpretation.abstract(x) for x in arrays])
-        out_tree, paths = out_paths
-        outs = _call(interpretation, program, arrays, paths, name)
-        return jax.tree.unflatten(out_tree, outs)
+        program = trace(f, interpretation, args, kwargs, name=name)
+        outs = _call(interpretation, program.jaxpr, program.arrays, program.paths, name)
+        return jax.tree.unflatten(program.out_tree, outs)
 
     return interpreted
 
@@ -159,21 +141,3 @@ def _call(interpretation, program, arrays, paths, name):
 
     call.defvjp(forward, backward)
     return call([*[consts[i] for i in outer], *arrays])
-
-
-def _is_traced(leaf: Any, interpretation: Interpretation) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic) or interpretation.is_argument(leaf)
-
-
-def _checked(leaf, path, f, name):
-    if isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
-        return jnp.asarray(leaf)
-    raise TypeError(
-        f"{name}: output{jax.tree_util.keystr(path)} of {getattr(f, '__name__', f)} is "
-        f"{_describe(leaf)}; a function under a transformation returns arrays, or pytrees of arrays"
-    )
-
-
-def _describe(x: Any) -> str:
-    text = repr(x)
-    return f"a {type(x).__name__}: {text if len(text) < 60 else text[:57] + '...'}"

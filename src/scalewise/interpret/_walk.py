@@ -29,6 +29,7 @@ def walk(
     state: Any,
     values: Sequence[Any],
     scope: str = "",
+    path: tuple[int, ...] = (),
 ) -> tuple[Any, list[Any]]:
     """Every equation of a jaxpr, in order, under an interpretation.
 
@@ -39,6 +40,7 @@ def walk(
         values: one for each of the jaxpr's inputs; a lifted value where the input is a float.
         scope: name stack of the caller, put before the equations' own: JAX begins a new one in
             each loop body.
+        path: of the caller, put before the equations' own positions.
 
     Returns:
         The new state, and a value for each output.
@@ -61,7 +63,8 @@ def walk(
 
     for i, eqn in enumerate(body.eqns):
         own = str(eqn.source_info.name_stack)
-        equation = Equation(eqn, f"{scope}/{own}" if scope and own else scope or own)
+        inner = f"{scope}/{own}" if scope and own else scope or own
+        equation = Equation(eqn, inner, (*path, i))
         with _compat.provenance(eqn):
             rule = CONTROL.get(equation.name, _call if "call_jaxpr" in eqn.params else _apply)
             state, outs = rule(interpretation, equation, state, [read(v) for v in eqn.invars])
@@ -91,7 +94,8 @@ def _fresh(values):
 
 
 def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
-    return walk(interpretation, _compat.close_jaxpr(jaxpr), state, inputs, equation.scope)
+    jaxpr = _compat.close_jaxpr(jaxpr)
+    return walk(interpretation, jaxpr, state, inputs, equation.scope, equation.path)
 
 
 def _call(interpretation, equation: Equation, state, inputs):
@@ -117,7 +121,7 @@ def _jit(interpretation, equation: Equation, state, inputs):
         return _inline(interpretation, equation, state, inputs, jaxpr=params["jaxpr"])
 
     run.__name__ = params["name"]
-    if len(body.eqns) > SMALL_CALL or options:
+    if options or (len(body.eqns) > SMALL_CALL and not interpretation.inline):
         run = jax.jit(run, compiler_options=options or None)
     state, outs = run(state, inputs)
     return state, _sharded(outs, equation.out_avals, params.get("out_shardings", ()))
@@ -145,21 +149,30 @@ def _sharded(values, avals, shardings):
 
 
 def _cond(interpretation, equation: Equation, state, inputs):
-    index, *operands = inputs
-
-    def branch(jaxpr) -> Callable:
+    def branch(number, jaxpr) -> Callable:
         def run(state, operands):
-            state, outs = walk(interpretation, jaxpr, state, operands, equation.scope)
+            path = (*equation.path, number)
+            state, outs = walk(interpretation, jaxpr, state, operands, equation.scope, path)
             outs = _canonical(interpretation, equation, outs, equation.out_avals, "branch")
             return state, outs
 
         return run
 
-    branches = [branch(jaxpr) for jaxpr in equation.params["branches"]]
-    return lax.switch(index, branches, state, operands)
+    branches = [branch(i, jaxpr) for i, jaxpr in enumerate(equation.params["branches"])]
+
+    def run(state, inputs):
+        index, *operands = inputs
+        return lax.switch(index, branches, state, operands)
+
+    return interpretation.control(equation, run)(state, inputs)
 
 
 def _while(interpretation, equation: Equation, state, inputs):
+    run = partial(_while_loop, interpretation, equation)
+    return interpretation.control(equation, run)(state, inputs)
+
+
+def _while_loop(interpretation, equation: Equation, state, inputs):
     params, avals = equation.params, equation.out_avals
     m, n = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, body_consts, carry = inputs[:m], inputs[m : m + n], inputs[m + n :]
@@ -167,12 +180,14 @@ def _while(interpretation, equation: Equation, state, inputs):
     run = partial(walk, interpretation, scope=equation.scope)
 
     def again(state, carry):  # the condition has no place to hand a state on: what it notes is lost
-        return run(params["cond_jaxpr"], state, [*_fresh(cond_consts), *carry])[1][0]
+        operands = [*_fresh(cond_consts), *carry]
+        return run(params["cond_jaxpr"], state, operands, path=(*equation.path, 0))[1][0]
 
     def body(loop):
         state, carry = loop
         going = again(state, carry) if batched else None
-        state, new = run(params["body_jaxpr"], state, [*_fresh(body_consts), *carry])
+        operands = [*_fresh(body_consts), *carry]
+        state, new = run(params["body_jaxpr"], state, operands, path=(*equation.path, 1))
         new = canonical(new)
         if batched:  # a vmapped loop runs until its last row is done; a row that is done stays
             new = [
@@ -180,7 +195,7 @@ def _while(interpretation, equation: Equation, state, inputs):
                 else lax.select(_widen(going, a.shape), x, y)
                 for x, y, a in zip(new, carry, avals, strict=True)
             ]  # fmt: skip
-        return state, new
+        return interpretation.turn(state, equation), new
 
     predicate = _compat.open_jaxpr(params["cond_jaxpr"])[0].outvars[0].aval
     batched = bool(predicate.shape)
@@ -192,6 +207,11 @@ def _widen(predicate, shape):
 
 
 def _scan(interpretation, equation: Equation, state, inputs):
+    run = partial(_scan_loop, interpretation, equation)
+    return interpretation.control(equation, run)(state, inputs)
+
+
+def _scan_loop(interpretation, equation: Equation, state, inputs):
     params = equation.params
     m, n = _compat.scan_split(params)
     consts, carry, xs = inputs[:m], inputs[m : m + n], inputs[m + n :]
@@ -202,7 +222,9 @@ def _scan(interpretation, equation: Equation, state, inputs):
     def body(loop, xs):
         state, carry = loop
         operands = [*_fresh(consts), *carry, *xs]
-        state, outs = walk(interpretation, params["jaxpr"], state, operands, equation.scope)
+        jaxpr, path = params["jaxpr"], equation.path
+        state, outs = walk(interpretation, jaxpr, state, operands, equation.scope, path)
+        state = interpretation.turn(state, equation)
         carry = canonical(outs[:n], carry_avals, "carry")
         return (state, carry), canonical(outs[n:], body_avals, "stacked")
 

@@ -1,0 +1,162 @@
+"""A function traced once, to be run under interpretations, with a state if they have one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _compat
+from ._interpretation import Interpretation, is_float
+from ._walk import walk
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A function's jaxpr with the arguments that it was traced for.
+
+    Attributes:
+        jaxpr: closed.
+        arrays: the array leaves of the arguments, in the order of the jaxpr's inputs.
+        arguments: the path of each (as ``jax.tree_util.keystr`` has it).
+        paths: the path of each output.
+        out_tree: the structure of the outputs.
+    """
+
+    jaxpr: _compat.Jaxpr
+    arrays: Sequence[Any]
+    arguments: Sequence[str]
+    paths: Sequence[str]
+    out_tree: Any
+
+    @property
+    def in_avals(self) -> list[Any]:
+        return [v.aval for v in _compat.open_jaxpr(self.jaxpr)[0].invars]
+
+    @property
+    def out_avals(self) -> list[Any]:
+        return [v.aval for v in _compat.open_jaxpr(self.jaxpr)[0].outvars]
+
+    @property
+    def equations(self) -> int:
+        """How many equations there are, those of bodies and of nested calls included."""
+        return _count(self.jaxpr)
+
+
+def _count(jaxpr: _compat.Jaxpr) -> int:
+    body, _ = _compat.open_jaxpr(jaxpr)
+    total = len(body.eqns)
+    for eqn in body.eqns:
+        for param in eqn.params.values():
+            for inner in param if isinstance(param, tuple | list) else (param,):
+                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                    total += _count(inner)
+    return total
+
+
+def trace(
+    f: Callable,
+    interpretation: Interpretation,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    name: str,
+) -> Program:
+    """``f`` traced for its arguments; leaves that aren't arrays are handed on as they are.
+
+    Raises:
+        TypeError: ``f`` returns a leaf that isn't an array.
+    """
+    where, tree = jax.tree_util.tree_flatten_with_path(
+        (tuple(args), dict(kwargs)), is_leaf=interpretation.is_argument
+    )
+    leaves = [leaf for _, leaf in where]
+    traced = [i for i, leaf in enumerate(leaves) if _is_traced(leaf, interpretation)]
+    skeleton = [None if i in set(traced) else leaf for i, leaf in enumerate(leaves)]
+    out_paths: list[Any] = []
+
+    def flat(*arrays):
+        full = list(skeleton)
+        for i, x in zip(traced, arrays, strict=True):
+            full[i] = x
+        a, k = jax.tree.unflatten(tree, full)
+        paths, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
+        out_paths[:] = [out_tree, [jax.tree_util.keystr(p) for p, _ in paths]]
+        return [_checked(leaf, path, f, name) for path, leaf in paths]
+
+    arrays = [leaves[i] for i in traced]
+    jaxpr = jax.make_jaxpr(flat)(*[interpretation.abstract(x) for x in arrays])
+    out_tree, paths = out_paths
+    arguments = [_argument(where[i][0]) for i in traced]
+    return Program(jaxpr, arrays, arguments, paths, out_tree)
+
+
+def run(
+    program: Program,
+    interpretation: Interpretation,
+    state: Any,
+    arrays: Sequence[Any] | None = None,
+) -> tuple[Any, list[Any]]:
+    """A program under an interpretation with a state; nothing here differentiates.
+
+    Args:
+        program: what :func:`trace` made.
+        interpretation: whose rules read and write the state.
+        state: a pytree of fixed shape.
+        arrays: other arguments of the same types; None for those that it was traced for.
+
+    Returns:
+        The state after the last equation, and the interpretation's value of each output.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> class Count(Interpretation):
+        ...     def apply(self, state, equation, inputs):
+        ...         return state + 1, equation.bind(*inputs)
+        >>> def f(x):
+        ...     return jax.lax.fori_loop(0, 5, lambda i, c: jnp.sin(c) * 2, x)
+        >>> count = Count()
+        >>> program = trace(f, count, (1.0 * jnp.ones(()),), {}, name="count")
+        >>> int(run(program, count, 0)[0])
+        10
+    """
+    arrays = program.arrays if arrays is None else arrays
+    with interpretation.context():
+        values = [
+            interpretation.lift(x, a) if is_float(a) else x
+            for x, a in zip(arrays, program.in_avals, strict=True)
+        ]
+        return walk(interpretation, program.jaxpr, state, values)
+
+
+def check_callable(f: Any, name: str) -> None:
+    """Refuses what isn't a function, by a sentence of the transformation's own."""
+    if not callable(f):
+        raise TypeError(f"{name}(f, ...) takes a function, not {_describe(f)}")
+
+
+def _argument(path: Sequence[Any]) -> str:
+    """``[0]['w']`` for positional and ``['name']`` for keyword arguments."""
+    return jax.tree_util.keystr(tuple(path[1:]))
+
+
+def _is_traced(leaf: Any, interpretation: Interpretation) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic) or interpretation.is_argument(leaf)
+
+
+def _checked(leaf, path, f, name):
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
+        return jnp.asarray(leaf)
+    raise TypeError(
+        f"{name}: output{jax.tree_util.keystr(path)} of {getattr(f, '__name__', f)} is "
+        f"{_describe(leaf)}; a function under a transformation returns arrays, or pytrees of arrays"
+    )
+
+
+def _describe(x: Any) -> str:
+    text = repr(x)
+    return f"a {type(x).__name__}: {text if len(text) < 60 else text[:57] + '...'}"
