@@ -1,0 +1,216 @@
+"""The interpretation behind an audit: a low lane and its shadow, equation by equation."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from ..emulate import EXACT
+from ..interpret import Boundary, Equation, Interpretation, is_float, rebind
+from ..rounding import to_float64
+from ._lanes import Rounded, Wide
+from ._statistics import Statistics, fold, note
+
+ADDITIONS = {"add": 1, "add_any": 1, "sub": -1}
+CHOOSES = frozenset({"select_n", "max", "min", "clamp", "gather", "slice", "dynamic_slice"})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pair:
+    """One float array twice.
+
+    Attributes:
+        low: the low lane's value.
+        shadow: the shadow's.
+        marred: bool scalar, whether ``low`` has a NaN that came from an earlier equation.
+    """
+
+    low: Any
+    shadow: Any
+    marred: Any
+
+
+@dataclasses.dataclass(eq=False)
+class Lockstep(Interpretation):
+    """Two interpretations side by side, and statistics of each equation as the state.
+
+    The low lane is just what ``low`` alone would compute, the shadow what ``shadow`` alone would.
+    Called with arrays rather than under ``jit`` it runs equation by equation, each compiled once
+    for its primitive, parameters and types, loops and branches as a whole.
+
+    Attributes:
+        low: any interpretation; :class:`Rounded` takes each equation's format from the state.
+        shadow: of float32 or float64.
+        rows: the row of each equation met so far, by its path.
+        seen: the equations, in the order of their rows.
+    """
+
+    low: Interpretation
+    shadow: Wide
+    rows: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
+    seen: list[Equation] = dataclasses.field(default_factory=list)
+    kept: dict[tuple[int, ...], Callable] = dataclasses.field(default_factory=dict)
+
+    inline = True
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        return jax.enable_x64(True)
+
+    def is_argument(self, leaf: Any) -> bool:
+        return self.low.is_argument(leaf)
+
+    def abstract(self, leaf: Any) -> Any:
+        return self.low.abstract(leaf)
+
+    def lift(self, x: Any, aval: Any) -> Pair:
+        plain = x.value() if self.low.is_argument(x) else x
+        return Pair(self.low.lift(x, aval), self.shadow.lift(plain, aval), np.bool_(False))
+
+    def constant(self, x: np.ndarray, aval: Any) -> Pair:
+        low, shadow = self.low.constant(x, aval), self.shadow.constant(x, aval)
+        return Pair(low, shadow, np.bool_(False))
+
+    def lower(self, value: Pair, aval: Any) -> jax.Array:
+        return self.low.lower(value.low, aval)
+
+    def canonical(self, value: Pair, aval: Any, boundary: Boundary, equation: Equation) -> Pair:
+        return Pair(
+            self.low.canonical(value.low, aval, boundary, equation),
+            self.shadow.canonical(value.shadow, aval, boundary, equation),
+            jnp.asarray(value.marred),
+        )
+
+    def select(self, predicate: jax.Array, on_true: Pair, on_false: Pair) -> Pair:
+        return Pair(
+            self.low.select(predicate, on_true.low, on_false.low),
+            self.shadow.select(predicate, on_true.shadow, on_false.shadow),
+            on_true.marred | on_false.marred,
+        )
+
+    def spread(self, value: Pair, aval: Any) -> Pair:
+        return Pair(
+            self.low.spread(value.low, aval),
+            self.shadow.spread(value.shadow, aval),
+            jnp.broadcast_to(value.marred, aval.shape[:1]),
+        )
+
+    def gather(self, value: Pair, aval: Any) -> Pair:
+        return Pair(
+            self.low.gather(value.low, aval),
+            self.shadow.gather(value.shadow, aval),
+            jnp.any(value.marred),
+        )
+
+    def control(self, equation: Equation, run: Callable) -> Callable:
+        return self.kept.setdefault(equation.path, jax.jit(run))
+
+    def turn(self, state: Statistics, equation: Equation) -> Statistics:
+        n = len(equation.path)
+        rows = [r for path, r in self.rows.items() if path[:n] == equation.path]
+        return fold(state, min(rows), max(rows) + 1) if rows else state
+
+    def apply(
+        self, state: Statistics, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Statistics, Sequence[Any]]:
+        noted = equation.name not in EXACT and any(map(is_float, equation.out_avals))
+        row = 0
+        if noted:
+            row = self.rows.setdefault(equation.path, len(self.rows))
+            if row == len(self.seen):
+                self.seen.append(equation)
+        formats = state.formats[row] if isinstance(self.low, Rounded) else ()
+        step = functools.partial(_step, self.low, self.shadow, equation, noted)
+        record: Callable = note
+        if not any(isinstance(x, Tracer) for x in jax.tree.leaves((inputs, state.counts))):
+            step = _compiled(self.low, self.shadow, _Signature.of(self.low, equation), noted)
+            record = _note
+        outs, marred, lanes = step(formats, list(inputs))
+        if noted:
+            addends = _addends(equation, lanes[3:])
+            state, marred = record(state, row, lanes[:3], addends, ~marred)
+        return state, [dataclasses.replace(y, marred=marred) if isinstance(y, Pair) else y for y in outs]
+
+
+_note = jax.jit(note, donate_argnums=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Signature:
+    """An equation but for its place: what decides the code that it compiles to."""
+
+    key: Hashable
+    equation: Equation = dataclasses.field(compare=False)
+
+    @classmethod
+    def of(cls, low: Interpretation, equation: Equation) -> _Signature:
+        types = tuple((a.shape, a.dtype) for a in equation.in_avals + equation.out_avals)
+        params = tuple(sorted(equation.params.items()))
+        key = (equation.name, params, types)
+        try:
+            hash(key)
+        except TypeError:
+            key = id(equation.eqn)
+        if isinstance(low, Rounded):
+            return cls(key, equation)
+        return cls((key, equation.scope, equation.source), equation)
+
+
+@functools.lru_cache(maxsize=8192)
+def _compiled(low: Any, shadow: Any, signature: _Signature, noted: bool) -> Callable:
+    def run(formats, inputs):
+        return _step(low, shadow, signature.equation, noted, formats, inputs)
+
+    run.__name__ = signature.equation.name.replace("-", "_")
+    return jax.jit(run)
+
+
+def _step(low, shadow, equation: Equation, noted: bool, formats, inputs):
+    """One equation in both lanes; whether NaNs came in; and what is to be noted of it.
+
+    Returns:
+        Its outputs; the mark; the low result, the exact one and the shadow's in float64, then (for
+        an addition) the low inputs.
+    """
+    lows = [x.low if isinstance(x, Pair) else x for x in inputs]
+    shadows = [x.shadow if isinstance(x, Pair) else x for x in inputs]
+    marred = jnp.asarray(False)
+    for x in inputs:
+        marred = marred | x.marred if isinstance(x, Pair) else marred
+    low_outs = low.apply(formats, equation, lows)[1]
+    shadow_outs = shadow.apply((), equation, shadows)[1]
+    lanes = []
+    if noted:
+        at = next(i for i, a in enumerate(equation.out_avals) if is_float(a))
+        plain = [_plain(low, x, a) for x, a in zip(lows, equation.in_avals, strict=True)]
+        exact = rebind(equation, plain, jnp.float64)[at]
+        result = _plain(low, low_outs[at], equation.out_avals[at])
+        lanes = [result, exact, shadow_outs[at].astype(jnp.float64)]
+        lanes += plain if equation.name in ADDITIONS else []
+    elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
+        marred = marred & jnp.isnan(_plain(low, low_outs[0], equation.out_avals[0])).any()
+    outs = [
+        Pair(y, s, marred) if is_float(a) else y
+        for y, s, a in zip(low_outs, shadow_outs, equation.out_avals, strict=True)
+    ]
+    return outs, marred, lanes
+
+
+def _plain(low, value, aval):
+    """The low lane's number in float64; what isn't a float as it is."""
+    if not is_float(aval) or isinstance(low, Rounded):
+        return value
+    return to_float64(low.lower(value, aval))
+
+
+def _addends(equation: Equation, inputs):
+    sign = ADDITIONS.get(equation.name)
+    return None if sign is None else (inputs[0], inputs[1] if sign > 0 else -inputs[1])
