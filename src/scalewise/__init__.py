@@ -2,6 +2,10 @@
 
 from . import formats as formats
 from . import ops as ops
+from .audit import Finding as Finding
+from .audit import Report as Report
+from .audit import audit as audit
+from .audit import literals as literals
 from .autocast import Policy as Policy
 from .autocast import autocast as autocast
 from .autoscale import Recipe as Recipe

@@ -31,7 +31,7 @@ class Pair:
     Attributes:
         low: the low lane's value.
         shadow: the shadow's.
-        marred: bool scalar, whether ``low`` has a NaN that came from an earlier equation.
+        marred: bool scalar, whether ``low`` isn't finite somewhere where ``shadow`` is.
     """
 
     low: Any
@@ -52,6 +52,8 @@ class Lockstep(Interpretation):
         shadow: of float32 or float64.
         rows: the row of each equation met so far, by its path.
         seen: the equations, in the order of their rows.
+        kept: compiled loops and branches, by path.
+        constants: numbers of literals to be replaced, in both lanes.
     """
 
     low: Interpretation
@@ -59,6 +61,7 @@ class Lockstep(Interpretation):
     rows: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
     seen: list[Equation] = dataclasses.field(default_factory=list)
     kept: dict[tuple[int, ...], Callable] = dataclasses.field(default_factory=dict)
+    constants: dict[float, float] = dataclasses.field(default_factory=dict)
 
     inline = True
 
@@ -76,6 +79,8 @@ class Lockstep(Interpretation):
         return Pair(self.low.lift(x, aval), self.shadow.lift(plain, aval), np.bool_(False))
 
     def constant(self, x: np.ndarray, aval: Any) -> Pair:
+        if self.constants and x.size == 1:
+            x = np.full_like(x, self.constants.get(float(x), float(x)))
         low, shadow = self.low.constant(x, aval), self.shadow.constant(x, aval)
         return Pair(low, shadow, np.bool_(False))
 
@@ -137,7 +142,10 @@ class Lockstep(Interpretation):
         if noted:
             addends = _addends(equation, lanes[3:])
             state, marred = record(state, row, lanes[:3], addends, ~marred)
-        return state, [dataclasses.replace(y, marred=marred) if isinstance(y, Pair) else y for y in outs]
+            outs = [
+                dataclasses.replace(y, marred=marred) if isinstance(y, Pair) else y for y in outs
+            ]
+        return state, outs
 
 
 _note = jax.jit(note, donate_argnums=0)
@@ -174,7 +182,7 @@ def _compiled(low: Any, shadow: Any, signature: _Signature, noted: bool) -> Call
 
 
 def _step(low, shadow, equation: Equation, noted: bool, formats, inputs):
-    """One equation in both lanes; whether NaNs came in; and what is to be noted of it.
+    """One equation in both lanes; whether its inputs are marred; and what is to be noted of it.
 
     Returns:
         Its outputs; the mark; the low result, the exact one and the shadow's in float64, then (for
@@ -196,7 +204,8 @@ def _step(low, shadow, equation: Equation, noted: bool, formats, inputs):
         lanes = [result, exact, shadow_outs[at].astype(jnp.float64)]
         lanes += plain if equation.name in ADDITIONS else []
     elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
-        marred = marred & jnp.isnan(_plain(low, low_outs[0], equation.out_avals[0])).any()
+        result = _plain(low, low_outs[0], equation.out_avals[0])
+        marred = marred & (~jnp.isfinite(result) & jnp.isfinite(shadow_outs[0])).any()
     outs = [
         Pair(y, s, marred) if is_float(a) else y
         for y, s, a in zip(low_outs, shadow_outs, equation.out_avals, strict=True)

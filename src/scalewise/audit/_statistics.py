@@ -91,14 +91,14 @@ def note(
         lanes: float64 arrays of one shape: its low result, the exact one of the same low inputs,
             and the shadow's.
         addends: for an addition a + b, a and b in the low lane (-b for a subtraction).
-        clean: whether no low input had a NaN that the shadow hadn't.
+        clean: whether all low inputs were finite wherever the shadow's were.
 
     Returns:
-        The state, and whether the low result has a NaN where the shadow has none.
+        The state, and whether the low result isn't finite where the shadow is.
     """
     fmt, before = state.formats[row], state.counts[row]
     sample = jnp.stack([thin(x) for x in lanes])
-    counts, peaks, nan = _count(*lanes[:2], addends, fmt, clean)
+    counts, peaks, broken = _count(lanes, addends, fmt, clean)
     event = (counts[_AT["overflowed"]] > 0) | (counts[_AT["nan"]] > 0)
     first = jnp.where(event & (before[FIRST] < 0), before[0], before[FIRST])
     after = jnp.concatenate([
@@ -109,26 +109,31 @@ def note(
         counts=state.counts.at[row].set(after),
         samples=lax.dynamic_update_slice(state.samples, sample[None], (row, 0, 0)),
     )
-    return state, (nan > 0) & ~jnp.isnan(sample[2]).any()
+    return state, event | (~clean & broken)
 
 
-def _count(low, exact, addends, fmt, clean) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One turn's addition to ``COUNTS``, its ``PEAKS``, and how many NaNs there are."""
-    size = jnp.abs(low)
-    finite = jnp.isfinite(exact)
-    lost = finite & (((jnp.abs(exact) > fmt[2]) & (size >= fmt[2])) | ~jnp.isfinite(low))
+def _count(lanes, addends, fmt, clean) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One turn's addition to ``COUNTS``, its ``PEAKS``, and whether the low result is broken."""
+    low, exact, shadow = lanes
+    size, finite = jnp.abs(low), jnp.isfinite(exact)
+    broken = ~jnp.isfinite(low) & jnp.isfinite(shadow)
+    divided = clean & (size == jnp.inf) & ~finite  # of finite numbers: by zero, most often
+    clamped = finite & (jnp.abs(exact) > fmt[2]) & (size >= fmt[2]) & jnp.isfinite(shadow)
+    lost = clamped | (broken & (finite | divided))
     overflowed, flushed = _both(lost, (low == 0) & (exact != 0))
-    nan, subnormal = _both(jnp.isnan(low), (size > 0) & (size < jnp.exp2(fmt[1])))
+    undefined = broken & clean & ~finite & jnp.isnan(low)
+    nan, subnormal = _both(undefined, (size > 0) & (size < jnp.exp2(fmt[1])))
     amax = jnp.max(jnp.where(finite, jnp.abs(exact), 0.0), initial=0.0)
     one, sampled = jnp.ones((), jnp.float64), min(SAMPLE, low.size)
     added, bits = jnp.zeros(3, jnp.float64), 0.0 * one
     if addends is not None:
         added, bits = _addition(addends, low, exact, fmt)
-    whole = jnp.stack([
-        one, one * low.size, overflowed, flushed, subnormal, jnp.where(clean, nan, 0.0),
-        one * sampled,
-    ])  # fmt: skip
-    return jnp.concatenate([whole, added]), jnp.stack([amax, bits]), nan
+    whole = jnp.stack([one, one * low.size, overflowed, flushed, subnormal, nan, one * sampled])
+    return (
+        jnp.concatenate([whole, added]),
+        jnp.stack([amax, bits]),
+        ~jnp.isfinite(jnp.max(size, initial=0.0)),
+    )
 
 
 def _both(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -172,7 +177,7 @@ def fold(state: Statistics, low: int, high: int) -> Statistics:
     visits = counts[:, 0]
     taken = jnp.minimum(counts[:, 1] / jnp.maximum(visits, 1.0), SAMPLE)
     fresh = visits > state.folded[part]
-    mask = (jnp.arange(SAMPLE) < taken[:, None]) & fresh[:, None]
+    mask = (jnp.arange(SAMPLE, dtype=jnp.float64)[None] < taken[:, None]) & fresh[:, None]
     y, e, s = (state.samples[part, i] for i in range(3))
     sums, tops = _measures(y, e, s, mask)
     return dataclasses.replace(

@@ -1,5 +1,6 @@
 """Which operation runs in which dtype: matmuls low, sums and powers float32, the rest follow."""
 
+from ._autocast import Autocast as Autocast
 from ._autocast import autocast as autocast
 from ._lists import FULL as FULL
 from ._lists import LOW as LOW

@@ -2,6 +2,7 @@
 
 from . import recipes as recipes
 from ._autoscale import autoscale as autoscale
+from ._boundaries import Boundaries as Boundaries
 from ._narrow import Rooted as Rooted
 from ._narrow import store as store
 from ._recipe import Recipe as Recipe

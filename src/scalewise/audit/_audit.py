@@ -1,0 +1,214 @@
+"""``audit``: a low-precision run beside a high-precision shadow, and what it shows."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from ..autocast import Autocast, Policy, policy
+from ..autoscale import Boundaries, Recipe
+from ..emulate import Emulation
+from ..formats import FP32, FP64, Format
+from ..formats import format as format_
+from ..interpret import Interpretation, Program, is_float, trace
+from ._findings import finding, groups
+from ._fixes import Search
+from ._lanes import Rounded, Wide
+from ._literals import literals
+from ._report import SEMANTICS, Report
+from ._rounding import as_row
+from ._session import Outcome, Session
+
+UNSEEN = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
+
+
+def audit(
+    f: Callable,
+    low: Any = "float16",
+    *,
+    shadow: Any = None,
+    saturate: bool | str = False,
+    trials: int = 24,
+) -> Callable:
+    """A function of ``f``'s arguments that returns a :class:`Report` instead of ``f``'s results.
+
+    ``f`` is run twice in lockstep, in ``low`` and in a wide shadow; the low lane is bit for bit
+    what :func:`scalewise.emulate` gives. Then changes are tried where something went wrong: each
+    is applied, the program run again, and the outputs' error measured.
+
+    Args:
+        f: any function of pytrees made of JAX primitives: a loss, a gradient, a training step.
+        low: a format, or a name or dtype of one; a policy of :func:`scalewise.autocast` (also
+            ``"p=f32,c=bf16,o=f32"``); a recipe of :func:`scalewise.autoscale`; or an
+            interpretation. Fixes are tried where it is a format.
+        shadow: ``"float32"`` or ``"float64"``; None for float32, or float64 if ``f`` has any.
+        saturate: as for :func:`scalewise.round_to`.
+        trials: how many runs may be spent on trying changes; 0 for none.
+
+    Returns:
+        A function; call it with arrays, not under ``jit``.
+
+    Raises:
+        TypeError: ``f`` isn't callable, or returns what isn't an array; a tracer as an argument.
+        ValueError: an unknown format; no float among the outputs; NaN in the shadow too.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> def norm(x):
+        ...     return jnp.sqrt(jnp.sum(x * x))
+        >>> report = sw.audit(norm, "fp16")(jnp.full(4096, 16.0))
+        >>> worst = report.findings[0]
+        >>> worst.kind, worst.primitive, worst.error_before
+        ('overflow', 'reduce_sum', inf)
+    """
+    if not callable(f):
+        raise TypeError(f"audit(f, ...) takes a function, not a {type(f).__name__}: {f!r}")
+    lane = lane_of(low, saturate)
+
+    def audited(*args: Any, **kwargs: Any) -> Report:
+        program = trace(f, lane, args, kwargs, name="audit")
+        _check(program, f)
+        session = Session(program, lane, Wide(_shadow(shadow, program)))
+        outcome = session.run()
+        _check_shadow(outcome, f)
+        return _report(f, args, kwargs, session, outcome, trials)
+
+    return audited
+
+
+def lane_of(low: Any, saturate: bool | str = False) -> Interpretation:
+    """The interpretation that a user's ``low`` names."""
+    if isinstance(low, str) and "=" in low:
+        return Autocast(policy(low))
+    if isinstance(low, Policy):
+        return Autocast(low)
+    if isinstance(low, Recipe):
+        return Boundaries(low)
+    if isinstance(low, Emulation):
+        low, saturate = low.fmt, low.saturate
+    if isinstance(low, Interpretation):
+        return low
+    fmt = format_(low)
+    as_row(fmt, saturate)
+    return Rounded(fmt, saturate)
+
+
+def _shadow(shadow: Any, program: Program) -> np.dtype:
+    if shadow is None:
+        avals = [a for a in [*program.in_avals, *program.out_avals] if is_float(a)]
+        wide = any(a.dtype == jnp.float64 for a in avals)
+        return np.dtype(np.float64 if wide else np.float32)
+    fmt = format_(shadow)
+    if fmt not in (FP32, FP64):
+        raise ValueError(f"audit: shadow={shadow!r}; accepted: 'float32' or 'float64'")
+    return np.dtype(np.float64 if fmt == FP64 else np.float32)
+
+
+def _check(program: Program, f: Any) -> None:
+    name = getattr(f, "__name__", repr(f))
+    if any(isinstance(x, Tracer) for x in program.arrays):
+        raise TypeError(
+            f"audit({name}, ...) was called under jit, grad or vmap; call it with arrays, and put "
+            "the transformation inside: audit(jax.grad(f), ...)"
+        )
+    if not any(map(is_float, program.out_avals)):
+        raise ValueError(
+            f"audit: {name} returns no float, so that there is no error to measure; return a loss, "
+            "or what it is computed from"
+        )
+    for primitive, why in UNSEEN.items():
+        if f" {primitive}" in str(program.jaxpr):
+            raise ValueError(f"audit: {name} calls {primitive}, which {why}")
+
+
+def _check_shadow(outcome: Outcome, f: Any) -> None:
+    if not outcome.shadow_broken:
+        return
+    name = getattr(f, "__name__", repr(f))
+    first = next((r for r in outcome.rows if r["bad"]), None)
+    where = f"; first not finite: {first.primitive} at {first.file}:{first.line}" if first else ""
+    raise ValueError(
+        f"audit: {name} gives NaN in the shadow too (output{outcome.shadow_broken[0]}){where}; "
+        "mend that first, or try shadow='float64'"
+    )
+
+
+def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) -> Report:
+    fmt = session.low.fmt if session.adjustable else _nominal(session.low)
+    saturate = getattr(session.low, "saturate", False)
+    known = literals(f, fmt, saturate=saturate)(*args, **kwargs) if session.adjustable else ()
+    if session.adjustable:
+        search = Search(session, fmt, known, trials)
+        fixed = search.run(outcome)
+        found, idle = search.found, search.idle
+    else:
+        found, fixed = [], outcome.error
+        idle = [finding(g, fmt, saturate) for g in groups(outcome.rows)[:12]]
+    return Report(
+        function=getattr(f, "__name__", repr(f)),
+        low=_name(session.low),
+        shadow=str(session.shadow.dtype),
+        semantics=SEMANTICS,
+        findings=tuple(found),
+        idle=tuple(idle),
+        literals=known,
+        benign=_benign(outcome, known),
+        error=outcome.error,
+        error_fixed=fixed,
+        outputs=outcome.outputs,
+        rows=tuple(outcome.rows),
+        largest=float(fmt.max),
+        smallest_normal=float(fmt.smallest_normal),
+        smallest=float(fmt.smallest),
+        precision=fmt.precision,
+        runs=session.runs,
+        environment=_environment(),
+    )
+
+
+def _nominal(low: Interpretation) -> Format:
+    """The format whose range a report draws for a lane of several."""
+    if isinstance(low, Autocast):
+        return format_(low.policy.compute)
+    if isinstance(low, Boundaries):
+        return low.recipe.forward or FP32
+    return FP32
+
+
+def _name(low: Interpretation) -> str:
+    match low:
+        case Rounded():
+            return low.fmt.name + ("" if low.saturate is False else ", saturating")
+        case Autocast():
+            return f"autocast {low.policy}"
+        case Boundaries():
+            return "autoscale recipe"
+    return type(low).__name__
+
+
+def _benign(outcome: Outcome, known) -> tuple[str, ...]:
+    """What isn't finite by design: in the shadow as well, or only chosen by a select."""
+    lines = [f"{x.where}: the mask {x} is only chosen from" for x in known if x.masks]
+    for row in outcome.rows:
+        if row["bad"] and not outcome.shadow_broken:
+            where = f"{row.file}:{row.line}" if row.file else "unknown line"
+            share = row["bad"] / max(row["sampled"], 1.0)
+            lines.append(f"{where}: {row.primitive}, {share:.0%} not finite in the shadow too")
+    return tuple(lines)
+
+
+def _environment() -> tuple[tuple[str, str], ...]:
+    device = jax.devices()[0]
+    return (
+        ("device", f"{device.device_kind} ({device.platform})"),
+        ("Python", platform.python_version()),
+        ("JAX", version("jax")),
+    )
+

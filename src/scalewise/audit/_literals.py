@@ -1,0 +1,167 @@
+"""A check that needs no data: which constants of a program become others in a format."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..emulate import EXACT
+from ..formats import Format
+from ..formats import format as format_
+from ..interpret import Boundary, Equation, Interpretation, is_float, run, trace
+from ._findings import source_line
+
+
+@dataclasses.dataclass(frozen=True)
+class Literal:
+    """A constant that the format changes in kind, and not only in its last bits.
+
+    Attributes:
+        number: as written.
+        rounded: what the format makes of it.
+        what: "flushed to zero", "becomes 1", "becomes infinite", "becomes NaN" or "saturates".
+        file, line, source: where it is used.
+        primitive: by what.
+        masks: whether it is a mask by design: only chosen by a select, not computed with.
+    """
+
+    number: float
+    rounded: float
+    what: str
+    file: str | None
+    line: int
+    source: str
+    primitive: str
+    masks: bool
+
+    @property
+    def where(self) -> str:
+        return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+
+    def __str__(self) -> str:
+        return f"{self.number:.6g} {self.what} ({self.rounded:.6g}) in {self.primitive}"
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Known:
+    """An array, and the number that all of it is, if that is written in the program."""
+
+    data: Any
+    number: float | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+class _Constants(Interpretation):
+    """Notes where constants are computed with."""
+
+    inline = True
+
+    def __init__(self):
+        self.uses: dict[tuple[str | None, int, str, float], Equation] = {}
+
+    def lift(self, x: Any, aval: Any) -> _Known:
+        return _Known(jnp.asarray(x))
+
+    def constant(self, x: np.ndarray, aval: Any) -> _Known:
+        return _Known(jnp.asarray(x), float(x) if x.size == 1 else None)
+
+    def lower(self, value: _Known, aval: Any) -> jax.Array:
+        return value.data
+
+    def canonical(self, value: _Known, aval: Any, boundary: Boundary, equation: Equation):
+        return _Known(value.data)
+
+    def select(self, predicate: jax.Array, on_true: _Known, on_false: _Known) -> _Known:
+        return _Known(jnp.where(predicate, on_true.data, on_false.data))
+
+    def apply(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        outs = equation.bind(*[x.data if isinstance(x, _Known) else x for x in inputs])
+        numbers = [x.number for x in inputs if isinstance(x, _Known)]
+        moves = equation.name in EXACT and equation.name not in ("select_n", "max", "min", "clamp")
+        kept = None
+        if (moves or equation.name == "convert_element_type") and len(numbers) == 1:
+            kept = numbers[0]
+        else:
+            file, line, _ = equation.source or (None, 0, "")
+            for number in numbers:
+                if number is not None:
+                    self.uses.setdefault((file, line, equation.name, number), equation)
+        return state, [
+            _Known(y, kept) if is_float(a) else y
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
+
+
+def literals(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = False) -> Callable:
+    """``f``'s constants that a format turns into 0, 1, infinity, NaN or its largest number.
+
+    Nothing is computed: arguments may be shapes (``jax.ShapeDtypeStruct``). A decay rate of 0.999
+    is 1 in bfloat16, an epsilon of 1e-8 is 0 in float16, ``finfo(float32).min`` is -inf in both.
+
+    Args:
+        f: any function of pytrees.
+        fmt: a format, or a name or dtype of one.
+        saturate: as for :func:`scalewise.round_to`.
+
+    Returns:
+        A function of ``f``'s arguments that gives a tuple of :class:`Literal`, in program order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def f(x):
+        ...     return x * 0.999 / (jnp.sqrt(x) + 1e-8)
+        >>> [str(c) for c in literals(f, "fp16")(jnp.ones(3))]
+        ['1e-08 flushed to zero (0) in add']
+        >>> [str(c) for c in literals(f, "bf16")(jnp.ones(3))]
+        ['0.999 becomes 1 (1) in mul']
+    """
+    fmt = format_(fmt)
+
+    def check(*args: Any, **kwargs: Any) -> tuple[Literal, ...]:
+        constants = _Constants()
+
+        def dry(args, kwargs):
+            program = trace(f, constants, args, kwargs, name="literals")
+            values = run(program, constants, ())[1]
+            return [v.data if isinstance(v, _Known) else v for v in values]
+
+        jax.eval_shape(dry, args, kwargs)
+        found = [_literal(key, fmt, saturate) for key in constants.uses]
+        return tuple(x for x in found if x is not None)
+
+    return check
+
+
+def _literal(key, fmt: Format, saturate: bool | str) -> Literal | None:
+    file, line, primitive, number = key
+    if not math.isfinite(number) or number == 0:
+        return None
+    rounded = float(fmt.decode(fmt.encode(number, saturate=saturate)))
+    what = _change(number, rounded, fmt)
+    if what is None:
+        return None
+    masks = primitive in ("select_n", "max", "min", "clamp")
+    return Literal(number, rounded, what, file, line, source_line(file, line), primitive, masks)
+
+
+def _change(number: float, rounded: float, fmt: Format) -> str | None:
+    if math.isnan(rounded):
+        return "becomes NaN"
+    if math.isinf(rounded):
+        return "becomes infinite"
+    if rounded == 0:
+        return "flushed to zero"
+    if abs(rounded) == 1 and abs(number) != 1:
+        return "becomes 1"
+    if abs(number) > float(fmt.max):
+        return "saturates"
+    return None

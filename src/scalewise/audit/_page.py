@@ -1,0 +1,28 @@
+"""A report as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ._panels import panels
+from ._terminal import error
+
+if TYPE_CHECKING:
+    from ._report import Report
+
+
+def page(report: Report) -> str:
+    """The page; every name in it is escaped."""
+    environment = Environment(
+        loader=PackageLoader("scalewise.audit", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["error"] = lambda f, which: error(
+        getattr(f, f"error_{which}"), getattr(f, f"broken_{which}")
+    )
+    return environment.get_template("report.html.j2").render(report=report, panels=panels(report))

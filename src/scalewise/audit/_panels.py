@@ -1,0 +1,84 @@
+"""Pictures of a report: exponent histograms with the format's range, error along the program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+from ._rows import Row
+from ._statistics import BINS, LOWEST
+
+if TYPE_CHECKING:
+    from ._report import Report
+
+WIDTH, HEIGHT = 640, 110
+
+
+def panels(report: Report) -> list[tuple[str, Markup]]:
+    """Titles and SVG pictures: made of numbers alone, so that nothing in them needs escaping."""
+    found = []
+    for title, rows in _parts(report.rows):
+        counts = [sum(row.histogram[i] for row in rows) for i in range(BINS)]
+        if any(counts):
+            found.append((title, histogram(counts, report)))
+    found.append(("error along the program, low against shadow", growth(report.rows)))
+    return found
+
+
+def _parts(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    names = {
+        "forward": "activations (forward)",
+        "backward": "gradients (backward)",
+        "optimizer": "weights and optimizer",
+    }
+    return [(title, [r for r in rows if r.direction == key]) for key, title in names.items()]
+
+
+def histogram(counts: Sequence[int], report: Report) -> Markup:
+    """Bars of log2 |x|, with flushed, subnormal, normal and overflowing ranges shaded."""
+    top = max(counts)
+    bar = WIDTH / BINS
+
+    def x(value: float) -> float:
+        exponent = math.log2(value) - LOWEST if value > 0 else 0.0
+        return min(max(exponent, 0.0), BINS) * bar
+
+    edges = [0.0, x(report.smallest / 2), x(report.smallest_normal), x(report.largest), WIDTH]
+    classes = ("flushed", "subnormal", "normal", "over")
+    parts = [
+        f'<rect class="{c}" x="{a:.1f}" y="0" width="{max(b - a, 0):.1f}" height="{HEIGHT - 18}"/>'
+        for c, a, b in zip(classes, edges, edges[1:], strict=False)
+    ]
+    for i, n in enumerate(counts):
+        if n:
+            h = max((HEIGHT - 22) * math.log1p(n) / math.log1p(top), 1)
+            y = HEIGHT - 18 - h
+            parts.append(
+                f'<rect class="bar" x="{i * bar:.1f}" y="{y:.1f}" width="{bar * 0.85:.1f}" '
+                f'height="{h:.1f}"><title>2^{i + LOWEST}: {n}</title></rect>'
+            )
+    for exponent in range(LOWEST, LOWEST + BINS, 16):
+        at = (exponent - LOWEST) * bar
+        parts.append(f'<text x="{at:.1f}" y="{HEIGHT - 4}">2^{exponent}</text>')
+    return _svg(parts)
+
+
+def growth(rows: Sequence[Row]) -> Markup:
+    """Relative error against the shadow, operation by operation, from 2^-30 to 2^4."""
+    points = []
+    for i, row in enumerate(rows):
+        error = min(max(row.inherited, 2.0**-30), 2.0**4)
+        x = WIDTH * i / max(len(rows) - 1, 1)
+        y = (HEIGHT - 18) * (4 - math.log2(error)) / 34
+        points.append(f"{x:.1f},{y:.1f}")
+    parts = [f'<polyline points="{" ".join(points)}"/>']
+    parts.append(f'<text x="0" y="{HEIGHT - 4}">first operation</text>')
+    parts.append(f'<text x="{WIDTH - 90}" y="{HEIGHT - 4}">last operation</text>')
+    return _svg(parts)
+
+
+def _svg(parts: Sequence[str]) -> Markup:
+    return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(parts)}</svg>')

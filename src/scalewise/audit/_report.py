@@ -1,0 +1,104 @@
+"""The report of an audit: plain data, shown in a terminal, saved as JSON or as one HTML page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ._findings import Finding
+from ._literals import Literal
+from ._page import page
+from ._rows import Row
+from ._session import Error
+from ._terminal import show
+
+SEMANTICS = (
+    "the source's operations one by one, each result rounded once; sums and contractions are "
+    "accumulated exactly and rounded at their end; a backend's fusions and rewrites aren't modelled"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What an audit found.
+
+    Attributes:
+        function: its name.
+        low, shadow: what the two lanes computed in.
+        semantics: what is modelled, in a sentence.
+        findings: those whose fix changed the outputs, the worst first.
+        idle: findings with evidence whose fixes changed nothing, or that weren't tried.
+        literals: constants that the format changes.
+        benign: what looks bad and is so by design, a sentence each.
+        error: of the outputs against the shadow.
+        error_fixed: with the fixes of all findings applied.
+        outputs: each output's path and error.
+        rows: one for each equation that rounds.
+        runs: how many runs of the program were made.
+        environment: versions and device.
+    """
+
+    function: str
+    low: str
+    shadow: str
+    semantics: str
+    findings: tuple[Finding, ...]
+    idle: tuple[Finding, ...]
+    literals: tuple[Literal, ...]
+    benign: tuple[str, ...]
+    error: Error
+    error_fixed: Error
+    outputs: tuple[tuple[str, Error], ...]
+    rows: tuple[Row, ...]
+    largest: float
+    smallest_normal: float
+    smallest: float
+    precision: int
+    runs: int
+    environment: tuple[tuple[str, str], ...]
+
+    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
+        """Prints verdict, findings and literals; with ``everything`` what is benign as well."""
+        show(self, console or Console(), everything=everything)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the report; it is there whole, or not at all.
+
+        Args:
+            path: ends with ``.html`` or ``.json``.
+
+        Raises:
+            ValueError: another ending.
+        """
+        path = Path(path)
+        if path.suffix not in (".html", ".json"):
+            raise ValueError(f"report.save({str(path)!r}): accepted: a name with .html or .json")
+        text = page(self) if path.suffix == ".html" else json.dumps(self.as_dict(), indent=1)
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, suffix=path.suffix, delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)
+        return path
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON has it: infinities and NaN are the strings "inf", "-inf", "nan"."""
+        return _plain(dataclasses.asdict(self))
+
+
+def _plain(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {str(k): _plain(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [_plain(v) for v in x]
+    if isinstance(x, float) and not math.isfinite(x):
+        return str(x)
+    return x

@@ -1,0 +1,155 @@
+"""A program under audit: traced once, then run as often as fixes are to be tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..interpret import Program, is_float, run
+from ._lanes import Rounded, Wide
+from ._lockstep import Lockstep
+from ._rounding import as_row
+from ._rows import Row, rows_of
+from ._statistics import blank, fold
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Error:
+    """How far the low outputs are from the shadow's; ordered, worst last.
+
+    Attributes:
+        broken: numbers of the outputs that aren't finite where the shadow's are.
+        relative: root mean square over the float outputs of ``||low - shadow|| / ||shadow||``, what
+            isn't finite left out.
+    """
+
+    broken: int
+    relative: float
+
+    def __float__(self) -> float:
+        return math.inf if self.broken else self.relative
+
+    def __str__(self) -> str:
+        return f"{self.broken:,} not finite" if self.broken else f"{self.relative:.2g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One run: what was noted, and the error of each output."""
+
+    rows: list[Row]
+    error: Error
+    outputs: tuple[tuple[str, Error], ...]
+    shadow_broken: tuple[str, ...]
+    low: tuple[Any, ...]
+    shadow: tuple[Any, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class Session:
+    """A traced program and its two lanes.
+
+    Attributes:
+        program: with its arguments.
+        low, shadow: interpretations.
+        runs: how many were made.
+    """
+
+    program: Program
+    low: Any
+    shadow: Wide
+    runs: int = 0
+    lockstep: Lockstep = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.lockstep = Lockstep(self.low, self.shadow)
+
+    @property
+    def adjustable(self) -> bool:
+        """Whether each equation's format can be chosen, so that fixes can be tried."""
+        return isinstance(self.low, Rounded)
+
+    def formats(self) -> np.ndarray:
+        """The table of formats, all of them the low lane's own (see ``as_row``)."""
+        own = as_row(self.low.fmt, self.low.saturate) if self.adjustable else as_row("fp64")
+        return np.tile(own, (max(self.program.equations, 1), 1))
+
+    def run(
+        self,
+        formats: np.ndarray | None = None,
+        constants: Mapping[float, float] | None = None,
+        arrays: Any = None,
+    ) -> Outcome:
+        """Both lanes over the program.
+
+        Args:
+            formats: of each row's results; None for the low lane's own.
+            constants: literals to be replaced in both lanes, by number.
+            arrays: other arguments than those of the trace.
+        """
+        self.runs += 1
+        lockstep = self.lockstep
+        if constants:  # loops have their literals compiled in
+            lockstep = dataclasses.replace(lockstep, constants=dict(constants), kept={})
+        with jax.enable_x64(True):
+            state = blank(self.formats() if formats is None else formats)
+        state, values = run(self.program, lockstep, state, arrays)
+        with jax.enable_x64(True):
+            state = _fold(state, 0, max(len(lockstep.seen), 1))
+        return self._outcome(rows_of(lockstep.seen, state), values)
+
+    def _outcome(self, rows, values) -> Outcome:
+        pairs = [
+            (path, v, a)
+            for path, v, a in zip(self.program.paths, values, self.program.out_avals, strict=True)
+            if is_float(a)
+        ]
+        lows = tuple(_plain(self.low, v.low, a) for _, v, a in pairs)
+        shadows = tuple(v.shadow for _, v, _ in pairs)
+        with jax.enable_x64(True):
+            table = np.asarray(_distances(lows, shadows)) if pairs else np.zeros((0, 4))
+        errors = [Error(int(n), _root(noise, signal)) for noise, signal, n, _ in table]
+        total = math.sqrt(sum(min(e.relative, 1e150) ** 2 for e in errors) / max(len(errors), 1))
+        return Outcome(
+            rows=rows,
+            error=Error(sum(e.broken for e in errors), total),
+            outputs=tuple((p, e) for (p, _, _), e in zip(pairs, errors, strict=True)),
+            shadow_broken=tuple(p for (p, _, _), r in zip(pairs, table, strict=True) if r[3]),
+            low=lows,
+            shadow=shadows,
+        )
+
+
+_fold = jax.jit(fold, static_argnums=(1, 2), donate_argnums=0)
+
+
+def _root(noise: float, signal: float) -> float:
+    if noise == 0:
+        return 0.0
+    return math.sqrt(noise / signal) if signal else math.sqrt(noise)
+
+
+def _plain(low: Any, value: Any, aval: Any) -> Any:
+    return value if isinstance(low, Rounded) else low.lower(value, aval)
+
+
+@jax.jit
+def _distances(lows: Any, shadows: Any) -> jax.Array:
+    """For each output: squared error, squared size, numbers broken, NaNs of the shadow."""
+
+    def one(y, s):
+        y, s = y.astype(jnp.float64), s.astype(jnp.float64)
+        whole = jnp.isfinite(y) & jnp.isfinite(s)
+        noise = jnp.sum(jnp.where(whole, (y - s) ** 2, 0.0))
+        signal = jnp.sum(jnp.where(whole, s * s, 0.0))
+        broken = jnp.sum(~jnp.isfinite(y) & jnp.isfinite(s), dtype=jnp.float64)
+        return jnp.stack([noise, signal, broken, jnp.sum(jnp.isnan(s), dtype=jnp.float64)])
+
+    return jnp.stack([one(y, s) for y, s in zip(lows, shadows, strict=True)])
+

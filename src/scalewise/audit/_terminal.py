@@ -1,0 +1,73 @@
+"""A report in the terminal: at most a screen, the worst first."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from ._report import Report
+
+STYLES = {"nan": "bold red", "overflow": "bold red", "saturation": "red", "underflow": "yellow"}
+SHOWN = 12
+
+
+def show(report: Report, console: Console, *, everything: bool = False) -> None:
+    """Prints verdict, findings with their fixes, constants, and how much is benign."""
+    head = Text(f"audit  {report.function}  {report.low} against {report.shadow}")
+    head.append(f"   {len(report.rows)} rounded operations, {report.runs} runs", style="dim")
+    console.print(head)
+    verdict = Text("outputs: error ")
+    verdict.append(str(report.error), style="bold red" if report.error.broken else "bold")
+    if report.findings:
+        verdict.append("; with the fixes below ")
+        verdict.append(str(report.error_fixed), style="bold green")
+    console.print(verdict)
+    if report.findings:
+        _findings(report, console)
+    else:
+        console.print("No change to any operation was found that would help.")
+    for literal in [x for x in report.literals if not x.masks]:
+        console.print(Text(f"constant  {literal.where}  {literal}", style="yellow"))
+    if everything:
+        for finding in report.idle[:SHOWN]:
+            text = f"{finding.kind}  {finding.where}  {finding.primitive}: {finding.evidence}"
+            console.print(Text(f"no effect  {text}", style="dim"))
+        for line in report.benign:
+            console.print(Text(f"benign  {line}", style="dim"))
+    else:
+        hidden = len(report.benign) + len(report.idle)
+        if hidden:
+            console.print(Text(f"{hidden} without effect on the outputs aren't shown", style="dim"))
+    console.print(Text(f"Modelled: {report.semantics}.", style="dim"))
+
+
+def _findings(report: Report, console: Console) -> None:
+    for number, finding in enumerate(report.findings[:SHOWN], 1):
+        head = Text(f"{number:2} ")
+        head.append(finding.kind, style=STYLES.get(finding.kind, "bold"))
+        head.append(f"  {finding.where}", style="bold")
+        head.append(f"  {finding.primitive}, {finding.direction}")
+        if finding.iteration is not None:
+            head.append(f", turn {finding.iteration}")
+        head.append(f": {finding.evidence}")
+        console.print(head)
+        if finding.source:
+            console.print(Text(f"     {finding.source}", style="dim"))
+        before = error(finding.error_before, finding.broken_before)
+        after = error(finding.error_after, finding.broken_after)
+        fix = Text(f"     {finding.fix}: ", style="green")
+        fix.append(f"error {before} -> {after}")
+        console.print(fix)
+    if len(report.findings) > SHOWN:
+        console.print(Text(f"and {len(report.findings) - SHOWN} more", style="dim"))
+
+
+def error(relative: float, broken: int) -> str:
+    """``0.0012``, or ``17 not finite``."""
+    if broken:
+        return f"{broken:,} not finite"
+    return "?" if math.isnan(relative) else f"{relative:.2g}"

@@ -1,0 +1,209 @@
+"""The low lane is emulation, the shadow the plain run; what is noted is what NumPy counts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from programs import DIFFERENTIABLE, PROGRAMS, scalar
+from scalewise.audit._lanes import Rounded, Wide
+from scalewise.audit._lockstep import Pair
+from scalewise.audit._rounding import as_row, round_by, scaled
+from scalewise.audit._session import Session
+from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format
+from scalewise.interpret import trace
+
+MINE = Format("e6m9", exponent_bits=6, mantissa_bits=9)
+FORMATS = [f for f in [*CATALOGUE.values(), MINE] if f.mantissa_bits and f.bits < 33]
+
+
+def session(f, *args, low="fp16", dtype=np.float32):
+    lane = Rounded(sw.format(low))
+    return Session(trace(f, lane, args, {}, name="audit"), lane, Wide(np.dtype(dtype)))
+
+
+def lanes(s):
+    """Both lanes' outputs, floats only, as NumPy arrays."""
+    outcome = s.run()
+    return [np.asarray(x) for x in outcome.low], [np.asarray(x) for x in outcome.shadow]
+
+
+def floats(tree):
+    leaves = [np.asarray(x) for x in jax.tree.leaves(tree)]
+    return [x for x in leaves if np.issubdtype(x.dtype, np.floating)]
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("saturate", [False, True, "finite"])
+def test_rounding_by_data_is_round_to(fmt, saturate):
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 1 << 64, 4000, dtype=np.uint64)
+    scale = 2.0 ** rng.integers(fmt.min_exponent - 12, fmt.max_exponent + 3, 4000)
+    wild = codes.view(np.float64)
+    near = rng.standard_normal(4000) * scale
+    ties = np.round(near / scale * 2 ** (fmt.mantissa_bits + 1)) / 2 ** (fmt.mantissa_bits + 1)
+    edges = [0.0, -0.0, np.inf, -np.inf, np.nan, float(fmt.max), -float(fmt.max)]
+    with jax.enable_x64(True):
+        wild = wild[~((np.abs(wild) < 1e-300) & (wild != 0))]
+        x = jnp.asarray(np.concatenate([wild, near, ties * scale, edges]))
+        got = np.asarray(jax.jit(round_by)(x, as_row(fmt, saturate)))
+        want = np.asarray(sw.round_to(x, fmt, saturate=saturate))
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_array_equal(np.signbit(got[got == 0]), np.signbit(want[want == 0]))
+
+
+def test_a_scaled_format_is_a_scale_around_the_rounding():
+    x = np.random.default_rng(1).standard_normal(1000) * 2.0 ** np.arange(1000) ** 0.4
+    with jax.enable_x64(True):
+        got = round_by(jnp.asarray(x), scaled(as_row(E4M3FN), 5))
+        want = sw.round_to(jnp.asarray(x * 32), E4M3FN) / 32
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+@pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+def test_low_is_emulation_and_shadow_the_plain_run(f):
+    x = jax.random.normal(jax.random.key(0), (4, 4))
+    low, shadow = lanes(session(f, x))
+    for got, want in zip(low, floats(sw.emulate(f, "fp16")(x)), strict=True):
+        np.testing.assert_array_equal(got, want.astype(np.float64))
+    for got, want in zip(shadow, floats(f(x)), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("f", DIFFERENTIABLE[3:8], ids=lambda f: f.__name__)
+def test_so_it_is_for_a_gradient_in_another_format(f):
+    x = jax.random.normal(jax.random.key(0), (4, 4))
+    g = jax.grad(scalar(f))
+    low, shadow = lanes(session(g, x, low="e5m2"))
+    for got, want in zip(low, floats(sw.emulate(g, "e5m2")(x)), strict=True):
+        np.testing.assert_array_equal(got, want.astype(np.float64))
+    for got, want in zip(shadow, floats(g(x)), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_counts_are_those_of_numpy():
+    x = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    x = (x * 2.0 ** np.random.default_rng(1).integers(-14, 10, 5000)).astype(np.float32)
+    (row,) = session(lambda x: x * x, jnp.asarray(x)).run().rows
+    low = x.astype(np.float16).astype(np.float64)
+    exact = low * low
+    with np.errstate(over="ignore"):
+        rounded = exact.astype(np.float16)
+    assert row["elements"] == 5000
+    assert row["overflowed"] == np.isinf(rounded).sum() > 0
+    assert row["flushed"] == ((rounded == 0) & (exact != 0)).sum() > 0
+    small = (np.abs(rounded) < 2.0**-14) & (rounded != 0)
+    assert row["subnormal"] == small.sum() > 0
+    assert row["amax"] == exact.max()
+    assert (row.primitive, row.line > 0) == ("mul", True)
+
+
+def test_measures_are_their_definitions():
+    """trouble.md section 2: one rounding of N(0, 1) has 73.7 dB in fp16, 55.6 in bf16."""
+    x = jax.random.normal(jax.random.key(0), (1000,))
+    for fmt, decibels in (("fp16", 73.7), ("bf16", 55.6), ("e5m2", 25.5)):
+        rows = session(lambda x: x + 0.0, x, low="fp32").run().rows
+        assert rows[0].introduced == 0
+        s = session(lambda x: x * 1.0, x, low="fp32")
+        (row,) = s.run(np.tile(as_row(fmt), (1, 1))).rows
+        assert abs(row.sqnr - decibels) < 1
+        assert row.introduced == pytest.approx(row.inherited)
+        assert abs(row.drift) < 0.2
+
+
+def test_ones_swamp_from_2048_on_and_the_error_has_one_sign():
+    """trouble.md, "Swamping, measured"."""
+
+    def total(x):
+        return jax.lax.scan(lambda c, v: (c + v, None), jnp.float32(0), x)[0]
+
+    (row,) = session(total, jnp.ones(4096)).run().rows
+    assert row["visits"] == 4096
+    assert row["swamped"] == 2048
+    assert row.share("swamped") == pytest.approx(2048 / 4095)  # the first addend is no addition
+    assert row.drift == -1
+    assert row.looped
+
+
+def test_what_is_made_here_and_what_came_in():
+    def f(x):
+        y = x * 1.001  # makes an error
+        return y * 2.0  # hands it on
+
+    first, second = session(f, jnp.linspace(1, 2, 100)).run().rows
+    assert first.introduced > 1e-5
+    assert second.introduced == 0
+    assert second.inherited == pytest.approx(first.inherited)
+
+
+def test_the_first_origin_of_a_nan_not_its_carriers():
+    def f(x):
+        y = x * x  # inf in fp16
+        z = y - y  # NaN is born of infinities
+        return z * 2.0 + 1.0  # carried on
+
+    rows = session(f, jnp.full(3, 300.0)).run().rows
+    assert [row["overflowed"] for row in rows] == [3, 0, 0, 0]
+    assert [row["nan"] for row in rows] == [0, 0, 0, 0]  # none from finite inputs
+
+    def g(x):
+        y = x * 1e-4
+        return y / (y * y) * (y * y)
+
+    rows = session(g, jnp.full(3, 1e-3)).run().rows
+    assert [r.primitive for r in rows if r["overflowed"]] == ["div"]
+
+
+def test_the_iteration_and_the_branch():
+    def f(x):
+        def body(c, i):
+            return jax.lax.cond(i < 3, lambda c: c * 1.0, lambda c: c * c, c), None
+
+        return jax.lax.scan(body, x, jnp.arange(8))[0]
+
+    rows = session(f, jnp.float32(8)).run().rows
+    squares = [r for r in rows if r["overflowed"]]
+    # turn 3: 64, turn 4: 4096, turn 5: 2^24 (the branch's own third turn)
+    assert [(r.primitive, r["first"]) for r in squares] == [("mul", 2.0)]
+
+
+def test_formats_by_row_change_only_their_rows():
+    x = jnp.linspace(1, 2, 64)
+    s = session(lambda x: (x * 1.001) * 1.001, x)
+    table = s.formats()
+    table[0] = as_row("fp32")
+    first, second = s.run(table).rows
+    assert first.introduced < 1e-7 < second.introduced
+
+
+def test_a_pair_is_a_pytree():
+    pair = Pair(jnp.ones(2), jnp.zeros(2), jnp.asarray(False))
+    assert len(jax.tree.leaves(pair)) == 3
+
+
+def test_the_low_lane_can_be_another_interpretation():
+    def f(x, w):
+        return jnp.sum(jnp.tanh(x @ w))
+
+    x, w = jnp.full((4, 8), 300.0), jnp.full((8, 4), 1e-3)
+    for low, want in (
+        (sw.recipes.fp8, sw.autoscale(f, sw.recipes.fp8)(x, w)),
+        ("p=f32,c=bf16,o=f32", sw.autocast(f, "p=f32,c=bf16,o=f32")(x, w)),
+    ):
+        report = sw.audit(f, low)(x, w)
+        relative = abs(float(want) - float(f(x, w))) / abs(float(f(x, w)))
+        assert report.error.relative == pytest.approx(relative, rel=1e-3, abs=1e-9)
+        assert any(row.primitive == "dot_general" for row in report.rows)
+
+
+def test_float64_shadow_and_a_training_step():
+    def loss(w, x):
+        return jnp.mean(jnp.square(x @ w - 1.0))
+
+    def step(w, x):
+        return w - 0.1 * jax.grad(loss)(w, x)
+
+    rows = session(step, jnp.ones(4), jnp.ones((8, 4)), dtype=np.float64).run().rows
+    assert {r.direction for r in rows} == {"forward", "backward", "optimizer"}
+    assert FP16.precision == 11
