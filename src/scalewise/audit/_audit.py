@@ -211,4 +211,3 @@ def _environment() -> tuple[tuple[str, str], ...]:
         ("Python", platform.python_version()),
         ("JAX", version("jax")),
     )
-

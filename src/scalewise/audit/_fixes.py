@@ -17,6 +17,7 @@ from ._session import Error, Outcome, Session
 
 ENOUGH = 0.5  # a fix that halves the error is taken before wider ones are tried
 GAIN = 0.95  # and one that leaves more than this of it is none
+IDLE = 12  # findings listed where nothing is tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,25 +50,50 @@ class Fix:
     setting: Setting
 
 
-def fixes(
-    group: Group, kind: str, rows: Sequence[Row], literals: Sequence[Literal], now: Setting,
-    fmt: Format,
-) -> Iterator[Fix]:  # fmt: skip
+def constant_fixes(literal: Literal, now: Setting, fmt: Format) -> Iterator[Fix]:
+    """Changes worth trying for a constant that the format can't hold."""
+    number = literal.number
+    if literal.rounded == 0:
+        new = math.copysign(float(fmt.smallest_normal), number)
+        yield Fix(f"{new:.3g} in place of {number:.3g}", now.replaced(number, new))
+    elif abs(number) > float(fmt.max):
+        new = math.copysign(float(fmt.max) / 2, number)
+        yield Fix(f"{new:.5g} in place of {number:.3g}", now.replaced(number, new))
+    yield Fix(f"{number:.6g} kept in float32", now.replaced(number, number))
+
+
+def constant_finding(literal: Literal) -> Finding:
+    """What a constant does, without a fix yet."""
+    kinds = {"flushed to zero": "underflow", "becomes infinite": "overflow",
+             "becomes NaN": "overflow", "saturates": "saturation"}  # fmt: skip
+    error = abs(literal.rounded - literal.number) / abs(literal.number)
+    return Finding(
+        kind=kinds.get(literal.what, "precision"),
+        file=literal.file,
+        line=literal.line,
+        function="",
+        source=literal.source,
+        primitive=literal.primitive,
+        scope=literal.scope,
+        direction=literal.direction,
+        iteration=None,
+        introduced=error,
+        inherited=error,
+        evidence=f"the constant {literal.number:.6g} {literal.what}",
+    )
+
+
+def fixes(group: Group, kind: str, rows: Sequence[Row], now: Setting, fmt: Format) -> Iterator[Fix]:
     """Changes worth trying for a finding, the smallest first."""
     here = group.first
-    for literal in literals:
-        if literal.number and literal.rounded == 0 and kind in ("nan", "overflow"):
-            new = math.copysign(float(fmt.smallest_normal), literal.number)
-            words = f"{literal.number:.3g} at line {literal.line} is 0 in {fmt.name}: {new:.3g}"
-            yield Fix(f"epsilon: {words}", now.replaced(literal.number, new))
     if kind == "underflow" and here.direction == "backward":
         backward = [r for r in rows if r.direction == "backward"]
-        power = loss_scale(backward, fmt)
+        power = power_below(backward, fmt)
         if power > 0:
             shift = now.shifted([r.index for r in backward], power)
             yield Fix(f"loss scale 2^{power}", shift)
     if kind in ("overflow", "saturation", "underflow") and here.file is not None:
-        power = own_scale(group, fmt)
+        power = power_below(group.rows, fmt)
         if power:
             yield Fix(f"scale its result by 2^{power}", now.shifted(group.indices, power))
     wide: set[tuple[int, ...]] = set()
@@ -87,28 +113,23 @@ def _like(row: Row, rows: Sequence[Row], *names: str) -> list[Row]:
     return [r for r in rows if all(getattr(r, n) == getattr(row, n) for n in names)]
 
 
-def loss_scale(backward: Sequence[Row], fmt: Format) -> int:
-    """The power of two that leaves the largest gradient one binade of headroom."""
-    top = max((r["amax"] for r in backward), default=0.0)
-    return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0
-
-
-def own_scale(group: Group, fmt: Format) -> int:
-    """The power of two that brings a group's largest number just below the format's largest."""
-    top = max(r["amax"] for r in group.rows)
+def power_below(rows: Sequence[Row], fmt: Format) -> int:
+    """The power of two that leaves the largest number of these rows one binade of headroom."""
+    top = max((max(r["amax"], r["shadow_max"]) for r in rows), default=0.0)
     return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0
 
 
 @dataclasses.dataclass
 class Search:
-    """Findings in the order of what their fixes do to the outputs, each on top of those before.
+    """Findings whose fixes change the outputs, each fix on top of those before.
 
     Attributes:
         session: what is run.
         literals: that change in the format.
-        trials: how many runs may be made.
+        trials: how many runs may still be made.
         found: findings with a fix that helped, in order.
         idle: findings with evidence but without a fix that helped.
+        now, outcome: the fixes found so far, and what a run with them gives.
     """
 
     session: Session
@@ -117,54 +138,59 @@ class Search:
     trials: int
     found: list[Finding] = dataclasses.field(default_factory=list)
     idle: list[Finding] = dataclasses.field(default_factory=list)
+    now: Setting = dataclasses.field(init=False)
+    outcome: Outcome = dataclasses.field(init=False)
 
     def run(self, start: Outcome) -> Error:
         """Looks until no change helps or trials are used up; the error with all fixes applied."""
-        now, outcome = Setting(self.session.formats()), start
+        self.now, self.outcome = Setting(self.session.formats()), start
+        if self.trials <= 0:
+            self.idle += [self._finding(g) for g in groups(start.rows)[:IDLE]]
+            return start.error
+        floor = self._try(self.now.wide(range(len(self.now.formats)))).error
+        for literal in [x for x in self.literals if not x.masks]:
+            options = constant_fixes(literal, self.now, self.fmt)
+            self._attempt(constant_finding(literal), options)
         tried: set[tuple[int, ...]] = set()
-        budget = self.trials
-        floor = Error(0, 0.0)
-        if budget:
-            everything = now.wide(range(len(now.formats)))
-            floor = self._try(everything).error
-            budget -= 1
-        saturate = self.session.low.saturate
-        while budget > 0 and not _near(outcome.error, floor):
-            fresh = [g for g in groups(outcome.rows) if g.indices not in tried]
+        while self.trials > 0 and not _near(self.outcome.error, floor):
+            fresh = [g for g in groups(self.outcome.rows) if g.indices not in tried]
             if not fresh:
                 break
-            group = fresh[0]
-            tried.add(group.indices)
-            what = finding(group, self.fmt, saturate)
-            best, spent = self._best(group, what.kind, outcome, now, budget)
-            budget -= spent
-            if best is None:
-                self.idle.append(what)
-                continue
-            fix, after = best
-            self.found.append(_with(what, fix.words, outcome.error, after.error))
-            now, outcome = fix.setting, after
-            tried.clear()
-        return outcome.error
+            what = self._finding(fresh[0])
+            tried.add(fresh[0].indices)
+            options = fixes(fresh[0], what.kind, self.outcome.rows, self.now, self.fmt)
+            if self._attempt(what, options):
+                tried.clear()
+        return self.outcome.error
+
+    def _finding(self, group: Group) -> Finding:
+        return finding(group, self.fmt, self.session.low.saturate)
 
     def _try(self, setting: Setting) -> Outcome:
+        self.trials -= 1
         return self.session.run(setting.formats, dict(setting.constants))
 
-    def _best(self, group, kind, outcome, now, budget):
-        """The first change that helps enough, else the one that helps most."""
-        before, best, spent = outcome.error, None, 0
-        for fix in fixes(group, kind, outcome.rows, self.literals, now, self.fmt):
-            if spent >= budget:
+    def _attempt(self, what: Finding, options: Iterator[Fix]) -> bool:
+        """Whether a change helps: the first that helps enough, else the one that helps most."""
+        before = self.outcome.error
+        best: tuple[Fix, Outcome] | None = None
+        for fix in options:
+            if self.trials <= 0:
                 break
             after = self._try(fix.setting)
-            spent += 1
             if _better(after.error, before, GAIN) and (
                 best is None or _better(after.error, best[1].error, ENOUGH)
             ):
                 best = fix, after
             if best is not None and _better(best[1].error, before, ENOUGH):
                 break
-        return best, spent
+        if best is None:
+            self.idle.append(what)
+            return False
+        fix, after = best
+        self.found.append(_with(what, fix.words, before, after.error))
+        self.now, self.outcome = fix.setting, after
+        return True
 
 
 def _near(error: Error, floor: Error) -> bool:

@@ -17,6 +17,7 @@ from ..formats import Format
 from ..formats import format as format_
 from ..interpret import Boundary, Equation, Interpretation, is_float, run, trace
 from ._findings import source_line
+from ._rows import direction_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Literal:
         file, line, source: where it is used.
         primitive: by what.
         masks: whether it is a mask by design: only chosen by a select, not computed with.
+        direction, scope: of that use.
     """
 
     number: float
@@ -40,6 +42,8 @@ class Literal:
     source: str
     primitive: str
     masks: bool
+    direction: str
+    scope: str
 
     @property
     def where(self) -> str:
@@ -135,13 +139,16 @@ def literals(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = Fal
             return [v.data if isinstance(v, _Known) else v for v in values]
 
         jax.eval_shape(dry, args, kwargs)
-        found = [_literal(key, fmt, saturate) for key in constants.uses]
+        trained = any(use.direction == "backward" for use in constants.uses.values())
+        found = [_literal(k, use, fmt, saturate, trained) for k, use in constants.uses.items()]
         return tuple(x for x in found if x is not None)
 
     return check
 
 
-def _literal(key, fmt: Format, saturate: bool | str) -> Literal | None:
+def _literal(
+    key, use: Equation, fmt: Format, saturate: bool | str, trained: bool
+) -> Literal | None:
     file, line, primitive, number = key
     if not math.isfinite(number) or number == 0:
         return None
@@ -150,7 +157,11 @@ def _literal(key, fmt: Format, saturate: bool | str) -> Literal | None:
     if what is None:
         return None
     masks = primitive in ("select_n", "max", "min", "clamp")
-    return Literal(number, rounded, what, file, line, source_line(file, line), primitive, masks)
+    source = source_line(file, line)
+    direction = direction_of(use, trained)
+    return Literal(
+        number, rounded, what, file, line, source, primitive, masks, direction, use.scope
+    )
 
 
 def _change(number: float, rounded: float, fmt: Format) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -53,7 +54,8 @@ class Lockstep(Interpretation):
         rows: the row of each equation met so far, by its path.
         seen: the equations, in the order of their rows.
         kept: compiled loops and branches, by path.
-        constants: numbers of literals to be replaced, in both lanes.
+        constants: literals that the low lane has otherwise, by number; one that is its own
+            replacement is kept as it is, not rounded.
     """
 
     low: Interpretation
@@ -79,8 +81,11 @@ class Lockstep(Interpretation):
         return Pair(self.low.lift(x, aval), self.shadow.lift(plain, aval), np.bool_(False))
 
     def constant(self, x: np.ndarray, aval: Any) -> Pair:
-        if self.constants and x.size == 1:
-            x = np.full_like(x, self.constants.get(float(x), float(x)))
+        number = float(x) if x.size == 1 else math.nan
+        if number in self.constants:
+            new = np.full(x.shape, self.constants[number])
+            low = jnp.asarray(new, jnp.float64) if new == number else self.low.constant(new, aval)
+            return Pair(low, self.shadow.constant(x, aval), np.bool_(False))
         low, shadow = self.low.constant(x, aval), self.shadow.constant(x, aval)
         return Pair(low, shadow, np.bool_(False))
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ._panels import panels
+from ._summary import Summary
 from ._terminal import error
 
-if TYPE_CHECKING:
-    from ._report import Report
 
-
-def page(report: Report) -> str:
+def page(report: Summary) -> str:
     """The page; every name in it is escaped."""
     environment = Environment(
         loader=PackageLoader("scalewise.audit", "."),

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from ._rows import Row
 from ._statistics import BINS, LOWEST
-
-if TYPE_CHECKING:
-    from ._report import Report
+from ._summary import Summary
 
 WIDTH, HEIGHT = 640, 110
 
 
-def panels(report: Report) -> list[tuple[str, Markup]]:
+def panels(report: Summary) -> list[tuple[str, Markup]]:
     """Titles and SVG pictures: made of numbers alone, so that nothing in them needs escaping."""
     found = []
     for title, rows in _parts(report.rows):
@@ -37,7 +34,7 @@ def _parts(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     return [(title, [r for r in rows if r.direction == key]) for key, title in names.items()]
 
 
-def histogram(counts: Sequence[int], report: Report) -> Markup:
+def histogram(counts: Sequence[int], report: Summary) -> Markup:
     """Bars of log2 |x|, with flushed, subnormal, normal and overflowing ranges shaded."""
     top = max(counts)
     bar = WIDTH / BINS

@@ -12,11 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ._findings import Finding
-from ._literals import Literal
 from ._page import page
-from ._rows import Row
-from ._session import Error
+from ._summary import Summary
 from ._terminal import show
 
 SEMANTICS = (
@@ -26,43 +23,8 @@ SEMANTICS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
-    """What an audit found.
-
-    Attributes:
-        function: its name.
-        low, shadow: what the two lanes computed in.
-        semantics: what is modelled, in a sentence.
-        findings: those whose fix changed the outputs, the worst first.
-        idle: findings with evidence whose fixes changed nothing, or that weren't tried.
-        literals: constants that the format changes.
-        benign: what looks bad and is so by design, a sentence each.
-        error: of the outputs against the shadow.
-        error_fixed: with the fixes of all findings applied.
-        outputs: each output's path and error.
-        rows: one for each equation that rounds.
-        runs: how many runs of the program were made.
-        environment: versions and device.
-    """
-
-    function: str
-    low: str
-    shadow: str
-    semantics: str
-    findings: tuple[Finding, ...]
-    idle: tuple[Finding, ...]
-    literals: tuple[Literal, ...]
-    benign: tuple[str, ...]
-    error: Error
-    error_fixed: Error
-    outputs: tuple[tuple[str, Error], ...]
-    rows: tuple[Row, ...]
-    largest: float
-    smallest_normal: float
-    smallest: float
-    precision: int
-    runs: int
-    environment: tuple[tuple[str, str], ...]
+class Report(Summary):
+    """What an audit found, to be shown and saved; its fields are those of :class:`Summary`."""
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints verdict, findings and literals; with ``everything`` what is benign as well."""

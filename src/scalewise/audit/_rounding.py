@@ -80,8 +80,8 @@ def round_by(x: jax.Array, row: jax.Array) -> jax.Array:
     size = jnp.abs(x)
     field = (lax.bitcast_convert_type(size, jnp.int64) >> 52) - 1023
     quantum = jnp.clip(jnp.maximum(field, lowest) - mantissa, -1022, 1022)
-    units = lax.round(size * _power(-quantum), lax.RoundingMethod.TO_NEAREST_EVEN)
-    y = units * _power(quantum)
+    units = lax.round(size * power_of_two(-quantum), lax.RoundingMethod.TO_NEAREST_EVEN)
+    y = units * power_of_two(quantum)
     y = jnp.where(size < smallest, jnp.where(size > smallest / 2, smallest, 0.0), y)
     y = jnp.where(y > largest, jnp.where(size == jnp.inf, infinite, beyond), y)
     y = jnp.where((row[7] == 0) & (x < 0), jnp.nan, y)
@@ -90,5 +90,6 @@ def round_by(x: jax.Array, row: jax.Array) -> jax.Array:
     return jnp.where((mantissa >= 52) | jnp.isnan(x), x, y)
 
 
-def _power(exponent: jax.Array) -> jax.Array:
+def power_of_two(exponent: jax.Array) -> jax.Array:
+    """2 to an int64 exponent from -1022 to 1023, exactly (``exp2`` isn't, under XLA)."""
     return lax.bitcast_convert_type((exponent + 1023) << 52, jnp.float64)

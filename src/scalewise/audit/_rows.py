@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,9 @@ class Row:
         return self.numbers[name]
 
     @property
-    def place(self) -> tuple[str | None, int]:
-        return self.file, self.line
+    def short(self) -> str:
+        """``file.py:12``."""
+        return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
 
     @cached_property
     def introduced(self) -> float:
@@ -123,10 +125,3 @@ def direction_of(equation: Equation, trained: bool) -> str:
     if equation.direction == "update":
         return "optimizer" if trained else "forward"
     return equation.direction
-
-
-def headroom(rows: Iterable[Row], largest: float) -> float:
-    """Binades between the largest number seen and the format's largest; negative: too large."""
-    top = max((row["amax"] for row in rows), default=0.0)
-    return math.log2(largest / top) if top else math.inf
-

@@ -90,7 +90,7 @@ class Session:
 
         Args:
             formats: of each row's results; None for the low lane's own.
-            constants: literals to be replaced in both lanes, by number.
+            constants: literals that the low lane has otherwise (see :class:`Lockstep`).
             arrays: other arguments than those of the trace.
         """
         self.runs += 1
@@ -152,4 +152,3 @@ def _distances(lows: Any, shadows: Any) -> jax.Array:
         return jnp.stack([noise, signal, broken, jnp.sum(jnp.isnan(s), dtype=jnp.float64)])
 
     return jnp.stack([one(y, s) for y, s in zip(lows, shadows, strict=True)])
-

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ._rounding import WIDTH
+from ._rounding import WIDTH, power_of_two
 
 SAMPLE = 1024  # numbers of each result, evenly spaced, of which more is asked than counts
 LANES = ("low", "exact", "shadow")
@@ -122,7 +122,7 @@ def _count(lanes, addends, fmt, clean) -> tuple[jax.Array, jax.Array, jax.Array]
     lost = clamped | (broken & (finite | divided))
     overflowed, flushed = _both(lost, (low == 0) & (exact != 0))
     undefined = broken & clean & ~finite & jnp.isnan(low)
-    nan, subnormal = _both(undefined, (size > 0) & (size < jnp.exp2(fmt[1])))
+    nan, subnormal = _both(undefined, (size > 0) & (size < power_of_two(fmt[1].astype(jnp.int64))))
     amax = jnp.max(jnp.where(finite, jnp.abs(exact), 0.0), initial=0.0)
     one, sampled = jnp.ones((), jnp.float64), min(SAMPLE, low.size)
     added, bits = jnp.zeros(3, jnp.float64), 0.0 * one

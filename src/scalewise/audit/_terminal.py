@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from ._report import Report
+from ._summary import Summary
 
 STYLES = {"nan": "bold red", "overflow": "bold red", "saturation": "red", "underflow": "yellow"}
 SHOWN = 12
 
 
-def show(report: Report, console: Console, *, everything: bool = False) -> None:
+def show(report: Summary, console: Console, *, everything: bool = False) -> None:
     """Prints verdict, findings with their fixes, constants, and how much is benign."""
     head = Text(f"audit  {report.function}  {report.low} against {report.shadow}")
     head.append(f"   {len(report.rows)} rounded operations, {report.runs} runs", style="dim")
@@ -45,7 +43,7 @@ def show(report: Report, console: Console, *, everything: bool = False) -> None:
     console.print(Text(f"Modelled: {report.semantics}.", style="dim"))
 
 
-def _findings(report: Report, console: Console) -> None:
+def _findings(report: Summary, console: Console) -> None:
     for number, finding in enumerate(report.findings[:SHOWN], 1):
         head = Text(f"{number:2} ")
         head.append(finding.kind, style=STYLES.get(finding.kind, "bold"))

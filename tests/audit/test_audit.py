@@ -1,0 +1,196 @@
+"""What a report says: the right line, effect measured, benign things apart, refusals."""
+
+import io
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+import scalewise as sw
+
+HERE = __file__
+
+
+def line_of(text):
+    lines = Path(HERE).read_text().splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.strip().startswith(text))
+
+
+def test_the_origin_is_named_and_not_where_it_shows():
+    def f(x):
+        y = x * 300.0  # overflows
+        z = jnp.tanh(y / y)  # NaN is seen
+        return z + 1.0
+
+    report = sw.audit(f, "fp16", trials=4)(jnp.full(4, 300.0))
+    worst = report.findings[0]
+    assert (worst.kind, worst.primitive, worst.file) == ("overflow", "mul", HERE)
+    assert worst.line == line_of("y = x * 300.0")
+    assert worst.source == "y = x * 300.0  # overflows"
+    assert worst.direction == "forward"
+    assert worst.error_before == np.inf > worst.error_after
+    assert worst.broken_before == 4
+    assert worst.broken_after == 0
+
+
+def test_a_training_step_forward_backward_and_optimizer():
+    def loss(w, x):
+        return jnp.mean(jnp.square(x @ w)) * 2.0**-20  # tiny gradients
+
+    def step(w, x):
+        return w - 5e4 * jax.grad(loss)(w, x)
+
+    w, x = jnp.linspace(1.0, 2.0, 8), jax.random.normal(jax.random.key(0), (64, 8))
+    report = sw.audit(step, "fp16", trials=8)(w, x)
+    worst = report.findings[0]
+    assert worst.direction == "backward"
+    assert worst.kind == "underflow"
+    assert worst.fix.startswith("loss scale 2^")
+    assert worst.error_after < 0.2 * worst.error_before
+
+
+def test_the_turn_of_a_loop():
+    def f(x):
+        def body(c, _):
+            return c * 4.0, None  # 4^8 overflows
+
+        return jax.lax.scan(body, x, None, length=10)[0] * 1e-6
+
+    report = sw.audit(f, "fp16", trials=3)(jnp.float32(1.0))
+    worst = report.findings[0]
+    assert worst.iteration == 7
+    assert worst.line == line_of("return c * 4.0, None")
+
+
+def test_masks_and_guarded_nans_are_benign():
+    """trouble.md 3.10: where-masked log and an intended -inf mask are no findings."""
+
+    def masked(x):
+        scores = jnp.where(x > 0, x, -jnp.inf)
+        return jax.nn.softmax(scores)
+
+    def guarded(x):
+        return jnp.where(x > 0, jnp.log(x), 0.0)
+
+    x = jnp.array([1.0, -1.0, 2.0])
+    for f in (masked, guarded):
+        report = sw.audit(f, "fp16", trials=6)(x)
+        assert not [k for k in report.findings if k.kind in ("nan", "overflow")]
+        assert report.error.broken == 0
+    assert any("not finite in the shadow too" in line for line in report.benign)
+
+
+def test_constants_without_data():
+    def f(x, g):
+        x = jnp.where(x > 0, x, jnp.finfo(jnp.float32).min)
+        y = 0.999 * x + g
+        return jax.jit(lambda z: z / (jnp.abs(z) + 1e-8))(y)
+
+    shape = jax.ShapeDtypeStruct((4,), jnp.float32)
+    found = {c.number: c for c in sw.literals(f, "fp16")(shape, shape)}
+    assert found[float(np.float32(1e-8))].what == "flushed to zero"
+    assert found[float(jnp.finfo(jnp.float32).min)].masks
+    assert [c.what for c in found.values()] == ["becomes infinite", "flushed to zero"]
+    (decay,) = [c for c in sw.literals(f, "bf16")(shape, shape) if not c.masks]
+    assert (decay.what, decay.rounded, decay.line) == ("becomes 1", 1.0, line_of("y = 0.999 * x"))
+
+
+def test_published_constants():
+    """trouble.md 3.5."""
+
+    def f(x):
+        return x * 0.9999 + 1e-12
+
+    assert len(sw.literals(f, "fp16")(jnp.ones(1))) == 2
+    assert [c.what for c in sw.literals(f, "bf16")(jnp.ones(1))] == ["becomes 1"]
+    assert sw.literals(f, "fp32")(jnp.ones(1)) == ()
+
+
+def test_saturation_and_a_scale():
+    def f(x, w):
+        return x @ w
+
+    x = jnp.full((2, 8), 100.0)
+    report = sw.audit(f, "e4m3fn", saturate=True, trials=3)(x, x.T)
+    assert report.findings[0].kind == "saturation"
+    assert (
+        report.findings[0].fix == "scale its result by 2^-9"
+    )  # 80,000 at 448, and a binade of headroom
+
+
+def test_nothing_to_find():
+    report = sw.audit(lambda x: x * 2.0, "fp16")(jnp.ones(4))
+    assert report.findings == ()
+    assert report.error == sw.audit(lambda x: x * 2.0, "bf16")(jnp.ones(4)).error
+    assert "No change to any operation" in shown(report)
+
+
+def shown(report, **options):
+    stream = io.StringIO()
+    report.show(Console(file=stream, width=100), **options)
+    return stream.getvalue()
+
+
+def test_what_the_terminal_shows():
+    def norm(x):
+        return jnp.sqrt(jnp.sum(x * x))
+
+    text = shown(sw.audit(norm, "fp16")(jnp.full(4096, 16.0)), everything=True)
+    assert text.startswith("audit  norm  fp16 against float32")
+    assert "overflow  test_audit.py:" in text
+    assert "1 of 1 > 65504; need 2^20.0" in text
+    assert "return jnp.sqrt(jnp.sum(x * x))" in text
+    assert "error 1 not finite -> 0" in text
+    assert "one by one" in text
+
+
+def test_json(tmp_path):
+    report = sw.audit(jnp.exp, "fp16", trials=2)(jnp.array([12.0, 1.0]))
+    path = report.save(tmp_path / "audit.json")
+    data = json.loads(path.read_text())
+    assert data["findings"][0]["kind"] == "overflow"
+    assert data["findings"][0]["error_before"] == "inf"
+    assert data["rows"][0]["numbers"]["overflowed"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["audit.json"]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: sw.audit(3, "fp16"), TypeError, "takes a function, not a int: 3"),
+        (lambda: sw.audit(jnp.sin, "fp17"), ValueError, "no format is called 'fp17'"),
+        (lambda: sw.audit(jnp.sin, "e8m0"), ValueError, "e8m0 can't be audited; accepted"),
+        (
+            lambda: sw.audit(lambda x: x > 0, "fp16")(jnp.ones(2)),
+            ValueError,
+            "returns no float, so that there is no error to measure",
+        ),
+        (
+            lambda: sw.audit(jnp.log, "fp16")(jnp.array([-1.0])),
+            ValueError,
+            "log gives NaN in the shadow too .*mend that first",
+        ),
+        (
+            lambda: jax.jit(sw.audit(jnp.sin, "fp16"))(jnp.ones(2)),
+            TypeError,
+            "was called under jit",
+        ),
+        (
+            lambda: sw.audit(jnp.sin, "fp16", shadow="bf16")(jnp.ones(2)),
+            ValueError,
+            "shadow='bf16'; accepted: 'float32' or 'float64'",
+        ),
+        (
+            lambda: sw.audit(jnp.sin, "fp16", trials=0)(jnp.ones(2)).save("report.pdf"),
+            ValueError,
+            "accepted: a name with .html or .json",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,68 @@
+"""The page in a browser: no script error, findings seen, the filter works, names are harmless."""
+
+import dataclasses
+import re
+import shutil
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import scalewise as sw
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+
+@pytest.fixture(scope="module")
+def report():
+    def f(x):
+        with jax.named_scope("<script>alert(1)</script>"):
+            return jnp.sum(jnp.exp(x)) / (jnp.mean(x) + 1e-8)
+
+    f.__name__ = "<script>document.title='stolen'</script>"
+    return sw.audit(f, "fp16", trials=3)(jnp.linspace(1, 13, 50))
+
+
+def test_names_are_escaped_and_nothing_is_fetched(report, tmp_path):
+    text = report.save(tmp_path / "a.html").read_text()
+    assert text.count("<script") == 1
+    assert "&lt;script&gt;" in text
+    assert not re.search(r"(?:src|href)=|https?://", text)
+    assert "exp" in text
+    assert report.findings[0].where in text
+
+
+def test_a_page_of_a_thousand_operations_is_small(report, tmp_path):
+    rows = tuple(report.rows[i % len(report.rows)] for i in range(1000))
+    large = dataclasses.replace(report, rows=rows)
+    assert large.save(tmp_path / "a.html").stat().st_size < 3_000_000
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+def test_in_a_browser(report, tmp_path):
+    path = report.save(tmp_path / "a.html")
+    flags = (
+        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+        "--disable-background-networking --enable-logging=stderr "
+        f"--user-data-dir={tmp_path}/profile"
+    )
+
+    def opened(address):
+        done = subprocess.run(
+            [BROWSER, *flags.split(), "--dump-dom", address],
+            capture_output=True, text=True, timeout=120, check=True,
+        )  # fmt: skip
+        assert not re.search(r"CONSOLE.*(Error|Uncaught)", done.stderr)
+        return done.stdout
+
+    dom = opened(path.as_uri())
+    assert "stolen</title>" not in dom
+    assert 'id="finding-1"' in dom
+    assert f'<span id="shown">{len(report.rows)}</span>' in dom
+    filtered = opened(path.as_uri() + "#filter=exp%20forward")
+    shown = sum(r.primitive == "exp" for r in report.rows)
+    assert f'<span id="shown">{shown}</span>' in filtered
+    assert filtered.count('hidden=""') == len(report.rows) - shown
