@@ -266,7 +266,8 @@ def _shard_map(interpretation, equation: Equation, state, inputs):
         return interpretation.canonical(value, aval, "mapped", equation)
 
     def run(state, inputs):
-        state, outs = walk(interpretation, params["jaxpr"], state, inputs, equation.scope)
+        jaxpr, path = params["jaxpr"], equation.path
+        state, outs = walk(interpretation, jaxpr, state, inputs, equation.scope, path)
         return state, _canonical(interpretation, equation, outs, out_avals, "mapped")
 
     out_avals = [_local(v.aval) for v in body.outvars]
