@@ -122,6 +122,14 @@ def test_saturation_and_a_scale():
     )  # 80,000 at 448, and a binade of headroom
 
 
+def test_what_no_change_mends_is_said():
+    report = sw.audit(lambda x: jnp.exp(x) * 1e-9, "fp16", trials=1)(jnp.array([12.0]))
+    (only,) = report.findings
+    assert (only.kind, only.primitive, only.fix) == ("overflow", "exp", None)
+    assert only.error_before == np.inf
+    assert "no change that was tried helps: error 1 not finite" in shown(report)
+
+
 def test_nothing_to_find():
     report = sw.audit(lambda x: x * 2.0, "fp16")(jnp.ones(4))
     assert report.findings == ()

@@ -23,7 +23,7 @@ def report():
             return jnp.sum(jnp.exp(x)) / (jnp.mean(x) + 1e-8)
 
     f.__name__ = "<script>document.title='stolen'</script>"
-    return sw.audit(f, "fp16", trials=3)(jnp.linspace(1, 13, 50))
+    return sw.audit(f, "fp16", trials=8)(jnp.linspace(1, 13, 50))
 
 
 def test_names_are_escaped_and_nothing_is_fetched(report, tmp_path):

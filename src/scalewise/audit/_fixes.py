@@ -18,6 +18,8 @@ from ._session import Error, Outcome, Session
 ENOUGH = 0.5  # a fix that halves the error is taken before wider ones are tried
 GAIN = 0.95  # and one that leaves more than this of it is none
 IDLE = 12  # findings listed where nothing is tried
+LEFT = 6  # and where nothing that was tried helped
+EVENTS = ("nan", "overflow", "saturation", "underflow", "swamping")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,13 +123,14 @@ def power_below(rows: Sequence[Row], fmt: Format) -> int:
 
 @dataclasses.dataclass
 class Search:
-    """Findings whose fixes change the outputs, each fix on top of those before.
+    """Findings whose fixes change the outputs, each fix on top of those before; then the others.
 
     Attributes:
         session: what is run.
         literals: that change in the format.
         trials: how many runs may still be made.
-        found: findings with a fix that helped, in order.
+        found: findings with a fix that helped, in order; then, if much of the error is left, what
+            no change mended, or none was tried for.
         idle: findings with evidence but without a fix that helped.
         now, outcome: the fixes found so far, and what a run with them gives.
     """
@@ -161,7 +164,21 @@ class Search:
             options = fixes(fresh[0], what.kind, self.outcome.rows, self.now, self.fmt)
             if self._attempt(what, options):
                 tried.clear()
+        if not _near(self.outcome.error, floor):
+            self._unmended()
         return self.outcome.error
+
+    def _unmended(self) -> None:
+        """What is left of the error has a cause too: findings without a fix."""
+        for group in groups(self.outcome.rows)[:LEFT]:
+            what = self._finding(group)
+            if what.kind in EVENTS:
+                error = self.outcome.error
+                what = dataclasses.replace(
+                    what, error_before=float(error), broken_before=error.broken
+                )
+                self.found.append(what)
+                self.idle = [x for x in self.idle if x.rows != what.rows]
 
     def _finding(self, group: Group) -> Finding:
         return finding(group, self.fmt, self.session.low.saturate)

@@ -18,7 +18,8 @@ class Summary:
         function: its name.
         low, shadow: what the two lanes computed in.
         semantics: what is modelled, in a sentence.
-        findings: those whose fix changed the outputs, the worst first.
+        findings: those whose fix changed the outputs, each on top of those before; then those that
+            nothing mended.
         idle: findings with evidence whose fixes changed nothing, or that weren't tried.
         literals: constants that the format changes.
         benign: what looks bad and is so by design, a sentence each.

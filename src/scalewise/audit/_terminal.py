@@ -56,10 +56,11 @@ def _findings(report: Summary, console: Console) -> None:
         if finding.source:
             console.print(Text(f"     {finding.source}", style="dim"))
         before = error(finding.error_before, finding.broken_before)
+        if finding.fix is None:
+            console.print(Text(f"     no change that was tried helps: error {before}"))
+            continue
         after = error(finding.error_after, finding.broken_after)
-        fix = Text(f"     {finding.fix}: ", style="green")
-        fix.append(f"error {before} -> {after}")
-        console.print(fix)
+        console.print(Text(f"     {finding.fix}: error {before} -> {after}", style="green"))
     if len(report.findings) > SHOWN:
         console.print(Text(f"and {len(report.findings) - SHOWN} more", style="dim"))
 
