@@ -25,7 +25,7 @@ class Config:
 
 
 CONFIG = Config()
-OPTIMIZER = optax.sgd(0.02, momentum=0.9)
+OPTIMIZER = optax.sgd(optax.cosine_decay_schedule(0.05, 500), momentum=0.9)
 
 
 def init(seed: int) -> Tree:
@@ -50,12 +50,12 @@ def init(seed: int) -> Tree:
 
 
 def layer(p: Tree, x: jax.Array) -> jax.Array:
-    """Convolution, norm over each image's channel, rectifier."""
+    """Convolution, norm over each image, rectifier."""
     x = jax.lax.conv_general_dilated(
         x, p["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
-    mean = x.mean(axis=(1, 2), keepdims=True)
-    variance = jnp.square(x - mean).mean(axis=(1, 2), keepdims=True)
+    mean = x.mean(axis=(1, 2, 3), keepdims=True)
+    variance = jnp.square(x - mean).mean(axis=(1, 2, 3), keepdims=True)
     return jax.nn.relu((x - mean) * jax.lax.rsqrt(variance + 1e-5) * p["gain"] + p["bias"])
 
 

@@ -267,6 +267,23 @@ def test_what_makes_no_sense_is_refused(make, error, message):
         make()
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        params,
+        lambda: Net(nnx.Rngs(0)),
+        lambda: Dense(eqx.nn.MLP(6, 2, 16, 1, key=jax.random.key(0)), jnp.int32(3)),
+    ],
+    ids=["pytree", "nnx", "equinox"],
+)
+def test_two_states_of_one_model_have_one_structure(make):
+    """What was compiled for one serves the other, and a checkpoint of one fits the other."""
+    train = step(loss, optax.adam(1e-2))
+    a, b = train.init(make()), train.init(make())
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    assert hash(a.structure) == hash(b.structure)
+
+
 def test_the_state_is_a_plain_pytree():
     train = step(loss, optax.adam(1e-2), "p=bf16,c=bf16")
     state = train.init(params())

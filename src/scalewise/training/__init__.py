@@ -23,6 +23,7 @@ from ._loss_scale import unscale as unscale
 from ._moments import NARROW_ADAM as NARROW_ADAM
 from ._moments import stored_in as stored_in
 from ._moments import widen as widen
+from ._reduce import mean_over as mean_over
 from ._step import Metrics as Metrics
 from ._step import Step as Step
 from ._step import TrainState as TrainState

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -16,17 +16,19 @@ import jax.numpy as jnp
 Tree = Any
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # equal only to itself, so that jit never compares
+@dataclasses.dataclass(frozen=True)
 class Structure:
     """How a model is put together from its parts, and taken apart again.
 
     Attributes:
+        key: what is static in the model; two structures with equal keys are equal.
         merge: (params, rest) to the model that the user's loss is called with.
         rest: a model, after that call, to what else is in it: statistics, counters, keys.
     """
 
-    merge: Callable[[Tree, Tree], Any]
-    rest: Callable[[Any], Tree]
+    key: Hashable
+    merge: Callable[[Tree, Tree], Any] = dataclasses.field(compare=False)
+    rest: Callable[[Any], Tree] = dataclasses.field(compare=False)
 
 
 def split(model: Any) -> tuple[Tree, Tree, Structure]:
@@ -43,6 +45,7 @@ def split(model: Any) -> tuple[Tree, Tree, Structure]:
     if nnx is not None and isinstance(model, nnx.Module):
         graph, params, rest = nnx.split(model, nnx.Param, ...)
         structure = Structure(
+            key=graph,
             # copies: a loss may change variables only at its own level of tracing
             merge=lambda p, r: nnx.merge(graph, p, r, copy=True),
             rest=lambda m: nnx.split(m, nnx.Param, ...)[2],
@@ -51,13 +54,18 @@ def split(model: Any) -> tuple[Tree, Tree, Structure]:
         params, others = eqx.partition(model, eqx.is_inexact_array)
         rest, static = eqx.partition(others, eqx.is_array)
 
-        def same(_: Any) -> Tree:
-            return eqx.partition(eqx.partition(_, eqx.is_inexact_array)[1], eqx.is_array)[0]
+        def others_of(module: Any) -> Tree:
+            return eqx.filter(eqx.filter(module, eqx.is_inexact_array, inverse=True), eqx.is_array)
 
-        structure = Structure(merge=lambda p, r: eqx.combine(p, r, static), rest=same)
+        leaves, treedef = jax.tree.flatten(static)
+        structure = Structure(
+            key=(tuple(leaves), treedef),
+            merge=lambda p, r: eqx.combine(p, r, static),
+            rest=others_of,
+        )
     else:
         params, rest = model, ()
-        structure = Structure(merge=lambda p, r: p, rest=lambda m: ())
+        structure = Structure("bare", merge=lambda p, r: p, rest=lambda m: ())
     check_floats(params)
     return params, rest, structure
 

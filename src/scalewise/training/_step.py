@@ -24,6 +24,7 @@ from ._loss_scale import (
 )
 from ._model import Structure, split
 from ._moments import stored_in
+from ._reduce import mean_over
 from ._weights import apply_updates, compensated, master_weights, stochastic_rounding
 
 Tree = Any
@@ -89,6 +90,8 @@ class Step:
         accumulate: microbatches to a step.
         has_aux: whether ``loss`` returns a pair.
         transform: what the policy does to the function from params to loss.
+        axis_name: mapped axes over which gradients are averaged.
+        wire: format in which they are sent.
     """
 
     loss: Callable
@@ -97,6 +100,8 @@ class Step:
     accumulate: int = 1
     has_aux: bool = False
     transform: Callable[[Callable], Callable] = lambda f: f
+    axis_name: Any = None
+    wire: Any = None
 
     def init(self, model: Any) -> TrainState:
         """The state before the first step, of a model or a pytree of parameters.
@@ -114,6 +119,11 @@ class Step:
         """One step on a batch, a pytree whose arrays have the examples along their first axis."""
         before = loss_scale_of(state.optimizer)
         gradients, loss, rest, aux = self._gradients(state, batch)
+        if self.axis_name is not None:
+            members = self._members()
+            mean = mean_over(gradients, self.axis_name, self.wire)
+            gradients = jax.tree.map(lambda g: g * members, mean)
+            loss = jax.lax.pmean(loss, self.axis_name)
         updates, optimizer = self.optimizer.update(
             gradients, state.optimizer, state.params, value=loss
         )
@@ -134,7 +144,9 @@ class Step:
 
         def scaled(params, rest, batch):
             loss, rest, aux = self._apply(state.structure, params, rest, batch)
-            return scale_loss(loss, scaling), (widened(loss), rest, aux)
+            # a member's part of the batch's mean, or its gradients were that many times larger
+            part = scale_loss(loss, scaling) / self._members()
+            return part, (widened(loss), rest, aux)
 
         differentiate = jax.grad(scaled, has_aux=True)
         if self.accumulate == 1:
@@ -153,6 +165,9 @@ class Step:
         (total, loss, rest), aux = jax.lax.scan(add, start, parts)
         mean = jax.tree.map(lambda t: t / self.accumulate, total)
         return mean, loss / self.accumulate, rest, aux
+
+    def _members(self) -> int:
+        return 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
 
     def _apply(self, structure: Structure, params: Tree, rest: Tree, batch: Any):
         """Loss, rest and aux of the model, all of it under the policy."""
@@ -179,6 +194,7 @@ def step(
     accumulate: int = 1,
     has_aux: bool = False,
     axis_name: Any = None,
+    wire: Any = None,
 ) -> Step:
     """A mixed-precision training step around any loss function and optax optimizer.
 
@@ -202,8 +218,10 @@ def step(
         clip: largest global norm of the gradients, over all parameters, unscaled.
         accumulate: in how many microbatches of equal size a batch is computed.
         has_aux: whether ``loss`` returns ``(scalar, aux)``.
-        axis_name: mapped axes over which the step's gradients were already reduced, for the
-            finite check; see :func:`all_finite`.
+        axis_name: mapped axes (``shard_map`` with ``check_vma=False``) whose members each have a
+            part of the batch: gradients and loss are averaged over them, and all take the same
+            decisions. Not needed under ``jit`` with shardings, where arrays are whole.
+        wire: format in which the gradients are sent to be averaged, see :func:`mean_over`.
 
     Returns:
         A :class:`Step`, jittable: ``state = it.init(model)``, ``state, metrics = it(state,
@@ -237,7 +255,9 @@ def step(
     if scaling is None:
         scaling = DynamicLossScale() if narrow else StaticLossScale(1.0)
     whole = loss_scaled(WEIGHTS[weights](optimizer), scaling, axis_name=axis_name)
-    return Step(loss, whole, params, accumulate, has_aux, transform)
+    if wire is not None and axis_name is None:
+        raise ValueError("step: wire says how gradients are sent over axis_name, which isn't given")
+    return Step(loss, whole, params, accumulate, has_aux, transform, axis_name, wire)
 
 
 def microbatches(batch: Any, n: int) -> Any:

@@ -1,0 +1,168 @@
+"""Two processes train as one: data-parallel, with sharded state, and with gradients sent narrow.
+
+    python -m proofs.two_processes
+
+Starts two workers, joined by ``jax.distributed`` on this machine's loopback, and one that has all
+of the data to itself. In one step the part of the batch that the second worker has makes its
+gradients overflow. Compared are losses, loss scales, skipped steps and the final weights.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+STEPS, SIZE, WIDTH = 10, 8, 16
+WAYS = ("data", "sharded", "mapped", "fp16", "e5m2")
+
+
+def worker(number: int, count: int, port: int, ways: tuple[str, ...]) -> None:
+    """Each way in turn, in one process of ``count``; prints what came of them as JSON."""
+    import jax
+
+    if count > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"localhost:{port}", count, number)
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    mesh = jax.make_mesh((count,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    found = {}
+    for way in ways:
+        train = make_step(way)
+        state, run = make_run(way, train, mesh)
+        rows = []
+        for index in range(STEPS):
+            whole = batch(index)
+            part = slice(number * SIZE // count, (number + 1) * SIZE // count)
+            local = {k: v[part] for k, v in whole.items()}
+            placed = NamedSharding(mesh, P("data"))
+            given = {k: jax.make_array_from_process_local_data(placed, v) for k, v in local.items()}
+            state, metrics = run(state, given)
+            rows.append([
+                float(x.addressable_data(0))
+                for x in (metrics.loss, metrics.scale, metrics.finite, metrics.skipped)
+            ])  # fmt: skip
+        replicate = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
+        weights = replicate(state.params["a"])
+        sharded = not state.params["a"].is_fully_replicated
+        found[way] = {
+            "rows": rows,
+            "weights": np.asarray(weights.addressable_data(0), np.float64).ravel().tolist(),
+            "sharded": sharded and count > 1,
+        }
+    print("FOUND" + json.dumps(found), flush=True)
+
+
+def make_step(way: str):
+    """The training step of one way."""
+    import jax.numpy as jnp
+    import optax
+
+    from scalewise.training import DynamicLossScale, step
+
+    def loss(params, batch):
+        return jnp.mean(jnp.square(jnp.tanh(batch["x"] @ params["a"]) @ params["b"] - batch["y"]))
+
+    options = {} if way in ("data", "sharded") else {"axis_name": "data"}
+    if way in ("fp16", "e5m2"):
+        options["wire"] = way
+    # FP16's operands behind a loss scale that begins too high and has to come down
+    scaling = DynamicLossScale(initial=2.0**20, interval=4)
+    return step(loss, optax.adam(1e-2), "c=f16", scaling=scaling, clip=1.0, **options)
+
+
+def make_run(way: str, train, mesh):
+    """State in its place, and the compiled step."""
+    import jax
+    import numpy as np
+    from jax.sharding import NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    rng = np.random.default_rng(0)
+    params = {
+        "a": rng.normal(size=(WIDTH, 32)).astype(np.float32) / 4,
+        "b": rng.normal(size=(32, 2)).astype(np.float32) / 6,
+    }
+    shapes = jax.eval_shape(train.init, params)
+
+    def spec(x):  # FSDP: everything with an axis is cut along its first, moments and masters too
+        return P("data") if way == "sharded" and x.ndim else P()
+
+    shardings = jax.tree.map(lambda x: NamedSharding(mesh, spec(x)), shapes)
+    state = jax.jit(train.init, out_shardings=shardings)(params)
+    if way in ("data", "sharded"):
+        return state, jax.jit(train, out_shardings=(shardings, NamedSharding(mesh, P())))
+    mapped = jax.shard_map(
+        train, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False
+    )
+    return state, jax.jit(mapped)
+
+
+def batch(index: int) -> dict:
+    """The whole batch of one step; in step 7 its second half is too large for FP16 gradients."""
+    import numpy as np
+
+    rng = np.random.default_rng(index)
+    y = rng.normal(size=(SIZE, 2)).astype(np.float32)
+    if index == 7:
+        y[SIZE // 2 :] *= 3e4
+    return {"x": rng.normal(size=(SIZE, WIDTH)).astype(np.float32), "y": y}
+
+
+def start(number: int, count: int, port: int, ways: tuple[str, ...]) -> subprocess.Popen:
+    mine = [str(number), str(count), str(port), *ways]
+    arguments = [sys.executable, "-m", "proofs.two_processes", *mine]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    return subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+def results(workers: list[subprocess.Popen]) -> list[dict]:
+    found = []
+    for process in workers:
+        out, err = process.communicate(timeout=280)
+        if process.returncode:
+            raise SystemExit(f"a worker ended with {process.returncode}:\n{err[-3000:]}")
+        line = next(line for line in out.splitlines() if line.startswith("FOUND"))
+        found.append(json.loads(line.removeprefix("FOUND")))
+    return found
+
+
+def prove(ways: tuple[str, ...] = WAYS) -> dict[str, dict]:
+    """What the ways differ by; raises SystemExit where the two workers disagree at all."""
+    import numpy as np
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    (alone,) = results([start(0, 1, port, ("data",))])
+    first, second = results([start(n, 2, port, ways) for n in (0, 1)])
+    if first != second:
+        raise SystemExit("the two processes took different decisions")
+    report = {}
+    for way in ways:
+        mine = np.asarray(first[way]["rows"])
+        plain = np.asarray(alone["data"]["rows"])
+        weights = np.asarray(first[way]["weights"]) - np.asarray(alone["data"]["weights"])
+        report[way] = {
+            "loss differs from one process by": float(np.abs(mine[:, 0] / plain[:, 0] - 1).max()),
+            "weights differ by": float(np.abs(weights).max()),
+            "scales": mine[:, 1].tolist(),
+            "same decisions as one process": bool((mine[:, 1:] == plain[:, 1:]).all()),
+            "skipped": int(mine[-1, 3]),
+            "sharded": first[way]["sharded"],
+        }
+    return report
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 4:
+        number, count, port = map(int, sys.argv[1:4])
+        worker(number, count, port, tuple(sys.argv[4:]))
+    else:
+        for name, figures in prove().items():
+            print(name, json.dumps(figures))

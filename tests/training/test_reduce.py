@@ -1,0 +1,74 @@
+"""Gradients averaged narrow, and two processes that train as one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from proofs.two_processes import prove
+
+from scalewise import formats
+from scalewise.training import mean_over, step
+
+
+def over(x, fmt=None):
+    return jax.vmap(lambda x: mean_over(x, "data", fmt), axis_name="data")(x)
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16", "e4m3fn", "e5m2"])
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (5, 3), (64, 8)])
+def test_the_mean_is_right_to_two_roundings_and_the_same_on_all(fmt, shape):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(4, *shape)) * 2.0 ** rng.integers(-6, 7), jnp.float32)
+    got = np.asarray(over(x, fmt), np.float64)
+    assert got.shape == x.shape
+    assert all(np.array_equal(row, got[0]) for row in got)
+    eps = 2.0 ** -(formats.format(fmt).mantissa_bits + 1)
+    size = np.abs(np.asarray(x)).mean(axis=0)  # cancellation doesn't make an error larger
+    tiny = np.abs(np.asarray(x)).max() * 2.0**-15
+    want = np.asarray(x, np.float64).mean(axis=0)
+    assert np.all(np.abs(got[0] - want) <= 2.1 * eps * size + tiny)
+
+
+def test_members_whose_sizes_differ_agree_on_one_scale():
+    """Behind scales of their own, codes could not be summed; behind one, the small one is lost."""
+    x = jnp.stack([jnp.full(4, 2.0**20), jnp.full(4, 2.0**-20)])
+    np.testing.assert_allclose(np.asarray(over(x, "fp16")), 2.0**19, rtol=1e-6)
+    x = jnp.stack([jnp.full(4, 3.0e30), jnp.full(4, -1.0e30)])  # far beyond the format
+    np.testing.assert_allclose(np.asarray(over(x, "e5m2")), 1e30, rtol=0.2)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("fmt", [None, "fp16", "e4m3fn", "e5m2"])
+def test_one_members_overflow_is_everybodys(fmt, bad):
+    x = jnp.ones((2, 6)).at[1, 4].set(bad)
+    got = np.asarray(over({"g": x, "n": jnp.arange(2)}, fmt)["g"])
+    assert not np.isfinite(got[0, 4])
+    assert not np.isfinite(got[1, 4])
+
+
+def test_without_a_format_it_is_pmean():
+    x = jax.random.normal(jax.random.key(0), (4, 9)).astype(jnp.float16)
+    want = x.astype(jnp.float32).mean(axis=0)
+    np.testing.assert_allclose(np.asarray(over(x)[2]), np.asarray(want), rtol=1e-6)
+
+
+def test_two_processes_train_as_one():
+    """Data-parallel, with sharded state, by hand, and with gradients sent in FP8.
+
+    `python -m proofs.two_processes` has FP16 as well.
+    """
+    found = prove(("data", "sharded", "mapped", "e5m2"))
+    for way, figures in found.items():
+        assert figures["same decisions as one process"], way
+        assert figures["skipped"] == 5  # four until the scale fits, one overflow on one process
+        assert figures["loss differs from one process by"] < (0.05 if way == "e5m2" else 1e-3)
+    assert found["sharded"]["sharded"]
+    assert not found["data"]["sharded"]
+
+
+def test_what_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="mean_over: fp32 isn't stored in one or two bytes"):
+        over(jnp.ones((2, 2)), "fp32")
+    with pytest.raises(ValueError, match="wire says how gradients are sent over axis_name"):
+        step(lambda p, b: p, optax.sgd(1.0), wire="fp16")
