@@ -1,6 +1,10 @@
 """The audit: which operation on which line, why, and a fix that was tried."""
 
 from ._audit import audit as audit
+from ._diff import Difference as Difference
+from ._diff import diff as diff
+from ._file import arguments as arguments
+from ._file import load_function as load_function
 from ._findings import Finding as Finding
 from ._literals import Literal as Literal
 from ._literals import literals as literals

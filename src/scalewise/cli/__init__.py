@@ -2,8 +2,10 @@
 
 import typer
 
+from ._audit import audit
 from ._cast import cast
 from ._compare import compare
+from ._diff import diff
 from ._formats import formats, inspect
 from ._table import table
 from ._train import train
@@ -15,6 +17,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("audit")(audit)
+app.command("diff")(diff)
 app.command("compare")(compare)
 app.command("train")(train)
 app.command("cast")(cast)

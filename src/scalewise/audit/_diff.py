@@ -1,0 +1,125 @@
+"""Two saved reports compared: which findings went, which came, where the error moved."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ..training import InputError
+
+NEEDED = ("function", "low", "findings", "rows", "error")
+Place = tuple[str, int, str, str]  # file, line, primitive, direction
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """What changed from one report to another.
+
+    Attributes:
+        names: function and format of each.
+        errors: of the outputs, each (numbers not finite, relative).
+        gone, new, kept: findings by kind and place, as sentences.
+        moved: operations whose error against the shadow changed at least twofold: place, before,
+            after; the largest change first.
+    """
+
+    names: tuple[str, str]
+    errors: tuple[tuple[int, float], tuple[int, float]]
+    gone: tuple[str, ...]
+    new: tuple[str, ...]
+    kept: tuple[str, ...]
+    moved: tuple[tuple[str, float, float], ...]
+
+    def show(self, console: Console | None = None) -> None:
+        """Prints it."""
+        console = console or Console()
+        before, after = (f"{n:,} not finite" if n else f"{x:.2g}" for n, x in self.errors)
+        console.print(Text(f"{self.names[0]} -> {self.names[1]}: error {before} -> {after}"))
+        for mark, style, lines in (("-", "green", self.gone), ("+", "red", self.new),
+                                   ("=", "dim", self.kept)):  # fmt: skip
+            for line in lines:
+                console.print(Text(f"{mark} {line}", style=style))
+        for place, old, new in self.moved[:10]:
+            console.print(Text(f"  {place}: error {old:.2g} -> {new:.2g}"))
+        if not (self.gone or self.new or self.moved):
+            console.print("No finding came or went, no operation's error changed twofold.")
+
+
+def load_report(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """A report saved as JSON.
+
+    Raises:
+        InputError: nothing there, or no report.
+    """
+    path = Path(path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"can't read {str(path)!r}: {error.strerror}") from None
+    except ValueError:
+        raise InputError(f"{str(path)!r} is no JSON: a report saved as .json is accepted") from None
+    if not isinstance(data, dict) or any(name not in data for name in NEEDED):
+        raise InputError(f"{str(path)!r} is no report: what report.save wrote is accepted")
+    return data
+
+
+def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Difference:
+    """Compares two reports saved as JSON.
+
+    Args:
+        before, after: paths.
+
+    Raises:
+        InputError: one of them can't be read, or is no report.
+    """
+    a, b = load_report(before), load_report(after)
+    old, new = _findings(a), _findings(b)
+    return Difference(
+        names=(f"{a['function']} in {a['low']}", f"{b['function']} in {b['low']}"),
+        errors=(_error(a), _error(b)),
+        gone=tuple(old[k] for k in old if k not in new),
+        new=tuple(new[k] for k in new if k not in old),
+        kept=tuple(new[k] for k in new if k in old),
+        moved=_moved(_errors(a), _errors(b)),
+    )
+
+
+def _error(report: dict[str, Any]) -> tuple[int, float]:
+    return int(report["error"]["broken"]), float(report["error"]["relative"])
+
+
+def _findings(report: dict[str, Any]) -> dict[tuple, str]:
+    return {
+        (f["kind"], f["file"], f["line"], f["primitive"], f["direction"]):
+            f"{f['kind']}  {Path(f['file'] or '?').name}:{f['line']}  {f['primitive']}, "
+            f"{f['direction']}: {f['evidence']}"
+        for f in report["findings"]
+    }  # fmt: skip
+
+
+def _errors(report: dict[str, Any]) -> dict[Place, float]:
+    found: dict[Place, float] = {}
+    for row in report["rows"]:
+        numbers = row["numbers"]
+        noise, signal = float(numbers["inherited2"]), float(numbers["shadow2"])
+        key = (row["file"] or "?", row["line"], row["primitive"], row["direction"])
+        if signal:
+            found[key] = max(found.get(key, 0.0), (noise / signal) ** 0.5)
+    return found
+
+
+def _moved(
+    old: dict[Place, float], new: dict[Place, float]
+) -> tuple[tuple[str, float, float], ...]:
+    def factor(key: Place) -> float:
+        a, b = old[key] + 1e-12, new[key] + 1e-12
+        return max(a / b, b / a)
+
+    places = sorted((k for k in old if k in new and factor(k) >= 2), key=factor, reverse=True)
+    return tuple((f"{Path(k[0]).name}:{k[1]} {k[2]}, {k[3]}", old[k], new[k]) for k in places)

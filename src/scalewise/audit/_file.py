@@ -1,0 +1,124 @@
+"""A function in a user's file, and arguments for it."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..training import InputError
+
+
+def load_function(target: str) -> tuple[Callable, ModuleType]:
+    """The function that ``path/to/file.py:name`` means, and its module.
+
+    Raises:
+        InputError: no such file, it doesn't run, or nothing of that name in it can be called.
+    """
+    path, colon, name = target.rpartition(":")
+    if not colon or not name:
+        raise InputError(f"{target!r} names no function: path/to/file.py:function is accepted")
+    file = Path(path)
+    if not file.is_file():
+        raise InputError(f"no file at {path!r}: a Python file is accepted")
+    module = _run(file)
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = [
+            k for k, v in vars(module).items()
+            if inspect.isfunction(v) and v.__module__ == module.__name__
+        ]  # fmt: skip
+        raise InputError(f"{file} defines no function {name!r}; there are: {', '.join(found)}")
+    return function, module
+
+
+def _run(file: Path) -> ModuleType:
+    name = f"scalewise_audited_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise InputError(f"no program at {str(file)!r}: a Python file (.py) is accepted")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise InputError(f"{file} doesn't run: {described(error)}") from error
+    return module
+
+
+def described(error: BaseException) -> str:
+    """An error in one line, with the place where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f" ({Path(error.filename).name}:{error.lineno})"
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}{place}"
+
+
+def arguments(
+    function: Callable, module: ModuleType, factory: str | None, seed: int = 0
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Positional and keyword arguments: a factory's, or random ones from annotated shapes.
+
+    Args:
+        function: what is to be audited.
+        module: its module.
+        factory: a function of that module without arguments that returns a tuple of positional
+            arguments (or a dict of keyword arguments); None for annotations such as jaxtyping's
+            ``Float[Array, "8 16"]``, filled with standard normal numbers.
+        seed: of the random ones.
+
+    Raises:
+        InputError: no such factory, it fails, or a parameter has no usable annotation.
+    """
+    if factory is not None:
+        make = getattr(module, factory, None)
+        if not callable(make):
+            raise InputError(f"{module.__file__} defines no factory {factory!r} for the arguments")
+        try:
+            made = make()
+        except Exception as error:
+            raise InputError(f"the factory {factory} failed: {described(error)}") from error
+        if isinstance(made, dict):
+            return (), made
+        return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}
+    keys = iter(jax.random.split(jax.random.key(seed), 64))
+    made = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        shape = shape_of(parameter.annotation)
+        if shape is not None:
+            made[name] = _random(next(keys), shape, parameter.annotation)
+        elif parameter.default is inspect.Parameter.empty:
+            raise InputError(
+                f"{function.__name__}({name}) has no annotation with a shape such as "
+                'Float[Array, "8 16"]; name a factory of arguments with --args'
+            )
+    return (), made
+
+
+def shape_of(annotation: Any) -> tuple[int, ...] | None:
+    """The shape that a jaxtyping annotation spells in numbers; ``batch=8`` is 8."""
+    text = getattr(annotation, "dim_str", None)
+    if text is None:
+        return None
+    sizes = [word.rpartition("=")[2] for word in text.split()]
+    return tuple(map(int, sizes)) if all(size.isdigit() for size in sizes) else None
+
+
+def _random(key: jax.Array, shape: tuple[int, ...], annotation: Any) -> jax.Array:
+    kinds = [str(d) for d in getattr(annotation, "dtypes", ())]
+    if kinds and all(k.startswith(("int", "uint")) for k in kinds):
+        return jax.random.randint(key, shape, 0, 2)
+    if kinds and all(k.startswith("bool") for k in kinds):
+        return jax.random.bernoulli(key, 0.5, shape)
+    return jax.random.normal(key, shape, jnp.float32)

@@ -1,0 +1,42 @@
+"""`scalewise audit`: what a narrow format does to a function of a user's file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._refusal import refusal
+
+
+def audit(
+    target: Annotated[str, typer.Argument(help="path/to/file.py:function")],
+    fmt: Annotated[str, typer.Option("--format", help="A format, or an autocast policy.")] = "fp16",
+    args: Annotated[
+        str | None,
+        typer.Option(help="A function of that file that makes the arguments, as a tuple or dict."),
+    ] = None,
+    shadow: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
+    trials: Annotated[int, typer.Option(help="Runs that may be spent on trying fixes.")] = 24,
+    seed: Annotated[int, typer.Option(help="Of random arguments.")] = 0,
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(help="A file to write, .html or .json; may be given again."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show what is benign too.")] = False,
+) -> None:
+    """Say which operation of which line a narrow format breaks, and what mends it.
+
+    Exits with 1 if outputs aren't finite, with 2 if it can't be audited.
+    """
+    from scalewise import audit as room  # JAX takes a second to import: not for --help
+    from scalewise.audit import arguments, load_function
+
+    with refusal(ValueError, TypeError):
+        function, module = load_function(target)
+        positional, named = arguments(function, module, args, seed)
+        report = room(function, fmt, shadow=shadow, trials=trials)(*positional, **named)
+        report.show(everything=everything)
+        for path in out or ():
+            typer.echo(f"wrote {report.save(path)}")
+    if report.error.broken:
+        raise typer.Exit(1)

@@ -1,0 +1,93 @@
+"""`scalewise audit` and `scalewise diff` as a user types them."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from scalewise.cli import app
+
+PROGRAM = """
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+def norm(x):
+    return jnp.sqrt(jnp.sum(x * x))
+
+def big():
+    return (jnp.full(4096, 16.0),)
+
+def named():
+    return {"x": jnp.ones(4)}
+
+def typed(x: Float[Array, "4 n=8"], w: Float[Array, "8"]):
+    return x @ w
+
+def vague(x: Float[Array, "rows"]):
+    return x
+
+def fails():
+    raise RuntimeError("no data today")
+
+def count(x):
+    return x > 0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(PROGRAM)
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_users_function_is_audited_and_written(folder):
+    done = run("audit", "net.py:norm", "--args", "big", "--trials", "3",
+               "--out", "a.html", "--out", "a.json")  # fmt: skip
+    assert done.exit_code == 1  # not finite
+    assert "overflow  net.py:6" in done.output
+    assert "wrote a.json" in done.output
+    assert json.loads((folder / "a.json").read_text())["findings"][0]["line"] == 6
+    assert "net.py:6" in (folder / "a.html").read_text()
+    good = run("audit", "net.py:norm", "--args", "big", "--format", "bf16", "--out", "b.json")
+    assert good.exit_code == 0
+    difference = run("diff", "a.json", "b.json")
+    assert difference.exit_code == 0
+    assert "norm in fp16 -> norm in bf16: error 1 not finite -> " in difference.output
+    assert "- overflow  net.py:6" in difference.output
+    assert "No finding came or went" in run("diff", "b.json", "b.json").output
+
+
+def test_arguments_from_annotations_or_by_name(folder):
+    assert run("audit", "net.py:typed", "--trials", "0").exit_code == 0
+    assert run("audit", "net.py:norm", "--args", "named", "--trials", "0").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("audit", "net.py"), "'net.py' names no function: path/to/file.py:function is accepted"),
+        (("audit", "gone.py:f"), "no file at 'gone.py': a Python file is accepted"),
+        (("audit", "net.py:nor"), "net.py defines no function 'nor'; there are: norm, big"),
+        (("audit", "broken.py:f"), "broken.py doesn't run: ModuleNotFoundError"),
+        (("audit", "net.py:norm", "--args", "small"), "defines no factory 'small'"),
+        (("audit", "net.py:norm", "--args", "fails"), "failed: RuntimeError: no data today"),
+        (("audit", "net.py:norm"), "norm(x) has no annotation with a shape such as"),
+        (("audit", "net.py:vague"), "vague(x) has no annotation with a shape such as"),
+        (("audit", "net.py:count", "--args", "big"), "count returns no float"),
+        (("audit", "net.py:norm", "--args", "big", "--format", "fp17"), "is called 'fp17'"),
+        (("diff", "net.py", "net.py"), "'net.py' is no JSON: a report saved as .json is accepted"),
+        (("diff", "a.json", "net.py"), "can't read 'a.json': No such file"),
+    ],
+)
+def test_what_cannot_be_audited_is_said_in_one_sentence(folder, arguments, message):
+    done = run(*arguments)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert "Traceback" not in done.output
+    assert len(done.output.strip().splitlines()) == 1
