@@ -178,7 +178,8 @@ def _nominal(low: Interpretation) -> Format:
     if isinstance(low, Autocast):
         return format_(low.policy.compute)
     if isinstance(low, Boundaries):
-        return low.recipe.forward or FP32
+        fmt = low.recipe.forward or FP32
+        return fmt if isinstance(fmt, Format) else fmt.element
     return FP32
 
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 import jax
 
 from ..interpret import transform
-from ._boundaries import Boundaries, has_exponent
-from ._narrow import is_stored
+from ._boundaries import Boundaries
+from ._every_op import EveryOp
+from ._keep import Exceptions
+from ._narrow import has_exponent, is_stored
 from ._recipe import Recipe
 from .recipes import fp16
 from .recipes import recipe as recipe_
@@ -52,9 +54,15 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
 
     @functools.wraps(f) if callable(f) else _same
     def scaled(*args, **kwargs):
+        if recipe.store == "every_op":
+            return transform(f, EveryOp(recipe), name="autoscale")(*args, **kwargs)
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
         traced = any(has_exponent(x) for x in leaves)
-        return transform(f, Boundaries(recipe, traced), name="autoscale")(*args, **kwargs)
+        exceptions = Exceptions(recipe.keep)
+        boundaries = Boundaries(recipe, traced, exceptions)
+        outs = transform(f, boundaries, name="autoscale")(*args, **kwargs)
+        exceptions.check("autoscale")
+        return outs
 
     transform(f, Boundaries(recipe), name="autoscale")  # refuses what is no function, at once
     return scaled

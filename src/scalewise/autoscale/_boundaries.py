@@ -11,9 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..formats import BlockFormat, Format
 from ..interpret import Boundary, Equation, Interpretation
-from ..scaled import ScaledArray, quantize
-from ._narrow import AtRest, at_rest, is_stored, put
+from ..rounding import encode
+from ..scaled import Amax, ScaledArray, Unit, quantize
+from ._keep import Exceptions
+from ._narrow import AtRest, at_rest, has_exponent, is_stored, put
+from ._predict import of_argument, predict
 from ._recipe import Recipe
 from ._rules import RULES, Family
 from ._value import InFlight, at_exponent, common_exponent, per_slice, settle
@@ -31,10 +35,12 @@ class Boundaries(Interpretation):
     Attributes:
         recipe: the formats.
         traced: an argument came with an integer exponent, so exponents are numbers at run time.
+        exceptions: the recipe's ``keep``, and what of it has been met.
     """
 
     recipe: Recipe
     traced: bool = False
+    exceptions: Exceptions = dataclasses.field(default_factory=lambda: Exceptions(()))
 
     # -- in and out ------------------------------------------------------------------------------
 
@@ -48,7 +54,8 @@ class Boundaries(Interpretation):
         dtype = compute_dtype(aval)
         if self.traced and has_exponent(x):
             return InFlight(x.data.astype(dtype), x.scale)
-        return InFlight(jnp.asarray(x.value() if is_stored(x) else x).astype(dtype))
+        plain = jnp.asarray(x.value() if is_stored(x) else x).astype(dtype)
+        return InFlight(plain, spread=of_argument(aval.shape))
 
     def constant(self, x: np.ndarray, aval: Any) -> InFlight:
         dtype = compute_dtype(aval)
@@ -111,37 +118,79 @@ class Boundaries(Interpretation):
 
     def residual(self, value: Any, aval: Any) -> InFlight | AtRest:
         """What waits for the backward pass: narrow, and back in float32 only when it is read."""
-        return self._stored(value) if isinstance(value, InFlight) else value
+        fmt = self.recipe.storage
+        return self._stored(value, fmt) if isinstance(value, InFlight) else value
 
     # -- rounding --------------------------------------------------------------------------------
 
-    def _stored(self, value: InFlight) -> InFlight | AtRest:
+    def _stored(self, value: InFlight, fmt: Format | None) -> InFlight | AtRest:
         """The value as the backward pass finds it in memory."""
-        fmt = self.recipe.storage
         small = value.data.size < self.recipe.smallest
         if fmt is None or value.side != "forward" or value.uniform is not None or small:
             return value
         return at_rest(value, fmt)
 
     def operand(
-        self, value: InFlight, equation: Equation
+        self, value: InFlight, equation: Equation, contracted: tuple[int, ...]
     ) -> tuple[jax.Array, int | jax.Array, jax.Array | None]:
         """A contraction's operand: data rounded to the recipe's format, and its two exponents.
+
+        Args:
+            value: the operand.
+            equation: the contraction.
+            contracted: the operand's axes that are contracted.
 
         Returns:
             Data in the compute dtype, all of it values of the format; the value's own exponent;
             the rounding's scale, a power of two in the compute dtype (None: 1).
         """
         fmt = self.recipe.backward if value.side == "backward" else self.recipe.forward
+        fmt = self.exceptions.find(equation, fmt)
         if fmt is None:
             return value.data, value.exponent, None
-        if equation.direction == "backward" and value.side == "forward":
+        plain = isinstance(fmt, Format) and self.recipe.per == "tensor"
+        again = equation.direction == "backward" and value.side == "forward"
+        if plain and again and isinstance(self.recipe.scaling, Amax):
             copy = at_rest(value, fmt)
-        else:
-            if fmt not in value.memo:
-                value.memo[fmt] = quantize(value.data, fmt)
-            copy = value.memo[fmt]
+            return copy.data.astype(value.data.dtype), value.exponent, copy.scale
+        if again:
+            value = awake(self._stored(value, self.recipe.storage))
+        copy = self._rounded(value, fmt, contracted)
+        if not plain:
+            return copy.value().astype(value.data.dtype), value.exponent, None
+        assert isinstance(copy.scale, jax.Array)
         return copy.data.astype(value.data.dtype), value.exponent, copy.scale
+
+    def _rounded(
+        self, value: InFlight, fmt: Format | BlockFormat, contracted: tuple[int, ...]
+    ) -> ScaledArray:
+        """A narrow copy, made once for each way to make it."""
+        scaling, key = self.recipe.scaling, (fmt, contracted)
+        if isinstance(fmt, Format) and self.recipe.per == "tensor":
+            key = fmt
+        if key not in value.memo:
+            if isinstance(scaling, Unit):
+                scaling = Unit(scaling.terms * 4.0**value.spread)
+            if isinstance(fmt, BlockFormat):
+                axis = max(contracted, default=value.data.ndim - 1)
+                scaling = None if isinstance(scaling, Amax) else scaling
+                copy = quantize(value.data, fmt, scaling=scaling, axis=axis)
+            elif self.recipe.per == "channel":
+                kept = tuple(a for a in range(value.data.ndim) if a not in contracted)
+                copy = quantize(value.data, fmt, scaling=scaling, axis=kept)
+            else:
+                copy = quantize(value.data, fmt, scaling=scaling)
+            value.memo[key] = copy
+        return value.memo[key]
+
+    def gathered(self, value: InFlight, axis_name: Any, equation: Equation) -> ScaledArray | None:
+        """What a collective sends: narrow, behind a scale that all devices agreed upon."""
+        fmt = self.exceptions.find(equation, self.recipe.collective)
+        if fmt is None or not isinstance(fmt, Format):
+            return None
+        scale, _ = Amax().scale(value.data, fmt, range(value.data.ndim))
+        scale = lax.pmax(scale, axis_name)
+        return ScaledArray(encode(value.data * (1 / scale), fmt), scale)
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -152,16 +201,17 @@ class Boundaries(Interpretation):
         inputs = [awake(x) for x in inputs]
         side = _side(equation, inputs, rule.family)
         if equation.direction == "backward" and rule.family is not Family.CONTRACTION:
-            inputs = [awake(self._stored(x)) if isinstance(x, InFlight) else x for x in inputs]
+            fmt = self.exceptions.find(equation, self.recipe.storage)
+            fmt = fmt if isinstance(fmt, Format) else None
+            inputs = [awake(self._stored(x, fmt)) if isinstance(x, InFlight) else x for x in inputs]
         outs = rule.rule(self, equation, inputs)
+        spread = 0.0
+        if isinstance(self.recipe.scaling, Unit):
+            spread = predict(equation, rule.family, inputs)
         return state, [
-            dataclasses.replace(y, side=side) if isinstance(y, InFlight) else y for y in outs
+            dataclasses.replace(y, side=side, spread=spread) if isinstance(y, InFlight) else y
+            for y in outs
         ]
-
-
-def has_exponent(x: Any) -> bool:
-    """Whether an argument's scale is one int32 exponent, which then follows it to the outputs."""
-    return isinstance(x, ScaledArray) and x.scale.dtype == jnp.int32 and x.scale.ndim == 0
 
 
 def awake(x: Any) -> Any:

@@ -154,3 +154,8 @@ def store(tree: Any, recipe: Recipe) -> Any:
 
 def is_stored(x: Any) -> bool:
     return isinstance(x, ScaledArray | Rooted)
+
+
+def has_exponent(x: Any) -> bool:
+    """Whether an argument's scale is one int32 exponent, which then follows it to the outputs."""
+    return isinstance(x, ScaledArray) and x.scale.dtype == jnp.int32 and x.scale.ndim == 0

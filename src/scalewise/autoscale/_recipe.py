@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..formats import BLOCK_FORMATS, FP16, BlockFormat, Format, block_format
+from ..formats import BF16, BLOCK_FORMATS, FP16, BlockFormat, Format, block_format
 from ..formats import format as format_
-from ..scaled import storable
+from ..scaled import Amax, Delayed, Propagated, Scaling, storable
+
+CURRENT = Amax()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,38 +56,72 @@ class Recipe:
     """What :func:`autoscale` rounds, and how.
 
     Attributes:
-        forward: format of a contraction's operands that come from the forward pass (weights,
-            activations); None leaves them in the compute dtype.
-        backward: format of a contraction's operands that carry a gradient.
-        storage: format of everything else that the backward pass reads from the forward pass.
+        forward: format, or block format, of a contraction's operands that come from the forward
+            pass (weights, activations); None leaves them in the compute dtype. Blocks lie along
+            the contracted axis.
+        backward: of a contraction's operands that carry a gradient.
+        storage: format of everything else that the backward pass reads from the forward pass; with
+            ``store="every_op"``, of everything.
         carry: format of a loop's carry between two iterations; None keeps the compute dtype, since
             a sum carried through a loop swamps in a narrow one.
+        collective: format in which a ``shard_map``'s all_gather and psum send their data, behind
+            a scale that the devices agree upon first; None sends the compute dtype.
         state: pairs of a regular expression and a :class:`Storage`; an output whose path (as
             ``jax.tree_util.keystr`` prints it) matches is returned so stored.
         smallest: residuals with fewer elements (the statistics of a norm, say) stay in the compute
             dtype: what a narrow copy saves isn't worth its scale.
         store: ``"boundaries"``: values in flight stay float32 and only what is really stored is
-            rounded.
+            rounded. ``"every_op"``: each result is rounded to ``storage`` behind a scale of its
+            own, the arithmetic of a machine without float32.
+        scaling: how an operand's scale is chosen, see :func:`scalewise.quantize`. By default its
+            largest magnitude (current scaling), so that nothing saturates. :class:`Unit` takes
+            a scale that is predicted from shapes alone, without a look at the data.
+        per: ``"tensor"``: one scale for an operand; ``"channel"``: one for each index of the axes
+            that aren't contracted.
+        keep: exceptions, ``{name: format}``: equations of that primitive, or in that scope (a
+            ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another),
+            have operands and residuals in that format, FP32 for none. The first that matches wins.
+        rescale: with ``store="every_op"``, after which operations the scale is found anew from the
+            data: None for none (scales are propagated alone), ``"max"``, ``"l1"``, ``"l2"`` or
+            ``"least_squares"`` for each that can change the magnitude, by that measure.
+        arithmetic: with ``store="every_op"``, in which contractions add up: ``"float32"``,
+            ``"storage"`` (all in the narrow dtype), or ``"auto"``: in the narrow one where, at run
+            time, the operands' magnitudes let no sum overflow, else in float32.
 
-    Each rounding uses one power-of-two scale for the tensor, from its largest magnitude (current
-    scaling), so that nothing saturates.
+    Raises:
+        ValueError: formats, names or combinations that mean nothing.
     """
 
-    forward: Format | None = FP16
-    backward: Format | None = FP16
+    forward: Format | BlockFormat | None = FP16
+    backward: Format | BlockFormat | None = FP16
     storage: Format | None = FP16
     carry: Format | None = None
+    collective: Format | None = None
     state: tuple[tuple[str, Storage], ...] = ()
     smallest: int = 8192
-    store: Literal["boundaries"] = "boundaries"
+    store: Literal["boundaries", "every_op"] = "boundaries"
+    scaling: Scaling = CURRENT
+    per: Literal["tensor", "channel"] = "tensor"
+    keep: Mapping[str, Format] | tuple[tuple[str, Format], ...] = ()
+    rescale: Literal["max", "l1", "l2", "least_squares"] | None = None
+    arithmetic: Literal["float32", "storage", "auto"] = "float32"
 
     def __post_init__(self):
-        for field in ("forward", "backward", "storage", "carry"):
+        for field in ("forward", "backward"):
+            object.__setattr__(self, field, _operand(getattr(self, field)))
+        for field in ("storage", "carry", "collective"):
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, storable(format_(value)))
-        if self.store != "boundaries":
-            raise ValueError(f"Recipe.store accepts 'boundaries', not {self.store!r}")
+        for field, accepted in CHOICES.items():
+            if getattr(self, field) not in accepted:
+                raise ValueError(
+                    f"Recipe.{field} is {getattr(self, field)!r}; "
+                    f"accepted: {', '.join(map(repr, accepted))}"
+                )
+        pairs = self.keep.items() if isinstance(self.keep, Mapping) else self.keep
+        object.__setattr__(self, "keep", tuple((name, _operand(f)) for name, f in pairs))
+        self._check_combinations()
         for entry in self.state:
             if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Storage)):
                 raise ValueError(
@@ -97,7 +134,42 @@ class Recipe:
                     f"Recipe.state: {entry[0]!r} is no regular expression: {error}"
                 ) from None
 
+    def _check_combinations(self) -> None:
+        if isinstance(self.scaling, Delayed | Propagated):
+            raise ValueError(
+                f"Recipe.scaling is {type(self.scaling).__name__}, which needs a history or a "
+                "scale to begin with; accepted: Amax, Rms, LeastSquares, Unit, Mx"
+            )
+        if self.store == "every_op":
+            if self.storage not in (FP16, BF16):
+                name = self.storage and self.storage.name
+                raise ValueError(f"store='every_op' computes in fp16 or bf16; storage is {name}")
+            if self.keep or self.carry is not None:
+                raise ValueError("store='every_op' rounds every result: no keep and no carry")
+        elif self.rescale is not None or self.arithmetic != "float32":
+            raise ValueError("rescale and arithmetic are for store='every_op'")
+
     def stored_as(self, path: str, size: int) -> Storage | None:
         """How an output of ``size`` elements is stored; the first pattern that matches wins."""
         found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
         return found if found is not None and size >= found.smallest else None
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "store": ("boundaries", "every_op"),
+    "per": ("tensor", "channel"),
+    "rescale": (None, "max", "l1", "l2", "least_squares"),
+    "arithmetic": ("float32", "storage", "auto"),
+}
+
+
+def _operand(fmt: Any) -> Format | BlockFormat | None:
+    """A format of operands; None where that is the compute dtype's own."""
+    if fmt is None:
+        return None
+    if isinstance(fmt, BlockFormat) or (isinstance(fmt, str) and fmt.lower() in BLOCK_FORMATS):
+        return block_format(fmt)
+    fmt = format_(fmt)
+    if not fmt.zero:
+        raise ValueError(f"{fmt.name} has no zero: it is for scales, not for operands")
+    return None if fmt.mantissa_bits >= 23 and fmt.exponent_bits >= 8 else fmt

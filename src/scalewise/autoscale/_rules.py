@@ -151,7 +151,11 @@ def _root(sign: int) -> Function:
 
 
 def contraction(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    operands = [boundaries.operand(_settled_stack(x), equation) for x in inputs]
+    axes = contracted_axes(equation)
+    operands = [
+        boundaries.operand(_settled_stack(x), equation, a)
+        for x, a in zip(inputs, axes, strict=True)
+    ]
     (data_a, own_a, scale_a), (data_b, own_b, scale_b) = operands
     (out,) = _bind(equation, [data_a, data_b])
     scales = [s for s in (scale_a, scale_b) if s is not None]
@@ -160,6 +164,38 @@ def contraction(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> l
     for scale in scales:
         out = out * leading(scale, out)
     return _wrap(equation, [out], own_a + own_b)
+
+
+def all_gather(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """The data go narrow, if the recipe says so; their scale is everybody's."""
+    (x,) = inputs
+    sent = None
+    if isinstance(x, InFlight) and not per_slice(x):
+        sent = boundaries.gathered(x, equation.params["axis_name"], equation)
+    if sent is None:
+        return structural(boundaries, equation, inputs)
+    (data,) = equation.bind(sent.data)
+    return _wrap(equation, [data.astype(x.data.dtype) * sent.scale], x.exponent)
+
+
+def psum(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """A sum over devices of what each sends narrow, added up in the compute dtype."""
+    axes, groups = equation.params["axes"], equation.params.get("axis_index_groups")
+    x = inputs[0]
+    plain = len(inputs) == 1 and isinstance(x, InFlight) and not per_slice(x) and groups is None
+    sent = boundaries.gathered(x, axes, equation) if plain else None
+    if sent is None:
+        return homogeneous(boundaries, equation, inputs)
+    parts = lax.all_gather(sent.data, axes).astype(x.data.dtype)
+    return _wrap(equation, [jnp.sum(parts, 0) * sent.scale], x.exponent)
+
+
+def contracted_axes(equation: Equation) -> Sequence[tuple[int, ...]]:
+    """The axes of each operand that a contraction sums over."""
+    numbers = equation.params["dimension_numbers"]
+    if equation.name == "dot_general":
+        return [tuple(axes) for axes in numbers[0]]
+    return (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)  # of a convolution, the features
 
 
 def _settled_stack(x: InFlight) -> InFlight:
@@ -183,11 +219,14 @@ def convert(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     return [InFlight(_as(x.data, dtype), x.exponent, uniform=x.uniform)]
 
 
+FALLBACK = Rule(Family.FALLBACK, fallback)
+
+
 class RuleTable(dict[str, Rule]):
     """Rules by primitive name; a name without one gets the fallback."""
 
     def __missing__(self, name: str) -> Rule:
-        return Rule(Family.FALLBACK, fallback)
+        return FALLBACK
 
     def add(self, family: Family, rule: Function, names: str) -> RuleTable:
         self.update(dict.fromkeys(names.split(), Rule(family, rule)))
@@ -201,14 +240,16 @@ RULES = (
         structural,
         """broadcast_in_dim reshape transpose squeeze expand_dims rev slice dynamic_slice gather
         copy copy_p stop_gradient optimization_barrier split sharding_constraint mesh_cast
-        layout_constraint""",
+        layout_constraint reshard all_to_all ppermute""",
     )
     .add(
         Family.HOMOGENEOUS,
         homogeneous,
         """neg abs reduce_sum reduce_max reduce_min cumsum cummax cummin real imag
-        reduce_window_sum reduce_window_max reduce_window_min""",
+        reduce_window_sum reduce_window_max reduce_window_min pmax pmin reduce_scatter""",
     )
+    .add(Family.HOMOGENEOUS, psum, "psum psum_invariant")
+    .add(Family.STRUCTURAL, all_gather, "all_gather all_gather_invariant")
     .add(
         Family.ALIGNED,
         aligned,

@@ -27,6 +27,7 @@ class InFlight:
             was computed on the way to the loss, ``"backward"`` carries a gradient.
         uniform: the number that every element equals, if known while tracing. It adapts to its
             neighbours' exponents instead of dragging them.
+        spread: log2 of the standard deviation that shapes alone predict (for ``Unit`` scaling).
         memo: narrow copies made so far, by purpose: what is rounded once is rounded once.
     """
 
@@ -34,6 +35,7 @@ class InFlight:
     exponent: int | jax.Array = 0
     side: Side = "stored"
     uniform: float | None = None
+    spread: float = 0.0
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
@@ -43,14 +45,14 @@ class InFlight:
 
 def _flatten(x: InFlight):
     if isinstance(x.exponent, int):
-        return (x.data,), (x.exponent, x.side, x.uniform)
-    return (x.data, x.exponent), (None, x.side, x.uniform)
+        return (x.data,), (x.exponent, x.side, x.uniform, x.spread)
+    return (x.data, x.exponent), (None, x.side, x.uniform, x.spread)
 
 
 def _unflatten(static, children):
-    exponent, side, uniform = static
+    exponent, side, uniform, spread = static
     data, *rest = children
-    return InFlight(data, rest[0] if rest else exponent, side, uniform)
+    return InFlight(data, rest[0] if rest else exponent, side, uniform, spread)
 
 
 jax.tree_util.register_pytree_node(InFlight, _flatten, _unflatten)

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..formats import BF16, E4M3FN, E5M2, FP16
+from ..formats import BF16, E4M3FN, E5M2, FP16, MXFP4, MXFP8_E4M3
+from ..scaled import Unit
 from ._recipe import Recipe
 
 fp16 = Recipe(forward=FP16, backward=FP16, storage=FP16)
 bf16 = Recipe(forward=BF16, backward=BF16, storage=BF16)
+# Current scaling: each operand's scale from its own largest magnitude.
 fp8 = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16)
+# OCP Microscaling: a scale for each 32 elements along the contracted axis, E4M3 both ways
+# ("Recipes for Pre-training LLMs with MXFP8", arXiv 2506.08027).
+mxfp8 = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, storage=FP16)
+mxfp4 = Recipe(forward=MXFP4, backward=MXFP8_E4M3, storage=FP16)
+# Scales known from shapes alone, without a pass over the data (arXiv 2303.11257).
+unit_scaling = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Unit())
+# Every result rounded to FP16 behind a scale of its own: found anew from the data, or propagated
+# (Scalify, arXiv 2407.17353).
+fp16_every_op = Recipe(store="every_op", storage=FP16, rescale="max")
+scalify = Recipe(store="every_op", storage=FP16)
 
-CATALOGUE: dict[str, Recipe] = {"fp16": fp16, "bf16": bf16, "fp8": fp8}
+CATALOGUE: dict[str, Recipe] = {
+    "fp16": fp16, "bf16": bf16, "fp8": fp8, "mxfp8": mxfp8, "mxfp4": mxfp4,
+    "unit_scaling": unit_scaling, "fp16_every_op": fp16_every_op, "scalify": scalify,
+}  # fmt: skip
 
 
 def recipe(name: Any) -> Recipe:

@@ -68,11 +68,13 @@ def user_frame(eqn: jex.JaxprEqn) -> tuple[str, int, str] | None:
 
 def manual_axes(params: dict[str, Any]) -> frozenset[str]:
     """The mesh axes over which a ``shard_map`` equation maps."""
-    return frozenset(params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"])
+    return frozenset(
+        params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]
+    )
 
 
-# Collectives of a shard_map that tracks what varies over which axes; ours, whose program was checked
-# when it was traced, doesn't.
+# Collectives of a shard_map that tracks what varies over which axes; ours, whose program was
+# checked when it was traced, doesn't.
 UNTRACKED = {
     "psum_invariant": lambda x, axes, **_: lax.psum(x, axes),
     "all_gather_invariant": lambda x, axis_name, all_gather_dimension, tiled, **_: lax.all_gather(

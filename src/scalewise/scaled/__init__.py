@@ -4,6 +4,7 @@ from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
 from ._array import rebalance as rebalance
 from ._blocks import Mx as Mx
+from ._power import exponent_of as exponent_of
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
 from ._quantize import quantize as quantize

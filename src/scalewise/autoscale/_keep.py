@@ -1,0 +1,51 @@
+"""Exceptions to a recipe: primitives and scopes that keep a format of their own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ..interpret import Equation
+
+# What JAX itself writes into a name stack around the user's own names.
+TRANSFORMS = re.compile(r"\b(?:transpose|jvp|vmap|jit|rematted_computation|checkpoint|remat)\b")
+
+
+class Exceptions:
+    """The ``keep`` of a recipe, and which of its names have been met."""
+
+    def __init__(self, keep: Any):
+        self.keep: tuple[tuple[str, Any], ...] = tuple(keep)
+        self.met: set[str] = set()
+        self.scopes: set[str] = set()
+
+    def find(self, equation: Equation, default: Any) -> Any:
+        """The format that an equation keeps; the default if it is none of the exceptions."""
+        if not self.keep:
+            return default
+        parts = scope_parts(equation.scope)
+        self.scopes.add("/".join(parts))
+        found = [(n, f) for n, f in self.keep if n == equation.name or _within(n, parts)]
+        self.met |= {n for n, _ in found}
+        return found[0][1] if found else default
+
+    def check(self, name: str) -> None:
+        """Raises ValueError if a name of ``keep`` has matched nothing."""
+        unmet = [n for n, _ in self.keep if n not in self.met]
+        if unmet:
+            scopes = ", ".join(sorted(s for s in self.scopes if s)) or "none"
+            raise ValueError(
+                f"{name}: keep names {unmet[0]!r}, which is neither a primitive nor a scope of "
+                f"this function. Its scopes with contractions or residuals are: {scopes}"
+            )
+
+
+def scope_parts(scope: str) -> list[str]:
+    """The user's names in a name stack, outermost first, without JAX's transformations."""
+    return [p for p in re.split(r"[/()]+", TRANSFORMS.sub("", scope)) if p]
+
+
+def _within(name: str, parts: list[str]) -> bool:
+    wanted = name.split("/")
+    n = len(wanted)
+    return any(parts[i : i + n] == wanted for i in range(len(parts) - n + 1))

@@ -1,0 +1,64 @@
+"""Standard deviations predicted from shapes alone, as unit scaling (arXiv 2303.11257) has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..interpret import Equation
+from ._rules import Family
+from ._value import InFlight
+
+SUMS = ("reduce_sum", "cumsum", "reduce_window_sum", "psum", "psum_invariant", "add_any")
+
+
+def of_argument(shape: tuple[int, ...]) -> float:
+    """log2 of an argument's: a matrix is taken for weights, ``1 / sqrt(fan in)``; others for 1."""
+    return -math.log2(max(1, math.prod(shape[:-1]))) / 2 if len(shape) > 1 else 0.0
+
+
+def predict(equation: Equation, family: Family, inputs: Sequence[Any]) -> float:
+    """log2 of the standard deviation of an equation's results, its operands independent."""
+    floats = [x for x in inputs if isinstance(x, InFlight)]
+    if not floats:
+        return 0.0
+    spreads = [_of(x) for x in floats]
+    match family:
+        case Family.STRUCTURAL:
+            return spreads[0]
+        case Family.ALIGNED:
+            varying = [s for s, x in zip(spreads, floats, strict=True) if x.uniform is None]
+            return max(varying or spreads)
+        case Family.HOMOGENEOUS:
+            terms = floats[0].data.size / max(1, math.prod(equation.out_avals[0].shape))
+            return spreads[0] + (math.log2(max(1, terms)) / 2 if equation.name in SUMS else 0)
+        case Family.PRODUCT:
+            return spreads[0] + (spreads[1] if equation.name == "mul" else -spreads[1])
+        case Family.POWER:
+            return spreads[0] * _power(equation)
+        case Family.CONTRACTION:
+            return sum(spreads) + math.log2(max(1, terms_of(equation))) / 2
+    return 0.0
+
+
+def terms_of(equation: Equation) -> int:
+    """How many products each element of a contraction is the sum of."""
+    left, right = equation.in_avals
+    if equation.name == "dot_general":
+        (axes, _), _ = equation.params["dimension_numbers"]
+        return math.prod(left.shape[a] for a in axes)
+    out_features = equation.params["dimension_numbers"].rhs_spec[0]
+    return math.prod(right.shape) // max(1, right.shape[out_features])
+
+
+def _of(x: InFlight) -> float:
+    if x.uniform is None:
+        return x.spread
+    return math.log2(abs(x.uniform)) if x.uniform and math.isfinite(x.uniform) else 0.0
+
+
+def _power(equation: Equation) -> float:
+    return {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0}.get(
+        equation.name, float(equation.params.get("y", 1))
+    )
