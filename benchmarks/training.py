@@ -22,6 +22,7 @@ from scalewise.training import (
     METHODS,
     RECIPES,
     DynamicLossScale,
+    StaticLossScale,
     corpus,
     load_program,
     loss_scaled,
@@ -113,14 +114,14 @@ def overhead(repeats: int) -> dict[str, float]:
         given = jax.tree.map(lambda x: x.astype(dtype), gradients)
 
         @jax.jit
-        def one(weights, state):
+        def one(weights, state, given):
             updates, state = optimizer.update(given, state, weights)
             return optax.apply_updates(weights, updates), state
 
         box = [weights, state]
 
         def run() -> None:
-            box[:] = jax.block_until_ready(one(*box))
+            box[:] = jax.block_until_ready(one(*box, given))
 
         return run
 
@@ -147,7 +148,8 @@ def whole_step(repeats: int) -> dict[str, float]:
     runs = {"bare": runner(program.train_step, initial)}
     wrapped = {
         "loss scale": {"scaling": DynamicLossScale()},
-        "loss scale, clipping": {"scaling": DynamicLossScale(), "clip": 1e9},
+        "masters, FP16 weights": {"policy": "p=f16,c=f32", "scaling": StaticLossScale(1.0)},
+        "both": {"policy": "p=f16,c=f32", "scaling": DynamicLossScale()},
     }
     for name, options in wrapped.items():
         train = step(program.loss_of, program.optimizer, **options)

@@ -190,6 +190,15 @@ def test_the_policy_converts_on_the_way_in_and_out():
     same(out["y"], want)
 
 
+def test_gradients_have_their_arguments_dtype_whatever_the_policy_converts():
+    x = example().astype(F16)
+    for text in ("c=f16,o=f32", "p=f32,c=f16,o=f32", "p=bf16,c=bf16,o=f16"):
+        outside = jax.grad(lambda x, t=text: autocast(lambda x: (x @ x).sum(), t)(x).astype(F32))(x)
+        assert outside.dtype == F16
+        want = jax.grad(lambda x: (x @ x).sum())(example())
+        np.testing.assert_allclose(np.asarray(outside, np.float32), want, atol=0.05)
+
+
 def test_a_program_written_in_bfloat16_keeps_its_types():
     x = example().astype(BF16)
     out = jax.jit(autocast(lambda x: jax.nn.softmax(x @ x), "f16"))(x)

@@ -131,7 +131,7 @@ def test_a_loss_that_is_not_finite_leaves_the_scale_alone():
 @pytest.mark.parametrize("weights", [None, "stochastic", "compensated", "plain"])
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_narrow_weights(weights, dtype):
-    train = step(loss, optax.adamw(1e-2), f"p={dtype},c={dtype}", weights=weights)
+    train = step(loss, optax.adamw(1e-2), f"p={dtype},c={dtype},o=f32", weights=weights)
     state, metrics = run(train, params(), 30)
     want, _ = run(step(loss, optax.adamw(1e-2)), params(), 30)
     assert {x.dtype.name for x in jax.tree.leaves(state.params)} <= {"float16", "bfloat16"}
@@ -141,6 +141,17 @@ def test_narrow_weights(weights, dtype):
     if weights is None:
         assert state.optimizer.inner.master["a"].dtype == jnp.float32
         close(state.optimizer.inner.master["a"].astype(state.params["a"].dtype), state.params["a"])
+
+
+def test_a_loss_of_narrow_weights_is_scaled_in_float32():
+    """In an FP16 program the cotangent of a scale of 2^17 would be infinite."""
+    train = step(
+        lambda p, b: p["w"].sum() * 2.0**-12, optax.sgd(1.0), "p=f16,c=f16",
+        scaling=StaticLossScale(2.0**17),
+    )  # fmt: skip
+    _, metrics = train(train.init({"w": jnp.ones(3)}), None)
+    assert metrics.loss.dtype == jnp.float32
+    assert bool(metrics.finite)
 
 
 def test_narrow_moments_and_five_bytes_a_parameter():

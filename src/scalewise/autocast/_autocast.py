@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,17 +68,13 @@ class Autocast(Interpretation):
     note: Callable[[Equation, Any], None] | None = None
 
     def lift(self, x: Any, aval: Any) -> Value:
-        x = jnp.asarray(x)
-        return Value(x if self.policy.params is None else x.astype(self.policy.params))
+        return Value(jnp.asarray(x))
 
     def constant(self, x: np.ndarray, aval: Any) -> Value:
         return Value(jnp.asarray(x), uniform=float(x) if x.size == 1 else None)
 
     def lower(self, value: Value, aval: Any) -> jax.Array:
         return value.astype(aval.dtype)
-
-    def emit(self, value: Value, aval: Any, path: str) -> jax.Array:
-        return value.astype(aval.dtype if self.policy.output is None else self.policy.output)
 
     def canonical(self, value: Value, aval: Any, boundary: Boundary, equation: Equation) -> Value:
         return Value(value.astype(aval.dtype))
@@ -173,4 +170,26 @@ def autocast(f: Callable, policy: Policy | str | Any = "float16") -> Callable:
         >>> float(sw.autocast(lambda x: (x @ x.T)[0, 0])(x))
         inf
     """
-    return transform(f, Autocast(policy_(policy)), name="autocast")
+    chosen = policy_(policy)
+    return transform(converted(f, chosen), Autocast(chosen), name="autocast")
+
+
+def converted(f: Callable, policy: Policy) -> Callable:
+    """``f`` with its float arguments and results in the policy's dtypes: casts inside ``f``, so
+    that JAX's own rule for a cast gives each argument a gradient of its own dtype."""
+    if not callable(f) or policy.params is policy.output is None:
+        return f
+
+    def cast(tree: Any, dtype: Any) -> Any:
+        def leaf(x: Any) -> Any:
+            array = isinstance(x, jax.Array | np.ndarray | np.generic)
+            return x.astype(dtype) if array and is_float(x) else x
+
+        return tree if dtype is None else jax.tree.map(leaf, tree)
+
+    @functools.wraps(f)
+    def between(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = cast((args, kwargs), policy.params)
+        return cast(f(*args, **kwargs), policy.output)
+
+    return between

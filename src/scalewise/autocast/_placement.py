@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ..interpret import Equation, transform
-from ._autocast import Autocast
+from ._autocast import Autocast, converted
 from ._policy import Policy
 from ._policy import policy as policy_
 
@@ -45,9 +45,9 @@ def placements(f: Callable, policy: Policy | str | Any = "float16") -> Callable:
             key = (equation.name, str(dtype), equation.direction, equation.where())
             counts[key] = counts.get(key, 0) + 1
 
-        jax.eval_shape(
-            transform(f, Autocast(policy_(policy), note), name="autocast"), *args, **kwargs
-        )
+        chosen = policy_(policy)
+        program = transform(converted(f, chosen), Autocast(chosen, note), name="autocast")
+        jax.eval_shape(program, *args, **kwargs)
         return tuple(Placement(*key, count=n) for key, n in counts.items())
 
     return show

@@ -174,10 +174,12 @@ class Step:
         arrays, treedef = jax.tree.flatten(batch)
 
         def whole(params, rest, arrays):
+            if self.params is not None:  # the program is float32's; narrow is what lies in memory
+                params = jax.tree.map(widened, params)
             model = structure.merge(params, rest)
             out = self.loss(model, jax.tree.unflatten(treedef, arrays))
             loss, aux = out if self.has_aux else (out, None)
-            return loss, structure.rest(model), aux
+            return widened(jnp.asarray(loss)), structure.rest(model), aux
 
         return self.transform(whole)(params, rest, arrays)
 
@@ -283,6 +285,6 @@ def _transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bool]:
         return lambda f: autoscale(f, policy), None, False
     chosen = policy_(policy)
     narrow = jnp.float16 in (chosen.compute, chosen.params)
-    # params stay as they are kept: only operations look at the policy from here on
-    inner = dataclasses.replace(chosen, params=None)
+    # params are kept so already, and the loss is float32: here only operations look at the policy
+    inner = dataclasses.replace(chosen, params=None, output=None)
     return lambda f: autocast(f, inner), chosen.params, narrow
