@@ -1,0 +1,171 @@
+"""Reductions and softmax on narrow types: read narrow, computed wide, rounded once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..formats import format as format_
+from ..rounding import round_to
+from ._contractions import Accumulator, matmul
+from .functions import COMPUTE
+
+Axis = int | tuple[int, ...] | None
+
+
+def sum(
+    x: Any,
+    *,
+    axis: Axis = None,
+    keepdims: bool = False,
+    compute: Any = None,
+    accumulator: Accumulator | None = None,
+) -> jax.Array:
+    """The sum, in x's dtype: infinity where that can't hold it. Of nothing: zero.
+
+    Args:
+        x: float array.
+        axis: over which axes; None for all.
+        keepdims: whether they stay, with length 1.
+        compute: dtype to add in. Default: ``functions.COMPUTE`` of x's.
+        accumulator: adds one term after the other as a machine would, instead of ``compute``.
+
+    Raises:
+        TypeError: x isn't a float array.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(sum(jnp.ones(1000, jnp.bfloat16)))
+        1000.0
+    """
+    x, wide = _widened(x, compute, "sum")
+    if accumulator is None:
+        return _stored(jnp.sum(wide, axis=axis, keepdims=keepdims), x.dtype)
+    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(sorted(a % x.ndim for a in axes))
+    rows = jnp.moveaxis(x, axes, range(-len(axes), 0)) if axes else x[..., None]
+    rows = rows.reshape(*rows.shape[: x.ndim - len(axes)], -1)
+    y = matmul(rows, jnp.ones(rows.shape[-1], x.dtype), accumulator=accumulator)
+    return jnp.expand_dims(y, axes) if keepdims else y
+
+
+def mean(x: Any, *, axis: Axis = None, keepdims: bool = False, compute: Any = None) -> jax.Array:
+    """The mean, in x's dtype, never overflowing on the way: 65504 is FP16's mean of 65504s.
+
+    Of nothing: NaN. Arguments and errors as of :func:`sum`.
+    """
+    x, wide = _widened(x, compute, "mean")
+    return _stored(jnp.mean(wide, axis=axis, keepdims=keepdims), x.dtype)
+
+
+def var(
+    x: Any, *, axis: Axis = None, keepdims: bool = False, ddof: int = 0, compute: Any = None
+) -> jax.Array:
+    """The variance in two passes, so that a large mean cancels nothing, in x's dtype.
+
+    Of nothing (or of ``ddof`` numbers): NaN. Arguments and errors as of :func:`sum`.
+    """
+    x, wide = _widened(x, compute, "var")
+    return _stored(jnp.var(wide, axis=axis, keepdims=keepdims, ddof=ddof), x.dtype)
+
+
+def softmax(x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None) -> jax.Array:
+    """``exp(x) / sum(exp(x))``, in x's dtype, each to the computing type's error and one rounding.
+
+    A row of minus infinities (all is masked) gives zeros, with a gradient of zero; NaN or an
+    infinity among the others gives NaN in its row. Large masks like ``finfo.min`` do no harm: they
+    are subtracted in the wider type.
+
+    Args:
+        x: float array.
+        axis: that sum up to one.
+        compute: dtype to compute in. Default: ``functions.COMPUTE`` of x's.
+
+    Raises:
+        TypeError: x isn't a float array.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> softmax(jnp.asarray([0.0, 0.0, -65504.0, -jnp.inf], jnp.float16)).tolist()
+        [0.5, 0.5, 0.0, 0.0]
+    """
+    x, wide = _widened(x, compute, "softmax")
+    powers = jnp.exp(wide - _shift(wide, axis))
+    total = jnp.sum(powers, axis=axis, keepdims=True)
+    return _stored(powers / jnp.where(total == 0, jnp.ones_like(total), total), x.dtype)
+
+
+def log_softmax(x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None) -> jax.Array:
+    """``x - logsumexp(x)``, in x's dtype; a row of minus infinities gives minus infinity.
+
+    Arguments and errors as of :func:`softmax`.
+    """
+    x, wide = _widened(x, compute, "log_softmax")
+    shifted = wide - _shift(wide, axis)
+    total = jnp.sum(jnp.exp(shifted), axis=axis, keepdims=True)
+    logarithm = jnp.log(jnp.where(total == 0, jnp.ones_like(total), total))
+    return _stored(shifted - logarithm, x.dtype)
+
+
+def logsumexp(x: Any, *, axis: Axis = -1, keepdims: bool = False, compute: Any = None) -> jax.Array:
+    """``log(sum(exp(x)))``, in x's dtype; of minus infinities, or of nothing, minus infinity.
+
+    Arguments and errors as of :func:`softmax`.
+    """
+    x, wide = _widened(x, compute, "logsumexp")
+    return _stored(jax.nn.logsumexp(wide, axis=axis, keepdims=keepdims), x.dtype)
+
+
+def cross_entropy(logits: Any, labels: Any, *, axis: int = -1, compute: Any = None) -> jax.Array:
+    """``logsumexp(logits) - logits[label]``, in the computing type: a narrow loss can't fall.
+
+    Args:
+        logits: float array.
+        labels: integers of the logits' shape without ``axis``. One out of range gives NaN.
+        axis: of the classes.
+        compute: dtype to compute in, and of the result. Default: ``functions.COMPUTE``.
+
+    Raises:
+        TypeError: logits aren't floats or labels aren't integers.
+        ValueError: labels of another shape.
+    """
+    logits, wide = _widened(logits, compute, "cross_entropy")
+    labels = jnp.asarray(labels)
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"cross_entropy takes integer labels, not {labels.dtype}")
+    expected = tuple(np.delete(logits.shape, axis).tolist())
+    if labels.shape != expected:
+        raise ValueError(
+            f"cross_entropy: labels have shape {labels.shape}; accepted: {expected}, that of the "
+            "logits without the classes"
+        )
+    classes = wide.shape[axis]
+    shifted = wide - _shift(wide, axis)
+    inside = (labels >= 0) & (labels < classes)
+    index = jnp.expand_dims(jnp.where(inside, labels, 0), axis)
+    chosen = jnp.squeeze(jnp.take_along_axis(shifted, index, axis=axis), axis)
+    loss = jnp.log(jnp.sum(jnp.exp(shifted), axis=axis)) - chosen
+    return jnp.where(inside, loss, np.asarray(np.nan, wide.dtype))
+
+
+def _widened(x: Any, compute: Any, name: str) -> tuple[jax.Array, jax.Array]:
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
+    return x, x.astype(COMPUTE[x.dtype] if compute is None else compute)
+
+
+def _stored(y: jax.Array, dtype: Any) -> jax.Array:
+    """Rounded once to the storage type; the gradient goes straight through."""
+    if y.dtype == dtype or y.dtype.itemsize < 4:
+        return y.astype(dtype)
+    return round_to(y, format_(dtype)).astype(dtype)
+
+
+def _shift(x: jax.Array, axis: Any) -> jax.Array:
+    """The largest along the axis where that is finite, else zero; a constant to the gradient."""
+    largest = jnp.max(x, axis=axis, keepdims=True, initial=-np.inf)
+    return jax.lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, jnp.zeros_like(largest)))
