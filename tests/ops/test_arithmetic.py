@@ -161,7 +161,7 @@ def blocked(terms):
 
 
 @pytest.mark.parametrize("reference", [sequential, blocked, pairwise, compensated])
-@pytest.mark.parametrize("n", [1, 5, 1000])
+@pytest.mark.parametrize("n", [5, 1000])
 def test_orders_of_summation_bit_for_bit_as_numpys_halves(reference, n):
     terms = np.random.default_rng(n).random(n).astype(np.float16)
     arithmetic = Arithmetic(format_("fp16"))

@@ -9,6 +9,8 @@ from ._contractions import Accumulator as Accumulator
 from ._contractions import dot as dot
 from ._contractions import matmul as matmul
 from ._methods import METHODS as _PUBLISHED
+from ._normalise import layer_norm as layer_norm
+from ._normalise import rms_norm as rms_norm
 from ._norms import l2_norm as l2_norm
 from ._reductions import cross_entropy as cross_entropy
 from ._reductions import log_softmax as log_softmax

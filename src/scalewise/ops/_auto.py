@@ -111,25 +111,35 @@ def auto_norm(
     total = sum_of_squares(arithmetic, a, p)
     if eps is not None:
         total = add_scaled(arithmetic, total, scaled(arithmetic, eps, p), p=p)
-    return _root(arithmetic, total, p)
+    return root_of(arithmetic, total, p)
 
 
 def sum_of_squares(arithmetic: Arithmetic, a: jax.Array, p: Plan) -> Scaled:
-    """The sum along the last axis."""
+    """The sum of the squares along the last axis."""
+    return _sum(arithmetic, a, p, squared=True)
+
+
+def sum_of(arithmetic: Arithmetic, a: jax.Array, p: Plan) -> Scaled:
+    """The sum along the last axis, of any signs: the error is of the sum of magnitudes."""
+    return _sum(arithmetic, a, p, squared=False)
+
+
+def _sum(arithmetic: Arithmetic, a: jax.Array, p: Plan, squared: bool) -> Scaled:
     n = a.shape[-1]
     if n == 0:
         return scaled(arithmetic, jnp.zeros(a.shape[:-1], a.dtype), p)
     blocks = pad(a, -n % p.block).reshape(*a.shape[:-1], -1, p.block)
     below = p.top - p.block.bit_length() // 2  # ceil(log2(block) / 2): room for so many squares
-    largest = arithmetic.exponent(jnp.max(blocks, axis=-1))
+    below = below if squared else 2 * below
+    largest = arithmetic.exponent(jnp.max(jnp.abs(blocks), axis=-1))
     up = below - 1 - largest
     x = arithmetic.shift(blocks, up[..., None])
-    words = two_square(arithmetic, x)[: p.words]
+    words = two_square(arithmetic, x)[: p.words] if squared else (x,)
     words += (jnp.zeros_like(x),) * (p.words - len(words))
     zeros = (0.0,) * p.words
     front = tuple(jnp.moveaxis(w, -1, 0) for w in words)
     words = reduce_pairwise(lambda x, y: add_words(arithmetic, x, y), front, zeros)
-    total = _renormalised(arithmetic, Scaled(words, -2 * up), p)
+    total = _renormalised(arithmetic, Scaled(words, -2 * up if squared else -up), p)
     front = jax.tree.map(lambda t: jnp.moveaxis(t, -1, 0), total)
     return reduce_pairwise(partial(add_scaled, arithmetic, p=p), front, Scaled(zeros, NO_EXPONENT))
 
@@ -138,6 +148,17 @@ def scaled(arithmetic: Arithmetic, x: jax.Array, p: Plan) -> Scaled:
     """A number of the format, of either sign, as the leading one of several words."""
     words = (x, *(jnp.zeros_like(x) for _ in range(p.words - 1)))
     return _renormalised(arithmetic, Scaled(words, jnp.zeros(x.shape, np.int32)), p)
+
+
+def constant(arithmetic: Arithmetic, x: float, exponent: jax.Array, p: Plan) -> Scaled:
+    """``x * 2^exponent`` for a positive constant x, which is split into words beforehand."""
+    m, e = np.frexp(x)
+    rest, words = float(m) * 4.0**p.top, []
+    for _ in range(p.words):
+        word = float(arithmetic.fmt.decode(arithmetic.fmt.encode(rest)))
+        words.append(jnp.full(exponent.shape, arithmetic.const(word)))
+        rest -= word
+    return _renormalised(arithmetic, Scaled(tuple(words), exponent + int(e) - 2 * p.top), p)
 
 
 def add_scaled(arithmetic: Arithmetic, a: Scaled, b: Scaled, *, p: Plan) -> Scaled:
@@ -158,7 +179,7 @@ def _renormalised(arithmetic: Arithmetic, s: Scaled, p: Plan) -> Scaled:
     return Scaled(words, exponent)
 
 
-def _root(arithmetic: Arithmetic, s: Scaled, p: Plan) -> tuple[jax.Array, jax.Array]:
+def root_of(arithmetic: Arithmetic, s: Scaled, p: Plan) -> tuple[jax.Array, jax.Array]:
     """The square root as ``r * 2^k``: rounded, then corrected twice by what its square leaves."""
     s = _renormalised(arithmetic, Scaled(normalise(arithmetic, s.words), s.exponent), p)
     odd = s.exponent % 2
