@@ -49,6 +49,13 @@ def promotion_of_users():
 TINY = Program("tiny", init, train_step, batches)
 
 
+def loss_of(params, batch):
+    return jnp.mean(jnp.square(jnp.tanh(batch @ params["w"]) - batch))
+
+
+SCALED = Program("tiny", init, train_step, batches, loss_of, OPTIMIZER)
+
+
 def run(tmp_path, recipes=("float32",), **changes):
     console = Console(file=io.StringIO(), width=100)
     arguments = {"program": TINY, "data": b"x" * 100, "steps": 6, "out": tmp_path / "run"}
@@ -67,7 +74,7 @@ def test_float32_row_is_the_plain_program(tmp_path):
 
 
 def test_every_built_in_recipe_trains(tmp_path):
-    result, text = run(tmp_path, tuple(training.METHODS), steps=4)
+    result, text = run(tmp_path, training.DEMO, steps=4)
     float32, plain, *scaled = result.records
     for record in (float32, *scaled):
         assert record.death is None
@@ -78,7 +85,49 @@ def test_every_built_in_recipe_trains(tmp_path):
     assert scaled[-1].state_bytes == WIDTH**2 * (2 + 1 + 2) + 3 * 4 + 4
     assert float32.state_bytes == WIDTH**2 * 12 + 4
     assert plain.bytes_per_parameter == 6 + 4 / WIDTH**2
-    assert all(name in text for name in training.METHODS)
+    assert all(name in text for name in training.DEMO)
+
+
+SCALING = ("float32", "static-scale", "dynamic-scale", "autocast-bf16", "five-bytes")
+
+
+def test_methods_that_scale_the_loss_show_their_scales(tmp_path):
+    result, text = run(tmp_path, SCALING, program=SCALED, steps=5)
+    float32, static, dynamic, _, five = result.records
+    for record in result.records:
+        assert record.non_finite == 0
+        assert record.final_loss == pytest.approx(float32.final_loss, rel=0.05)
+    assert (float32.scales, float32.skipped) == ((), 0)
+    assert static.scales == (2.0**15,) * 5
+    assert len(dynamic.scales) == 5
+    assert five.bytes_per_parameter == pytest.approx(5, abs=0.01)
+    assert "dynamic-scale, loss scale 65536 to" in text
+    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [x["scale"] for x in lines if x["method"] == "static-scale"] == [2.0**15] * 5
+    html = (tmp_path / "run" / "report.html").read_text()
+    assert "loss scale, exponent of two" in html
+    assert all(r.temporary_bytes > 0 for r in result.records)
+
+
+def test_a_program_without_a_loss_cannot_scale_it(tmp_path):
+    with pytest.raises(InputError, match="dynamic-scale scales the loss, and tiny defines no loss"):
+        run(tmp_path, ("float32", "dynamic-scale"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_seeds_give_a_mean_and_a_spread(tmp_path):
+    result, text = run(tmp_path, ("float32", "fp16"), seeds=2, steps=4)
+    singles = [run(tmp_path / str(s), ("float32",), seed=s, steps=4)[0].records[0] for s in (0, 1)]
+    record = result.records[0]
+    assert record.finals == tuple(r.final_loss for r in singles)
+    assert record.losses == singles[0].losses
+    assert record.final_loss == pytest.approx(np.mean(record.finals))
+    assert record.spread == pytest.approx(np.std(record.finals, ddof=1))
+    assert f"±{record.spread:.3f}" in text
+    assert result.summary()["methods"][0]["final_loss_by_seed"] == list(record.finals)
+    lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(lines) == 4 * 2 * 2
+    assert sum(x.get("seed") == 1 for x in lines) == 8
 
 
 def test_files_say_the_same_as_the_result(tmp_path):
@@ -174,6 +223,7 @@ def test_a_users_own_method_is_a_row(tmp_path):
         ({"recipes": []}, "no recipe given: accepted are float32"),
         ({"recipes": ["fp8", "fp8"]}, "a recipe is given twice: fp8, fp8"),
         ({"steps": 0}, "steps is 0: at least 1 is accepted"),
+        ({"seeds": 0}, "seeds is 0: at least 1 is accepted"),
         ({"data": b""}, "tiny.batches: not one batch from 0 bytes of data"),
         ({"data": "/nowhere/at/all"}, "no data at '/nowhere/at/all': a text file or a folder"),
         ({"program": "/nowhere.py"}, "no program at '/nowhere.py': a Python file is accepted"),

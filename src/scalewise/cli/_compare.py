@@ -14,7 +14,7 @@ def compare(
     ],
     recipe: Annotated[
         list[str] | None,
-        typer.Option(help="A recipe to train with; may be given again. Default: all."),
+        typer.Option(help="A recipe to train with; may be given again. Default: five."),
     ] = None,
     data: Annotated[
         Path | None,
@@ -22,6 +22,7 @@ def compare(
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of each recipe.")] = 300,
     seed: Annotated[int, typer.Option(help="Of parameters and batches.")] = 0,
+    seeds: Annotated[int, typer.Option(help="How many seeds, beginning with that one.")] = 1,
     out: Annotated[
         Path | None,
         typer.Option(help="A new or empty folder for the files. Default: runs/<time>."),
@@ -34,10 +35,11 @@ def compare(
         try:
             comparison = training.compare(
                 program,
-                recipe or tuple(training.METHODS),
+                recipe or training.DEMO,
                 data=data,
                 steps=steps,
                 seed=seed,
+                seeds=seeds,
                 out=out,
             )
         except KeyboardInterrupt:

@@ -1,5 +1,6 @@
 """Training: loss scaling, narrow states, the whole step; a program under several methods."""
 
+from ._compare import DEMO as DEMO
 from ._compare import METHODS as METHODS
 from ._compare import Comparison as Comparison
 from ._compare import Death as Death

@@ -210,17 +210,25 @@ def loss_scale_of(tree: Tree) -> LossScaleState:
     Raises:
         ValueError: there is none, or more than one.
     """
-
-    def is_state(x: Any) -> bool:
-        return isinstance(x, LossScaleState)
-
-    found = [x for x in jax.tree.leaves(tree, is_leaf=is_state) if is_state(x)]
+    found = _scales(tree)
     if len(found) != 1:
         raise ValueError(
             f"loss_scale_of: {len(found)} loss scales in this tree; accepted: the state of an "
             "optimizer that loss_scaled(...) wraps once"
         )
     return found[0]
+
+
+def has_loss_scale(tree: Tree) -> bool:
+    """Whether :func:`loss_scale_of` finds one."""
+    return len(_scales(tree)) == 1
+
+
+def _scales(tree: Tree) -> list[LossScaleState]:
+    def is_state(x: Any) -> bool:
+        return isinstance(x, LossScaleState)
+
+    return [x for x in jax.tree.leaves(tree, is_leaf=is_state) if is_state(x)]
 
 
 def _state(scale: float) -> LossScaleState:

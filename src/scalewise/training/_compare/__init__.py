@@ -4,6 +4,7 @@ from ._compare import compare as compare
 from ._corpus import corpus as corpus
 from ._files import Folder as Folder
 from ._input import InputError as InputError
+from ._methods import DEMO as DEMO
 from ._methods import METHODS as METHODS
 from ._methods import Method as Method
 from ._methods import method as method

@@ -1,5 +1,6 @@
 """The comparison itself: one step of each method in turn, in one process."""
 
+import copy
 import math
 import platform
 import time
@@ -12,11 +13,12 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
+from .._loss_scale import has_loss_scale, loss_scale_of
 from ._corpus import corpus
 from ._diagnose import diagnose, finite_leaves
 from ._files import Folder
 from ._input import InputError
-from ._methods import METHODS, Method, method
+from ._methods import DEMO, METHODS, Method, method
 from ._page import page
 from ._program import (
     Program,
@@ -27,7 +29,7 @@ from ._program import (
     parameter_count,
     same_types,
 )
-from ._results import Comparison, Death, Record, finite_or_none
+from ._results import Comparison, Death, Record, finite_or_none, last_mean
 from ._terminal import Progress, announce, show
 
 
@@ -36,8 +38,9 @@ class _Run:
 
     def __init__(self, method: Method, program: Program, state: Any, batch: Any, parameters: int):
         self.method, self.parameters = method, parameters
-        self.step = method.transform(program.train_step)
-        self.state = jax.block_until_ready(jax.jit(method.prepare)(state))
+        prepare, self.step = method.build(program)
+        self._prepare = jax.jit(prepare)
+        self.state = jax.block_until_ready(self._prepare(state))
         jax.clear_caches()  # each method pays for its own tracing
         start = time.perf_counter()
         lowered = guarded(jax.jit(self.step).lower, f"{method.name}: step", self.state, batch)
@@ -48,12 +51,24 @@ class _Run:
         after = jax.eval_shape(self.step, self.state, batch)[0]
         same_types(jax.eval_shape(lambda s: s, self.state), after, f"{method.name}: step")
         self.finite = jax.jit(finite_leaves)
+        self._begin()
+
+    def again(self, state: Any) -> "_Run":
+        """The same method, compiled already, from the state of another seed."""
+        other = copy.copy(self)
+        other.state = self._prepare(state)
+        other._begin()
+        return other
+
+    def _begin(self) -> None:
         self.finite_at_start = self.finite(self.state)
         self.losses: list[float] = []
         self.seconds: list[float] = []
         self.bad: list[bool] = []
+        self.scales: list[float] = []
         self.death: Death | None = None
         self.dead = False
+        self.scaled = has_loss_scale(self.state)
 
     def advance(self, batch: Any) -> None:
         """One step, timed; nothing for a method that can't come back."""
@@ -62,6 +77,8 @@ class _Run:
             self.bad.append(True)
             return
         before = self.state
+        if self.scaled:
+            self.scales.append(float(loss_scale_of(before).scale))
         start = time.perf_counter()
         after, loss = jax.block_until_ready(self.compiled(before, batch))
         self.seconds.append(time.perf_counter() - start)
@@ -78,8 +95,13 @@ class _Run:
         self.losses.append(number if math.isfinite(number) else math.nan)
         self.state = after
 
-    def record(self, steps: int) -> Record:
+    @property
+    def skipped(self) -> int:
+        return int(loss_scale_of(self.state).skipped) if self.scaled else 0
+
+    def record(self, steps: int, finals: Sequence[float]) -> Record:
         leaves = jax.tree.leaves(self.state)
+        memory = self.compiled.memory_analysis()
         return Record(
             name=self.method.name,
             what=self.method.what,
@@ -91,16 +113,21 @@ class _Run:
             parameters=self.parameters,
             non_finite=sum(self.bad[:steps]),
             death=self.death if self.death and self.death.step <= steps else None,
+            scales=tuple(self.scales[:steps]),
+            skipped=self.skipped,
+            temporary_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),
+            finals=tuple(finals),
         )
 
 
 def compare(
     program: str | Path | Program,
-    recipes: Sequence[str | Method] = tuple(METHODS),
+    recipes: Sequence[str | Method] = DEMO,
     *,
     data: str | Path | bytes | None = None,
     steps: int = 300,
     seed: int = 0,
+    seeds: int = 1,
     out: str | Path | None = None,
     console: Console | None = None,
 ) -> Comparison:
@@ -117,6 +144,7 @@ def compare(
             standard library.
         steps: how many of each, at least 1.
         seed: of the parameters and the batches.
+        seeds: how many, beginning with that one; their mean and spread are shown.
         out: folder for ``metrics.jsonl``, ``summary.json``, ``report.html`` and ``curves.svg``,
             new or empty; None for ``runs/<time>``.
         console: where progress, table and curves are printed.
@@ -131,6 +159,8 @@ def compare(
     console = console or Console()
     if steps < 1:
         raise InputError(f"steps is {steps}: at least 1 is accepted")
+    if seeds < 1:
+        raise InputError(f"seeds is {seeds}: at least 1 is accepted")
     methods = [method(name) for name in recipes]
     names = [m.name for m in methods]
     if not names:
@@ -141,25 +171,30 @@ def compare(
         program = load_program(program)
     text = data if isinstance(data, bytes) else corpus(data)
     folder = Folder.at(out)
-    stream = endless(program, text, seed)
-    first = next(stream)
-    state = guarded(program.init, f"{program.name}.init", seed)
-    parameters = parameter_count(state, program)
-    check_step(program, state, first)
+    streams = [endless(program, text, seed + i) for i in range(seeds)]
+    first = [next(stream) for stream in streams]
+    states = [guarded(program.init, f"{program.name}.init", seed + i) for i in range(seeds)]
+    parameters = parameter_count(states[0], program)
+    check_step(program, states[0], first[0])
+    for each in methods:
+        each.build(program)  # refuses what the program can't serve, before anything is written
     announce(console, program.name, parameters, len(text), steps)
     warm_up()
     runs = []
     for each in methods:
         with console.status(f"compiling {each.name}"):
-            runs.append(_Run(each, program, state, first, parameters))
-    made = _train(runs, first, stream, steps, folder, console)
+            one = _Run(each, program, states[0], first[0], parameters)
+            runs.append([one, *(one.again(state) for state in states[1:])])
+    made = _train(runs, first, streams, steps, folder, console)
     if not made:
         raise KeyboardInterrupt
     comparison = Comparison(
         program=program.name,
         steps=steps,
         seed=seed,
-        records=tuple(run.record(made) for run in runs),
+        records=tuple(
+            same[0].record(made, [last_mean(run.losses[:made]) for run in same]) for same in runs
+        ),
         interrupted=made < steps,
         folder=str(folder.path),
         environment=environment(),
@@ -170,38 +205,46 @@ def compare(
 
 
 def _train(
-    runs: list[_Run],
-    batch: Any,
-    stream: Iterator[Any],
+    runs: list[list[_Run]],
+    batches: list[Any],
+    streams: list[Iterator[Any]],
     steps: int,
     folder: Folder,
     console: Console,
 ) -> int:
-    """Makes the steps; how many were made and written before an interrupt, if any."""
+    """Makes the steps, of each method from each seed; how many before an interrupt, if any."""
     made = 0
     try:
-        with Progress(console, [run.method.name for run in runs], steps) as progress:
+        with Progress(console, [same[0].method.name for same in runs], steps) as progress:
             for step in range(1, steps + 1):
-                for run in runs:
-                    run.advance(batch)
-                    progress.update(run.method.name, run.losses, run.seconds, sum(run.bad))
-                folder.append("metrics.jsonl", [_line(step, run) for run in runs])
+                for same in runs:
+                    for run, batch in zip(same, batches, strict=True):
+                        run.advance(batch)
+                    bad = sum(sum(run.bad) for run in same)
+                    progress.update(same[0].method.name, same[0].losses, same[0].seconds, bad)
+                rows = [_line(step, i, run) for same in runs for i, run in enumerate(same)]
+                folder.append("metrics.jsonl", rows)
                 made = step
                 if step < steps:
-                    batch = next(stream)
+                    batches = [next(stream) for stream in streams]
     except KeyboardInterrupt:
         return made
     return made
 
 
-def _line(step: int, run: _Run) -> dict[str, Any]:
-    return {
+def _line(step: int, index: int, run: _Run) -> dict[str, Any]:
+    line = {
         "step": step,
         "method": run.method.name,
         "loss": finite_or_none(run.losses[-1]),
         "ms": None if run.dead else round(run.seconds[-1] * 1e3, 3),
         "non_finite_steps": sum(run.bad),
     }
+    if index:
+        line["seed"] = index  # counted from the first
+    if run.scaled:
+        line |= {"scale": run.scales[-1] if run.scales else None, "skipped_steps": run.skipped}
+    return line
 
 
 def write(comparison: Comparison, folder: Folder) -> None:

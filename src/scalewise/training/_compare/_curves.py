@@ -63,6 +63,19 @@ def curves_svg(comparison: Comparison) -> str:
     return "\n".join(parts)
 
 
+def scales_svg(records: Sequence[Record]) -> str:
+    """One panel: the exponent of each loss scale over the steps."""
+    exponents = [[math.log2(x) for x in r.scales] for r in records]
+    height = HEIGHT + 24 * _legend_rows(records)
+    return "\n".join([
+        f'<svg class="curves" xmlns="http://www.w3.org/2000/svg" role="img" '
+        f'viewBox="0 0 {WIDTH} {height}"><title>Loss scales</title><style>{STYLE}</style>',
+        _panel(exponents, 0, "loss scale, exponent of two"),
+        _legend(records, HEIGHT),
+        "</svg>",
+    ])  # fmt: skip
+
+
 def _panel(curves: Sequence[Sequence[float]], top: int, title: str) -> str:
     values = [y for ys in curves for y in ys if math.isfinite(y)]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)

@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,8 +11,11 @@ import jax.numpy as jnp
 
 from ...autoscale import Recipe, Storage, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
+from .._loss_scale import DynamicLossScale, StaticLossScale
+from .._moments import NARROW_ADAM
+from .._step import step
 from ._input import InputError
-from ._program import Step, Tree
+from ._program import Program, Step, Tree
 
 
 def same(x: Any) -> Any:
@@ -29,12 +32,39 @@ class Method:
         prepare: the float32 initial state to the one that this method trains.
         transform: the user's step to this method's step.
         what: half a line for the report.
+        options: if given, the step isn't the program's but ``training.step`` of its ``loss_of``
+            and ``OPTIMIZER`` with these arguments: for methods that scale the loss.
     """
 
     name: str
     prepare: Callable[[Tree], Tree] = same
     transform: Callable[[Step], Step] = same
     what: str = ""
+    options: Mapping[str, Any] | None = None
+
+    def build(self, program: Program) -> tuple[Callable[[Tree], Tree], Step]:
+        """What is done to the program's initial state, and the step from then on.
+
+        Raises:
+            InputError: the method scales a loss that the program doesn't define.
+        """
+        if self.options is None:
+            return self.prepare, self.transform(program.train_step)
+        if program.loss_of is None or program.optimizer is None:
+            raise InputError(
+                f"{self.name} scales the loss, and {program.name} defines no loss_of(params, "
+                "batch) or no OPTIMIZER"
+            )
+        train = step(program.loss_of, program.optimizer, **self.options)
+
+        def prepare(state: Tree) -> Tree:
+            return train.init(state["params"] if isinstance(state, dict) else state.params)
+
+        def one(state: Tree, batch: Any) -> tuple[Tree, Any]:
+            state, metrics = train(state, batch)
+            return state, metrics.loss
+
+        return prepare, one
 
 
 def cast_floats(tree: Tree, dtype: Any) -> Tree:
@@ -82,8 +112,25 @@ METHODS: dict[str, Method] = {
             dataclasses.replace(recipes.fp8, state=NARROW_STATE),
             "fp8; FP16 weights, E4M3 first and FP16 root of second moment",
         ),
+        Method(
+            "static-scale",
+            what="autocast FP16, the loss times 32768 for ever",
+            options={"policy": "c=f16", "scaling": StaticLossScale(2.0**15)},
+        ),
+        Method(
+            "dynamic-scale",
+            what="autocast FP16, automatic loss scaling",
+            options={"policy": "c=f16", "scaling": DynamicLossScale(interval=100)},
+        ),
+        Method("autocast-bf16", what="autocast BF16", options={"policy": "c=bf16"}),
+        Method(
+            "five-bytes",
+            what="FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
+            options={"policy": "p=f16,c=f16", "weights": "stochastic", "moments": NARROW_ADAM},
+        ),
     )
 }
+DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs if none is named
 
 
 def method(name: str | Method) -> Method:
@@ -97,7 +144,7 @@ def method(name: str | Method) -> Method:
         Traceback (most recent call last):
         ...
         scalewise...InputError: unknown recipe 'fp61': accepted are float32, fp16-plain, fp16, fp8,
-        fp8-narrow-state; did you mean 'fp16'?
+        ...; did you mean 'fp16'?
     """
     if isinstance(name, Method):
         return name

@@ -3,7 +3,7 @@
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ._curves import curves_svg
+from ._curves import curves_svg, scales_svg
 from ._results import WINDOW, Comparison
 from ._terminal import cells
 
@@ -29,10 +29,13 @@ def page(comparison: Comparison) -> tuple[str, str]:
         lstrip_blocks=True,
     )
     svg = curves_svg(comparison)
+    scaled = [record for record in comparison.records if record.scales]
     html = environment.get_template("report.html.j2").render(
         comparison=comparison,
         headings=[h.replace("float32", comparison.reference.name) for h in HEADINGS],
         rows=[(record, cells(comparison, record)) for record in comparison.records],
+        scaled=scaled,
+        scales_svg=Markup(scales_svg(scaled)) if scaled else "",
         svg=Markup(svg),  # our own, its names escaped where they are written
     )
     return html, svg

@@ -29,6 +29,10 @@ class Record:
         state_bytes, parameters: bytes in the state's live buffers, numbers in its params.
         non_finite: steps whose loss or new state wasn't finite.
         death: the first of them, None where there was none.
+        scales: the loss scale of each step, for methods that have one.
+        skipped: steps that the method left out, its state untouched.
+        temporary_bytes: what the compiled step needs beside its arguments and results.
+        finals: the final loss from each seed; figures and curves are the first one's.
     """
 
     name: str
@@ -41,12 +45,21 @@ class Record:
     parameters: int
     non_finite: int
     death: Death | None = None
+    scales: tuple[float, ...] = ()
+    skipped: int = 0
+    temporary_bytes: int = 0
+    finals: tuple[float, ...] = ()
 
     @property
     def final_loss(self) -> float:
-        """Mean of the last steps' losses; NaN if one of them is."""
-        last = self.losses[-WINDOW:]
-        return sum(last) / len(last) if last else math.nan
+        """Mean of the last steps' losses, and over the seeds; NaN if one of them is."""
+        finals = self.finals or (last_mean(self.losses),)
+        return sum(finals) / len(finals)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the final loss over the seeds; NaN where there is only one."""
+        return statistics.stdev(self.finals) if len(self.finals) > 1 else math.nan
 
     @property
     def median_seconds(self) -> float:
@@ -59,6 +72,12 @@ class Record:
     @property
     def bytes_per_parameter(self) -> float:
         return self.state_bytes / self.parameters
+
+
+def last_mean(losses: Sequence[float]) -> float:
+    """The mean over the last steps; NaN if one of them is, or where there is none."""
+    last = losses[-WINDOW:]
+    return sum(last) / len(last) if last else math.nan
 
 
 @dataclass(frozen=True)
@@ -116,7 +135,11 @@ class Comparison:
             row[f"{figure}_ratio"] = finite_or_none(self.ratio(record, figure))
         row |= {"trace_seconds": record.trace_seconds, "compile_seconds": record.compile_seconds}
         row |= {"state_bytes": record.state_bytes, "parameters": record.parameters}
-        row |= {"non_finite_steps": record.non_finite}
+        row |= {"non_finite_steps": record.non_finite, "skipped_steps": record.skipped}
+        row |= {"temporary_bytes": record.temporary_bytes}
+        row |= {"final_loss_by_seed": [finite_or_none(x) for x in record.finals]}
+        row |= {"final_loss_spread": finite_or_none(record.spread)}
+        row |= {"loss_scale_at_end": record.scales[-1] if record.scales else None}
         dead = record.death
         row["first_non_finite"] = dead and {"step": dead.step, "why": dead.why}
         return row

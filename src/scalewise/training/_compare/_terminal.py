@@ -88,6 +88,11 @@ def show(comparison: Comparison, console: Console) -> None:
                     (record.name, "bold"), f", step {record.death.step}: {record.death.why}"
                 )
             )
+    for record in comparison.records:
+        if record.scales:
+            scales = f"loss scale {record.scales[0]:g} to {record.scales[-1]:g}"
+            what = f", {scales}, {record.skipped} steps left out"
+            console.print(Text.assemble((record.name, "bold"), what))
     curves = {r.name: smoothed(r.losses, 10) for r in comparison.records}
     width = min(console.width, 100)
     for row in plot(curves, COLOURS, width=width, height=14, ascii_only=_ascii(console)):
@@ -120,8 +125,11 @@ def table(comparison: Comparison) -> Table:
 
 def cells(comparison: Comparison, record: Record) -> tuple[str, ...]:
     """A method's figures as text, as the table and the page show them."""
+    final = number(record.final_loss, 3)
+    if math.isfinite(record.spread):
+        final += f"±{record.spread:.3f}"
     return (
-        number(record.final_loss, 3),
+        final,
         number(comparison.ratio(record, "final_loss"), 4),
         str(record.non_finite),
         number(record.bytes_per_parameter, 2),
