@@ -1,0 +1,48 @@
+"""The pages on norms and functions say what was measured, and what was measured can be again."""
+
+import csv
+import importlib.util
+from pathlib import Path
+
+import pytest
+from proofs.norms import torture
+
+from scalewise.formats import format as format_
+from scalewise.ops import function_table
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["norms", "functions"])
+def test_the_page_is_up_to_date(name):
+    module = load(f"{name}_page")
+    assert (DOCS / f"{name}.md").read_text() == module.page(), f"run `python docs/{name}_page.py`"
+    if name == "norms":
+        assert (DOCS / "norms.svg").read_text() == module.picture()
+
+
+def test_the_torture_set_measures_the_same_again():
+    with (DOCS / "norms.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    again = torture(format_("e5m2"), 16, ("auto", "direct", "blue"))
+    for record in again:
+        assert {key: str(value) for key, value in record.items()} in rows
+
+
+def test_the_table_of_functions_measures_the_same_again():
+    with (DOCS / "functions.csv").open(newline="") as file:
+        rows = {(r["format"], r["name"], r["arithmetic"]): r for r in csv.DictReader(file)}
+    for record in function_table("fp16", ["rsqrt", "sigmoid"]):
+        row = rows["fp16", record.name, record.arithmetic]
+        assert float(row["correctly_rounded"]) == pytest.approx(record.correctly_rounded, abs=1e-3)
+        assert int(row["count"]) == record.count
+        assert float(row["mean_absolute"]) == pytest.approx(record.mean_absolute, rel=1e-3)
