@@ -204,7 +204,7 @@ GALLERY: dict[str, Case] = {
     "Cross entropy in bf16": Case(
         "flax #677, optax #1020, pytorch PR #24457",
         cross_entropy,
-        lambda: (normal(1000, scale=2.0),),
+        lambda: (normal(1000, scale=2.0).astype(jnp.bfloat16).astype(jnp.float32),),
         "bf16",
         ("precision", "swamping"),
     ),

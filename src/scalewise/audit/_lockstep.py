@@ -12,13 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 
 from ..emulate import EXACT
 from ..interpret import Boundary, Equation, Interpretation, is_float, rebind
 from ..rounding import to_float64
 from ._lanes import Rounded, Wide
-from ._statistics import Statistics, fold, note
+from ._rounding import round_by
+from ._statistics import Statistics, fold, note, thin
 
 ADDITIONS = {"add": 1, "add_any": 1, "sub": -1}
 CHOOSES = frozenset({"select_n", "max", "min", "clamp", "gather", "slice", "dynamic_slice"})
@@ -56,6 +58,7 @@ class Lockstep(Interpretation):
         kept: compiled loops and branches, by path.
         constants: literals that the low lane has otherwise, by number; one that is its own
             replacement is kept as it is, not rounded.
+        literals: scalars lifted so far.
     """
 
     low: Interpretation
@@ -64,6 +67,7 @@ class Lockstep(Interpretation):
     seen: list[Equation] = dataclasses.field(default_factory=list)
     kept: dict[tuple[int, ...], Callable] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
+    literals: dict[tuple[float, str], Pair] = dataclasses.field(default_factory=dict)
 
     inline = True
 
@@ -86,13 +90,19 @@ class Lockstep(Interpretation):
             new = np.full(x.shape, self.constants[number])
             low = jnp.asarray(new, jnp.float64) if new == number else self.low.constant(new, aval)
             return Pair(low, self.shadow.constant(x, aval), np.bool_(False))
-        low, shadow = self.low.constant(x, aval), self.shadow.constant(x, aval)
-        return Pair(low, shadow, np.bool_(False))
+        key = (number, str(aval.dtype)) if x.ndim == 0 and number == number else None
+        if key is None or key not in self.literals:
+            low, shadow = self.low.constant(x, aval), self.shadow.constant(x, aval)
+            if key is None or isinstance(low, Tracer):
+                return Pair(low, shadow, np.bool_(False))
+            self.literals[key] = Pair(low, shadow, np.bool_(False))
+        return self.literals[key]
 
     def lower(self, value: Pair, aval: Any) -> jax.Array:
         return self.low.lower(value.low, aval)
 
     def canonical(self, value: Pair, aval: Any, boundary: Boundary, equation: Equation) -> Pair:
+        value = shaped(value, aval)
         return Pair(
             self.low.canonical(value.low, aval, boundary, equation),
             self.shadow.canonical(value.shadow, aval, boundary, equation),
@@ -121,7 +131,11 @@ class Lockstep(Interpretation):
         )
 
     def control(self, equation: Equation, run: Callable) -> Callable:
-        return self.kept.setdefault(equation.path, jax.jit(run))
+        def with_shapes(state, inputs):
+            pairs = zip(inputs, equation.in_avals, strict=True)
+            return run(state, [shaped(x, a) for x, a in pairs])
+
+        return self.kept.setdefault(equation.path, jax.jit(with_shapes))
 
     def turn(self, state: Statistics, equation: Equation) -> Statistics:
         n = len(equation.path)
@@ -137,23 +151,31 @@ class Lockstep(Interpretation):
             row = self.rows.setdefault(equation.path, len(self.rows))
             if row == len(self.seen):
                 self.seen.append(equation)
-        formats = state.formats[row] if isinstance(self.low, Rounded) else ()
+        eager = not any(isinstance(x, Tracer) for x in jax.tree.leaves((inputs, state.counts)))
+        sign = ADDITIONS.get(equation.name, 0)
+        if noted and isinstance(self.low, Rounded) and len(equation.out_avals) == 1:
+            step = functools.partial(_wide_step, self.shadow, equation)
+            if eager:
+                step = _compiled(_wide_step, (self.shadow,), _Signature.of(self.low, equation))
+            wide, marred = step(list(inputs))
+            ending = _finish if eager else finish
+            state, out = ending(state, row, wide, marred, sign)
+            return state, [out]
         step = functools.partial(_step, self.low, self.shadow, equation, noted)
-        record: Callable = note
-        if not any(isinstance(x, Tracer) for x in jax.tree.leaves((inputs, state.counts))):
-            step = _compiled(self.low, self.shadow, _Signature.of(self.low, equation), noted)
-            record = _note
-        outs, marred, lanes = step(formats, list(inputs))
+        if eager:
+            fixed = (self.low, self.shadow)
+            step = _compiled(_step_of(noted), fixed, _Signature.of(self.low, equation))
+        outs, marred, lanes = step(state.formats, row, list(inputs))
         if noted:
-            addends = _addends(equation, lanes[3:])
-            state, marred = record(state, row, lanes[:3], addends, ~marred)
+            record = _note if eager else note
+            state, marred = record(state, row, lanes[:3], lanes[3:], sign, ~marred)
             outs = [
                 dataclasses.replace(y, marred=marred) if isinstance(y, Pair) else y for y in outs
             ]
         return state, outs
 
 
-_note = jax.jit(note, donate_argnums=0)
+_note = jax.jit(note, donate_argnums=0, static_argnums=4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,27 +200,78 @@ class _Signature:
 
 
 @functools.lru_cache(maxsize=8192)
-def _compiled(low: Any, shadow: Any, signature: _Signature, noted: bool) -> Callable:
-    def run(formats, inputs):
-        return _step(low, shadow, signature.equation, noted, formats, inputs)
+def _compiled(step: Callable, fixed: tuple[Any, ...], signature: _Signature) -> Callable:
+    def run(*arguments):
+        return step(*fixed, signature.equation, *arguments)
 
     run.__name__ = signature.equation.name.replace("-", "_")
     return jax.jit(run)
 
 
-def _step(low, shadow, equation: Equation, noted: bool, formats, inputs):
-    """One equation in both lanes; whether its inputs are marred; and what is to be noted of it.
-
-    Returns:
-        Its outputs; the mark; the low result, the exact one and the shadow's in float64, then (for
-        an addition) the low inputs.
-    """
-    lows = [x.low if isinstance(x, Pair) else x for x in inputs]
-    shadows = [x.shadow if isinstance(x, Pair) else x for x in inputs]
+def _lanes_of(equation: Equation, inputs):
+    """The low inputs, the shadow's, and whether one of them is marred."""
     marred = jnp.asarray(False)
     for x in inputs:
         marred = marred | x.marred if isinstance(x, Pair) else marred
-    low_outs = low.apply(formats, equation, lows)[1]
+    inputs = [shaped(x, a) for x, a in zip(inputs, equation.in_avals, strict=True)]
+    lows = [x.low if isinstance(x, Pair) else x for x in inputs]
+    return lows, [x.shadow if isinstance(x, Pair) else x for x in inputs], marred
+
+
+def shaped(value: Any, aval: Any) -> Any:
+    """A value whose arrays have their own shape again, if they were kept flat."""
+    if not isinstance(value, Pair) or not isinstance(value.low, jax.Array):
+        return value
+    if value.low.shape == aval.shape == value.shadow.shape:
+        return value
+    low, shadow = value.low.reshape(aval.shape), value.shadow.reshape(aval.shape)
+    return Pair(low, shadow, value.marred)
+
+
+def _wide_step(shadow: Wide, equation: Equation, inputs):
+    """One equation before its rounding: what alone depends on the primitive.
+
+    Returns:
+        The exact result of the low inputs in float64 and the shadow's, flat, so that what follows
+        depends on their size alone; for an addition samples of the low inputs; whether the inputs
+        are marred.
+    """
+    lows, shadows, marred = _lanes_of(equation, inputs)
+    (exact,) = rebind(equation, lows, jnp.float64)
+    (wide,) = shadow.apply((), equation, shadows)[1]
+    return [exact.reshape(-1), wide.reshape(-1), *_addends(equation, lows)], marred
+
+
+def finish(state: Statistics, row: Any, wide: Any, marred: Any, sign: int):
+    """The rounding of an exact result and what is to be noted of it: one program for each size."""
+    exact, shadow, *addends = wide
+    low = round_by(exact, lax.dynamic_index_in_dim(state.formats, row, keepdims=False))
+    lanes = [low, exact, shadow.astype(jnp.float64)]
+    state, marred = note(state, row, lanes, addends, sign, ~marred)
+    return state, Pair(low, shadow, marred)
+
+
+_finish = jax.jit(finish, donate_argnums=0, static_argnums=4)
+
+
+@functools.cache
+def _step_of(noted: bool) -> Callable:
+    def step(low, shadow, equation, formats, row, inputs):
+        return _step(low, shadow, equation, noted, formats, row, inputs)
+
+    return step
+
+
+def _step(low, shadow, equation: Equation, noted: bool, formats, row, inputs):
+    """One equation in both lanes, whatever the low lane is.
+
+    Returns:
+        Its outputs; whether its inputs are marred; the low result, the exact one and the shadow's
+        in float64 and flat, then (for an addition) samples of the low inputs.
+    """
+    lows, shadows, marred = _lanes_of(equation, inputs)
+    memory = formats[row] if isinstance(low, Rounded) else ()
+    low_outs = low.apply(memory, equation, lows)[1]
     shadow_outs = shadow.apply((), equation, shadows)[1]
     lanes = []
     if noted:
@@ -207,7 +280,7 @@ def _step(low, shadow, equation: Equation, noted: bool, formats, inputs):
         exact = rebind(equation, plain, jnp.float64)[at]
         result = _plain(low, low_outs[at], equation.out_avals[at])
         lanes = [result, exact, shadow_outs[at].astype(jnp.float64)]
-        lanes += plain if equation.name in ADDITIONS else []
+        lanes = [x.reshape(-1) for x in lanes] + _addends(equation, plain)
     elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
         marred = marred & (~jnp.isfinite(result) & jnp.isfinite(shadow_outs[0])).any()
@@ -225,6 +298,7 @@ def _plain(low, value, aval):
     return to_float64(low.lower(value, aval))
 
 
-def _addends(equation: Equation, inputs):
-    sign = ADDITIONS.get(equation.name)
-    return None if sign is None else (inputs[0], inputs[1] if sign > 0 else -inputs[1])
+def _addends(equation: Equation, lows):
+    if equation.name not in ADDITIONS:
+        return []
+    return [thin(jnp.broadcast_to(x, equation.out_avals[0].shape)) for x in lows]

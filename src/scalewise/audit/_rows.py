@@ -85,23 +85,23 @@ def _ratio(noise: float, signal: float) -> float:
 
 def rows_of(seen: Sequence[Equation], state: Statistics) -> list[Row]:
     """The rows of all equations that were met at least once."""
-    counts, sums, tops = (np.asarray(x) for x in (state.counts, state.sums, state.tops))
-    histogram = np.asarray(state.histogram)
+    counts, sums, tops = (np.asarray(x).tolist() for x in (state.counts, state.sums, state.tops))
+    histogram = np.asarray(state.histogram).astype(int).tolist()
     trained = any(e.direction == "backward" for e in seen)
     rows = []
     for i, equation in enumerate(seen):
-        if not counts[i, 0]:
+        if not counts[i][0]:
             continue
-        numbers: dict[str, Any] = dict(zip(COUNTS, counts[i, :FIRST].tolist(), strict=True))
-        numbers["first"] = float(counts[i, FIRST])
-        numbers |= zip(PEAKS, counts[i, FIRST + 1 :].tolist(), strict=True)
-        numbers |= zip(SUMS, sums[i].tolist(), strict=True)
-        numbers |= zip(TOPS, tops[i].tolist(), strict=True)
+        numbers: dict[str, Any] = dict(zip(COUNTS, counts[i][:FIRST], strict=True))
+        numbers["first"] = counts[i][FIRST]
+        numbers |= zip(PEAKS, counts[i][FIRST + 1 :], strict=True)
+        numbers |= zip(SUMS, sums[i], strict=True)
+        numbers |= zip(TOPS, tops[i], strict=True)
         rows.append(_row(i, equation, trained, numbers, histogram[i]))
     return rows
 
 
-def _row(i: int, equation: Equation, trained: bool, numbers: dict, histogram: np.ndarray) -> Row:
+def _row(i: int, equation: Equation, trained: bool, numbers: dict, histogram: list[int]) -> Row:
     file, line, function = equation.source or (None, 0, "")
     aval = next(a for a in equation.out_avals if is_float(a))
     return Row(
@@ -116,7 +116,7 @@ def _row(i: int, equation: Equation, trained: bool, numbers: dict, histogram: np
         direction=direction_of(equation, trained),
         looped=numbers["visits"] > 1,
         numbers=numbers,
-        histogram=tuple(int(n) for n in histogram),
+        histogram=tuple(histogram),
     )
 
 

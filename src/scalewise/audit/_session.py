@@ -13,7 +13,7 @@ import numpy as np
 
 from ..interpret import Program, is_float, run
 from ._lanes import Rounded, Wide
-from ._lockstep import Lockstep
+from ._lockstep import Lockstep, shaped
 from ._rounding import as_row
 from ._rows import Row, rows_of
 from ._statistics import blank, fold
@@ -106,7 +106,7 @@ class Session:
 
     def _outcome(self, rows, values) -> Outcome:
         pairs = [
-            (path, v, a)
+            (path, shaped(v, a), a)
             for path, v, a in zip(self.program.paths, values, self.program.out_avals, strict=True)
             if is_float(a)
         ]

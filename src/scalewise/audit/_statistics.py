@@ -80,7 +80,8 @@ def note(
     state: Statistics,
     row: jax.Array,
     lanes: Sequence[jax.Array],
-    addends: Sequence[jax.Array] | None,
+    addends: Sequence[jax.Array],
+    sign: int,
     clean: jax.Array,
 ) -> tuple[Statistics, jax.Array]:
     """The state after one equation.
@@ -88,17 +89,19 @@ def note(
     Args:
         state: before it.
         row: the equation's.
-        lanes: float64 arrays of one shape: its low result, the exact one of the same low inputs,
-            and the shadow's.
-        addends: for an addition a + b, a and b in the low lane (-b for a subtraction).
+        lanes: flat float64 arrays of one size: its low result, the exact one of the same low
+            inputs, and the shadow's.
+        addends: for an addition, samples of its two operands in the low lane.
+        sign: 1 for an addition, -1 for a subtraction, else 0.
         clean: whether all low inputs were finite wherever the shadow's were.
 
     Returns:
         The state, and whether the low result isn't finite where the shadow is.
     """
-    fmt, before = state.formats[row], state.counts[row]
+    fmt = lax.dynamic_index_in_dim(state.formats, row, keepdims=False)
+    before = lax.dynamic_index_in_dim(state.counts, row, keepdims=False)
     sample = jnp.stack([thin(x) for x in lanes])
-    counts, peaks, broken = _count(lanes, addends, fmt, clean)
+    counts, peaks, broken = _count(lanes, addends, sign, fmt, clean)
     event = (counts[_AT["overflowed"]] > 0) | (counts[_AT["nan"]] > 0)
     first = jnp.where(event & (before[FIRST] < 0), before[0], before[FIRST])
     after = jnp.concatenate([
@@ -106,13 +109,13 @@ def note(
     ])  # fmt: skip
     state = dataclasses.replace(
         state,
-        counts=state.counts.at[row].set(after),
+        counts=lax.dynamic_update_slice(state.counts, after[None], (row, 0)),
         samples=lax.dynamic_update_slice(state.samples, sample[None], (row, 0, 0)),
     )
     return state, event | (~clean & broken)
 
 
-def _count(lanes, addends, fmt, clean) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _count(lanes, addends, sign, fmt, clean) -> tuple[jax.Array, jax.Array, jax.Array]:
     """One turn's addition to ``COUNTS``, its ``PEAKS``, and whether the low result is broken."""
     low, exact, shadow = lanes
     size, finite = jnp.abs(low), jnp.isfinite(exact)
@@ -126,8 +129,8 @@ def _count(lanes, addends, fmt, clean) -> tuple[jax.Array, jax.Array, jax.Array]
     amax = jnp.max(jnp.where(finite, jnp.abs(exact), 0.0), initial=0.0)
     one, sampled = jnp.ones((), jnp.float64), min(SAMPLE, low.size)
     added, bits = jnp.zeros(3, jnp.float64), 0.0 * one
-    if addends is not None:
-        added, bits = _addition(addends, low, exact, fmt)
+    if sign:
+        added, bits = _addition(addends, sign, low, exact, fmt)
     whole = jnp.stack([one, one * low.size, overflowed, flushed, subnormal, nan, one * sampled])
     return (
         jnp.concatenate([whole, added]),
@@ -151,12 +154,12 @@ def thin(x: jax.Array) -> jax.Array:
     return x if x.size <= SAMPLE else x[:: x.size // SAMPLE][:SAMPLE]
 
 
-def _addition(addends, low, exact, fmt):
+def _addition(addends, sign, low, exact, fmt):
     """How many additions there were of two numbers, changed nothing, cancelled; and most bits."""
-    a, b = (thin(jnp.broadcast_to(x, low.shape)) for x in addends)
+    a, b = addends
     low, exact = thin(low), thin(exact)
     both = (a != 0) & (b != 0)
-    swamped = both & ((low == a) | (low == b)) & (low != exact)
+    swamped = both & ((low == a) | (low == sign * b)) & (low != exact)
     wide = jnp.where(exact != 0, _exponent(exact), _exponent(jnp.maximum(abs(a), abs(b))) - fmt[0])
     bits = jnp.where(both, jnp.maximum(_exponent(a), _exponent(b)) - wide, 0.0)
     bits = jnp.where(jnp.isfinite(exact), jnp.clip(bits, 0.0, fmt[0] + 1), 0.0)
