@@ -6,6 +6,7 @@ from .audit import Finding as Finding
 from .audit import Report as Report
 from .audit import audit as audit
 from .audit import literals as literals
+from .audit import tune as tune
 from .autocast import Policy as Policy
 from .autocast import autocast as autocast
 from .autoscale import Recipe as Recipe

@@ -11,3 +11,5 @@ from ._literals import literals as literals
 from ._report import Report as Report
 from ._rows import Row as Row
 from ._session import Error as Error
+from ._tune import Tuning as Tuning
+from ._tune import tune as tune

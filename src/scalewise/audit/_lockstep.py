@@ -270,7 +270,7 @@ def _step(low, shadow, equation: Equation, noted: bool, formats, row, inputs):
         in float64 and flat, then (for an addition) samples of the low inputs.
     """
     lows, shadows, marred = _lanes_of(equation, inputs)
-    memory = formats[row] if isinstance(low, Rounded) else ()
+    memory: Any = formats[row] if isinstance(low, Rounded) else ()
     low_outs = low.apply(memory, equation, lows)[1]
     shadow_outs = shadow.apply((), equation, shadows)[1]
     lanes = []

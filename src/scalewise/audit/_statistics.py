@@ -78,7 +78,7 @@ def blank(formats: np.ndarray) -> Statistics:
 
 def note(
     state: Statistics,
-    row: jax.Array,
+    row: int | jax.Array,
     lanes: Sequence[jax.Array],
     addends: Sequence[jax.Array],
     sign: int,

@@ -1,0 +1,46 @@
+"""Writes docs/gallery.md: what the audit says of each failure in examples/gallery.py.
+
+`python docs/gallery_page.py` from the root of the repository.
+"""
+
+import inspect
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import scalewise as sw  # noqa: E402
+from examples import gallery  # noqa: E402
+from scalewise.audit._terminal import error  # noqa: E402
+
+HEAD = """# Failures that people lost days over, and what the audit says
+
+Written by `python docs/gallery_page.py`; `tests/audit/test_gallery.py` holds each case to its
+marked line, and to a fix that at least halves the error. Error is of the outputs against float32,
+relative, root mean square.
+"""
+
+
+def section(name: str, case: gallery.Case) -> str:
+    """One case: its source, the first finding, and its fix."""
+    report = sw.audit(case.call, case.low, trials=10)(*case.arguments())
+    worst = report.findings[0]
+    call = case.call if case.call.__name__ != "<lambda>" else gallery.apply_update
+    source = inspect.getsource(call).rstrip()
+    before = error(worst.error_before, worst.broken_before)
+    after = error(worst.error_after, worst.broken_after)
+    return (
+        f"\n## {name}\n\n{case.reference}; in {report.low}.\n\n```python\n{source}\n```\n\n"
+        f"**{worst.kind}** at line {worst.line}, `{worst.primitive}`, {worst.direction}: "
+        f"{worst.evidence}.\n\nFix that was tried: {worst.fix}; error {before} → {after}.\n"
+    )
+
+
+def main() -> None:
+    sections = [section(name, case) for name, case in gallery.GALLERY.items()]
+    (ROOT / "docs" / "gallery.md").write_text(HEAD + "".join(sections))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Tuned formats keep the tolerance, also where autocast runs them; few runs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import scalewise as sw
+
+
+def model(w, x):
+    h = jnp.tanh(x @ w)
+    return jnp.exp(jnp.sum(h * h) / 4.0) * 1e-3
+
+
+def arguments():
+    return jnp.full((8, 4), 0.3), jnp.linspace(0.5, 2.0, 128).reshape(16, 8)
+
+
+def test_what_overflows_stays_wide_and_the_rest_goes_narrow():
+    found = sw.tune(model, arguments(), 2e-2, ["fp16"])
+    lowered = {primitive for _, primitive in found.formats}
+    assert "exp" not in lowered  # e^15 is beyond 65504
+    assert {"dot_general", "tanh"} <= lowered
+    assert float(found.error) <= 2e-2
+    assert 0.5 <= found.cost < 0.6
+    assert found.runs <= 12
+    assert found.policy is None  # autocast would round exp's result where mul reads it
+
+
+def test_a_policy_for_autocast():
+    def layer(w, x):
+        return jnp.sum(jnp.tanh(x @ w), axis=0)
+
+    found = sw.tune(layer, arguments(), 1e-2, ["bf16"])
+    assert found.cost < 0.6
+    got, want = sw.autocast(layer, found.policy)(*arguments()), layer(*arguments())
+    assert float(jnp.linalg.norm(got - want)) <= 1e-2 * float(jnp.linalg.norm(want))
+
+
+def test_a_tight_tolerance_leaves_all_wide_and_two_formats_are_mixed():
+    found = sw.tune(model, arguments(), 1e-7, ["bf16"])
+    assert "dot_general" not in {p for _, p in found.formats}
+    found = sw.tune(
+        lambda x: (x * 1.0) * 2.0 + jnp.sin(x), (jnp.ones(8),), 2e-2, ["e4m3fn", "bf16"]
+    )
+    assert set(found.formats.values()) <= {"e4m3fn", "bf16"}
+    assert found.policy is None or found.policy.compute == jnp.bfloat16
+
+
+def test_refused():
+    with pytest.raises(ValueError, match="tolerance is 0; accepted: a positive number"):
+        sw.tune(jnp.sin, (jax.numpy.ones(2),), 0)
