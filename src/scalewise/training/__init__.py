@@ -13,6 +13,8 @@ from ._compare import corpus as corpus
 from ._compare import load_program as load_program
 from ._compare import method as method
 from ._finite import all_finite as all_finite
+from ._layers import layer_scaled as layer_scaled
+from ._layers import layer_scales as layer_scales
 from ._loss_scale import DynamicLossScale as DynamicLossScale
 from ._loss_scale import LossScaledState as LossScaledState
 from ._loss_scale import LossScaleState as LossScaleState
