@@ -49,6 +49,27 @@ class Scaled:
     exponent: Any  # int32
 
 
+@dataclasses.dataclass(frozen=True)
+class Root:
+    """``(significand + rest) * 2^exponent``: rest is what the significand's rounding has lost.
+
+    The significand is zero, NaN (of a negative sum), or near the middle of the format's exponents.
+    """
+
+    significand: Any
+    exponent: Any  # int32
+    rest: Any
+
+    def value(self, arithmetic: Arithmetic) -> jax.Array:
+        """The number of the format. A tie among subnormals is decided by what was lost."""
+        y = arithmetic.shift(self.significand, self.exponent)
+        # exact in the carrier; on the machine both are moved back up to where they came from
+        missing = arithmetic.shift_exactly(self.significand, self.exponent) - y
+        step = arithmetic.const(float(arithmetic.fmt.smallest))
+        tie = (jnp.abs(missing) == step / 2) & (jnp.sign(missing) == jnp.sign(self.rest))
+        return jnp.where(tie, y + jnp.sign(missing) * step, y)
+
+
 jax.tree_util.register_dataclass(Scaled, ["words", "exponent"], [])
 
 
@@ -94,18 +115,14 @@ def ulp_bound(fmt: Format, n: int) -> float:
 
 def auto_norm(
     arithmetic: Arithmetic, a: jax.Array, eps: jax.Array | None, nonnegative: bool
-) -> tuple[jax.Array, jax.Array]:
-    """sqrt(sum a^2 + eps) along the last axis, as ``r * 2^k``.
+) -> Root:
+    """sqrt(sum a^2 + eps) along the last axis.
 
     Args:
         arithmetic: whose format all numbers are of.
         a: (..., n) finite magnitudes.
         eps: (...) finite, or None for zero.
         nonnegative: whether eps is known not to be negative.
-
-    Returns:
-        r, zero or with its exponent near the middle of the format's, and int32 k; NaN if the sum is
-        negative.
     """
     p = plan(arithmetic, a.shape[-1], not nonnegative)
     total = sum_of_squares(arithmetic, a, p)
@@ -179,8 +196,8 @@ def _renormalised(arithmetic: Arithmetic, s: Scaled, p: Plan) -> Scaled:
     return Scaled(words, exponent)
 
 
-def root_of(arithmetic: Arithmetic, s: Scaled, p: Plan) -> tuple[jax.Array, jax.Array]:
-    """The square root as ``r * 2^k``: rounded, then corrected twice by what its square leaves."""
+def root_of(arithmetic: Arithmetic, s: Scaled, p: Plan) -> Root:
+    """The square root: rounded, then corrected twice by what its square leaves."""
     s = _renormalised(arithmetic, Scaled(normalise(arithmetic, s.words), s.exponent), p)
     odd = s.exponent % 2
     words = [arithmetic.shift(w, -odd) for w in s.words]
@@ -202,6 +219,6 @@ def root_of(arithmetic: Arithmetic, s: Scaled, p: Plan) -> tuple[jax.Array, jax.
         square = jnp.minimum(square, left)
     second = arithmetic.div(arithmetic.sub(left, square), twice)
     root, lost = two_sum(arithmetic, root, first)
-    root = Arithmetic(arithmetic.fmt).add(root, arithmetic.add(lost, second))
+    root, rest = two_sum(Arithmetic(arithmetic.fmt), root, arithmetic.add(lost, second))
     root = jnp.where(lead > 0, root, jnp.where(lead == 0, arithmetic.const(0), np.nan))
-    return root, jnp.where(lead > 0, k, 0)
+    return Root(root, jnp.where(lead > 0, k, 0), rest)

@@ -181,7 +181,8 @@ def _with_inverse(how: Normalisation, x: jax.Array) -> tuple[jax.Array, jax.Arra
             total = add_scaled(A, total, constant(A, n * how.eps, 2 * moved, p), p=p)
         whole = n.bit_length() - 1
         total = dataclasses.replace(total, exponent=total.exponent - whole)
-        root, k = root_of(A, total, p)
+        parts = root_of(A, total, p)
+        root, k = parts.significand, parts.exponent
         zero = root == 0
         root = A.shift(jnp.where(zero, A.const(2.0**p.top), root), -p.top)  # in [1/2, 1]
         k = k + p.top
