@@ -127,7 +127,25 @@ def test_what_no_change_mends_is_said():
     (only,) = report.findings
     assert (only.kind, only.primitive, only.fix) == ("overflow", "exp", None)
     assert only.error_before == np.inf
-    assert "no change that was tried helps: error 1 not finite" in shown(report)
+    assert "no change was tried yet: error 1 not finite" in shown(report)
+
+
+def test_arguments_that_the_format_cannot_hold():
+    report = sw.audit(lambda a, b: a["w"] * b, "fp16", trials=0)(
+        {"w": jnp.array([1e5, 1.0, 1e-9])}, jnp.ones(3)
+    )
+    assert report.arguments == ("[0]['w']: 1 overflow, 1 vanish, of 3",)
+    assert "argument  [0]['w']: 1 overflow" in shown(report)
+    assert not [row for row in report.rows if row["overflowed"]]  # it isn't the product's doing
+
+
+def test_a_mask_that_becomes_infinite_is_no_overflow_further_on():
+    def f(x):
+        scores = jnp.where(x > 0, x, jnp.finfo(jnp.float32).min)
+        return jax.nn.softmax(scores)
+
+    report = sw.audit(f, "fp16", trials=2)(jnp.array([1.0, -1.0, 2.0]))
+    assert not [k for k in (*report.findings, *report.idle) if k.kind == "overflow"]
 
 
 def test_nothing_to_find():

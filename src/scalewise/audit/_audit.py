@@ -159,6 +159,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         findings=tuple(found),
         idle=tuple(idle),
         literals=known,
+        arguments=_arguments(session.program, fmt) if session.adjustable else (),
         benign=_benign(outcome, known),
         error=outcome.error,
         error_fixed=fixed,
@@ -171,6 +172,20 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         runs=session.runs,
         environment=_environment(),
     )
+
+
+def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:
+    """Arguments with numbers that the format can't hold."""
+    lines = []
+    for path, x, aval in zip(program.arguments, program.arrays, program.in_avals, strict=True):
+        if not is_float(aval):
+            continue
+        size = np.abs(np.asarray(x).astype(np.float64))
+        over = int(((size > float(fmt.max)) & np.isfinite(size)).sum())
+        gone = int(((size < float(fmt.smallest) / 2) & (size > 0)).sum())
+        if over or gone:
+            lines.append(f"{path}: {over:,} overflow, {gone:,} vanish, of {size.size:,}")
+    return tuple(lines)
 
 
 def _nominal(low: Interpretation) -> Format:

@@ -36,6 +36,7 @@ class Finding:
             some aren't finite), without it and with it, the fixes of earlier findings applied.
         broken_before, broken_after: numbers of the outputs that aren't finite.
         rows: of the equations concerned.
+        tried: whether changes were tried for it.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Finding:
     broken_before: int = 0
     broken_after: int = 0
     rows: tuple[int, ...] = ()
+    tried: bool = False
 
     @property
     def where(self) -> str:

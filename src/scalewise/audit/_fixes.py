@@ -174,8 +174,9 @@ class Search:
             what = self._finding(group)
             if what.kind in EVENTS:
                 error = self.outcome.error
+                tried = any(x.rows == what.rows for x in self.idle)
                 what = dataclasses.replace(
-                    what, error_before=float(error), broken_before=error.broken
+                    what, error_before=float(error), broken_before=error.broken, tried=tried
                 )
                 self.found.append(what)
                 self.idle = [x for x in self.idle if x.rows != what.rows]
@@ -201,6 +202,7 @@ class Search:
                 best = fix, after
             if best is not None and _better(best[1].error, before, ENOUGH):
                 break
+        what = dataclasses.replace(what, tried=True)
         if best is None:
             self.idle.append(what)
             return False

@@ -82,7 +82,9 @@ class Lockstep(Interpretation):
 
     def lift(self, x: Any, aval: Any) -> Pair:
         plain = x.value() if self.low.is_argument(x) else x
-        return Pair(self.low.lift(x, aval), self.shadow.lift(plain, aval), np.bool_(False))
+        low, shadow = self.low.lift(x, aval), self.shadow.lift(plain, aval)
+        result = _plain(self.low, low, aval)
+        return Pair(low, shadow, _breaks(result, shadow))
 
     def constant(self, x: np.ndarray, aval: Any) -> Pair:
         number = float(x) if x.size == 1 else math.nan
@@ -95,7 +97,8 @@ class Lockstep(Interpretation):
             low, shadow = self.low.constant(x, aval), self.shadow.constant(x, aval)
             if key is None or isinstance(low, Tracer):
                 return Pair(low, shadow, np.bool_(False))
-            self.literals[key] = Pair(low, shadow, np.bool_(False))
+            marred = np.isfinite(x) & ~np.isfinite(np.asarray(_plain(self.low, low, aval)))
+            self.literals[key] = Pair(low, shadow, np.bool_(marred))
         return self.literals[key]
 
     def lower(self, value: Pair, aval: Any) -> jax.Array:
@@ -296,6 +299,11 @@ def _plain(low, value, aval):
     if not is_float(aval) or isinstance(low, Rounded):
         return value
     return to_float64(low.lower(value, aval))
+
+
+@jax.jit
+def _breaks(low: jax.Array, shadow: jax.Array) -> jax.Array:
+    return (~jnp.isfinite(low) & jnp.isfinite(shadow)).any()
 
 
 def _addends(equation: Equation, lows):

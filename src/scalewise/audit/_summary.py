@@ -22,6 +22,7 @@ class Summary:
             nothing mended.
         idle: findings with evidence whose fixes changed nothing, or that weren't tried.
         literals: constants that the format changes.
+        arguments: those with numbers that overflow or vanish on the way in, a sentence each.
         benign: what looks bad and is so by design, a sentence each.
         error: of the outputs against the shadow.
         error_fixed: with the fixes of all findings applied.
@@ -39,6 +40,7 @@ class Summary:
     findings: tuple[Finding, ...]
     idle: tuple[Finding, ...]
     literals: tuple[Literal, ...]
+    arguments: tuple[str, ...]
     benign: tuple[str, ...]
     error: Error
     error_fixed: Error

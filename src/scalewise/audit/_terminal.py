@@ -28,6 +28,8 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
         _findings(report, console)
     else:
         console.print("No change to any operation was found that would help.")
+    for line in report.arguments:
+        console.print(Text(f"argument  {line}", style="yellow"))
     for literal in [x for x in report.literals if not x.masks]:
         console.print(Text(f"constant  {literal.where}  {literal}", style="yellow"))
     if everything:
@@ -57,7 +59,8 @@ def _findings(report: Summary, console: Console) -> None:
             console.print(Text(f"     {finding.source}", style="dim"))
         before = error(finding.error_before, finding.broken_before)
         if finding.fix is None:
-            console.print(Text(f"     no change that was tried helps: error {before}"))
+            tried = "no change that was tried helps" if finding.tried else "no change was tried yet"
+            console.print(Text(f"     {tried}: error {before}"))
             continue
         after = error(finding.error_after, finding.broken_after)
         console.print(Text(f"     {finding.fix}: error {before} -> {after}", style="green"))
