@@ -148,6 +148,24 @@ def test_a_mask_that_becomes_infinite_is_no_overflow_further_on():
     assert not [k for k in (*report.findings, *report.idle) if k.kind == "overflow"]
 
 
+def test_updates_lost_and_what_a_loss_scale_would_save():
+    """arXiv 1710.03740: a weight 2048 times its update loses it; 2^-27 needs a scale of 8."""
+
+    def loss(w):
+        return jnp.sum(w * tiny)
+
+    def step(w):
+        return w - jax.grad(loss)(w) * 1.0
+
+    tiny = 2.0 ** jnp.linspace(-27.0, -24.0, 64)
+    report = sw.audit(step, "fp16", trials=0)(jnp.ones(64))
+    assert report.updates_lost == 1.0
+    scales = report.loss_scales()
+    assert scales[0][0] > 0.3
+    assert scales[3] == (0.0, 0.0)
+    assert scales[3][0] < scales[1][0] < scales[0][0]
+
+
 def test_nothing_to_find():
     report = sw.audit(lambda x: x * 2.0, "fp16")(jnp.ones(4))
     assert report.findings == ()

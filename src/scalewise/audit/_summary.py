@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from ._findings import Finding
 from ._literals import Literal
 from ._rows import Row
 from ._session import Error
+from ._statistics import LOWEST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,3 +54,35 @@ class Summary:
     precision: int
     runs: int
     environment: tuple[tuple[str, str], ...]
+
+    @property
+    def updates_lost(self) -> float:
+        """The share of additions to the optimizer's arrays and weights that changed nothing.
+
+        A change under 2^-p of what it is added to is lost, p the format's precision: the 2^-11 rule
+        for FP16, 2^-8 for BF16. (Sampled, as all that concerns additions.)
+        """
+        rows = [r for r in self.rows if r.direction == "optimizer" and r["added"]]
+        return sum(r["swamped"] for r in rows) / max(sum(r["added"] for r in rows), 1.0)
+
+    def loss_scales(self, powers: range = range(25)) -> dict[int, tuple[float, float]]:
+        """What a loss scale of ``2**k`` would do to the gradients, for each k.
+
+        Returns:
+            The shares of the backward pass's nonzero numbers that would still be flushed, and that
+            would overflow; from the histograms of the shadow, whole binades.
+        """
+        counts: list[float] = []
+        for row in self.rows:
+            if row.direction == "backward":
+                counts = counts or [0.0] * len(row.histogram)
+                counts = [a + b for a, b in zip(counts, row.histogram, strict=True)]
+        whole = max(sum(counts), 1.0)
+        bottom, top = math.log2(self.smallest) - 1, math.log2(self.largest)
+        return {
+            k: (
+                sum(n for i, n in enumerate(counts) if i + LOWEST + k < bottom) / whole,
+                sum(n for i, n in enumerate(counts) if i + LOWEST + k > top) / whole,
+            )
+            for k in powers
+        }

@@ -28,6 +28,8 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
         _findings(report, console)
     else:
         console.print("No change to any operation was found that would help.")
+    if report.updates_lost > 0.01:
+        console.print(Text(f"updates  {report.updates_lost:.0%} of the optimizer's additions lost"))
     for line in report.arguments:
         console.print(Text(f"argument  {line}", style="yellow"))
     for literal in [x for x in report.literals if not x.masks]:
