@@ -17,7 +17,7 @@ def oracle(x, eps, centred):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
 
 
-@pytest.mark.parametrize(("name", "n"), [("fp16", 100), ("bf16", 64), ("e4m3", 20)])
+@pytest.mark.parametrize(("name", "n"), [("fp16", 100), ("e4m3", 20)])
 @pytest.mark.parametrize("f", [rms_norm, layer_norm])
 def test_within_ulps_of_the_exact_quotient(name, n, f):
     fmt = format_(name)
