@@ -1,4 +1,4 @@
-"""``python -m benchmarks.norms``: time of every method of ``l2_norm`` against the direct one, in one run.
+"""``python -m benchmarks.norms``: time of every method of ``l2_norm`` against the direct one.
 
 Each is compiled and warmed up, then all run in turns; the median counts, as a ratio to the direct
 norm of the same format. ``auto`` stands beside the direct norm in either order of summation, since
