@@ -121,8 +121,8 @@ def test_14_bits_are_cured_by_promotion_every_128_terms():
     for name, core in (("core", ops.FP8_CORE), ("promoted", ops.FP8_CORE_PROMOTED)):
         got = np.asarray(ops.matmul(a, b, accumulator=core, out=jnp.float32))
         errors[name] = np.abs(got / exact - 1).max()
-    assert 0.02 < errors["core"] < 0.12
-    assert errors["promoted"] < 0.005
+    assert 0.05 < errors["core"] < 0.09  # 6.95 % and 0.06 % there, 6.95 % and 0.075 % here
+    assert errors["promoted"] < 0.001
 
 
 def test_shapes_are_matmuls_and_gradients_the_exact_ones():

@@ -46,11 +46,12 @@ def _show(title: str, kind: Any, records: Iterable[Any], to: Path | None) -> Non
     shown = Table(title=title, box=None, pad_edge=False, title_justify="left")
     for column in columns:
         text = column in ("name", "arithmetic", "domain")
-        shown.add_column(column.replace("_", " "), justify="left" if text else "right")
+        heading = column.replace("_", " ")
+        shown.add_column(heading, justify="left" if text else "right", no_wrap=True)
     rows = [dataclasses.astuple(record) for record in records]
     for row in rows:
         shown.add_row(*(_cell(value) for value in row))
-    Console().print(shown)
+    Console(width=max(Console().width, 150)).print(shown)  # figures are never cut off
     if to is not None:
         with to.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
