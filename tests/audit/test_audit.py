@@ -166,6 +166,21 @@ def test_updates_lost_and_what_a_loss_scale_would_save():
     assert scales[3][0] < scales[1][0] < scales[0][0]
 
 
+def test_several_steps():
+    def step(state, batch):
+        return {"w": state["w"] * batch}, jnp.sum(state["w"])
+
+    args = {"w": jnp.ones(3)}, jnp.full(3, 16.0)
+    report = sw.audit(step, "fp16", trials=0, steps=5)(*args)
+    (mul,) = [row for row in report.rows if row.primitive == "mul"]
+    assert mul["visits"] == 5
+    assert mul["first"] == 3  # 16^4 = 65536 at the fourth step
+    assert report.error.broken == 4  # three weights, and the sum of the step before
+    assert sw.audit(step, "fp16", trials=0, steps=3)(*args).error.broken == 0
+    with pytest.raises(ValueError, match="first result of <lambda> isn't like its first argument"):
+        sw.audit(lambda w: jnp.sum(w), "fp16", steps=2)(jnp.ones(3))
+
+
 def test_nothing_to_find():
     report = sw.audit(lambda x: x * 2.0, "fp16")(jnp.ones(4))
     assert report.findings == ()

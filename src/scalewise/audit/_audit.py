@@ -36,6 +36,7 @@ def audit(
     shadow: Any = None,
     saturate: bool | str = False,
     trials: int = 24,
+    steps: int = 1,
 ) -> Callable:
     """A function of ``f``'s arguments that returns a :class:`Report` instead of ``f``'s results.
 
@@ -51,6 +52,9 @@ def audit(
         shadow: ``"float32"`` or ``"float64"``; None for float32, or float64 if ``f`` has any.
         saturate: as for :func:`scalewise.round_to`.
         trials: how many runs may be spent on trying changes; 0 for none.
+        steps: how often ``f`` is called, its first result put in place of its first argument (a
+            training step's state); each lane goes on from its own. ``Finding.iteration`` is then
+            the step, from 0.
 
     Returns:
         A function; call it with arrays, not under ``jit``.
@@ -75,7 +79,8 @@ def audit(
     def audited(*args: Any, **kwargs: Any) -> Report:
         program = trace(f, lane, args, kwargs, name="audit")
         _check(program, f)
-        session = Session(program, lane, Wide(_shadow(shadow, program)))
+        session = Session(program, lane, Wide(_shadow(shadow, program)), steps)
+        _check_steps(session, f)
         outcome = session.run()
         _check_shadow(outcome, f)
         return _report(f, args, kwargs, session, outcome, trials)
@@ -126,6 +131,21 @@ def _check(program: Program, f: Any) -> None:
     for primitive, why in UNSEEN.items():
         if f" {primitive}" in str(program.jaxpr):
             raise ValueError(f"audit: {name} calls {primitive}, which {why}")
+
+
+def _check_steps(session: Session, f: Any) -> None:
+    if session.steps < 1:
+        raise ValueError(f"audit: steps is {session.steps}; accepted: 1 or more")
+    if session.steps > 1:
+        n, program = session.carried, session.program
+        before = [(a.shape, a.dtype) for a in program.in_avals[:n]]
+        after = [(a.shape, a.dtype) for a in program.out_avals[:n]]
+        if not n or before != after:
+            raise ValueError(
+                f"audit: steps={session.steps}, but the first result of "
+                f"{getattr(f, '__name__', f)} isn't like its first argument; accepted: "
+                "f(state, ...) -> state, or (state, ...)"
+            )
 
 
 def _check_shadow(outcome: Outcome, f: Any) -> None:

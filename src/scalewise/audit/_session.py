@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..interpret import Program, is_float, run
+from ..interpret import Program, is_float, lifted, run
 from ._lanes import Rounded, Wide
 from ._lockstep import Lockstep, shaped
 from ._rounding import as_row
@@ -58,17 +58,25 @@ class Session:
     Attributes:
         program: with its arguments.
         low, shadow: interpretations.
+        steps: how often the program runs, its first result in place of its first argument; each
+            lane goes its own way.
         runs: how many were made.
     """
 
     program: Program
     low: Any
     shadow: Wide
+    steps: int = 1
     runs: int = 0
     lockstep: Lockstep = dataclasses.field(init=False)
 
     def __post_init__(self):
         self.lockstep = Lockstep(self.low, self.shadow)
+
+    @property
+    def carried(self) -> int:
+        """How many arrays the first argument has."""
+        return sum(path.startswith("[0]") for path in self.program.arguments)
 
     @property
     def adjustable(self) -> bool:
@@ -84,14 +92,12 @@ class Session:
         self,
         formats: np.ndarray | None = None,
         constants: Mapping[float, float] | None = None,
-        arrays: Any = None,
     ) -> Outcome:
         """Both lanes over the program.
 
         Args:
             formats: of each row's results; None for the low lane's own.
             constants: literals that the low lane has otherwise (see :class:`Lockstep`).
-            arrays: other arguments than those of the trace.
         """
         self.runs += 1
         lockstep = self.lockstep
@@ -99,9 +105,13 @@ class Session:
             lockstep = dataclasses.replace(lockstep, constants=dict(constants), kept={})
         with jax.enable_x64(True):
             state = blank(self.formats() if formats is None else formats)
-        state, values = run(self.program, lockstep, state, arrays)
-        with jax.enable_x64(True):
-            state = _fold(state, 0, max(len(lockstep.seen), 1))
+        first = lifted(self.program, lockstep, self.program.arrays)
+        values, n = first, self.carried
+        for step in range(self.steps):
+            inputs = first if step == 0 else [*values[:n], *first[n:]]
+            state, values = run(self.program, lockstep, state, values=inputs)
+            with jax.enable_x64(True):
+                state = _fold(state, 0, max(len(lockstep.seen), 1))
         return self._outcome(rows_of(lockstep.seen, state), values)
 
     def _outcome(self, rows, values) -> Outcome:

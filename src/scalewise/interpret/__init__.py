@@ -11,6 +11,7 @@ from ._interpretation import Boundary as Boundary
 from ._interpretation import Interpretation as Interpretation
 from ._interpretation import is_float as is_float
 from ._program import Program as Program
+from ._program import lifted as lifted
 from ._program import run as run
 from ._program import trace as trace
 from ._rebind import rebind as rebind

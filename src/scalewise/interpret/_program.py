@@ -100,6 +100,8 @@ def run(
     interpretation: Interpretation,
     state: Any,
     arrays: Sequence[Any] | None = None,
+    *,
+    values: Sequence[Any] | None = None,
 ) -> tuple[Any, list[Any]]:
     """A program under an interpretation with a state; nothing here differentiates.
 
@@ -108,6 +110,7 @@ def run(
         interpretation: whose rules read and write the state.
         state: a pytree of fixed shape.
         arrays: other arguments of the same types; None for those that it was traced for.
+        values: or the interpretation's own values of all arguments, of an earlier run's results.
 
     Returns:
         The state after the last equation, and the interpretation's value of each output.
@@ -124,13 +127,20 @@ def run(
         >>> int(run(program, count, 0)[0])
         10
     """
-    arrays = program.arrays if arrays is None else arrays
     with interpretation.context():
-        values = [
+        if values is None:
+            arrays = program.arrays if arrays is None else arrays
+            values = lifted(program, interpretation, arrays)
+        return walk(interpretation, program.jaxpr, state, values)
+
+
+def lifted(program: Program, interpretation: Interpretation, arrays: Sequence[Any]) -> list[Any]:
+    """The interpretation's values of a program's arguments."""
+    with interpretation.context():
+        return [
             interpretation.lift(x, a) if is_float(a) else x
             for x, a in zip(arrays, program.in_avals, strict=True)
         ]
-        return walk(interpretation, program.jaxpr, state, values)
 
 
 def check_callable(f: Any, name: str) -> None:
