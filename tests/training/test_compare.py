@@ -12,7 +12,7 @@ import optax
 import pytest
 from rich.console import Console
 
-from scalewise import training
+from scalewise import recipes, training
 from scalewise.training import InputError, Method, Program
 
 OPTIMIZER = optax.adamw(1e-3)
@@ -107,6 +107,15 @@ def test_methods_that_scale_the_loss_show_their_scales(tmp_path):
     html = (tmp_path / "run" / "report.html").read_text()
     assert "loss scale, exponent of two" in html
     assert all(r.temporary_bytes > 0 for r in result.records)
+
+
+def test_every_recipe_of_autoscale_is_a_row(tmp_path):
+    assert set(recipes.CATALOGUE) <= set(training.METHODS)
+    result, _ = run(tmp_path, ("float32", "mxfp8", "unit_scaling"), steps=3)
+    float32, *others = result.records
+    for record in others:
+        assert record.final_loss == pytest.approx(float32.final_loss, rel=0.05)
+        assert record.losses != float32.losses
 
 
 def test_a_program_without_a_loss_cannot_scale_it(tmp_path):

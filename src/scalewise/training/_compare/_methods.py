@@ -130,6 +130,11 @@ METHODS: dict[str, Method] = {
         ),
     )
 }
+METHODS |= {  # and every recipe of autoscale's that has no row of its own
+    name: scaled(name, recipe, f"autoscale, recipes.{name}")
+    for name, recipe in recipes.CATALOGUE.items()
+    if name not in METHODS
+}
 DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs if none is named
 
 
