@@ -20,13 +20,12 @@ from jax import lax
 
 from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float
-from ..rounding import round_to
 from ..scaled import LeastSquares, exponent_of, power_of_two
 from ._narrow import has_exponent, is_stored, put
 from ._predict import SUMS, terms_of
 from ._recipe import Recipe
 from ._rules import FALLBACK, RULES, Family
-from ._value import InFlight, at_exponent, common_exponent, per_slice, settle
+from ._value import InFlight, leading, per_slice, settle
 
 NOTHING = -(1 << 20)  # the exponent of zeros: it is never the larger one
 MASK = 20  # log2 of what is meant as "minus infinity" when somebody writes -1e9
@@ -105,9 +104,8 @@ class EveryOp(Interpretation):
         return InFlight(value.data, exponent, "forward")
 
     def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> InFlight:
-        exponent = common_exponent([on_true, on_false])
-        a, b = (at_exponent(_wide(x), exponent) for x in (on_true, on_false))
-        return self.rounded(InFlight(lax.select(predicate, a, b), exponent, on_true.side))
+        (a, b), exponent = _aligned([_wide(on_true), _wide(on_false)])
+        return self.rounded(InFlight(lax.select(predicate, a.data, b.data), exponent))
 
     def spread(self, value: Any, aval: Any) -> InFlight:
         exponent = jnp.broadcast_to(jnp.asarray(value.exponent, jnp.int32), aval.shape[:1])
@@ -118,10 +116,9 @@ class EveryOp(Interpretation):
         if not per_slice(value):
             return value
         exponent = jnp.max(value.exponent, initial=NOTHING)
-        down = value.exponent - exponent
-        down = down.reshape(down.shape + (1,) * (value.data.ndim - down.ndim))
-        data = _lowered(value.data.astype(jnp.float32), down)
-        return self.rounded(InFlight(data, exponent, value.side))
+        factor = power_of_two(jnp.clip(value.exponent - exponent, -126, 0))
+        data = value.data.astype(jnp.float32) * leading(factor, value.data)
+        return self.rounded(InFlight(data, exponent), in_range=True)
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -130,19 +127,32 @@ class EveryOp(Interpretation):
     ) -> tuple[Any, Sequence[Any]]:
         rule = FALLBACK if equation.name in COLLECTIVES else RULES[equation.name]
         wide = [_wide(x) if isinstance(x, InFlight) else x for x in inputs]
-        if rule.family is Family.ALIGNED:
-            wide = _with_room(wide, equation)
+        constant = any(isinstance(x, InFlight) and x.uniform is not None for x in wide)
+        common = None
+        if rule.family in (Family.ALIGNED, Family.COMPARISON):
+            wide, common = _aligned(wide)
         outs = rule.rule(self, equation, wide)
-        return state, [self._result(y, equation, rule.family) if is_float(a) else y
-                       for y, a in zip(outs, equation.out_avals, strict=True)]  # fmt: skip
+        return state, [
+            self._result(y, equation, rule.family, common, constant) if is_float(a) else y
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
 
-    def _result(self, y: InFlight, equation: Equation, family: Family) -> InFlight:
+    def _result(
+        self, y: InFlight, equation: Equation, family: Family, common: Any, constant: bool
+    ) -> InFlight:
+        """A rule's float32 result: its scale as the recipe has it, rounded."""
+        if common is not None:
+            y = InFlight(y.data, common)
         if family is Family.STRUCTURAL:
-            return self.rounded(y)
+            return self.rounded(y, in_range=True)
         if y.uniform is not None or equation.name in KEEPS:
             return self.rounded(y)
+        # an epsilon, or a second moment by which somebody divides, is never lost
+        nonzero = constant or family is Family.POWER
+        if family is Family.PRODUCT and constant:  # the constant's data lie between 1/2 and 1
+            return self.rounded(y, nonzero=True)
         if self.recipe.rescale is not None or family is Family.FALLBACK:
-            return self.rescaled(y)
+            return self.rescaled(y, barrier=family is Family.FALLBACK, nonzero=nonzero)
         if equation.name in SUMS and family is Family.HOMOGENEOUS:
             terms = equation.in_avals[0].size // max(1, y.data.size)
             return self.rounded(_moved(y, round(math.log2(max(1, terms)) / 2)))
@@ -158,94 +168,113 @@ class EveryOp(Interpretation):
 
     # -- rounding --------------------------------------------------------------------------------
 
-    def rounded(self, x: InFlight) -> InFlight:
-        """The value with its data rounded to the format, once; what is finite stays so."""
+    def rounded(self, x: InFlight, in_range: bool = False, nonzero: bool = False) -> InFlight:
+        """The value with its data rounded to the format, once; what is finite stays finite.
+
+        By ``reduce_precision``, since XLA drops a convert there and back; it flushes the format's
+        subnormals, as much hardware does. With ``nonzero`` they become its smallest normal number.
+        """
         data = x.data
         if data.dtype != self.fmt.dtype:
-            data = round_to(data.astype(jnp.float32), self.fmt, saturate="finite")
+            if not in_range:
+                top = np.float32(float(self.fmt.max))
+                data = jnp.where(jnp.isinf(data), data, lax.clamp(-top, data, top))
+            if nonzero:
+                least = np.float32(float(self.fmt.smallest_normal))
+                lost = (data != 0) & (lax.abs(data) < least)
+                data = jnp.where(lost, jnp.copysign(least, data), data)
+            data = lax.reduce_precision(data, self.fmt.exponent_bits, self.fmt.mantissa_bits)
             data = data.astype(self.fmt.dtype)
         return InFlight(data, x.exponent, x.side, x.uniform)
 
-    def rescaled(self, x: InFlight) -> InFlight:
+    def rescaled(self, x: InFlight, barrier: bool = False, nonzero: bool = False) -> InFlight:
         """The value, its exponent found from the data, rounded once."""
         # scales that are only propagated rest on data of unit size
         measure = self.recipe.rescale or "l2"
-        data = x.data.astype(jnp.float32)
-        exponent = magnitude_exponent(data, measure, self.fmt)
-        moved = _lowered(data, -exponent)
-        exponent = jnp.where(exponent == NOTHING, NOTHING, exponent + x.exponent)
-        return self.rounded(InFlight(moved, exponent, x.side))
+        exponent, zero = magnitude_exponent(x.data, measure, self.fmt)
+        data = x.data * power_of_two(-exponent)
+        exponent = jnp.where(zero, NOTHING, exponent + x.exponent)
+        y = self.rounded(InFlight(data, exponent), measure == "max", nonzero)
+        if barrier:
+            y = dataclasses.replace(y, data=_materialised(y.data, exponent))
+        return y
 
 
-def magnitude_exponent(data: jax.Array, measure: str, fmt: Format) -> jax.Array:
-    """The exponent that brings float32 data to the middle of a format's range; NOTHING of zeros.
+def _materialised(data: jax.Array, exponent: jax.Array) -> jax.Array:
+    """``data`` really stored: a branch that is always taken, which the compiler doesn't know.
 
-    By the largest magnitude, 2^11 (there is room for a few sums above and for 2^-25 of it below);
-    by the mean of the magnitudes or of the squares, 1.
+    Else XLA computes what led to an expensive operation once more for each reader of its result,
+    and what led there, and so on; it takes optimization barriers out before it fuses.
+    """
+    return lax.cond(exponent > 2 * NOTHING, lambda x: x, jnp.zeros_like, data)
+
+
+def magnitude_exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
+    """The exponent, -126 to 126, that float32 data is divided by to lie well in a format.
+
+    By the largest magnitude, that comes to 2^11 (there is room for a few sums above it, and for
+    2^-25 of it below); by the mean of the magnitudes or of their squares, that comes to 1. NaN and
+    infinities don't count. And whether all of it is zero.
     """
     size = jnp.where(jnp.isfinite(data), jnp.abs(data), 0)
     top = jnp.max(size, initial=0.0)
-    unit = power_of_two(jnp.clip(_exponent(top), -126, 126))
+    zero = top == 0
+    if measure == "least_squares":
+        return exponent_of(LeastSquares().scale(data, fmt, range(data.ndim))[0]), zero
+    exponent = (lax.bitcast_convert_type(top, jnp.int32) >> 23) - 127
     if measure == "max":
-        exponent = _exponent(top) - 11
-    elif measure == "least_squares":
-        scale, _ = LeastSquares().scale(data, fmt, range(data.ndim))
-        exponent = exponent_of(scale)
-    else:
-        part = size / unit
-        mean = jnp.mean(part) if measure == "l1" else jnp.sqrt(jnp.mean(jnp.square(part)))
-        exponent = _exponent(mean) + _exponent(top)
-    return jnp.where(top > 0, jnp.clip(exponent, -252, 252), NOTHING)
-
-
-def _exponent(x: jax.Array) -> jax.Array:
-    """floor(log2(x)) of a positive float32 scalar, from its bits."""
-    return (lax.bitcast_convert_type(x, jnp.int32) >> 23) - 127
-
-
-def _lowered(data: jax.Array, exponent: jax.Array) -> jax.Array:
-    """``data * 2**exponent``; NOTHING's opposite leaves zeros zero."""
-    half = jnp.clip(exponent, -252, 252) >> 1
-    rest = jnp.clip(exponent, -252, 252) - half
-    return data * power_of_two(half) * power_of_two(rest)
+        return jnp.clip(exponent - 11, -126, 126), zero
+    part = size * power_of_two(-jnp.clip(exponent, -126, 126))
+    mean = jnp.mean(part) if measure == "l1" else jnp.sqrt(jnp.mean(jnp.square(part)))
+    lower = (lax.bitcast_convert_type(mean, jnp.int32) >> 23) - 127
+    return jnp.clip(exponent + lower, -126, 126), zero
 
 
 def _moved(x: InFlight, bits: int) -> InFlight:
     """The same value, ``bits`` powers of two moved from the data to the exponent."""
-    return InFlight(x.data * np.float32(2.0**-bits), x.exponent + bits, x.side)
+    return InFlight(x.data * np.float32(2.0**-bits), x.exponent + bits)
 
 
 def _wide(x: InFlight) -> InFlight:
     return dataclasses.replace(x, data=x.data.astype(jnp.float32), memo={})
 
 
-def _with_room(inputs: Sequence[Any], equation: Equation) -> list[Any]:
-    """Operands whose common exponent lets a constant among them be what it is.
+def _aligned(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Float operands brought to one exponent, which is returned and taken off them.
 
     A constant counts like any other operand, lest its data overflow. One that is meant as an
     infinity (a mask) only asks to be far away: the others keep what they have above 2^-20.
     """
     floats = [x for x in inputs if isinstance(x, InFlight)]
-    constants = [x for x in floats if x.uniform is not None]
-    if not constants or len(constants) == len(floats):
-        return list(inputs)
-    needed = [_needed(x.uniform) for x in constants]
-    least = max((n for n in needed if n is not None), default=None)
-    if least is None:
-        return list(inputs)
-    return [
-        _at_least(x, least) if isinstance(x, InFlight) and x.uniform is None else x for x in inputs
-    ]
+    if not floats:
+        return list(inputs), None
+    varying = [x.exponent for x in floats if x.uniform is None]
+    known = [e for e in varying if isinstance(e, int)]
+    known += [n for x in floats if x.uniform is not None and (n := _needed(x.uniform)) is not None]
+    common: Any = max(known, default=None)
+    for exponent in varying:
+        if not isinstance(exponent, int):
+            common = exponent if common is None else jnp.maximum(common, exponent)
+    common = 0 if common is None else common
+    return [_down_to(x, common) if isinstance(x, InFlight) else x for x in inputs], common
 
 
-def _needed(uniform: float | None) -> int | None:
+def _needed(uniform: float) -> int | None:
+    """The exponent that a constant asks for."""
     if not uniform or not math.isfinite(uniform):
         return None
     exponent = math.frexp(uniform)[1]
     return MASK - 15 if exponent > MASK else exponent - 11
 
 
-def _at_least(x: InFlight, exponent: int) -> InFlight:
-    target = jnp.maximum(jnp.asarray(x.exponent, jnp.int32), exponent)
-    data = _lowered(x.data, jnp.asarray(x.exponent, jnp.int32) - target)
-    return InFlight(data, target, x.side)
+def _down_to(x: InFlight, common: Any) -> InFlight:
+    """``x.data`` at an exponent that isn't lower than its own; taken off it.
+
+    Below 2^-126 of the other operand there is nothing to keep. A mask is held at float32's ends.
+    """
+    down = x.exponent - common
+    if isinstance(down, int):
+        factor: Any = np.float32(2.0 ** max(-126, min(126, down)))
+    else:
+        factor = power_of_two(jnp.clip(down, -126, 126))
+    return InFlight(x.data * factor, 0)

@@ -1,0 +1,113 @@
+"""``store="every_op"``: FP16 and BF16 at each step, and nothing lost to their range."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from programs import DIFFERENTIABLE, PROGRAMS, scalar
+from scalewise.formats import BF16
+
+EACH = sw.recipes.fp16_every_op
+BRAIN = dataclasses.replace(EACH, storage=BF16)
+
+
+def close(got, want, rtol):
+    got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= rtol * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_every_kind_of_control_flow(program):
+    x = jax.random.normal(jax.random.key(0), (4, 4))
+    got = jax.jit(sw.autoscale(program, EACH))(x)
+    jax.tree.map(lambda a, b: close(a, b, 0.03), got, program(x))
+
+
+@pytest.mark.parametrize(
+    "program", [p for p in DIFFERENTIABLE if p.__name__ != "calls"], ids=lambda f: f.__name__
+)
+def test_gradients_of_it(program):  # of "calls", a chain of 40 sines, they span 2^120
+    x = jax.random.normal(jax.random.key(0), (4, 4))
+    gradient = jax.grad(scalar(program))
+    close(jax.jit(sw.autoscale(gradient, EACH))(x), gradient(x), 0.05)
+
+
+def test_each_result_is_a_number_of_the_format():
+    f = sw.autoscale(lambda x, y: (x * y, x + y, jnp.exp(x), x @ y), BRAIN)
+    x = jax.random.normal(jax.random.key(0), (8, 8))
+    for y in jax.jit(f)(x, x.T):
+        mantissa, _ = np.frexp(np.asarray(y))
+        np.testing.assert_array_equal(mantissa * 2**8, np.round(mantissa * 2**8))
+    # facts: under jit bf16 (1 + 2^-8) + 2^-8 reads back as 1.00390625; rounded each time it is 1
+    tiny = jnp.full(3, 2.0**-8)
+    g = jax.jit(sw.autoscale(lambda o, t: (o + t) + t, BRAIN))
+    np.testing.assert_array_equal(g(jnp.ones(3), tiny), np.ones(3))
+
+
+def test_exponents_have_no_range():
+    def far(x):
+        y = x
+        for _ in range(5):
+            y = y * y  # x^32: 10^-960 to 10^960
+        for _ in range(5):
+            y = jnp.sqrt(y)
+        return y
+
+    x = jnp.array([1e30, 1.1e30, 1.2e30])
+    close(jax.jit(sw.autoscale(far, EACH))(x), x, 2e-2)
+    close(jax.jit(sw.autoscale(far, EACH))(x * 1e-60), x * 1e-60, 2e-2)
+    assert np.isinf(far(x)).all()
+
+
+@pytest.mark.parametrize("k", [-40, 0, 40])
+@pytest.mark.parametrize("mask", [-jnp.inf, float(np.finfo(np.float32).min), -1e9])
+def test_masks_and_epsilons(k, mask):
+    def attention(q, m):
+        return jax.nn.softmax(jnp.where(m, (q @ q.T) * 2.0 ** (-2 * k), mask)) @ q
+
+    def norm(q, m):
+        return (q - q.mean(-1, keepdims=True)) / jnp.sqrt(q.var(-1, keepdims=True) + 1e-30)
+
+    q = jax.random.normal(jax.random.key(0), (8, 16)) * 2.0**k
+    m = jnp.tril(jnp.ones((8, 8), bool))
+    for f in (attention, norm):
+        close(jax.jit(sw.autoscale(f, EACH))(q, m), f(q, m), 5e-3)
+
+
+def test_a_second_moment_doesnt_vanish_where_the_gradient_doesnt():
+    g = jnp.logspace(-9, 0, 64)
+
+    def update(g):
+        v = 0.001 * jnp.square(g)
+        return g / (jnp.sqrt(v / 0.001) + 1e-12)
+
+    got = jax.jit(sw.autoscale(update, EACH))(g)
+    assert np.isfinite(got).all()
+    assert (np.asarray(got) <= 1.01).all()  # never larger than the true step
+
+
+def test_a_long_sum_and_a_wide_contraction():
+    x = jnp.full(100_000, 16.0)
+    close(jax.jit(sw.autoscale(lambda x: jnp.sqrt(jnp.sum(x * x)), EACH))(x), 5059.644, 2e-3)
+    a = jnp.full((2, 70_000), 300.0)
+    close(jax.jit(sw.autoscale(lambda a: a @ a.T, EACH))(a), a @ a.T, 2e-3)
+
+
+@pytest.mark.parametrize("rescale", ["max", "l1", "l2", "least_squares", None])
+def test_each_measure(rescale):
+    recipe = dataclasses.replace(EACH, rescale=rescale)
+    f = lambda x: jax.nn.softmax(jnp.tanh(x) @ x.T)  # noqa: E731
+    x = jax.random.normal(jax.random.key(0), (8, 8))
+    close(jax.jit(sw.autoscale(f, recipe))(x), f(x), 5e-3)
+
+
+def test_vmap_inside_and_outside():
+    x = jax.random.normal(jax.random.key(0), (3, 4, 4)) * jnp.array([1e-20, 1, 1e20])[:, None, None]
+    f = lambda x: jnp.tanh(x / jnp.max(jnp.abs(x))) @ x  # noqa: E731
+    close(jax.vmap(sw.autoscale(f, EACH))(x)[0], f(x[0]), 2e-3)
+    close(sw.autoscale(jax.vmap(f), EACH)(x)[2], f(x[2]), 2e-3)
