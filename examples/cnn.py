@@ -92,9 +92,9 @@ def batches(data: bytes, seed: int) -> Iterator[Tree]:
     del data
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    images = (digits.images / 16).astype(np.float32)[..., None]
-    labels = digits.target.astype(np.int32)
+    pixels, digits = load_digits(return_X_y=True)
+    images = np.reshape(pixels, (-1, 8, 8, 1)).astype(np.float32) / 16
+    labels = np.asarray(digits, np.int32)
     random = np.random.default_rng(seed)
     while True:
         chosen = random.integers(0, len(images), CONFIG.batch)

@@ -66,8 +66,8 @@ def batches(data: bytes, seed: int) -> Iterator[Tree]:
     del data
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    images, labels = (digits.data / 16).astype(np.float32), digits.target.astype(np.int32)
+    pixels, digits = load_digits(return_X_y=True)
+    images, labels = np.asarray(pixels, np.float32) / 16, np.asarray(digits, np.int32)
     random = np.random.default_rng(seed)
     while True:
         chosen = random.integers(0, len(images), CONFIG.batch)

@@ -143,7 +143,7 @@ class EveryOp(Interpretation):
         """A rule's float32 result: its scale as the recipe has it, rounded."""
         if common is not None:
             y = InFlight(y.data, common)
-        if family is Family.STRUCTURAL:
+        if family in (Family.STRUCTURAL, Family.ORDERED):
             return self.rounded(y, in_range=True)
         if y.uniform is not None or equation.name in KEEPS:
             return self.rounded(y)
@@ -152,7 +152,8 @@ class EveryOp(Interpretation):
         if family is Family.PRODUCT and constant:  # the constant's data lie between 1/2 and 1
             return self.rounded(y, nonzero=True)
         if self.recipe.rescale is not None or family is Family.FALLBACK:
-            return self.rescaled(y, barrier=family is Family.FALLBACK, nonzero=nonzero)
+            costly = family in (Family.FALLBACK, Family.CONTRACTIVE)
+            return self.rescaled(y, barrier=costly, nonzero=nonzero)
         if equation.name in SUMS and family is Family.HOMOGENEOUS:
             terms = equation.in_avals[0].size // max(1, y.data.size)
             return self.rounded(_moved(y, round(math.log2(max(1, terms)) / 2)))

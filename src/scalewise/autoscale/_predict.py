@@ -25,7 +25,7 @@ def predict(equation: Equation, family: Family, inputs: Sequence[Any]) -> float:
         return 0.0
     spreads = [_of(x) for x in floats]
     match family:
-        case Family.STRUCTURAL:
+        case Family.STRUCTURAL | Family.ORDERED:
             return spreads[0]
         case Family.ALIGNED:
             varying = [s for s, x in zip(spreads, floats, strict=True) if x.uniform is None]
@@ -59,6 +59,6 @@ def _of(x: InFlight) -> float:
 
 
 def _power(equation: Equation) -> float:
-    return {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0}.get(
+    return {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0, "cbrt": 1 / 3}.get(
         equation.name, float(equation.params.get("y", 1))
     )

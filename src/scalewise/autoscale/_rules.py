@@ -29,6 +29,8 @@ class Family(enum.Enum):
     INVARIANT = "doesn't depend on its operand's scale"
     PRODUCT = "exponents add or subtract"
     POWER = "the exponent is multiplied"
+    CONTRACTIVE = "odd and never larger than a small operand, whose scale it keeps"
+    ORDERED = "sorts: each result keeps its own operand's exponent"
     CONTRACTION = "operands are rounded to the recipe's formats, exponents add"
     FALLBACK = "computed on plain numbers in the compute dtype"
 
@@ -150,6 +152,57 @@ def _root(sign: int) -> Function:
     return rule
 
 
+def _contractive(slope: float) -> Function:
+    """An odd function with that slope at zero, which nowhere rises more steeply.
+
+    So ``f(x * 2^e) * 2^-e`` is no larger than x's data (times the slope), and where
+    ``x * 2^e`` is too small for the compute dtype it is the slope times them.
+    """
+
+    def rule(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        (x,) = inputs
+        exponent = x.exponent
+        if per_slice(x) or x.uniform is not None or (isinstance(exponent, int) and exponent >= 0):
+            return fallback(_, equation, inputs)
+        kept = min(exponent, 0) if isinstance(exponent, int) else lax.min(exponent, 0)
+        number = settle(x)
+        (y,) = _bind(equation, [number])
+        small = lax.abs(number) < number.dtype.type(2.0**-40)
+        linear = shift(x.data * number.dtype.type(slope), exponent - kept)
+        return _wrap(equation, [jnp.where(small, linear, shift(y, -kept))], kept)
+
+    return rule
+
+
+def ordered(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """Sorting compares each array with itself alone: by its data is by its values."""
+    if any(per_slice(x) for x in _floats(inputs)):
+        return fallback(_, equation, inputs)
+    outs = _bind(equation, [x.data if isinstance(x, InFlight) else x for x in inputs])
+    exponents = [x.exponent if isinstance(x, InFlight) else 0 for x in inputs]
+    exponents += [0] * (len(outs) - len(exponents))  # top_k also gives indices
+    return [
+        InFlight(y, e) if is_float(a) else y
+        for y, a, e in zip(outs, equation.out_avals, exponents, strict=True)
+    ]
+
+
+def product_of_all(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    (x,) = inputs
+    if not isinstance(x, InFlight) or per_slice(x):
+        return fallback(_, equation, inputs)
+    terms = x.data.size // max(1, math.prod(equation.out_avals[0].shape))
+    return _wrap(equation, _bind(equation, [x.data]), x.exponent * terms)
+
+
+def cube_root(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    (x,) = inputs
+    if per_slice(x):
+        return fallback(_, equation, inputs)
+    third = x.exponent // 3
+    return _wrap(equation, _bind(equation, [shift(x.data, x.exponent - 3 * third)]), third)
+
+
 def contraction(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     axes = contracted_axes(equation)
     operands = [
@@ -239,7 +292,7 @@ RULES = (
         Family.STRUCTURAL,
         structural,
         """broadcast_in_dim reshape transpose squeeze expand_dims rev slice dynamic_slice gather
-        copy copy_p stop_gradient optimization_barrier split sharding_constraint mesh_cast
+        copy copy_p name stop_gradient optimization_barrier split sharding_constraint mesh_cast
         layout_constraint reshard all_to_all ppermute""",
     )
     .add(
@@ -265,6 +318,11 @@ RULES = (
     .add(Family.POWER, _power(lambda e: 2), "square")
     .add(Family.POWER, _root(1), "sqrt")
     .add(Family.POWER, _root(-1), "rsqrt")
+    .add(Family.POWER, cube_root, "cbrt")
+    .add(Family.POWER, product_of_all, "reduce_prod")
+    .add(Family.CONTRACTIVE, _contractive(1.0), "sin tanh atan asinh")
+    .add(Family.CONTRACTIVE, _contractive(2 / math.sqrt(math.pi)), "erf")
+    .add(Family.ORDERED, ordered, "sort top_k approx_top_k")
     .add(Family.CONTRACTION, contraction, "dot_general conv_general_dilated")
     .add(Family.STRUCTURAL, convert, "convert_element_type")
 )

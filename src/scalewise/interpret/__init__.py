@@ -16,4 +16,5 @@ from ._program import run as run
 from ._program import trace as trace
 from ._rebind import rebind as rebind
 from ._transform import transform as transform
+from ._walk import CONTROL as CONTROL
 from ._walk import walk as walk
