@@ -14,6 +14,8 @@ from .autoscale import Rooted as Rooted
 from .autoscale import Storage as Storage
 from .autoscale import autoscale as autoscale
 from .autoscale import recipes as recipes
+from .autoscale import rescale as rescale
+from .autoscale import rescale_gradient as rescale_gradient
 from .autoscale import store as store
 from .emulate import emulate as emulate
 from .formats import Format as Format

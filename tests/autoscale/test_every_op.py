@@ -111,3 +111,27 @@ def test_vmap_inside_and_outside():
     f = lambda x: jnp.tanh(x / jnp.max(jnp.abs(x))) @ x  # noqa: E731
     close(jax.vmap(sw.autoscale(f, EACH))(x)[0], f(x[0]), 2e-3)
     close(sw.autoscale(jax.vmap(f), EACH)(x)[2], f(x[2]), 2e-3)
+
+
+def test_rescaling_by_hand_forward_and_backward():
+    def sums(mark):
+        def f(x):
+            for _ in range(4):  # of numbers all alike: their sums leave unit size
+                x = jnp.broadcast_to(mark(jnp.sum(x)), x.shape)
+            return x[0]
+
+        return f
+
+    def same(x):
+        return x
+
+    x = jnp.ones(4096)
+    run = lambda mark: float(jax.jit(sw.autoscale(sums(mark), "scalify"))(x))  # noqa: E731
+    assert run(sw.rescale) == 4096.0**4
+    assert run(same) < 4096.0**4 / 2  # saturated
+    for mark in (sw.rescale, sw.rescale_gradient):
+        assert sums(mark)(x) == 4096.0**4
+        np.testing.assert_array_equal(jax.grad(sums(mark))(x), jax.grad(sums(same))(x))
+    back = jax.jit(sw.autoscale(jax.grad(sums(sw.rescale_gradient)), "scalify"))(x)
+    np.testing.assert_array_equal(back, jax.grad(sums(same))(x))
+    assert "copy" not in str(jax.make_jaxpr(sw.rescale_gradient)(x))

@@ -132,6 +132,22 @@ def test_formats_without_a_dtype_of_whole_bytes(name):
     np.testing.assert_array_equal(again, a.value())
 
 
+def test_operators():
+    a = sw.quantize(jnp.array([[1.0, -2.0], [3.0, 4.0]]), "e4m3fn")
+    plain = a.value()
+    for got, want in [
+        (-a, -plain), (a[0], plain[0]), (a[:, 1], plain[:, 1]), (3 * a, 3 * plain),
+        (a * plain, plain * plain), (a + 1, plain + 1), (1 - a, 1 - plain), (a / 2, plain / 2),
+        (a @ plain, plain @ plain), (plain @ a, plain @ plain), (a + a, plain + plain),
+    ]:  # fmt: skip
+        np.testing.assert_array_equal(got, want)
+    assert isinstance(a[0], sw.ScaledArray)
+    assert isinstance(3 * a, sw.ScaledArray)
+    blocks = sw.quantize(plain, "mxfp4")
+    np.testing.assert_array_equal(blocks[1], blocks.value()[1])
+    np.testing.assert_array_equal(2 * blocks, 2 * blocks.value())
+
+
 def test_a_scale_of_two_levels():
     inner = sw.ScaledArray(jnp.array([[1.0], [2.0]], jnp.float8_e4m3fn), jnp.float32(0.25))
     a = sw.ScaledArray(jnp.ones((2, 3)), inner, block=(1, 3))

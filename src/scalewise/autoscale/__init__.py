@@ -7,5 +7,7 @@ from ._narrow import Rooted as Rooted
 from ._narrow import store as store
 from ._recipe import Recipe as Recipe
 from ._recipe import Storage as Storage
+from ._rescale import rescale as rescale
+from ._rescale import rescale_gradient as rescale_gradient
 from ._rules import RULES as RULES
 from ._rules import Family as Family

@@ -24,6 +24,7 @@ from ..scaled import LeastSquares, exponent_of, power_of_two
 from ._narrow import has_exponent, is_stored, put
 from ._predict import SUMS, terms_of
 from ._recipe import Recipe
+from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES, Family
 from ._value import InFlight, leading, per_slice, settle
 
@@ -143,6 +144,8 @@ class EveryOp(Interpretation):
         """A rule's float32 result: its scale as the recipe has it, rounded."""
         if common is not None:
             y = InFlight(y.data, common)
+        if is_rescale(equation):
+            return self.rescaled(y)
         if family in (Family.STRUCTURAL, Family.ORDERED):
             return self.rounded(y, in_range=True)
         if y.uniform is not None or equation.name in KEEPS:

@@ -104,6 +104,48 @@ class ScaledArray:
             return jnp.where(code == 255, jnp.asarray(jnp.nan, self.dtype), value)
         return data * scale.astype(self.dtype)
 
+    def __neg__(self) -> ScaledArray:
+        if isinstance(self.data, EncodedArray):
+            return NotImplemented
+        return ScaledArray(-self.data, self.scale, self.block)
+
+    def __getitem__(self, index: Any) -> ScaledArray | jax.Array:
+        """A part behind the same scale, where that is one for all; else the plain numbers."""
+        whole = self.block is None and np.ndim(self.scale) == 0
+        if whole and not isinstance(self.data, EncodedArray):
+            return ScaledArray(self.data[index], self.scale)
+        return self.value()[index]
+
+    def __mul__(self, other: Any) -> ScaledArray | jax.Array:
+        """By a number, which goes into a scale of floats; else plain numbers are multiplied."""
+        number = isinstance(other, int | float) or np.shape(other) == ()
+        scale = self.scale
+        if number and isinstance(scale, jax.Array) and scale.dtype in (np.float32, np.float64):
+            return ScaledArray(self.data, scale * other, self.block)
+        return self.value() * other
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Any) -> jax.Array:
+        return self.value() + other
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> jax.Array:
+        return self.value() - other
+
+    def __rsub__(self, other: Any) -> jax.Array:
+        return other - self.value()
+
+    def __truediv__(self, other: Any) -> ScaledArray | jax.Array:
+        return self.value() / other
+
+    def __matmul__(self, other: Any) -> jax.Array:
+        return self.value() @ other
+
+    def __rmatmul__(self, other: Any) -> jax.Array:
+        return other @ self.value()
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = np.asarray(self.value())
         return value if dtype is None else value.astype(dtype)
