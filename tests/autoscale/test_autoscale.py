@@ -334,7 +334,7 @@ class TestState:
         (
             lambda: sw.Recipe(store="always"),
             ValueError,
-            "Recipe.store accepts 'boundaries', not",
+            "Recipe.store is 'always'; accepted: 'boundaries'",
         ),
         (lambda: sw.Recipe(state=(("(", sw.Storage(FP16)),)), ValueError, "no regular expression"),
         (lambda: sw.Recipe(state=("w",)), ValueError, "holds pairs .* not 'w'"),

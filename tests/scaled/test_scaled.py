@@ -194,7 +194,7 @@ def test_quantizing_again_keeps_or_absorbs_the_scale():
             ValueError,
             "axis is 1, but x has",
         ),
-        (lambda: sw.Recipe(forward="tf32"), ValueError, "tf32 has no storage dtype of whole bytes"),
+        (lambda: sw.Recipe(storage="tf32"), ValueError, "tf32 has no storage dtype of whole bytes"),
     ],
 )
 def test_what_makes_no_sense_is_refused(call, error, message):
