@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.extend.core.primitives as published
 import jax.numpy as jnp
 import jax.scipy.special as special
 import numpy as np
@@ -161,6 +162,16 @@ FLOATS: dict[str, tuple[Any, tuple]] = {
     "while": (lambda x: lax.while_loop(lambda c: jnp.sum(c) < 99, lambda c: c * 1.5, x), (P,)),
     "zeta": (lambda x: lax.zeta(x + 1, x), (P,)),
 }  # fmt: skip
+
+# Primitives of newer releases than the floor's, where they are.
+if hasattr(lax, "log2"):
+    FLOATS |= {"log2": (lax.log2, (P,))}
+if hasattr(lax, "one_minus_square"):
+    FLOATS |= {"one_minus_square": (lax.one_minus_square, (U,))}
+if hasattr(lax, "polynomial"):
+    FLOATS |= {"polynomial": (lambda x: lax.polynomial(x, (1.0, -2.0, 0.5)), (X,))}
+if hasattr(published, "eval_jaxpr_p"):
+    FLOATS |= {"eval_jaxpr": (lambda x: jax.jit(jnp.sin).trace(x)(x), (X,))}
 
 # No float goes in, or none comes out: they run as they are.
 OTHERS: dict[str, tuple[Any, tuple]] = {

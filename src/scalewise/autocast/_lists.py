@@ -12,7 +12,7 @@ LOW = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "r
 
 # Exponentials, logarithms and powers leave FP16's range at once: exp(11.09), 256 * 256.
 RANGE = frozenset({
-    "exp", "exp2", "expm1", "log", "log1p", "pow", "integer_pow", "square", "sqrt", "rsqrt",
+    "exp", "exp2", "expm1", "log", "log1p", "log2", "pow", "integer_pow", "square", "sqrt", "rsqrt",
     "cbrt", "sinh", "cosh", "tan", "asinh", "acosh", "atanh", "lgamma", "digamma", "polygamma",
     "erfc", "erf_inv", "bessel_i0e", "bessel_i1e", "igamma", "igammac",
     "regularized_incomplete_beta", "random_gamma_grad", "zeta",
