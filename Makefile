@@ -39,8 +39,9 @@ test-newest:              ## the tests on the newest Python and JAX at hand, if 
 		echo "test-newest: skipped, no Python 3.12 or newer is at hand (PATH and pyenv were searched)"; \
 	fi
 
-prove: $(VENV)/.ready    ## every cast on all 2^32 inputs; goes on where it stopped
+prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it stopped; the gallery
 	$(BIN)/python -m proofs.casts $(ARGS)
+	$(BIN)/python -m proofs.gallery
 
 references: $(VENV)/.ready  ## where other libraries' casts agree with ours, and where not
 	$(BIN)/python -m pip install --quiet --group prove

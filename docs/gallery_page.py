@@ -16,7 +16,7 @@ from scalewise.audit._terminal import error  # noqa: E402
 
 HEAD = """# Failures that people lost days over, and what the audit says
 
-Written by `python docs/gallery_page.py`; `tests/audit/test_gallery.py` holds each case to its
+Written by `python docs/gallery_page.py`; `python -m proofs.gallery` holds each case to its
 marked line, and to a fix that at least halves the error. Error is of the outputs against float32,
 relative, root mean square.
 """

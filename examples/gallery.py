@@ -1,7 +1,7 @@
 """Failures that people lost days over, each in a few lines, with the line that causes it marked.
 
-`scalewise audit examples/gallery.py:adam --format fp16` and so on; tests/audit/test_gallery.py
-holds each against its marked line, docs/gallery.md is what the audit says of them.
+`scalewise audit examples/gallery.py:adam --format fp16` and so on; proofs/gallery.py holds
+each against its marked line, docs/gallery.md is what the audit says of them.
 """
 
 from collections.abc import Callable
