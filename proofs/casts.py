@@ -27,7 +27,7 @@ from jax import lax
 from proofs import oracle
 from proofs.oracle import NAN, ROUNDINGS, SATURATE, Case
 from scalewise.formats import CATALOGUE, E8M0, Format, _catalogue, _format
-from scalewise.rounding import _bits, _round, cast, round_to
+from scalewise.rounding import _bits, _nearest, _round, cast, round_to
 
 CHUNK = 1 << 20  # what is moved fits in caches, and no call needs new memory
 USER = Format("e6m9", exponent_bits=6, mantissa_bits=9)
@@ -41,7 +41,7 @@ FORMATS = {
 
 def fingerprint() -> str:
     """Of all code that a proof speaks of: a record is worth nothing once that has changed."""
-    sources = [inspect.getfile(m) for m in (_format, _catalogue, _bits, _round, oracle)]
+    sources = [inspect.getfile(m) for m in (_format, _catalogue, _bits, _nearest, _round, oracle)]
     return hashlib.sha256(b"".join(Path(s).read_bytes() for s in sources)).hexdigest()[:12]
 
 

@@ -135,3 +135,24 @@ def test_rescaling_by_hand_forward_and_backward():
     back = jax.jit(sw.autoscale(jax.grad(sums(sw.rescale_gradient)), "scalify"))(x)
     np.testing.assert_array_equal(back, jax.grad(sums(same))(x))
     assert "copy" not in str(jax.make_jaxpr(sw.rescale_gradient)(x))
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "beyond"), [("float32", 131072.0), ("storage", np.inf), ("auto", 131072.0)]
+)
+def test_arithmetic_of_contractions(arithmetic, beyond):
+    """Data of unit size: sums of 64 fit in FP16 whatever the scales are, those of 131,072 don't."""
+    recipe = dataclasses.replace(sw.recipes.scalify, arithmetic=arithmetic)
+    dot = jax.jit(sw.autoscale(jnp.dot, recipe))
+    for terms, want in ((64, 64.0), (131072, beyond)):
+        for factor in (1.0, 2.0**30):
+            assert float(dot(jnp.ones(terms), jnp.full(terms, factor))) == want * factor
+
+
+def test_arithmetic_is_chosen_at_run_time():
+    recipe = dataclasses.replace(sw.recipes.scalify, arithmetic="auto")
+    f = sw.autoscale(jnp.dot, recipe)
+    text = str(jax.make_jaxpr(f)(jnp.ones(64), jnp.ones(64)))
+    assert "cond[" in text
+    assert "preferred_element_type=float16" in text
+    assert "preferred_element_type=float32" in text

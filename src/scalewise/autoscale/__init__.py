@@ -3,6 +3,8 @@
 from . import recipes as recipes
 from ._autoscale import autoscale as autoscale
 from ._boundaries import Boundaries as Boundaries
+from ._delayed import AmaxHistory as AmaxHistory
+from ._delayed import WithHistory as WithHistory
 from ._narrow import Rooted as Rooted
 from ._narrow import store as store
 from ._recipe import Recipe as Recipe

@@ -8,7 +8,9 @@ from collections.abc import Callable
 import jax
 
 from ..interpret import transform
+from ..scaled import Delayed
 from ._boundaries import Boundaries
+from ._delayed import WithHistory
 from ._every_op import EveryOp
 from ._keep import Exceptions
 from ._narrow import has_exponent, is_stored
@@ -35,6 +37,8 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
         any mode inside) and ``vmap``. Float outputs have ``f``'s own dtypes, but for those that
         ``recipe.state`` names, which are ScaledArrays (or Rooted); and, where an argument was a
         ScaledArray with an int32 exponent, outputs are ScaledArrays whose exponent followed it.
+        With delayed scaling (``recipes.fp8_delayed``) it is a :class:`WithHistory`, whose ``init``
+        and ``step`` take the history as an argument.
 
     Raises:
         TypeError: ``f`` isn't callable or returns something not an array; a recipe that is none.
@@ -51,6 +55,8 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
         1048576000000.0
     """
     recipe = recipe_(recipe)
+    if isinstance(recipe.scaling, Delayed):
+        return WithHistory(f, recipe)
 
     @functools.wraps(f) if callable(f) else _same
     def scaled(*args, **kwargs):

@@ -14,10 +14,11 @@ from jax import lax
 from ..formats import BlockFormat, Format
 from ..interpret import Boundary, Equation, Interpretation
 from ..rounding import encode
-from ..scaled import Amax, ScaledArray, Unit, quantize
+from ..scaled import Amax, Delayed, ScaledArray, Scaling, Unit, quantize
 from ._keep import Exceptions
 from ._narrow import AtRest, at_rest, has_exponent, is_stored, put
 from ._predict import of_argument, predict
+from ._products import carried, multiplied
 from ._recipe import Recipe
 from ._rules import RULES, Family
 from ._value import InFlight, at_exponent, common_exponent, per_slice, settle
@@ -131,7 +132,7 @@ class Boundaries(Interpretation):
         return at_rest(value, fmt)
 
     def operand(
-        self, value: InFlight, equation: Equation, contracted: tuple[int, ...]
+        self, value: InFlight, equation: Equation, contracted: tuple[int, ...], position: int
     ) -> tuple[jax.Array, int | jax.Array, jax.Array | None]:
         """A contraction's operand: data rounded to the recipe's format, and its two exponents.
 
@@ -139,10 +140,11 @@ class Boundaries(Interpretation):
             value: the operand.
             equation: the contraction.
             contracted: the operand's axes that are contracted.
+            position: which operand it is.
 
         Returns:
-            Data in the compute dtype, all of it values of the format; the value's own exponent;
-            the rounding's scale, a power of two in the compute dtype (None: 1).
+            Data in the format's own dtype, or in one that holds its values; the value's own
+            exponent; the rounding's scale, a power of two in the compute dtype (None: 1).
         """
         fmt = self.recipe.backward if value.side == "backward" else self.recipe.forward
         fmt = self.exceptions.find(equation, fmt)
@@ -150,19 +152,25 @@ class Boundaries(Interpretation):
             return value.data, value.exponent, None
         plain = isinstance(fmt, Format) and self.recipe.per == "tensor"
         again = equation.direction == "backward" and value.side == "forward"
-        if plain and again and isinstance(self.recipe.scaling, Amax):
+        site = f"{'.'.join(map(str, equation.path))}/{position}"
+        if plain and again and isinstance(self.recipe.scaling, Amax | Delayed):
+            self._rounded(value, fmt, contracted, site)
             copy = at_rest(value, fmt)
-            return copy.data.astype(value.data.dtype), value.exponent, copy.scale
+            return _bare(copy.data, value), value.exponent, copy.scale
         if again:
             value = awake(self._stored(value, self.recipe.storage))
-        copy = self._rounded(value, fmt, contracted)
+        copy = self._rounded(value, fmt, contracted, site)
         if not plain:
-            return copy.value().astype(value.data.dtype), value.exponent, None
+            return carried(copy, fmt, value.data.dtype), value.exponent, None
         assert isinstance(copy.scale, jax.Array)
-        return copy.data.astype(value.data.dtype), value.exponent, copy.scale
+        return _bare(copy.data, value), value.exponent, copy.scale
+
+    def product(self, equation: Equation, a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+        """A contraction of two operands, added up in ``dtype``."""
+        return multiplied(equation, a, b, dtype)
 
     def _rounded(
-        self, value: InFlight, fmt: Format | BlockFormat, contracted: tuple[int, ...]
+        self, value: InFlight, fmt: Format | BlockFormat, contracted: tuple[int, ...], site: str
     ) -> ScaledArray:
         """A narrow copy, made once for each way to make it."""
         scaling, key = self.recipe.scaling, (fmt, contracted)
@@ -179,9 +187,13 @@ class Boundaries(Interpretation):
                 kept = tuple(a for a in range(value.data.ndim) if a not in contracted)
                 copy = quantize(value.data, fmt, scaling=scaling, axis=kept)
             else:
-                copy = quantize(value.data, fmt, scaling=scaling)
+                copy = self.copied(value.data, fmt, scaling, site)
             value.memo[key] = copy
         return value.memo[key]
+
+    def copied(self, x: jax.Array, fmt: Format, scaling: Scaling, site: str) -> ScaledArray:
+        """A narrow copy of the operand at ``site`` behind one scale."""
+        return quantize(x, fmt, scaling=scaling)
 
     def gathered(self, value: InFlight, axis_name: Any, equation: Equation) -> ScaledArray | None:
         """What a collective sends: narrow, behind a scale that all devices agreed upon."""
@@ -212,6 +224,11 @@ class Boundaries(Interpretation):
             dataclasses.replace(y, side=side, spread=spread) if isinstance(y, InFlight) else y
             for y in outs
         ]
+
+
+def _bare(data: Any, value: InFlight) -> jax.Array:
+    """Data as an array of their own dtype; of the compute dtype where they are packed codes."""
+    return data if isinstance(data, jax.Array) else data.astype(value.data.dtype)
 
 
 def awake(x: Any) -> Any:

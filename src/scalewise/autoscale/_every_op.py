@@ -19,10 +19,11 @@ import numpy as np
 from jax import lax
 
 from ..formats import Format
-from ..interpret import Boundary, Equation, Interpretation, is_float
+from ..interpret import Boundary, Equation, Interpretation, is_float, rebind
 from ..scaled import LeastSquares, exponent_of, power_of_two
 from ._narrow import has_exponent, is_stored, put
 from ._predict import SUMS, terms_of
+from ._products import multiplied
 from ._recipe import Recipe
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES, Family
@@ -59,6 +60,11 @@ class EveryOp(Interpretation):
     def fmt(self) -> Format:
         assert self.recipe.storage is not None
         return self.recipe.storage
+
+    @property
+    def dtype(self) -> np.dtype:
+        assert self.fmt.dtype is not None
+        return self.fmt.dtype
 
     # -- in and out ------------------------------------------------------------------------------
 
@@ -127,7 +133,11 @@ class EveryOp(Interpretation):
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
         rule = FALLBACK if equation.name in COLLECTIVES else RULES[equation.name]
-        wide = [_wide(x) if isinstance(x, InFlight) else x for x in inputs]
+        contraction = rule.family is Family.CONTRACTION  # its operands go in as they are
+        wide = [
+            _wide(x) if isinstance(x, InFlight) and not (contraction and not per_slice(x)) else x
+            for x in inputs
+        ]
         constant = any(isinstance(x, InFlight) and x.uniform is not None for x in wide)
         common = None
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
@@ -165,10 +175,29 @@ class EveryOp(Interpretation):
         return self.rounded(y)
 
     def operand(
-        self, value: InFlight, equation: Equation, contracted: tuple[int, ...]
+        self, value: InFlight, equation: Equation, contracted: tuple[int, ...], position: int
     ) -> tuple[jax.Array, Any, None]:
         """A contraction's operand as it is: it is narrow already."""
         return value.data, value.exponent, None
+
+    def product(self, equation: Equation, a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+        """A contraction, added up in float32, in the storage dtype, or in what fits at run time."""
+
+        def wide(a, b):
+            return multiplied(equation, a, b, dtype)
+
+        def narrow(a, b):
+            own = self.dtype
+            return rebind(equation, [a.astype(own), b.astype(own)], own)[0].astype(dtype)
+
+        if self.recipe.arithmetic == "float32":
+            return wide(a, b)
+        if self.recipe.arithmetic == "storage":
+            return narrow(a, b)
+        largest = [jnp.max(jnp.abs(x).astype(dtype), initial=0) for x in (a, b)]
+        bound = np.float32(terms_of(equation)) * largest[0] * largest[1]
+        # half of it, for what the roundings of the sums add; a NaN goes the wide way
+        return lax.cond(bound <= np.float32(float(self.fmt.max) / 2), narrow, wide, a, b)
 
     # -- rounding --------------------------------------------------------------------------------
 
@@ -179,7 +208,7 @@ class EveryOp(Interpretation):
         subnormals, as much hardware does. With ``nonzero`` they become its smallest normal number.
         """
         data = x.data
-        if data.dtype != self.fmt.dtype:
+        if data.dtype != self.dtype:
             if not in_range:
                 top = np.float32(float(self.fmt.max))
                 data = jnp.where(jnp.isinf(data), data, lax.clamp(-top, data, top))
@@ -188,7 +217,7 @@ class EveryOp(Interpretation):
                 lost = (data != 0) & (lax.abs(data) < least)
                 data = jnp.where(lost, jnp.copysign(least, data), data)
             data = lax.reduce_precision(data, self.fmt.exponent_bits, self.fmt.mantissa_bits)
-            data = data.astype(self.fmt.dtype)
+            data = data.astype(self.dtype)
         return InFlight(data, x.exponent, x.side, x.uniform)
 
     def rescaled(self, x: InFlight, barrier: bool = False, nonzero: bool = False) -> InFlight:

@@ -85,8 +85,10 @@ class Recipe:
             data: None for none (scales are propagated alone), ``"max"``, ``"l1"``, ``"l2"`` or
             ``"least_squares"`` for each that can change the magnitude, by that measure.
         arithmetic: with ``store="every_op"``, in which contractions add up: ``"float32"``,
-            ``"storage"`` (all in the narrow dtype), or ``"auto"``: in the narrow one where, at run
-            time, the operands' magnitudes let no sum overflow, else in float32.
+            ``"storage"`` (the device's own product of that dtype, whose sums may overflow), or
+            ``"auto"``: in the narrow one where, at run time, the operands' magnitudes let no sum
+            overflow, else in float32. That is for scales that leave data of unit size (propagated
+            ones, ``rescale="l2"``); ``"max"`` puts them too high for sums of FP16.
 
     Raises:
         ValueError: formats, names or combinations that mean nothing.
@@ -135,11 +137,13 @@ class Recipe:
                 ) from None
 
     def _check_combinations(self) -> None:
-        if isinstance(self.scaling, Delayed | Propagated):
+        if isinstance(self.scaling, Propagated):
             raise ValueError(
-                f"Recipe.scaling is {type(self.scaling).__name__}, which needs a history or a "
-                "scale to begin with; accepted: Amax, Rms, LeastSquares, Unit, Mx"
+                "Recipe.scaling is Propagated, which needs a scale to begin with; "
+                "accepted: Amax, Rms, LeastSquares, Unit, Delayed, Mx"
             )
+        if isinstance(self.scaling, Delayed):
+            self._check_delayed()
         if self.store == "every_op":
             if self.storage not in (FP16, BF16):
                 name = self.storage and self.storage.name
@@ -148,6 +152,15 @@ class Recipe:
                 raise ValueError("store='every_op' rounds every result: no keep and no carry")
         elif self.rescale is not None or self.arithmetic != "float32":
             raise ValueError("rescale and arithmetic are for store='every_op'")
+
+    def _check_delayed(self) -> None:
+        blocks = [f.name for f in (self.forward, self.backward) if isinstance(f, BlockFormat)]
+        if self.store != "boundaries" or self.per != "tensor" or blocks:
+            what = f"format {blocks[0]}" if blocks else f"store={self.store!r}, per={self.per!r}"
+            raise ValueError(
+                "Recipe.scaling is Delayed, which keeps one scale an operand; accepted with it: "
+                f"store='boundaries', per='tensor' and no block formats, not {what}"
+            )
 
     def stored_as(self, path: str, size: int) -> Storage | None:
         """How an output of ``size`` elements is stored; the first pattern that matches wins."""

@@ -206,11 +206,11 @@ def cube_root(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 def contraction(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     axes = contracted_axes(equation)
     operands = [
-        boundaries.operand(_settled_stack(x), equation, a)
-        for x, a in zip(inputs, axes, strict=True)
+        boundaries.operand(_settled_stack(x), equation, a, position)
+        for position, (x, a) in enumerate(zip(inputs, axes, strict=True))
     ]
     (data_a, own_a, scale_a), (data_b, own_b, scale_b) = operands
-    (out,) = _bind(equation, [data_a, data_b])
+    out = boundaries.product(equation, data_a, data_b, _dtype(equation))
     scales = [s for s in (scale_a, scale_b) if s is not None]
     if len(scales) == 2:  # the smaller first: the product may be in range though the larger is not
         scales = [lax.min(*scales), lax.max(*scales)]

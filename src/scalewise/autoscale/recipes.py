@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from ..formats import BF16, E4M3FN, E5M2, FP16, MXFP4, MXFP8_E4M3
-from ..scaled import Unit
+from ..scaled import Delayed, Unit
 from ._recipe import Recipe
 
 fp16 = Recipe(forward=FP16, backward=FP16, storage=FP16)
 bf16 = Recipe(forward=BF16, backward=BF16, storage=BF16)
-# Current scaling: each operand's scale from its own largest magnitude.
+# Current scaling, each operand's scale from its own largest magnitude: automatic bias selection
+# (FP8-AMAX, arXiv 2309.17224), since a power of two is another exponent bias.
 fp8 = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16)
+# The scale that the last 16 steps' largest magnitudes ask for: their history is explicit state
+# ("FP8 Formats for Deep Learning", arXiv 2209.05433).
+fp8_delayed = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Delayed(history=16))
 # OCP Microscaling: a scale for each 32 elements along the contracted axis, E4M3 both ways
 # ("Recipes for Pre-training LLMs with MXFP8", arXiv 2506.08027).
 mxfp8 = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, storage=FP16)
@@ -24,8 +28,9 @@ fp16_every_op = Recipe(store="every_op", storage=FP16, rescale="max")
 scalify = Recipe(store="every_op", storage=FP16)
 
 CATALOGUE: dict[str, Recipe] = {
-    "fp16": fp16, "bf16": bf16, "fp8": fp8, "mxfp8": mxfp8, "mxfp4": mxfp4,
-    "unit_scaling": unit_scaling, "fp16_every_op": fp16_every_op, "scalify": scalify,
+    "fp16": fp16, "bf16": bf16, "fp8": fp8, "fp8_delayed": fp8_delayed, "mxfp8": mxfp8,
+    "mxfp4": mxfp4, "unit_scaling": unit_scaling, "fp16_every_op": fp16_every_op,
+    "scalify": scalify,
 }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ equation does to values, and in which form values meet where control flow does. 
 calls, recomputation and custom derivatives are handled here, once. Nothing here knows a format.
 """
 
+from ._compat import bind as bind
 from ._equation import Direction as Direction
 from ._equation import Equation as Equation
 from ._interpretation import Boundary as Boundary

@@ -86,6 +86,10 @@ class Interpretation:
         """The state when a turn of the loop ``equation`` is over."""
         return state
 
+    def meet(self, state: Any, axes: Any) -> Any:
+        """One state from those that devices along the mesh's ``axes`` came to; the first one's."""
+        return state
+
     def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Any:
         """``value`` in the one form that depends only on ``aval``, ``boundary`` and ``equation``.
 

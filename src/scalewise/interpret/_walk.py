@@ -249,8 +249,7 @@ def _scan_loop(interpretation, equation: Equation, state, inputs):
 def _shard_map(interpretation, equation: Equation, state, inputs):
     """A map over a mesh: each leaf of a value lies as its array does, all others everywhere.
 
-    What is varying over which axes was checked when the user's function was traced; a state is
-    that of the first device.
+    What is varying over which axes was checked when the user's function was traced.
     """
     params, here = equation.params, jax.sharding.PartitionSpec()
     body = _compat.open_jaxpr(params["jaxpr"])[0]
@@ -268,6 +267,7 @@ def _shard_map(interpretation, equation: Equation, state, inputs):
     def run(state, inputs):
         jaxpr, path = params["jaxpr"], equation.path
         state, outs = walk(interpretation, jaxpr, state, inputs, equation.scope, path)
+        state = interpretation.meet(state, tuple(_compat.manual_axes(params)))
         return state, _canonical(interpretation, equation, outs, out_avals, "mapped")
 
     out_avals = [_local(v.aval) for v in body.outvars]

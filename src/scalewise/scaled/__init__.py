@@ -18,3 +18,5 @@ from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms
 from ._scaling import Scaling as Scaling
 from ._scaling import Unit as Unit
+from ._scaling import amax as amax
+from ._scaling import to_top as to_top

@@ -185,7 +185,7 @@ class Delayed:
     def __init__(self, history: int = 16, *, power_of_two: bool = True):
         if not isinstance(history, int) or history < 1:
             raise ValueError(f"Delayed: history is {history!r}; accepted: a positive integer")
-        self.amaxes = jnp.zeros(history, jnp.float32)
+        self.amaxes: Any = np.zeros(history, np.float32)
         self.power_of_two = power_of_two
 
     def scale(

@@ -1,0 +1,182 @@
+"""Delayed scaling: each operand's scale from the largest magnitudes of the steps before.
+
+What current scaling reads twice, once for the scale and once to round, is here read once: a step
+rounds with the scale that it came with, and notes what the next one needs. The notes are explicit
+state, an :class:`AmaxHistory`, that goes into a step and comes out of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..formats import Format
+from ..interpret import Equation, is_float, run, trace, transform
+from ..scaled import Amax, Delayed, ScaledArray, Scaling, amax, quantize, to_top
+from ._boundaries import Boundaries
+from ._keep import Exceptions
+from ._recipe import Recipe
+from ._rules import RULES, Family
+
+NAME = "autoscale"
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class AmaxHistory:
+    """Largest magnitudes of each operand in the last steps.
+
+    Attributes:
+        amaxes: float32, ``[operands, steps]``, the newest first; 0 where there was none.
+        sites: where each operand is: its contraction's position in the program, and its own.
+    """
+
+    amaxes: jax.Array
+    sites: tuple[str, ...]
+
+    def after(self, newest: Mapping[str, jax.Array]) -> AmaxHistory:
+        """The history with one more step in it; a magnitude that isn't finite doesn't count."""
+        column = jnp.stack([newest[s] for s in self.sites]) if self.sites else jnp.zeros(0)
+        column = jnp.where(jnp.isfinite(column), column, 0)
+        return AmaxHistory(jnp.column_stack([column, self.amaxes[:, :-1]]), self.sites)
+
+    def tree_flatten_with_keys(self):
+        return ((jax.tree_util.GetAttrKey("amaxes"), self.amaxes),), self.sites
+
+    @classmethod
+    def tree_unflatten(cls, sites, children):
+        return cls(children[0], sites)
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """The scale that a magnitude known beforehand asks for; 1 where nothing is known (0)."""
+
+    magnitude: jax.Array
+    power_of_two: bool
+    saturates: ClassVar[bool] = True
+
+    def scale(
+        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
+    ) -> tuple[jax.Array, jax.Array]:
+        scales = to_top(self.magnitude.astype(x.dtype), fmt, self.power_of_two)
+        shape = (1,) * x.ndim if keepdims else ()
+        scale, inverse = (
+            jnp.where(self.magnitude > 0, s, jnp.ones_like(s)).reshape(shape) for s in scales
+        )
+        return scale, inverse
+
+
+@dataclasses.dataclass(frozen=True)
+class DelayedBoundaries(Boundaries):
+    """``Boundaries`` whose state is this step's largest magnitudes: a scalar for each operand.
+
+    Attributes:
+        known: those of the steps before; None for none, when each array decides itself.
+        noted: where a step's magnitudes are put down while an equation is run; or, before there is
+            a state, only which operands there are.
+    """
+
+    known: Mapping[str, jax.Array] | None = None
+    noted: dict[str, Any] | None = None
+
+    def apply(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        if RULES[equation.name].family is not Family.CONTRACTION or self.noted is not None:
+            return super().apply(state, equation, inputs)
+        noted = dict(state)
+        here = dataclasses.replace(self, noted=noted)
+        _, outs = Boundaries.apply(here, (), equation, inputs)
+        return noted, outs
+
+    def meet(self, state: Any, axes: Any) -> Any:
+        return jax.tree.map(lambda newest: lax.pmax(newest, axes), state)
+
+    def copied(self, x: jax.Array, fmt: Format, scaling: Scaling, site: str) -> ScaledArray:
+        assert self.noted is not None
+        if self.known is not None and site not in self.known:
+            raise ValueError(
+                f"{NAME}: the history knows no operand {site}: it was made for another program; "
+                "make one by init(...) with arguments like these"
+            )
+        largest = amax(x.astype(jnp.float32), range(x.ndim), False)
+        self.noted[site] = jnp.maximum(self.noted.get(site, 0), largest)
+        power_of_two = isinstance(scaling, Delayed) and scaling.power_of_two
+        current = Amax(power_of_two)
+        known = current if self.known is None else Known(self.known[site], power_of_two)
+        return quantize(x, fmt, scaling=known)
+
+
+class WithHistory:
+    """A function under a recipe with delayed scaling: what ``autoscale`` then returns.
+
+    Called as the function itself it has no history, and each array's scale is its own. With one,
+    ``init`` and ``step`` are pure functions, to be jitted, saved and restored like any others:
+
+        scaled = sw.autoscale(train_step, "fp8_delayed")
+        history = scaled.init(params, batch)
+        (params, loss), history = jax.jit(scaled.step)(history, params, batch)
+
+    A step isn't differentiated from outside: wrap the training step, gradient and all.
+    """
+
+    def __init__(self, f: Callable, recipe: Recipe):
+        assert isinstance(recipe.scaling, Delayed)
+        self.recipe = recipe
+        self.steps = len(recipe.scaling.amaxes)
+        self.current = dataclasses.replace(recipe, scaling=Amax(recipe.scaling.power_of_two))
+        transform(f, Boundaries(self.current), name=NAME)  # refuses what is no function
+        self.f = f
+        functools.update_wrapper(self, f)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        exceptions = Exceptions(self.current.keep)
+        boundaries = Boundaries(self.current, exceptions=exceptions)
+        outs = transform(self.f, boundaries, name=NAME)(*args, **kwargs)
+        exceptions.check(NAME)
+        return outs
+
+    def init(self, *args: Any, **kwargs: Any) -> AmaxHistory:
+        """The history after one step on these arguments, whose outputs are dropped."""
+        program, boundaries = self._program(args, kwargs)
+        sites: dict[str, Any] = {}
+        counting = dataclasses.replace(boundaries, noted=sites)
+        jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
+        newest, _ = run(program, boundaries, dict.fromkeys(sites, jnp.float32(0)))
+        empty = AmaxHistory(jnp.zeros((len(sites), self.steps), jnp.float32), tuple(sorted(sites)))
+        return empty.after(newest)
+
+    def step(self, history: AmaxHistory, *args: Any, **kwargs: Any) -> tuple[Any, AmaxHistory]:
+        """The function's outputs, and the history to call it with next.
+
+        Raises:
+            TypeError: ``history`` isn't an :class:`AmaxHistory`.
+            ValueError: it was made for another program.
+        """
+        if not isinstance(history, AmaxHistory):
+            raise TypeError(
+                f"{NAME}: step(history, ...) takes the AmaxHistory that init made, "
+                f"not a {type(history).__name__}"
+            )
+        program, boundaries = self._program(args, kwargs)
+        known = dict(zip(history.sites, jnp.max(history.amaxes, axis=1), strict=True))
+        here = dataclasses.replace(boundaries, known=known)
+        state = dict.fromkeys(history.sites, jnp.zeros((), jnp.float32))
+        newest, values = run(program, here, state)
+        boundaries.exceptions.check(NAME)
+        outs = [
+            here.emit(v, a, path) if is_float(a) else v
+            for v, a, path in zip(values, program.out_avals, program.paths, strict=True)
+        ]
+        return jax.tree.unflatten(program.out_tree, outs), history.after(newest)
+
+    def _program(self, args, kwargs):
+        boundaries = DelayedBoundaries(self.recipe, exceptions=Exceptions(self.recipe.keep))
+        return trace(self.f, boundaries, args, kwargs, name=NAME), boundaries
