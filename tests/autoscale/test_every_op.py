@@ -91,6 +91,29 @@ def test_a_second_moment_doesnt_vanish_where_the_gradient_doesnt():
     assert (np.asarray(got) <= 1.01).all()  # never larger than the true step
 
 
+@pytest.mark.parametrize("recipe", ["fp16_every_op", "scalify"])
+def test_what_was_divided_by_zero_and_not_taken_drags_nobody(recipe):
+    def inverse(x, w):
+        return w.at[1].set(jnp.where(x == 0, 0.0, 1.0 / x)) + jnp.where(x == 0, 0.0, 1 / x)
+
+    w = jnp.array([3.0, 1.0, 2.0])
+    f = jax.jit(sw.autoscale(inverse, recipe))
+    np.testing.assert_array_equal(f(jnp.float32(0), w), [3, 0, 2])
+    np.testing.assert_array_equal(f(jnp.float32(4), w), [3.25, 0.5, 2.25])
+
+
+def test_what_a_large_branch_leaves_is_as_small_as_it_is():
+    def f(ok, large, x):
+        chosen = jnp.where(ok, jnp.zeros_like(large), large)
+        return jnp.concatenate([x, chosen * chosen]), jnp.where(ok, x, large), x - jnp.inf
+
+    x, ok = jnp.arange(1.0, 5.0), jnp.ones(4, bool)
+    got = jax.jit(sw.autoscale(f, EACH))(ok, jnp.full(4, 1e30), x)
+    np.testing.assert_array_equal(got[0], [1, 2, 3, 4, 0, 0, 0, 0])
+    np.testing.assert_array_equal(got[1], x)
+    np.testing.assert_array_equal(got[2], np.full(4, -np.inf))
+
+
 def test_a_long_sum_and_a_wide_contraction():
     x = jnp.full(100_000, 16.0)
     close(jax.jit(sw.autoscale(lambda x: jnp.sqrt(jnp.sum(x * x)), EACH))(x), 5059.644, 2e-3)

@@ -30,6 +30,7 @@ from ._rules import FALLBACK, RULES, Family
 from ._value import InFlight, leading, per_slice, settle
 
 NOTHING = -(1 << 20)  # the exponent of zeros: it is never the larger one
+LOWEST, HIGHEST = np.int32(-126), np.int32(126)  # exponents whose powers float32 has, both ways
 MASK = 20  # log2 of what is meant as "minus infinity" when somebody writes -1e9
 # Operations that give values of their operands, or no more than twice them.
 KEEPS = (
@@ -158,11 +159,13 @@ class EveryOp(Interpretation):
             return self.rescaled(y)
         if family in (Family.STRUCTURAL, Family.ORDERED):
             return self.rounded(y, in_range=True)
-        if y.uniform is not None or equation.name in KEEPS:
+        chosen = equation.name == "select_n" and not constant  # its scale is that of what it chose
+        if y.uniform is not None or equation.name in KEEPS and not chosen:
             return self.rounded(y)
         # an epsilon, or a second moment by which somebody divides, is never lost
         nonzero = constant or family is Family.POWER
-        if family is Family.PRODUCT and constant:  # the constant's data lie between 1/2 and 1
+        # the constant's data lie between 1/2 and 1; but one divided by zeros has their exponent
+        if family is Family.PRODUCT and constant and not _inverse(equation):
             return self.rounded(y, nonzero=True)
         if self.recipe.rescale is not None or family is Family.FALLBACK:
             costly = family in (Family.FALLBACK, Family.CONTRACTIVE)
@@ -172,6 +175,9 @@ class EveryOp(Interpretation):
             return self.rounded(_moved(y, round(math.log2(max(1, terms)) / 2)))
         if family is Family.CONTRACTION:
             return self.rounded(_moved(y, round(math.log2(max(1, terms_of(equation))) / 2)))
+        if _inverse(equation) or family is Family.POWER:  # of zeros: infinities, or zeros again
+            beyond = lax.abs(jnp.int32(y.exponent)) > -NOTHING // 4
+            y = dataclasses.replace(y, exponent=jnp.where(beyond, NOTHING, y.exponent))
         return self.rounded(y)
 
     def operand(
@@ -211,7 +217,8 @@ class EveryOp(Interpretation):
         if data.dtype != self.dtype:
             if not in_range:
                 top = np.float32(float(self.fmt.max))
-                data = jnp.where(jnp.isinf(data), data, lax.clamp(-top, data, top))
+                infinite = lax.abs(data) == np.float32(np.inf)
+                data = lax.select(infinite, data, lax.clamp(-top, data, top))
             if nonzero:
                 least = np.float32(float(self.fmt.smallest_normal))
                 lost = (data != 0) & (lax.abs(data) < least)
@@ -226,11 +233,16 @@ class EveryOp(Interpretation):
         measure = self.recipe.rescale or "l2"
         exponent, zero = magnitude_exponent(x.data, measure, self.fmt)
         data = x.data * power_of_two(-exponent)
-        exponent = jnp.where(zero, NOTHING, exponent + x.exponent)
+        exponent = lax.select(zero, np.int32(NOTHING), exponent + x.exponent)
         y = self.rounded(InFlight(data, exponent), measure == "max", nonzero)
         if barrier:
             y = dataclasses.replace(y, data=_materialised(y.data, exponent))
         return y
+
+
+def _inverse(equation: Equation) -> bool:
+    """Whether zeros, whose exponent is hugely negative, come out with one as hugely positive."""
+    return equation.name in ("div", "rsqrt")
 
 
 def _materialised(data: jax.Array, exponent: jax.Array) -> jax.Array:
@@ -249,14 +261,16 @@ def magnitude_exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.
     2^-25 of it below); by the mean of the magnitudes or of their squares, that comes to 1. NaN and
     infinities don't count. And whether all of it is zero.
     """
-    size = jnp.where(jnp.isfinite(data), jnp.abs(data), 0)
+    size = lax.abs(data)
+    size = lax.select(size < np.float32(np.inf), size, lax.full_like(size, 0))
     top = jnp.max(size, initial=0.0)
     zero = top == 0
     if measure == "least_squares":
         return exponent_of(LeastSquares().scale(data, fmt, range(data.ndim))[0]), zero
-    exponent = (lax.bitcast_convert_type(top, jnp.int32) >> 23) - 127
+    biased = lax.bitcast_convert_type(top, jnp.int32) >> 23
     if measure == "max":
-        return jnp.clip(exponent - 11, -126, 126), zero
+        return lax.clamp(LOWEST, biased - np.int32(127 + 11), HIGHEST), zero
+    exponent = biased - 127
     part = size * power_of_two(-jnp.clip(exponent, -126, 126))
     mean = jnp.mean(part) if measure == "l1" else jnp.sqrt(jnp.mean(jnp.square(part)))
     lower = (lax.bitcast_convert_type(mean, jnp.int32) >> 23) - 127
@@ -303,11 +317,14 @@ def _needed(uniform: float) -> int | None:
 def _down_to(x: InFlight, common: Any) -> InFlight:
     """``x.data`` at an exponent that isn't lower than its own; taken off it.
 
-    Below 2^-126 of the other operand there is nothing to keep. A mask is held at float32's ends.
+    Below 2^-126 of the other operand there is nothing to keep, and nothing is kept: what was left
+    would pass for a number. A mask is held at float32's ends.
     """
-    down = x.exponent - common
+    down, least = x.exponent - common, np.float32(2.0**-126)
     if isinstance(down, int):
         factor: Any = np.float32(2.0 ** max(-126, min(126, down)))
+        rest: Any = least if down < -126 else np.float32(1)
     else:
-        factor = power_of_two(jnp.clip(down, -126, 126))
-    return InFlight(x.data * factor, 0)
+        factor = power_of_two(lax.clamp(LOWEST, down, HIGHEST))
+        rest = lax.select(down < -126, least, np.float32(1))
+    return InFlight(x.data * factor * rest, 0)  # an infinity times zero would be NaN
