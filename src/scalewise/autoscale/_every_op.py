@@ -160,7 +160,7 @@ class EveryOp(Interpretation):
         if family in (Family.STRUCTURAL, Family.ORDERED):
             return self.rounded(y, in_range=True)
         chosen = equation.name == "select_n" and not constant  # its scale is that of what it chose
-        if y.uniform is not None or equation.name in KEEPS and not chosen:
+        if y.uniform is not None or (equation.name in KEEPS and not chosen):
             return self.rounded(y)
         # an epsilon, or a second moment by which somebody divides, is never lost
         nonzero = constant or family is Family.POWER
