@@ -21,7 +21,10 @@ from ._predict import of_argument, predict
 from ._products import carried, multiplied
 from ._recipe import Recipe
 from ._rules import RULES, Family
-from ._value import InFlight, at_exponent, common_exponent, per_slice, settle
+from ._value import InFlight, at_exponent, common_exponent, normalised, per_slice, settle
+
+# Families whose results leave the range that their operands have.
+MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
 
 
 def compute_dtype(aval: Any) -> Any:
@@ -54,7 +57,7 @@ class Boundaries(Interpretation):
     def lift(self, x: Any, aval: Any) -> InFlight:
         dtype = compute_dtype(aval)
         if self.traced and has_exponent(x):
-            return InFlight(x.data.astype(dtype), x.scale)
+            return normalised(InFlight(x.data.astype(dtype), x.scale))
         plain = jnp.asarray(x.value() if is_stored(x) else x).astype(dtype)
         return InFlight(plain, spread=of_argument(aval.shape))
 
@@ -217,6 +220,8 @@ class Boundaries(Interpretation):
             fmt = fmt if isinstance(fmt, Format) else None
             inputs = [awake(self._stored(x, fmt)) if isinstance(x, InFlight) else x for x in inputs]
         outs = rule.rule(self, equation, inputs)
+        if self.traced and rule.family in MULTIPLY:
+            outs = [normalised(y) if isinstance(y, InFlight) else y for y in outs]
         spread = 0.0
         if isinstance(self.recipe.scaling, Unit):
             spread = predict(equation, rule.family, inputs)

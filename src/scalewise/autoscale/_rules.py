@@ -16,7 +16,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..interpret import Equation, is_float, rebind
-from ._value import InFlight, at_exponent, common_exponent, leading, per_slice, settle, shift
+from ._value import (
+    InFlight,
+    at_exponent,
+    common_exponent,
+    leading,
+    normalised,
+    per_slice,
+    settle,
+    shift,
+)
 
 
 class Family(enum.Enum):
@@ -101,6 +110,15 @@ def aligned(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     return _wrap(equation, _bind(equation, operands), exponent)
 
 
+def remainder(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """Of a divisor too small to be seen beside the dividend, there is nothing left to say: 0."""
+    operands, exponent = _align(inputs)
+    (out,) = _bind(equation, operands)
+    divisor = inputs[1].data if isinstance(inputs[1], InFlight) else inputs[1]
+    unseen = (operands[1] == 0) & (divisor != 0) & jnp.isfinite(operands[0])
+    return _wrap(equation, [jnp.where(unseen, jnp.zeros_like(out), out)], exponent)
+
+
 def comparison(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     return _bind(equation, _align(inputs)[0])
 
@@ -135,6 +153,8 @@ def _power(of: Callable[[Equation], int]) -> Function:
         (x,) = inputs
         if per_slice(x):
             return fallback(_, equation, inputs)
+        if abs(of(equation)) > 2:
+            x = normalised(x, 0)
         return _wrap(equation, _bind(equation, [x.data]), x.exponent * of(equation))
 
     return rule
@@ -152,8 +172,8 @@ def _root(sign: int) -> Function:
     return rule
 
 
-def _contractive(slope: float) -> Function:
-    """An odd function with that slope at zero, which nowhere rises more steeply.
+def _contractive(slope: float, bounded: bool = False) -> Function:
+    """An odd function with that slope at zero, which nowhere rises more steeply, or is bounded too.
 
     So ``f(x * 2^e) * 2^-e`` is no larger than x's data (times the slope), and where
     ``x * 2^e`` is too small for the compute dtype it is the slope times them.
@@ -165,6 +185,8 @@ def _contractive(slope: float) -> Function:
         if per_slice(x) or x.uniform is not None or (isinstance(exponent, int) and exponent >= 0):
             return fallback(_, equation, inputs)
         kept = min(exponent, 0) if isinstance(exponent, int) else lax.min(exponent, 0)
+        if bounded and not isinstance(exponent, int):  # an infinity's value needs no scale
+            kept = jnp.where(jnp.any(jnp.isinf(x.data)), 0, kept)
         number = settle(x)
         (y,) = _bind(equation, [number])
         small = lax.abs(number) < number.dtype.type(2.0**-40)
@@ -191,6 +213,7 @@ def product_of_all(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     (x,) = inputs
     if not isinstance(x, InFlight) or per_slice(x):
         return fallback(_, equation, inputs)
+    x = normalised(x, 0)
     terms = x.data.size // max(1, math.prod(equation.out_avals[0].shape))
     return _wrap(equation, _bind(equation, [x.data]), x.exponent * terms)
 
@@ -307,8 +330,9 @@ RULES = (
         Family.ALIGNED,
         aligned,
         """add sub add_any max min concatenate pad dynamic_update_slice scatter scatter-add
-        scatter_add scatter_min scatter_max scatter-min scatter-max clamp rem""",
+        scatter_add scatter_min scatter_max scatter-min scatter-max clamp""",
     )
+    .add(Family.ALIGNED, remainder, "rem")
     .add(Family.ALIGNED, select_n, "select_n")
     .add(Family.COMPARISON, comparison, "eq ne lt le gt ge")
     .add(Family.INVARIANT, invariant, "sign is_finite argmax argmin")
@@ -320,8 +344,9 @@ RULES = (
     .add(Family.POWER, _root(-1), "rsqrt")
     .add(Family.POWER, cube_root, "cbrt")
     .add(Family.POWER, product_of_all, "reduce_prod")
-    .add(Family.CONTRACTIVE, _contractive(1.0), "sin tanh atan asinh")
-    .add(Family.CONTRACTIVE, _contractive(2 / math.sqrt(math.pi)), "erf")
+    .add(Family.CONTRACTIVE, _contractive(1.0), "sin asinh")
+    .add(Family.CONTRACTIVE, _contractive(1.0, bounded=True), "tanh atan")
+    .add(Family.CONTRACTIVE, _contractive(2 / math.sqrt(math.pi), bounded=True), "erf")
     .add(Family.ORDERED, ordered, "sort top_k approx_top_k")
     .add(Family.CONTRACTION, contraction, "dot_general conv_general_dilated")
     .add(Family.STRUCTURAL, convert, "convert_element_type")

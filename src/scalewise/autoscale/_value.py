@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..scaled import ldexp
+from ..scaled import exponent_of, ldexp
 
 Side = Literal["stored", "forward", "backward"]
 
@@ -81,6 +81,19 @@ def leading(x: jax.Array, data: jax.Array) -> jax.Array:
 def per_slice(x: InFlight) -> bool:
     """Whether the exponent has axes of its own, as a scan that stacks values leaves it."""
     return not isinstance(x.exponent, int) and x.exponent.ndim > 0
+
+
+def normalised(x: InFlight, top: int = 50) -> InFlight:
+    """The same value, its largest finite magnitude at ``2^top``; exponents that are known stay.
+
+    At 2^50 products of two data, and sums of them, stay in float32's range whatever the exponents
+    are, and there is room for what is 2^176 times smaller.
+    """
+    if isinstance(x.exponent, int) or x.exponent.ndim or x.uniform is not None:
+        return x
+    largest = jnp.max(jnp.where(jnp.isfinite(x.data), jnp.abs(x.data), 0), initial=0.0)
+    up = jnp.where(largest > 0, top - exponent_of(largest), 0)
+    return dataclasses.replace(x, data=shift(x.data, up), exponent=x.exponent - up, memo={})
 
 
 def settle(x: InFlight) -> jax.Array:
