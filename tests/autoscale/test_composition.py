@@ -1,0 +1,111 @@
+"""``autoscale`` beside the rest of JAX: jit's options, checkpoints, Flax NNX, Equinox, Optax."""
+
+import dataclasses
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+
+import scalewise as sw
+from scalewise.autoscale import AmaxHistory
+
+X = jax.random.normal(jax.random.key(0), (8, 16))
+OPTIMIZER = optax.adam(1e-2)
+NARROW = dataclasses.replace(
+    sw.recipes.fp8_delayed,
+    state=(
+        (r"\.mu", sw.Storage("e4m3fn")),
+        (r"\.nu", sw.Storage("fp16", root=2)),
+        (r"'w'", sw.Storage("mxfp8_e4m3")),
+        (r"'b'", sw.Storage("bf16")),
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it(strict_promotion):
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def loss(params, x):
+    return jnp.mean(jnp.square(jnp.tanh(x @ params["w"] + params["b"]) @ params["w"].T - x))
+
+
+def step(state, x, *, power=1, scale=1.0):
+    params, moments = state
+    value, gradient = jax.value_and_grad(lambda p: loss(p, x) ** power * scale)(params)
+    updates, moments = OPTIMIZER.update(gradient, moments)
+    return (optax.apply_updates(params, updates), moments), value
+
+
+def initial():
+    params = {"w": jax.random.normal(jax.random.key(1), (16, 16)) / 4, "b": jnp.zeros(16)}
+    return params, OPTIMIZER.init(params)
+
+
+def equal(a, b):
+    a, b = jax.tree.leaves(a), jax.tree.leaves(b)
+    for x, y in zip(a, b, strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def test_static_and_keyword_arguments_and_donation():
+    run = jax.jit(sw.autoscale(step), static_argnames="power", donate_argnums=0)
+    state = initial()
+    given = state[0]["w"]
+    (params, _), value = run(state, X, power=2, scale=2.0)
+    assert given.is_deleted()
+    want, gradient = jax.value_and_grad(lambda p: loss(p, X) ** 2 * 2)(initial()[0])
+    assert float(value) == pytest.approx(float(want), rel=1e-3)
+    assert (np.sign(initial()[0]["w"] - params["w"]) == np.sign(gradient["w"])).mean() > 0.99
+
+
+def test_a_scaled_state_goes_through_orbax_and_back_bit_for_bit(tmp_path):
+    scaled = sw.autoscale(step, NARROW)
+    state = sw.store(initial(), NARROW)
+    history = scaled.init(state, X)
+    run = jax.jit(scaled.step)
+    (state, _), history = run(history, state, X)
+    kinds = {type(a) for a in jax.tree.leaves(state, is_leaf=lambda a: hasattr(a, "value"))}
+    assert {sw.ScaledArray, sw.Rooted} <= kinds
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", (state, history))
+        checkpointer.wait_until_finished()
+        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, (state, history))
+        back = checkpointer.restore(tmp_path / "state", like)
+    assert isinstance(back[1], AmaxHistory)
+    equal(back, (state, history))
+    equal(run(back[1], back[0], X), run(history, state, X))
+
+
+def test_a_flax_module():
+    model = nnx.Linear(16, 16, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(model)
+
+    def of_model(params, x):
+        return jnp.mean(jnp.square(nnx.merge(graph, params)(x)))
+
+    value, gradient = jax.jit(jax.value_and_grad(sw.autoscale(of_model, "fp8")))(params, X)
+    want, plain = jax.value_and_grad(of_model)(params, X)
+    assert float(value) == pytest.approx(float(want), rel=0.05)
+    for g, p in zip(jax.tree.leaves(gradient), jax.tree.leaves(plain), strict=True):
+        assert float(jnp.linalg.norm(g - p)) < 0.1 * float(jnp.linalg.norm(p))
+    assert jax.tree.structure(gradient) == jax.tree.structure(plain)
+
+
+def test_an_equinox_module():
+    model = eqx.nn.MLP(16, 4, 32, 1, key=jax.random.key(0))
+
+    def of_model(model, x):
+        return jnp.mean(jnp.square(jax.vmap(model)(x)))
+
+    got = eqx.filter_value_and_grad(sw.autoscale(of_model))(model, X)
+    want = eqx.filter_value_and_grad(of_model)(model, X)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=0.02, atol=1e-3), got, want)
