@@ -9,7 +9,7 @@ import programs
 import scalewise as sw
 from programs import scalar
 from scalewise.audit._lanes import Rounded, Wide
-from scalewise.audit._lockstep import Pair
+from scalewise.audit._pair import Pair
 from scalewise.audit._rounding import as_row, round_by, scaled
 from scalewise.audit._session import Session
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..interpret import Program, is_float, lifted, run
 from ._lanes import Rounded, Wide
-from ._lockstep import Lockstep, shaped
+from ._ledger import Ledger
+from ._lockstep import Lockstep
+from ._pair import shaped
 from ._rounding import as_row
 from ._rows import Row, rows_of
-from ._statistics import blank, fold
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -104,15 +104,15 @@ class Session:
         if constants:  # loops have their literals compiled in
             lockstep = dataclasses.replace(lockstep, constants=dict(constants), kept={})
         with jax.enable_x64(True):
-            state = blank(self.formats() if formats is None else formats)
+            ledger = Ledger(self.formats() if formats is None else formats)
         first = lifted(self.program, lockstep, self.program.arrays)
         values, n = first, self.carried
         for step in range(self.steps):
             inputs = first if step == 0 else [*values[:n], *first[n:]]
-            state, values = run(self.program, lockstep, state, values=inputs)
-            with jax.enable_x64(True):
-                state = _fold(state, 0, max(len(lockstep.seen), 1))
-        return self._outcome(rows_of(lockstep.seen, state), values)
+            values = run(self.program, lockstep, ledger, values=inputs)[1]
+        with jax.enable_x64(True):
+            statistics = ledger.settle()
+        return self._outcome(rows_of(lockstep.seen, statistics), values)
 
     def _outcome(self, rows, values) -> Outcome:
         pairs = [
@@ -122,8 +122,7 @@ class Session:
         ]
         lows = tuple(_plain(self.low, v.low, a) for _, v, a in pairs)
         shadows = tuple(v.shadow for _, v, _ in pairs)
-        with jax.enable_x64(True):
-            table = np.asarray(_distances(lows, shadows)) if pairs else np.zeros((0, 4))
+        table = [_distance(y, s) for y, s in zip(lows, shadows, strict=True)]
         errors = [Error(int(n), _root(noise, signal)) for noise, signal, n, _ in table]
         total = math.sqrt(sum(min(e.relative, 1e150) ** 2 for e in errors) / max(len(errors), 1))
         return Outcome(
@@ -136,9 +135,6 @@ class Session:
         )
 
 
-_fold = jax.jit(fold, static_argnums=(1, 2), donate_argnums=0)
-
-
 def _root(noise: float, signal: float) -> float:
     if noise == 0:
         return 0.0
@@ -149,16 +145,11 @@ def _plain(low: Any, value: Any, aval: Any) -> Any:
     return value if isinstance(low, Rounded) else low.lower(value, aval)
 
 
-@jax.jit
-def _distances(lows: Any, shadows: Any) -> jax.Array:
-    """For each output: squared error, squared size, numbers broken, NaNs of the shadow."""
-
-    def one(y, s):
-        y, s = y.astype(jnp.float64), s.astype(jnp.float64)
-        whole = jnp.isfinite(y) & jnp.isfinite(s)
-        noise = jnp.sum(jnp.where(whole, (y - s) ** 2, 0.0))
-        signal = jnp.sum(jnp.where(whole, s * s, 0.0))
-        broken = jnp.sum(~jnp.isfinite(y) & jnp.isfinite(s), dtype=jnp.float64)
-        return jnp.stack([noise, signal, broken, jnp.sum(jnp.isnan(s), dtype=jnp.float64)])
-
-    return jnp.stack([one(y, s) for y, s in zip(lows, shadows, strict=True)])
+def _distance(low: Any, shadow: Any) -> tuple[float, float, int, int]:
+    """Of an output: squared error, squared size, numbers broken, NaNs of the shadow."""
+    y, s = (np.asarray(x).astype(np.float64) for x in (low, shadow))
+    whole = np.isfinite(y) & np.isfinite(s)
+    noise = float(np.sum(np.square(np.where(whole, y - s, 0.0))))
+    signal = float(np.sum(np.square(np.where(whole, s, 0.0))))
+    broken = int(np.sum(~np.isfinite(y) & np.isfinite(s)))
+    return noise, signal, broken, int(np.sum(np.isnan(s)))

@@ -1,4 +1,4 @@
-"""What is noted of each equation: counts while it runs, the rest from a sample, in one pass."""
+"""What is noted of each equation: counts over all its numbers, the rest from a sample of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from jax import lax
 from ._rounding import WIDTH, power_of_two
 
 SAMPLE = 1024  # numbers of each result, evenly spaced, of which more is asked than counts
-LANES = ("low", "exact", "shadow")
 BINS = 128  # of a histogram: exponents from LOWEST up; what lies outside goes to the ends
 LOWEST = -96
-FIELD = 2.0**26  # two counts in one float64 sum: one pass over the data instead of two
-LIMIT = 2**26
+CHUNK, FIELD = 4096, 13  # five counts up to CHUNK share an int64: one pass over the data, not five
+TALLY = ("overflowed", "flushed", "subnormal", "nan", "broken", "amax")
 
 COUNTS = (
     "visits", "elements", "overflowed", "flushed", "subnormal", "nan", "sampled", "added",
@@ -30,7 +29,6 @@ SUMS = (
     "introduced2", "exact2", "inherited2", "shadow2", "drift", "drift_size", "bad", "compared",
 )  # fmt: skip
 TOPS = ("introduced_max", "relative_max", "shadow_max", "shadow_min_inverse")
-_AT = {name: i for i, name in enumerate(COUNTS)}
 
 
 @jax.tree_util.register_dataclass
@@ -42,19 +40,35 @@ class Statistics:
         formats: float64[n, 8], the format of each equation's results (see ``as_row``): an input.
         counts: float64[n, ...]: COUNTS, over all numbers of each result and all turns of all loops
             (the last four over the samples); FIRST; PEAKS.
-        samples: float64[n, 3, SAMPLE], the lanes of the latest turn that isn't folded yet.
-        folded: float64[n], how many visits are in the sums already.
-        sums, tops: float64[n, ...], added up and largest over the turns.
-        histogram: float64[n, BINS], exponents of the shadow's nonzero numbers.
+        sums, tops: float64[n, ...], of the samples, added up and largest over the turns.
+        histogram: float64[n, BINS], exponents of the shadow's nonzero numbers, of the samples.
     """
 
     formats: Any
     counts: Any
-    samples: Any
-    folded: Any
     sums: Any
     tops: Any
     histogram: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """What one result has to say, in shapes that don't depend on its own.
+
+    Attributes:
+        tally: float64[6], see TALLY, over all numbers.
+        samples: float64[3, SAMPLE]: low, exact, shadow.
+        addends: float64[2, SAMPLE]: of an addition, samples of its operands in the low lane.
+        sign: 1 for an addition, -1 for a subtraction, else 0.
+        count: how many numbers the result has.
+    """
+
+    tally: Any
+    samples: Any
+    addends: Any
+    sign: Any
+    count: Any
 
 
 def blank(formats: np.ndarray) -> Statistics:
@@ -63,109 +77,115 @@ def blank(formats: np.ndarray) -> Statistics:
     assert formats.shape == (n, WIDTH)
 
     def zeros(*shape: int) -> jax.Array:
-        return jnp.zeros((n, *shape), jnp.float64)
+        return jnp.asarray(np.zeros((n, *shape)))
 
+    counts = np.zeros((n, FIRST + 1 + len(PEAKS)))
+    counts[:, FIRST] = -1.0
     return Statistics(
         formats=jnp.asarray(formats),
-        counts=zeros(FIRST + 1 + len(PEAKS)).at[:, FIRST].set(-1.0),
-        samples=zeros(len(LANES), SAMPLE),
-        folded=zeros(),
+        counts=jnp.asarray(counts),
         sums=zeros(len(SUMS)),
         tops=zeros(len(TOPS)),
         histogram=zeros(BINS),
     )
 
 
-def note(
-    state: Statistics,
-    row: int | jax.Array,
-    lanes: Sequence[jax.Array],
-    addends: Sequence[jax.Array],
-    sign: int,
-    clean: jax.Array,
-) -> tuple[Statistics, jax.Array]:
-    """The state after one equation.
+def positions(count: Any, size: int) -> jax.Array:
+    """Where the samples of ``count`` numbers stand; the last ones again where there are fewer."""
+    spread = jnp.arange(SAMPLE) * jnp.maximum(count // SAMPLE, 1)
+    return jnp.minimum(spread, size - 1)
+
+
+def look(
+    low: jax.Array, exact: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any, marred: Any
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One pass over a result.
 
     Args:
-        state: before it.
-        row: the equation's.
-        lanes: flat float64 arrays of one size: its low result, the exact one of the same low
-            inputs, and the shadow's.
-        addends: for an addition, samples of its two operands in the low lane.
-        sign: 1 for an addition, -1 for a subtraction, else 0.
-        clean: whether all low inputs were finite wherever the shadow's were.
+        low, exact, shadow: flat, float64: its low result, the exact one of the same low inputs, and
+            the shadow's, with padding behind the first ``count``.
+        fmt: the row of its format.
+        count: how many numbers it has.
+        marred: whether some low input wasn't finite where the shadow's was.
 
     Returns:
-        The state, and whether the low result isn't finite where the shadow is.
+        Tally and samples (see :class:`Note`), and whether the result is marred in turn.
     """
-    fmt = lax.dynamic_index_in_dim(state.formats, row, keepdims=False)
-    before = lax.dynamic_index_in_dim(state.counts, row, keepdims=False)
-    sample = jnp.stack([thin(x) for x in lanes])
-    counts, peaks, broken = _count(lanes, addends, sign, fmt, clean)
-    event = (counts[_AT["overflowed"]] > 0) | (counts[_AT["nan"]] > 0)
-    first = jnp.where(event & (before[FIRST] < 0), before[0], before[FIRST])
-    after = jnp.concatenate([
-        before[:FIRST] + counts, first[None], jnp.maximum(before[FIRST + 1 :], peaks)
-    ])  # fmt: skip
-    state = dataclasses.replace(
-        state,
-        counts=lax.dynamic_update_slice(state.counts, after[None], (row, 0)),
-        samples=lax.dynamic_update_slice(state.samples, sample[None], (row, 0, 0)),
+    flags, size = _flags(low, exact, shadow, fmt, ~marred), jnp.abs(exact)
+    inside = lax.iota(jnp.int64, low.size) < count
+    packed = jnp.zeros((), jnp.int64)
+    for i, flag in enumerate(flags):
+        packed = packed + jnp.where(flag & inside, np.int64(1) << (FIELD * i), 0)
+    bits = lax.bitcast_convert_type(size, jnp.int64)  # in the order of the numbers themselves
+    bits = jnp.where(jnp.isfinite(exact) & inside, bits, 0)
+    width = min(CHUNK, low.size)
+    packed, bits = lax.reduce(
+        (packed.reshape(-1, width), bits.reshape(-1, width)),
+        (np.int64(0), np.int64(0)),
+        lambda a, b: (a[0] + b[0], jnp.maximum(a[1], b[1])),
+        (1,),
     )
-    return state, event | (~clean & broken)
+    shifts = FIELD * jnp.arange(len(flags))
+    counts = jnp.sum((packed[:, None] >> shifts[None]) & (2**FIELD - 1), axis=0)
+    amax = lax.bitcast_convert_type(jnp.max(bits), jnp.float64)
+    tally = jnp.concatenate([counts.astype(jnp.float64), amax[None]])
+    overflowed, _, _, nan, broken = counts
+    at = positions(count, low.size)
+    samples = jnp.stack([low[at], exact[at], shadow[at]])
+    return tally, samples, (overflowed > 0) | (nan > 0) | (marred & (broken > 0))
 
 
-def _count(lanes, addends, sign, fmt, clean) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One turn's addition to ``COUNTS``, its ``PEAKS``, and whether the low result is broken."""
-    low, exact, shadow = lanes
+def _flags(low, exact, shadow, fmt, clean) -> Sequence[jax.Array]:
+    """For each number: overflowed, flushed, subnormal, NaN born here, not finite."""
     size, finite = jnp.abs(low), jnp.isfinite(exact)
     broken = ~jnp.isfinite(low) & jnp.isfinite(shadow)
     divided = clean & (size == jnp.inf) & ~finite  # of finite numbers: by zero, most often
     clamped = finite & (jnp.abs(exact) > fmt[2]) & (size >= fmt[2]) & jnp.isfinite(shadow)
     lost = clamped | (broken & (finite | divided))
-    overflowed, flushed = _both(lost, (low == 0) & (exact != 0))
     undefined = broken & clean & ~finite & jnp.isnan(low)
-    nan, subnormal = _both(undefined, (size > 0) & (size < power_of_two(fmt[1].astype(jnp.int64))))
-    amax = jnp.max(jnp.where(finite, jnp.abs(exact), 0.0), initial=0.0)
-    one, sampled = jnp.ones((), jnp.float64), min(SAMPLE, low.size)
-    added, bits = jnp.zeros(3, jnp.float64), 0.0 * one
-    if sign:
-        added, bits = _addition(addends, sign, low, exact, fmt)
-    whole = jnp.stack([one, one * low.size, overflowed, flushed, subnormal, nan, one * sampled])
-    return (
-        jnp.concatenate([whole, added]),
-        jnp.stack([amax, bits]),
-        ~jnp.isfinite(jnp.max(size, initial=0.0)),
+    subnormal = (size > 0) & (size < power_of_two(fmt[1].astype(jnp.int64)))
+    return lost, (low == 0) & (exact != 0), subnormal, undefined, ~jnp.isfinite(low)
+
+
+def take(state: Statistics, row: Any, note: Note) -> Statistics:
+    """The state with one more visit of a row."""
+    fmt = lax.dynamic_index_in_dim(state.formats, row, keepdims=False)
+    before = lax.dynamic_index_in_dim(state.counts, row, keepdims=False)
+    overflowed, flushed, subnormal, nan, _, amax = note.tally
+    count = lax.convert_element_type(note.count, jnp.float64)
+    sampled = jnp.minimum(count, SAMPLE)
+    mask = jnp.arange(SAMPLE, dtype=jnp.float64) < sampled
+    added, bits = _addition(note, fmt, mask)
+    one = jnp.ones((), jnp.float64)
+    counts = [one, count, overflowed, flushed, subnormal, nan, sampled, *added]
+    event = (overflowed > 0) | (nan > 0)
+    first = jnp.where(event & (before[FIRST] < 0), before[0], before[FIRST])
+    peaks = jnp.maximum(before[FIRST + 1 :], jnp.stack([amax, bits]))
+    after = jnp.concatenate([before[:FIRST] + jnp.stack(counts), first[None], peaks])
+    sums, tops = _measures(note.samples, mask)
+    _, _, shadow = note.samples
+    weights = jnp.where(mask & (shadow != 0) & jnp.isfinite(shadow), 1.0, 0.0)
+    bins = jnp.clip(_exponent(shadow) - LOWEST, 0, BINS - 1).astype(jnp.int32)
+    return dataclasses.replace(
+        state,
+        counts=lax.dynamic_update_slice(state.counts, after[None], (row, 0)),
+        sums=state.sums.at[row].add(sums),
+        tops=state.tops.at[row].max(tops),
+        histogram=state.histogram.at[row, bins].add(weights),
     )
 
 
-def _both(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """How many of each are true, by one sum where float64 holds both counts."""
-    if a.size >= LIMIT:
-        return jnp.sum(a, dtype=jnp.float64), jnp.sum(b, dtype=jnp.float64)
-    packed = jnp.sum(jnp.where(a, 1.0, 0.0) + jnp.where(b, FIELD, 0.0))
-    high = jnp.floor(packed / FIELD)
-    return packed - high * FIELD, high
-
-
-def thin(x: jax.Array) -> jax.Array:
-    """At most SAMPLE numbers, evenly spaced."""
-    x = jnp.ravel(x)
-    return x if x.size <= SAMPLE else x[:: x.size // SAMPLE][:SAMPLE]
-
-
-def _addition(addends, sign, low, exact, fmt):
+def _addition(note: Note, fmt, mask):
     """How many additions there were of two numbers, changed nothing, cancelled; and most bits."""
-    a, b = addends
-    low, exact = thin(low), thin(exact)
-    both = (a != 0) & (b != 0)
+    (low, exact, _), (a, b) = note.samples, note.addends
+    sign = lax.convert_element_type(note.sign, jnp.float64)
+    both = mask & (sign != 0) & (a != 0) & (b != 0)
     swamped = both & ((low == a) | (low == sign * b)) & (low != exact)
     wide = jnp.where(exact != 0, _exponent(exact), _exponent(jnp.maximum(abs(a), abs(b))) - fmt[0])
     bits = jnp.where(both, jnp.maximum(_exponent(a), _exponent(b)) - wide, 0.0)
     bits = jnp.where(jnp.isfinite(exact), jnp.clip(bits, 0.0, fmt[0] + 1), 0.0)
-    cancelled = bits > fmt[0] / 2
-    total = jnp.sum(jnp.stack([both, swamped, cancelled]), axis=1, dtype=jnp.float64)
-    return total, jnp.max(bits, initial=0.0)
+    total = jnp.sum(jnp.stack([both, swamped, bits > fmt[0] / 2]), axis=1, dtype=jnp.float64)
+    return total, jnp.max(bits)
 
 
 def _exponent(x: jax.Array) -> jax.Array:
@@ -173,57 +193,18 @@ def _exponent(x: jax.Array) -> jax.Array:
     return field.astype(jnp.float64)
 
 
-def fold(state: Statistics, low: int, high: int) -> Statistics:
-    """The samples of rows ``low`` to ``high`` taken into the sums, all rows by one computation."""
-    part = slice(low, high)
-    counts = state.counts[part]
-    visits = counts[:, 0]
-    taken = jnp.minimum(counts[:, 1] / jnp.maximum(visits, 1.0), SAMPLE)
-    fresh = visits > state.folded[part]
-    mask = (jnp.arange(SAMPLE, dtype=jnp.float64)[None] < taken[:, None]) & fresh[:, None]
-    y, e, s = (state.samples[part, i] for i in range(3))
-    sums, tops = _measures(y, e, s, mask)
-    return dataclasses.replace(
-        state,
-        folded=state.folded.at[part].set(visits),
-        sums=state.sums.at[part].add(sums),
-        tops=state.tops.at[part].max(tops),
-        histogram=state.histogram.at[part].add(_histogram(s, mask)),
-    )
-
-
-def _measures(y, e, s, mask):
-    """Sums and largest over each row's numbers that are finite in all lanes."""
+def _measures(samples, mask):
+    """Sums and largest over the numbers that are finite in all lanes."""
+    y, e, s = samples
     whole = mask & jnp.isfinite(y) & jnp.isfinite(e) & jnp.isfinite(s)
-
-    def total(x):
-        return jnp.sum(jnp.where(whole, x, 0.0), axis=1)
-
-    def largest(x):
-        return jnp.max(jnp.where(whole, x, 0.0), axis=1)
-
-    introduced, inherited = y - e, y - s
-    size = jnp.abs(s)
-    sums = [
-        total(introduced**2),
-        total(e * e),
-        total(inherited**2),
-        total(s * s),
-        total(introduced),
-        total(jnp.abs(introduced)),
-        jnp.sum(mask & ~jnp.isfinite(s), axis=1, dtype=jnp.float64),
-        jnp.sum(whole, axis=1, dtype=jnp.float64),
-    ]
+    introduced, inherited, size = y - e, y - s, jnp.abs(s)
     relative = jnp.where(e != 0, jnp.abs(introduced) / jnp.abs(e), 0.0)
     inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
-    tops = [largest(jnp.abs(introduced)), largest(relative), largest(size), largest(inverse)]
-    return jnp.stack(sums, axis=1), jnp.stack(tops, axis=1)
-
-
-def _histogram(s: jax.Array, mask: jax.Array) -> jax.Array:
-    """Counts of exponents, a row each, by one scatter."""
-    counted = mask & (s != 0) & jnp.isfinite(s)
-    bins = jnp.clip(_exponent(s) - LOWEST, 0, BINS - 1).astype(jnp.int32)
-    rows = jnp.broadcast_to(jnp.arange(len(s), dtype=jnp.int32)[:, None], s.shape)
-    weights = counted.astype(jnp.float64)
-    return jnp.zeros((len(s), BINS), jnp.float64).at[rows, bins].add(weights)
+    sums = [introduced**2, e * e, inherited**2, s * s, introduced, jnp.abs(introduced)]
+    sums = jnp.where(whole[None], jnp.stack(sums), 0.0)
+    numbers = jnp.stack([mask & ~jnp.isfinite(s), whole]).astype(jnp.float64)
+    tops = jnp.stack([jnp.abs(introduced), relative, size, inverse])
+    return (
+        jnp.sum(jnp.concatenate([sums, numbers]), axis=1),
+        jnp.max(jnp.where(whole[None], tops, 0.0), axis=1),
+    )

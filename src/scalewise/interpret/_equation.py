@@ -66,6 +66,11 @@ class Equation:
         """File, line and function of the user's code, or None where JAX doesn't know."""
         return _compat.user_frame(self.eqn)
 
+    @cached_property
+    def inner(self) -> int:
+        """How many equations one turn of a loop, or all branches together, take; at least 1."""
+        return max(sum(map(work, bodies(self.eqn))), 1)
+
     def where(self) -> str:
         """``file:line (function)``, for error messages and reports."""
         return "{}:{} ({})".format(*self.source) if self.source else "an unknown source line"
@@ -73,3 +78,18 @@ class Equation:
     def bind(self, *inputs: Any) -> list[Any]:
         """The primitive itself on plain arrays of the equation's own types."""
         return _compat.bind(self.primitive, self.params, inputs)
+
+
+def bodies(eqn: jex.JaxprEqn) -> list[_compat.Jaxpr]:
+    """The jaxprs among an equation's parameters."""
+    params = [p if isinstance(p, tuple | list) else (p,) for p in eqn.params.values()]
+    return [x for p in params for x in p if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
+
+
+def work(jaxpr: _compat.Jaxpr) -> int:
+    """How many equations are computed, those of nested bodies included, a scan's for each turn."""
+    total = 0
+    for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
+        turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        total += 1 + turns * sum(map(work, bodies(eqn)))
+    return total

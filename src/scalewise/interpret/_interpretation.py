@@ -82,9 +82,13 @@ class Interpretation:
         re-issues a loop or a branch: ``run`` itself, or a compiled one kept from the last time."""
         return run
 
-    def turn(self, state: Any, equation: Equation) -> Any:
-        """The state when a turn of the loop ``equation`` is over."""
-        return state
+    def stepwise(self, state: Any, equation: Equation) -> int:
+        """How many turns of a loop are walked one by one, at most, rather than one traced for all.
+
+        A loop of more turns is re-issued (a while loop after these); a branch is walked alone if
+        this isn't 0. Only for a walk outside of ``jit``, where numbers are known.
+        """
+        return 0
 
     def meet(self, state: Any, axes: Any) -> Any:
         """One state from those that devices along the mesh's ``axes`` came to; the first one's."""

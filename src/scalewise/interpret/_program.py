@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _compat
+from ._equation import bodies
 from ._interpretation import Interpretation, is_float
 from ._walk import walk
 
@@ -49,13 +50,7 @@ class Program:
 
 def _count(jaxpr: _compat.Jaxpr) -> int:
     body, _ = _compat.open_jaxpr(jaxpr)
-    total = len(body.eqns)
-    for eqn in body.eqns:
-        for param in eqn.params.values():
-            for inner in param if isinstance(param, tuple | list) else (param,):
-                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                    total += _count(inner)
-    return total
+    return len(body.eqns) + sum(_count(inner) for eqn in body.eqns for inner in bodies(eqn))
 
 
 def trace(

@@ -164,28 +164,59 @@ def _cond(interpretation, equation: Equation, state, inputs):
         index, *operands = inputs
         return lax.switch(index, branches, state, operands)
 
+    if interpretation.stepwise(state, equation):
+        index, *operands = inputs
+        return branches[min(max(int(index), 0), len(branches) - 1)](state, operands)
     return interpretation.control(equation, run)(state, inputs)
 
 
 def _while(interpretation, equation: Equation, state, inputs):
+    state, inputs, over = _while_turns(interpretation, equation, state, inputs)
+    if over:
+        return state, inputs[equation.params["cond_nconsts"] + equation.params["body_nconsts"] :]
     run = partial(_while_loop, interpretation, equation)
     return interpretation.control(equation, run)(state, inputs)
 
 
+def _while_turns(interpretation, equation: Equation, state, inputs):
+    """The first turns of a loop, one by one; whether it was over by then."""
+    turns = interpretation.stepwise(state, equation)
+    consts = inputs[: len(inputs) - len(equation.out_avals)]
+    again, body, canonical = _while_parts(interpretation, equation, consts)
+    carry = inputs[len(consts) :]
+    for turn in range(turns):
+        carry = carry if turn else canonical(carry)
+        state, going = again(state, carry)
+        if not jnp.any(going):
+            return state, [*consts, *carry], True
+        state, carry = body(state, carry)
+    return state, [*consts, *carry], False
+
+
 def _while_loop(interpretation, equation: Equation, state, inputs):
-    params, avals = equation.params, equation.out_avals
-    m, n = params["cond_nconsts"], params["body_nconsts"]
-    cond_consts, body_consts, carry = inputs[:m], inputs[m : m + n], inputs[m + n :]
+    consts = inputs[: len(inputs) - len(equation.out_avals)]
+    again, body, canonical = _while_parts(interpretation, equation, consts)
+    return lax.while_loop(  # the condition can't hand a state on: what it notes is lost
+        lambda loop: jnp.any(again(*loop)[1]),
+        lambda loop: body(*loop),
+        (state, canonical(inputs[len(consts) :])),
+    )
+
+
+def _while_parts(interpretation, equation: Equation, consts):
+    """Condition and body on a state and a carry, and what makes a carry canonical."""
+    params, avals, m = equation.params, equation.out_avals, equation.params["cond_nconsts"]
+    cond_consts, body_consts = consts[:m], consts[m:]
     canonical = partial(_canonical, interpretation, equation, avals=avals, boundary="carry")
     run = partial(walk, interpretation, scope=equation.scope)
 
-    def again(state, carry):  # the condition has no place to hand a state on: what it notes is lost
+    def again(state, carry):
         operands = [*_fresh(cond_consts), *carry]
-        return run(params["cond_jaxpr"], state, operands, path=(*equation.path, 0))[1][0]
+        state, outs = run(params["cond_jaxpr"], state, operands, path=(*equation.path, 0))
+        return state, outs[0]
 
-    def body(loop):
-        state, carry = loop
-        going = again(state, carry) if batched else None
+    def body(state, carry):
+        going = again(state, carry)[1] if batched else None
         operands = [*_fresh(body_consts), *carry]
         state, new = run(params["body_jaxpr"], state, operands, path=(*equation.path, 1))
         new = canonical(new)
@@ -195,11 +226,11 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
                 else lax.select(_widen(going, a.shape), x, y)
                 for x, y, a in zip(new, carry, avals, strict=True)
             ]  # fmt: skip
-        return interpretation.turn(state, equation), new
+        return state, new
 
     predicate = _compat.open_jaxpr(params["cond_jaxpr"])[0].outvars[0].aval
     batched = bool(predicate.shape)
-    return lax.while_loop(lambda loop: jnp.any(again(*loop)), body, (state, canonical(carry)))
+    return again, body, canonical
 
 
 def _widen(predicate, shape):
@@ -207,11 +238,13 @@ def _widen(predicate, shape):
 
 
 def _scan(interpretation, equation: Equation, state, inputs):
+    if interpretation.stepwise(state, equation) >= equation.params["length"] > 0:
+        return _scan_loop(interpretation, equation, state, inputs, scan=_scan_turns)
     run = partial(_scan_loop, interpretation, equation)
     return interpretation.control(equation, run)(state, inputs)
 
 
-def _scan_loop(interpretation, equation: Equation, state, inputs):
+def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable = lax.scan):
     params = equation.params
     m, n = _compat.scan_split(params)
     consts, carry, xs = inputs[:m], inputs[m : m + n], inputs[m + n :]
@@ -224,7 +257,6 @@ def _scan_loop(interpretation, equation: Equation, state, inputs):
         operands = [*_fresh(consts), *carry, *xs]
         jaxpr, path = params["jaxpr"], equation.path
         state, outs = walk(interpretation, jaxpr, state, operands, equation.scope, path)
-        state = interpretation.turn(state, equation)
         carry = canonical(outs[:n], carry_avals, "carry")
         return (state, carry), canonical(outs[n:], body_avals, "stacked")
 
@@ -232,7 +264,7 @@ def _scan_loop(interpretation, equation: Equation, state, inputs):
         interpretation.spread(x, a) if is_float(a) else x
         for x, a in zip(xs, equation.in_avals[m + n :], strict=True)
     ]
-    (state, carry), ys = lax.scan(
+    (state, carry), ys = scan(
         body,
         (state, canonical(carry, carry_avals, "carry")),
         xs,
@@ -246,11 +278,38 @@ def _scan_loop(interpretation, equation: Equation, state, inputs):
     return state, [*carry, *ys]
 
 
+def _scan_turns(body: Callable, carry, xs, *, length: int, reverse: bool, unroll: Any):
+    """``lax.scan`` turn by turn, its slices cut and stacked on the host, so that nothing compiles.
+
+    What has no first turn to tell its shape isn't walked: ``length`` is at least 1.
+    """
+    del unroll
+    ys: list[Any] = [None] * length
+    for turn in reversed(range(length)) if reverse else range(length):
+        carry, ys[turn] = body(carry, jax.tree.map(partial(_slice, turn), xs))
+    return carry, jax.tree.map(lambda *rows: _stack(rows), *ys)
+
+
+def _slice(turn: int, x):
+    key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return x[turn] if key else np.asarray(np.asarray(x)[turn])
+
+
+def _stack(rows):
+    key = jnp.issubdtype(rows[0].dtype, jax.dtypes.prng_key)
+    return jnp.stack(rows) if key else np.stack([np.asarray(row) for row in rows])
+
+
 def _shard_map(interpretation, equation: Equation, state, inputs):
     """A map over a mesh: each leaf of a value lies as its array does, all others everywhere.
 
     What is varying over which axes was checked when the user's function was traced.
     """
+    run = partial(_mapped, interpretation, equation)
+    return interpretation.control(equation, run)(state, inputs)
+
+
+def _mapped(interpretation, equation: Equation, state, inputs):
     params, here = equation.params, jax.sharding.PartitionSpec()
     body = _compat.open_jaxpr(params["jaxpr"])[0]
 

@@ -1,0 +1,87 @@
+"""Statistics of a program that runs equation by equation: notes are taken by the dozen."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ._statistics import SAMPLE, TALLY, Note, Statistics, blank, take
+
+BATCH = 32  # notes that are taken by one call
+ROWS = 64  # rows come in powers of four times this, so that programs share the code
+
+
+class Ledger:
+    """Statistics and what hasn't been added to them yet; notes are taken in the order they came.
+
+    Attributes:
+        formats: float64[n, 8], the format of each equation's results.
+    """
+
+    def __init__(self, formats: np.ndarray):
+        rows = ROWS
+        while rows <= len(formats):  # one to spare, for what pads a batch
+            rows *= 4
+        self.formats = formats
+        padded = np.concatenate([formats, np.tile(formats[:1], (rows - len(formats), 1))])
+        self._statistics = blank(padded)
+        self._pending: list[tuple[int, Note]] = []
+
+    def format(self, row: int) -> jax.Array:
+        """The row's format as an array on the device."""
+        return _row(self.formats[row].tobytes())
+
+    def add(self, row: int, note: Note) -> None:
+        """One more visit of a row."""
+        self._pending.append((row, note))
+        if len(self._pending) == BATCH:
+            self.settle()
+
+    def settle(self) -> Statistics:
+        """All that was noted so far."""
+        if self._pending:
+            idle = [(len(self._statistics.formats) - 1, _IDLE)] * (BATCH - len(self._pending))
+            rows, notes = zip(*self._pending, *idle, strict=True)
+            self._statistics = _take_all(self._statistics, np.array(rows), notes)
+            self._pending = []
+        return self._statistics
+
+    def replace(self, statistics: Statistics) -> None:
+        """Goes on with what a compiled loop made of the settled statistics."""
+        assert not self._pending
+        self._statistics = statistics
+
+
+_IDLE = Note(np.zeros(len(TALLY)), np.zeros((3, SAMPLE)), np.zeros((2, SAMPLE)), 0, np.int64(0))
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _take_all(state: Statistics, rows: Any, notes: Sequence[Note]) -> Statistics:
+    def one(state, x):
+        return take(state, *x), None
+
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *notes)
+    return lax.scan(one, state, (rows, stacked))[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def _row(content: bytes) -> jax.Array:
+    return jnp.asarray(np.frombuffer(content))
+
+
+@functools.lru_cache(maxsize=4096)
+def number(n: int) -> jax.Array:
+    """An integer on the device."""
+    return jnp.asarray(np.int64(n))
+
+
+@functools.cache
+def nothing() -> jax.Array:
+    """The samples of no addition."""
+    return jnp.asarray(np.zeros((2, SAMPLE)))

@@ -1,0 +1,196 @@
+"""One equation in both lanes: its exact result, its rounding, what is noted; compiled, and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..emulate import EXACT
+from ..interpret import Equation, Interpretation, is_float, rebind
+from ..rounding import to_float64
+from ._flat import ELEMENTWISE, flat, room
+from ._lanes import Rounded, Wide
+from ._pair import Pair, shaped
+from ._rounding import round_by
+from ._statistics import look, positions
+
+ADDITIONS = {"add": 1, "add_any": 1, "sub": -1}
+CHOOSES = frozenset({"select_n", "max", "min", "clamp", "gather", "slice", "dynamic_slice"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an equation is computed, and all that decides the code that this compiles to.
+
+    Attributes:
+        key: equal for equations that may share code: their place doesn't matter, and of what acts
+            on each number by itself, not the shape either.
+        equation: one of them.
+        at: the first float among the results, or -1.
+        length: the padded size of that.
+        flat: whether the operands are flat as well.
+        noted: whether its results are rounded, and something is to be noted of them.
+    """
+
+    key: Hashable
+    equation: Equation = dataclasses.field(compare=False)
+    at: int = dataclasses.field(compare=False)
+    length: int = dataclasses.field(compare=False)
+    flat: bool = dataclasses.field(compare=False)
+
+    @property
+    def noted(self) -> bool:
+        return self.equation.name not in EXACT and self.at >= 0
+
+
+def plan(low: Interpretation, equation: Equation, inputs: Sequence[Any]) -> Plan:
+    """How ``equation`` is to be computed on these values."""
+    at = next((i for i, a in enumerate(equation.out_avals) if is_float(a)), -1)
+    length = room(math.prod(equation.out_avals[at].shape)) if at >= 0 else 0
+    rounded, whole = isinstance(low, Rounded), _whole(equation)
+    types: Any = tuple((a.shape, a.dtype) for a in equation.in_avals + equation.out_avals)
+    is_flat = rounded and bool(whole) and all(isinstance(x, Pair) for x in inputs)
+    if is_flat:
+        types = (length, whole, tuple(a.dtype for a in equation.in_avals + equation.out_avals))
+    key: Hashable = (equation.name, tuple(sorted(equation.params.items())), types)
+    try:
+        hash(key)
+    except TypeError:
+        key = id(equation.eqn)
+    key = key if rounded else (key, equation.scope, equation.source)
+    return Plan(key, equation, at, length, is_flat)
+
+
+def _whole(equation: Equation) -> tuple[bool, ...]:
+    """Of what acts on each number by itself: which operands have the result's shape; () if others
+    than single numbers haven't."""
+    if equation.name not in ELEMENTWISE or not is_float(equation.out_avals[0]):
+        return ()
+    own = equation.out_avals[0].shape
+    fits = all(a.shape in (own, ()) for a in equation.in_avals)
+    return tuple(a.shape == own for a in equation.in_avals) if fits else ()
+
+
+@functools.lru_cache(maxsize=8192)
+def compiled(step: Callable, fixed: tuple[Any, ...], plan: Plan) -> Callable:
+    """A step with all that isn't an array fixed."""
+
+    def run(*arguments):
+        return step(*fixed, plan, *arguments)
+
+    run.__name__ = plan.equation.name.replace("-", "_")
+    return jax.jit(run)
+
+
+def _lanes(plan: Plan, inputs: Sequence[Any]):
+    """The low inputs, the shadow's, and whether one of them is marred."""
+    marred = jnp.asarray(False)
+    for x in inputs:
+        marred = marred | x.marred if isinstance(x, Pair) else marred
+    avals = plan.equation.in_avals
+    if plan.flat:
+        whole = zip(inputs, _whole(plan.equation), strict=True)
+        pairs = [_aligned(x, w, plan.length) for x, w in whole]
+        return [x.low for x in pairs], [x.shadow for x in pairs], marred
+    inputs = [shaped(x, a) for x, a in zip(inputs, avals, strict=True)]
+    lows = [x.low if isinstance(x, Pair) else x for x in inputs]
+    return lows, [x.shadow if isinstance(x, Pair) else x for x in inputs], marred
+
+
+def _aligned(x: Pair, whole: bool, length: int) -> Pair:
+    """An operand of what is computed flat: flat as well, or one number."""
+
+    def one(x):
+        if x.ndim == 0:
+            return x
+        return flat(x, length) if whole else x.reshape(-1)[0]
+
+    return Pair(one(x.low), one(x.shadow), x.marred)
+
+
+def exactly(shadow: Wide, plan: Plan, inputs: Sequence[Any], count: Any):
+    """One equation before its rounding: what alone depends on the primitive.
+
+    Returns:
+        The exact result of the low inputs in float64 and the shadow's, flat, so that what follows
+        depends on their size alone; whether the inputs are marred; for an addition samples of the
+        low inputs.
+    """
+    lows, shadows, marred = _lanes(plan, inputs)
+    (exact,) = rebind(plan.equation, lows, jnp.float64)
+    (wide,) = shadow.apply((), plan.equation, shadows)[1]
+    exact, wide = flat(exact, plan.length), flat(wide, plan.length)
+    return exact, wide, marred, addends(plan, lows, count)
+
+
+def addends(plan: Plan, lows: Sequence[jax.Array], count: Any) -> jax.Array | None:
+    """Samples of the two operands of an addition; None for what is none."""
+    if plan.equation.name not in ADDITIONS:
+        return None
+    length = plan.length or room(math.prod(plan.equation.out_avals[0].shape))
+    at = positions(count, length)
+    return jnp.stack(
+        [jnp.broadcast_to(flat(x, length)[at] if x.ndim else x, at.shape) for x in lows]
+    )
+
+
+def finish(exact: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any, marred: Any):
+    """The low result, what is to be noted, whether it is marred: one program for each size."""
+    low = round_by(exact, fmt)
+    tally, samples, marred = look(low, exact, shadow.astype(jnp.float64), fmt, count, marred)
+    return low, tally, samples, marred
+
+
+def anyhow(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, count: Any):
+    """One equation in both lanes, whatever the low lane is.
+
+    Returns:
+        Its outputs; if it is noted, its tally, samples and addends (see :class:`Note`).
+    """
+    equation, rounded = plan.equation, isinstance(low, Rounded)
+    lows, shadows, marred = _lanes(plan, inputs)
+    low_outs = low.apply(fmt if rounded else (), equation, lows)[1]
+    shadow_outs = shadow.apply((), equation, shadows)[1]
+    found = None
+    if plan.noted:
+        plain = [_plain(low, x, a) for x, a in zip(lows, equation.in_avals, strict=True)]
+        aval = equation.out_avals[plan.at]
+        result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
+        exact = flat(rebind(equation, plain, jnp.float64)[plan.at], plan.length)
+        wide = flat(shadow_outs[plan.at], plan.length).astype(jnp.float64)
+        tally, samples, marred = look(result, exact, wide, fmt, count, marred)
+        found = tally, samples, addends(plan, plain, count)
+    elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
+        result = _plain(low, low_outs[0], equation.out_avals[0])
+        marred = marred & (~jnp.isfinite(result) & jnp.isfinite(shadow_outs[0])).any()
+
+    def kept(x, aval):
+        if not rounded:
+            return x
+        return flat(x, plan.length if plan.flat else room(math.prod(aval.shape)))
+
+    outs = [
+        Pair(kept(y, a), kept(s, a), marred) if is_float(a) else y
+        for y, s, a in zip(low_outs, shadow_outs, equation.out_avals, strict=True)
+    ]
+    return outs, found
+
+
+def _plain(low, value, aval):
+    """The low lane's number in float64; what isn't a float as it is."""
+    if not is_float(aval) or isinstance(low, Rounded):
+        return value
+    return to_float64(low.lower(value, aval))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def lifted(shadow: Wide, x: jax.Array, row: jax.Array):
+    """A flat argument in both lanes, and whether the low one is marred."""
+    low, wide = round_by(to_float64(x), row), shadow.lift(x, x)
+    return low, wide, (~jnp.isfinite(low) & jnp.isfinite(wide)).any()
