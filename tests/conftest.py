@@ -3,8 +3,37 @@
 import jax
 import pytest
 
+QUICK = {"autocast", "cli", "training"}
+
 
 @pytest.fixture(autouse=True)
 def strict_promotion():
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once(tmp_path_factory):
+    """Most of a run is XLA compiling, much of it what this process has compiled before.
+
+    The folder is the process's own: entries aren't written atomically.
+    """
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(autouse=True)
+def quick_compiles(request, monkeypatch):
+    """Leaves LLVM's expensive passes out where hundreds of programs run a few times each.
+
+    XLA's own rewriting and fusing stay. Rooms of single roundings, which have to hold in the code
+    that users run, aren't among them.
+    """
+    if request.path.parent.name not in QUICK:
+        yield
+        return
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # in processes that a test starts
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)

@@ -23,9 +23,8 @@ def checkpoint(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    "to", ["e4m3fn", "fp16", "mxfp8_e4m3", "mxfp4", "mxfp6_e3m2", "nvfp4", "e2m1fn", "dlfloat16"]
-)
+# a dtype, blocks without one, scales of scales, codes in more bytes than one
+@pytest.mark.parametrize("to", ["e4m3fn", "mxfp6_e3m2", "nvfp4", "dlfloat16"])
 def test_tensors_and_scales_as_quantize_makes_them(checkpoint, to):
     before = checkpoint.read_bytes()
     result = invoke(checkpoint, "--to", to)

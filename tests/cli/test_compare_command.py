@@ -8,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from scalewise.cli import app
 
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
@@ -68,17 +71,24 @@ def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
         (("line.py", "--data", "short"), "line.batches: at least 8 bytes are needed, not 2"),
     ],
 )
-def test_bad_input_is_one_sentence_and_exit_code_2(folder, arguments, message):
+def test_bad_input_is_one_sentence_and_exit_code_2(folder, monkeypatch, arguments, message):
     (folder / "bare.py").write_text("x = 1\n")
     (folder / "broken.py").write_text("def f(:\n")
     (folder / "short").write_text("ab")
-    done = scalewise("compare", *arguments, cwd=folder)
-    assert done.returncode == 2
+    monkeypatch.chdir(folder)
+    done = CliRunner().invoke(app, ["compare", *arguments])
+    assert done.exit_code == 2
     assert done.stdout == ""
     assert done.stderr.startswith("scalewise: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (folder / "runs").exists()
+
+
+def test_the_process_itself_ends_so(folder):
+    done = scalewise("compare", "nothing.py", cwd=folder)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("scalewise: no program at 'nothing.py'")
 
 
 def test_control_c_leaves_a_readable_run(folder):
@@ -112,5 +122,5 @@ def test_control_c_leaves_a_readable_run(folder):
     assert (folder / "run" / "summary.json").exists()
 
 
-def test_help_tells_of_compare(tmp_path):
-    assert "compare" in scalewise("--help", cwd=tmp_path).stdout
+def test_help_tells_of_compare():
+    assert "compare" in CliRunner().invoke(app, ["--help"]).stdout

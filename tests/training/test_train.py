@@ -47,6 +47,26 @@ def batches(data, seed):
         yield random.normal(size=(4, WIDTH)).astype(np.float32)
 
 
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np, optax
+
+OPTIMIZER = optax.sgd(1e-2, momentum=0.9)
+
+def init(seed):
+    params = {"w": jax.random.normal(jax.random.key(seed), (8, 8))}
+    return {"params": params, "optimizer": OPTIMIZER.init(params)}
+
+def loss_of(params, batch):
+    return jnp.mean(jnp.square(jnp.tanh(batch @ params["w"]) - batch))
+
+def train_step(state, batch):
+    raise NotImplementedError
+
+def batches(data, seed):
+    random = np.random.default_rng(seed)
+    while True:
+        yield random.normal(size=(4, 8)).astype(np.float32)
+"""
 TINY = Program("tiny", init, train_step, batches, loss_of, OPTIMIZER)
 
 
@@ -98,7 +118,9 @@ def test_the_losses_are_those_of_the_step_by_hand(tmp_path):
 
 def test_a_kill_at_any_moment_costs_no_bit(tmp_path):
     """One kill here; `python -m proofs.resume` makes twenty."""
-    arguments = ["mlp", "--recipe", "autocast-fp16", "--steps", "16", "--every", "2"]
+    (tmp_path / "tiny.py").write_text(PROGRAM)
+    program = str(tmp_path / "tiny.py")
+    arguments = [program, "--recipe", "autocast-fp16", "--steps", "10", "--every", "2"]
     assert prove(arguments, kills=1, seed=1, folder=tmp_path)["kills"] == 1
 
 
