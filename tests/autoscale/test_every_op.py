@@ -91,6 +91,20 @@ def test_a_second_moment_doesnt_vanish_where_the_gradient_doesnt():
     assert (np.asarray(got) <= 1.01).all()  # never larger than the true step
 
 
+def test_adam_learns_from_gradients_that_span_2_to_the_17():
+    g = jnp.logspace(0, -5, 64)
+
+    def step(v, w):  # RMSProp after one step: each weight moves by the same
+        v = 0.9 * v + 0.1 * jnp.square(g)
+        return v, w - 0.01 * g / (jnp.sqrt(v) + 1e-12)
+
+    f, v, w = jax.jit(sw.autoscale(step, EACH)), jnp.zeros(64), jnp.zeros(64)
+    for _ in range(3):
+        v, w = f(v, w)
+    want = 0.01 * sum(1 / np.sqrt(1 - 0.9**n) for n in (1, 2, 3))
+    np.testing.assert_allclose(w, np.full(64, -want), rtol=0.03)
+
+
 @pytest.mark.parametrize("recipe", ["fp16_every_op", "scalify"])
 def test_what_was_divided_by_zero_and_not_taken_drags_nobody(recipe):
     def inverse(x, w):

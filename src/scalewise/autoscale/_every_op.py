@@ -53,6 +53,10 @@ class EveryOp(Interpretation):
     rounded once, as that format's own would be (float32 holds every sum, product, quotient and root
     of its numbers to more than twice its precision, so that rounding a second time changes
     nothing). Contractions and sums add up in float32, or as ``recipe.arithmetic`` says.
+
+    What stands outside of forward and backward pass, an optimizer, keeps the format's subnormals:
+    the squares in a second moment span twice the gradients' range, and an element whose square is
+    lost, or is given the smallest normal number instead, no longer learns as it should.
     """
 
     recipe: Recipe
@@ -77,9 +81,9 @@ class EveryOp(Interpretation):
 
     def lift(self, x: Any, aval: Any) -> InFlight:
         if has_exponent(x):
-            return self.rescaled(InFlight(x.data.astype(jnp.float32), x.scale))
+            return self.rescaled(InFlight(x.data.astype(jnp.float32), x.scale), gradual=True)
         plain = jnp.asarray(x.value() if is_stored(x) else x).astype(jnp.float32)
-        return self.rescaled(InFlight(plain))
+        return self.rescaled(InFlight(plain), gradual=True)
 
     def constant(self, x: np.ndarray, aval: Any) -> InFlight:
         if x.size == 1 and math.isfinite(float(x)):
@@ -153,23 +157,24 @@ class EveryOp(Interpretation):
         self, y: InFlight, equation: Equation, family: Family, common: Any, constant: bool
     ) -> InFlight:
         """A rule's float32 result: its scale as the recipe has it, rounded."""
+        gradual = equation.direction == "update"
         if common is not None:
             y = InFlight(y.data, common)
         if is_rescale(equation):
             return self.rescaled(y)
         if family in (Family.STRUCTURAL, Family.ORDERED):
-            return self.rounded(y, in_range=True)
+            return self.rounded(y, in_range=True, gradual=gradual)
         chosen = equation.name == "select_n" and not constant  # its scale is that of what it chose
         if y.uniform is not None or (equation.name in KEEPS and not chosen):
-            return self.rounded(y)
+            return self.rounded(y, gradual=gradual)
         # an epsilon, or a second moment by which somebody divides, is never lost
         nonzero = constant or family is Family.POWER
         # the constant's data lie between 1/2 and 1; but one divided by zeros has their exponent
         if family is Family.PRODUCT and constant and not _inverse(equation):
-            return self.rounded(y, nonzero=True)
+            return self.rounded(y, nonzero=True, gradual=gradual)
         if self.recipe.rescale is not None or family is Family.FALLBACK:
             costly = family in (Family.FALLBACK, Family.CONTRACTIVE)
-            return self.rescaled(y, barrier=costly, nonzero=nonzero)
+            return self.rescaled(y, barrier=costly, nonzero=nonzero, gradual=gradual)
         if equation.name in SUMS and family is Family.HOMOGENEOUS:
             terms = equation.in_avals[0].size // max(1, y.data.size)
             return self.rounded(_moved(y, round(math.log2(max(1, terms)) / 2)))
@@ -178,7 +183,7 @@ class EveryOp(Interpretation):
         if _inverse(equation) or family is Family.POWER:  # of zeros: infinities, or zeros again
             beyond = lax.abs(jnp.int32(y.exponent)) > -NOTHING // 4
             y = dataclasses.replace(y, exponent=jnp.where(beyond, NOTHING, y.exponent))
-        return self.rounded(y)
+        return self.rounded(y, gradual=gradual)
 
     def operand(
         self, value: InFlight, equation: Equation, contracted: tuple[int, ...], position: int
@@ -207,37 +212,53 @@ class EveryOp(Interpretation):
 
     # -- rounding --------------------------------------------------------------------------------
 
-    def rounded(self, x: InFlight, in_range: bool = False, nonzero: bool = False) -> InFlight:
+    def rounded(
+        self, x: InFlight, in_range: bool = False, nonzero: bool = False, gradual: bool = False
+    ) -> InFlight:
         """The value with its data rounded to the format, once; what is finite stays finite.
 
         By ``reduce_precision``, since XLA drops a convert there and back; it flushes the format's
-        subnormals, as much hardware does. With ``nonzero`` they become its smallest normal number.
+        subnormals, as much hardware does, unless they are asked for (``gradual``; BF16 has range
+        enough without). With ``nonzero`` what was flushed becomes the smallest number that isn't.
         """
-        data = x.data
+        data, gradual = x.data, gradual and self.fmt.exponent_bits < 8
         if data.dtype != self.dtype:
             if not in_range:
                 top = np.float32(float(self.fmt.max))
                 infinite = lax.abs(data) == np.float32(np.inf)
                 data = lax.select(infinite, data, lax.clamp(-top, data, top))
             if nonzero:
-                least = np.float32(float(self.fmt.smallest_normal))
+                least = self.fmt.smallest if gradual else self.fmt.smallest_normal
+                least = np.float32(float(least))
                 lost = (data != 0) & (lax.abs(data) < least)
                 data = jnp.where(lost, jnp.copysign(least, data), data)
-            data = lax.reduce_precision(data, self.fmt.exponent_bits, self.fmt.mantissa_bits)
+            data = _nearest(data, self.fmt, gradual)
             data = data.astype(self.dtype)
         return InFlight(data, x.exponent, x.side, x.uniform)
 
-    def rescaled(self, x: InFlight, barrier: bool = False, nonzero: bool = False) -> InFlight:
+    def rescaled(
+        self, x: InFlight, barrier: bool = False, nonzero: bool = False, gradual: bool = False
+    ) -> InFlight:
         """The value, its exponent found from the data, rounded once."""
         # scales that are only propagated rest on data of unit size
         measure = self.recipe.rescale or "l2"
         exponent, zero = magnitude_exponent(x.data, measure, self.fmt)
         data = x.data * power_of_two(-exponent)
         exponent = lax.select(zero, np.int32(NOTHING), exponent + x.exponent)
-        y = self.rounded(InFlight(data, exponent), measure == "max", nonzero)
+        y = self.rounded(InFlight(data, exponent), measure == "max", nonzero, gradual)
         if barrier:
             y = dataclasses.replace(y, data=_materialised(y.data, exponent))
         return y
+
+
+def _nearest(data: jax.Array, fmt: Format, subnormals: bool) -> jax.Array:
+    """float32 data rounded to the format, its subnormals flushed or kept."""
+    whole = lax.reduce_precision(data, fmt.exponent_bits, fmt.mantissa_bits)
+    if not subnormals:
+        return whole
+    unit = np.float32(float(fmt.smallest))
+    few = lax.round(data * (1 / unit), lax.RoundingMethod.TO_NEAREST_EVEN) * unit
+    return lax.select(lax.abs(data) < np.float32(float(fmt.smallest_normal)), few, whole)
 
 
 def _inverse(equation: Equation) -> bool:
@@ -257,9 +278,9 @@ def _materialised(data: jax.Array, exponent: jax.Array) -> jax.Array:
 def magnitude_exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
     """The exponent, -126 to 126, that float32 data is divided by to lie well in a format.
 
-    By the largest magnitude, that comes to 2^11 (there is room for a few sums above it, and for
-    2^-25 of it below); by the mean of the magnitudes or of their squares, that comes to 1. NaN and
-    infinities don't count. And whether all of it is zero.
+    By the largest magnitude, that comes to between 2^14 and 2^15, all that FP16 has room for; by
+    the mean of the magnitudes or of their squares, that comes to 1. NaN and infinities don't count.
+    And whether all of it is zero.
     """
     size = lax.abs(data)
     size = lax.select(size < np.float32(np.inf), size, lax.full_like(size, 0))
@@ -269,7 +290,7 @@ def magnitude_exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.
         return exponent_of(LeastSquares().scale(data, fmt, range(data.ndim))[0]), zero
     biased = lax.bitcast_convert_type(top, jnp.int32) >> 23
     if measure == "max":
-        return lax.clamp(LOWEST, biased - np.int32(127 + 11), HIGHEST), zero
+        return lax.clamp(LOWEST, biased - np.int32(127 + 14), HIGHEST), zero
     exponent = biased - 127
     part = size * power_of_two(-jnp.clip(exponent, -126, 126))
     mean = jnp.mean(part) if measure == "l1" else jnp.sqrt(jnp.mean(jnp.square(part)))
@@ -311,7 +332,7 @@ def _needed(uniform: float) -> int | None:
     if not uniform or not math.isfinite(uniform):
         return None
     exponent = math.frexp(uniform)[1]
-    return MASK - 15 if exponent > MASK else exponent - 11
+    return MASK - 15 if exponent > MASK else exponent - 14
 
 
 def _down_to(x: InFlight, common: Any) -> InFlight:
