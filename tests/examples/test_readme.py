@@ -44,11 +44,13 @@ def demo_table(summary: dict) -> list[str]:
     return rows
 
 
-def test_its_python_runs():
-    blocks = re.findall(r"^```python\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+@pytest.mark.parametrize("page", ["README.md", "docs/autoscale.md"])
+def test_its_python_runs(page):
+    text = (ROOT / page).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 3
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        exec(compile("\n".join(blocks), "README.md", "exec"), {})
+        exec(compile("\n".join(blocks), page, "exec"), {})
 
 
 def test_its_make_targets_exist():
