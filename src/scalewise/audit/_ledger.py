@@ -58,7 +58,13 @@ class Ledger:
         self._statistics = statistics
 
 
-_IDLE = Note(np.zeros(len(TALLY)), np.zeros((3, SAMPLE)), np.zeros((2, SAMPLE)), 0, np.int64(0))
+_IDLE = Note(
+    tally=np.zeros(len(TALLY)),
+    samples=np.zeros((3, SAMPLE)),
+    addends=np.zeros((2, SAMPLE)),
+    sign=np.int64(0),
+    count=np.int64(0),
+)
 
 
 @functools.partial(jax.jit, donate_argnums=0)

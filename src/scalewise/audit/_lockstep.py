@@ -20,7 +20,7 @@ from ._lanes import Rounded, Wide
 from ._ledger import Ledger, nothing, number
 from ._pair import Pair, shaped
 from ._rounding import as_row
-from ._statistics import SAMPLE, Note, take
+from ._statistics import SAMPLE, Note, Statistics, take
 from ._steps import ADDITIONS, Plan, anyhow, compiled, exactly, finish, lifted, plan
 
 EAGER = 2000  # results up to which a loop is walked turn by turn: nothing of it is compiled
@@ -41,6 +41,7 @@ class Lockstep(Interpretation):
         rows: the row of each equation met so far, by its path.
         seen: the equations, in the order of their rows.
         kept: compiled loops, by path.
+        plans: how each equation outside of loops is computed, and the compiled code, by path.
         constants: literals that the low lane has otherwise, by number; one that is its own
             replacement is kept as it is, not rounded.
         literals: scalars lifted so far.
@@ -51,6 +52,7 @@ class Lockstep(Interpretation):
     rows: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
     seen: list[Equation] = dataclasses.field(default_factory=list)
     kept: dict[tuple[int, ...], Callable] = dataclasses.field(default_factory=dict)
+    plans: dict[tuple[int, ...], tuple[Plan, Callable]] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
     literals: dict[tuple[float, str], Pair] = dataclasses.field(default_factory=dict)
 
@@ -150,49 +152,57 @@ class Lockstep(Interpretation):
         (x, *_), avals = inputs or [None], equation.in_avals
         if equation.name in RESHAPES and isinstance(x, Pair) and is_flat(x.low, avals[0].shape):
             return state, [x]
-        how = plan(self.low, equation, inputs)
-        row = self._row(equation) if how.noted else 0
-        if how.noted and isinstance(self.low, Rounded) and len(equation.out_avals) == 1:
-            return self._rounded(state, row, how, inputs)
-        size = math.prod(equation.out_avals[how.at].shape) if how.noted else 0
-        eager, fixed = isinstance(state, Ledger), (self.low, self.shadow)
-        count = number(size) if eager else size
-        if eager:
-            outs, found = compiled(anyhow, fixed, how)(state.format(row), list(inputs), count)
+        if not isinstance(state, Ledger):
+            how = plan(self.low, equation, inputs)
+            return self._traced(state, how, inputs)
+        if equation.path not in self.plans:
+            how = plan(self.low, equation, inputs)
+            fixed = (self.shadow,) if self._alone(how) else (self.low, self.shadow)
+            step = compiled(exactly if self._alone(how) else anyhow, fixed, how)
+            self.plans[equation.path] = how, step
+        how, step = self.plans[equation.path]
+        row, count = self._row(how, equation), number(how.size)
+        if not self._alone(how):
+            outs, found = step(state.format(row), list(inputs), count)
         else:
-            outs, found = anyhow(*fixed, how, state.formats[row], inputs, count)
-        return self._noted(state, row, how, count, *found) if found else state, outs
-
-    def _rounded(self, state: Any, row: int, how: Plan, inputs: Sequence[Any]):
-        """An equation of one result in a lane of one format."""
-        eager, size = isinstance(state, Ledger), math.prod(how.equation.out_avals[0].shape)
-        if eager:
-            count, fmt = number(size), state.format(row)
-            step = compiled(exactly, (self.shadow,), how)
             exact, shadow, marred, addends = step(list(inputs), count)
-            low, tally, samples, marred = _finish(exact, shadow, fmt, count, marred)
-        else:
-            count, fmt = jnp.asarray(size), state.formats[row]
-            exact, shadow, marred, addends = exactly(self.shadow, how, inputs, count)
-            low, tally, samples, marred = finish(exact, shadow, fmt, count, marred)
-        state = self._noted(state, row, how, count, tally, samples, addends)
-        return state, [Pair(low, shadow, marred)]
+            low, tally, samples, marred = _finish(exact, shadow, state.format(row), count, marred)
+            outs, found = [Pair(low, shadow, marred)], (tally, samples, addends)
+        if found:
+            tally, samples, addends = found
+            addends = nothing() if addends is None else addends
+            sign = number(ADDITIONS.get(equation.name, 0))
+            state.add(row, Note(tally, samples, addends, sign, count))
+        return state, outs
 
-    def _row(self, equation: Equation) -> int:
+    def _traced(self, state: Statistics, how: Plan, inputs: Sequence[Any]):
+        """The same in a loop that is compiled as a whole."""
+        row, count = self._row(how, how.equation), jnp.asarray(how.size)
+        if not self._alone(how):
+            outs, found = anyhow(self.low, self.shadow, how, state.formats[row], inputs, count)
+        else:
+            exact, shadow, marred, addends = exactly(self.shadow, how, inputs, count)
+            low, tally, samples, marred = finish(exact, shadow, state.formats[row], count, marred)
+            outs, found = [Pair(low, shadow, marred)], (tally, samples, addends)
+        if not found:
+            return state, outs
+        tally, samples, addends = found
+        addends = jnp.zeros((2, SAMPLE), jnp.float64) if addends is None else addends
+        sign = ADDITIONS.get(how.equation.name, 0)
+        return take(state, row, Note(tally, samples, addends, sign, count)), outs
+
+    def _alone(self, how: Plan) -> bool:
+        """Whether the rounding is a program of its own: one result, in a lane of one format."""
+        return how.noted and isinstance(self.low, Rounded) and len(how.equation.out_avals) == 1
+
+    def _row(self, how: Plan, equation: Equation) -> int:
+        """The equation's row, a new one if it is met for the first time; 0 if nothing is noted."""
+        if not how.noted:
+            return 0
         row = self.rows.setdefault(equation.path, len(self.rows))
         if row == len(self.seen):
             self.seen.append(equation)
         return row
-
-    def _noted(self, state: Any, row: int, how: Plan, count, tally, samples, addends):
-        sign = ADDITIONS.get(how.equation.name, 0)
-        if isinstance(state, Ledger):
-            addends = nothing() if addends is None else addends
-            state.add(row, Note(tally, samples, addends, number(sign), count))
-            return state
-        if addends is None:
-            addends = jnp.zeros((2, SAMPLE), jnp.float64)
-        return take(state, row, Note(tally, samples, addends, sign, jnp.asarray(count)))
 
 
 _finish = jax.jit(finish)

@@ -68,8 +68,9 @@ SINGLE = as_row(FP32)
 def round_by(x: jax.Array, row: jax.Array) -> jax.Array:
     """``x`` rounded once, to nearest, ties to even, to the format of ``row``.
 
-    The quantum is a power of two, so that dividing by it and multiplying again are exact; the same
-    bits as :func:`scalewise.round_to` from float64.
+    What is dropped of a normal number's bits decides by integers; a subnormal one is a whole number
+    of quanta, which are powers of two, so that dividing by them is exact. The same bits as
+    :func:`scalewise.round_to` from float64.
 
     Args:
         x: float64.
@@ -77,16 +78,23 @@ def round_by(x: jax.Array, row: jax.Array) -> jax.Array:
     """
     mantissa, lowest = row[0].astype(jnp.int64), row[1].astype(jnp.int64)
     largest, beyond, infinite, smallest = row[2], row[3], row[4], row[5]
-    size = jnp.abs(x)
-    field = (lax.bitcast_convert_type(size, jnp.int64) >> 52) - 1023
-    quantum = jnp.clip(jnp.maximum(field, lowest) - mantissa, -1022, 1022)
-    units = lax.round(size * power_of_two(-quantum), lax.RoundingMethod.TO_NEAREST_EVEN)
-    y = units * power_of_two(quantum)
+    bits = lax.bitcast_convert_type(x, jnp.int64)
+    magnitude = bits & np.int64(2**63 - 1)
+    size = lax.bitcast_convert_type(magnitude, jnp.float64)
+    drop = jnp.maximum(52 - mantissa, 1)
+    nearly_half = (np.int64(1) << (drop - 1)) - 1
+    kept = ((magnitude + (nearly_half + ((magnitude >> drop) & 1))) >> drop) << drop
+    quantum = jnp.clip(lowest - mantissa, -1022, 1022)
+    quanta = lax.round(size * power_of_two(-quantum), lax.RoundingMethod.TO_NEAREST_EVEN)
+    subnormal = size < power_of_two(jnp.clip(lowest, -1022, 1022))
+    y = jnp.where(
+        subnormal, quanta * power_of_two(quantum), lax.bitcast_convert_type(kept, jnp.float64)
+    )
     y = jnp.where(size < smallest, jnp.where(size > smallest / 2, smallest, 0.0), y)
     y = jnp.where(y > largest, jnp.where(size == jnp.inf, infinite, beyond), y)
+    sign = jnp.where((y != 0) | (row[6] != 0), bits ^ magnitude, 0)
+    y = lax.bitcast_convert_type(lax.bitcast_convert_type(y, jnp.int64) | sign, jnp.float64)
     y = jnp.where((row[7] == 0) & (x < 0), jnp.nan, y)
-    negative = jnp.signbit(x) & ((y != 0) | (row[6] != 0))
-    y = jnp.where(negative, -y, y)
     return jnp.where((mantissa >= 52) | jnp.isnan(x), x, y)
 
 

@@ -61,6 +61,7 @@ class Session:
         steps: how often the program runs, its first result in place of its first argument; each
             lane goes its own way.
         runs: how many were made.
+        first: the arguments as pairs, once they are needed.
     """
 
     program: Program
@@ -68,6 +69,7 @@ class Session:
     shadow: Wide
     steps: int = 1
     runs: int = 0
+    first: list[Any] | None = None
     lockstep: Lockstep = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -105,7 +107,9 @@ class Session:
             lockstep = dataclasses.replace(lockstep, constants=dict(constants), kept={})
         with jax.enable_x64(True):
             ledger = Ledger(self.formats() if formats is None else formats)
-        first = lifted(self.program, lockstep, self.program.arrays)
+        if self.first is None:
+            self.first = lifted(self.program, self.lockstep, self.program.arrays)
+        first = self.first
         values, n = first, self.carried
         for step in range(self.steps):
             inputs = first if step == 0 else [*values[:n], *first[n:]]

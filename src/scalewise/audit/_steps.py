@@ -45,6 +45,11 @@ class Plan:
     flat: bool = dataclasses.field(compare=False)
 
     @property
+    def size(self) -> int:
+        """How many numbers that float result has; 0 if there is none."""
+        return math.prod(self.equation.out_avals[self.at].shape) if self.at >= 0 else 0
+
+    @property
     def noted(self) -> bool:
         return self.equation.name not in EXACT and self.at >= 0
 
