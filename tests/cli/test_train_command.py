@@ -23,11 +23,23 @@ def call(*arguments):
 @pytest.mark.parametrize("model", ["cnn", "lstm", "mlp", "moe"])  # gpt: tests/examples
 def test_an_example_trains_in_mixed_precision(tmp_path, model):
     out = tmp_path / "run"
-    result = call(model, "--recipe", "p=f32,c=bf16,o=f32", "--steps", 2, "--out", out)
+    recipe = "p=f32,c=bf16,o=f32"
+    result = call(model, "--recipe", recipe, "--steps", 2, "--out", out)
     assert result.exit_code == 0, result.output
     assert f"{model}, p=f32,c=bf16,o=f32: 2 steps, loss " in result.output
     lines = (out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
+
+
+def test_a_monitored_run(tmp_path):
+    out = tmp_path / "run"
+    result = call("mlp", "--steps", 10, "--out", out, "--monitor", "fp16")
+    assert result.exit_code == 0, result.output
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [n for n, line in enumerate(lines, 1) if "weights/amax" in line] == [10]
+    assert 0 < lines[-1]["optimizer/flushed"] < 1  # second moments span twice the gradients' range
+    assert lines[-1]["weights/nonfinite"] == 0
+    assert call("mlp", "--out", tmp_path / "b", "--monitor", "fp17").exit_code == 2
 
 
 def test_what_cannot_be_used_is_one_sentence(tmp_path):

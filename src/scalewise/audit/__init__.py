@@ -8,6 +8,9 @@ from ._file import load_function as load_function
 from ._findings import Finding as Finding
 from ._literals import Literal as Literal
 from ._literals import literals as literals
+from ._monitor import Monitor as Monitor
+from ._monitor import Reading as Reading
+from ._monitor import readings as readings
 from ._report import Report as Report
 from ._rows import Row as Row
 from ._session import Error as Error

@@ -7,6 +7,8 @@ import typer
 
 from ._refusal import refusal
 
+STATE = {"weights": r"^\.params", "optimizer": r"^\.optimizer.*\.(mu|nu|trace|m|v)\b"}
+
 
 def train(
     program: Annotated[
@@ -33,11 +35,17 @@ def train(
     weights: Annotated[
         str | None, typer.Option(help="master, stochastic, compensated or plain.")
     ] = None,
+    monitor: Annotated[
+        str | None,
+        typer.Option(help="A format: note every 10 steps how weights and moments lie in it."),
+    ] = None,
 ) -> None:
     """Train a program under a recipe or policy; a run that was killed resumes to the same bits."""
     from scalewise import training  # JAX takes a second to import: not for --help
+    from scalewise.audit import Monitor
 
-    with refusal(training.InputError):
+    with refusal(training.InputError, ValueError):
+        watch = Monitor(monitor, groups=STATE).numbers if monitor else None
         try:
             ended = training.train(
                 program,
@@ -51,6 +59,7 @@ def train(
                 clip=clip,
                 accumulate=accumulate,
                 weights=weights,
+                watch=watch,
             )
         except (training.CheckpointError, training.TrainingError) as error:
             typer.echo(f"scalewise: {error}", err=True)

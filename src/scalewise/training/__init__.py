@@ -4,6 +4,7 @@ from ._compare import DEMO as DEMO
 from ._compare import METHODS as METHODS
 from ._compare import Comparison as Comparison
 from ._compare import Death as Death
+from ._compare import Folder as Folder
 from ._compare import InputError as InputError
 from ._compare import Method as Method
 from ._compare import Program as Program
@@ -33,6 +34,7 @@ from ._step import TrainState as TrainState
 from ._step import step as step
 from ._train import RECIPES as RECIPES
 from ._train import CheckpointError as CheckpointError
+from ._train import Log as Log
 from ._train import Trained as Trained
 from ._train import TrainingError as TrainingError
 from ._train import train as train

@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ._metrics import Log
 from ._progress import Progress
 from ._recipes import step_for
 
+Watch = Callable[[int, TrainState], Mapping[str, float | None]]
 PATIENCE = 100  # steps left out in a row before a run is given up
 
 
@@ -72,6 +73,7 @@ def train(
     every: int = 100,
     keep: int = 3,
     console: Console | None = None,
+    watch: Watch | None = None,
     **options: Any,
 ) -> Trained:
     """Trains a program under a recipe, with metrics and checkpoints.
@@ -92,6 +94,8 @@ def train(
         every: steps between two checkpoints. The last step always has one.
         keep: how many checkpoints stay.
         console: where progress is shown.
+        watch: called with step and state after each step; the numbers that it returns, by name,
+            join that step's line of metrics (see ``scalewise.audit.Monitor.numbers``).
         options: further arguments of :func:`step` (``clip``, ``accumulate``, ``weights``, ...).
 
     Returns:
@@ -126,7 +130,7 @@ def train(
         raise InputError(str(error)) from error
     checkpoints = Checkpoints(folder.path / "checkpoints", keep=keep)
     try:
-        run = _Run(program, recipe, train_step, state, folder, checkpoints, console, about)
+        run = _Run(program, recipe, train_step, state, folder, checkpoints, console, about, watch)
         run.restore()
         return run.train(text, seed, steps, every)
     finally:
@@ -146,10 +150,11 @@ class _Run:
         checkpoints: Checkpoints,
         console: Console,
         about: dict[str, Any],
+        watch: Watch | None,
     ):
         self.program, self.recipe, self.step, self.state = program, recipe, step, state
         self.folder, self.checkpoints, self.console = folder, checkpoints, console
-        self.about = about
+        self.about, self.watch = about, watch
         self.done, self.saved, self.out_in_a_row = 0, 0, 0
         self.losses: list[float] = []
         self.metrics: Metrics | None = None
@@ -210,6 +215,7 @@ class _Run:
             "scale": float(metrics.scale),
             "skipped": int(metrics.skipped),
             "ms": round(seconds * 1e3, 3),
+            **(self.watch(self.done, state) if self.watch else {}),
         }
 
     def _patience(self, batch: Any, row: dict[str, Any]) -> None:

@@ -1,0 +1,202 @@
+"""A light monitor of a real training: how its numbers lie in a format's range, every n steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..formats import Format
+from ..formats import format as format_
+from ..interpret import is_float
+from ..training import Folder, Log
+
+Groups = int | Mapping[str, str]
+BARE = re.compile(r"\['?(.*?)'?\]|\.(\w+)")  # a key of keystr: ['w'], [0] or .field
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Reading:
+    """How the numbers of some arrays lie in a format's range; float32 scalars.
+
+    Attributes:
+        amax: largest finite magnitude.
+        flushed: share of the nonzero numbers that the format would flush to zero.
+        saturated: share of all numbers at or beyond the format's largest, infinities included.
+        nonfinite: how many are infinite or NaN.
+    """
+
+    amax: Any
+    flushed: Any
+    saturated: Any
+    nonfinite: Any
+
+
+def readings(
+    tree: Any, fmt: Format | str | Any = "float16", groups: Groups = 1
+) -> dict[str, Reading]:
+    """A pytree's float arrays by groups, one pass over each; may stand inside a jitted step.
+
+    Args:
+        tree: any pytree: parameters, gradients, activations, an optimizer's state. Arrays that
+            aren't real floats are left out.
+        fmt: a format, or a name or dtype of one.
+        groups: how many keys of a path name a group (``1``: ``params``; ``2``: ``params/blocks``),
+            or regular expressions by the group's name: the first that matches an array's path (as
+            ``jax.tree_util.keystr`` has it) takes it.
+
+    Returns:
+        A :class:`Reading` for each group, in the order of the tree (or of ``groups``).
+
+    Raises:
+        ValueError: an unknown format, groups that name nothing in the tree.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> found = readings({"w": jnp.array([1e5, 2.0, 1e-9, 0.0]), "n": jnp.arange(3)})
+        >>> [(k, float(r.saturated), round(float(r.flushed), 3)) for k, r in found.items()]
+        [('w', 0.25, 0.333)]
+    """
+    fmt = format_(fmt)
+    named = {} if isinstance(groups, int) else groups
+    found: dict[str, list[jax.Array]] = {name: [] for name in named}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if hasattr(leaf, "dtype") and is_float(leaf):
+            name = _group(path, groups)
+            if name is not None:
+                found.setdefault(name, []).append(leaf)
+    empty = [f"group {name!r} ({named[name]!r})" for name, x in found.items() if not x]
+    if empty or not found:
+        what = empty[0] if empty else "tree"
+        raise ValueError(f"readings: the {what} holds no float array; accepted: one with some")
+    return {name: _read(arrays, fmt) for name, arrays in found.items()}
+
+
+def _group(path: Sequence[Any], groups: Groups) -> str | None:
+    if isinstance(groups, int):
+        text = jax.tree_util.keystr(tuple(path[: max(groups, 1)]))
+        return "/".join(a or b for a, b in BARE.findall(text)) or "all"
+    text = jax.tree_util.keystr(tuple(path))
+    return next((name for name, pattern in groups.items() if re.search(pattern, text)), None)
+
+
+def _read(arrays: Sequence[jax.Array], fmt: Format) -> Reading:
+    parts = [_pass(jnp.asarray(x), fmt) for x in arrays]
+    amax = functools.reduce(jnp.maximum, [p[0] for p in parts])
+    nonzero, flushed, saturated, nonfinite = (
+        functools.reduce(jnp.add, [p[i] for p in parts]) for i in range(1, 5)
+    )
+    size = sum(x.size for x in arrays)
+    return Reading(amax, flushed / jnp.maximum(nonzero, 1), saturated / max(size, 1), nonfinite)
+
+
+def _pass(x: jax.Array, fmt: Format) -> list[jax.Array]:
+    """Largest finite magnitude; numbers not zero, flushed, saturated, not finite: float32."""
+    size = jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+    finite = jnp.isfinite(size)
+    half = float(fmt.smallest) / 2  # itself a tie, to even: zero
+    counted = [size != 0, (size > 0) & (size <= half), ~(size < float(fmt.max)), ~finite]
+    rows = tuple(range(1, x.ndim)) or tuple(range(x.ndim))  # int32 holds what one row counts
+    amax, *counts = lax.reduce(
+        (jnp.where(finite, size, 0), *(c.astype(jnp.int32) for c in counted)),
+        (np.zeros((), size.dtype), *[np.int32(0)] * len(counted)),
+        lambda a, b: (jnp.maximum(a[0], b[0]), *(p + q for p, q in zip(a[1:], b[1:], strict=True))),
+        rows,
+    )
+    return [jnp.max(amax).astype(jnp.float32), *(jnp.sum(c.astype(jnp.float32)) for c in counts)]
+
+
+class Monitor:
+    """Readings every so many steps, as numbers, or written as a training goes on.
+
+    ``monitor(step, tree)`` in a training loop writes a line of ``metrics.jsonl``, and events for
+    TensorBoard if tensorboardX is there, when a step is due, and does nothing otherwise. It doesn't
+    wait for the device: what was read is written when the next reading is made, or at the end.
+
+    Args:
+        fmt: the format whose range counts.
+        every: steps between two readings.
+        groups: as for :func:`readings`.
+        out: the folder to write to; lines that are there stay. None: nothing is written.
+
+    Raises:
+        ValueError: an unknown format, ``every`` under 1.
+
+    Example:
+        >>> import jax.numpy as jnp, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with Monitor("fp16", every=2, out=folder) as monitor:
+        ...         for step in range(1, 6):
+        ...             monitor(step, {"params": jnp.ones(3) * 10.0**step})
+        ...     print(Path(folder, "metrics.jsonl").read_text())
+        {"step": 2, "params/amax": 100.0, ..., "params/nonfinite": 0.0}
+        {"step": 4, "params/amax": 10000.0, ..., "params/nonfinite": 0.0}
+    """
+
+    def __init__(
+        self,
+        fmt: Format | str | Any = "float16",
+        *,
+        every: int = 10,
+        groups: Groups = 1,
+        out: str | os.PathLike[str] | None = None,
+    ):
+        if every < 1:
+            raise ValueError(f"Monitor: every is {every}; accepted: 1 or more")
+        self.every = every
+        self._read: Callable = jax.jit(functools.partial(readings, fmt=format_(fmt), groups=groups))
+        self._out = None if out is None else Path(out)
+        self._log: Log | None = None
+        self._pending: tuple[int, dict[str, Reading]] | None = None
+
+    def __call__(self, step: int, tree: Any) -> None:
+        """Reads ``tree`` if ``step`` is due."""
+        if step % self.every == 0:
+            found = self._read(tree)
+            self._write()
+            self._pending = step, found
+
+    def numbers(self, step: int, tree: Any) -> dict[str, float | None]:
+        """The reading of a step that is due as plain numbers, by ``group/name``; {} of others."""
+        return _flat(self._read(tree)) if step % self.every == 0 else {}
+
+    def close(self) -> None:
+        """Writes what was read last."""
+        self._write()
+        if self._log is not None:
+            self._log.close()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _write(self) -> None:
+        if self._pending is None or self._out is None:
+            return
+        step, found = self._pending
+        if self._log is None:
+            self._log = Log(Folder(self._out), after=step - 1)
+        self._log.step({"step": step, **_flat(found)})
+        self._pending = None
+
+
+def _flat(found: Mapping[str, Reading]) -> dict[str, float | None]:
+    rows = {
+        f"{group}/{field.name}": float(getattr(reading, field.name))
+        for group, reading in found.items()
+        for field in dataclasses.fields(reading)
+    }
+    return {name: x if math.isfinite(x) else None for name, x in rows.items()}
