@@ -9,7 +9,7 @@ from pathlib import Path
 
 from scalewise.formats import format as format_
 from scalewise.ops import METHODS, Arithmetic, ulp_bound
-from scalewise.ops._auto import plan
+from scalewise.ops._auto import BLOCK, plan
 
 HERE = Path(__file__).parent
 COLOURS = {
@@ -51,7 +51,7 @@ CLAIMS = (
     (
         "a float32 scalar is enough",
         "yes, but where ε cancels the sum, and for BF16, whose range is float32's",
-        "words",
+        "digits",
     ),
 )
 
@@ -74,25 +74,34 @@ n = 65,536, and only `auto` is right as well at both ends of the range.
 
 ## `auto`
 
-Blocks of elements are scaled by one power of two each; squares are split into two numbers without
-loss; sums are held in K words, each catching what the one before has lost, and added pairwise; the
-sums of blocks carry an integer exponent each. Words and block length are the fewest and longest
-for which a bound on the error holds (`ulp_bound`):
+Blocks of 16 elements are scaled by one power of two each. A square is formed as two numbers, what
+it rounds to and what that loses, and both are cut into digits: integers so small that a format of p
+bits, which holds all integers up to 2^p, adds several of them without a rounding before a carry is
+due. What lies below the last digit is rounded away. So a block's sum is exact but for that, in any
+order; sums of blocks carry an integer exponent each, are moved to the largest one's, and are added
+in the same way, by blocks of blocks. As many bits are kept as this bound asks for (`ulp_bound`):
 
-    1/2 + (L (2^K - 1) u^K + K q (4 B^2 + 4 L')) / (2 u) + u/2 + 8 u^2   ulps of the result
+    1/2 + 4 B L 2^-K / (2 u) + 2^(p - 53)   ulps of the result
 
-with L = log2 n additions behind one another, L' of them between blocks, block length B, u = 2^-p
-and q the smallest number over the largest square. The first half ulp is the rounding of the result
-and can't be had for less: a result is a number of the format, and for some x the exact norm lies in
-the middle between two. What is above it could be had, for more words; they are chosen so that it is
-a quarter ulp or less for each of the two sources. Where the norm itself is subnormal it is rounded
-once more, to fewer bits; a tie there is decided by what the first rounding has lost. E3M4 and the
-6- and 4-bit formats haven't the exponents for two words of a sum: there the bound is above one ulp
-and said to be so, by `ulp_bound`.
+with block length B = 16, L = 1 + ceil(log16 n) levels, K bits kept below a block's largest square
+and u = 2^-p. The first half ulp is the rounding of the result and can't be had for less: a result is a
+number of the format, and for some x the exact norm lies in the middle between two. What is above it
+is 1/8 or less; more bits would bring it down further. The last term is float64's, in which the root
+is emulated: the machine sets a root's last bit right by the sign of what its square leaves, in the
+same digits. Where the norm itself is subnormal it is rounded once all the same.
+
+Formats of few exponents (E3M4, those of 6 and 4 bits) have no room for a square and its remainder
+beside each other. But their numbers span so few binades that every square is kept whole, in digits
+with an exponent each: there, too, the bound is 0.625 ulp or less.
 
 With ε near -Σx² only the difference is left: K is raised so that the sum's own error stays below
-u^2 / 2 of it where the format has room for so many words (E4M3 hasn't); that is half an ulp of the
-result if the difference is more than u/2 of the sum. The nearer ε comes, the fewer bits are left.
+u^2 / 4 of it; that is half an ulp of the result if the difference is more than u/2 of the sum. The
+nearer ε comes, the fewer bits are left.
+
+`tests/ops/test_machine.py` adds the digits one by one in NumPy, asserts that every number that
+occurs is one of the format, and gets the same sums to the bit. Here all digits are carried in one
+integer, which is why the emulation is about as fast as the direct norm's though a machine has ten
+times the operations to do (below): each of the direct norm's has to be rounded here.
 
 """
 
@@ -118,11 +127,24 @@ def read(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def additions(words: int) -> int:
-    """Operations of one sum of words: three for each sum with its error, and the last words'."""
-    if words == 1:
-        return 1
-    return 3 * (words * (words - 1) // 2 + 2 * words - 3) + words
+def operations(arithmetic: Arithmetic, n: int) -> tuple[int, float]:
+    """The digit's width that needs the fewest operations an element, and how many those are.
+
+    Scaling, square, remainder; for each digit of the square, and for each that lies low enough of
+    the remainder, five: scaled, rounded to an integer, scaled back, taken away, added (the last
+    one isn't taken away). A carry is five for each digit, due when a digit could pass 2^p; a
+    block's sum is moved and added with seven for each digit.
+    """
+    p, kept = arithmetic.fmt.precision, plan(arithmetic, n).kept
+    best = (0, math.inf)
+    for width in range(1, p + 1):
+        between = 2 ** (p - width + 1) - 1  # deposits, of two for each element
+        digits = -(-kept // width)
+        low = -(-max(kept - p, 0) // width)
+        each = 3 + sum(5 * d - 2 for d in (digits, low) if d)
+        each += 2 / between * 5 * digits + 7 * digits / BLOCK
+        best = min(best, (width, each), key=lambda pair: pair[1])
+    return best
 
 
 def torture(records: list[dict[str, str]]) -> list[str]:
@@ -167,18 +189,18 @@ def bounds(records: list[dict[str, str]]) -> list[str]:
             key = r["format"], int(r["n"])
             worst[key] = max(worst[key], float(r["worst"]))
     lines = [
-        "| format | n | words | block | bound, ulp | worst measured | operations an element |",
+        "| format | n | bits kept | bits a digit | bound, ulp | worst measured "
+        "| operations an element |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for (name, n), seen in worst.items():
         if n not in (16, 4096, 65536):
             continue
         fmt = format_(name)
-        p = plan(Arithmetic(fmt), n)
-        shared = 3 + additions(p.words) + (3 * p.words + 2) / p.block
+        width, each = operations(Arithmetic(fmt), n)
         lines.append(
-            f"| {name} | {n:,} | {p.words} | {p.block:,} | {ulp_bound(fmt, n):.3f} | {seen:.3f} "
-            f"| {shared:.1f} |"
+            f"| {name} | {n:,} | {plan(Arithmetic(fmt), n).kept} | {width} "
+            f"| {ulp_bound(fmt, n):.3f} | {seen:.3f} | {each:.0f} |"
         )
     return lines
 

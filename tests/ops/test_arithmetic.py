@@ -11,7 +11,6 @@ import pytest
 from scalewise.formats import Format
 from scalewise.formats import format as format_
 from scalewise.ops import Arithmetic, accumulate
-from scalewise.ops._words import add_words, two_square, two_sum
 
 FORMATS = ["e4m3", "e5m2", "fp16", "bf16", "dlfloat16", "tf32", "fp32"]
 
@@ -82,56 +81,6 @@ def test_the_root_is_the_exact_one_rounded(name, rounding):
             assert here**2 <= Fraction(x) < high**2
 
 
-def test_all_pairs_of_e4m3_and_what_their_sums_lose():
-    fmt = format_("e4m3")
-    arithmetic = Arithmetic(fmt)
-    values = fmt.values()
-    values = values[np.isfinite(values)]
-    a, b = (v.ravel() for v in np.meshgrid(values, values))
-    fits = np.abs(a + b) <= float(fmt.max)
-    a, b = a[fits], b[fits]
-    total, error = (
-        on(arithmetic, lambda x, y, i=i: two_sum(arithmetic, x, y)[i], a, b) for i in (0, 1)
-    )
-    np.testing.assert_array_equal(total, fmt.decode(fmt.encode(a + b)))
-    np.testing.assert_array_equal(total + error, a + b)
-    np.testing.assert_array_equal(error, fmt.decode(fmt.encode(error)))
-
-
-def test_what_a_square_loses():
-    fmt = format_("fp16")
-    arithmetic = Arithmetic(fmt)
-    a = numbers(fmt, 4000)
-    a = a[(np.abs(a) < 255) & (np.abs(a) > 2.0**-1)]
-    square, error = (on(arithmetic, lambda x, i=i: two_square(arithmetic, x)[i], a) for i in (0, 1))
-    np.testing.assert_array_equal(square + error, a * a)
-
-
-@pytest.mark.parametrize(
-    ("words", "name"), [(2, "bf16"), (3, "e4m3"), (4, "e5m2"), (2, "dlfloat16")]
-)
-def test_sums_of_words_err_by_no_more_than_their_bound(words, name):
-    fmt = format_(name)
-    arithmetic = Arithmetic(fmt)
-    u = arithmetic.unit
-    rng = np.random.default_rng(0)
-
-    def split(x):  # exactly what K words of the format hold of a number
-        out = []
-        for _ in range(words):
-            out.append(fmt.decode(fmt.encode(x)))
-            x = x - out[-1]
-        return out
-
-    a, b = (split(2.0 ** rng.uniform(0, 4, 3000)) for _ in range(2))
-    got = on(arithmetic, lambda *w: jnp.stack(add_words(arithmetic, w[:words], w[words:])), *a, *b)
-    exactly = sum(a) + sum(b)
-    error = np.abs(got.sum(axis=0) - exactly) / exactly
-    assert error.max() <= (2**words - 1) * u**words * (1 + 2 * u)
-    powers = u ** np.arange(words)[:, None]  # what the bound takes the words to be at the most
-    assert (np.abs(got) <= powers * exactly * (1 + 2 * u)).all()
-
-
 def sequential(terms):
     total = np.float16(0)
     for t in terms:
@@ -161,7 +110,7 @@ def blocked(terms):
 
 
 @pytest.mark.parametrize("reference", [sequential, blocked, pairwise, compensated])
-@pytest.mark.parametrize("n", [5, 1000])
+@pytest.mark.parametrize("n", [5, 130])
 def test_orders_of_summation_bit_for_bit_as_numpys_halves(reference, n):
     terms = np.random.default_rng(n).random(n).astype(np.float16)
     arithmetic = Arithmetic(format_("fp16"))

@@ -104,24 +104,16 @@ class Arithmetic:
     def add(self, a: jax.Array, b: jax.Array) -> jax.Array:
         return self.round(a + b)
 
-    def add_in_range(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """:meth:`add` of finite numbers whose sum is known not to overflow, in few operations.
-
-        A sum of two numbers is a multiple of the smallest subnormal, so below the normal numbers it
-        is exact (Hauser, 1996) and only the significand has to be cut to p bits.
-        """
-        fmt = self.fmt
-        if not fmt.subnormals or fmt.mantissa_bits == 0 or self.rounding != "nearest_even":
-            return self.add(a, b)
+    def significand(self, a: jax.Array) -> jax.Array:
+        """:meth:`round` of finite numbers in the format's normal range, in few operations."""
         uint = np.uint64 if self.wide else np.uint32
-        drop = (52 if self.wide else 23) - fmt.mantissa_bits
+        drop = (52 if self.wide else 23) - self.fmt.mantissa_bits
         if drop == 0:
-            return a + b
-        bits = lax.bitcast_convert_type(a + b, uint)
-        odd = (bits >> uint(drop)) & uint(1)
-        kept = ~uint((1 << drop) - 1)
-        bits = (bits + (uint((1 << (drop - 1)) - 1) + odd)) & kept
-        return lax.bitcast_convert_type(bits, self.carrier)
+            return a
+        bits = lax.bitcast_convert_type(a, uint)
+        if self.rounding == "nearest_even":
+            bits = bits + (uint((1 << (drop - 1)) - 1) + ((bits >> uint(drop)) & uint(1)))
+        return lax.bitcast_convert_type(bits & ~uint((1 << drop) - 1), self.carrier)
 
     def sub(self, a: jax.Array, b: jax.Array) -> jax.Array:
         return self.round(a - b)

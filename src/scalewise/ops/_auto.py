@@ -1,98 +1,112 @@
-"""The norm by sums of several words with exponents of their own: our best.
+"""The norm by sums in fixed point, digit by digit, with integer exponents beside them: our best.
 
-A block of elements is scaled by one power of two, squared without loss and added pairwise in words;
-the sums of blocks carry an integer exponent each from there on. So nothing overflows, nothing that
-counts is flushed, and nothing is swamped, whatever the range and the width of the format.
+The squares of a block are brought to one power of two and cut into digits: integers so small that a
+format of p bits adds a block of them without a rounding (all integers up to 2^p are its numbers, or
+are so times a power of two). So a block's sum errs only by what lies below its last digit, nothing
+overflows, nothing is swamped, and no order of summation makes a difference. Which is why all digits
+of a number can be carried in one integer here: what the machine would add, digit by digit and carry
+by carry, is exactly that integer. Sums of blocks are aligned and added in the same way.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ..formats import Format
+from ..rounding import round_bits
 from ._arithmetic import Arithmetic
 from ._sums import pad
-from ._tree import reduce_pairwise
-from ._words import add_error, add_words, normalise, two_square, two_sum
 
 NO_EXPONENT = -(1 << 20)  # of a sum that is zero: less than any other
+BLOCK = 16  # numbers behind one scale
+WIDEST = 62  # bits of a sum that an int64 carries beside its sign
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How many words and how long a block, so that a sum of squares is as good as is asked.
+    """How finely squares are cut, so that a sum of them is as good as is asked.
 
     Attributes:
-        words: in which the sum is held.
-        block: elements behind one scale, a power of two.
-        top: squares and their sums are kept below 2^(2 top).
-        error: a bound on the relative error of the sum of squares.
+        kept: bits below the power of two over a block's largest number (its square): even.
+        whole: whether that holds every square of the format whole, and nothing is cut off.
+        error: a bound on the relative error of the sum.
     """
 
-    words: int
-    block: int
-    top: int
+    kept: int
+    whole: bool
     error: float
+
+    @property
+    def integer(self) -> Any:
+        """What carries a sum."""
+        return np.int32 if self.kept + BLOCK.bit_length() <= 31 else np.int64
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaled:
-    """A sum of words times 2^exponent, elementwise; the exponent is an integer, not a float."""
+    """``total * 2^exponent``, elementwise: integers both, however large the exponent."""
 
-    words: Any  # Words
+    total: Any
     exponent: Any  # int32
 
 
 @dataclasses.dataclass(frozen=True)
 class Root:
-    """``(significand + rest) * 2^exponent``: rest is what the significand's rounding has lost.
+    """``exact * 2^exponent``; significand is exact rounded to the format.
 
     The significand is zero, NaN (of a negative sum), or near the middle of the format's exponents.
     """
 
     significand: Any
     exponent: Any  # int32
-    rest: Any
+    exact: Any  # float64
 
-    def value(self, arithmetic: Arithmetic) -> jax.Array:
-        """The number of the format. A tie among subnormals is decided by what was lost."""
-        y = arithmetic.shift(self.significand, self.exponent)
-        # exact in the carrier; on the machine both are moved back up to where they came from
-        missing = arithmetic.shift_exactly(self.significand, self.exponent) - y
-        step = arithmetic.const(float(arithmetic.fmt.smallest))
-        tie = (jnp.abs(missing) == step / 2) & (jnp.sign(missing) == jnp.sign(self.rest))
-        return jnp.where(tie, y + jnp.sign(missing) * step, y)
+    def value(self, fmt: Format) -> jax.Array:
+        """The number of the format, in float64: rounded once, also where it is subnormal."""
+        with jax.enable_x64(True):
+            field = jnp.clip(self.exponent, -1000, 1000).astype(np.int64) + 1023
+            power = lax.bitcast_convert_type(field << 52, np.float64)
+            return round_bits(self.exact * power, fmt)
 
 
-jax.tree_util.register_dataclass(Scaled, ["words", "exponent"], [])
+jax.tree_util.register_dataclass(Scaled, ["total", "exponent"], [])
 
 
 def plan(arithmetic: Arithmetic, n: int, cancels: bool = False) -> Plan:
-    """The fewest words and the longest blocks with which a sum of n squares is good enough.
+    """The fewest bits with which a sum of n squares errs by u/4 or less, and its root by u/8.
 
-    That is u/4 for either source of error, so that the root errs by a quarter ulp or less. If
-    the sum may be cancelled by a negative epsilon, u^2/4. A format that is too narrow for it gets
-    the best there is: as many words as its exponents have room for.
+    If the sum may be cancelled by a negative epsilon: by u^2/4. With q the last digit's unit and B
+    numbers in a block, squares are cut twice (what their rounding keeps, and what it loses) by q/2
+    each, and the sum is 1/4 or more: 4 B q. Sums of blocks are cut by q and are 1/2 or more: 2 B q
+    at each further level; epsilon is one more.
     """
-    fmt, u = arithmetic.fmt, arithmetic.unit
-    top = _top(fmt)
-    quantum = float(fmt.smallest) / 2.0 ** (2 * top)  # of what lies below 2^(2 top)
-    levels = max(n - 1, 0).bit_length()
+    fmt, u = arithmetic.fmt, 2.0**-arithmetic.fmt.precision
+    levels = max(1, math.ceil(math.log2(max(n, 1)) / math.log2(BLOCK))) + 1
     target = u**2 / 4 if cancels else u / 4
-    room = max(1, int(-np.log2(quantum)) // fmt.precision)
-    words = next((k for k in range(2, room) if levels * add_error(arithmetic, k) <= target), room)
-    block = 1
-    while block < n and 4 * (2 * block) ** 2 * words * quantum <= target / 4:
-        block *= 2
-    own = max(levels - block.bit_length() + 2, 1)  # additions that align exponents
-    error = levels * add_error(arithmetic, words) + words * quantum * (4 * block**2 + 4 * own)
-    return Plan(words, block, top, error)
+    each = 4 * BLOCK * (1 if arithmetic.rounding == "nearest_even" else 2)  # cut by q then
+    kept = _even(math.ceil(math.log2(levels * each / target)))
+    # squares are formed below 2^(2 top): q, and the squares that count, have to be its numbers
+    top = _top(fmt)
+    least = max(float(fmt.smallest), 2 * float(fmt.smallest_normal) ** 2)
+    room = int(2 * top - math.log2(least)) // 2 * 2
+    widest = WIDEST - BLOCK.bit_length() + 1
+    every = _even(2 * math.ceil(math.log2(float(fmt.max / fmt.smallest)) + 1))
+    if kept > room and every <= widest:  # digits that have exponents of their own
+        kept = max(kept, every)
+        return Plan(kept, True, (levels - 1) * each * 2.0**-kept)
+    kept = min(kept, room, widest)
+    return Plan(kept, False, levels * each * 2.0**-kept)
+
+
+def _even(k: int) -> int:
+    return k + k % 2
 
 
 def _top(fmt: Format) -> int:
@@ -104,13 +118,13 @@ def _top(fmt: Format) -> int:
 def ulp_bound(fmt: Format, n: int) -> float:
     """A bound on the error of ``auto``'s norm of n numbers, in ulps of the result.
 
-    Half an ulp is the least that any result in the format can promise. To it come: half the
-    relative error of the sum of squares, over an ulp, which is at least u; what the correction of
-    the root leaves, u of half an ulp and third-order terms.
+    Half an ulp is the least that any result in the format can promise. To it comes half the
+    relative error of the sum of squares, over an ulp, which is at least u; and what float64 adds,
+    in which the root is emulated.
     """
-    arithmetic = Arithmetic(fmt)
-    u = arithmetic.unit
-    return 0.5 + plan(arithmetic, n).error / 2 / u + u / 2 + 8 * u**2
+    arithmetic = Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")
+    p = fmt.precision
+    return 0.5 + plan(arithmetic, n).error / 2 * 2.0**p + 2.0 ** (p - 53)
 
 
 def auto_norm(
@@ -127,98 +141,162 @@ def auto_norm(
     p = plan(arithmetic, a.shape[-1], not nonnegative)
     total = sum_of_squares(arithmetic, a, p)
     if eps is not None:
-        total = add_scaled(arithmetic, total, scaled(arithmetic, eps, p), p=p)
-    return root_of(arithmetic, total, p)
+        total = add(total, scaled(arithmetic, eps, p), p)
+    return root_of(arithmetic, total)
 
 
 def sum_of_squares(arithmetic: Arithmetic, a: jax.Array, p: Plan) -> Scaled:
-    """The sum of the squares along the last axis."""
-    return _sum(arithmetic, a, p, squared=True)
+    """The sum of the squares along the last axis, of magnitudes."""
+    with jax.enable_x64(True):
+        blocks, largest = _blocks(arithmetic, a)
+        units = _squares(arithmetic, blocks, largest[..., None, :], p)
+        return _sum_of_sums(_sum(units, 2 * largest - p.kept, p), p)
 
 
 def sum_of(arithmetic: Arithmetic, a: jax.Array, p: Plan) -> Scaled:
     """The sum along the last axis, of any signs: the error is of the sum of magnitudes."""
-    return _sum(arithmetic, a, p, squared=False)
+    with jax.enable_x64(True):
+        blocks, largest = _blocks(arithmetic, a)
+        up = arithmetic.power(p.kept - largest)[..., None, :]
+        units = _cut(arithmetic, blocks * up)
+        return _sum_of_sums(_sum(units, largest - p.kept, p), p)
 
 
-def _sum(arithmetic: Arithmetic, a: jax.Array, p: Plan, squared: bool) -> Scaled:
-    n = a.shape[-1]
-    if n == 0:
-        return scaled(arithmetic, jnp.zeros(a.shape[:-1], a.dtype), p)
-    blocks = pad(a, -n % p.block).reshape(*a.shape[:-1], -1, p.block)
-    below = p.top - p.block.bit_length() // 2  # ceil(log2(block) / 2): room for so many squares
-    below = below if squared else 2 * below
-    largest = arithmetic.exponent(jnp.max(jnp.abs(blocks), axis=-1))
-    up = below - 1 - largest
-    x = arithmetic.shift(blocks, up[..., None])
-    words = two_square(arithmetic, x)[: p.words] if squared else (x,)
-    words += (jnp.zeros_like(x),) * (p.words - len(words))
-    zeros = (0.0,) * p.words
-    front = tuple(jnp.moveaxis(w, -1, 0) for w in words)
-    words = reduce_pairwise(lambda x, y: add_words(arithmetic, x, y), front, zeros)
-    total = _renormalised(arithmetic, Scaled(words, -2 * up if squared else -up), p)
-    front = jax.tree.map(lambda t: jnp.moveaxis(t, -1, 0), total)
-    return reduce_pairwise(partial(add_scaled, arithmetic, p=p), front, Scaled(zeros, NO_EXPONENT))
+def _blocks(arithmetic: Arithmetic, a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(..., BLOCK, m), and (..., m) the exponents of powers of two above all of each block."""
+    m = -(-max(a.shape[-1], 1) // BLOCK)
+    a = pad(a, BLOCK * m - a.shape[-1]).reshape(*a.shape[:-1], BLOCK, m)
+    return a, arithmetic.exponent(jnp.max(jnp.abs(a), axis=-2)) + 1
+
+
+def _squares(arithmetic: Arithmetic, a: jax.Array, largest: jax.Array, p: Plan) -> jax.Array:
+    """The squares of numbers below 2^largest in units of the last digit, whole, as floats.
+
+    The square and what its rounding has lost are cut into digits each for itself. They are formed
+    at the top of the format's range, so what is flushed there is below half a unit.
+    """
+    fmt = arithmetic.fmt
+    if p.whole:
+        x = a * arithmetic.power(p.kept // 2 - largest)
+        return x * x
+    top = _top(fmt)
+    if 2.0 ** (2 * top - p.kept) >= 2 * float(fmt.smallest_normal):  # none that counts is subnormal
+        x = a * arithmetic.power(p.kept // 2 - largest)
+        exact = x * x
+        square = arithmetic.significand(exact)
+        return _cut(arithmetic, square) + _cut(arithmetic, exact - square)
+    x = a * arithmetic.power(top - largest)
+    exact = x * x
+    square = arithmetic.round(exact)
+    lost = arithmetic.round(exact - square)
+    unit = arithmetic.const(2.0 ** (p.kept - 2 * top))
+    return _cut(arithmetic, square * unit) + _cut(arithmetic, lost * unit)
+
+
+def _cut(arithmetic: Arithmetic, x: jax.Array) -> jax.Array:
+    """A whole number of units: what lies below the last digit is rounded away."""
+    if arithmetic.rounding == "toward_zero":
+        return jnp.floor(x)
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
+def _sum(units: jax.Array, exponent: jax.Array, p: Plan) -> Scaled:
+    """The sums over the last axis but one, exact in any order."""
+    return Scaled(jnp.sum(units.astype(p.integer), axis=-2, dtype=p.integer), exponent)
+
+
+def _sum_of_sums(s: Scaled, p: Plan) -> Scaled:
+    """The sum over the last axis, by blocks of blocks."""
+    while (m := s.total.shape[-1]) > 1:
+        block = min(BLOCK, 1 << (m - 1).bit_length())
+        fill = -m % block
+
+        def shaped(x: jax.Array, block: int = block, fill: int = fill) -> jax.Array:
+            return pad(x, fill).reshape(*x.shape[:-1], block, -1)
+
+        s = _aligned_sum(Scaled(shaped(s.total), shaped(s.exponent)), p)
+    return Scaled(s.total[..., 0], s.exponent[..., 0])
+
+
+def _aligned_sum(s: Scaled, p: Plan) -> Scaled:
+    """The sums over the last axis but one: all moved to the largest one's exponent, then added.
+
+    Digits that fall off at the end are cut, not rounded: that takes no carry.
+    """
+    size = jnp.where(s.total == 0, NO_EXPONENT, s.exponent + _length(s.total))
+    top = jnp.max(size, axis=-2)
+    up = jnp.where(s.total == 0, 0, s.exponent + p.kept - top[..., None, :])
+    bits = np.iinfo(p.integer).bits - 1
+    left = s.total << jnp.clip(up, 0, bits).astype(p.integer)
+    right = s.total >> jnp.clip(-up, 0, bits).astype(p.integer)
+    total = jnp.sum(jnp.where(up >= 0, left, right), axis=-2, dtype=p.integer)
+    return Scaled(total, top - p.kept)
+
+
+def _length(total: jax.Array) -> jax.Array:
+    """Bits of integers' magnitudes, as int32."""
+    bits = np.iinfo(total.dtype).bits
+    return bits - lax.clz(jnp.abs(total)).astype(np.int32)
+
+
+def add(a: Scaled, b: Scaled, p: Plan) -> Scaled:
+    """The sum of two."""
+    with jax.enable_x64(True):
+        pair = jax.tree.map(lambda x, y: jnp.stack([x, y])[..., None], a, b)
+        s = _aligned_sum(jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), pair), p)
+        return Scaled(s.total[..., 0], s.exponent[..., 0])
 
 
 def scaled(arithmetic: Arithmetic, x: jax.Array, p: Plan) -> Scaled:
-    """A number of the format, of either sign, as the leading one of several words."""
-    words = (x, *(jnp.zeros_like(x) for _ in range(p.words - 1)))
-    return _renormalised(arithmetic, Scaled(words, jnp.zeros(x.shape, np.int32)), p)
+    """A number of the format, of either sign."""
+    with jax.enable_x64(True):
+        size = arithmetic.exponent(x) + 1
+        units = x * arithmetic.power(p.kept - size)
+        return Scaled(units.astype(p.integer), size - p.kept)
 
 
-def constant(arithmetic: Arithmetic, x: float, exponent: jax.Array, p: Plan) -> Scaled:
-    """``x * 2^exponent`` for a positive constant x, which is split into words beforehand."""
-    m, e = np.frexp(x)
-    rest, words = float(m) * 4.0**p.top, []
-    for _ in range(p.words):
-        word = float(arithmetic.fmt.decode(arithmetic.fmt.encode(rest)))
-        words.append(jnp.full(exponent.shape, arithmetic.const(word)))
-        rest -= word
-    return _renormalised(arithmetic, Scaled(tuple(words), exponent + int(e) - 2 * p.top), p)
+def constant(x: float, exponent: jax.Array, p: Plan) -> Scaled:
+    """``x * 2^exponent`` for a positive constant x, cut to digits beforehand."""
+    with jax.enable_x64(True):
+        m, e = math.frexp(x)
+        total = jnp.full(exponent.shape, round(math.ldexp(m, p.kept)), p.integer)
+        return Scaled(total, exponent + (e - p.kept))
 
 
-def add_scaled(arithmetic: Arithmetic, a: Scaled, b: Scaled, *, p: Plan) -> Scaled:
-    """The sum; the smaller one's words are moved down to the exponent of the larger."""
-    exponent = jnp.maximum(a.exponent, b.exponent) + 1
-    x, y = (tuple(arithmetic.shift(w, s.exponent - exponent) for w in s.words) for s in (a, b))
-    words = add_words(arithmetic, x, y)
-    return _renormalised(arithmetic, Scaled(words, exponent), p)
+def rounded(arithmetic: Arithmetic, s: Scaled) -> tuple[jax.Array, jax.Array]:
+    """A sum as one number of the format near the middle of its exponents, and 2's exponent."""
+    with jax.enable_x64(True):
+        x, exponent = _middle(arithmetic.fmt, s.total.astype(np.float64), s.exponent)
+        x = round_bits(x, arithmetic.fmt, rounding=arithmetic.rounding)
+        return x.astype(arithmetic.carrier), exponent
 
 
-def _renormalised(arithmetic: Arithmetic, s: Scaled, p: Plan) -> Scaled:
-    """Its leading word in the binade below 2^(2 top)."""
-    lead = s.words[0]
-    up = 2 * p.top - 1 - arithmetic.exponent(lead)
-    zero = lead == 0
-    words = tuple(arithmetic.shift(w, up) for w in s.words)
-    exponent = jnp.where(zero, NO_EXPONENT, s.exponent - up)
-    return Scaled(words, exponent)
+def root_of(arithmetic: Arithmetic, s: Scaled) -> Root:
+    """The square root of all the digits, rounded once.
+
+    The machine takes the root of the leading ones and sets the last bit right by the sign of what
+    its square leaves, in the same digits. Here float64 does: it holds up to 53 bits of the sum, and
+    a root whose square has fewer isn't nearer to a middle of the format's numbers than 2^-53.
+    """
+    fmt = arithmetic.fmt
+    with jax.enable_x64(True):
+        odd = s.exponent % 2
+        total = s.total.astype(np.float64)
+        root = jnp.sqrt(jnp.maximum(jnp.where(odd == 0, total, 2 * total), 0))
+        root, k = _middle(fmt, root, (s.exponent - odd) // 2)
+        root = jnp.where(s.total < 0, np.float64(np.nan), root)
+        k = jnp.where(s.total > 0, k, 0)
+        return Root(round_bits(root, fmt).astype(arithmetic.carrier), k, root)
 
 
-def root_of(arithmetic: Arithmetic, s: Scaled, p: Plan) -> Root:
-    """The square root: rounded, then corrected twice by what its square leaves."""
-    s = _renormalised(arithmetic, Scaled(normalise(arithmetic, s.words), s.exponent), p)
-    odd = s.exponent % 2
-    words = [arithmetic.shift(w, -odd) for w in s.words]
-    k = (s.exponent + odd) // 2
-    lead = words[0]
-    safe = jnp.where(lead > 0, lead, arithmetic.const(4.0**p.top / 4))
-    root = arithmetic.sqrt(safe)
-    # what a correctly rounded root or quotient leaves is a number of the format
-    rest = safe - root * root
-    later = jnp.zeros_like(rest)
-    for word in words[1:]:
-        rest, lost = two_sum(arithmetic, rest, word)
-        later = arithmetic.add(later, lost)
-    twice = 2 * root
-    first = arithmetic.div(rest, twice)
-    left = arithmetic.add(rest - first * twice, later)
-    square = arithmetic.mul(first, first)
-    if not arithmetic.fmt.signed:
-        square = jnp.minimum(square, left)
-    second = arithmetic.div(arithmetic.sub(left, square), twice)
-    root, lost = two_sum(arithmetic, root, first)
-    root, rest = two_sum(Arithmetic(arithmetic.fmt), root, arithmetic.add(lost, second))
-    root = jnp.where(lead > 0, root, jnp.where(lead == 0, arithmetic.const(0), np.nan))
-    return Root(root, jnp.where(lead > 0, k, 0), rest)
+def middle(fmt: Format) -> int:
+    """The exponent in the middle of the format's."""
+    return (fmt.min_exponent + fmt.max_exponent) // 2
+
+
+def _middle(fmt: Format, x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same product with a float64 in the middle of the format's exponents; zero stays."""
+    field = (lax.bitcast_convert_type(x, np.int64) >> 52) & 0x7FF
+    down = jnp.where(x == 0, 0, field.astype(np.int32) - 1023 - middle(fmt))
+    power = lax.bitcast_convert_type((1023 - down).astype(np.int64) << 52, np.float64)
+    return x * power, exponent + down

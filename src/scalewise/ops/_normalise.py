@@ -14,7 +14,7 @@ import numpy as np
 from ..formats import Format
 from ..formats import format as format_
 from ._arithmetic import Arithmetic
-from ._auto import add_scaled, constant, plan, root_of, sum_of, sum_of_squares
+from ._auto import add, constant, middle, plan, root_of, rounded, sum_of, sum_of_squares
 from ._norms import arithmetic_of
 
 
@@ -178,14 +178,15 @@ def _with_inverse(how: Normalisation, x: jax.Array) -> tuple[jax.Array, jax.Arra
                 d = A.sub(d, _mean(A, d)[..., None])
         total = sum_of_squares(A, jnp.abs(d), p)
         if how.eps > 0:
-            total = add_scaled(A, total, constant(A, n * how.eps, 2 * moved, p), p=p)
+            total = add(total, constant(n * how.eps, 2 * moved, p), p)
         whole = n.bit_length() - 1
         total = dataclasses.replace(total, exponent=total.exponent - whole)
-        parts = root_of(A, total, p)
+        parts = root_of(A, total)
         root, k = parts.significand, parts.exponent
         zero = root == 0
-        root = A.shift(jnp.where(zero, A.const(2.0**p.top), root), -p.top)  # in [1/2, 1]
-        k = k + p.top
+        up = middle(A.fmt) + 1
+        root = A.shift(jnp.where(zero, A.const(2.0**up), root), -up)  # in [1/2, 1]
+        k = k + up
         rest = n / 2**whole
         if rest != 1:
             factor = A.fmt.decode(A.fmt.encode(math.sqrt(rest)))
@@ -204,10 +205,9 @@ def _mean(arithmetic: Arithmetic, d: jax.Array) -> jax.Array:
     """The mean along the last axis, rounded; of numbers below half the largest."""
     n = d.shape[-1]
     p = plan(arithmetic, n)
-    total = sum_of(arithmetic, d, p)
+    lead, exponent = rounded(arithmetic, sum_of(arithmetic, d, p))
     whole = n.bit_length() - 1
-    lead = total.words[0]
     if n != 2**whole:
         count = arithmetic.fmt.decode(arithmetic.fmt.encode(n / 2**whole))
         lead = arithmetic.div(lead, arithmetic.const(float(count)))
-    return jnp.where(lead == 0, lead, arithmetic.shift(lead, total.exponent - whole))
+    return jnp.where(lead == 0, lead, arithmetic.shift(lead, exponent - whole))
