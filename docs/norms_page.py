@@ -84,11 +84,11 @@ in the same way, by blocks of blocks. As many bits are kept as this bound asks f
     1/2 + 4 B L 2^-K / (2 u) + 2^(p - 53)   ulps of the result
 
 with block length B = 16, L = 1 + ceil(log16 n) levels, K bits kept below a block's largest square
-and u = 2^-p. The first half ulp is the rounding of the result and can't be had for less: a result is a
-number of the format, and for some x the exact norm lies in the middle between two. What is above it
-is 1/8 or less; more bits would bring it down further. The last term is float64's, in which the root
-is emulated: the machine sets a root's last bit right by the sign of what its square leaves, in the
-same digits. Where the norm itself is subnormal it is rounded once all the same.
+and u = 2^-p. The first half ulp is the rounding of the result and can't be had for less: a result
+is a number of the format, and for some x the exact norm lies in the middle between two. What is
+above it is 1/8 or less; more bits would bring it down further. The last term is float64's, in which
+the root is emulated: the machine sets a root's last bit right by the sign of what its square
+leaves, in the same digits. Where the norm itself is subnormal it is rounded once all the same.
 
 Formats of few exponents (E3M4, those of 6 and 4 bits) have no room for a square and its remainder
 beside each other. But their numbers span so few binades that every square is kept whole, in digits
