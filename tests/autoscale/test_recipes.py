@@ -165,3 +165,22 @@ def test_a_mesh_of_devices_with_narrow_collectives():
         env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_few_features_have_no_fp8():
+    def f(x, k):
+        return jax.lax.conv_general_dilated(
+            x, k, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    def formats(channels, recipe):
+        x, k = jnp.ones((2, 4, 4, channels)), jnp.ones((3, 3, channels, 8))
+        text = str(jax.make_jaxpr(sw.autoscale(f, recipe))(x, k))
+        return {name for name in ("f8_e4m3fn", "f16") if name in text}
+
+    assert formats(3, "fp8") == {"f16"}
+    assert formats(4, "fp8") == {"f8_e4m3fn"}
+    assert formats(3, dataclasses.replace(sw.recipes.fp8, features=1)) == {"f8_e4m3fn"}
+    assert formats(
+        3, dataclasses.replace(sw.recipes.fp8, keep={"conv_general_dilated": E4M3FN})
+    ) == {"f8_e4m3fn"}

@@ -20,7 +20,7 @@ from ._narrow import AtRest, at_rest, has_exponent, is_stored, put
 from ._predict import of_argument, predict
 from ._products import carried, multiplied
 from ._recipe import Recipe
-from ._rules import RULES, Family
+from ._rules import RULES, Family, features
 from ._value import InFlight, at_exponent, common_exponent, normalised, per_slice, settle
 
 # Families whose results leave the range that their operands have.
@@ -150,6 +150,8 @@ class Boundaries(Interpretation):
             exponent; the rounding's scale, a power of two in the compute dtype (None: 1).
         """
         fmt = self.recipe.backward if value.side == "backward" else self.recipe.forward
+        if fmt and self.recipe.storage and features(equation) < self.recipe.features:
+            fmt = self.recipe.storage
         fmt = self.exceptions.find(equation, fmt)
         if fmt is None:
             return value.data, value.exponent, None

@@ -78,6 +78,9 @@ class Recipe:
             a scale that is predicted from shapes alone, without a look at the data.
         per: ``"tensor"``: one scale for an operand; ``"channel"``: one for each index of the axes
             that aren't contracted.
+        features: a contraction of fewer features (an image's one or three channels, a convolution
+            that makes one, each channel on its own) has operands in ``storage``: no hardware
+            multiplies so few in FP8, and what enters or leaves a network there has no other way.
         keep: exceptions, ``{name: format}``: equations of that primitive, or in that scope (a
             ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another),
             have operands and residuals in that format, FP32 for none. The first that matches wins.
@@ -104,6 +107,7 @@ class Recipe:
     store: Literal["boundaries", "every_op"] = "boundaries"
     scaling: Scaling = CURRENT
     per: Literal["tensor", "channel"] = "tensor"
+    features: int = 4
     keep: Mapping[str, Format] | tuple[tuple[str, Format], ...] = ()
     rescale: Literal["max", "l1", "l2", "least_squares"] | None = None
     arithmetic: Literal["float32", "storage", "auto"] = "float32"

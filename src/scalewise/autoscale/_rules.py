@@ -274,6 +274,14 @@ def contracted_axes(equation: Equation) -> Sequence[tuple[int, ...]]:
     return (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)  # of a convolution, the features
 
 
+def features(equation: Equation) -> int:
+    """How many features a contraction sums over, or a convolution makes of them: the fewer."""
+    shape, numbers = equation.in_avals[1].shape, equation.params["dimension_numbers"]
+    if equation.name == "dot_general":
+        return math.prod(shape[a] for a in numbers[0][1])
+    return min(shape[a] for a in numbers.rhs_spec[:2])
+
+
 def _settled_stack(x: InFlight) -> InFlight:
     return dataclasses.replace(x, data=settle(x), exponent=0) if per_slice(x) else x
 

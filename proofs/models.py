@@ -1,0 +1,56 @@
+"""The models of the proofs: the examples, with text to train on and some held out."""
+
+import functools
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from scalewise.training import Program, corpus, load_program
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+MODELS = (
+    "mlp", "cnn", "resnet", "lstm", "gpt", "moe", "unet", "graph", "logistic", "wave",
+)  # fmt: skip
+TRAINED_ON = 2_000_000  # bytes; those that follow are held out
+HELD_OUT_SEED, HELD_OUT_BATCHES = 1_000_003, 8
+
+
+@functools.cache
+def text() -> bytes:
+    return corpus(limit=TRAINED_ON + 100_000)
+
+
+def model(name: str) -> Program:
+    """An example by its name."""
+    return load_program(EXAMPLES / f"{name}.py")
+
+
+def batches(program: Program, seed: int) -> Iterable[Any]:
+    """What the model trains on."""
+    return program.batches(text()[:TRAINED_ON], seed)
+
+
+def held_out(program: Program) -> list[Any]:
+    """What it doesn't train on: its own ``held_out``, or text that follows; none for some."""
+    own = getattr(module_of(program), "held_out", None)
+    if own is not None:
+        return [own()]
+    if not hasattr(module_of(program).CONFIG, "vocabulary"):
+        return []
+    stream = iter(program.batches(text()[TRAINED_ON:], HELD_OUT_SEED))
+    return [next(stream) for _ in range(HELD_OUT_BATCHES)]
+
+
+def evaluation(program: Program) -> Callable[[Any, Any], Any]:
+    """What a trained state loses on a batch: its own ``evaluate``, or its loss."""
+
+    def loss(state, batch):
+        assert program.loss_of is not None
+        return program.loss_of(state["params"], batch)
+
+    return getattr(module_of(program), "evaluate", loss)
+
+
+def module_of(program: Program) -> Any:
+    return sys.modules[program.train_step.__module__]
