@@ -82,7 +82,8 @@ def batches(data: bytes, seed: int) -> Iterator[np.ndarray]:
     del data
     from sklearn.datasets import load_digits
 
-    image = load_digits().images[CONFIG.digit] / 16
+    pixels, _ = load_digits(return_X_y=True)
+    image = np.reshape(pixels[CONFIG.digit], (8, 8)) / 16
     true = np.kron(image, np.ones((CONFIG.size // 8,) * 2)).astype(np.float32)
     clean = np.asarray(jax.jit(records)(true))
     random = np.random.default_rng(seed)
