@@ -181,6 +181,29 @@ def test_several_steps():
         sw.audit(lambda w: jnp.sum(w), "fp16", steps=2)(jnp.ones(3))
 
 
+def test_a_batch_of_its_own_for_each_step():
+    def step(w, batch):
+        return w + batch["x"] * 1e-3, jnp.sum(w)
+
+    made = [{"x": jnp.full(4, 10.0**n)} for n in range(6)]  # 1e5 at the sixth: beyond FP16
+    w = jnp.ones(4)
+    report = sw.audit(step, "fp16", trials=0, steps=5, batches=iter(made))(w)
+    want = w
+    for batch in made[:5]:
+        want = sw.emulate(lambda w, b: step(w, b)[0], "fp16")(want, batch)
+    plain = 1.0 + 1e-3 * sum(10.0**n for n in range(5))
+    assert report.error.broken == 0
+    assert report.outputs[0][1].relative == pytest.approx(abs(float(want[0]) / plain - 1), rel=1e-2)
+    report = sw.audit(step, "fp16", trials=0, steps=6, batches=lambda n: made[n])(w)
+    assert report.error.broken == 4  # the sum is of the step before
+    for batches, message in (
+        (made[:2], "steps=3, but batches has 2"),
+        ([made[0], {"x": jnp.ones(5)}, made[2]], "batch 1 isn't like batch 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sw.audit(step, "fp16", steps=3, batches=batches)(w)
+
+
 def test_nothing_to_find():
     report = sw.audit(lambda x: x * 2.0, "fp16")(jnp.ones(4))
     assert report.findings == ()

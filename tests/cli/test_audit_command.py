@@ -31,6 +31,15 @@ def fails():
 
 def count(x):
     return x > 0
+
+def step(w, batch):
+    return w + batch
+
+def start():
+    return (jnp.ones(4),)
+
+def batch(n):
+    return jnp.full(4, 3e4 * n)
 """
 
 
@@ -66,6 +75,13 @@ def test_a_users_function_is_audited_and_written(folder):
 def test_arguments_from_annotations_or_by_name(folder):
     assert run("audit", "net.py:typed", "--trials", "0").exit_code == 0
     assert run("audit", "net.py:norm", "--args", "named", "--trials", "0").exit_code == 0
+
+
+def test_several_steps_with_their_batches(folder):
+    command = ("audit", "net.py:step", "--args", "start", "--trials", "0", "--batches")
+    assert run(*command, "batch", "--steps", "2").exit_code == 0
+    assert run(*command, "batch", "--steps", "3").exit_code == 1  # 90,000
+    assert "defines no function 'gone'" in run(*command, "gone").output
 
 
 @pytest.mark.parametrize(

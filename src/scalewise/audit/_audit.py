@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -37,6 +38,7 @@ def audit(
     saturate: bool | str = False,
     trials: int = 24,
     steps: int = 1,
+    batches: Iterable[Any] | Callable[[int], Any] | None = None,
 ) -> Callable:
     """A function of ``f``'s arguments that returns a :class:`Report` instead of ``f``'s results.
 
@@ -55,9 +57,12 @@ def audit(
         steps: how often ``f`` is called, its first result put in place of its first argument (a
             training step's state); each lane goes on from its own. ``Finding.iteration`` is then
             the step, from 0.
+        batches: what ``f`` gets as its second argument at each step, all of the same shapes: an
+            iterable, or a function of the step's number. None: what it is called with, each time.
 
     Returns:
-        A function; call it with arrays, not under ``jit``.
+        A function; call it with arrays, not under ``jit``, and with ``batches`` without the second
+        argument.
 
     Raises:
         TypeError: ``f`` isn't callable, or returns what isn't an array; a tracer as an argument.
@@ -77,15 +82,41 @@ def audit(
     lane = lane_of(low, saturate)
 
     def audited(*args: Any, **kwargs: Any) -> Report:
+        fed = _fed(batches, steps)
+        args = (*args[:1], fed[0], *args[1:]) if fed else args
         program = trace(f, lane, args, kwargs, name="audit")
         _check(program, f)
-        session = Session(program, lane, Wide(_shadow(shadow, program)), steps)
+        wide = Wide(_shadow(shadow, program))
+        session = Session(program, lane, wide, steps, _arrays_of(fed))
         _check_steps(session, f)
         outcome = session.run()
         _check_shadow(outcome, f)
         return _report(f, args, kwargs, session, outcome, trials)
 
     return audited
+
+
+def _fed(batches: Any, steps: int) -> list[Any]:
+    """The batch of each step; none if it is the argument's."""
+    if batches is None:
+        return []
+    if callable(batches):
+        return [batches(step) for step in range(steps)]
+    found = list(itertools.islice(batches, steps))
+    if len(found) < steps:
+        raise ValueError(f"audit: steps={steps}, but batches has {len(found)}")
+    return found
+
+
+def _arrays_of(fed: Sequence[Any]) -> list[list[Any]]:
+    """The arrays of each batch, which have to be alike."""
+    found = [jax.tree.leaves(batch) for batch in fed]
+    types = [[(np.shape(x), jnp.result_type(x)) for x in leaves] for leaves in found]
+    for step, batch in enumerate(fed):
+        if jax.tree.structure(batch) != jax.tree.structure(fed[0]) or types[step] != types[0]:
+            raise ValueError(f"audit: batch {step} isn't like batch 0: other shapes or dtypes")
+    arrays = jax.Array | np.ndarray | np.generic
+    return [[x for x in leaves if isinstance(x, arrays)] for leaves in found]
 
 
 def lane_of(low: Any, saturate: bool | str = False) -> Interpretation:

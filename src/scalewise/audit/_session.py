@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,6 +60,8 @@ class Session:
         low, shadow: interpretations.
         steps: how often the program runs, its first result in place of its first argument; each
             lane goes its own way.
+        batches: of each step, the arrays that take the place of the second argument's; () if they
+            stay the same.
         runs: how many were made.
         first: the arguments as pairs, once they are needed.
     """
@@ -68,6 +70,7 @@ class Session:
     low: Any
     shadow: Wide
     steps: int = 1
+    batches: Sequence[Sequence[Any]] = ()
     runs: int = 0
     first: list[Any] | None = None
     lockstep: Lockstep = dataclasses.field(init=False)
@@ -79,6 +82,21 @@ class Session:
     def carried(self) -> int:
         """How many arrays the first argument has."""
         return sum(path.startswith("[0]") for path in self.program.arguments)
+
+    def _inputs(self, step: int, state: list[Any], lockstep: Lockstep) -> list[Any]:
+        """The arguments of a step, as pairs."""
+        if self.first is None:
+            self.first = lifted(self.program, self.lockstep, self.program.arrays)
+        n = len(state)
+        if step and self.batches:
+            avals, batch = self.program.in_avals[n:], self.batches[step]
+            with lockstep.context():
+                pairs = [
+                    lockstep.lift(x, a) if is_float(a) else x
+                    for x, a in zip(batch, avals, strict=False)
+                ]
+            return [*state, *pairs, *self.first[n + len(batch) :]]
+        return [*state, *self.first[n:]]
 
     @property
     def adjustable(self) -> bool:
@@ -107,12 +125,10 @@ class Session:
             lockstep = dataclasses.replace(lockstep, constants=dict(constants), kept={})
         with jax.enable_x64(True):
             ledger = Ledger(self.formats() if formats is None else formats)
-        if self.first is None:
-            self.first = lifted(self.program, self.lockstep, self.program.arrays)
-        first = self.first
-        values, n = first, self.carried
+        values: list[Any] = []
         for step in range(self.steps):
-            inputs = first if step == 0 else [*values[:n], *first[n:]]
+            state = values[: self.carried] if step else []
+            inputs = self._inputs(step, state, lockstep)
             values = run(self.program, lockstep, ledger, values=inputs)[1]
         with jax.enable_x64(True):
             statistics = ledger.settle()

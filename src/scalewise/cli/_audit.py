@@ -17,6 +17,11 @@ def audit(
     ] = None,
     shadow: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
     trials: Annotated[int, typer.Option(help="Runs that may be spent on trying fixes.")] = 24,
+    steps: Annotated[int, typer.Option(help="Calls, the first result as first argument.")] = 1,
+    batches: Annotated[
+        str | None,
+        typer.Option(help="A function of that file: step number to the second argument."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of random arguments.")] = 0,
     out: Annotated[
         list[Path] | None,
@@ -31,10 +36,16 @@ def audit(
     from scalewise import audit as room  # JAX takes a second to import: not for --help
     from scalewise.audit import arguments, load_function
 
+    def fed(module):
+        if batches is not None and not callable(getattr(module, batches, None)):
+            raise ValueError(f"{target.rpartition(':')[0]} defines no function {batches!r}")
+        return batches and getattr(module, batches)
+
     with refusal(ValueError, TypeError):
         function, module = load_function(target)
         positional, named = arguments(function, module, args, seed)
-        report = room(function, fmt, shadow=shadow, trials=trials)(*positional, **named)
+        options = {"shadow": shadow, "trials": trials, "steps": steps, "batches": fed(module)}
+        report = room(function, fmt, **options)(*positional, **named)
         report.show(everything=everything)
         for path in out or ():
             typer.echo(f"wrote {report.save(path)}")
