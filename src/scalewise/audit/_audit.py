@@ -14,17 +14,16 @@ import numpy as np
 from jax.core import Tracer
 
 from ..autocast import Autocast, Policy, policy
-from ..autoscale import Boundaries, Recipe
+from ..autoscale import Boundaries, EveryOp, Recipe, interpretation
 from ..emulate import Emulation
 from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
-from ._findings import finding, groups
-from ._fixes import Search
 from ._lanes import Rounded, Wide
 from ._literals import literals
 from ._report import SEMANTICS, Report
 from ._rounding import as_row
+from ._search import Search
 from ._session import Outcome, Session
 
 UNSEEN = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
@@ -50,7 +49,8 @@ def audit(
         f: any function of pytrees made of JAX primitives: a loss, a gradient, a training step.
         low: a format, or a name or dtype of one; a policy of :func:`scalewise.autocast` (also
             ``"p=f32,c=bf16,o=f32"``); a recipe of :func:`scalewise.autoscale`; or an
-            interpretation. Fixes are tried where it is a format.
+            interpretation. Changes are tried for all but the last: where it is a format, without
+            compiling anything anew; exceptions to a policy or recipe compile the program again.
         shadow: ``"float32"`` or ``"float64"``; None for float32, or float64 if ``f`` has any.
         saturate: as for :func:`scalewise.round_to`.
         trials: how many runs may be spent on trying changes; 0 for none.
@@ -126,7 +126,7 @@ def lane_of(low: Any, saturate: bool | str = False) -> Interpretation:
     if isinstance(low, Policy):
         return Autocast(low)
     if isinstance(low, Recipe):
-        return Boundaries(low)
+        return interpretation(low)
     if isinstance(low, Emulation):
         low, saturate = low.fmt, low.saturate
     if isinstance(low, Interpretation):
@@ -195,20 +195,15 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     fmt = session.low.fmt if session.adjustable else _nominal(session.low)
     saturate = getattr(session.low, "saturate", False)
     known = literals(f, fmt, saturate=saturate)(*args, **kwargs) if session.adjustable else ()
-    if session.adjustable:
-        search = Search(session, fmt, known, trials)
-        fixed = search.run(outcome)
-        found, idle = search.found, search.idle
-    else:
-        found, fixed = [], outcome.error
-        idle = [finding(g, fmt, saturate) for g in groups(outcome.rows)[:12]]
+    search = Search(session, fmt, known, trials, saturate)
+    fixed = search.run(outcome)
     return Report(
         function=getattr(f, "__name__", repr(f)),
         low=_name(session.low),
         shadow=str(session.shadow.dtype),
         semantics=SEMANTICS,
-        findings=tuple(found),
-        idle=tuple(idle),
+        findings=tuple(search.found),
+        idle=tuple(search.idle),
         literals=known,
         arguments=_arguments(session.program, fmt) if session.adjustable else (),
         benign=_benign(outcome, known),
@@ -243,6 +238,8 @@ def _nominal(low: Interpretation) -> Format:
     """The format whose range a report draws for a lane of several."""
     if isinstance(low, Autocast):
         return format_(low.policy.compute)
+    if isinstance(low, EveryOp):
+        return low.fmt
     if isinstance(low, Boundaries):
         fmt = low.recipe.forward or FP32
         return fmt if isinstance(fmt, Format) else fmt.element
@@ -255,7 +252,7 @@ def _name(low: Interpretation) -> str:
             return low.fmt.name + ("" if low.saturate is False else ", saturating")
         case Autocast():
             return f"autocast {low.policy}"
-        case Boundaries():
+        case Boundaries() | EveryOp():
             return "autoscale recipe"
     return type(low).__name__
 

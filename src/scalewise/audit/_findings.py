@@ -37,6 +37,7 @@ class Finding:
         broken_before, broken_after: numbers of the outputs that aren't finite.
         rows: of the equations concerned.
         tried: whether changes were tried for it.
+        order: at which place its fix was applied, from 1; 0 without one.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class Finding:
     broken_after: int = 0
     rows: tuple[int, ...] = ()
     tried: bool = False
+    order: int = 0
 
     @property
     def where(self) -> str:

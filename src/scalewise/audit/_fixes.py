@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..formats import Format
-from ._findings import Finding, Group, finding, groups
+from ..formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
+from ._findings import Finding, Group
+from ._lanes import Rounded
 from ._literals import Literal
-from ._rounding import SINGLE, scaled
+from ._rounding import DOUBLE, SINGLE, as_row, scaled
 from ._rows import Row
-from ._session import Error, Outcome, Session
+from ._session import Outcome, Session
 
-ENOUGH = 0.5  # a fix that halves the error is taken before wider ones are tried
-GAIN = 0.95  # and one that leaves more than this of it is none
-IDLE = 12  # findings listed where nothing is tried
-LEFT = 6  # and where nothing that was tried helped
-EVENTS = ("nan", "overflow", "saturation", "underflow", "swamping")
+RANGE = ("nan", "overflow", "saturation", "underflow")
+WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # as many bits, more range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +28,16 @@ class Setting:
     formats: np.ndarray
     constants: tuple[tuple[float, float], ...] = ()
 
-    def wide(self, rows: Sequence[int]) -> Setting:
+    def run(self, session: Session) -> Outcome:
+        return session.run(self.formats, dict(self.constants))
+
+    def into(self, rows: Sequence[int], row: np.ndarray) -> Setting:
         formats = self.formats.copy()
-        formats[list(rows)] = SINGLE
+        formats[list(rows)] = row
         return dataclasses.replace(self, formats=formats)
+
+    def wide(self, rows: Sequence[int]) -> Setting:
+        return self.into(rows, SINGLE)
 
     def shifted(self, rows: Sequence[int], power: int) -> Setting:
         formats = self.formats.copy()
@@ -46,10 +51,10 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Fix:
-    """A change, in words and as a setting."""
+    """A change, in words and as a setting: of formats, or a lane of another policy or recipe."""
 
     words: str
-    setting: Setting
+    setting: Any
 
 
 def constant_fixes(literal: Literal, now: Setting, fmt: Format) -> Iterator[Fix]:
@@ -85,19 +90,33 @@ def constant_finding(literal: Literal) -> Finding:
     )
 
 
-def fixes(group: Group, kind: str, rows: Sequence[Row], now: Setting, fmt: Format) -> Iterator[Fix]:
-    """Changes worth trying for a finding, the smallest first."""
-    here = group.first
+def fixes(
+    group: Group,
+    kind: str,
+    rows: Sequence[Row],
+    now: Setting,
+    low: Rounded,
+    norms: Sequence[tuple[int, ...]],
+) -> Iterator[Fix]:
+    """Changes worth trying for a finding, the smallest first.
+
+    Args:
+        group: what it is about.
+        kind: of the finding.
+        rows: all of the program's.
+        now: what the changes are made to.
+        low: the lane.
+        norms: the rows of norms that are written out.
+    """
+    here, fmt = group.first, low.fmt
     if kind == "underflow" and here.direction == "backward":
         backward = [r for r in rows if r.direction == "backward"]
         power = power_below(backward, fmt)
         if power > 0:
             shift = now.shifted([r.index for r in backward], power)
             yield Fix(f"loss scale 2^{power}", shift)
-    if kind in ("overflow", "saturation", "underflow") and here.file is not None:
-        power = power_below(group.rows, fmt)
-        if power:
-            yield Fix(f"scale its result by 2^{power}", now.shifted(group.indices, power))
+    if kind in RANGE:
+        yield from _of_range(group, now, low, norms)
     wide: set[tuple[int, ...]] = set()
     for words, found in (
         (f"float32 for this {here.primitive}", list(group.rows)),
@@ -109,6 +128,26 @@ def fixes(group: Group, kind: str, rows: Sequence[Row], now: Setting, fmt: Forma
         if indices not in wide and (here.file is not None or len(found) == len(group.rows)):
             wide.add(indices)
             yield Fix(words, now.wide(indices))
+    if kind in RANGE and fmt in WIDER:
+        other = as_row(WIDER[fmt], low.saturate)
+        yield Fix(f"{WIDER[fmt].name} throughout", now.into([r.index for r in rows], other))
+
+
+def _of_range(group: Group, now: Setting, low: Rounded, norms) -> Iterator[Fix]:
+    """A norm that takes care of its range, a scale, a format of more range."""
+    here = group.first
+    written = [rows for rows in norms if set(rows) & set(group.indices)]
+    if written:
+        # within 0.05 ulp of an exact sum, rounded once at the root
+        inner = [row for rows in written for row in rows[:-1]]
+        yield Fix("ops.l2_norm in place of the root of a sum of squares", now.into(inner, DOUBLE))
+    power = power_below(group.rows, low.fmt)
+    if power and here.file is not None:
+        yield Fix(f"scale its result by 2^{power}", now.shifted(group.indices, power))
+    if low.fmt in WIDER:
+        other = as_row(WIDER[low.fmt], low.saturate)
+        words = f"{WIDER[low.fmt].name} for this {here.primitive}"
+        yield Fix(words, now.into(group.indices, other))
 
 
 def _like(row: Row, rows: Sequence[Row], *names: str) -> list[Row]:
@@ -119,116 +158,3 @@ def power_below(rows: Sequence[Row], fmt: Format) -> int:
     """The power of two that leaves the largest number of these rows one binade of headroom."""
     top = max((max(r["amax"], r["shadow_max"]) for r in rows), default=0.0)
     return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0
-
-
-@dataclasses.dataclass
-class Search:
-    """Findings whose fixes change the outputs, each fix on top of those before; then the others.
-
-    Attributes:
-        session: what is run.
-        literals: that change in the format.
-        trials: how many runs may still be made.
-        found: findings with a fix that helped, in order; then, if much of the error is left, what
-            no change mended, or none was tried for.
-        idle: findings with evidence but without a fix that helped.
-        now, outcome: the fixes found so far, and what a run with them gives.
-    """
-
-    session: Session
-    fmt: Format
-    literals: Sequence[Literal]
-    trials: int
-    found: list[Finding] = dataclasses.field(default_factory=list)
-    idle: list[Finding] = dataclasses.field(default_factory=list)
-    now: Setting = dataclasses.field(init=False)
-    outcome: Outcome = dataclasses.field(init=False)
-
-    def run(self, start: Outcome) -> Error:
-        """Looks until no change helps or trials are used up; the error with all fixes applied."""
-        self.now, self.outcome = Setting(self.session.formats()), start
-        if self.trials <= 0:
-            self.idle += [self._finding(g) for g in groups(start.rows)[:IDLE]]
-            return start.error
-        floor = self._try(self.now.wide(range(len(self.now.formats)))).error
-        for literal in [x for x in self.literals if not x.masks]:
-            options = constant_fixes(literal, self.now, self.fmt)
-            self._attempt(constant_finding(literal), options)
-        tried: set[tuple[int, ...]] = set()
-        while self.trials > 0 and not _near(self.outcome.error, floor):
-            fresh = [g for g in groups(self.outcome.rows) if g.indices not in tried]
-            if not fresh:
-                break
-            what = self._finding(fresh[0])
-            tried.add(fresh[0].indices)
-            options = fixes(fresh[0], what.kind, self.outcome.rows, self.now, self.fmt)
-            if self._attempt(what, options):
-                tried.clear()
-        if not _near(self.outcome.error, floor):
-            self._unmended()
-        return self.outcome.error
-
-    def _unmended(self) -> None:
-        """What is left of the error has a cause too: findings without a fix."""
-        for group in groups(self.outcome.rows)[:LEFT]:
-            what = self._finding(group)
-            if what.kind in EVENTS:
-                error = self.outcome.error
-                tried = any(x.rows == what.rows for x in self.idle)
-                what = dataclasses.replace(
-                    what, error_before=float(error), broken_before=error.broken, tried=tried
-                )
-                self.found.append(what)
-                self.idle = [x for x in self.idle if x.rows != what.rows]
-
-    def _finding(self, group: Group) -> Finding:
-        return finding(group, self.fmt, self.session.low.saturate)
-
-    def _try(self, setting: Setting) -> Outcome:
-        self.trials -= 1
-        return self.session.run(setting.formats, dict(setting.constants))
-
-    def _attempt(self, what: Finding, options: Iterator[Fix]) -> bool:
-        """Whether a change helps: the first that helps enough, else the one that helps most."""
-        before = self.outcome.error
-        best: tuple[Fix, Outcome] | None = None
-        for fix in options:
-            if self.trials <= 0:
-                break
-            after = self._try(fix.setting)
-            if _better(after.error, before, GAIN) and (
-                best is None or _better(after.error, best[1].error, ENOUGH)
-            ):
-                best = fix, after
-            if best is not None and _better(best[1].error, before, ENOUGH):
-                break
-        what = dataclasses.replace(what, tried=True)
-        if best is None:
-            self.idle.append(what)
-            return False
-        fix, after = best
-        self.found.append(_with(what, fix.words, before, after.error))
-        self.now, self.outcome = fix.setting, after
-        return True
-
-
-def _near(error: Error, floor: Error) -> bool:
-    return error.broken <= floor.broken and error.relative <= 1.5 * floor.relative + 1e-7
-
-
-def _better(after: Error, before: Error, share: float) -> bool:
-    """Whether an error is at most a share of another: first what isn't finite, then the rest."""
-    if before.broken:
-        return after.broken <= share * before.broken
-    return after.broken == 0 and after.relative <= share * before.relative
-
-
-def _with(what: Finding, fix: str, before: Error, after: Error) -> Finding:
-    return dataclasses.replace(
-        what,
-        fix=fix,
-        error_before=float(before),
-        error_after=float(after),
-        broken_before=before.broken,
-        broken_after=after.broken,
-    )

@@ -62,7 +62,7 @@ def scaled(row: np.ndarray, power: int) -> np.ndarray:
     return row
 
 
-SINGLE = as_row(FP32)
+SINGLE, DOUBLE = as_row(FP32), as_row(FP64)
 
 
 def round_by(x: jax.Array, row: jax.Array) -> jax.Array:

@@ -98,6 +98,11 @@ class Session:
             return [*state, *pairs, *self.first[n + len(batch) :]]
         return [*state, *self.first[n:]]
 
+    def with_lane(self, low: Any) -> Session:
+        """The same program in another low lane; its runs count here as well."""
+        self.runs += 1
+        return Session(self.program, low, self.shadow, self.steps, self.batches)
+
     @property
     def adjustable(self) -> bool:
         """Whether each equation's format can be chosen, so that fixes can be tried."""

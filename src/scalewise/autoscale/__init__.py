@@ -2,9 +2,12 @@
 
 from . import recipes as recipes
 from ._autoscale import autoscale as autoscale
+from ._autoscale import interpretation as interpretation
 from ._boundaries import Boundaries as Boundaries
 from ._delayed import AmaxHistory as AmaxHistory
 from ._delayed import WithHistory as WithHistory
+from ._every_op import EveryOp as EveryOp
+from ._keep import scope_parts as scope_parts
 from ._narrow import Rooted as Rooted
 from ._narrow import store as store
 from ._recipe import Recipe as Recipe

@@ -60,18 +60,27 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
 
     @functools.wraps(f) if callable(f) else _same
     def scaled(*args, **kwargs):
-        if recipe.store == "every_op":
-            return transform(f, EveryOp(recipe), name="autoscale")(*args, **kwargs)
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
-        traced = any(has_exponent(x) for x in leaves)
-        exceptions = Exceptions(recipe.keep)
-        boundaries = Boundaries(recipe, traced, exceptions)
-        outs = transform(f, boundaries, name="autoscale")(*args, **kwargs)
-        exceptions.check("autoscale")
+        chosen = interpretation(recipe, traced=any(has_exponent(x) for x in leaves))
+        outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
+        if isinstance(chosen, Boundaries):
+            chosen.exceptions.check("autoscale")
         return outs
 
     transform(f, Boundaries(recipe), name="autoscale")  # refuses what is no function, at once
     return scaled
+
+
+def interpretation(recipe: Recipe, *, traced: bool = False) -> Boundaries | EveryOp:
+    """What :func:`autoscale` has a function interpreted by.
+
+    Args:
+        recipe: of either way to store.
+        traced: whether an argument comes with an integer exponent of its own.
+    """
+    if recipe.store == "every_op":
+        return EveryOp(recipe)
+    return Boundaries(recipe, traced, Exceptions(recipe.keep))
 
 
 def _same(f):

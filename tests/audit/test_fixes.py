@@ -1,0 +1,100 @@
+"""Which changes are offered: norms, other formats, exceptions; their order."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import scalewise as sw
+from scalewise import ops
+from scalewise.autocast import Rule
+from scalewise.formats import E4M3FN, FP16, FP32
+
+
+def norm(x):
+    return jnp.sqrt(jnp.sum(x * x))
+
+
+@pytest.mark.parametrize("size", [16.0, 1e-5])
+def test_a_norm_that_is_written_out_is_replaced(size):
+    x = jnp.full(4096, size)
+    report = sw.audit(norm, "fp16", trials=3)(x)
+    worst = report.findings[0]
+    assert worst.fix == "ops.l2_norm in place of the root of a sum of squares"
+    really = ops.l2_norm(x.astype(jnp.float16))  # what it says, done
+    error = abs(float(really) / float(norm(x)) - 1)
+    assert worst.error_after == pytest.approx(error, abs=1e-6)
+
+
+def test_a_norm_over_several_arrays_with_an_epsilon():
+    def f(a, b):
+        return jnp.sqrt(jnp.sum(jnp.square(a)) + jnp.sum(b**2) + 1e-3)
+
+    report = sw.audit(f, "fp16", trials=2)(jnp.full(64, 300.0), jnp.full((8, 8), 2.0))
+    assert report.findings[0].fix.startswith("ops.l2_norm")
+    assert report.findings[0].error_after < 1e-3
+
+
+def test_a_root_of_no_sum_of_squares_is_left_alone():
+    report = sw.audit(lambda x: jnp.sqrt(jnp.sum(x)), "fp16", trials=4)(jnp.full(64, 6e4))
+    assert report.findings[0].fix.startswith("scale its result by 2^")
+
+
+@pytest.mark.parametrize(("low", "other", "x"), [("fp16", "bf16", 12.0), ("e4m3fn", "e5m2", 7.0)])
+def test_another_narrow_format(low, other, x):
+    def f(x):
+        return jnp.log(jnp.exp(x))  # one scale can't hold both
+
+    worst = sw.audit(f, low, trials=4)(jnp.array([x, -1.5 * x, -1.55 * x, -1.6 * x])).findings[0]
+    assert (worst.fix, worst.primitive) == (f"{other} for this exp", "exp")
+    assert worst.error_before == float("inf") > 0.1 > worst.error_after
+
+
+def test_findings_come_by_what_their_fix_did():
+    def f(x):
+        small = (x + 1024.0) - 1024.0  # loses a little
+        large = jnp.exp(x) * 1e-6  # overflows
+        return small, large
+
+    report = sw.audit(f, "fp16", trials=16)(jnp.array([12.3, 11.7]))
+    fixed = [k for k in report.findings if k.fix]
+    mended = [k.broken_before - k.broken_after for k in fixed]
+    assert mended == sorted(mended, reverse=True)
+    assert sorted(k.order for k in fixed) == list(range(1, len(fixed) + 1))
+    tried = [k.tried for k in report.findings]
+    assert tried == sorted(tried, reverse=True)
+
+
+def test_an_exception_to_a_policy():
+    def layer(x, w):
+        return jnp.sum((x @ w) * 1e-3)
+
+    x, w = jnp.full((4, 64), 40.0), jnp.full((64, 4), 40.0)
+    report = sw.audit(layer, "p=f32,c=f16,o=f32", trials=6)(x, w)
+    worst = report.findings[0]
+    assert worst.primitive == "dot_general"
+    assert worst.fix == "Rule('full', primitive='dot_general', function='layer')"
+    assert worst.error_before == float("inf") > 1e-3 > worst.error_after
+    rule = Rule("full", primitive="dot_general", function="layer")
+    kept = sw.Policy(params="f32", compute="f16", output="f32", rules=(rule,))
+    assert float(sw.autocast(layer, kept)(x, w)) == pytest.approx(float(layer(x, w)), rel=1e-3)
+
+
+def test_an_exception_to_a_recipe():
+    recipe = sw.Recipe(forward=E4M3FN, backward=E4M3FN, storage=FP16)
+
+    def f(x, w):
+        with jax.named_scope("head"):
+            return x @ w
+
+    x = jax.random.normal(jax.random.key(0), (8, 16))
+    report = sw.audit(f, recipe, trials=4)(x, x.T)
+    worst = report.findings[0]
+    assert worst.fix == "keep={'dot_general': FP32} in the recipe"
+    kept = dataclasses.replace(recipe, keep={"dot_general": FP32})
+    want = x @ x.T
+    error = jnp.linalg.norm(sw.autoscale(f, kept)(x, x.T) - want) / jnp.linalg.norm(want)
+    assert worst.error_after == pytest.approx(float(error), abs=1e-6)
+    assert worst.error_before > 100 * worst.error_after
+    assert sw.audit(f, kept, trials=0)(x, x.T).error.relative < 1e-6  # it is heeded in the audit
