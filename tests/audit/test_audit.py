@@ -269,7 +269,7 @@ def test_json(tmp_path):
         (
             lambda: sw.audit(jnp.sin, "fp16", trials=0)(jnp.ones(2)).save("report.pdf"),
             ValueError,
-            "accepted: a name with .html or .json",
+            "accepted: a name with .html, .json or .csv",
         ),
     ],
 )

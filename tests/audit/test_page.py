@@ -1,15 +1,20 @@
 """The page in a browser: no script error, findings seen, the filter works, names are harmless."""
 
+import csv
 import dataclasses
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import scalewise as sw
+from scalewise.audit._source import sources
+from scalewise.audit._statistics import LOWEST
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -30,9 +35,45 @@ def test_names_are_escaped_and_nothing_is_fetched(report, tmp_path):
     text = report.save(tmp_path / "a.html").read_text()
     assert text.count("<script") == 1
     assert "&lt;script&gt;" in text
-    assert not re.search(r"(?:src|href)=|https?://", text)
+    assert not re.search(r"(?:src|href)=(?!\"#finding)|https?://", text)
     assert "exp" in text
     assert report.findings[0].where in text
+
+
+def test_operations_by_scope_ranges_apart_and_source_lines(report, tmp_path):
+    text = report.save(tmp_path / "a.html").read_text()
+    heads = re.findall(r'<tr class="scope"><td colspan="13">(\S*)', text)
+    assert heads == ["&lt;script&gt;alert/1/&lt;/script&gt;"]
+    for title in ("argument [0]", "updates (results", "activations (results"):
+        assert (title in text) == (title != "updates (results")
+    assert "return jnp.sum(jnp.exp(x)) / (jnp.mean(x) + 1e-8)" in text
+    worst = report.findings[0]
+    (line,) = [n for n, s in enumerate(Path(__file__).read_text().splitlines(), 1)
+               if s.strip().startswith("return jnp.sum(jnp.exp(x))")]  # fmt: skip
+    assert worst.line == line
+    ((file, lines),) = sources(report.rows, report.findings)
+    assert file == __file__
+    (marked,) = [shown for shown in lines if shown.finding]
+    assert (marked.number, marked.finding) == (line, 1)
+    assert worst.kind in marked.marks
+    assert marked.forward == min(row.sqnr for row in report.rows)
+
+
+def test_the_ranges_are_those_of_the_arguments(report):
+    ((name, counts),) = report.ranges
+    assert name == "[0]"
+    exponents = np.floor(np.log2(np.linspace(1, 13, 50, dtype=np.float32))).astype(int)
+    assert [counts[k - LOWEST] for k in range(4)] == np.bincount(exponents).tolist()
+    assert sum(counts) == 50
+
+
+def test_csv(report, tmp_path):
+    with report.save(tmp_path / "a.csv").open(newline="") as file:
+        read = list(csv.DictReader(file))
+    assert [int(line["index"]) for line in read] == [row.index for row in report.rows]
+    assert [float(line["introduced"]) for line in read] == [r.introduced for r in report.rows]
+    assert read[0]["primitive"] == "exp"
+    assert read[0]["shape"] == "50"
 
 
 def test_a_page_of_a_thousand_operations_is_small(report, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import platform
+import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -25,6 +26,7 @@ from ._report import SEMANTICS, Report
 from ._rounding import as_row
 from ._search import Search
 from ._session import Outcome, Session
+from ._statistics import BINS, LOWEST
 
 UNSEEN = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
 
@@ -206,6 +208,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         idle=tuple(search.idle),
         literals=known,
         arguments=_arguments(session.program, fmt) if session.adjustable else (),
+        ranges=_ranges(session.program),
         benign=_benign(outcome, known),
         error=outcome.error,
         error_fixed=fixed,
@@ -232,6 +235,20 @@ def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:
         if over or gone:
             lines.append(f"{path}: {over:,} overflow, {gone:,} vanish, of {size.size:,}")
     return tuple(lines)
+
+
+def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Exponents of the arguments' numbers, by the first two keys of their paths."""
+    found: dict[str, np.ndarray] = {}
+    for path, x, aval in zip(program.arguments, program.arrays, program.in_avals, strict=True):
+        if is_float(aval):
+            keys = re.match(r"(\[[^]]*\](?:\[[^]]*\]|\.\w+)?)", path)
+            size = np.abs(np.asarray(x).astype(np.float64))
+            exponents = np.frexp(size[(size > 0) & np.isfinite(size)])[1] - 1
+            bins = np.clip(exponents - LOWEST, 0, BINS - 1)
+            name = keys[1] if keys else path
+            found[name] = found.get(name, 0) + np.bincount(bins, minlength=BINS)
+    return tuple((name, tuple(counts.tolist())) for name, counts in found.items())
 
 
 def _nominal(low: Interpretation) -> Format:

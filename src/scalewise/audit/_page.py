@@ -5,7 +5,9 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from ._panels import panels
+from ._source import sources
 from ._summary import Summary
+from ._table import by_scope
 from ._terminal import error
 
 
@@ -21,4 +23,9 @@ def page(report: Summary) -> str:
     environment.filters["error"] = lambda f, which: error(
         getattr(f, f"error_{which}"), getattr(f, f"broken_{which}")
     )
-    return environment.get_template("report.html.j2").render(report=report, panels=panels(report))
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        panels=panels(report),
+        groups=by_scope(report.rows),
+        sources=sources(report.rows, report.findings),
+    )

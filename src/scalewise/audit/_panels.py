@@ -12,11 +12,16 @@ from ._statistics import BINS, LOWEST
 from ._summary import Summary
 
 WIDTH, HEIGHT = 640, 110
+ARGUMENTS = 8  # that have a picture: weights, moments, data
 
 
 def panels(report: Summary) -> list[tuple[str, Markup]]:
     """Titles and SVG pictures: made of numbers alone, so that nothing in them needs escaping."""
-    found = []
+    found = [
+        (f"argument {name}", histogram(counts, report))
+        for name, counts in report.ranges[:ARGUMENTS]
+        if any(counts)
+    ]
     for title, rows in _parts(report.rows):
         counts = [sum(row.histogram[i] for row in rows) for i in range(BINS)]
         if any(counts):
@@ -27,9 +32,9 @@ def panels(report: Summary) -> list[tuple[str, Markup]]:
 
 def _parts(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     names = {
-        "forward": "activations (forward)",
-        "backward": "gradients (backward)",
-        "optimizer": "weights and optimizer",
+        "forward": "activations (results of the forward pass)",
+        "backward": "gradients (results of the backward pass)",
+        "optimizer": "updates (results of the optimizer)",
     }
     return [(title, [r for r in rows if r.direction == key]) for key, title in names.items()]
 

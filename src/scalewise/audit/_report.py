@@ -14,6 +14,7 @@ from rich.console import Console
 
 from ._page import page
 from ._summary import Summary
+from ._table import as_csv
 from ._terminal import show
 
 SEMANTICS = (
@@ -34,15 +35,22 @@ class Report(Summary):
         """Writes the report; it is there whole, or not at all.
 
         Args:
-            path: ends with ``.html`` or ``.json``.
+            path: ends with ``.html``, ``.json`` or ``.csv`` (the operations alone).
 
         Raises:
             ValueError: another ending.
         """
         path = Path(path)
-        if path.suffix not in (".html", ".json"):
-            raise ValueError(f"report.save({str(path)!r}): accepted: a name with .html or .json")
-        text = page(self) if path.suffix == ".html" else json.dumps(self.as_dict(), indent=1)
+        match path.suffix:
+            case ".html":
+                text = page(self)
+            case ".json":
+                text = json.dumps(self.as_dict(), indent=1)
+            case ".csv":
+                text = as_csv(self.rows)
+            case _:
+                accepted = "a name with .html, .json or .csv"
+                raise ValueError(f"report.save({str(path)!r}): accepted: {accepted}")
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, suffix=path.suffix, delete=False, encoding="utf-8"
         ) as file:

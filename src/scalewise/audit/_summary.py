@@ -20,11 +20,14 @@ class Summary:
         function: its name.
         low, shadow: what the two lanes computed in.
         semantics: what is modelled, in a sentence.
-        findings: those whose fix changed the outputs, each on top of those before; then those that
-            nothing mended.
+        findings: those whose fix changed the outputs, what it did to them most first (fixes were
+            applied on top of each other, see ``Finding.order``); then those that nothing mended,
+            last what nothing was tried for.
         idle: findings with evidence whose fixes changed nothing, or that weren't tried.
         literals: constants that the format changes.
         arguments: those with numbers that overflow or vanish on the way in, a sentence each.
+        ranges: of the arguments, by the first two keys of their paths: counts of the exponents of
+            their nonzero numbers from ``2**LOWEST`` up.
         benign: what looks bad and is so by design, a sentence each.
         error: of the outputs against the shadow.
         error_fixed: with the fixes of all findings applied.
@@ -43,6 +46,7 @@ class Summary:
     idle: tuple[Finding, ...]
     literals: tuple[Literal, ...]
     arguments: tuple[str, ...]
+    ranges: tuple[tuple[str, tuple[int, ...]], ...]
     benign: tuple[str, ...]
     error: Error
     error_fixed: Error

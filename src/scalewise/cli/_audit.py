@@ -25,7 +25,7 @@ def audit(
     seed: Annotated[int, typer.Option(help="Of random arguments.")] = 0,
     out: Annotated[
         list[Path] | None,
-        typer.Option(help="A file to write, .html or .json; may be given again."),
+        typer.Option(help="A file to write, .html, .json or .csv; may be given again."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show what is benign too.")] = False,
 ) -> None:
