@@ -1,5 +1,10 @@
 """The low lane is emulation, the shadow the plain run; what is noted is what NumPy counts."""
 
+import os
+import subprocess
+import sys
+import textwrap
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -209,3 +214,36 @@ def test_float64_shadow_and_a_training_step():
     rows = session(step, jnp.ones(4), jnp.ones((8, 4)), dtype=np.float64).run().rows
     assert {r.direction for r in rows} == {"forward", "backward", "optimizer"}
     assert FP16.precision == 11
+
+
+MESH = """
+    import jax, jax.numpy as jnp, numpy as np, scalewise as sw
+    from jax.sharding import NamedSharding, PartitionSpec as P
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    w = jax.random.normal(jax.random.key(0), (8, 4))
+    x = jax.device_put(300.0 * jnp.ones((4, 8)), NamedSharding(mesh, P("d")))
+
+    def f(w, x):
+        def body(w, x):
+            return jax.lax.psum(jnp.max(x @ w), "d")
+        return jax.shard_map(body, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())(w, x)
+
+    report = sw.audit(f, "bf16", trials=0)(w, x)
+    want = f(w, x)
+    error = abs(sw.emulate(f, "bf16")(w, x) - want) / want
+    np.testing.assert_allclose(report.error.relative, error, rtol=1e-3)
+    dot, total = report.rows
+    assert dot["elements"] == 2 * 4 and dot["visits"] == total["visits"] == 1  # of one device
+    assert dot.introduced > 0 and report.outputs[0][1] == report.error
+"""
+
+
+def test_a_mesh_of_devices():
+    """In a process of its own: the number of devices is fixed when JAX starts."""
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(MESH)],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -63,7 +63,9 @@ class Row:
 
     @property
     def sqnr(self) -> float:
-        """Signal to noise against the shadow, in dB."""
+        """Signal to noise against the shadow, in dB; -inf where no number was finite in both."""
+        if self["sampled"] and not self["compared"]:
+            return -math.inf
         return -20 * math.log10(self.inherited) if self.inherited else math.inf
 
     @property
