@@ -95,10 +95,13 @@ def parity(programs: list[str], recipes: list[str], seeds: list[int], steps: int
     return rows
 
 
-def overhead(repeats: int) -> dict[str, float]:
-    """Time of a wrapped optimizer step over the bare one's: median of ratios, side by side."""
+def overhead(repeats: int, width: int) -> dict[str, float]:
+    """Time of a wrapped optimizer step over the bare one's: median of ratios, side by side.
+
+    Of four square matrices; nothing else is done, so this is reading and writing memory.
+    """
     key = jax.random.key(0)
-    params = {f"w{i}": jax.random.normal(key, (1024, 1024)) for i in range(4)}
+    params = {f"w{i}": jax.random.normal(key, (width, width)) for i in range(4)}
     gradients = jax.tree.map(lambda x: 1e-3 * x, params)
     adam = optax.adamw(1e-3)
     ways: dict[str, tuple[Any, Any]] = {
@@ -187,12 +190,15 @@ def main() -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--widths", nargs="+", type=int, default=[512, 1024, 2048])
     parser.add_argument("--repeats", type=int, default=40)
     given = parser.parse_args()
     if given.what == "parity":
         parity(given.programs, given.recipes, given.seeds, given.steps)
         return
-    print(json.dumps({"optimizer step alone": overhead(given.repeats)}))
+    for width in given.widths:
+        count = f"{4 * width**2:,} parameters"
+        print(json.dumps({f"optimizer step alone, {count}": overhead(given.repeats, width)}))
     print(json.dumps({"whole step of gpt": whole_step(given.repeats)}))
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from ._finite import all_finite, choose, is_float_array, widened
+from ._keep import keep_unless
 
 Tree = Any
 
@@ -193,13 +194,14 @@ def loss_scaled(
         sound = all_finite(jnp.asarray(value), axis_name=axis_name)
         finite = sound & all_finite(updates, axis_name=axis_name)
         true = unscale(updates, state.loss_scale)
-        updates, after = inner.update(true, state.inner, params, **extra)
-        nothing = jax.tree.map(jnp.zeros_like, updates)
+
+        def step(true: Tree, before: Any, params: Tree, extra: dict[str, Any]) -> tuple[Tree, Any]:
+            return inner.update(true, before, params, **extra)
+
+        updates, after = keep_unless(finite, step, state.inner, true, state.inner, params, extra)
         unmended = state.loss_scale._replace(skipped=state.loss_scale.skipped + 1)
-        return choose(finite, updates, nothing), LossScaledState(
-            choose(sound, scaling.update(state.loss_scale, finite), unmended),
-            choose(finite, after, state.inner),
-        )
+        moved = choose(sound, scaling.update(state.loss_scale, finite), unmended)
+        return updates, LossScaledState(moved, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
