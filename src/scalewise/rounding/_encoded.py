@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -43,6 +44,11 @@ def decode(codes: Any, fmt: Format | str) -> jax.Array:
         raise TypeError(f"decode: codes of {fmt.name} are {codes.dtype}; accepted: integers")
     if not fits(fmt, F32):
         raise ValueError(f"decode: {fmt.name} has numbers that float32 doesn't; use its own decode")
+    return _decoded(codes, fmt)
+
+
+@partial(jax.jit, static_argnums=1, inline=True)
+def _decoded(codes: jax.Array, fmt: Format) -> jax.Array:
     u, m = np.uint32, fmt.mantissa_bits
     assert fmt.bias is not None
     codes = codes.astype(u)

@@ -82,7 +82,7 @@ def round_to(
             f"round_to: {fmt.name} has numbers that {x.dtype} doesn't; pass x as float64"
         )
     options = (fmt, saturate, rounding, subnormals, gradient)
-    return _straight_through(wide, noise, options).astype(x.dtype)
+    return _compiled(wide, noise, options).astype(x.dtype)
 
 
 def cast(
@@ -117,6 +117,12 @@ def cast(
     fmt = format_(fmt)
     x = _float(x, "cast")
     rounding = _check(fmt, rounding, saturate, "identity")
+    return _stored(x, _noise(x, rounding, key, bits), (fmt, saturate, rounding, subnormals))
+
+
+@partial(jax.jit, static_argnums=2, inline=True)
+def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
+    fmt, saturate, rounding, subnormals = options
     dtype = fmt.dtype
     nearest = rounding == "nearest_even" and subnormals and x.dtype != jnp.float64
     if nearest and fmt.name in EXACT_CONVERTS and x.dtype == jnp.float32:
@@ -125,7 +131,7 @@ def cast(
         codes = nearest_codes(x.astype(jnp.float32), fmt, saturate)
         return codes if dtype is None or fmt.bits < 8 else lax.bitcast_convert_type(codes, dtype)
     rounded = round_to(
-        x, fmt, rounding=rounding, saturate=saturate, key=key, bits=bits, subnormals=subnormals
+        x, fmt, rounding=rounding, saturate=saturate, bits=noise, subnormals=subnormals
     )
     if dtype is not None and fmt.bits >= 8:
         return lax.convert_element_type(rounded, dtype)
@@ -191,6 +197,10 @@ def _(options, primals, tangents):
     if options[-1] == "clipped":
         t = jnp.where(jnp.abs(x) <= np.asarray(float(options[0].max), x.dtype), t, 0 * t)
     return y, t
+
+
+# One program where nobody else compiles: an eager call would be twenty passes over the data.
+_compiled = partial(jax.jit, static_argnums=2, inline=True)(_straight_through)
 
 
 def _noise(x: jax.Array, rounding: str, key: Any, bits: Any) -> jax.Array | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -88,21 +89,7 @@ class ScaledArray:
     def value(self) -> jax.Array:
         """The plain array: the scale is applied in two exact halves, so nothing overflows on the
         way to a result that doesn't."""
-        data, scale = self.data.astype(self.dtype), self.scale
-        if not isinstance(scale, jax.Array | np.ndarray):
-            scale = scale.__jax_array__()
-        if self.block is not None:
-            axis, size = self.block
-            scale = jnp.repeat(scale, size, axis=axis)
-            scale = jax.lax.slice_in_dim(scale, 0, self.shape[axis], axis=axis)
-        scale = scale.reshape((1,) * (data.ndim - scale.ndim) + scale.shape)
-        if jnp.issubdtype(scale.dtype, jnp.integer):
-            return ldexp(data, scale)
-        if scale.dtype == jnp.float8_e8m0fnu:  # 2^-127 is a float32 subnormal, which XLA flushes
-            code = jax.lax.bitcast_convert_type(scale, jnp.uint8)
-            value = ldexp(data, code.astype(jnp.int32) - 127)
-            return jnp.where(code == 255, jnp.asarray(jnp.nan, self.dtype), value)
-        return data * scale.astype(self.dtype)
+        return _value(self)
 
     def __neg__(self) -> ScaledArray:
         if isinstance(self.data, EncodedArray):
@@ -209,3 +196,22 @@ def dequantize(a: ScaledArray) -> jax.Array:
     if not isinstance(a, ScaledArray):
         raise TypeError(f"dequantize takes a ScaledArray, not {type(a).__name__}")
     return a.value()
+
+
+@partial(jax.jit, inline=True)
+def _value(a: ScaledArray) -> jax.Array:
+    data, scale = a.data.astype(a.dtype), a.scale
+    if not isinstance(scale, jax.Array | np.ndarray):
+        scale = scale.__jax_array__()
+    if a.block is not None:
+        axis, size = a.block
+        scale = jnp.repeat(scale, size, axis=axis)
+        scale = jax.lax.slice_in_dim(scale, 0, a.shape[axis], axis=axis)
+    scale = scale.reshape((1,) * (data.ndim - scale.ndim) + scale.shape)
+    if jnp.issubdtype(scale.dtype, jnp.integer):
+        return ldexp(data, scale)
+    if scale.dtype == jnp.float8_e8m0fnu:  # 2^-127 is a float32 subnormal, which XLA flushes
+        code = jax.lax.bitcast_convert_type(scale, jnp.uint8)
+        value = ldexp(data, code.astype(jnp.int32) - 127)
+        return jnp.where(code == 255, jnp.asarray(jnp.nan, a.dtype), value)
+    return data * scale.astype(a.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -92,10 +93,29 @@ def quantize(
     if x.dtype not in (jnp.float32, jnp.float64):
         x = x.astype(jnp.float32)
     axes = _axes(x, axis, isinstance(fmt, BlockFormat))
+    options = (fmt, axis, axes, rounding, saturate)
+    if scaling is None or _is_plain(scaling):
+        return _compiled(x, key, scaling, options)
+    return _quantized(x, key, scaling, options)
+
+
+def _is_plain(scaling: Scaling) -> bool:
+    """Whether a choice of scale is told by its settings: it holds no arrays."""
+    if not dataclasses.is_dataclass(scaling):
+        return False
+    try:
+        hash(scaling)
+    except TypeError:
+        return False
+    return True
+
+
+def _quantized(x: jax.Array, key: Any, scaling: Scaling | None, options: tuple) -> ScaledArray:
+    fmt, axis, axes, rounding, saturate = options
     if isinstance(fmt, BlockFormat):
         saturate = "finite" if saturate is None else saturate
-        options = {"rounding": rounding, "saturate": saturate, "key": key}
-        return quantize_blocks(x, fmt, axes[0], scaling, **options)
+        settings = {"rounding": rounding, "saturate": saturate, "key": key}
+        return quantize_blocks(x, fmt, axes[0], scaling, **settings)
     scaling = Amax() if scaling is None else scaling
     over = tuple(a for a in range(x.ndim) if a not in axes)
     scale, inverse = scaling.scale(x, fmt, over, keepdims=axis is not None)
@@ -104,6 +124,10 @@ def quantize(
     if saturate is None:
         saturate = "finite" if scaling.saturates else False
     return ScaledArray(encode(data, fmt, rounding=rounding, saturate=saturate, key=key), scale)
+
+
+# One program where nobody else compiles.
+_compiled = jax.jit(_quantized, static_argnums=(2, 3), inline=True)
 
 
 def _format(fmt: Any) -> Format | BlockFormat:
