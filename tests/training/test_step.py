@@ -265,6 +265,11 @@ def test_equinox(policy):
         ),
         (lambda: step(loss, optax.sgd(1.0), clip=0), ValueError, "clip is 0; accepted: over 0"),
         (lambda: step(loss, optax.sgd(1.0), accumulate=0), ValueError, "accumulate is 0"),
+        (
+            lambda: step(loss, optax.sgd(1.0), sw.recipes.fp8_delayed),
+            ValueError,
+            "delayed scaling keeps a history from step to step; accepted: current scaling",
+        ),
         (lambda: step(loss, optax.sgd(1.0), "c=f4"), ValueError, "'f4' is no dtype to compute in"),
         (
             lambda: run(step(loss, optax.sgd(1.0), accumulate=3), params()),

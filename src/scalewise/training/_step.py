@@ -13,6 +13,7 @@ import optax
 from ..autocast import Policy, autocast
 from ..autocast import policy as policy_
 from ..autoscale import Recipe, autoscale
+from ..scaled import Delayed
 from ._finite import choose, widened
 from ._loss_scale import (
     DynamicLossScale,
@@ -282,6 +283,11 @@ def _transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bool]:
     if policy is None:
         return lambda f: f, None, False
     if isinstance(policy, Recipe):
+        if isinstance(policy.scaling, Delayed):
+            raise ValueError(
+                "step: delayed scaling keeps a history from step to step; accepted: current "
+                "scaling (recipes.fp8), or autoscale(train_step, recipe).step(history, ...)"
+            )
         return lambda f: autoscale(f, policy), None, False
     chosen = policy_(policy)
     narrow = jnp.float16 in (chosen.compute, chosen.params)

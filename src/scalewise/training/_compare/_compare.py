@@ -40,7 +40,7 @@ class _Run:
         self.method, self.parameters = method, parameters
         prepare, self.step = method.build(program)
         self._prepare = jax.jit(prepare)
-        self.state = jax.block_until_ready(self._prepare(state))
+        self.state = jax.block_until_ready(self._prepare(state, batch))
         jax.clear_caches()  # each method pays for its own tracing
         start = time.perf_counter()
         lowered = guarded(jax.jit(self.step).lower, f"{method.name}: step", self.state, batch)
@@ -53,10 +53,10 @@ class _Run:
         self.finite = jax.jit(finite_leaves)
         self._begin()
 
-    def again(self, state: Any) -> "_Run":
-        """The same method, compiled already, from the state of another seed."""
+    def again(self, state: Any, batch: Any) -> "_Run":
+        """The same method, compiled already, from the state and first batch of another seed."""
         other = copy.copy(self)
-        other.state = self._prepare(state)
+        other.state = self._prepare(state, batch)
         other._begin()
         return other
 
@@ -184,7 +184,8 @@ def compare(
     for each in methods:
         with console.status(f"compiling {each.name}"):
             one = _Run(each, program, states[0], first[0], parameters)
-            runs.append([one, *(one.again(state) for state in states[1:])])
+            others = zip(states[1:], first[1:], strict=True)
+            runs.append([one, *(one.again(*other) for other in others)])
     made = _train(runs, first, streams, steps, folder, console)
     if not made:
         raise KeyboardInterrupt

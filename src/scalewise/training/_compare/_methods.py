@@ -4,12 +4,12 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from ...autoscale import Recipe, Storage, autoscale, recipes, store
+from ...autoscale import AmaxHistory, Recipe, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
 from .._loss_scale import DynamicLossScale, StaticLossScale
 from .._moments import NARROW_ADAM
@@ -42,14 +42,17 @@ class Method:
     what: str = ""
     options: Mapping[str, Any] | None = None
 
-    def build(self, program: Program) -> tuple[Callable[[Tree], Tree], Step]:
-        """What is done to the program's initial state, and the step from then on.
+    def build(self, program: Program) -> tuple[Callable[[Tree, Any], Tree], Step]:
+        """What makes this method's state of the program's and a first batch, and the step.
 
         Raises:
             InputError: the method scales a loss that the program doesn't define.
         """
         if self.options is None:
-            return self.prepare, self.transform(program.train_step)
+            changed = self.transform(program.train_step)
+            if isinstance(changed, WithHistory):
+                return with_history(changed, self.prepare)
+            return lambda state, batch: self.prepare(state), changed
         if program.loss_of is None or program.optimizer is None:
             raise InputError(
                 f"{self.name} scales the loss, and {program.name} defines no loss_of(params, "
@@ -57,7 +60,7 @@ class Method:
             )
         train = step(program.loss_of, program.optimizer, **self.options)
 
-        def prepare(state: Tree) -> Tree:
+        def prepare(state: Tree, batch: Any) -> Tree:
             return train.init(state["params"] if isinstance(state, dict) else state.params)
 
         def one(state: Tree, batch: Any) -> tuple[Tree, Any]:
@@ -65,6 +68,29 @@ class Method:
             return state, metrics.loss
 
         return prepare, one
+
+
+class Remembering(NamedTuple):
+    """A program's state, and the largest magnitudes that delayed scaling remembers beside it."""
+
+    state: Tree
+    history: AmaxHistory
+
+
+def with_history(
+    scaled: WithHistory, prepare: Callable[[Tree], Tree]
+) -> tuple[Callable[[Tree, Any], Tree], Step]:
+    """Delayed scaling: the history goes from step to step as a part of the state."""
+
+    def begin(state: Tree, batch: Any) -> Tree:
+        state = prepare(state)
+        return Remembering(state, scaled.init(state, batch))
+
+    def one(state: Tree, batch: Any) -> tuple[Tree, Any]:
+        (after, loss), history = scaled.step(state.history, state.state, batch)
+        return Remembering(after, history), loss
+
+    return begin, one
 
 
 def cast_floats(tree: Tree, dtype: Any) -> Tree:
@@ -106,7 +132,17 @@ METHODS: dict[str, Method] = {
         Method("float32", what="the program as it is"),
         plain("fp16-plain", jnp.float16, "all of it cast to FP16, nothing else done"),
         scaled("fp16", recipes.fp16, "autoscale, FP16 operands"),
-        scaled("fp8", recipes.fp8, "autoscale, E4M3 forward, E5M2 backward"),
+        scaled(
+            "fp8",
+            recipes.fp8,
+            "automatic bias selection: E4M3 forward, E5M2 backward, a bias a tensor from its amax",
+        ),
+        scaled("fp8_delayed", recipes.fp8_delayed, "fp8, biases from the last 16 steps' amaxes"),
+        scaled("mxfp8", recipes.mxfp8, "E4M3 both ways, a scale for each 32 elements"),
+        scaled("mxfp4", recipes.mxfp4, "MXFP4 forward, MXFP8 backward"),
+        scaled("unit_scaling", recipes.unit_scaling, "fp8, scales from shapes alone"),
+        scaled("fp16_every_op", recipes.fp16_every_op, "each result in FP16, scales by amax"),
+        scaled("scalify", recipes.scalify, "each result in FP16, scales propagated"),
         scaled(
             "fp8-narrow-state",
             dataclasses.replace(recipes.fp8, state=NARROW_STATE),
