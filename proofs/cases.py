@@ -89,8 +89,8 @@ def added_mask() -> Program:
     )
 
 
-def layer_norm(epsilon: float, size: float, name: str) -> Program:
-    """Norms of rows of a given size; a quarter of the rows are constant."""
+def layer_norm(epsilon: float, size: float, constant: int, name: str) -> Program:
+    """Norms of rows of a given size, the first of them constant."""
 
     def loss_of(params, batch):
         x = batch["x"] * params["in"]
@@ -100,7 +100,7 @@ def layer_norm(epsilon: float, size: float, name: str) -> Program:
 
     def data():
         x = normal(0, 32, 16, scale=size)
-        x[:8] = np.float32(size)
+        x[:constant] = np.float32(size)
         return {"x": x, "y": normal(1, 32, 4)}
 
     def params():
@@ -252,9 +252,9 @@ def cases() -> list[Program]:
     return [
         masked("mask: -inf", -np.inf), masked("mask: finfo.min", least),
         masked("mask: -1e9", -1e9), added_mask(),
-        layer_norm(1e-8, 1.0, "epsilon 1e-8, constant rows"),
-        layer_norm(1e-12, 1e-4, "epsilon 1e-12, rows of 1e-4"),
-        layer_norm(1e-8, 1e4, "norm of rows of 1e4"),
+        layer_norm(1e-8, 1.0, 8, "epsilon 1e-8, constant rows"),
+        layer_norm(1e-12, 1e-4, 8, "epsilon 1e-12, rows of 1e-4"),
+        layer_norm(1e-8, 1e4, 0, "norm of rows of 1e4"),
         dead_units(), one_hot(), second_moments(),
         sum_of_a_million(), norm_of_a_million(), softmax_of_a_million(),
         hidden(40), hidden(-40), hidden(16), hidden(-16),

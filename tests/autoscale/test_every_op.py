@@ -79,6 +79,16 @@ def test_masks_and_epsilons(k, mask):
         close(jax.jit(sw.autoscale(f, EACH))(q, m), f(q, m), 5e-3)
 
 
+@pytest.mark.parametrize("recipe", ["fp16_every_op", "fp16"])
+def test_a_mask_may_be_multiplied_and_added(recipe):
+    def attention(q):
+        out = (1 - jnp.tril(jnp.ones((8, 8)))) * jnp.finfo(q.dtype).min
+        return jax.nn.softmax(q @ q.T + out / 2 + out / 2) @ q
+
+    q = jax.random.normal(jax.random.key(0), (8, 16))
+    close(jax.jit(sw.autoscale(attention, recipe))(q), attention(q), 1e-2)
+
+
 def test_a_second_moment_doesnt_vanish_where_the_gradient_doesnt():
     g = jnp.logspace(-9, 0, 64)
 

@@ -26,7 +26,7 @@ from ._predict import SUMS, terms_of
 from ._products import multiplied
 from ._recipe import Recipe
 from ._rescale import is_rescale
-from ._rules import FALLBACK, RULES, Family
+from ._rules import FALLBACK, INFINITE, RULES, Family
 from ._value import InFlight, leading, per_slice, settle
 
 NOTHING = -(1 << 20)  # the exponent of zeros: it is never the larger one
@@ -147,6 +147,8 @@ class EveryOp(Interpretation):
         common = None
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             wide, common = _aligned(wide)
+        if equation.name == "mul":
+            wide = [_finite(x) for x in wide]
         outs = rule.rule(self, equation, wide)
         return state, [
             self._result(y, equation, rule.family, common, constant) if is_float(a) else y
@@ -325,6 +327,17 @@ def _aligned(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
             common = exponent if common is None else jnp.maximum(common, exponent)
     common = 0 if common is None else common
     return [_down_to(x, common) if isinstance(x, InFlight) else x for x in inputs], common
+
+
+def _finite(x: InFlight) -> InFlight:
+    """A factor that is meant as an infinity (``(1 - mask) * finfo.min``) as one of 2^MASK.
+
+    What it is added to has to keep something at the scale of their sum.
+    """
+    if x.uniform is None or not math.isfinite(x.uniform) or abs(x.uniform) < 2.0**INFINITE:
+        return x
+    far = math.copysign(2.0**MASK, x.uniform)
+    return InFlight(jnp.full_like(x.data, math.copysign(0.5, far)), MASK + 1, uniform=far)
 
 
 def _needed(uniform: float) -> int | None:

@@ -44,6 +44,9 @@ class Family(enum.Enum):
     FALLBACK = "computed on plain numbers in the compute dtype"
 
 
+INFINITE = 120  # log2 of the least constant that is taken for an infinity
+
+
 Function = Callable[[Any, Equation, Sequence[Any]], list[Any]]
 
 
@@ -129,11 +132,15 @@ def invariant(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _normalised(x: InFlight) -> InFlight:
-    """A constant's power of two moves to the exponent where it would cost range in the data."""
+    """A constant's power of two moves to the exponent where it would cost range in the data.
+
+    What is meant as an infinity (``finfo.min`` times a mask) stays what it is: as an exponent it
+    would take from its neighbours all that they have.
+    """
     if x.uniform is None or x.uniform == 0 or not math.isfinite(x.uniform):
         return x
     mantissa, exponent = math.frexp(x.uniform)
-    if abs(exponent) <= 24:
+    if -24 <= exponent <= 24 or exponent > INFINITE:
         return x
     return InFlight(jnp.full(x.shape, mantissa, x.data.dtype), exponent)
 
