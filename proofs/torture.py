@@ -149,8 +149,8 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also what is there already")
     parser.add_argument("--out", type=Path, default=FILE)
     given = parser.parse_args()
-    programs = [(models.model(name), True) for name in models.MODELS]
-    programs += [(program, False) for program in cases()]
+    programs = [(program, False) for program in cases()]
+    programs += [(models.model(name), True) for name in models.MODELS]
     for program, whole in programs:
         if given.cases and program.name not in given.cases:
             continue
