@@ -3,6 +3,7 @@
 from . import formats as formats
 from . import ops as ops
 from .audit import Finding as Finding
+from .audit import Monitor as Monitor
 from .audit import Report as Report
 from .audit import audit as audit
 from .audit import literals as literals

@@ -198,7 +198,7 @@ def test_the_low_lane_can_be_another_interpretation():
         (sw.recipes.fp8, sw.autoscale(f, sw.recipes.fp8)(x, w)),
         ("p=f32,c=bf16,o=f32", sw.autocast(f, "p=f32,c=bf16,o=f32")(x, w)),
     ):
-        report = sw.audit(f, low)(x, w)
+        report = sw.audit(f, low, trials=0)(x, w)
         relative = abs(float(want) - float(f(x, w))) / abs(float(f(x, w)))
         assert report.error.relative == pytest.approx(relative, rel=1e-3, abs=1e-9)
         assert any(row.primitive == "dot_general" for row in report.rows)
