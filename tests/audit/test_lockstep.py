@@ -72,7 +72,7 @@ def test_low_is_emulation_and_shadow_the_plain_run(name):
     f = getattr(programs, name)
     x = jax.random.normal(jax.random.key(0), (4, 4))
     low, shadow = lanes(session(f, x))
-    for got, want in zip(low, floats(sw.emulate(f, "fp16")(x)), strict=True):
+    for got, want in zip(low, floats(jax.jit(sw.emulate(f, "fp16"))(x)), strict=True):
         np.testing.assert_array_equal(got, want.astype(np.float64))
     for got, want in zip(shadow, floats(f(x)), strict=True):
         # one program or two: XLA may contract a product and a sum in one and not in the other
@@ -83,7 +83,7 @@ def test_so_it_is_for_a_gradient_through_a_loop_in_another_format():
     x = jax.random.normal(jax.random.key(0), (4, 4))
     g = jax.grad(scalar(programs.fori_loop))
     low, shadow = lanes(session(g, x, low="e5m2"))
-    for got, want in zip(low, floats(sw.emulate(g, "e5m2")(x)), strict=True):
+    for got, want in zip(low, floats(jax.jit(sw.emulate(g, "e5m2"))(x)), strict=True):
         np.testing.assert_array_equal(got, want.astype(np.float64))
     for got, want in zip(shadow, floats(g(x)), strict=True):  # XLA fuses loops in its own ways
         np.testing.assert_allclose(got, want, rtol=1e-6)
