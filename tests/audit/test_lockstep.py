@@ -117,6 +117,7 @@ def test_measures_are_their_definitions():
         assert abs(row.sqnr - decibels) < 1
         assert row.introduced == pytest.approx(row.inherited)
         assert abs(row.drift) < 0.2
+        assert 0.45 < row["ulps"] <= 0.5  # one rounding
 
 
 def test_ones_swamp_from_2048_on_and_the_error_has_one_sign():
@@ -130,6 +131,7 @@ def test_ones_swamp_from_2048_on_and_the_error_has_one_sign():
     assert row["swamped"] == 2048
     assert row.share("swamped") == pytest.approx(2048 / 4095)  # the first addend is no addition
     assert row.drift == -1
+    assert row["ulps"] == (4095 - 2048) / 2  # 2048 where it should be 4095, whose unit is 2
     assert row.looped
 
 

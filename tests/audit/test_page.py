@@ -42,7 +42,7 @@ def test_names_are_escaped_and_nothing_is_fetched(report, tmp_path):
 
 def test_operations_by_scope_ranges_apart_and_source_lines(report, tmp_path):
     text = report.save(tmp_path / "a.html").read_text()
-    heads = re.findall(r'<tr class="scope"><td colspan="13">(\S*)', text)
+    heads = re.findall(r'<tr class="scope"><td colspan="14">(\S*)', text)
     assert heads == ["&lt;script&gt;alert/1/&lt;/script&gt;"]
     for title in ("argument [0]", "updates (results", "activations (results"):
         assert (title in text) == (title != "updates (results")

@@ -28,7 +28,7 @@ PEAKS = ("amax", "bits")  # largest finite exact magnitude; most bits cancelled 
 SUMS = (
     "introduced2", "exact2", "inherited2", "shadow2", "drift", "drift_size", "bad", "compared",
 )  # fmt: skip
-TOPS = ("introduced_max", "relative_max", "shadow_max", "shadow_min_inverse")
+TOPS = ("introduced_max", "relative_max", "shadow_max", "shadow_min_inverse", "ulps")
 
 
 @jax.tree_util.register_dataclass
@@ -162,7 +162,7 @@ def take(state: Statistics, row: Any, note: Note) -> Statistics:
     first = jnp.where(event & (before[FIRST] < 0), before[0], before[FIRST])
     peaks = jnp.maximum(before[FIRST + 1 :], jnp.stack([amax, bits]))
     after = jnp.concatenate([before[:FIRST] + jnp.stack(counts), first[None], peaks])
-    sums, tops = _measures(note.samples, mask)
+    sums, tops = _measures(note.samples, mask, fmt)
     _, _, shadow = note.samples
     weights = jnp.where(mask & (shadow != 0) & jnp.isfinite(shadow), 1.0, 0.0)
     bins = jnp.clip(_exponent(shadow) - LOWEST, 0, BINS - 1).astype(jnp.int32)
@@ -193,8 +193,12 @@ def _exponent(x: jax.Array) -> jax.Array:
     return field.astype(jnp.float64)
 
 
-def _measures(samples, mask):
-    """Sums and largest over the numbers that are finite in all lanes."""
+def _measures(samples, mask, fmt):
+    """Sums and largest over the numbers that are finite in all lanes.
+
+    A unit in the last place is the format's spacing at the shadow's number, that of its subnormals
+    under its normal range.
+    """
     y, e, s = samples
     whole = mask & jnp.isfinite(y) & jnp.isfinite(e) & jnp.isfinite(s)
     introduced, inherited, size = y - e, y - s, jnp.abs(s)
@@ -203,7 +207,9 @@ def _measures(samples, mask):
     sums = [introduced**2, e * e, inherited**2, s * s, introduced, jnp.abs(introduced)]
     sums = jnp.where(whole[None], jnp.stack(sums), 0.0)
     numbers = jnp.stack([mask & ~jnp.isfinite(s), whole]).astype(jnp.float64)
-    tops = jnp.stack([jnp.abs(introduced), relative, size, inverse])
+    unit = jnp.clip(jnp.maximum(_exponent(s), fmt[1]) - fmt[0], -1022, 1022)
+    ulps = jnp.abs(inherited) / power_of_two(unit.astype(jnp.int64))
+    tops = jnp.stack([jnp.abs(introduced), relative, size, inverse, ulps])
     return (
         jnp.sum(jnp.concatenate([sums, numbers]), axis=1),
         jnp.max(jnp.where(whole[None], tops, 0.0), axis=1),

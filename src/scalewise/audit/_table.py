@@ -12,7 +12,7 @@ from ._rows import Row
 COUNTS = ("elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled")
 COLUMNS = (
     "index", "primitive", "shape", "file", "line", "function", "scope", "direction", *COUNTS,
-    "amax", "introduced", "inherited", "sqnr",
+    "amax", "introduced", "inherited", "sqnr", "ulps",
 )  # fmt: skip
 
 
@@ -34,6 +34,6 @@ def as_csv(rows: Sequence[Row]) -> str:
         shape = "x".join(map(str, row.shape))
         place = (row.index, row.primitive, shape, row.file or "", row.line, row.function)
         counts = [int(row[name]) for name in COUNTS]
-        errors = (row["amax"], row.introduced, row.inherited, row.sqnr)
+        errors = (row["amax"], row.introduced, row.inherited, row.sqnr, row["ulps"])
         writer.writerow((*place, row.scope, row.direction, *counts, *errors))
     return stream.getvalue()
