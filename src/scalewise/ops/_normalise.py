@@ -14,8 +14,9 @@ import numpy as np
 from ..formats import Format
 from ..formats import format as format_
 from ._arithmetic import Arithmetic
-from ._auto import add, constant, middle, plan, root_of, rounded, sum_of, sum_of_squares
+from ._auto import add, constant, middle, plan, root_of, sum_of_squares
 from ._norms import arithmetic_of
+from ._one_format import centred
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,10 +173,7 @@ def _with_inverse(how: Normalisation, x: jax.Array) -> tuple[jax.Array, jax.Arra
         d = jnp.where(fine[..., None], entered, A.const(0))
         moved = jnp.zeros(d.shape[:-1], np.int32)
         if how.centred:
-            moved = A.fmt.max_exponent - 2 - A.exponent(jnp.max(jnp.abs(d), axis=-1))
-            d = A.shift(d, moved[..., None])
-            for _ in range(2):
-                d = A.sub(d, _mean(A, d)[..., None])
+            d, moved = centred(A, d)
         total = sum_of_squares(A, jnp.abs(d), p)
         if how.eps > 0:
             total = add(total, constant(n * how.eps, 2 * moved, p), p)
@@ -199,15 +197,3 @@ def _with_inverse(how: Normalisation, x: jax.Array) -> tuple[jax.Array, jax.Arra
         inverse = jnp.where(fine, inverse, A.const(np.nan))
         wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
         return A.leave(y, x.dtype), A.leave(inverse, wide)
-
-
-def _mean(arithmetic: Arithmetic, d: jax.Array) -> jax.Array:
-    """The mean along the last axis, rounded; of numbers below half the largest."""
-    n = d.shape[-1]
-    p = plan(arithmetic, n)
-    lead, exponent = rounded(arithmetic, sum_of(arithmetic, d, p))
-    whole = n.bit_length() - 1
-    if n != 2**whole:
-        count = arithmetic.fmt.decode(arithmetic.fmt.encode(n / 2**whole))
-        lead = arithmetic.div(lead, arithmetic.const(float(count)))
-    return jnp.where(lead == 0, lead, arithmetic.shift(lead, exponent - whole))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -11,6 +12,15 @@ import numpy as np
 from ..formats import format as format_
 from ..rounding import round_to
 from ._contractions import Accumulator, matmul
+from ._one_format import (
+    in_one_format,
+    log_softmax_along,
+    logsumexp_along,
+    mean_along,
+    softmax_along,
+    sum_along,
+    var_along,
+)
 from .functions import COMPUTE
 
 Axis = int | tuple[int, ...] | None
@@ -22,6 +32,7 @@ def sum(
     axis: Axis = None,
     keepdims: bool = False,
     compute: Any = None,
+    arithmetic: Any = None,
     accumulator: Accumulator | None = None,
 ) -> jax.Array:
     """The sum, in x's dtype: infinity where that can't hold it. Of nothing: zero.
@@ -31,48 +42,71 @@ def sum(
         axis: over which axes; None for all.
         keepdims: whether they stay, with length 1.
         compute: dtype to add in. Default: ``functions.COMPUTE`` of x's.
+        arithmetic: a signed format of up to 25 significant bits, or the name or dtype of one, in
+            which everything is computed instead, as a machine does that has no other: every
+            intermediate is a number of it. Sums are ``l2_norm``'s, in digits. An infinity enters
+            as what the format makes of it: NaN, where there is none.
         accumulator: adds one term after the other as a machine would, instead of ``compute``.
 
     Raises:
         TypeError: x isn't a float array.
+        ValueError: more than one of compute, arithmetic and accumulator, or no such format.
 
     Example:
         >>> import jax.numpy as jnp
         >>> float(sum(jnp.ones(1000, jnp.bfloat16)))
         1000.0
     """
-    x, wide = _widened(x, compute, "sum")
+    x, wide = _widened(x, compute, "sum", arithmetic, accumulator)
+    if arithmetic is not None:
+        return _along(sum_along, sum, x, axis, keepdims, arithmetic)
     if accumulator is None:
         return _stored(jnp.sum(wide, axis=axis, keepdims=keepdims), x.dtype)
-    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    axes = tuple(sorted(a % x.ndim for a in axes))
-    rows = jnp.moveaxis(x, axes, range(-len(axes), 0)) if axes else x[..., None]
-    rows = rows.reshape(*rows.shape[: x.ndim - len(axes)], -1)
+    rows, axes = _rows(x, axis)
     y = matmul(rows, jnp.ones(rows.shape[-1], x.dtype), accumulator=accumulator)
     return jnp.expand_dims(y, axes) if keepdims else y
 
 
-def mean(x: Any, *, axis: Axis = None, keepdims: bool = False, compute: Any = None) -> jax.Array:
+def mean(
+    x: Any,
+    *,
+    axis: Axis = None,
+    keepdims: bool = False,
+    compute: Any = None,
+    arithmetic: Any = None,
+) -> jax.Array:
     """The mean, in x's dtype, never overflowing on the way: 65504 is FP16's mean of 65504s.
 
     Of nothing: NaN. Arguments and errors as of :func:`sum`.
     """
-    x, wide = _widened(x, compute, "mean")
+    x, wide = _widened(x, compute, "mean", arithmetic)
+    if arithmetic is not None:
+        return _along(mean_along, mean, x, axis, keepdims, arithmetic)
     return _stored(jnp.mean(wide, axis=axis, keepdims=keepdims), x.dtype)
 
 
 def var(
-    x: Any, *, axis: Axis = None, keepdims: bool = False, ddof: int = 0, compute: Any = None
+    x: Any,
+    *,
+    axis: Axis = None,
+    keepdims: bool = False,
+    ddof: int = 0,
+    compute: Any = None,
+    arithmetic: Any = None,
 ) -> jax.Array:
     """The variance in two passes, so that a large mean cancels nothing, in x's dtype.
 
     Of nothing (or of ``ddof`` numbers): NaN. Arguments and errors as of :func:`sum`.
     """
-    x, wide = _widened(x, compute, "var")
+    x, wide = _widened(x, compute, "var", arithmetic)
+    if arithmetic is not None:
+        return _along(var_along, var, x, axis, keepdims, arithmetic, ddof=ddof)
     return _stored(jnp.var(wide, axis=axis, keepdims=keepdims, ddof=ddof), x.dtype)
 
 
-def softmax(x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None) -> jax.Array:
+def softmax(
+    x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None, arithmetic: Any = None
+) -> jax.Array:
     """``exp(x) / sum(exp(x))``, in x's dtype, each to the computing type's error and one rounding.
 
     A row of minus infinities (all is masked) gives zeros, with a gradient of zero; NaN or an
@@ -83,39 +117,58 @@ def softmax(x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None) ->
         x: float array.
         axis: that sum up to one.
         compute: dtype to compute in. Default: ``functions.COMPUTE`` of x's.
+        arithmetic: a format to compute in instead, as of :func:`sum`; exp and log are the format's
+            own, correctly rounded for 16 bits and less. Differences from the largest keep what
+            their rounding loses.
 
     Raises:
         TypeError: x isn't a float array.
+        ValueError: both compute and arithmetic, or a format there can't be.
 
     Example:
         >>> import jax.numpy as jnp
         >>> softmax(jnp.asarray([0.0, 0.0, -65504.0, -jnp.inf], jnp.float16)).tolist()
         [0.5, 0.5, 0.0, 0.0]
     """
-    x, wide = _widened(x, compute, "softmax")
+    x, wide = _widened(x, compute, "softmax", arithmetic)
+    if arithmetic is not None:
+        return _along(softmax_along, softmax, x, axis, None, arithmetic)
     powers = jnp.exp(wide - _shift(wide, axis))
     total = jnp.sum(powers, axis=axis, keepdims=True)
     return _stored(powers / jnp.where(total == 0, jnp.ones_like(total), total), x.dtype)
 
 
-def log_softmax(x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None) -> jax.Array:
+def log_softmax(
+    x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None, arithmetic: Any = None
+) -> jax.Array:
     """``x - logsumexp(x)``, in x's dtype; a row of minus infinities gives minus infinity.
 
     Arguments and errors as of :func:`softmax`.
     """
-    x, wide = _widened(x, compute, "log_softmax")
+    x, wide = _widened(x, compute, "log_softmax", arithmetic)
+    if arithmetic is not None:
+        return _along(log_softmax_along, log_softmax, x, axis, None, arithmetic)
     shifted = wide - _shift(wide, axis)
     total = jnp.sum(jnp.exp(shifted), axis=axis, keepdims=True)
     logarithm = jnp.log(jnp.where(total == 0, jnp.ones_like(total), total))
     return _stored(shifted - logarithm, x.dtype)
 
 
-def logsumexp(x: Any, *, axis: Axis = -1, keepdims: bool = False, compute: Any = None) -> jax.Array:
+def logsumexp(
+    x: Any,
+    *,
+    axis: Axis = -1,
+    keepdims: bool = False,
+    compute: Any = None,
+    arithmetic: Any = None,
+) -> jax.Array:
     """``log(sum(exp(x)))``, in x's dtype; of minus infinities, or of nothing, minus infinity.
 
     Arguments and errors as of :func:`softmax`.
     """
-    x, wide = _widened(x, compute, "logsumexp")
+    x, wide = _widened(x, compute, "logsumexp", arithmetic)
+    if arithmetic is not None:
+        return _along(logsumexp_along, logsumexp, x, axis, keepdims, arithmetic)
     return _stored(jax.nn.logsumexp(wide, axis=axis, keepdims=keepdims), x.dtype)
 
 
@@ -151,11 +204,44 @@ def cross_entropy(logits: Any, labels: Any, *, axis: int = -1, compute: Any = No
     return jnp.where(inside, loss, np.asarray(np.nan, wide.dtype))
 
 
-def _widened(x: Any, compute: Any, name: str) -> tuple[jax.Array, jax.Array]:
+def _widened(x: Any, compute: Any, name: str, *others: Any) -> tuple[jax.Array, jax.Array]:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
+    if len([way for way in (compute, *others) if way is not None]) > 1:
+        raise ValueError(
+            f"{name}: compute, arithmetic and accumulator exclude each other; give one"
+        )
     return x, x.astype(COMPUTE[x.dtype] if compute is None else compute)
+
+
+def _rows(x: jax.Array, axis: Axis) -> tuple[jax.Array, tuple[int, ...]]:
+    """The axes at the end, as one; and which they are."""
+    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(sorted(a % x.ndim for a in axes))
+    rows = jnp.moveaxis(x, axes, range(-len(axes), 0)) if axes else x[..., None]
+    return rows.reshape(
+        *rows.shape[: x.ndim - len(axes)], math.prod(x.shape[a] for a in axes)
+    ), axes
+
+
+def _along(
+    along: Any,
+    exact: Any,
+    x: jax.Array,
+    axis: Axis,
+    keepdims: bool | None,
+    fmt: Any,
+    **options: Any,
+) -> jax.Array:
+    """A function in one format along axes; ``keepdims`` is None for one that keeps the shape."""
+    rows, axes = _rows(x, axis)
+    y = in_one_format(along, exact, fmt, rows, **options)
+    if keepdims is None:
+        kept = tuple(a for a in range(x.ndim) if a not in axes)
+        moved = y.reshape([x.shape[a] for a in (*kept, *axes)])
+        return jnp.moveaxis(moved, range(-len(axes), 0), axes)
+    return jnp.expand_dims(y, axes) if keepdims else y
 
 
 def _stored(y: jax.Array, dtype: Any) -> jax.Array:

@@ -1,0 +1,198 @@
+"""Softmax, sums and moments on a machine that computes in one format: no wider type anywhere.
+
+Sums are ``auto``'s, in digits, so that nothing overflows or is swamped on the way. exp and log are
+the format's own functions, correctly rounded (a table has them; here float64 does, whose error is
+far below what separates the results of 16-bit inputs from a middle between two numbers).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..formats import Format
+from ..formats import format as format_
+from ._arithmetic import Arithmetic
+from ._auto import plan, rounded, sum_of, sum_of_squares
+
+
+@dataclasses.dataclass(frozen=True)
+class Narrow:
+    """What is static: a function along the last axis, its exact counterpart, the arithmetic.
+
+    Attributes:
+        along: (arithmetic, numbers of the format (..., n), **options) -> (..., n) or (...).
+        exact: (x, axis=, **options) in a wider type, which gives the gradient.
+        options: of both.
+        arithmetic: of every operation.
+    """
+
+    along: Callable[..., jax.Array]
+    exact: Callable[..., jax.Array]
+    options: tuple[tuple[str, Any], ...]
+    arithmetic: Arithmetic
+
+
+def in_one_format(
+    along: Callable[..., jax.Array],
+    exact: Callable[..., jax.Array],
+    fmt: Format | str | Any,
+    x: jax.Array,
+    **options: Any,
+) -> jax.Array:
+    """A function along the last axis in a format's arithmetic; the gradient is the exact one's.
+
+    Raises:
+        ValueError: a format without a sign or a zero, or of more than 25 significant bits.
+    """
+    fmt = format_(fmt)
+    if not fmt.signed or not fmt.zero:
+        raise ValueError(
+            f"{exact.__name__}: {fmt.name} has no sign or no zero; accepted: a signed format"
+        )
+    return _narrow(Narrow(along, exact, tuple(options.items()), Arithmetic(fmt)), x)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _narrow(how: Narrow, x: jax.Array) -> jax.Array:
+    return _value(how, x)
+
+
+@_narrow.defjvp
+def _(how: Narrow, primals, tangents):
+    exact = partial(how.exact, axis=-1, **dict(how.options))
+    return _value(how, *primals), jax.jvp(exact, primals, tangents)[1]
+
+
+@partial(jax.jit, static_argnums=0)
+def _value(how: Narrow, x: jax.Array) -> jax.Array:
+    A = how.arithmetic
+    with A.context():
+        return A.leave(how.along(A, A.enter(x), **dict(how.options)), x.dtype)
+
+
+def softmax_along(A: Arithmetic, x: jax.Array) -> jax.Array:
+    """Powers of differences from the largest, over their sum."""
+    powers, lead, exponent, _ = _powers(A, x)
+    return A.shift(A.div(powers, lead[..., None]), -exponent[..., None])
+
+
+def log_softmax_along(A: Arithmetic, x: jax.Array) -> jax.Array:
+    """The difference from the largest, minus the sum's logarithm, plus what the first has lost."""
+    _, lead, exponent, _ = _powers(A, x)
+    difference, lost = _differences(A, x, _largest(A, x))
+    return A.add(A.sub(difference, _log(A, lead, exponent)[..., None]), lost)
+
+
+def logsumexp_along(A: Arithmetic, x: jax.Array) -> jax.Array:
+    """The largest plus the sum's logarithm."""
+    _, lead, exponent, largest = _powers(A, x)
+    nothing = jnp.all(x == -np.inf, axis=-1)
+    y = A.add(largest, _log(A, lead, exponent))
+    y = jnp.where(jnp.any(x == np.inf, axis=-1), A.const(np.inf), y)
+    y = jnp.where(jnp.any(jnp.isnan(x), axis=-1), A.const(np.nan), y)
+    return jnp.where(nothing, A.const(-np.inf), y)
+
+
+def sum_along(A: Arithmetic, x: jax.Array) -> jax.Array:
+    """The sum, rounded once from its digits."""
+    lead, exponent, special = _total(A, x)
+    return jnp.where(jnp.isfinite(special), A.shift(lead, exponent), special)
+
+
+def mean_along(A: Arithmetic, x: jax.Array) -> jax.Array:
+    """The sum over the count: two roundings, three where the count is no number of the format."""
+    lead, exponent, special = _total(A, x)
+    y = divided(A, lead, exponent, x.shape[-1])
+    return jnp.where(jnp.isfinite(special), y, special)
+
+
+def var_along(A: Arithmetic, x: jax.Array, ddof: int) -> jax.Array:
+    """The mean square of what is left when the mean is taken away twice, scaled below overflow."""
+    n = x.shape[-1]
+    fine = jnp.all(jnp.isfinite(x), axis=-1)
+    d = jnp.where(fine[..., None], x, A.const(0))
+    d, moved = centred(A, d)
+    lead, exponent = rounded(A, sum_of_squares(A, jnp.abs(d), plan(A, n)))
+    y = divided(A, lead, exponent - 2 * moved, n - ddof)
+    return jnp.where(fine, y, A.const(np.nan))
+
+
+def centred(A: Arithmetic, d: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Finite numbers times a power of two, without their mean; and the power's exponent.
+
+    The mean is taken away twice: first that of d, then that of what is left.
+    """
+    moved = A.fmt.max_exponent - 2 - A.exponent(jnp.max(jnp.abs(d), axis=-1, initial=0))
+    d = A.shift(d, moved[..., None])
+    for _ in range(2):
+        lead, exponent = rounded(A, sum_of(A, d, plan(A, d.shape[-1])))
+        d = A.sub(d, divided(A, lead, exponent, d.shape[-1])[..., None])
+    return d, moved
+
+
+def divided(A: Arithmetic, lead: jax.Array, exponent: jax.Array, count: int) -> jax.Array:
+    """``lead * 2^exponent / count``; NaN for a count of 0 or less."""
+    if count <= 0:
+        return jnp.full_like(lead, np.nan)
+    whole = count.bit_length() - 1
+    if count != 2**whole:
+        rest = A.fmt.decode(A.fmt.encode(count / 2**whole))
+        lead = A.div(lead, A.const(float(rest)))
+    return jnp.where(lead == 0, lead, A.shift(lead, exponent - whole))
+
+
+def _total(A: Arithmetic, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The finite ones' sum and its exponent; beside it NaN, an infinity, or 0."""
+    fine = jnp.isfinite(x)
+    special = jnp.sum(jnp.where(fine, A.const(0), x), axis=-1)
+    lead, exponent = rounded(A, sum_of(A, jnp.where(fine, x, A.const(0)), plan(A, x.shape[-1])))
+    return lead, exponent, special
+
+
+def _largest(A: Arithmetic, x: jax.Array) -> jax.Array:
+    largest = jnp.max(x, axis=-1, initial=-np.inf)
+    return jnp.where(jnp.isfinite(largest), largest, A.const(0))
+
+
+def _differences(A: Arithmetic, x: jax.Array, m: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """x - m rounded, and what that loses: a number of the format (Dekker, 1971)."""
+    exact = x - m[..., None]
+    difference = A.round(exact)
+    lost = jnp.where(jnp.isfinite(difference), exact - difference, A.const(0))
+    return difference, A.round(lost)
+
+
+def _powers(A: Arithmetic, x: jax.Array):
+    """exp(x - largest), their sum as a number and an exponent (1 for a sum of 0), the largest."""
+    m = _largest(A, x)
+    difference, lost = _differences(A, x, m)
+    powers = A.mul(_function(A, jnp.exp, difference), _function(A, jnp.exp, lost))
+    fine = jnp.isfinite(powers)
+    lead, exponent = rounded(
+        A, sum_of(A, jnp.where(fine, powers, A.const(0)), plan(A, x.shape[-1]))
+    )
+    zero = lead == 0
+    lead = jnp.where(zero, A.const(1), lead)
+    lead = jnp.where(jnp.all(fine, axis=-1), lead, A.const(np.nan))
+    return powers, lead, jnp.where(zero, 0, exponent), m
+
+
+def _log(A: Arithmetic, lead: jax.Array, exponent: jax.Array) -> jax.Array:
+    """The logarithm of ``lead * 2^exponent``."""
+    with jax.enable_x64(True):
+        wide = lead.astype(np.float64)
+        y = jnp.log(wide) + exponent.astype(np.float64) * np.log(2.0)
+        return Arithmetic(A.fmt).round(y).astype(A.carrier)
+
+
+def _function(A: Arithmetic, f: Callable, x: jax.Array) -> jax.Array:
+    """An elementary function, correctly rounded."""
+    with jax.enable_x64(True):
+        return A.round(f(x.astype(np.float64))).astype(A.carrier)
