@@ -32,9 +32,13 @@ check: $(VENV)/.ready     ## lint, format, types
 unit: $(VENV)/.ready      ## the tests
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
-test-newest:              ## the tests on the newest Python and JAX at hand, if there is one
+# What stands on the interpreter, where releases of JAX differ; "make test-newest ARGS=tests" runs all.
+ON_THE_INTERPRETER = $(addprefix tests/,interpret autoscale autocast audit training scaled)
+
+test-newest:              ## tests on the newest Python and JAX at hand, if there is one
 	@if [ -n "$(NEWEST)" ]; then \
-		$(MAKE) --no-print-directory unit VENV=$(NEWEST_VENV) PYTHON="$(NEWEST)"; \
+		$(MAKE) --no-print-directory unit VENV=$(NEWEST_VENV) PYTHON="$(NEWEST)" \
+			ARGS="$(or $(ARGS),$(ON_THE_INTERPRETER))"; \
 	else \
 		echo "test-newest: skipped, no Python 3.12 or newer is at hand (PATH and pyenv were searched)"; \
 	fi
