@@ -142,6 +142,10 @@ def test_what_is_defined_of_the_undefined(method):
 def test_of_nothing_and_without_infinity(method):
     assert float(l2_norm(half([]), method=method)) == 0
     assert float(l2_norm(half([]), 4.0, method=method)) == 2
+    empty = l2_norm(
+        jnp.zeros((2, 0), jnp.float16), jnp.asarray([0.25, -1.0]), axis=1, method=method
+    )
+    np.testing.assert_array_equal(empty, [0.5, math.nan])
     # E4M3FN has no infinity
     assert jnp.isnan(l2_norm(jnp.asarray([jnp.inf, 1.0]), arithmetic="e4m3fn", method=method))
 
