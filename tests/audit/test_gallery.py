@@ -10,7 +10,6 @@ FEW = (
     "Sum of squares in a norm",
     "Adam's epsilon",
     "Updates vanish",
-    "A sum stalls at 256",
     "One-pass variance",
     "Small gradients",
 )
