@@ -109,12 +109,12 @@ def steps(names: Sequence[str], rounds: int) -> None:
         print(json.dumps({"step": name} | interleaved(runs, rounds)), flush=True)
 
 
-def compiles(rounds: int, recipes: Sequence[str] = ("float32", "fp16")) -> None:
+def compiles(sizes: Sequence[int], rounds: int) -> None:
     """Trace and compile times by layers."""
-    for scanned in (False, True):
-        for layers in LAYERS:
+    for scanned in (True, False):
+        for layers in sizes:
             program = gpt(layers, scanned, width=64, context=32, batch=4)
-            runs = {recipe: compiling(program, recipe) for recipe in recipes}
+            runs = {recipe: compiling(program, recipe) for recipe in ("float32", "fp16")}
             about = {"compile": "scanned" if scanned else "written out", "layers": layers}
             print(json.dumps(about | interleaved(runs, rounds)), flush=True)
 
@@ -148,12 +148,13 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=["step", "compile", "every_op"])
     parser.add_argument("--models", nargs="+", default=["gpt", "resnet", "lstm"])
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--layers", nargs="+", type=int, default=LAYERS)
     parser.add_argument("--compiles", type=int, default=3)
     given = parser.parse_args()
     if "step" in given.what:
         steps(given.models, given.rounds)
     if "compile" in given.what:
-        compiles(given.compiles)
+        compiles(given.layers, given.compiles)
     if "every_op" in given.what:
         every_op(given.models, given.rounds)
 

@@ -39,6 +39,7 @@ VARIANTS = (
 )
 LINE_SEARCH = ("logistic",)  # asks for losses of its own, unscaled: no loss scale can serve it
 STEPS, LAST, TOLERANCE, PATIENCE = 20, 5, 0.02, 60
+CONVERGED = 12  # steps of a line search: after them its curvature is rounding over rounding
 
 
 def narrowed(tree: Any) -> Any:
@@ -102,16 +103,20 @@ def run(program: Program, name: str, variants: Any) -> dict[str, list[float]]:
             if bool(taken):
                 losses.append(float(loss) / 2.0 ** (k if kind == "loss" else 0))
                 batch = next(stream)
-            if len(losses) == STEPS:
+            if len(losses) == steps_of(program):
                 break
         found[title] = losses
     return found
 
 
+def steps_of(program: Program) -> int:
+    return CONVERGED if program.name in LINE_SEARCH else STEPS
+
+
 def verdict(losses: list[float], want: list[float]) -> dict[str, Any]:
     """Relative difference of the last losses, or None and the step that they didn't get beyond."""
     bad = next((i for i, x in enumerate(losses) if not math.isfinite(x)), None)
-    if bad is None and len(losses) == STEPS:
+    if bad is None and len(losses) == len(want):
         got, true = statistics.fmean(losses[-LAST:]), statistics.fmean(want[-LAST:])
         return {"error": abs(got - true) / abs(true), "stopped": None}
     return {"error": None, "stopped": len(losses) + 1 if bad is None else bad + 1}

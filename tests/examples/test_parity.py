@@ -1,0 +1,84 @@
+"""The proofs of parity and torture measure what they say, and their page says what they did."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from proofs import models, parity, torture
+from proofs.cases import case, dead_units
+from proofs.units import Units, program_in_units, scaled
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(autouse=True)
+def users_promotion():
+    """Programs that are trained are the users': JAX's own defaults hold for them."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def test_the_page_says_what_the_runs_wrote():
+    spec = importlib.util.spec_from_file_location("parity_page", DOCS / "parity_page.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (DOCS / "parity.md").read_text() == module.page(), "run `python docs/parity_page.py`"
+
+
+def test_every_kept_run_is_within_one_percent_and_finite():
+    runs = {(r["model"], r["recipe"]): r for r in parity.rows(parity.FILE)}
+    assert len({model for model, _ in runs}) >= 8
+    for (model, recipe), row in runs.items():
+        if recipe in parity.RECIPES[2:]:
+            assert row["non_finite"] == 0
+            assert math.isclose(row["loss"], runs[model, "float32"]["loss"], rel_tol=0.01)
+
+
+def test_a_run_is_a_line_and_the_same_again():
+    row = parity.train(models.model("wave"), "fp16", 3)
+    again = parity.train(models.model("wave"), "float32", 3)
+    assert row["non_finite"] == 0
+    assert row["held_out"] is None
+    assert row["loss"] == pytest.approx(again["loss"], rel=1e-3)
+    assert row["loss"] != again["loss"]
+
+
+@pytest.mark.parametrize("kind", ["inputs", "weights", "loss"])
+def test_in_other_units_it_is_the_same_optimisation(kind):
+    def loss_of(params, batch):
+        return jnp.mean(jnp.square(batch["x"] @ params["w"] - 1))
+
+    program = case(
+        "line",
+        lambda: {"w": np.ones(3, np.float32)},
+        loss_of,
+        lambda: {"x": np.eye(4, 3, dtype=np.float32)},
+        optax.adam(0.1),
+    )
+    other, own = program_in_units(program), Units.of(kind, 40)
+    plain, state = program.init(0), other.init(0)
+    batch = next(iter(program.batches(b"", 0)))
+    state = {
+        "params": scaled(state["params"], own.weights),
+        "optimizer": state["optimizer"]._replace(units=own),
+    }
+    for _ in range(4):
+        plain, want = jax.jit(program.train_step)(plain, batch)
+        state, got = jax.jit(other.train_step)(state, (scaled(batch, own.inputs), own))
+        assert got == want * own.loss
+    np.testing.assert_array_equal(state["params"]["w"] / own.weights, plain["params"]["w"])
+
+
+def test_a_verdict():
+    program = dead_units()
+    found = torture.run(program, "fp16-plain", torture.VARIANTS[:1])["as it is"]
+    true = torture.run(program, "float32", torture.VARIANTS[:1])["as it is"]
+    assert torture.verdict(found, true) == {"error": None, "stopped": 2}
+    assert torture.verdict(true, true) == {"error": 0, "stopped": None}
