@@ -63,11 +63,13 @@ TORTURE = """
 The same models for {steps} steps (L-BFGS {converged}: it has converged then), and small programs of
 {steps} steps each of which has one thing in it that kills FP16. "Times 2^k" multiplies every float
 of the batch, every parameter or the loss by 2^k, and divides by it again where they enter the model
-or, for gradients, the optimizer: the same optimisation in other units (`proofs/units.py`). "Hidden units times 2^k" divides nowhere:
-weights of one layer are 2^k as large and of the next 2^-k. A cell is the difference of the mean of
-the last {last} losses from float32's of the model as it is; within {tolerance:.0%} it passes.
-**fails** says in which step a loss wasn't finite (steps that a loss scale leaves out don't count
-and are made up for, up to {patience} in all), or how far off it was.
+or, for gradients, the optimizer: the same optimisation in other units (`proofs/units.py`). "Hidden
+units times 2^k" divides nowhere: weights of one layer are 2^k as large and of the next 2^-k. A cell
+is the difference of the mean of the last {last} losses from float32's of the model as it is; within
+{tolerance:.0%} it passes; what has no row yet hasn't been run. **fails** says in which
+step a loss wasn't finite (steps that a loss scale leaves out don't count and are made up for, up to
+{patience} in all), or how far off it was. FP16 at every operation has one scale for a tensor whose
+squares span 2^66: what it loses there no scale can keep.
 
 *FP16* has everything cast to float16; *FP16, loss scaled* the same but for float32 master weights
 and optimizer, and `DynamicLossScale`; *autocast, loss scaled* only its contractions in FP16.
