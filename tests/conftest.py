@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-QUICK = {"autocast", "cli", "training"}
+QUICK = {"autocast", "autoscale", "cli", "training"}
 
 
 @pytest.fixture(autouse=True)
