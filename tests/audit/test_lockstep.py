@@ -206,6 +206,15 @@ def test_the_low_lane_can_be_another_interpretation():
         assert any(row.primitive == "dot_general" for row in report.rows)
 
 
+def test_a_lane_of_exponents_at_run_time():
+    x, recipe = jnp.linspace(1.0, 3.0, 8) * 1e-3, sw.recipes.scalify
+    want = jax.jit(sw.autoscale(jnp.tanh, recipe))(x)
+    error = float(jnp.linalg.norm(want - jnp.tanh(x)) / jnp.linalg.norm(jnp.tanh(x)))
+    report = sw.audit(jnp.tanh, recipe, trials=0)(x)
+    assert report.error.relative == pytest.approx(error, rel=1e-2)
+    assert 0 < error < 1e-3
+
+
 def test_float64_shadow_and_a_training_step():
     def loss(w, x):
         return jnp.mean(jnp.square(x @ w - 1.0))

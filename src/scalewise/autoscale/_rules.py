@@ -191,7 +191,7 @@ def _contractive(slope: float, bounded: bool = False) -> Function:
         exponent = x.exponent
         if per_slice(x) or x.uniform is not None or (isinstance(exponent, int) and exponent >= 0):
             return fallback(_, equation, inputs)
-        kept = min(exponent, 0) if isinstance(exponent, int) else lax.min(exponent, 0)
+        kept = min(exponent, 0) if isinstance(exponent, int) else jnp.minimum(exponent, 0)
         if bounded and not isinstance(exponent, int):  # an infinity's value needs no scale
             kept = jnp.where(jnp.any(jnp.isinf(x.data)), 0, kept)
         number = settle(x)
