@@ -54,7 +54,7 @@ def swing(u: jax.Array, stiffness: jax.Array) -> jax.Array:
 
 def records(displacement: jax.Array) -> jax.Array:
     """What the detectors along the rim see, (steps, detectors): leapfrog from rest."""
-    square = jnp.asarray(stiffness())
+    square = jnp.asarray(stiffness(), displacement.dtype)
 
     def step(state, _):
         before, now = state
