@@ -28,12 +28,11 @@ def quick_compiles(request, monkeypatch):
     """Leaves LLVM's expensive passes out where hundreds of programs run a few times each.
 
     XLA's own rewriting and fusing stay. Rooms of single roundings, which have to hold in the code
-    that users run, aren't among them.
+    that users run, aren't among them; nor do they meet what was compiled for the others.
     """
-    if request.path.parent.name not in QUICK:
-        yield
-        return
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # in processes that a test starts
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    quick = request.path.parent.name in QUICK
+    if quick:
+        monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # in processes that a test starts
+    if quick != jax.config.read("jax_disable_most_optimizations"):
+        jax.config.update("jax_disable_most_optimizations", quick)
+        jax.clear_caches()
