@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-newest check unit format prove references bench clean
+.PHONY: demo test test-newest check unit format prove parity references bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -46,6 +46,11 @@ test-newest:              ## tests on the newest Python and JAX at hand, if ther
 prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it stopped; the gallery
 	$(BIN)/python -m proofs.casts $(ARGS)
 	$(BIN)/python -m proofs.gallery
+
+parity: $(VENV)/.ready   ## ten models under autoscale beside float32, and tortured: docs/parity.md
+	$(BIN)/python -m proofs.parity $(ARGS)
+	$(BIN)/python -m proofs.torture
+	$(BIN)/python docs/parity_page.py
 
 references: $(VENV)/.ready  ## where other libraries' casts agree with ours, and where not
 	$(BIN)/python -m pip install --quiet --group prove

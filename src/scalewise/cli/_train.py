@@ -12,7 +12,7 @@ STATE = {"weights": r"^\.params", "optimizer": r"^\.optimizer.*\.(mu|nu|trace|m|
 
 def train(
     program: Annotated[
-        str, typer.Argument(help="gpt, cnn, lstm, mlp, moe, or a Python file of your own.")
+        str, typer.Argument(help="An example (gpt, cnn, lstm, mlp, ...), or a file of your own.")
     ],
     recipe: Annotated[
         str, typer.Option(help="A recipe, or a policy such as p=f32,c=bf16,o=f32.")

@@ -84,7 +84,7 @@ def train(
 
     Args:
         program: a file with ``init``, ``loss_of``, ``OPTIMIZER``, ``train_step``, ``batches``; the
-            name of one under ``examples/`` (gpt, cnn, lstm, mlp, moe); or a `Program`.
+            name of one under ``examples/`` (gpt, cnn, lstm, ...); or a `Program`.
         recipe: a name in `RECIPES`, or a policy, ``"p=f32,c=bf16,o=f32"``.
         data: as for :func:`compare`.
         steps: how many in all, at least 1.
