@@ -185,7 +185,8 @@ class EveryOp(Interpretation):
         if _inverse(equation) or family is Family.POWER:  # of zeros: infinities, or zeros again
             beyond = lax.abs(jnp.int32(y.exponent)) > -NOTHING // 4
             y = dataclasses.replace(y, exponent=jnp.where(beyond, NOTHING, y.exponent))
-        return self.rounded(y, gradual=gradual)
+        # a sum in an optimizer that is all but zero isn't zero: others divide by it
+        return self.rounded(y, nonzero=gradual and family is Family.ALIGNED, gradual=gradual)
 
     def operand(
         self, value: InFlight, equation: Equation, contracted: tuple[int, ...], position: int
