@@ -109,6 +109,28 @@ def test_a_scans_residuals_are_stacked_narrow():
     assert_close(jax.jit(sw.autoscale(jax.grad(loss), sw.recipes.fp16))(w), jax.grad(loss)(w), 1e-2)
 
 
+def largest(jaxpr, within=False):
+    """Shapes of which a largest element is sought, and whether in a loop's body."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "reduce_max":
+            yield eqn.invars[0].aval.shape, within
+        for inner in eqn.params.values():
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from largest(inner, within or eqn.primitive.name in ("scan", "while"))
+
+
+def test_weights_in_a_loop_are_rounded_once_before_it():
+    def f(w, x):
+        return jax.lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ w), x).sum()
+
+    traced = jax.make_jaxpr(sw.autoscale(jax.grad(f)))(example(0, (5, 5)), example(1, (3, 5)))
+    found = list(largest(traced.jaxpr))
+    assert found.count(((5, 5), False)) == 1
+    assert ((5, 5), True) not in found
+    assert ((3, 5), True) in found
+
+
 @pytest.mark.parametrize("k", [-300, -149, -40, 0, 33, 300])
 @pytest.mark.parametrize("which", [0, 1])
 def test_equivariance_a_power_of_two_moves_only_the_exponent(k, which):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import jax
@@ -119,6 +119,20 @@ class Boundaries(Interpretation):
         if value.uniform is not None:
             return InFlight(settle(value), 0, value.side)
         return dataclasses.replace(value, exponent=rows(value.exponent), memo={})
+
+    def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
+        """Weights that each turn of a loop multiplies by are rounded before it."""
+        if not isinstance(value, InFlight) or "dot_general" not in readers or per_slice(value):
+            return value
+        fmt = self.recipe.backward if value.side == "backward" else self.recipe.forward
+        if isinstance(fmt, Format) and self.recipe.per == "tensor" and value.uniform is None:
+            self._rounded(value, fmt, (), "")
+        return value
+
+    def inside(self, value: Any) -> Any:
+        if not isinstance(value, InFlight):
+            return super().inside(value)
+        return dataclasses.replace(value, memo=dict(value.memo))
 
     def residual(self, value: Any, aval: Any) -> InFlight | AtRest:
         """What waits for the backward pass: narrow, and back in float32 only when it is read."""

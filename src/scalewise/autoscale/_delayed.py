@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, ClassVar
 
 import jax
@@ -95,6 +95,9 @@ class DelayedBoundaries(Boundaries):
         here = dataclasses.replace(self, noted=noted)
         _, outs = Boundaries.apply(here, (), equation, inputs)
         return noted, outs
+
+    def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
+        return value  # each site has a history of its own
 
     def meet(self, state: Any, axes: Any) -> Any:
         return jax.tree.map(lambda newest: lax.pmax(newest, axes), state)

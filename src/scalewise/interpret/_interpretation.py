@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal
 
@@ -105,6 +105,18 @@ class Interpretation:
     def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> Any:
         """Elementwise choice between two canonical carries of one type (a vmapped while loop)."""
         return jnp.where(predicate, on_true, on_false)
+
+    def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
+        """A constant of the loop ``equation``, before it; ``readers`` name primitives in its body.
+
+        What each turn would do to it alike can be done here, once.
+        """
+        return value
+
+    def inside(self, value: Any) -> Any:
+        """A value of one trace as a loop's body within it sees it; what it remembers from there
+        must not come back out."""
+        return jax.tree.map(lambda leaf: leaf, value)
 
     def spread(self, value: Any, aval: Any) -> Any:
         """A value that a scan walks along its first axis: every leaf has that axis."""

@@ -88,9 +88,23 @@ def _canonical(interpretation, equation, values, avals, boundary):
     ]
 
 
-def _fresh(values):
-    """The same values for another trace: what they remember of this one stays behind."""
-    return jax.tree.map(lambda leaf: leaf, values)
+def _invariant(interpretation, equation: Equation, jaxpr, consts):
+    """A loop's constants, after what each turn would do to them alike has been done once."""
+    body, _ = _compat.open_jaxpr(jaxpr)
+    readers: dict[Any, set[str]] = {v: set() for v in body.invars[: len(consts)]}
+    for eqn in body.eqns:
+        for var in eqn.invars:
+            if isinstance(var, jex.Var) and var in readers:
+                readers[var].add(eqn.primitive.name)
+    return [
+        interpretation.invariant(c, names, equation) if is_float(v.aval) else c
+        for c, (v, names) in zip(consts, readers.items(), strict=True)
+    ]
+
+
+def _inside(interpretation, values):
+    """Values of a trace as one within it sees them."""
+    return [interpretation.inside(v) for v in values]
 
 
 def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
@@ -206,18 +220,19 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
 def _while_parts(interpretation, equation: Equation, consts):
     """Condition and body on a state and a carry, and what makes a carry canonical."""
     params, avals, m = equation.params, equation.out_avals, equation.params["cond_nconsts"]
-    cond_consts, body_consts = consts[:m], consts[m:]
+    cond_consts = _invariant(interpretation, equation, params["cond_jaxpr"], consts[:m])
+    body_consts = _invariant(interpretation, equation, params["body_jaxpr"], consts[m:])
     canonical = partial(_canonical, interpretation, equation, avals=avals, boundary="carry")
     run = partial(walk, interpretation, scope=equation.scope)
 
     def again(state, carry):
-        operands = [*_fresh(cond_consts), *carry]
+        operands = [*_inside(interpretation, cond_consts), *carry]
         state, outs = run(params["cond_jaxpr"], state, operands, path=(*equation.path, 0))
         return state, outs[0]
 
     def body(state, carry):
         going = again(state, carry)[1] if batched else None
-        operands = [*_fresh(body_consts), *carry]
+        operands = [*_inside(interpretation, body_consts), *carry]
         state, new = run(params["body_jaxpr"], state, operands, path=(*equation.path, 1))
         new = canonical(new)
         if batched:  # a vmapped loop runs until its last row is done; a row that is done stays
@@ -248,13 +263,14 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     params = equation.params
     m, n = _compat.scan_split(params)
     consts, carry, xs = inputs[:m], inputs[m : m + n], inputs[m + n :]
+    consts = _invariant(interpretation, equation, params["jaxpr"], consts)
     carry_avals, ys_avals = equation.out_avals[:n], equation.out_avals[n:]
     canonical = partial(_canonical, interpretation, equation)
     body_avals = [v.aval for v in _compat.open_jaxpr(params["jaxpr"])[0].outvars][n:]
 
     def body(loop, xs):
         state, carry = loop
-        operands = [*_fresh(consts), *carry, *xs]
+        operands = [*_inside(interpretation, consts), *carry, *xs]
         jaxpr, path = params["jaxpr"], equation.path
         state, outs = walk(interpretation, jaxpr, state, operands, equation.scope, path)
         carry = canonical(outs[:n], carry_avals, "carry")
