@@ -50,7 +50,7 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 parity: $(VENV)/.ready   ## ten models under autoscale beside float32, and tortured: docs/parity.md
 	$(BIN)/python -m proofs.parity $(ARGS)
 	$(BIN)/python -m proofs.torture
-	$(BIN)/python docs/parity_page.py
+	PYTHONPATH=. $(BIN)/python docs/parity_page.py
 
 references: $(VENV)/.ready  ## where other libraries' casts agree with ours, and where not
 	$(BIN)/python -m pip install --quiet --group prove

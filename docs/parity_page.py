@@ -73,6 +73,8 @@ squares span 2^66: what it loses there no scale can keep.
 
 *FP16* has everything cast to float16; *FP16, loss scaled* the same but for float32 master weights
 and optimizer, and `DynamicLossScale`; *autocast, loss scaled* only its contractions in FP16.
+A dash is not run; the U-Net can't be cast to float16 as it stands, since `lax` refuses to convolve
+its float32 timestep features with float16 weights.
 
 | case | {methods} |
 |---|{columns}|
