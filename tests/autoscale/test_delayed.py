@@ -123,3 +123,10 @@ def test_histories_of_others():
         delayed.step(1.0, W, X)
     assert isinstance(other, AmaxHistory)
     assert other.sites == ()
+
+
+def test_a_step_differentiated_from_outside_is_refused():
+    delayed = sw.autoscale(product, "fp8_delayed")
+    history = delayed.init(W, X)
+    with pytest.raises(TypeError, match="can't be differentiated from outside"):
+        jax.grad(lambda w: jnp.sum(delayed.step(history, w, X)[0]))(W)

@@ -254,3 +254,13 @@ def test_gradient_is_straight_through_and_not_rounded():
 def test_what_makes_no_sense_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("saturate", [False, True, "finite"])
+@pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])
+@pytest.mark.parametrize("name", ["e4m3fn", "e5m2", "e4m3fnuz", "fp16", "bf16"])
+def test_a_cast_is_differentiable_straight_through(name, rounding, saturate):
+    def f(x):
+        return jnp.sum(cast(x, name, rounding=rounding, saturate=saturate).astype(x.dtype) * 2)
+
+    np.testing.assert_array_equal(jax.grad(f)(jnp.array([0.3, -1.1, 2.0])), [2, 2, 2])

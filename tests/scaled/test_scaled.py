@@ -200,3 +200,13 @@ def test_quantizing_again_keeps_or_absorbs_the_scale():
 def test_what_makes_no_sense_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_choice_of_scale_that_is_none():
+    with pytest.raises(TypeError, match="scaling is 'amax'; accepted: Amax"):
+        sw.quantize(jnp.ones(3), "e4m3fn", scaling="amax")
+
+
+def test_a_gradient_goes_straight_through_a_quantised_array():
+    gradient = jax.grad(lambda x: jnp.sum(sw.quantize(x, "e4m3fn").value() * 2))(jnp.ones(3))
+    np.testing.assert_allclose(gradient, 2, rtol=0.1)

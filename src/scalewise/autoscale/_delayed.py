@@ -160,7 +160,7 @@ class WithHistory:
         """The function's outputs, and the history to call it with next.
 
         Raises:
-            TypeError: ``history`` isn't an :class:`AmaxHistory`.
+            TypeError: ``history`` isn't an :class:`AmaxHistory`; somebody differentiates the step.
             ValueError: it was made for another program.
         """
         if not isinstance(history, AmaxHistory):
@@ -169,6 +169,7 @@ class WithHistory:
                 f"not a {type(history).__name__}"
             )
         program, boundaries = self._program(args, kwargs)
+        program = dataclasses.replace(program, arrays=_undifferentiated(list(program.arrays)))
         known = dict(zip(history.sites, jnp.max(history.amaxes, axis=1), strict=True))
         here = dataclasses.replace(boundaries, known=known)
         state = dict.fromkeys(history.sites, jnp.zeros((), jnp.float32))
@@ -183,3 +184,16 @@ class WithHistory:
     def _program(self, args, kwargs):
         boundaries = DelayedBoundaries(self.recipe, exceptions=Exceptions(self.recipe.keep))
         return trace(self.f, boundaries, args, kwargs, name=NAME), boundaries
+
+
+@jax.custom_jvp
+def _undifferentiated(arrays: list[Any]) -> list[Any]:
+    return arrays
+
+
+@_undifferentiated.defjvp
+def _(primals, tangents):
+    raise TypeError(
+        f"{NAME}: step(history, ...) can't be differentiated from outside; wrap the training step, "
+        "gradient and all"
+    )

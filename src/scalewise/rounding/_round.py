@@ -103,8 +103,9 @@ def cast(
         rounding, saturate, key, bits, subnormals: as for :func:`round_to`.
 
     Returns:
-        An array of ``fmt.dtype``. A format without a storage dtype gives unsigned codes of the
-        smallest width that holds them.
+        An array of ``fmt.dtype``, differentiable straight-through (its cotangents have that dtype,
+        too, as JAX has it). A format without a storage dtype gives unsigned codes of the smallest
+        width that holds them.
 
     Raises:
         TypeError, ValueError: as for :func:`round_to`.
@@ -117,10 +118,13 @@ def cast(
     fmt = format_(fmt)
     x = _float(x, "cast")
     rounding = _check(fmt, rounding, saturate, "identity")
-    return _stored(x, _noise(x, rounding, key, bits), (fmt, saturate, rounding, subnormals))
+    options = (fmt, saturate, rounding, subnormals)
+    noise = _noise(x, rounding, key, bits)
+    if fmt.dtype is None or fmt.bits < 8:
+        return _codes_of(x, noise, options)
+    return _cast(x, noise, options)
 
 
-@partial(jax.jit, static_argnums=2, inline=True)
 def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
     fmt, saturate, rounding, subnormals = options
     dtype = fmt.dtype
@@ -136,6 +140,23 @@ def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
     if dtype is not None and fmt.bits >= 8:
         return lax.convert_element_type(rounded, dtype)
     return _codes(rounded.astype(jnp.float32), fmt)
+
+
+# One program where nobody else compiles: an eager call would be twenty passes over the data.
+_codes_of = partial(jax.jit, static_argnums=2, inline=True)(_stored)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _straight_cast(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
+    return _stored(x, noise, options)
+
+
+@_straight_cast.defjvp
+def _(options, primals, tangents):
+    return _straight_cast(*primals, options), tangents[0].astype(options[0].dtype)
+
+
+_cast = partial(jax.jit, static_argnums=2, inline=True)(_straight_cast)
 
 
 def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
@@ -199,7 +220,6 @@ def _(options, primals, tangents):
     return y, t
 
 
-# One program where nobody else compiles: an eager call would be twenty passes over the data.
 _compiled = partial(jax.jit, static_argnums=2, inline=True)(_straight_through)
 
 

@@ -85,6 +85,8 @@ def quantize(
         ([2.0], [896.0, 1.0, -3.0])
     """
     fmt = _format(fmt)
+    if scaling is not None and not hasattr(scaling, "scale"):
+        raise TypeError(f"quantize: scaling is {scaling!r}; accepted: Amax(), Rms(), Unit(), ...")
     if isinstance(x, ScaledArray):
         return _again(x, fmt, scaling, axis, rounding=rounding, saturate=saturate, key=key)
     x = jnp.asarray(x)
