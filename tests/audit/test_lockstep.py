@@ -1,10 +1,5 @@
 """The low lane is emulation, the shadow the plain run; what is noted is what NumPy counts."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +7,7 @@ import pytest
 
 import programs
 import scalewise as sw
+from devices import run_on_devices
 from programs import scalar
 from scalewise.audit._lanes import Rounded, Wide
 from scalewise.audit._pair import Pair
@@ -250,11 +246,4 @@ MESH = """
 
 
 def test_a_mesh_of_devices():
-    """In a process of its own: the number of devices is fixed when JAX starts."""
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MESH)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_on_devices(2, MESH)

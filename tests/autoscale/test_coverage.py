@@ -1,8 +1,5 @@
 """Every primitive of JAX is a row, and every row that a program can meet is run."""
 
-import importlib.util
-from pathlib import Path
-
 import jax
 import jax.extend.core.primitives as published
 import jax.numpy as jnp
@@ -10,9 +7,9 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from pages import DOCS, page_script
 from primitives import ELSEWHERE, FLOATS, OTHERS
 
-DOCS = Path(__file__).parents[2] / "docs"
 ROWS = FLOATS | OTHERS
 NAMES = sorted({getattr(published, n).name for n in dir(published) if n.endswith("_p")})
 # as FP16 operands and residuals allow; what isn't named is computed in float32
@@ -64,9 +61,7 @@ def test_each_row_runs_where_every_result_is_narrow(name):
 
 
 def test_the_page_is_up_to_date():
-    spec = importlib.util.spec_from_file_location("coverage_page", DOCS / "coverage_page.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = page_script("coverage_page")
     rows = (DOCS / "coverage.md").read_text().splitlines()
     # a newer JAX may have primitives that the page, made with the floor, doesn't
     assert set(rows) <= set(module.page().splitlines()) | {r for r in rows if r.startswith("| `")}

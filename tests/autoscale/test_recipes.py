@@ -1,10 +1,6 @@
 """Every recipe on one network; exceptions, block formats, static scales, narrow collectives."""
 
 import dataclasses
-import os
-import subprocess
-import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +8,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from devices import run_on_devices
 from scalewise.formats import E4M3FN, FP16, FP32, MXFP8_E4M3
 
 CATALOGUE = sw.recipes.CATALOGUE
@@ -151,20 +148,19 @@ MESH = """
         for g in (jax.grad(sw.autoscale(tracked, recipe)), sw.autoscale(jax.grad(tracked), recipe)):
             got, want = jax.jit(g)(w, placed), jax.grad(tracked)(w, x)
             assert np.linalg.norm(got - want) < t * np.linalg.norm(want)
+    delayed = sw.autoscale(tracked, "fp8_delayed")  # a history is that of all devices' parts
+    history = delayed.init(w, placed)
+    assert np.max(history.amaxes) == np.max(np.abs(x)) and len(history.sites) == 2
+    y, history = jax.jit(delayed.step)(history, w, placed)
+    np.testing.assert_allclose(y, tracked(w, x), rtol=0.05)
+    assert (np.sort(history.amaxes[:, 1]) == np.sort([np.abs(x).max(), np.abs(w).max()])).all()
     text = jax.jit(sw.autoscale(mapped, narrow)).lower(w, placed).as_text()
     assert any("all_gather" in line and "f8E4M3FN" in line for line in text.splitlines())
 """
 
 
 def test_a_mesh_of_devices_with_narrow_collectives():
-    """In a process of its own: the number of devices is fixed when JAX starts."""
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(MESH)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+    run_on_devices(4, MESH)
 
 
 def test_few_features_have_no_fp8():

@@ -1,8 +1,6 @@
 """The proofs of parity and torture measure what they say, and their page says what they did."""
 
-import importlib.util
 import math
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +11,7 @@ from proofs import models, parity, torture
 from proofs.cases import case, dead_units
 from proofs.units import Units, program_in_units, scaled
 
-DOCS = Path(__file__).parents[2] / "docs"
+from pages import DOCS, page_script
 
 
 @pytest.fixture(autouse=True)
@@ -24,12 +22,8 @@ def users_promotion():
 
 
 def test_the_page_says_what_the_runs_wrote():
-    spec = importlib.util.spec_from_file_location("parity_page", DOCS / "parity_page.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert (DOCS / "parity.md").read_text() == module.page(), "run `python docs/parity_page.py`"
+    text = page_script("parity_page").page()
+    assert (DOCS / "parity.md").read_text() == text, "run `PYTHONPATH=. python docs/parity_page.py`"
 
 
 def test_every_kept_run_is_within_one_percent_and_finite():

@@ -1,30 +1,18 @@
 """The pages on norms and functions say what was measured, and what was measured can be again."""
 
 import csv
-import importlib.util
-from pathlib import Path
 
 import pytest
 from proofs.norms import torture
 
+from pages import DOCS, page_script
 from scalewise.formats import format as format_
 from scalewise.ops import function_table
-
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.parametrize("name", ["norms", "functions"])
 def test_the_page_is_up_to_date(name):
-    module = load(f"{name}_page")
+    module = page_script(f"{name}_page")
     assert (DOCS / f"{name}.md").read_text() == module.page(), f"run `python docs/{name}_page.py`"
     if name == "norms":
         assert (DOCS / "norms.svg").read_text() == module.picture()

@@ -75,7 +75,8 @@ class Recipe:
             own, the arithmetic of a machine without float32.
         scaling: how an operand's scale is chosen, see :func:`scalewise.quantize`. By default its
             largest magnitude (current scaling), so that nothing saturates. :class:`Unit` takes
-            a scale that is predicted from shapes alone, without a look at the data.
+            a scale that is predicted from shapes alone, without a look at the data;
+            :class:`Delayed` one from the steps before (see :class:`WithHistory`).
         per: ``"tensor"``: one scale for an operand; ``"channel"``: one for each index of the axes
             that aren't contracted.
         features: a contraction of fewer features (an image's one or three channels, a convolution
