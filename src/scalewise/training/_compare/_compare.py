@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
+from .._interrupt import held_interrupts
 from .._loss_scale import has_loss_scale, loss_scale_of
 from ._corpus import corpus
 from ._diagnose import diagnose, finite_leaves
@@ -216,7 +217,8 @@ def _train(
     """Makes the steps, of each method from each seed; how many before an interrupt, if any."""
     made = 0
     try:
-        with Progress(console, [same[0].method.name for same in runs], steps) as progress:
+        names = [same[0].method.name for same in runs]
+        with held_interrupts() as heed, Progress(console, names, steps) as progress:
             for step in range(1, steps + 1):
                 for same in runs:
                     for run, batch in zip(same, batches, strict=True):
@@ -226,6 +228,7 @@ def _train(
                 rows = [_line(step, i, run) for same in runs for i, run in enumerate(same)]
                 folder.append("metrics.jsonl", rows)
                 made = step
+                heed()
                 if step < steps:
                     batches = [next(stream) for stream in streams]
     except KeyboardInterrupt:

@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 
 from .._compare import Folder, InputError, Program, corpus, endless, guarded, load_program
+from .._interrupt import held_interrupts
 from .._step import Metrics, Step, TrainState
 from ._checkpoint import Checkpoints
 from ._metrics import Log
@@ -190,7 +191,8 @@ class _Run:
         with self.console.status(f"compiling {self.program.name} under {self.recipe}"):
             lowered = guarded(jitted.lower, f"{self.program.name}.loss_of", self.state, batch)
             compiled = lowered.compile()
-        with Progress(self.console, self.program.name, self.done, steps) as progress:
+        progress = Progress(self.console, self.program.name, self.done, steps)
+        with held_interrupts() as heed, progress:
             while True:
                 row = self._one(compiled, batch)
                 log.step(row)
@@ -200,6 +202,7 @@ class _Run:
                     self._save()
                 if self.done >= steps:
                     return
+                heed()
                 batch = next(stream)
 
     def _one(self, compiled: Any, batch: Any) -> dict[str, Any]:

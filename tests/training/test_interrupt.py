@@ -1,0 +1,77 @@
+"""Ctrl-C waits for the end of a step, and isn't lost where Python can't raise it."""
+
+import signal
+import threading
+
+import pytest
+
+from scalewise.training._interrupt import held_interrupts
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handler():
+    """A gate that a shell started in the background ignores the signal, and so would we."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+class Collected:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)  # what is raised in here is printed and forgotten
+
+
+def test_the_step_is_finished_first():
+    steps = []
+
+    def run():
+        with held_interrupts() as heed:
+            for step in range(5):
+                heed()
+                if step == 2:
+                    Collected()
+                steps.append(step)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert steps == [0, 1, 2]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_one_does_not_wait():
+    came = []
+
+    def run():
+        with held_interrupts():
+            for i in range(3):
+                signal.raise_signal(signal.SIGINT)
+                came.append(i)
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert came == [0]
+
+
+def test_somebody_elses_handler_stays():
+    heard = []
+    signal.signal(signal.SIGINT, lambda *_: heard.append(1))
+    with held_interrupts() as heed:
+        signal.raise_signal(signal.SIGINT)
+        heed()
+    assert heard == [1]
+
+
+def test_a_thread_holds_nothing_back():
+    raised = []
+
+    def run():
+        try:
+            with held_interrupts() as heed:
+                heed()
+        except ValueError as error:  # signals can't be set there
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not raised
