@@ -70,6 +70,13 @@ def test_the_same_from_float64_with_one_rounding(fmt):
         got = jax.jit(lambda x: round_to(x, fmt))(x)
         assert got.dtype == jnp.float64
         same(got, oracle(x, fmt))
+        stored = cast(x, fmt)
+    # NumPy's float64 goes the same way where JAX has none
+    outside = round_to(x, fmt)
+    assert outside.dtype == jnp.float32
+    if fmt.name != "fp64":  # which float32 doesn't hold
+        same(outside, got)
+        same(cast(x, fmt), stored)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
@@ -168,6 +175,11 @@ def test_published_double_roundings_round_once():
         assert float(round_to(jnp.float64(1.0625 + 2.0**-40), "e4m3fn")) == 1.125
         assert float(round_to(jnp.float64(1.0625 - 2.0**-40), "e4m3fn")) == 1.0
         assert float(round_to(jnp.float64(1 + 2.0**-8 + 2.0**-40), "bf16")) == 1.0078125
+    assert float(round_to(1.0625 + 2.0**-40, "e4m3fn")) == 1.125
+    assert float(cast(np.float64(1.0625 - 2.0**-40), "e4m3fn")) == 1.0
+    tiny = np.array([2.0**-130, 2.0**-1060])
+    assert cast(tiny, "fp32", rounding="toward_positive").tolist() == [2.0**-130, 2.0**-149]
+    assert cast(tiny, "tf32").tolist() == cast(tiny.astype(np.float32), "tf32").tolist() == [64, 0]
 
 
 @pytest.mark.parametrize("fmt", NATIVE, ids=lambda f: f.name)

@@ -210,3 +210,9 @@ def test_a_choice_of_scale_that_is_none():
 def test_a_gradient_goes_straight_through_a_quantised_array():
     gradient = jax.grad(lambda x: jnp.sum(sw.quantize(x, "e4m3fn").value() * 2))(jnp.ones(3))
     np.testing.assert_allclose(gradient, 2, rtol=0.1)
+
+
+@pytest.mark.parametrize("fmt", ["e4m3fn", "mxfp8_e4m3"])
+def test_numpys_float64_is_rounded_once(fmt):
+    x = np.array([1.0625 + 2.0**-40, 1.0625 - 2.0**-40, 256.0])
+    assert sw.quantize(x, fmt).value().tolist() == [1.125, 1.0, 256.0]

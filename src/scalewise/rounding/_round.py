@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from jax import lax
 from ..formats import Format, check_rounding, check_saturate
 from ..formats import format as format_
 from ._bits import carrier_of, fits, round_bits
+from ._carrier import from_float64
 from ._nearest import is_plain, nearest_codes
 
 Gradient = Literal["identity", "clipped"]
@@ -36,7 +38,8 @@ def round_to(
     """A value of a format, correctly rounded once from the input, in the input's dtype.
 
     Args:
-        x: float32, float64, float16 or bfloat16 array, any shape.
+        x: float32, float64, float16 or bfloat16 array, any shape. NumPy's float64 and Python's
+            float are rounded from all their bits where JAX's x64 is off, too, to a float32.
         fmt: a format, or a name or dtype of one.
         rounding: ``"nearest_even"`` (ties to the even code), ``"nearest_away"`` (ties away from
             zero), ``"toward_zero"``, ``"toward_positive"``, ``"toward_negative"``,
@@ -70,19 +73,20 @@ def round_to(
         [0.1015625, 288.0, 448.0, 0.0]
     """
     fmt = format_(fmt)
-    x = _float(x, "round_to")
-    rounding = _check(fmt, rounding, saturate, gradient)
-    noise = _noise(x, rounding, key, bits)
-    wide = x if x.dtype in (jnp.float32, jnp.float64) else x.astype(jnp.float32)
-    carrier = carrier_of(wide.dtype)
-    if not fits(fmt, carrier):
-        if fmt.mantissa_bits >= carrier.mantissa_bits and fmt.max_exponent >= 127:
-            return x  # the format holds every number of x's dtype
-        raise ValueError(
-            f"round_to: {fmt.name} has numbers that {x.dtype} doesn't; pass x as float64"
-        )
-    options = (fmt, saturate, rounding, subnormals, gradient)
-    return _compiled(wide, noise, options).astype(x.dtype)
+    with _all_bits_of(x):
+        x = _float(x, "round_to")
+        rounding = _check(fmt, rounding, saturate, gradient)
+        noise = _noise(x, rounding, key, bits)
+        wide = x if x.dtype in (jnp.float32, jnp.float64) else x.astype(jnp.float32)
+        carrier = carrier_of(wide.dtype)
+        if fits(fmt, carrier):
+            options = (fmt, saturate, rounding, subnormals, gradient)
+            x = _compiled(wide, noise, options).astype(x.dtype)
+        elif fmt.mantissa_bits < carrier.mantissa_bits or fmt.max_exponent < 127:
+            raise ValueError(
+                f"round_to: {fmt.name} has numbers that {x.dtype} doesn't; pass x as float64"
+            )  # else the format holds every number of x's dtype
+    return _as_jax_has_it(x)
 
 
 def cast(
@@ -116,13 +120,14 @@ def cast(
         'float8_e5m2'
     """
     fmt = format_(fmt)
-    x = _float(x, "cast")
-    rounding = _check(fmt, rounding, saturate, "identity")
-    options = (fmt, saturate, rounding, subnormals)
-    noise = _noise(x, rounding, key, bits)
-    if fmt.dtype is None or fmt.bits < 8:
-        return _codes_of(x, noise, options)
-    return _cast(x, noise, options)
+    with _all_bits_of(x):
+        x = _float(x, "cast")
+        rounding = _check(fmt, rounding, saturate, "identity")
+        options = (fmt, saturate, rounding, subnormals)
+        noise = _noise(x, rounding, key, bits)
+        coded = fmt.dtype is None or fmt.bits < 8
+        y = _codes_of(x, noise, options) if coded else _cast(x, noise, options)
+    return _as_jax_has_it(y)
 
 
 def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
@@ -138,8 +143,13 @@ def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
         x, fmt, rounding=rounding, saturate=saturate, bits=noise, subnormals=subnormals
     )
     if dtype is not None and fmt.bits >= 8:
-        return lax.convert_element_type(rounded, dtype)
-    return _codes(rounded.astype(jnp.float32), fmt)
+        return _exactly(rounded, dtype)
+    return _codes(_exactly(rounded, np.dtype(np.float32)), fmt)
+
+
+def _exactly(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Numbers that ``dtype`` has, in it; a backend's convert from float64 flushes subnormals."""
+    return (from_float64 if x.dtype == jnp.float64 else lax.convert_element_type)(x, dtype)
 
 
 # One program where nobody else compiles: an eager call would be twenty passes over the data.
@@ -244,6 +254,21 @@ def _noise(x: jax.Array, rounding: str, key: Any, bits: Any) -> jax.Array | None
             f"shape {x.shape}"
         )
     return bits
+
+
+def _all_bits_of(x: Any) -> contextlib.AbstractContextManager:
+    """Where a float64 that isn't JAX's yet doesn't become float32, a rounding too many."""
+    theirs = isinstance(x, float | np.ndarray | np.generic)
+    wide = theirs and np.asarray(x).dtype == np.float64 and not jax.config.jax_enable_x64
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+
+
+def _as_jax_has_it(x: jax.Array) -> jax.Array:
+    """A float64 array as float32 where x64 is off; the numbers of a narrow format stay exact."""
+    if x.dtype != jnp.float64 or jax.config.jax_enable_x64:
+        return x
+    with jax.enable_x64(True):
+        return from_float64(x, np.dtype(np.float32))
 
 
 def _float(x: Any, name: str) -> jax.Array:
