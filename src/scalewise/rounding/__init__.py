@@ -2,6 +2,7 @@
 
 from ._bits import round_bits as round_bits
 from ._carrier import from_float64 as from_float64
+from ._carrier import has_float64 as has_float64
 from ._carrier import to_float64 as to_float64
 from ._encoded import EncodedArray as EncodedArray
 from ._encoded import decode as decode

@@ -10,6 +10,11 @@ from jax import lax
 _UNIT = 2.0**-149  # float32's smallest subnormal
 
 
+def has_float64() -> bool:
+    """Whether JAX has float64 here: x64 is on."""
+    return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+
+
 def to_float64(x: jax.Array) -> jax.Array:
     """A float array in float64, exactly, float32's and bfloat16's subnormals too.
 

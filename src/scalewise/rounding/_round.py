@@ -14,7 +14,7 @@ from jax import lax
 from ..formats import Format, check_rounding, check_saturate
 from ..formats import format as format_
 from ._bits import carrier_of, fits, round_bits
-from ._carrier import from_float64
+from ._carrier import from_float64, has_float64
 from ._nearest import is_plain, nearest_codes
 
 Gradient = Literal["identity", "clipped"]
@@ -259,13 +259,13 @@ def _noise(x: jax.Array, rounding: str, key: Any, bits: Any) -> jax.Array | None
 def _all_bits_of(x: Any) -> contextlib.AbstractContextManager:
     """Where a float64 that isn't JAX's yet doesn't become float32, a rounding too many."""
     theirs = isinstance(x, float | np.ndarray | np.generic)
-    wide = theirs and np.asarray(x).dtype == np.float64 and not jax.config.jax_enable_x64
+    wide = theirs and np.asarray(x).dtype == np.float64 and not has_float64()
     return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
 def _as_jax_has_it(x: jax.Array) -> jax.Array:
     """A float64 array as float32 where x64 is off; the numbers of a narrow format stay exact."""
-    if x.dtype != jnp.float64 or jax.config.jax_enable_x64:
+    if x.dtype != jnp.float64 or has_float64():
         return x
     with jax.enable_x64(True):
         return from_float64(x, np.dtype(np.float32))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..formats import BLOCK_FORMATS, CATALOGUE, FP32, BlockFormat, Format, block_format
 from ..formats import format as format_
-from ..rounding import encode, round_to
+from ..rounding import encode, has_float64, round_to
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
 from ._power import exponent_of, shrink
@@ -90,7 +90,7 @@ def quantize(
         raise TypeError(f"quantize: scaling is {scaling!r}; accepted: Amax(), Rms(), Unit(), ...")
     if isinstance(x, ScaledArray):
         return _again(x, fmt, scaling, axis, rounding=rounding, saturate=saturate, key=key)
-    if getattr(x, "dtype", None) == np.float64 and not jax.config.jax_enable_x64:
+    if getattr(x, "dtype", None) == np.float64 and not has_float64():
         x = round_to(x, FP32, rounding="to_odd")  # what a second rounding can't tell from x
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
