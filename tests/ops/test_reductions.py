@@ -94,7 +94,8 @@ def test_cross_entropy_keeps_the_computing_type():
 
 def test_sums_one_after_the_other():
     ones = jnp.ones((2, 4096), jnp.float16)
-    fp16 = ops.Accumulator(format_("fp16"))
+    fp16 = ops.Accumulator("fp16")
+    assert fp16 == ops.Accumulator(format_("fp16"))
     assert ops.sum(ones, axis=1, accumulator=fp16).tolist() == [2048, 2048]
     chunked = ops.Accumulator(format_("fp16"), chunk=1024)
     assert ops.sum(ones, axis=-1, keepdims=True, accumulator=chunked).tolist() == [[4096], [4096]]
@@ -156,7 +157,11 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="dot takes vectors"):
         ops.dot(half[None], half)
     with pytest.raises(ValueError, match="Accumulator: chunk is 0"):
-        ops.Accumulator(format_("fp16"), chunk=0)
+        ops.Accumulator("fp16", chunk=0)
+    with pytest.raises(ValueError, match="rounding is 'nearest'; accepted"):
+        ops.Accumulator("fp16", rounding="nearest")
+    with pytest.raises(ValueError, match="no key"):
+        ops.Accumulator("fp16", rounding="stochastic")
     with pytest.raises(ValueError, match="Accumulator: fp64 is refused"):
         ops.Accumulator(format_("fp64"))
     with pytest.raises(TypeError, match="softmax takes real floating-point arrays, not int32"):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import FP32, Format
+from ..formats import FP32, Format, check_rounding
 from ..formats import format as format_
 from ..rounding import from_float64, round_bits, to_float64
 
@@ -21,19 +21,20 @@ class Accumulator:
     """How a machine adds products up: one after the other in a format, in chunks if it does.
 
     Attributes:
-        fmt: the format of the running sum, of up to 25 significant bits.
+        fmt: the format of the running sum, of up to 25 significant bits, or a name or dtype of one.
         rounding: of each addition: ``"nearest_even"``, ``"toward_zero"``, ...
         chunk: after so many terms the running sum is added to one in ``into`` and starts anew;
             None: never.
         into: the format of that sum, rounded to nearest.
 
     Raises:
-        ValueError: a format too wide or without a zero, or a chunk that isn't positive.
+        ValueError: an unknown format or rounding, a format too wide or without a zero, or a chunk
+            that isn't positive.
 
     Example:
         >>> import jax.numpy as jnp
         >>> ones = jnp.ones(4096, jnp.float16)
-        >>> [float(dot(ones, ones, accumulator=Accumulator(format_("fp16"), chunk=c)))
+        >>> [float(dot(ones, ones, accumulator=Accumulator("fp16", chunk=c)))
         ...  for c in (None, 128)]
         [2048.0, 4096.0]
     """
@@ -44,12 +45,16 @@ class Accumulator:
     into: Format = FP32
 
     def __post_init__(self):
-        for fmt in (self.fmt, self.into):
+        for name in ("fmt", "into"):
+            fmt = format_(getattr(self, name))
+            object.__setattr__(self, name, fmt)
             if fmt.precision > 25 or not fmt.zero:
                 raise ValueError(
                     f"Accumulator: {fmt.name} is refused; accepted: formats with a zero and up to "
                     "25 significant bits, since sums are carried in float64"
                 )
+        if check_rounding(self.fmt, self.rounding) == "stochastic":
+            raise ValueError("Accumulator: rounding is 'stochastic', but there is no key to draw")
         if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
             raise ValueError(f"Accumulator: chunk is {self.chunk!r}; accepted: positive, or None")
 
