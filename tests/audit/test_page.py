@@ -94,7 +94,7 @@ def test_in_a_browser(report, tmp_path):
     def opened(address):
         done = subprocess.run(
             [BROWSER, *flags.split(), "--dump-dom", address],
-            capture_output=True, text=True, timeout=120, check=True,
+            capture_output=True, text=True, timeout=300, check=True,
         )  # fmt: skip
         assert not re.search(r"CONSOLE.*(Error|Uncaught)", done.stderr)
         return done.stdout

@@ -34,7 +34,7 @@ def batches(data, seed):
 def scalewise(*arguments, cwd, **options):
     command = [str(Path(sys.executable).with_name("scalewise")), *map(str, arguments)]
     return subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=100, **options
+        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300, **options
     )
 
 
@@ -107,12 +107,12 @@ def test_control_c_leaves_a_readable_run(folder):
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     ) as process:
         metrics = folder / "run" / "metrics.jsonl"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not metrics.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         try:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=300)
         except subprocess.TimeoutExpired:
             process.kill()  # or leaving the block would wait for ever
             raise
