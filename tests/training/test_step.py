@@ -266,9 +266,20 @@ def test_equinox(policy):
         (lambda: step(loss, optax.sgd(1.0), clip=0), ValueError, "clip is 0; accepted: over 0"),
         (lambda: step(loss, optax.sgd(1.0), accumulate=0), ValueError, "accumulate is 0"),
         (
-            lambda: step(loss, optax.sgd(1.0), sw.recipes.fp8_delayed),
+            lambda: step(loss, optax.sgd(1.0), sw.recipes.fp8_delayed).init(params()),
+            TypeError,
+            r"delayed scaling begins with a batch: init\(model, batch\)",
+        ),
+        (
+            lambda: step(
+                loss,
+                optax.sgd(1.0),
+                dataclasses.replace(
+                    sw.recipes.fp8, state=((r"\.mu", sw.Storage(sw.formats.FP16)),)
+                ),
+            ),
             ValueError,
-            "delayed scaling keeps a history from step to step; accepted: current scaling",
+            r"the recipe's state says how parts .* first '\\\\.mu'; here moments=",
         ),
         (lambda: step(loss, optax.sgd(1.0), "c=f4"), ValueError, "'f4' is no dtype to compute in"),
         (

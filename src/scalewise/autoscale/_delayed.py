@@ -40,10 +40,14 @@ class AmaxHistory:
     amaxes: jax.Array
     sites: tuple[str, ...]
 
-    def after(self, newest: Mapping[str, jax.Array]) -> AmaxHistory:
-        """The history with one more step in it; a magnitude that isn't finite doesn't count."""
-        column = jnp.stack([newest[s] for s in self.sites]) if self.sites else jnp.zeros(0)
-        column = jnp.where(jnp.isfinite(column), column, 0)
+    def after(self, newest: jax.Array) -> AmaxHistory:
+        """The history with one more step in it, whose largest magnitudes are ``newest``.
+
+        Args:
+            newest: float32, ``[operands]``, as :meth:`WithHistory.observe` has them; one that
+                isn't finite doesn't count.
+        """
+        column = jnp.where(jnp.isfinite(newest), newest, 0)
         return AmaxHistory(jnp.column_stack([column, self.amaxes[:, :-1]]), self.sites)
 
     def tree_flatten_with_keys(self):
@@ -154,13 +158,25 @@ class WithHistory:
         jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
         newest, _ = run(program, boundaries, dict.fromkeys(sites, jnp.float32(0)))
         empty = AmaxHistory(jnp.zeros((len(sites), self.steps), jnp.float32), tuple(sorted(sites)))
-        return empty.after(newest)
+        return empty.after(_column(empty.sites, newest))
 
     def step(self, history: AmaxHistory, *args: Any, **kwargs: Any) -> tuple[Any, AmaxHistory]:
         """The function's outputs, and the history to call it with next.
 
         Raises:
-            TypeError: ``history`` isn't an :class:`AmaxHistory`; somebody differentiates the step.
+            TypeError, ValueError: as :meth:`observe`.
+        """
+        outs, newest = self.observe(history, *args, **kwargs)
+        return outs, history.after(newest)
+
+    def observe(self, history: AmaxHistory, *args: Any, **kwargs: Any) -> tuple[Any, jax.Array]:
+        """The function's outputs, and each operand's largest magnitude in this call.
+
+        For a step that is several calls, of microbatches or on devices, all of which round with
+        one history: ``history.after(...)`` takes the largest of their magnitudes.
+
+        Raises:
+            TypeError: ``history`` isn't an :class:`AmaxHistory`; somebody differentiates the call.
             ValueError: it was made for another program.
         """
         if not isinstance(history, AmaxHistory):
@@ -179,11 +195,15 @@ class WithHistory:
             here.emit(v, a, path) if is_float(a) else v
             for v, a, path in zip(values, program.out_avals, program.paths, strict=True)
         ]
-        return jax.tree.unflatten(program.out_tree, outs), history.after(newest)
+        return jax.tree.unflatten(program.out_tree, outs), _column(history.sites, newest)
 
     def _program(self, args, kwargs):
         boundaries = DelayedBoundaries(self.recipe, exceptions=Exceptions(self.recipe.keep))
         return trace(self.f, boundaries, args, kwargs, name=NAME), boundaries
+
+
+def _column(sites: Sequence[str], newest: Mapping[str, jax.Array]) -> jax.Array:
+    return jnp.stack([newest[s] for s in sites]) if sites else jnp.zeros(0)
 
 
 @jax.custom_jvp

@@ -12,12 +12,13 @@ import optax
 
 from ..autocast import Policy, autocast
 from ..autocast import policy as policy_
-from ..autoscale import Recipe, autoscale
+from ..autoscale import AmaxHistory, Recipe, WithHistory, autoscale
 from ..scaled import Delayed
 from ._finite import choose, widened
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
+    LossScaleState,
     StaticLossScale,
     loss_scale_of,
     loss_scaled,
@@ -47,6 +48,7 @@ class TrainState:
         params: the trained arrays, in the policy's ``params`` dtype.
         rest: what else the model holds (batch statistics, random counters).
         optimizer: of the wrapped optimizer: masters, moments, loss scale.
+        history: the operands' largest magnitudes in the steps before, for delayed scaling.
         step: steps so far, those left out included, int32.
         structure: how the model is put together again.
     """
@@ -54,6 +56,7 @@ class TrainState:
     params: Tree
     rest: Tree
     optimizer: Tree
+    history: AmaxHistory | None
     step: jax.Array
     structure: Structure = dataclasses.field(metadata={"static": True})
 
@@ -91,6 +94,7 @@ class Step:
         accumulate: microbatches to a step.
         has_aux: whether ``loss`` returns a pair.
         transform: what the policy does to the function from params to loss.
+        delayed: a recipe with a history, under which that function's gradient is computed.
         axis_name: mapped axes over which gradients are averaged.
         wire: format in which they are sent.
     """
@@ -101,71 +105,115 @@ class Step:
     accumulate: int = 1
     has_aux: bool = False
     transform: Callable[[Callable], Callable] = lambda f: f
+    delayed: Recipe | None = None
     axis_name: Any = None
     wire: Any = None
 
-    def init(self, model: Any) -> TrainState:
+    def init(self, model: Any, batch: Any = None) -> TrainState:
         """The state before the first step, of a model or a pytree of parameters.
 
+        Args:
+            model: what is trained.
+            batch: for delayed scaling, which finds its first scales from a step on it: a batch
+                like those to come, or, with ``axis_name``, like one member's part of them.
+
         Raises:
-            TypeError: something in it that is to be trained isn't a real float array.
+            TypeError: something in it that is to be trained isn't a real float array; delayed
+                scaling, and no batch.
         """
         params, rest, structure = split(model)
-        state = self.optimizer.init(params)  # before narrowing: masters are exact
+        optimizer = self.optimizer.init(params)  # before narrowing: masters are exact
         if self.params is not None:
             params = jax.tree.map(lambda x: jnp.asarray(x).astype(self.params), params)
-        return TrainState(params, rest, state, jnp.int32(0), structure)
+        state = TrainState(params, rest, optimizer, None, jnp.int32(0), structure)
+        if self.delayed is None:
+            return state
+        if batch is None:
+            raise TypeError("step: delayed scaling begins with a batch: init(model, batch)")
+        return dataclasses.replace(state, history=self._first_history(self.delayed, state, batch))
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """One step on a batch, a pytree whose arrays have the examples along their first axis."""
         before = loss_scale_of(state.optimizer)
-        gradients, loss, rest, aux = self._gradients(state, batch)
+        gradients, loss, rest, aux, newest = self._gradients(state, batch)
         if self.axis_name is not None:
             members = self._members()
             mean = mean_over(gradients, self.axis_name, self.wire)
             gradients = jax.tree.map(lambda g: g * members, mean)
             loss = jax.lax.pmean(loss, self.axis_name)
+            newest = jax.tree.map(lambda n: jax.lax.pmax(n, self.axis_name), newest)
         updates, optimizer = self.optimizer.update(
             gradients, state.optimizer, state.params, value=loss
         )
         after = loss_scale_of(optimizer)
         finite = after.skipped == before.skipped
+        history = state.history
+        if history is not None:
+            history = choose(finite, history.after(newest), history)
         new = dataclasses.replace(
             state,
             params=apply_updates(state.params, updates),
             rest=choose(finite, rest, state.rest),
             optimizer=optimizer,
+            history=history,
             step=state.step + 1,
         )
         return new, Metrics(loss, finite, before.scale, after.skipped, aux)
 
-    def _gradients(self, state: TrainState, batch: Any) -> tuple[Tree, jax.Array, Tree, Any]:
-        """Scaled gradients, the loss as it is, the rest of the model and what else came of it."""
-        scaling = loss_scale_of(state.optimizer)
+    def _gradients(self, state: TrainState, batch: Any) -> tuple[Tree, jax.Array, Tree, Any, Any]:
+        """Scaled gradients, the loss as it is, the rest of the model, what else came of it, and,
+        with a history, the largest magnitudes of its operands."""
+        scaling, members = loss_scale_of(state.optimizer), self._members()
+        differentiate = self._differentiate(state.structure, members)
 
-        def scaled(params, rest, batch):
-            loss, rest, aux = self._apply(state.structure, params, rest, batch)
-            # a member's part of the batch's mean, or its gradients were that many times larger
-            part = scale_loss(loss, scaling) / self._members()
-            return part, (widened(loss), rest, aux)
+        def one(rest: Tree, batch: Any) -> tuple[Any, Any]:
+            args = (state.params, rest, batch, scaling)
+            if self.delayed is None:
+                return differentiate(*args), None
+            if state.history is None:
+                raise TypeError("step: the state has no history: init it by this step")
+            return WithHistory(differentiate, self.delayed).observe(state.history, *args)
 
-        differentiate = jax.grad(scaled, has_aux=True)
         if self.accumulate == 1:
-            gradients, (loss, rest, aux) = differentiate(state.params, state.rest, batch)
-            return gradients, loss, rest, aux
+            (gradients, (loss, rest, aux)), newest = one(state.rest, batch)
+            return gradients, loss, rest, aux, newest
 
         def add(carry, microbatch):
             total, loss, rest = carry
-            gradients, (one, rest, aux) = differentiate(state.params, rest, microbatch)
+            (gradients, (part, rest, aux)), newest = one(rest, microbatch)
             total = jax.tree.map(lambda t, g: t + widened(g), total, gradients)
-            return (total, loss + one, rest), aux
+            return (total, loss + part, rest), (aux, newest)
 
         zeros = jax.tree.map(lambda p: jnp.zeros_like(widened(p)), state.params)
         parts = microbatches(batch, self.accumulate)
         start = (zeros, jnp.float32(0), state.rest)
-        (total, loss, rest), aux = jax.lax.scan(add, start, parts)
+        (total, loss, rest), (aux, newest) = jax.lax.scan(add, start, parts)
         mean = jax.tree.map(lambda t: t / self.accumulate, total)
-        return mean, loss / self.accumulate, rest, aux
+        newest = jax.tree.map(lambda n: n.max(axis=0), newest)
+        return mean, loss / self.accumulate, rest, aux, newest
+
+    def _differentiate(self, structure: Structure, members: Any) -> Callable:
+        """``(params, rest, batch, scale) -> (gradients, (loss, rest, aux))``."""
+
+        def scaled(params: Tree, rest: Tree, batch: Any, scaling: LossScaleState):
+            loss, rest, aux = self._apply(structure, params, rest, batch)
+            # a member's part of the batch's mean, or its gradients were that many times larger
+            return scale_loss(loss, scaling) / members, (widened(loss), rest, aux)
+
+        return jax.grad(scaled, has_aux=True)
+
+    def _first_history(self, recipe: Recipe, state: TrainState, batch: Any) -> AmaxHistory:
+        """Of one step by current scaling, all microbatches together."""
+        delayed = WithHistory(self._differentiate(state.structure, 1), recipe)
+        scaling = loss_scale_of(state.optimizer)
+
+        def one(part: Any) -> AmaxHistory:
+            return delayed.init(state.params, state.rest, part, scaling)
+
+        if self.accumulate == 1:
+            return one(batch)
+        histories = jax.lax.map(one, microbatches(batch, self.accumulate))
+        return jax.tree.map(lambda a: a.max(axis=0), histories)
 
     def _members(self) -> int:
         return 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
@@ -204,15 +252,17 @@ def step(
     In this order: the loss under its policy; times the loss scale; gradients, summed in float32
     over the microbatches; one finite check; unscaled in float32; clipped by their global norm;
     the optimizer, its state widened and stored again; the new weights. A step with a gradient or
-    a loss that isn't finite changes nothing but the scale. (A loss that isn't finite was so
-    before it was scaled: then the scale stays, too.)
+    a loss that isn't finite changes nothing but the scale: weights, moments, statistics and the
+    history of delayed scaling keep their bits. (A loss that isn't finite was so before it was
+    scaled: then the scale stays, too.)
 
     Args:
         loss: ``(model, batch) -> scalar``; model as given to ``init``.
         optimizer: any optax transformation.
         policy: what runs in which precision: a :class:`~scalewise.Policy` or its string, for
             :func:`~scalewise.autocast`; a :class:`~scalewise.Recipe`, for
-            :func:`~scalewise.autoscale`; None: the loss as it is.
+            :func:`~scalewise.autoscale` (with delayed scaling ``init`` takes a batch, too, and
+            all microbatches of a step, on all devices, have one history); None: the loss as it is.
         scaling: by default :class:`DynamicLossScale` where the policy computes in float16, and
             none (a scale of 1, bad steps left out all the same) elsewhere.
         weights: how narrow weights (``p=f16`` or ``p=bf16`` in the policy) are updated:
@@ -243,6 +293,7 @@ def step(
         (True, 1, 32768.0)
     """
     transform, params, narrow = _transform(policy)
+    delayed = policy if isinstance(policy, Recipe) and isinstance(policy.scaling, Delayed) else None
     if weights is None:
         weights = "master" if params is not None and params.itemsize < 4 else "plain"
     if weights not in WEIGHTS:
@@ -260,7 +311,7 @@ def step(
     whole = loss_scaled(WEIGHTS[weights](optimizer), scaling, axis_name=axis_name)
     if wire is not None and axis_name is None:
         raise ValueError("step: wire says how gradients are sent over axis_name, which isn't given")
-    return Step(loss, whole, params, accumulate, has_aux, transform, axis_name, wire)
+    return Step(loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, wire)
 
 
 def microbatches(batch: Any, n: int) -> Any:
@@ -283,11 +334,14 @@ def _transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bool]:
     if policy is None:
         return lambda f: f, None, False
     if isinstance(policy, Recipe):
-        if isinstance(policy.scaling, Delayed):
+        if policy.state:
             raise ValueError(
-                "step: delayed scaling keeps a history from step to step; accepted: current "
-                "scaling (recipes.fp8), or autoscale(train_step, recipe).step(history, ...)"
+                f"step: the recipe's state says how parts of a training state are stored, first "
+                f"{policy.state[0][0]!r}; here moments={{...}} and the policy's p= do; accepted: a "
+                "recipe without, or autoscale of a training step of your own"
             )
+        if isinstance(policy.scaling, Delayed):  # differentiated within a call with a history
+            return lambda f: f, None, False
         return lambda f: autoscale(f, policy), None, False
     chosen = policy_(policy)
     narrow = jnp.float16 in (chosen.compute, chosen.params)

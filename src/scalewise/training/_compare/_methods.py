@@ -61,7 +61,8 @@ class Method:
         train = step(program.loss_of, program.optimizer, **self.options)
 
         def prepare(state: Tree, batch: Any) -> Tree:
-            return train.init(state["params"] if isinstance(state, dict) else state.params)
+            params = state["params"] if isinstance(state, dict) else state.params
+            return train.init(params, batch)
 
         def one(state: Tree, batch: Any) -> tuple[Tree, Any]:
             state, metrics = train(state, batch)
@@ -141,8 +142,20 @@ METHODS: dict[str, Method] = {
         scaled("mxfp8", recipes.mxfp8, "E4M3 both ways, a scale for each 32 elements"),
         scaled("mxfp4", recipes.mxfp4, "MXFP4 forward, MXFP8 backward"),
         scaled("unit_scaling", recipes.unit_scaling, "fp8, scales from shapes alone"),
-        scaled("fp16_every_op", recipes.fp16_every_op, "each result in FP16, scales by amax"),
+        scaled(
+            "fp16_every_op",
+            recipes.fp16_every_op,
+            "each result in FP16, scales found anew by the maximum",
+        ),
         scaled("scalify", recipes.scalify, "each result in FP16, scales propagated"),
+        *(
+            scaled(
+                f"scalify-{norm}",
+                dataclasses.replace(recipes.scalify, rescale=norm),
+                f"each result in FP16, scales found anew by {norm.upper()} norms",
+            )
+            for norm in ("l1", "l2")
+        ),
         scaled(
             "fp8-narrow-state",
             dataclasses.replace(recipes.fp8, state=NARROW_STATE),

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...autoscale.recipes import CATALOGUE
-from ...scaled import Delayed
 from .._compare import InputError, Program
 from .._moments import NARROW_ADAM
 from .._step import Step, step
 
-# One row each: what training.step gets. Every recipe of autoscale that keeps no history is one.
+# One row each: what training.step gets. Every recipe of autoscale is one.
 RECIPES: dict[str, Mapping[str, Any]] = {
     "float32": {},
     "autocast-fp16": {"policy": "p=f32,c=f16,o=f32"},
@@ -26,11 +25,7 @@ RECIPES: dict[str, Mapping[str, Any]] = {
         "weights": "stochastic",
         "moments": NARROW_ADAM,
     },
-    **{
-        name: {"policy": recipe}
-        for name, recipe in CATALOGUE.items()
-        if not isinstance(recipe.scaling, Delayed)
-    },
+    **{name: {"policy": recipe} for name, recipe in CATALOGUE.items()},
 }
 
 

@@ -126,7 +126,7 @@ def train(
     initial = guarded(program.init, f"{program.name}.init", seed)
     params = initial["params"] if isinstance(initial, dict) else initial.params
     try:
-        state = jax.jit(train_step.init)(params)
+        state = jax.jit(train_step.init)(params, next(endless(program, text, seed)))
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from error
     checkpoints = Checkpoints(folder.path / "checkpoints", keep=keep)
