@@ -29,6 +29,9 @@ def vague(x: Float[Array, "rows"]):
 def fails():
     raise RuntimeError("no data today")
 
+def wide(x):
+    return x @ jnp.ones((7, 7))
+
 def count(x):
     return x > 0
 
@@ -93,6 +96,9 @@ def test_several_steps_with_their_batches(folder):
         (("audit", "broken.py:f"), "broken.py doesn't run: ModuleNotFoundError"),
         (("audit", "net.py:norm", "--args", "small"), "defines no factory 'small'"),
         (("audit", "net.py:norm", "--args", "fails"), "failed: RuntimeError: no data today"),
+        (("audit", "net.py:fails"), "fails failed: RuntimeError: no data today (net.py:21)"),
+        (("audit", "net.py:step", "--args", "big"), "step() missing 1 required"),
+        (("audit", "net.py:wide", "--args", "big"), "wide failed: TypeError: dot_general requires"),
         (("audit", "net.py:norm"), "norm(x) has no annotation with a shape such as"),
         (("audit", "net.py:vague"), "vague(x) has no annotation with a shape such as"),
         (("audit", "net.py:count", "--args", "big"), "count returns no float"),

@@ -4,6 +4,7 @@ from ._audit import audit as audit
 from ._diff import Difference as Difference
 from ._diff import diff as diff
 from ._file import arguments as arguments
+from ._file import blamed as blamed
 from ._file import load_function as load_function
 from ._findings import Finding as Finding
 from ._literals import Literal as Literal

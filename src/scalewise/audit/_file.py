@@ -6,7 +6,8 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -55,9 +56,26 @@ def _run(file: Path) -> ModuleType:
     return module
 
 
-def described(error: BaseException) -> str:
-    """An error in one line, with the place where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
+@contextmanager
+def blamed(module: ModuleType) -> Iterator[None]:
+    """What goes wrong within a user's own lines is his program's failure, and said with the line.
+
+    Raises:
+        InputError: in the place of any error that passed through a line of the module.
+    """
+    try:
+        yield
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        passed = [f for f in frames if module.__file__ == f.filename]
+        if not passed:
+            raise
+        raise InputError(f"{passed[-1].name} failed: {described(error, passed)}") from error
+
+
+def described(error: BaseException, frames: Sequence[traceback.FrameSummary] | None = None) -> str:
+    """An error in one line, with the place where it was raised, or the last of these frames."""
+    frames = traceback.extract_tb(error.__traceback__) if frames is None else frames
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({Path(error.filename).name}:{error.lineno})"

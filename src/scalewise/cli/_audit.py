@@ -34,7 +34,7 @@ def audit(
     Exits with 1 if outputs aren't finite, with 2 if it can't be audited.
     """
     from scalewise import audit as room  # JAX takes a second to import: not for --help
-    from scalewise.audit import arguments, load_function
+    from scalewise.audit import arguments, blamed, load_function
 
     def fed(module):
         if batches is not None and not callable(getattr(module, batches, None)):
@@ -45,7 +45,8 @@ def audit(
         function, module = load_function(target)
         positional, named = arguments(function, module, args, seed)
         options = {"shadow": shadow, "trials": trials, "steps": steps, "batches": fed(module)}
-        report = room(function, fmt, **options)(*positional, **named)
+        with blamed(module):
+            report = room(function, fmt, **options)(*positional, **named)
         report.show(everything=everything)
         for path in out or ():
             typer.echo(f"wrote {report.save(path)}")
