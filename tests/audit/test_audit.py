@@ -99,6 +99,17 @@ def test_constants_without_data():
     assert (decay.what, decay.rounded, decay.line) == ("becomes 1", 1.0, line_of("y = 0.999 * x"))
 
 
+def test_a_constant_and_what_is_made_of_it_both_overflow():
+    def grown(x):
+        return (x * 1e6) @ x
+
+    report = sw.audit(grown, "fp16", trials=8)(jnp.ones((4, 4)))
+    (found,) = report.findings
+    assert (found.kind, found.line) == ("overflow", grown.__code__.co_firstlineno + 1)
+    assert found.fix == f"float32 for line {found.line}, its 1e+06 too"
+    assert (found.broken_before, found.broken_after, found.error_after) == (16, 0, 0.0)
+
+
 def test_published_constants():
     """trouble.md 3.5."""
 

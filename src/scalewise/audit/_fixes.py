@@ -57,7 +57,9 @@ class Fix:
     setting: Any
 
 
-def constant_fixes(literal: Literal, now: Setting, fmt: Format) -> Iterator[Fix]:
+def constant_fixes(
+    literal: Literal, rows: Sequence[Row], now: Setting, fmt: Format
+) -> Iterator[Fix]:
     """Changes worth trying for a constant that the format can't hold."""
     number = literal.number
     if literal.rounded == 0:
@@ -66,7 +68,13 @@ def constant_fixes(literal: Literal, now: Setting, fmt: Format) -> Iterator[Fix]
     elif abs(number) > float(fmt.max):
         new = math.copysign(float(fmt.max) / 2, number)
         yield Fix(f"{new:.5g} in place of {number:.3g}", now.replaced(number, new))
-    yield Fix(f"{number:.6g} kept in float32", now.replaced(number, number))
+    kept = now.replaced(number, number)
+    yield Fix(f"{number:.6g} kept in float32", kept)
+    here = (literal.file, literal.line)
+    line = [r.index for r in rows if literal.file and (r.file, r.line) == here]
+    if line:
+        words = f"float32 for line {literal.line}, its {number:.6g} too"
+        yield Fix(words, kept.wide(line))
 
 
 def constant_finding(literal: Literal) -> Finding:

@@ -55,9 +55,13 @@ class Search:
             return start.error
         floor = Error(0, 0.0)
         if self.session.adjustable:
-            floor = self._try(self.now.wide(range(len(self.now.formats)))).error
-            for literal in [x for x in self.literals if not x.masks]:
-                options = constant_fixes(literal, self.now, self.fmt)
+            literals = [x for x in self.literals if not x.masks]
+            wide = self.now.wide(range(len(self.now.formats)))
+            for literal in literals:
+                wide = wide.replaced(literal.number, literal.number)
+            floor = self._try(wide).error
+            for literal in literals:
+                options = constant_fixes(literal, self.outcome.rows, self.now, self.fmt)
                 self._attempt(constant_finding(literal), options)
         self._look(floor)
         self.found.sort(key=_gain, reverse=True)
