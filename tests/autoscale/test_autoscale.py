@@ -120,6 +120,32 @@ def largest(jaxpr, within=False):
                 yield from largest(inner, within or eqn.primitive.name in ("scan", "while"))
 
 
+def test_the_scales_of_a_product_are_multiplied_in_behind_its_transposition():
+    x, w = example(0, (3, 5)), example(1, (5, 4))
+    program = str(jax.make_jaxpr(sw.autoscale(lambda x, w: (x @ w).T + 1, "fp16"))(x, w))
+    between = program.split("dot_general[")[1].split("transpose[")[0]
+    assert " mul " not in between  # XLA makes one product of the two
+    assert " mul " in program.split("transpose[")[1]
+    np.testing.assert_array_equal(
+        jax.jit(sw.autoscale(lambda x, w: (x @ w).T, "fp8"))(x, w),
+        jax.jit(sw.autoscale(lambda x, w: x @ w, "fp8"))(x, w).T,
+    )
+
+
+def test_a_product_may_go_anywhere_before_somebody_reads_it():
+    def loss(x):
+        y = (x @ x).T
+        mapped = lax.map(lambda row: row @ y, y)  # walked along, and read in each turn
+        stacked = lax.scan(lambda c, row: (c, row @ y), x, y)[1]
+        chosen = lax.cond(x[0, 0] > 0, lambda y: y + 1, lambda y: y - 1, y)
+        carried = lax.fori_loop(0, 3, lambda _, z: jnp.sin(z + y), y)
+        return jnp.sum(jnp.square(mapped + stacked + chosen + carried) * y)
+
+    x = example() / 4
+    got, want = jax.jit(jax.grad(sw.autoscale(loss, EAGER)))(x), jax.jit(jax.grad(loss))(x)
+    assert_close(got, want, 4e-3)
+
+
 def test_weights_in_a_loop_are_rounded_once_before_it():
     def f(w, x):
         return jax.lax.fori_loop(0, 3, lambda _, h: jnp.tanh(h @ w), x).sum()

@@ -35,6 +35,15 @@ def test_each_fits_the_data_in_jit_and_out(scaling, fmt):
         assert np.frexp(float(a.scale))[0] == 0.5
 
 
+@pytest.mark.parametrize("special", [0.0, 3.0, -70.0, 1e-42, np.inf])
+def test_the_largest_of_few_is_found_as_that_of_many(special):
+    few = np.array([1.5, -2.0, special, -0.0], np.float32)
+    many = np.pad(few, (0, 5000))
+    for keep in (None, 0) if np.isfinite(special) else (None,):
+        a, b = (sw.quantize(x, "e4m3fn", axis=keep) for x in (few, many))
+        np.testing.assert_array_equal(a.scale, b.scale[:4] if keep == 0 else b.scale)
+
+
 def test_amax_without_powers_of_two_reaches_the_largest_number():
     a = sw.quantize(X, "e4m3fn", scaling=sw.Amax(power_of_two=False))
     assert float(jnp.max(jnp.abs(a.data.astype(jnp.float32)))) == 448

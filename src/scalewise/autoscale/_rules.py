@@ -17,10 +17,10 @@ from jax import lax
 
 from ..interpret import Equation, is_float, rebind
 from ._value import (
+    Due,
     InFlight,
     at_exponent,
     common_exponent,
-    leading,
     normalised,
     per_slice,
     settle,
@@ -244,9 +244,8 @@ def contraction(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> l
     scales = [s for s in (scale_a, scale_b) if s is not None]
     if len(scales) == 2:  # the smaller first: the product may be in range though the larger is not
         scales = [lax.min(*scales), lax.max(*scales)]
-    for scale in scales:
-        out = out * leading(scale, out)
-    return _wrap(equation, [out], own_a + own_b)
+    product = InFlight(out, own_a + own_b)
+    return [Due(product, tuple(scales)) if scales else product]
 
 
 def all_gather(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
