@@ -216,3 +216,30 @@ def test_a_gradient_goes_straight_through_a_quantised_array():
 def test_numpys_float64_is_rounded_once(fmt):
     x = np.array([1.0625 + 2.0**-40, 1.0625 - 2.0**-40, 256.0])
     assert sw.quantize(x, fmt).value().tolist() == [1.125, 1.0, 256.0]
+
+
+BY_HAND = {
+    "len": len,
+    "iter": lambda a: jnp.stack([jnp.asarray(row) for row in a]),
+    "negative": lambda a: -a,
+    "abs": abs,
+    "power": lambda a: a**2 + 2.0**a,
+    "over": lambda a: a / 3 + 3 / (a + 9),
+    "compared": lambda a: (a > 0) & (a >= 1) | (a < -1) & (a <= -2) | (a == 0.5) | (a != a),
+    "reshaped": lambda a: a.reshape(8, -1),
+    "transposed": lambda a: a.T,
+    "widened": lambda a: a.astype(jnp.bfloat16),
+    "number": lambda a: float(a[1, 1]) if a[1, 1] else 0.0,
+}
+
+
+@pytest.mark.parametrize("use", BY_HAND)
+def test_used_like_an_array(use):
+    """Of every kind: one scale, one for each channel, blocks, packed codes."""
+    x = jax.random.normal(jax.random.key(0), (4, 32))
+    for fmt, axis in (("e4m3fn", None), ("e4m3fn", 0), ("mxfp8_e4m3", None), ("nvfp4", None)):
+        a = sw.quantize(x, fmt, axis=axis)
+        got, want = BY_HAND[use](a), BY_HAND[use](a.value())
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want), f"{fmt}, {axis}")
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(a)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -91,17 +92,45 @@ class ScaledArray:
         way to a result that doesn't."""
         return _value(self)
 
-    def __neg__(self) -> ScaledArray:
-        if isinstance(self.data, EncodedArray):
-            return NotImplemented
-        return ScaledArray(-self.data, self.scale, self.block)
+    @property
+    def T(self) -> ScaledArray | jax.Array:
+        data = self._whole()
+        return self.value().T if data is None else ScaledArray(data.T, self.scale)
+
+    def reshape(self, *shape: Any) -> ScaledArray | jax.Array:
+        """Behind the same scale, where that is one for all; else the plain numbers."""
+        data = self._whole()
+        if data is None:
+            return self.value().reshape(*shape)
+        return ScaledArray(data.reshape(*shape), self.scale)
+
+    def astype(self, dtype: Any) -> jax.Array:
+        """The plain numbers in a dtype."""
+        return self.value().astype(dtype)
+
+    def _whole(self) -> jax.Array | None:
+        """The data, if parts of it keep the scale as it is."""
+        if self.block is not None or np.ndim(self.scale) or isinstance(self.data, EncodedArray):
+            return None
+        return self.data
 
     def __getitem__(self, index: Any) -> ScaledArray | jax.Array:
         """A part behind the same scale, where that is one for all; else the plain numbers."""
-        whole = self.block is None and np.ndim(self.scale) == 0
-        if whole and not isinstance(self.data, EncodedArray):
-            return ScaledArray(self.data[index], self.scale)
-        return self.value()[index]
+        data = self._whole()
+        return self.value()[index] if data is None else ScaledArray(data[index], self.scale)
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a ScaledArray without axes")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[ScaledArray | jax.Array]:
+        return (self[i] for i in range(len(self)))
+
+    def __neg__(self) -> ScaledArray | jax.Array:
+        if isinstance(self.data, EncodedArray):
+            return -self.value()
+        return ScaledArray(-self.data, self.scale, self.block)
 
     def __mul__(self, other: Any) -> ScaledArray | jax.Array:
         """By a number, which goes into a scale of floats; else plain numbers are multiplied."""
@@ -112,6 +141,8 @@ class ScaledArray:
         return self.value() * other
 
     __rmul__ = __mul__
+
+    # All others are those of the plain numbers: what they give has a scale of its own.
 
     def __add__(self, other: Any) -> jax.Array:
         return self.value() + other
@@ -124,14 +155,52 @@ class ScaledArray:
     def __rsub__(self, other: Any) -> jax.Array:
         return other - self.value()
 
-    def __truediv__(self, other: Any) -> ScaledArray | jax.Array:
+    def __truediv__(self, other: Any) -> jax.Array:
         return self.value() / other
+
+    def __rtruediv__(self, other: Any) -> jax.Array:
+        return other / self.value()
+
+    def __pow__(self, other: Any) -> jax.Array:
+        return self.value() ** other
+
+    def __rpow__(self, other: Any) -> jax.Array:
+        return other ** self.value()
 
     def __matmul__(self, other: Any) -> jax.Array:
         return self.value() @ other
 
     def __rmatmul__(self, other: Any) -> jax.Array:
         return other @ self.value()
+
+    def __abs__(self) -> jax.Array:
+        return abs(self.value())
+
+    def __lt__(self, other: Any) -> jax.Array:
+        return self.value() < other
+
+    def __le__(self, other: Any) -> jax.Array:
+        return self.value() <= other
+
+    def __gt__(self, other: Any) -> jax.Array:
+        return self.value() > other
+
+    def __ge__(self, other: Any) -> jax.Array:
+        return self.value() >= other
+
+    def __eq__(self, other: Any) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.value() == other
+
+    def __ne__(self, other: Any) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.value() != other
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  (as arrays)
+
+    def __float__(self) -> float:
+        return float(self.value())
+
+    def __bool__(self) -> bool:
+        return bool(self.value())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         value = np.asarray(self.value())
