@@ -43,14 +43,18 @@ test-newest:              ## tests on the newest Python and JAX at hand, if ther
 		echo "test-newest: skipped, no Python 3.12 or newer is at hand (PATH and pyenv were searched)"; \
 	fi
 
-prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it stopped; the gallery
+prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it stopped; and what else is claimed
 	$(BIN)/python -m proofs.casts $(ARGS)
 	$(BIN)/python -m proofs.gallery
+	$(BIN)/python -m proofs.two_processes
+	$(BIN)/python -m proofs.resume
 
-parity: $(VENV)/.ready   ## ten models under autoscale beside float32, and tortured: docs/parity.md
+parity: $(VENV)/.ready   ## models beside float32, and tortured; methods side by side: docs/
 	$(BIN)/python -m proofs.parity $(ARGS)
 	$(BIN)/python -m proofs.torture
 	PYTHONPATH=. $(BIN)/python docs/parity_page.py
+	$(BIN)/python -m proofs.side_by_side
+	PYTHONPATH=. $(BIN)/python docs/side_by_side_page.py
 
 references: $(VENV)/.ready  ## where other libraries' casts agree with ours, and where not
 	$(BIN)/python -m pip install --quiet --group prove

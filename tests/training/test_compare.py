@@ -140,6 +140,9 @@ def test_several_seeds_give_a_mean_and_a_spread(tmp_path):
     assert record.final_loss == pytest.approx(np.mean(record.finals))
     assert record.spread == pytest.approx(np.std(record.finals, ddof=1))
     assert f"±{record.spread:.3f}" in text
+    ours, theirs = (np.array(r.losses) for r in (result.records[1], record))
+    early = np.abs(ours / theirs - 1).max()
+    assert result.summary()["methods"][1]["early_difference"] == pytest.approx(early)
     assert result.summary()["methods"][0]["final_loss_by_seed"] == list(record.finals)
     lines = [json.loads(x) for x in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(lines) == 4 * 2 * 2
@@ -192,7 +195,8 @@ def test_a_death_is_told_with_step_and_cause(tmp_path):
 
 def test_lost_second_moments_are_counted(tmp_path):
     tiny = dataclasses.replace(TINY, train_step=lambda s, b: train_step(s, b * 0.03))
-    result, _ = run(tmp_path, ("fp16-plain",), program=tiny)
+    result, _ = run(tmp_path, ("fp16-plain",), program=tiny, seeds=2)
+    assert math.isnan(result.records[0].spread)  # of nothing; and all files are written
     death = result.records[0].death
     assert death is not None
     assert death.step == 1

@@ -169,6 +169,49 @@ def test_clipping_sees_the_true_gradient(users_promotion):
     np.testing.assert_allclose(np.asarray(updates), [-0.6, -0.8], rtol=1e-6)
 
 
+@pytest.mark.parametrize("clip", [0.5, 1e4])
+def test_its_own_clipping_is_that_of_the_definition(clip, users_promotion):
+    optimizer = loss_scaled(optax.sgd(1.0), StaticLossScale(2.0**10), clip=clip)
+    g = {"a": jnp.linspace(-3, 3, 64, dtype=jnp.float16), "b": jnp.full((3, 5), 1e3)}
+    updates, _ = optimizer.update(g, optimizer.init(g))
+    wide = {k: np.asarray(v, np.float64) / 2.0**10 for k, v in g.items()}
+    norm = np.sqrt(sum(np.sum(v**2) for v in wide.values()))
+    for name, v in wide.items():
+        np.testing.assert_allclose(updates[name], -v * min(1, clip / norm), rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan, 1e30])
+def test_a_norm_that_is_not_finite_leaves_the_step_out(wrong, users_promotion):
+    optimizer = loss_scaled(optax.sgd(1.0, momentum=0.9), DynamicLossScale(initial=8.0), clip=1.0)
+    g = jnp.ones(5).at[3].set(wrong)
+    before = optimizer.init(g)
+    updates, after = optimizer.update(g, before)
+    assert not updates.any()
+    assert (float(after.loss_scale.scale), int(after.loss_scale.skipped)) == (4.0, 1)
+    np.testing.assert_array_equal(after.inner[0].trace, before.inner[0].trace)
+
+
+def bytes_moved(optimizer):
+    """By a step on one array, a number: as XLA counts what its fusions read and write."""
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+
+    def step(w, state, g):
+        updates, state = optimizer.update(g, state, w)
+        return optax.apply_updates(w, updates), state
+
+    compiled = jax.jit(step).lower(x, jax.eval_shape(optimizer.init, x), x).compile()
+    return compiled.cost_analysis()["bytes accessed"] / 1024**2
+
+
+def test_it_reads_the_gradient_once_more_and_nothing_else(users_promotion):
+    """Unscaling, the choice and clipping are fused into what the optimizer reads and writes."""
+    adam = optax.adamw(1e-3)
+    bare = bytes_moved(adam)
+    assert bytes_moved(loss_scaled(adam)) <= bare + 4.01
+    assert bytes_moved(loss_scaled(adam, clip=1.0)) <= bare + 4.01
+    assert bytes_moved(optax.chain(optax.clip_by_global_norm(1.0), adam)) > bare + 4.01
+
+
 def test_the_scale_finds_its_level_in_a_program_that_needs_one(users_promotion):
     """Gradients of 2^20 in FP16: only scales of 2^-5 and less keep them finite."""
     optimizer = loss_scaled(optax.sgd(1e-9), DynamicLossScale(initial=2.0**4, interval=5))

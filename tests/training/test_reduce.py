@@ -57,15 +57,13 @@ def test_without_a_format_it_is_pmean():
 
 
 def test_two_processes_train_as_one():
-    """With sharded state, and by hand with gradients sent in FP8.
+    """With sharded state, and by hand with gradients sent in FP8: `prove` refuses what differs.
 
     `python -m proofs.two_processes` has the others: replicated, by hand in float32, in FP16.
     """
     found = prove(("sharded", "e5m2"))
     for way, figures in found.items():
-        assert figures["same decisions as one process"], way
-        assert figures["skipped"] == 5  # four until the scale fits, one overflow on one process
-        assert figures["loss differs from one process by"] < (0.05 if way == "e5m2" else 1e-3)
+        assert figures["skipped"] == 5, way  # four until the scale fits, one overflow on one
     assert found["sharded"]["sharded"]
     assert not found["e5m2"]["sharded"]
 

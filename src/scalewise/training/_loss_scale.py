@@ -124,15 +124,24 @@ def unscale(gradients: Tree, state: LossScaleState) -> Tree:
 
     A gradient that isn't finite stays so.
     """
-    inverse = 1 / state.scale
+    return _times(gradients, 1 / state.scale)
 
+
+def _times(gradients: Tree, factor: jax.Array) -> Tree:
     def leaf(g: Any) -> Any:
         if not is_float_array(g):
             return g
         g = widened(g)
-        return g * inverse.astype(g.dtype)
+        return g * factor.astype(g.dtype)
 
     return jax.tree.map(leaf, gradients)
+
+
+def _norm(tree: Tree) -> jax.Array:
+    """The root of the sum of all squares, in float32; 0 of an empty tree."""
+    floats = [widened(x) for x in jax.tree.leaves(tree) if is_float_array(x)]
+    sums = (jnp.sum(jnp.square(x)).astype(jnp.float32) for x in floats)
+    return jnp.sqrt(sum(sums, jnp.float32(0)))
 
 
 class LossScaledState(NamedTuple):
@@ -146,6 +155,7 @@ def loss_scaled(
     optimizer: optax.GradientTransformation,
     scaling: LossScale | None = None,
     *,
+    clip: float | None = None,
     axis_name: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
     """An optimizer that takes the gradients of a scaled loss, and leaves bad steps out.
@@ -159,6 +169,10 @@ def loss_scaled(
     Args:
         optimizer: any optax transformation.
         scaling: how the scale moves; :class:`DynamicLossScale` by default.
+        clip: largest global norm of the unscaled gradients, what
+            ``optax.chain(optax.clip_by_global_norm(clip), optimizer)`` would clip to; but the one
+            norm is also the finite check, and one factor unscales and clips. (Scaled gradients
+            whose norm is beyond float32's range, 1.8e19 about, count as not finite.)
         axis_name: as for :func:`all_finite`.
 
     Returns:
@@ -184,6 +198,8 @@ def loss_scaled(
             "loss_scaled(optimizer, scaling) takes a StaticLossScale or a DynamicLossScale, not "
             f"a {type(scaling).__name__}: {scaling!r}"
         )
+    if clip is not None and not clip > 0:
+        raise ValueError(f"loss_scaled: clip is {clip!r}; accepted: over 0, or None")
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> LossScaledState:
@@ -192,8 +208,13 @@ def loss_scaled(
     def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
         value = extra.get("value", jnp.float32(0))
         sound = all_finite(jnp.asarray(value), axis_name=axis_name)
-        finite = sound & all_finite(updates, axis_name=axis_name)
-        true = unscale(updates, state.loss_scale)
+        if clip is None:
+            finite = sound & all_finite(updates, axis_name=axis_name)
+            true = unscale(updates, state.loss_scale)
+        else:
+            norm = _norm(updates)
+            finite = sound & all_finite(norm, axis_name=axis_name)
+            true = _times(updates, jnp.minimum(1 / state.loss_scale.scale, clip / norm))
 
         def step(true: Tree, before: Any, params: Tree, extra: dict[str, Any]) -> tuple[Tree, Any]:
             return inner.update(true, before, params, **extra)

@@ -250,7 +250,7 @@ def step(
     """A mixed-precision training step around any loss function and optax optimizer.
 
     In this order: the loss under its policy; times the loss scale; gradients, summed in float32
-    over the microbatches; one finite check; unscaled in float32; clipped by their global norm;
+    over the microbatches; one finite check; unscaled in float32 and clipped by their global norm;
     the optimizer, its state widened and stored again; the new weights. A step with a gradient or
     a loss that isn't finite changes nothing but the scale: weights, moments, statistics and the
     history of delayed scaling keep their bits. (A loss that isn't finite was so before it was
@@ -300,15 +300,11 @@ def step(
         raise ValueError(f"step: weights is {weights!r}; accepted: {', '.join(map(repr, WEIGHTS))}")
     if not (isinstance(accumulate, int) and accumulate >= 1):
         raise ValueError(f"step: accumulate is {accumulate!r}; accepted: 1, 2, ...")
-    if clip is not None:
-        if not clip > 0:
-            raise ValueError(f"step: clip is {clip!r}; accepted: over 0, or None")
-        optimizer = optax.chain(optax.clip_by_global_norm(clip), optimizer)
     if moments is not None:
         optimizer = stored_in(optimizer, moments)
     if scaling is None:
         scaling = DynamicLossScale() if narrow else StaticLossScale(1.0)
-    whole = loss_scaled(WEIGHTS[weights](optimizer), scaling, axis_name=axis_name)
+    whole = loss_scaled(WEIGHTS[weights](optimizer), scaling, clip=clip, axis_name=axis_name)
     if wire is not None and axis_name is None:
         raise ValueError("step: wire says how gradients are sent over axis_name, which isn't given")
     return Step(loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, wire)

@@ -156,6 +156,11 @@ METHODS: dict[str, Method] = {
             )
             for norm in ("l1", "l2")
         ),
+        Method(
+            "scalify-loss",
+            what="scalify of loss and gradients, which a float32 optimizer takes",
+            options={"policy": recipes.scalify},
+        ),
         scaled(
             "fp8-narrow-state",
             dataclasses.replace(recipes.fp8, state=NARROW_STATE),

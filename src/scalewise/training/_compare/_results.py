@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 WINDOW = 50  # the final loss is the mean over so many last steps
+EARLY = 20  # steps in which a method shows how good its scales are before it has seen much
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ class Record:
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the final loss over the seeds; NaN where there is only one."""
-        return statistics.stdev(self.finals) if len(self.finals) > 1 else math.nan
+        """Standard deviation of the final loss over the seeds; NaN of one, or where one is."""
+        return float(np.std(self.finals, ddof=1)) if len(self.finals) > 1 else math.nan
 
     @property
     def median_seconds(self) -> float:
@@ -115,6 +118,11 @@ class Comparison:
         ours, theirs = getattr(record, figure), getattr(self.reference, figure)
         return ours / theirs if theirs else math.nan
 
+    def early_difference(self, record: Record) -> float:
+        """Largest relative difference of a loss from the reference's in the first 20 steps."""
+        pairs = zip(record.losses[:EARLY], self.reference.losses[:EARLY], strict=True)
+        return float(np.max([abs(a / b - 1) if b else math.nan for a, b in pairs]))
+
     def summary(self) -> dict[str, Any]:
         """All figures, ready for JSON: no NaN, no infinity, null instead."""
         return {
@@ -139,6 +147,7 @@ class Comparison:
         row |= {"temporary_bytes": record.temporary_bytes}
         row |= {"final_loss_by_seed": [finite_or_none(x) for x in record.finals]}
         row |= {"final_loss_spread": finite_or_none(record.spread)}
+        row |= {"early_difference": finite_or_none(self.early_difference(record))}
         row |= {"loss_scale_at_end": record.scales[-1] if record.scales else None}
         dead = record.death
         row["first_non_finite"] = dead and {"step": dead.step, "why": dead.why}
