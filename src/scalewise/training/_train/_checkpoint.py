@@ -32,7 +32,7 @@ class Checkpoints:
     def __init__(self, folder: Path, *, keep: int = 3):
         import orbax.checkpoint as ocp  # takes seconds: only who trains pays for it
 
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised, too
         self._ocp = ocp
         self._folder = folder.absolute()
         options = ocp.CheckpointManagerOptions(
@@ -203,4 +203,6 @@ def _first_difference(there: list[Any], here: list[Any]) -> str:
 
 def _sentence(error: BaseException) -> str:
     text = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {text[:300]}"
+    if len(text) > 300:  # what it was about comes first, why it failed last
+        text = f"{text[:100]} ... {text[-150:]}"
+    return f"{type(error).__name__}: {text}"
