@@ -1,0 +1,98 @@
+"""Every method that there is, trained on one model, seed by seed beside float32.
+
+    python -m proofs.side_by_side               # goes on where it stopped
+    python -m proofs.side_by_side --parts cnn --again
+
+Each part is one `scalewise compare` of a model under several methods, from three seeds; its summary
+is a line of ``docs/side_by_side.jsonl``, and ``docs/side_by_side_page.py`` makes a page of them.
+What the page claims is checked here: automatic mixed precision within half a percent of float32 and
+five bytes a parameter within one, where the same optimizer in plain FP16 fails.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalewise import training
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "docs" / "side_by_side.jsonl"
+SEEDS = 3
+AMP = ("dynamic-scale", "autocast-bf16")
+PARITY = ("float32", "fp16-plain", *AMP)
+# what is run, in this order: the model, the methods, the steps
+PARTS: Mapping[str, tuple[str, Sequence[str], int]] = {
+    "all methods on mlp": ("mlp", tuple(training.METHODS), 150),
+    "parity on cnn": ("cnn", PARITY, 500),
+    "parity on gpt": ("gpt", (*PARITY, "five-bytes"), 150),
+}
+CLAIMS = {  # method and part to the largest distance of its mean loss from float32's
+    **{(method, f"parity on {model}"): 0.005 for method in AMP for model in ("gpt", "cnn")},
+    ("five-bytes", "parity on gpt"): 0.01,
+}
+
+
+def run(part: str) -> dict[str, Any]:
+    """The summary of one comparison."""
+    model, methods, steps = PARTS[part]
+    with tempfile.TemporaryDirectory() as folder:
+        comparison = training.compare(
+            ROOT / "examples" / f"{model}.py", methods, steps=steps, seeds=SEEDS, out=folder
+        )
+    if comparison.interrupted:
+        raise SystemExit(f"{part}: interrupted, nothing kept")
+    return {"part": part, "seeds": SEEDS, **comparison.summary()}
+
+
+def rows(file: Path = FILE) -> dict[str, dict[str, Any]]:
+    """What was kept, by part; of two of a part the later."""
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    return {row["part"]: row for row in map(json.loads, lines)}
+
+
+def ratios(summary: Mapping[str, Any], method: str) -> list[float] | None:
+    """A method's final loss over float32's of the same seed; None where one isn't finite."""
+    finals = {m["name"]: m["final_loss_by_seed"] for m in summary["methods"]}
+    if method not in finals or None in finals[method]:
+        return None
+    return [a / b for a, b in zip(finals[method], finals["float32"], strict=True)]
+
+
+def failures(kept: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The claims that what was kept doesn't bear out."""
+    found = []
+    for (method, part), limit in CLAIMS.items():
+        by_seed = ratios(kept[part], method)
+        if by_seed is None:
+            found.append(f"{part}: {method} isn't finite")
+        elif abs(statistics.fmean(by_seed) - 1) > limit:
+            found.append(f"{part}: {method} is {statistics.fmean(by_seed):.4f} of float32")
+    if ratios(kept["parity on gpt"], "fp16-plain") is not None:
+        found.append("parity on gpt: fp16-plain trains")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--again", action="store_true", help="also what is there already")
+    given = parser.parse_args()
+    for part in given.parts:
+        if given.again or part not in rows():
+            line = json.dumps(run(part)) + "\n"
+            with FILE.open("a", encoding="utf-8") as file:
+                file.write(line)
+    kept = rows()
+    if set(PARTS) <= set(kept):
+        wrong = failures(kept)
+        print("\n".join(wrong) or "every claim holds")
+        sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

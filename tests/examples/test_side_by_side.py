@@ -1,0 +1,45 @@
+"""The page of methods side by side says what was measured, and what it claims was."""
+
+import copy
+import re
+
+import pytest
+from proofs import side_by_side
+
+from pages import DOCS, page_script
+from scalewise.training import METHODS
+
+KEPT = side_by_side.rows()
+
+
+def test_the_page_says_what_the_runs_wrote():
+    text = page_script("side_by_side_page").page()
+    command = "run `PYTHONPATH=. python docs/side_by_side_page.py`"
+    assert (DOCS / "side_by_side.md").read_text() == text, command
+
+
+def test_every_claim_holds_of_what_was_kept():
+    assert side_by_side.failures(KEPT) == []
+    assert {m["name"] for m in KEPT["all methods on mlp"]["methods"]} == set(METHODS)
+    for part, (model, methods, steps) in side_by_side.PARTS.items():
+        row = KEPT[part]
+        assert (row["program"], row["steps_made"], row["seeds"]) == (model, steps, 3)
+        assert [m["name"] for m in row["methods"]] == list(methods)
+
+
+@pytest.mark.parametrize(
+    ("method", "part", "change", "message"),
+    [
+        ("autocast-bf16", "parity on cnn", lambda x: 1.01 * x, "1.00[89]. of float32"),
+        ("five-bytes", "parity on gpt", lambda x: 0.98 * x, "0.97.. of float32"),
+        ("dynamic-scale", "parity on gpt", lambda x: None, "dynamic-scale isn't finite"),
+        ("fp16-plain", "parity on gpt", lambda x: 1.0, "fp16-plain trains"),
+    ],
+)
+def test_a_claim_that_fails_is_told(method, part, change, message):
+    kept = copy.deepcopy(KEPT)
+    row = next(m for m in kept[part]["methods"] if m["name"] == method)
+    row["final_loss_by_seed"] = [change(x) for x in row["final_loss_by_seed"]]
+    (found,) = side_by_side.failures(kept)
+    assert found.startswith(part)
+    assert re.search(message, found)
