@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,22 +22,49 @@ from ._rounding import as_row, round_by
 class Rounded(Emulation):
     """Emulation whose state is, at each equation, the format of that equation's results.
 
-    A run with another format for some equations needs nothing compiled anew.
+    A run with another format for some equations needs nothing compiled anew. Values wait in
+    ``stored`` and are computed with in float64; what a trial's wider format has beyond ``stored``
+    (numbers under 2^-126, of float64 most bits) is rounded once more.
     """
 
+    @functools.cached_property
+    def stored(self) -> Any:
+        """float32 if all the format's numbers are normal there (backends flush others), else
+        float64."""
+        fmt = self.fmt
+        lowest = fmt.min_exponent - fmt.mantissa_bits
+        fits = fmt.mantissa_bits < 24 and fmt.max_exponent < 128 and lowest >= -126
+        return jnp.float32 if fits else jnp.float64
+
     def lift(self, x: Any, aval: Any) -> jax.Array:
-        return _lift(jnp.asarray(x), jnp.asarray(as_row(self.fmt, self.saturate)))
+        row = jnp.asarray(as_row(self.fmt, self.saturate))
+        return _lift(jnp.asarray(x), row).astype(self.stored)
+
+    def constant(self, x: np.ndarray, aval: Any) -> jax.Array:
+        rounded = self.fmt.decode(self.fmt.encode(x, saturate=self.saturate))
+        return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), self.stored)
+
+    def lower(self, value: jax.Array, aval: Any) -> jax.Array:
+        return super().lower(value.astype(jnp.float64), aval)
 
     def apply(
         self, state: jax.Array, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[jax.Array, Sequence[Any]]:
-        outs = rebind(equation, inputs, jnp.float64)
         if equation.name in EXACT:
-            return state, outs
+            return state, rebind(equation, inputs, self.stored)
         return state, [
-            round_by(y, state) if is_float(a) else y
-            for y, a in zip(outs, equation.out_avals, strict=True)
+            round_by(y, state).astype(self.stored) if is_float(a) else y
+            for y, a in zip(exact(equation, inputs), equation.out_avals, strict=True)
         ]
+
+
+def exact(equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """An equation's results in float64, on floats of any width."""
+    wide = [
+        x.astype(jnp.float64) if is_float(a) else x
+        for x, a in zip(inputs, equation.in_avals, strict=True)
+    ]
+    return rebind(equation, wide, jnp.float64)
 
 
 @jax.jit

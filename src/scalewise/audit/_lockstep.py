@@ -20,8 +20,8 @@ from ._lanes import Rounded, Wide
 from ._ledger import Ledger, nothing, number
 from ._pair import Pair, shaped
 from ._rounding import as_row
-from ._statistics import SAMPLE, Note, Statistics, take
-from ._steps import ADDITIONS, Plan, anyhow, compiled, exactly, finish, lifted, plan
+from ._statistics import SAMPLE, Note, Statistics, counted, take
+from ._steps import ADDITIONS, Plan, anyhow, compiled, exactly, lifted, plan, rounded
 
 EAGER = 2000  # results up to which a loop is walked turn by turn: nothing of it is compiled
 
@@ -70,7 +70,9 @@ class Lockstep(Interpretation):
     def lift(self, x: Any, aval: Any) -> Pair:
         if isinstance(self.low, Rounded):
             whole = flat(x, room(math.prod(aval.shape)))
-            return Pair(*lifted(self.shadow, whole, as_row(self.low.fmt, self.low.saturate)))
+            return Pair(
+                *lifted(self.low, self.shadow, whole, as_row(self.low.fmt, self.low.saturate))
+            )
         plain = x.value() if self.low.is_argument(x) else x
         low, shadow = self.low.lift(x, aval), self.shadow.lift(plain, aval)
         result = to_float64(self.low.lower(low, aval))
@@ -80,7 +82,8 @@ class Lockstep(Interpretation):
         value = float(x) if x.size == 1 else math.nan
         if value in self.constants:
             new = np.full(x.shape, self.constants[value])
-            low = jnp.asarray(new, jnp.float64) if new == value else self.low.constant(new, aval)
+            kept = new == value
+            low = jnp.asarray(new, self.low.stored) if kept else self.low.constant(new, aval)
             return Pair(low, self.shadow.constant(x, aval), np.bool_(False))
         key = (value, str(aval.dtype)) if x.ndim == 0 and value == value else None
         if key is None or key not in self.literals:
@@ -166,7 +169,9 @@ class Lockstep(Interpretation):
             outs, found = step(state.format(row), list(inputs), count)
         else:
             exact, shadow, marred, addends = step(list(inputs), count)
-            low, tally, samples, marred = _finish(exact, shadow, state.format(row), count, marred)
+            fmt = state.format(row)
+            low, samples = _rounded(self.low, exact, shadow, fmt, count)
+            tally, marred = _counted(low, exact, shadow, fmt, count, marred)
             outs, found = [Pair(low, shadow, marred)], (tally, samples, addends)
         if found:
             tally, samples, addends = found
@@ -182,7 +187,9 @@ class Lockstep(Interpretation):
             outs, found = anyhow(self.low, self.shadow, how, state.formats[row], inputs, count)
         else:
             exact, shadow, marred, addends = exactly(self.shadow, how, inputs, count)
-            low, tally, samples, marred = finish(exact, shadow, state.formats[row], count, marred)
+            fmt = state.formats[row]
+            low, samples = rounded(self.low, exact, shadow, fmt, count)
+            tally, marred = counted(low, exact, shadow, fmt, count, marred)
             outs, found = [Pair(low, shadow, marred)], (tally, samples, addends)
         if not found:
             return state, outs
@@ -205,4 +212,4 @@ class Lockstep(Interpretation):
         return row
 
 
-_finish = jax.jit(finish)
+_rounded, _counted = jax.jit(rounded, static_argnums=0), jax.jit(counted)

@@ -16,7 +16,7 @@ from ._rounding import WIDTH, power_of_two
 SAMPLE = 1024  # numbers of each result, evenly spaced, of which more is asked than counts
 BINS = 128  # of a histogram: exponents from LOWEST up; what lies outside goes to the ends
 LOWEST = -96
-CHUNK, FIELD = 4096, 13  # five counts up to CHUNK share an int64: one pass over the data, not five
+CHUNK, FIELD = 4096, 13  # counts up to CHUNK share an int64: one pass over the data for all
 TALLY = ("overflowed", "flushed", "subnormal", "nan", "broken", "amax")
 
 COUNTS = (
@@ -96,29 +96,57 @@ def positions(count: Any, size: int) -> jax.Array:
     return jnp.minimum(spread, size - 1)
 
 
-def look(
+def sample(low: jax.Array, exact: jax.Array, shadow: jax.Array, count: Any) -> jax.Array:
+    """The samples of a :class:`Note`."""
+    at = positions(count, low.size)
+    return jnp.stack([x[at].astype(jnp.float64) for x in (low, exact, shadow)])
+
+
+def counted(
     low: jax.Array, exact: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any, marred: Any
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """One pass over a result.
+) -> tuple[jax.Array, jax.Array]:
+    """One pass over a result; a second one where something isn't finite or is too large.
 
     Args:
-        low, exact, shadow: flat, float64: its low result, the exact one of the same low inputs, and
-            the shadow's, with padding behind the first ``count``.
+        low, exact, shadow: flat: its low result, the exact one of the same low inputs in float64,
+            and the shadow's, with padding behind the first ``count``.
         fmt: the row of its format.
         count: how many numbers it has.
         marred: whether some low input wasn't finite where the shadow's was.
 
     Returns:
-        Tally and samples (see :class:`Note`), and whether the result is marred in turn.
+        Tally (see :class:`Note`), and whether the result is marred in turn.
     """
-    flags, size = _flags(low, exact, shadow, fmt, ~marred), jnp.abs(exact)
-    inside = lax.iota(jnp.int64, low.size) < count
+    inside = lax.iota(jnp.int32, low.size) < count.astype(jnp.int32)
+    size, zero, infinity = jnp.abs(low), low == 0, np.float64(np.inf).view(np.int64)
+    bits = lax.bitcast_convert_type(jnp.abs(exact), jnp.int64)  # in the order of the numbers
+    bits = jnp.where(inside, jnp.where(size < jnp.inf, bits, infinity), 0)
+    normal = power_of_two(fmt[1].astype(jnp.int64)).astype(low.dtype)
+    often, most = _packed([zero & (bits != 0), inside & ~zero & (size < normal)], bits)
+
+    def seldom():
+        flags = _flags(low, exact, shadow, fmt, ~marred)
+        finite = jnp.where(jnp.isfinite(exact) & inside, jnp.abs(exact), 0.0)
+        return _packed([f & inside for f in flags], lax.bitcast_convert_type(finite, jnp.int64))
+
+    def never():
+        return jnp.zeros(3, jnp.int64), most
+
+    usual = most <= lax.bitcast_convert_type(fmt[2], jnp.int64)
+    rare, most = lax.cond(usual, never, seldom)
+    amax = lax.bitcast_convert_type(most, jnp.float64)
+    overflowed, nan, broken = rare
+    tally = jnp.stack([overflowed, *often, nan, broken]).astype(jnp.float64)
+    marred = (overflowed > 0) | (nan > 0) | (marred & (broken > 0))
+    return jnp.concatenate([tally, amax[None]]), marred
+
+
+def _packed(flags: Sequence[jax.Array], bits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """How many of each flag are set, and the largest of ``bits``: one pass, up to four flags."""
     packed = jnp.zeros((), jnp.int64)
     for i, flag in enumerate(flags):
-        packed = packed + jnp.where(flag & inside, np.int64(1) << (FIELD * i), 0)
-    bits = lax.bitcast_convert_type(size, jnp.int64)  # in the order of the numbers themselves
-    bits = jnp.where(jnp.isfinite(exact) & inside, bits, 0)
-    width = min(CHUNK, low.size)
+        packed = packed + jnp.where(flag, np.int64(1) << (FIELD * i), 0)
+    width = min(CHUNK, bits.size)
     packed, bits = lax.reduce(
         (packed.reshape(-1, width), bits.reshape(-1, width)),
         (np.int64(0), np.int64(0)),
@@ -127,24 +155,17 @@ def look(
     )
     shifts = FIELD * jnp.arange(len(flags))
     counts = jnp.sum((packed[:, None] >> shifts[None]) & (2**FIELD - 1), axis=0)
-    amax = lax.bitcast_convert_type(jnp.max(bits), jnp.float64)
-    tally = jnp.concatenate([counts.astype(jnp.float64), amax[None]])
-    overflowed, _, _, nan, broken = counts
-    at = positions(count, low.size)
-    samples = jnp.stack([low[at], exact[at], shadow[at]])
-    return tally, samples, (overflowed > 0) | (nan > 0) | (marred & (broken > 0))
+    return counts, jnp.max(bits)
 
 
 def _flags(low, exact, shadow, fmt, clean) -> Sequence[jax.Array]:
-    """For each number: overflowed, flushed, subnormal, NaN born here, not finite."""
-    size, finite = jnp.abs(low), jnp.isfinite(exact)
+    """For each number: overflowed, NaN born here, not finite."""
+    size, finite = jnp.abs(low).astype(jnp.float64), jnp.isfinite(exact)
     broken = ~jnp.isfinite(low) & jnp.isfinite(shadow)
     divided = clean & (size == jnp.inf) & ~finite  # of finite numbers: by zero, most often
     clamped = finite & (jnp.abs(exact) > fmt[2]) & (size >= fmt[2]) & jnp.isfinite(shadow)
     lost = clamped | (broken & (finite | divided))
-    undefined = broken & clean & ~finite & jnp.isnan(low)
-    subnormal = (size > 0) & (size < power_of_two(fmt[1].astype(jnp.int64)))
-    return lost, (low == 0) & (exact != 0), subnormal, undefined, ~jnp.isfinite(low)
+    return lost, broken & clean & ~finite & jnp.isnan(low), ~jnp.isfinite(low)
 
 
 def take(state: Statistics, row: Any, note: Note) -> Statistics:

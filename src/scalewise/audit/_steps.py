@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from ..emulate import EXACT
-from ..interpret import Equation, Interpretation, is_float, rebind
+from ..interpret import Equation, Interpretation, is_float
 from ..rounding import to_float64
 from ._flat import ELEMENTWISE, flat, room
-from ._lanes import Rounded, Wide
+from ._lanes import Rounded, Wide, exact
 from ._pair import Pair, shaped
 from ._rounding import round_by
-from ._statistics import look, positions
+from ._statistics import counted, positions, sample
 
 ADDITIONS = {"add": 1, "add_any": 1, "sub": -1}
 CHOOSES = frozenset({"select_n", "max", "min", "clamp", "gather", "slice", "dynamic_slice"})
@@ -128,10 +128,10 @@ def exactly(shadow: Wide, plan: Plan, inputs: Sequence[Any], count: Any):
         low inputs.
     """
     lows, shadows, marred = _lanes(plan, inputs)
-    (exact,) = rebind(plan.equation, lows, jnp.float64)
+    (result,) = exact(plan.equation, lows)
     (wide,) = shadow.apply((), plan.equation, shadows)[1]
-    exact, wide = flat(exact, plan.length), flat(wide, plan.length)
-    return exact, wide, marred, addends(plan, lows, count)
+    result, wide = flat(result, plan.length), flat(wide, plan.length)
+    return result, wide, marred, addends(plan, lows, count)
 
 
 def addends(plan: Plan, lows: Sequence[jax.Array], count: Any) -> jax.Array | None:
@@ -140,16 +140,17 @@ def addends(plan: Plan, lows: Sequence[jax.Array], count: Any) -> jax.Array | No
         return None
     length = plan.length or room(math.prod(plan.equation.out_avals[0].shape))
     at = positions(count, length)
-    return jnp.stack(
-        [jnp.broadcast_to(flat(x, length)[at] if x.ndim else x, at.shape) for x in lows]
-    )
+    samples = [jnp.broadcast_to(flat(x, length)[at] if x.ndim else x, at.shape) for x in lows]
+    return jnp.stack(samples).astype(jnp.float64)
 
 
-def finish(exact: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any, marred: Any):
-    """The low result, what is to be noted, whether it is marred: one program for each size."""
-    low = round_by(exact, fmt)
-    tally, samples, marred = look(low, exact, shadow.astype(jnp.float64), fmt, count, marred)
-    return low, tally, samples, marred
+def rounded(low: Rounded, result: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any):
+    """The low result, and samples: one program for each size.
+
+    What is counted is a program of its own: XLA would round again in its loop.
+    """
+    value = round_by(result, fmt).astype(low.stored)
+    return value, sample(value, result, shadow, count)
 
 
 def anyhow(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, count: Any):
@@ -167,9 +168,10 @@ def anyhow(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, coun
         plain = [_plain(low, x, a) for x, a in zip(lows, equation.in_avals, strict=True)]
         aval = equation.out_avals[plan.at]
         result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
-        exact = flat(rebind(equation, plain, jnp.float64)[plan.at], plan.length)
-        wide = flat(shadow_outs[plan.at], plan.length).astype(jnp.float64)
-        tally, samples, marred = look(result, exact, wide, fmt, count, marred)
+        right = flat(exact(equation, plain)[plan.at], plan.length)
+        wide = flat(shadow_outs[plan.at], plan.length)
+        samples = sample(result, right, wide, count)
+        tally, marred = counted(result, right, wide, fmt, count, marred)
         found = tally, samples, addends(plan, plain, count)
     elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
@@ -194,8 +196,8 @@ def _plain(low, value, aval):
     return to_float64(low.lower(value, aval))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def lifted(shadow: Wide, x: jax.Array, row: jax.Array):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def lifted(low: Rounded, shadow: Wide, x: jax.Array, row: jax.Array):
     """A flat argument in both lanes, and whether the low one is marred."""
-    low, wide = round_by(to_float64(x), row), shadow.lift(x, x)
+    low, wide = round_by(to_float64(x), row).astype(low.stored), shadow.lift(x, x)
     return low, wide, (~jnp.isfinite(low) & jnp.isfinite(wide)).any()
