@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from jax import lax
 from ._statistics import SAMPLE, TALLY, Note, Statistics, blank, take
 
 BATCH = 32  # notes that are taken by one call
+UNDER_WAY = 1 << 20  # numbers of results that haven't been computed yet
 ROWS = 64  # rows come in powers of four times this, so that programs share the code
 
 
@@ -32,14 +34,25 @@ class Ledger:
         padded = np.concatenate([formats, np.tile(formats[:1], (rows - len(formats), 1))])
         self._statistics = blank(padded)
         self._pending: list[tuple[int, Note]] = []
+        self._under_way: collections.deque[tuple[int, jax.Array]] = collections.deque()
+        self._numbers = 0
 
     def format(self, row: int) -> jax.Array:
         """The row's format as an array on the device."""
         return _row(self.formats[row].tobytes())
 
-    def add(self, row: int, note: Note) -> None:
-        """One more visit of a row."""
+    def add(self, row: int, note: Note, numbers: int) -> None:
+        """One more visit of a row, of a result of so many numbers.
+
+        Waits while much is under way: what was let go of is memory to use again, warm and paid for.
+        """
         self._pending.append((row, note))
+        self._under_way.append((numbers, note.tally))
+        self._numbers += numbers
+        while self._numbers > UNDER_WAY and len(self._under_way) > 1:
+            numbers, tally = self._under_way.popleft()
+            self._numbers -= numbers
+            tally.block_until_ready()
         if len(self._pending) == BATCH:
             self.settle()
 

@@ -152,33 +152,49 @@ class Lockstep(Interpretation):
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        (x, *_), avals = inputs or [None], equation.in_avals
-        if equation.name in RESHAPES and isinstance(x, Pair) and is_flat(x.low, avals[0].shape):
-            return state, [x]
+        if self.passes(equation, inputs):
+            return state, inputs[:1]
         if not isinstance(state, Ledger):
             how = plan(self.low, equation, inputs)
             return self._traced(state, how, inputs)
+        how, step = self.planned(equation, inputs)
+        row, count = self._row(how, equation), number(how.size)
+        outs, found = self.both((how, step), inputs, state.format(row), count)
+        if found:
+            tally, samples, addends = found
+            addends = nothing() if addends is None else addends
+            sign = number(ADDITIONS.get(equation.name, 0))
+            state.add(row, Note(tally, samples, addends, sign, count), how.length)
+        return state, outs
+
+    def passes(self, equation: Equation, inputs: Sequence[Any]) -> bool:
+        """Whether an equation only gives flat values another shape: nothing is to be done."""
+        x = inputs[0] if inputs else None
+        kept = equation.name in RESHAPES and isinstance(x, Pair)
+        return kept and is_flat(x.low, equation.in_avals[0].shape)
+
+    def planned(self, equation: Equation, inputs: Sequence[Any]) -> tuple[Plan, Callable]:
+        """How an equation outside of loops is computed, found out once."""
         if equation.path not in self.plans:
             how = plan(self.low, equation, inputs)
             fixed = (self.shadow,) if self._alone(how) else (self.low, self.shadow)
             step = compiled(exactly if self._alone(how) else anyhow, fixed, how)
             self.plans[equation.path] = how, step
-        how, step = self.plans[equation.path]
-        row, count = self._row(how, equation), number(how.size)
+        return self.plans[equation.path]
+
+    def both(self, planned: tuple[Plan, Callable], inputs: Sequence[Any], fmt: Any, count: Any):
+        """An equation's results, and tally, samples and addends if it is noted."""
+        how, step = planned
         if not self._alone(how):
-            outs, found = step(state.format(row), list(inputs), count)
-        else:
-            exact, shadow, marred, addends = step(list(inputs), count)
-            fmt = state.format(row)
-            low, samples = _rounded(self.low, exact, shadow, fmt, count)
-            tally, marred = _counted(low, exact, shadow, fmt, count, marred)
-            outs, found = [Pair(low, shadow, marred)], (tally, samples, addends)
-        if found:
-            tally, samples, addends = found
-            addends = nothing() if addends is None else addends
-            sign = number(ADDITIONS.get(equation.name, 0))
-            state.add(row, Note(tally, samples, addends, sign, count))
-        return state, outs
+            return self.call(step, fmt, list(inputs), count)
+        exact, shadow, marred, addends = self.call(step, list(inputs), count)
+        low, samples = self.call(_rounded, self.low.stored, exact, shadow, fmt, count)
+        tally, marred = self.call(_counted, low, exact, shadow, fmt, count, marred)
+        return [Pair(low, shadow, marred)], (tally, samples, addends)
+
+    def call(self, f: Callable, *arguments: Any) -> Any:
+        """One of the compiled functions, run."""
+        return f(*arguments)
 
     def _traced(self, state: Statistics, how: Plan, inputs: Sequence[Any]):
         """The same in a loop that is compiled as a whole."""
@@ -188,7 +204,7 @@ class Lockstep(Interpretation):
         else:
             exact, shadow, marred, addends = exactly(self.shadow, how, inputs, count)
             fmt = state.formats[row]
-            low, samples = rounded(self.low, exact, shadow, fmt, count)
+            low, samples = rounded(self.low.stored, exact, shadow, fmt, count)
             tally, marred = counted(low, exact, shadow, fmt, count, marred)
             outs, found = [Pair(low, shadow, marred)], (tally, samples, addends)
         if not found:

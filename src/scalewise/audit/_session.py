@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from ..interpret import Program, is_float, lifted, run
+from ._ahead import compile_ahead
 from ._lanes import Rounded, Wide
 from ._ledger import Ledger
 from ._lockstep import Lockstep
@@ -134,6 +135,8 @@ class Session:
         for step in range(self.steps):
             state = values[: self.carried] if step else []
             inputs = self._inputs(step, state, lockstep)
+            if not lockstep.plans and self.adjustable:
+                compile_ahead(self.program, lockstep, inputs)
             values = run(self.program, lockstep, ledger, values=inputs)[1]
         with jax.enable_x64(True):
             statistics = ledger.settle()
@@ -141,7 +144,7 @@ class Session:
 
     def _outcome(self, rows, values) -> Outcome:
         pairs = [
-            (path, shaped(v, a), a)
+            (path, shaped(jax.tree.map(np.asarray, v) if self.adjustable else v, a), a)
             for path, v, a in zip(self.program.paths, values, self.program.out_avals, strict=True)
             if is_float(a)
         ]

@@ -144,12 +144,12 @@ def addends(plan: Plan, lows: Sequence[jax.Array], count: Any) -> jax.Array | No
     return jnp.stack(samples).astype(jnp.float64)
 
 
-def rounded(low: Rounded, result: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any):
+def rounded(stored: Any, result: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any):
     """The low result, and samples: one program for each size.
 
     What is counted is a program of its own: XLA would round again in its loop.
     """
-    value = round_by(result, fmt).astype(low.stored)
+    value = round_by(result, fmt).astype(stored)
     return value, sample(value, result, shadow, count)
 
 

@@ -1,0 +1,81 @@
+"""What a program's first run will need, compiled several at a time before it begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..interpret import Equation, Program, is_float, run
+from ._lockstep import Lockstep
+from ._pair import Pair
+from ._rounding import WIDTH
+
+
+@dataclasses.dataclass(eq=False)
+class Scout(Lockstep):
+    """A lockstep that is traced, not run: what it would call is handed to a pool to compile.
+
+    A loop or a branch is passed by: only the types of its results matter here.
+    """
+
+    pool: ThreadPoolExecutor = dataclasses.field(default_factory=ThreadPoolExecutor)
+    found: dict[Any, Future] = dataclasses.field(default_factory=dict)
+
+    def control(self, equation: Equation, run: Callable) -> Callable:
+        def passed_by(state, inputs):
+            pairs = zip(inputs, equation.in_avals, strict=True)
+            plain = [jnp.zeros(a.shape, a.dtype) if is_float(a) else x for x, a in pairs]
+            outs = zip(equation.bind(*plain), equation.out_avals, strict=True)
+            return state, [self._blank(a) if is_float(a) else y for y, a in outs]
+
+        return passed_by
+
+    def _blank(self, aval: Any) -> Pair:
+        low, shadow = (jnp.zeros(aval.shape, t) for t in (self.low.stored, self.shadow.dtype))
+        return Pair(low, shadow, jnp.zeros((), bool))
+
+    def apply(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        if self.passes(equation, inputs):
+            return state, inputs[:1]
+        fmt, count = jnp.zeros(WIDTH, jnp.float64), jnp.zeros((), jnp.int64)
+        return state, self.both(self.planned(equation, inputs), inputs, fmt, count)[0]
+
+    def call(self, f: Callable, *arguments: Any) -> Any:
+        leaves, tree = jax.tree.flatten(arguments)
+        types = [jax.typeof(x) if hasattr(x, "shape") else x for x in leaves]
+        key = (f, tree, tuple(map(str, types)))
+        if key not in self.found:
+            blanks = [
+                jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type)
+                if hasattr(t, "weak_type") else t
+                for t in types
+            ]  # fmt: skip
+            lowered = f.lower(*jax.tree.unflatten(tree, blanks))
+            self.found[key] = self.pool.submit(lowered.compile)
+        return f(*arguments)
+
+
+def compile_ahead(program: Program, lockstep: Lockstep, values: Sequence[Any]) -> None:
+    """Compiles what ``program`` needs outside of its loops, on all cores.
+
+    JAX keeps what was compiled beside what it lowered, so that the run finds it.
+
+    Args:
+        program: traced.
+        lockstep: with a low lane of one format.
+        values: the arguments, as pairs.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        scout = Scout(lockstep.low, lockstep.shadow, plans=lockstep.plans, pool=pool)
+        with lockstep.context():
+            jax.eval_shape(lambda values: run(program, scout, (), values=values)[1], values)
+        for future in scout.found.values():
+            future.result()
