@@ -1,13 +1,18 @@
 """What an audited training step costs beside the plain one: time, compile, memory.
 
 `python -m benchmarks.audit` audits one step of examples/gpt.py in FP16, without trying fixes, and
-prints ratios to the float32 step, medians in one process: by the clock, and by processor time,
-which other work on the same cores disturbs less.
+prints ratios to the float32 step. Times are medians in one process: by the clock, and by processor
+time, which other work on the same cores disturbs less; "compile" is the first run (of the audit:
+tracing as well) less another one. Memory is what each adds to the peak of a process of its own,
+its compilations included.
 """
 
-import resource
+import multiprocessing
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,10 +31,10 @@ def clocks() -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def seconds(call) -> np.ndarray:
+def seconds(call: Callable[[], Any], repeats: int = REPEATS) -> np.ndarray:
     """The medians of a few calls, by both clocks."""
     times = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         start = clocks()
         jax.block_until_ready(call())
         times.append(clocks() - start)
@@ -45,35 +50,64 @@ def line(name: str, plain: np.ndarray, audited: np.ndarray) -> str:
     )
 
 
-def peak() -> int:
-    """Bytes that this process has held at most, so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def example() -> tuple[Any, np.ndarray]:
+    """The step's arguments, and a process that has compiled something."""
+    arguments = gpt.init(0), next(gpt.batches(Path(__file__).read_bytes() * 8, 0))
+    jax.block_until_ready(jax.jit(lambda x: jax.numpy.tanh(x @ x.T))(np.ones((8, 8), np.float32)))
+    return arguments
+
+
+def plain_step() -> Callable[[], Any]:
+    """The float32 step, compiled."""
+    state, batch = example()
+    step = jax.jit(gpt.train_step)
+    return lambda: step(state, batch)
+
+
+def audited_step() -> Callable[[], Any]:
+    """The audit's two lanes; what is traced once is traced by the first call."""
+    state, batch = example()
+    sessions: list[Session] = []
+
+    def run():
+        if not sessions:
+            lane = Rounded(FP16)
+            program = trace(gpt.train_step, lane, (state, batch), {}, name="audit")
+            sessions.append(Session(program, lane, Wide(np.dtype(np.float32))))
+        return sessions[0].run().low
+
+    return run
+
+
+def peak() -> float:
+    """Megabytes that this process has held at most, so far."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
+
+
+def grown(make: Callable[[], Callable[[], Any]]) -> float:
+    """By how many megabytes three calls raise the peak."""
+    call = make()
+    before = peak()
+    for _ in range(3):
+        jax.block_until_ready(call())
+    return peak() - before
 
 
 def main() -> None:
-    state = gpt.init(0)
-    batch = next(gpt.batches(Path(__file__).read_bytes() * 8, 0))
-    jax.block_until_ready(jax.jit(lambda x: jax.numpy.tanh(x @ x.T))(np.ones((8, 8), np.float32)))
-    before = peak()
-    start = clocks()
-    step = jax.jit(gpt.train_step).lower(state, batch).compile()
-    plain_compile = clocks() - start
-    plain = seconds(lambda: step(state, batch))
-    plain_memory = peak() - before
-
-    start = clocks()
-    lane = Rounded(FP16)
-    program = trace(gpt.train_step, lane, (state, batch), {}, name="audit")
-    session = Session(program, lane, Wide(np.dtype(np.float32)))
-    outcome = session.run()
-    first = clocks() - start
-    audited = seconds(lambda: session.run().low)
-    print(f"{len(outcome.rows)} rounded operations, error {outcome.error}")
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as processes:
+        plain_memory, audited_memory = processes.map(grown, (plain_step, audited_step))
+    plain_call, audited_call = plain_step(), audited_step()
+    first = [seconds(call, 1) for call in (plain_call, audited_call)]
+    rounds = [(seconds(plain_call, 3), seconds(audited_call, 1)) for _ in range(REPEATS)]
+    plain, audited = np.median(rounds, axis=0)
     print(line("run", plain, audited))
-    print(line("compile", plain_compile, first - audited))
-    grown = peak() - before
-    print(f"memory   plain {plain_memory / 1e6:.0f} MB   audited {grown / 1e6:.0f} MB   "
-          f"ratio {grown / plain_memory:.1f}  (compilers' memory included)")  # fmt: skip
+    print(line("compile", first[0] - plain, first[1] - audited))
+    print(
+        f"memory   plain {plain_memory:.0f} MB   audited {audited_memory:.0f} MB   "
+        f"ratio {audited_memory / plain_memory:.1f}  (compilers' memory included)"
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ._rounding import WIDTH
 from ._statistics import SAMPLE, TALLY, Note, Statistics, blank, take
 
 BATCH = 32  # notes that are taken by one call
@@ -61,7 +62,8 @@ class Ledger:
         if self._pending:
             idle = [(len(self._statistics.formats) - 1, _IDLE)] * (BATCH - len(self._pending))
             rows, notes = zip(*self._pending, *idle, strict=True)
-            self._statistics = _take_all(self._statistics, np.array(rows), notes)
+            arguments = self._statistics, np.array(rows), notes
+            self._statistics = _taker(len(self._statistics.formats))(*arguments)
             self._pending = []
         return self._statistics
 
@@ -80,13 +82,20 @@ _IDLE = Note(
 )
 
 
-@functools.partial(jax.jit, donate_argnums=0)
 def _take_all(state: Statistics, rows: Any, notes: Sequence[Note]) -> Statistics:
     def one(state, x):
         return take(state, *x), None
 
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *notes)
     return lax.scan(one, state, (rows, stacked))[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _taker(rows: int) -> Callable:
+    """``_take_all`` for statistics of so many rows, compiled once: under ``jit`` it would be again
+    for each context that an equation was traced in."""
+    example = blank(np.zeros((rows, WIDTH))), np.zeros(BATCH, np.int64), (_IDLE,) * BATCH
+    return jax.jit(_take_all, donate_argnums=0).lower(*example).compile()
 
 
 @functools.lru_cache(maxsize=4096)

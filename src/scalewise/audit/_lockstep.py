@@ -21,7 +21,7 @@ from ._ledger import Ledger, nothing, number
 from ._pair import Pair, shaped
 from ._rounding import as_row
 from ._statistics import SAMPLE, Note, Statistics, counted, take
-from ._steps import ADDITIONS, Plan, anyhow, compiled, exactly, lifted, plan, rounded
+from ._steps import ADDITIONS, Plan, anyhow, compiled, exactly, lifted, marks, plan, rounded
 
 EAGER = 2000  # results up to which a loop is walked turn by turn: nothing of it is compiled
 
@@ -187,9 +187,9 @@ class Lockstep(Interpretation):
         how, step = planned
         if not self._alone(how):
             return self.call(step, fmt, list(inputs), count)
-        exact, shadow, marred, addends = self.call(step, list(inputs), count)
+        exact, shadow, addends = self.call(step, list(inputs), count)
         low, samples = self.call(_rounded, self.low.stored, exact, shadow, fmt, count)
-        tally, marred = self.call(_counted, low, exact, shadow, fmt, count, marred)
+        tally, marred = self.call(_counted, low, exact, shadow, fmt, count, marks(inputs))
         return [Pair(low, shadow, marred)], (tally, samples, addends)
 
     def call(self, f: Callable, *arguments: Any) -> Any:
@@ -202,10 +202,10 @@ class Lockstep(Interpretation):
         if not self._alone(how):
             outs, found = anyhow(self.low, self.shadow, how, state.formats[row], inputs, count)
         else:
-            exact, shadow, marred, addends = exactly(self.shadow, how, inputs, count)
+            exact, shadow, addends = exactly(self.shadow, how, inputs, count)
             fmt = state.formats[row]
             low, samples = rounded(self.low.stored, exact, shadow, fmt, count)
-            tally, marred = counted(low, exact, shadow, fmt, count, marred)
+            tally, marred = counted(low, exact, shadow, fmt, count, marks(inputs))
             outs, found = [Pair(low, shadow, marred)], (tally, samples, addends)
         if not found:
             return state, outs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,7 +104,7 @@ def sample(low: jax.Array, exact: jax.Array, shadow: jax.Array, count: Any) -> j
 
 
 def counted(
-    low: jax.Array, exact: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any, marred: Any
+    low: jax.Array, exact: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any, marks: Any
 ) -> tuple[jax.Array, jax.Array]:
     """One pass over a result; a second one where something isn't finite or is too large.
 
@@ -112,11 +113,12 @@ def counted(
             and the shadow's, with padding behind the first ``count``.
         fmt: the row of its format.
         count: how many numbers it has.
-        marred: whether some low input wasn't finite where the shadow's was.
+        marks: of each low input whether it wasn't finite somewhere where the shadow's was.
 
     Returns:
         Tally (see :class:`Note`), and whether the result is marred in turn.
     """
+    marred = functools.reduce(jnp.logical_or, marks)
     inside = lax.iota(jnp.int32, low.size) < count.astype(jnp.int32)
     size, zero, infinity = jnp.abs(low), low == 0, np.float64(np.inf).view(np.int64)
     bits = lax.bitcast_convert_type(jnp.abs(exact), jnp.int64)  # in the order of the numbers

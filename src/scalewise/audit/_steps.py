@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..emulate import EXACT
 from ..interpret import Equation, Interpretation, is_float
@@ -93,19 +94,22 @@ def compiled(step: Callable, fixed: tuple[Any, ...], plan: Plan) -> Callable:
     return jax.jit(run)
 
 
+def marks(inputs: Sequence[Any]) -> list[Any]:
+    """Of each pair whether it is marred; at least two."""
+    marred = [x.marred for x in inputs if isinstance(x, Pair)]
+    return [*marred, *[np.bool_(False)] * (2 - len(marred))]
+
+
 def _lanes(plan: Plan, inputs: Sequence[Any]):
-    """The low inputs, the shadow's, and whether one of them is marred."""
-    marred = jnp.asarray(False)
-    for x in inputs:
-        marred = marred | x.marred if isinstance(x, Pair) else marred
+    """The low inputs, and the shadow's."""
     avals = plan.equation.in_avals
     if plan.flat:
         whole = zip(inputs, _whole(plan.equation), strict=True)
         pairs = [_aligned(x, w, plan.length) for x, w in whole]
-        return [x.low for x in pairs], [x.shadow for x in pairs], marred
+        return [x.low for x in pairs], [x.shadow for x in pairs]
     inputs = [shaped(x, a) for x, a in zip(inputs, avals, strict=True)]
     lows = [x.low if isinstance(x, Pair) else x for x in inputs]
-    return lows, [x.shadow if isinstance(x, Pair) else x for x in inputs], marred
+    return lows, [x.shadow if isinstance(x, Pair) else x for x in inputs]
 
 
 def _aligned(x: Pair, whole: bool, length: int) -> Pair:
@@ -124,14 +128,14 @@ def exactly(shadow: Wide, plan: Plan, inputs: Sequence[Any], count: Any):
 
     Returns:
         The exact result of the low inputs in float64 and the shadow's, flat, so that what follows
-        depends on their size alone; whether the inputs are marred; for an addition samples of the
-        low inputs.
+        depends on their size alone; for an addition samples of the low inputs.
     """
-    lows, shadows, marred = _lanes(plan, inputs)
+    lows, shadows = _lanes(plan, inputs)
     (result,) = exact(plan.equation, lows)
     (wide,) = shadow.apply((), plan.equation, shadows)[1]
-    result, wide = flat(result, plan.length), flat(wide, plan.length)
-    return result, wide, marred, addends(plan, lows, count)
+    result = flat(result, plan.length).astype(jnp.float64)  # or a weak type compiles all anew
+    wide = flat(wide, plan.length).astype(shadow.dtype)
+    return result, wide, addends(plan, lows, count)
 
 
 def addends(plan: Plan, lows: Sequence[jax.Array], count: Any) -> jax.Array | None:
@@ -160,7 +164,8 @@ def anyhow(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, coun
         Its outputs; if it is noted, its tally, samples and addends (see :class:`Note`).
     """
     equation, rounded = plan.equation, isinstance(low, Rounded)
-    lows, shadows, marred = _lanes(plan, inputs)
+    marred = functools.reduce(jnp.logical_or, marks(inputs))
+    lows, shadows = _lanes(plan, inputs)
     low_outs = low.apply(fmt if rounded else (), equation, lows)[1]
     shadow_outs = shadow.apply((), equation, shadows)[1]
     found = None
@@ -171,7 +176,7 @@ def anyhow(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, coun
         right = flat(exact(equation, plain)[plan.at], plan.length)
         wide = flat(shadow_outs[plan.at], plan.length)
         samples = sample(result, right, wide, count)
-        tally, marred = counted(result, right, wide, fmt, count, marred)
+        tally, marred = counted(result, right, wide, fmt, count, [marred])
         found = tally, samples, addends(plan, plain, count)
     elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
