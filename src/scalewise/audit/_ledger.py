@@ -16,7 +16,7 @@ from ._rounding import WIDTH
 from ._statistics import SAMPLE, TALLY, Note, Statistics, blank, take
 
 BATCH = 32  # notes that are taken by one call
-UNDER_WAY = 1 << 20  # numbers of results that haven't been computed yet
+UNDER_WAY = 1 << 22  # numbers of results that haven't been computed yet
 ROWS = 64  # rows come in powers of four times this, so that programs share the code
 
 
