@@ -9,12 +9,13 @@ import programs
 import scalewise as sw
 from devices import run_on_devices
 from programs import scalar
+from scalewise.audit._ahead import compile_ahead
 from scalewise.audit._lanes import Rounded, Wide
 from scalewise.audit._pair import Pair
 from scalewise.audit._rounding import as_row, round_by, scaled
 from scalewise.audit._session import Session
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format
-from scalewise.interpret import trace
+from scalewise.interpret import lifted, trace
 
 MINE = Format("e6m9", exponent_bits=6, mantissa_bits=9)
 FORMATS = [f for f in [*CATALOGUE.values(), MINE] if f.mantissa_bits and f.bits < 33]
@@ -85,21 +86,60 @@ def test_so_it_is_for_a_gradient_through_a_loop_in_another_format():
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-def test_counts_are_those_of_numpy():
+@pytest.mark.parametrize("top", [10, 4])  # with and without overflow: counted in two ways
+def test_counts_are_those_of_numpy(top):
     x = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
-    x = (x * 2.0 ** np.random.default_rng(1).integers(-14, 10, 5000)).astype(np.float32)
+    x = (x * 2.0 ** np.random.default_rng(1).integers(-14, top, 5000)).astype(np.float32)
     (row,) = session(lambda x: x * x, jnp.asarray(x)).run().rows
     low = x.astype(np.float16).astype(np.float64)
     exact = low * low
     with np.errstate(over="ignore"):
         rounded = exact.astype(np.float16)
     assert row["elements"] == 5000
-    assert row["overflowed"] == np.isinf(rounded).sum() > 0
+    assert row["overflowed"] == np.isinf(rounded).sum()
+    assert (row["overflowed"] > 0) == (top == 10)
     assert row["flushed"] == ((rounded == 0) & (exact != 0)).sum() > 0
     small = (np.abs(rounded) < 2.0**-14) & (rounded != 0)
     assert row["subnormal"] == small.sum() > 0
     assert row["amax"] == exact.max()
     assert (row.primitive, row.line > 0) == ("mul", True)
+
+
+@pytest.mark.parametrize(("fmt", "stored"), [("fp16", np.float32), ("bf16", np.float64)])
+def test_subnormals_of_a_format_stay_however_values_wait(fmt, stored):
+    def f(x):
+        return jnp.where(x * 0.5 > 0, x * 0.5, 1.0) + 0.0
+
+    x = np.float32(sw.format(fmt).smallest_subnormal) * np.arange(9, dtype=np.float32)
+    (low,), _ = lanes(session(f, jnp.asarray(x), low=fmt))
+    with jax.enable_x64(True):
+        want = np.asarray(jax.jit(sw.emulate(f, fmt))(jnp.asarray(x, jnp.float64)))
+    assert low.dtype == stored
+    assert 0 < low[2] == x[1]
+    np.testing.assert_array_equal(low, want)
+
+
+def test_what_a_run_needs_is_compiled_before_it_begins():
+    compiled = []
+
+    def listen(event, _, **about):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(about.get("fun_name"))
+
+    def f(x):
+        return jnp.cosh(x @ x.T) - x[:, :1]
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    s = session(f, jnp.ones((7, 7)))
+    with jax.enable_x64(True):
+        pairs = lifted(s.program, s.lockstep, s.program.arrays)
+        compile_ahead(s.program, s.lockstep, pairs)
+        assert len(compiled) > 3
+        compiled.clear()
+        s.lockstep.plans.clear()
+        s.run()
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert {name for name in compiled if "_take" not in str(name)} == set()
 
 
 def test_measures_are_their_definitions():
