@@ -37,7 +37,7 @@ class Scout(Lockstep):
         return passed_by
 
     def _blank(self, aval: Any) -> Pair:
-        low, shadow = (jnp.zeros(aval.shape, t) for t in (self.low.stored, self.shadow.dtype))
+        low, shadow = (jnp.zeros(aval.shape, t) for t in (self.stored, self.shadow.dtype))
         return Pair(low, shadow, jnp.zeros((), bool))
 
     def apply(
@@ -48,7 +48,7 @@ class Scout(Lockstep):
         fmt, count = jnp.zeros(WIDTH, jnp.float64), jnp.zeros((), jnp.int64)
         return state, self.both(self.planned(equation, inputs), inputs, fmt, count)[0]
 
-    def call(self, f: Callable, *arguments: Any) -> Any:
+    def call(self, f: Any, *arguments: Any) -> Any:
         leaves, tree = jax.tree.flatten(arguments)
         types = [jax.typeof(x) if hasattr(x, "shape") else x for x in leaves]
         key = (f, tree, tuple(map(str, types)))

@@ -61,6 +61,12 @@ class Lockstep(Interpretation):
     def context(self) -> contextlib.AbstractContextManager[Any]:
         return jax.enable_x64(True)
 
+    @property
+    def stored(self) -> Any:
+        """The dtype in which the numbers of a low lane of one format wait."""
+        assert isinstance(self.low, Rounded)
+        return self.low.stored
+
     def is_argument(self, leaf: Any) -> bool:
         return self.low.is_argument(leaf)
 
@@ -83,7 +89,7 @@ class Lockstep(Interpretation):
         if value in self.constants:
             new = np.full(x.shape, self.constants[value])
             kept = new == value
-            low = jnp.asarray(new, self.low.stored) if kept else self.low.constant(new, aval)
+            low = jnp.asarray(new, self.stored) if kept else self.low.constant(new, aval)
             return Pair(low, self.shadow.constant(x, aval), np.bool_(False))
         key = (value, str(aval.dtype)) if x.ndim == 0 and value == value else None
         if key is None or key not in self.literals:
@@ -169,9 +175,9 @@ class Lockstep(Interpretation):
 
     def passes(self, equation: Equation, inputs: Sequence[Any]) -> bool:
         """Whether an equation only gives flat values another shape: nothing is to be done."""
-        x = inputs[0] if inputs else None
-        kept = equation.name in RESHAPES and isinstance(x, Pair)
-        return kept and is_flat(x.low, equation.in_avals[0].shape)
+        if equation.name not in RESHAPES or not isinstance(inputs[0], Pair):
+            return False
+        return is_flat(inputs[0].low, equation.in_avals[0].shape)
 
     def planned(self, equation: Equation, inputs: Sequence[Any]) -> tuple[Plan, Callable]:
         """How an equation outside of loops is computed, found out once."""
@@ -188,7 +194,7 @@ class Lockstep(Interpretation):
         if not self._alone(how):
             return self.call(step, fmt, list(inputs), count)
         exact, shadow, addends = self.call(step, list(inputs), count)
-        low, samples = self.call(_rounded, self.low.stored, exact, shadow, fmt, count)
+        low, samples = self.call(_rounded, self.stored, exact, shadow, fmt, count)
         tally, marred = self.call(_counted, low, exact, shadow, fmt, count, marks(inputs))
         return [Pair(low, shadow, marred)], (tally, samples, addends)
 
@@ -204,7 +210,7 @@ class Lockstep(Interpretation):
         else:
             exact, shadow, addends = exactly(self.shadow, how, inputs, count)
             fmt = state.formats[row]
-            low, samples = rounded(self.low.stored, exact, shadow, fmt, count)
+            low, samples = rounded(self.stored, exact, shadow, fmt, count)
             tally, marred = counted(low, exact, shadow, fmt, count, marks(inputs))
             outs, found = [Pair(low, shadow, marred)], (tally, samples, addends)
         if not found:

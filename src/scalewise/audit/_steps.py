@@ -204,5 +204,5 @@ def _plain(low, value, aval):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def lifted(low: Rounded, shadow: Wide, x: jax.Array, row: jax.Array):
     """A flat argument in both lanes, and whether the low one is marred."""
-    low, wide = round_by(to_float64(x), row).astype(low.stored), shadow.lift(x, x)
-    return low, wide, (~jnp.isfinite(low) & jnp.isfinite(wide)).any()
+    value, wide = round_by(to_float64(x), row).astype(low.stored), shadow.lift(x, x)
+    return value, wide, (~jnp.isfinite(value) & jnp.isfinite(wide)).any()
