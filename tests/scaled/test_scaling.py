@@ -1,5 +1,7 @@
 """The choices of a scale, each against what it says of itself."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,25 @@ def test_the_largest_of_few_is_found_as_that_of_many(special):
     for keep in (None, 0) if np.isfinite(special) else (None,):
         a, b = (sw.quantize(x, "e4m3fn", axis=keep) for x in (few, many))
         np.testing.assert_array_equal(a.scale, b.scale[:4] if keep == 0 else b.scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class OfOtherBits(sw.scaled.Amax):
+    """What XLA may find: the largest magnitude of another computation of the same differences."""
+
+    def scale(self, x, fmt, axes, keepdims=False):
+        return super().scale(jnp.where(jnp.isfinite(x), x * 1e-9, x), fmt, axes, keepdims)
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "e5m2", "e4m3fn"])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_what_is_finite_stays_so_where_the_largest_magnitude_was_another(fmt, axis):
+    x = jnp.array([[1.0, -2.0, 0.5], [0.0, 1e-3, -1e3]])
+    q = sw.quantize(x, fmt, scaling=OfOtherBits(), axis=axis)
+    assert np.isfinite(np.asarray(q.value())).all()
+    infinite = sw.quantize(x.at[0, 0].set(-jnp.inf), fmt, scaling=OfOtherBits(), axis=axis)
+    assert not np.isfinite(np.asarray(infinite.value())[0, 0])
+    assert np.isfinite(np.asarray(infinite.value())[1]).all()
 
 
 def test_amax_without_powers_of_two_reaches_the_largest_number():

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ..formats import BLOCK_FORMATS, CATALOGUE, FP32, BlockFormat, Format, block_format
 from ..formats import format as format_
@@ -15,7 +16,7 @@ from ..rounding import encode, has_float64, round_to
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
 from ._power import exponent_of, shrink
-from ._scaling import Amax, Propagated, Scaling
+from ._scaling import Amax, Propagated, Scaling, largest_scale
 
 
 def storable(fmt: Format) -> Format:
@@ -126,9 +127,27 @@ def _quantized(x: jax.Array, key: Any, scaling: Scaling | None, options: tuple) 
     scale, inverse = scaling.scale(x, fmt, over, keepdims=axis is not None)
     exact = getattr(scaling, "power_of_two", True)
     data = shrink(x, jnp.broadcast_to(inverse, x.shape), rounding) if exact else x / scale
+    if isinstance(scaling, Amax) and exact and saturate is None:
+        data = _within(data, inverse, fmt)
     if saturate is None:
         saturate = "finite" if scaling.saturates else False
     return ScaledArray(encode(data, fmt, rounding=rounding, saturate=saturate, key=key), scale)
+
+
+def _within(data: jax.Array, inverse: jax.Array, fmt: Format) -> jax.Array:
+    """Data beside their own largest magnitude, held within the format where all is finite.
+
+    They can lie beyond it: XLA computes a difference of products once to find its largest magnitude
+    and once more to round it, with multiply-adds in one and not in the other, and what is left of
+    the two where they cancel are different numbers.
+    """
+    if fmt.max_exponent > 16:  # room beyond what any multiply-add leaves
+        return data
+    top, infinity = (np.asarray(x, data.dtype) for x in (float(fmt.max), np.inf))
+    finite = inverse > 1 / largest_scale(fmt, data.dtype)
+    bound = lax.select(finite, *(lax.full_like(inverse, x) for x in (top, infinity)))
+    bound = jnp.broadcast_to(bound, data.shape) if bound.ndim else bound
+    return lax.clamp(-bound, data, bound)
 
 
 # One program where nobody else compiles.

@@ -269,13 +269,23 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> tuple[jax.A
         scale = jnp.maximum(usable * np.asarray(1 / largest, dtype), lowest)
         return jnp.where(magnitude == 0, jnp.ones_like(scale), scale), 1 / scale
     integer = np.uint64 if signed is np.int64 else np.uint32
-    top = min(fmt.max_exponent - 1, 14)
+    top = _top(fmt)
     one = 1 << mantissa_bits  # the lowest bit of the exponent field
     field = lax.bitcast_convert_type(magnitude, integer) & integer(2 * bias * one + one)
     field = lax.clamp(integer(max(1, top + 1) * one), field, integer(2 * bias * one))
     scale = lax.bitcast_convert_type(field - integer(top * one), dtype)
     inverse = lax.bitcast_convert_type(integer((2 * bias + top) * one) - field, dtype)
     return scale, inverse
+
+
+def largest_scale(fmt: Format, dtype: Any) -> np.ndarray:
+    """The power of two that :func:`to_top` gives infinities and NaN, and numbers near them."""
+    return np.asarray(2.0 ** (layout(dtype)[2] - _top(fmt)), dtype)
+
+
+def _top(fmt: Format) -> int:
+    """The exponent of the binade to which a largest magnitude is brought."""
+    return min(fmt.max_exponent - 1, 14)
 
 
 def _kept(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
