@@ -27,12 +27,12 @@ def test_the_page_says_what_the_runs_wrote():
 
 
 def test_every_kept_run_is_within_one_percent_and_finite():
-    runs = {(r["model"], r["recipe"]): r for r in parity.rows(parity.FILE)}
-    assert len({model for model, _ in runs}) >= 8
-    for (model, recipe), row in runs.items():
+    runs = {(r["model"], r["recipe"], r["seed"]): r for r in parity.rows(parity.FILE)}
+    assert len({model for model, *_ in runs}) >= 8
+    for (model, recipe, seed), row in runs.items():
         if recipe in parity.RECIPES[2:]:
             assert row["non_finite"] == 0
-            assert math.isclose(row["loss"], runs[model, "float32"]["loss"], rel_tol=0.01)
+            assert math.isclose(row["loss"], runs[model, "float32", seed]["loss"], rel_tol=0.01)
 
 
 def test_a_run_is_a_line_and_the_same_again():
