@@ -178,7 +178,8 @@ def encode(x: Any, fmt: Format | str, **options: Any) -> jax.Array | EncodedArra
         options: those of :func:`scalewise.cast`.
 
     Returns:
-        An array of ``fmt.dtype`` where that has whole bytes, else an :class:`EncodedArray`.
+        An array of ``fmt.dtype`` where that has whole bytes, else an :class:`EncodedArray`. A NaN
+        becomes zero in a format that has no code for one, as in :func:`scalewise.cast`.
     """
     fmt = format_(fmt)
     stored = cast(x, fmt, **options)
