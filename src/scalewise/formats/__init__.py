@@ -35,6 +35,7 @@ from ._catalogue import UE8M8 as UE8M8
 from ._catalogue import format as format
 from ._catalogue import p3109 as p3109
 from ._codes import ROUNDINGS as ROUNDINGS
+from ._codes import check_codes as check_codes
 from ._codes import check_rounding as check_rounding
 from ._codes import check_saturate as check_saturate
 from ._format import Format as Format

@@ -42,16 +42,25 @@ def check_rounding(fmt: Any, rounding: Any) -> str:
     return scale.get(rounding, rounding)
 
 
-def decode(fmt: Any, codes: Any) -> np.ndarray:
-    """The numbers of codes (see ``Format.decode``)."""
-    codes = np.asarray(codes)
-    if not np.issubdtype(codes.dtype, np.integer):
-        raise TypeError(f"codes of {fmt.name} are integers, not {codes.dtype}")
+def check_codes(fmt: Any, codes: Any) -> None:
+    """Refuses integers, NumPy's or JAX's, that are wider than a format's codes.
+
+    Raises:
+        ValueError: some are below 0 or not below 2^bits.
+    """
     if codes.size and (codes.min() < 0 or codes.max() >= 2**fmt.bits):
         raise ValueError(
             f"codes of {fmt.name} go from 0 to {2**fmt.bits - 1}; "
             f"got {codes.min()} to {codes.max()}"
         )
+
+
+def decode(fmt: Any, codes: Any) -> np.ndarray:
+    """The numbers of codes (see ``Format.decode``)."""
+    codes = np.asarray(codes)
+    if not np.issubdtype(codes.dtype, np.integer):
+        raise TypeError(f"codes of {fmt.name} are integers, not {codes.dtype}")
+    check_codes(fmt, codes)
     codes = codes.astype(np.uint64)
     magnitude_bits = fmt.exponent_bits + fmt.mantissa_bits
     magnitude = codes & np.uint64(2**magnitude_bits - 1)

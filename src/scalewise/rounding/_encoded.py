@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
-from ..formats import Format
+from ..formats import Format, check_codes
 from ..formats import format as format_
 from ._bits import F32, fits, from_units
 from ._pack import WIDTHS, pack, unpack
@@ -23,8 +24,8 @@ def decode(codes: Any, fmt: Format | str) -> jax.Array:
     """The numbers of codes, exactly, by integer operations that jit, vmap and shard.
 
     Args:
-        codes: unsigned integers below 2^bits, as :func:`scalewise.cast` makes them, any shape;
-            higher bits are ignored.
+        codes: unsigned integers below 2^bits, as :func:`scalewise.cast` makes them, any shape.
+            Under a transformation, where they can't be looked at, higher bits are ignored.
         fmt: a format of up to 32 bits, all of whose numbers float32 holds, or its name.
 
     Returns:
@@ -32,18 +33,20 @@ def decode(codes: Any, fmt: Format | str) -> jax.Array:
 
     Raises:
         TypeError: codes aren't integers.
-        ValueError: float32 doesn't hold the format's numbers.
+        ValueError: codes beyond the format's width, or numbers that float32 doesn't hold.
 
     Example:
         >>> decode(np.array([0x3C, 0x7E], np.uint8), "e4m3fn").tolist()
         [1.5, 448.0]
     """
     fmt = format_(fmt)
-    codes = jnp.asarray(codes)
+    codes = codes if isinstance(codes, jax.Array) else np.asarray(codes)
     if not jnp.issubdtype(codes.dtype, jnp.integer):
         raise TypeError(f"decode: codes of {fmt.name} are {codes.dtype}; accepted: integers")
     if not fits(fmt, F32):
         raise ValueError(f"decode: {fmt.name} has numbers that float32 doesn't; use its own decode")
+    if not isinstance(codes, Tracer):
+        check_codes(fmt, codes)
     return _decoded(codes, fmt)
 
 
@@ -145,7 +148,7 @@ class EncodedArray:
 
     def astype(self, dtype: Any) -> jax.Array:
         """The numbers, exactly where ``dtype`` holds them."""
-        return decode(self.unpacked(), self.format).astype(dtype)
+        return _decoded(self.unpacked(), self.format).astype(dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.astype(dtype or np.float32))

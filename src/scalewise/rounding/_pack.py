@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from ..formats import Format
+from ..formats import Format, check_codes
 from ..formats import format as format_
 
 WIDTHS = (3, 4, 6)  # those of which some whole bytes, at most three, hold a whole number
@@ -117,13 +117,8 @@ def _codes(codes: Any, fmt: Format) -> jax.Array:
         raise TypeError(f"pack: codes are {codes.dtype}; accepted: integers or {fmt.dtype}")
     if codes.ndim == 0:
         raise ValueError("pack: codes have no dimension; accepted: at least one")
-    if codes.size and not isinstance(codes, Tracer):
-        low, high = int(codes.min()), int(codes.max())
-        if low < 0 or high >= 2**fmt.bits:
-            raise ValueError(
-                f"pack: codes go from {low} to {high}; "
-                f"accepted: 0 to {2**fmt.bits - 1}, {fmt.name}'s {fmt.bits} bits"
-            )
+    if not isinstance(codes, Tracer):
+        check_codes(fmt, codes)
     return jnp.asarray(codes).astype(jnp.uint32) & jnp.uint32(2**fmt.bits - 1)
 
 
