@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--every", type=int, default=4)
     parser.add_argument("--recipe", default="five-bytes")
     parser.add_argument("program", nargs="?", default="mlp")
