@@ -9,7 +9,7 @@ import pytest
 
 import scalewise as sw
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
-from scalewise.formats import BF16
+from scalewise.formats import BF16, FP32
 
 EACH = sw.recipes.fp16_every_op
 BRAIN = dataclasses.replace(EACH, storage=BF16)
@@ -203,3 +203,48 @@ def test_arithmetic_is_chosen_at_run_time():
     assert "cond[" in text
     assert "preferred_element_type=float16" in text
     assert "preferred_element_type=float32" in text
+
+
+@pytest.mark.parametrize("kept", ["head", "mul"])
+def test_what_is_kept_in_float32_is_rounded_nowhere_else_it_is(kept):
+    def f(w, x):
+        with jax.named_scope("head"):
+            y = w * x * 0.1
+        return y, -y
+
+    w, x = jax.random.uniform(jax.random.key(0), (2, 64), minval=1, maxval=2) * 2.0**100
+    recipe = dataclasses.replace(EACH, keep={kept: FP32})
+    exact, rounded = jax.jit(sw.autoscale(f, recipe))(w, x * 2.0**-90)
+    want = w * (x * 2.0**-90) * 0.1
+    np.testing.assert_array_equal(exact, want)
+    np.testing.assert_array_equal(rounded, -sw.round_to(want * 2.0**-110, "fp16") * 2.0**110)
+
+
+def test_an_optimizer_kept_in_float32_sees_all_of_a_gradients_range():
+    def step(w, v, g):
+        with jax.named_scope("optimizer"):
+            v = 0.999 * v + (1 - 0.999) * jnp.square(g)
+            return w - 0.01 * g / (jnp.sqrt(v) + 1e-30), v
+
+    g = jnp.logspace(-12, 8, 64)
+    careful = jax.jit(sw.autoscale(step, dataclasses.replace(EACH, keep={"optimizer": FP32})))
+    narrow = jax.jit(sw.autoscale(step, EACH))
+    w, v = jnp.zeros(64), jnp.zeros(64)
+    np.testing.assert_allclose(careful(w, v, g)[0], step(w, v, g)[0], rtol=1e-5)
+    assert np.abs(np.asarray(narrow(w, v, g)[0]) / step(w, v, g)[0] - 1).max() > 0.1
+
+
+def test_a_loop_and_a_branch_meet_in_the_storage_format_though_parts_are_kept():
+    def f(x):
+        def turn(carry, row):
+            with jax.named_scope("careful"):
+                carry = carry + row * row
+            return carry, carry
+
+        total, each = jax.lax.scan(turn, jnp.zeros(4), x)
+        return jax.lax.cond(total[0] > 0, lambda t: t * 2, lambda t: t, total), each
+
+    x = jax.random.normal(jax.random.key(0), (5, 4)) * 1e4
+    recipe = dataclasses.replace(EACH, keep={"careful": FP32, "mul": BF16})
+    for got, want in zip(jax.jit(sw.autoscale(f, recipe))(x), f(x), strict=True):
+        close(got, want, 5e-3)

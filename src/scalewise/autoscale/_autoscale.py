@@ -12,6 +12,7 @@ from ..scaled import Delayed
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
 from ._every_op import EveryOp
+from ._exempt import EveryOpBut
 from ._keep import Exceptions
 from ._narrow import has_exponent, is_stored
 from ._recipe import Recipe
@@ -63,7 +64,7 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
         chosen = interpretation(recipe, traced=any(has_exponent(x) for x in leaves))
         outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
-        if isinstance(chosen, Boundaries):
+        if isinstance(chosen, Boundaries | EveryOpBut):
             chosen.exceptions.check("autoscale")
         return outs
 
@@ -79,7 +80,7 @@ def interpretation(recipe: Recipe, *, traced: bool = False) -> Boundaries | Ever
         traced: whether an argument comes with an integer exponent of its own.
     """
     if recipe.store == "every_op":
-        return EveryOp(recipe)
+        return EveryOpBut(recipe, Exceptions(recipe.keep)) if recipe.keep else EveryOp(recipe)
     return Boundaries(recipe, traced, Exceptions(recipe.keep))
 
 

@@ -94,12 +94,12 @@ class EveryOp(Interpretation):
         return self.rounded(InFlight(jnp.asarray(x, jnp.float32), 0, uniform=uniform))
 
     def lower(self, value: Any, aval: Any) -> jax.Array:
-        return settle(_wide(value)).astype(aval.dtype)
+        return settle(widened(value)).astype(aval.dtype)
 
     def emit(self, value: Any, aval: Any, path: str) -> Any:
         storage = self.recipe.stored_as(path, value.data.size)
         if storage is not None:
-            return put(settle(_wide(value)), storage)
+            return put(settle(widened(value)), storage)
         return self.lower(value, aval)
 
     def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
@@ -111,12 +111,12 @@ class EveryOp(Interpretation):
 
     def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> InFlight:
         if boundary == "mapped":  # devices may have different exponents: float32 between them
-            return InFlight(settle(_wide(value)), 0, "forward")
+            return InFlight(settle(widened(value)), 0, "forward")
         exponent = jnp.asarray(value.exponent, jnp.int32)
         return InFlight(value.data, exponent, "forward")
 
     def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> InFlight:
-        (a, b), exponent = _aligned([_wide(on_true), _wide(on_false)])
+        (a, b), exponent = _aligned([widened(on_true), widened(on_false)])
         return self.rounded(InFlight(lax.select(predicate, a.data, b.data), exponent))
 
     def spread(self, value: Any, aval: Any) -> InFlight:
@@ -140,7 +140,7 @@ class EveryOp(Interpretation):
         rule = FALLBACK if equation.name in COLLECTIVES else RULES[equation.name]
         contraction = rule.family is Family.CONTRACTION  # its operands go in as they are
         wide = [
-            _wide(x) if isinstance(x, InFlight) and not (contraction and not per_slice(x)) else x
+            widened(x) if isinstance(x, InFlight) and not (contraction and not per_slice(x)) else x
             for x in inputs
         ]
         constant = any(isinstance(x, InFlight) and x.uniform is not None for x in wide)
@@ -306,7 +306,7 @@ def _moved(x: InFlight, bits: int) -> InFlight:
     return InFlight(x.data * np.float32(2.0**-bits), x.exponent + bits)
 
 
-def _wide(x: InFlight) -> InFlight:
+def widened(x: InFlight) -> InFlight:
     return dataclasses.replace(x, data=x.data.astype(jnp.float32), memo={})
 
 

@@ -36,7 +36,7 @@ class Exceptions:
             scopes = ", ".join(sorted(s for s in self.scopes if s)) or "none"
             raise ValueError(
                 f"{name}: keep names {unmet[0]!r}, which is neither a primitive nor a scope of "
-                f"this function. Its scopes with contractions or residuals are: {scopes}"
+                f"this function. Its scopes where something is rounded are: {scopes}"
             )
 
 

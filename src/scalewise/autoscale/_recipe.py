@@ -85,6 +85,7 @@ class Recipe:
         keep: exceptions, ``{name: format}``: equations of that primitive, or in that scope (a
             ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another),
             have operands and residuals in that format, FP32 for none. The first that matches wins.
+            With ``store="every_op"`` they are computed and kept in FP32, FP16 or BF16.
         rescale: with ``store="every_op"``, after which operations the scale is found anew from the
             data: None for none (scales are propagated alone), ``"max"``, ``"l1"``, ``"l2"`` or
             ``"least_squares"`` for each that can change the magnitude, by that measure.
@@ -153,8 +154,14 @@ class Recipe:
             if self.storage not in (FP16, BF16):
                 name = self.storage and self.storage.name
                 raise ValueError(f"store='every_op' computes in fp16 or bf16; storage is {name}")
-            if self.keep or self.carry is not None:
-                raise ValueError("store='every_op' rounds every result: no keep and no carry")
+            if self.carry is not None:
+                raise ValueError("store='every_op' rounds every result: no carry of its own")
+            other = [f for _, f in self.keep if f not in (None, FP16, BF16)]
+            if other:
+                raise ValueError(
+                    "store='every_op' computes in fp16, bf16 or, where keep says so, fp32; "
+                    f"keep names {getattr(other[0], 'name', other[0])}"
+                )
         elif self.rescale is not None or self.arithmetic != "float32":
             raise ValueError("rescale and arithmetic are for store='every_op'")
 
