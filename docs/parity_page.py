@@ -26,7 +26,7 @@ WHAT = {
 TITLES = {
     "float32": "float32", "fp16-plain": "FP16", "loss-scaled": "FP16, loss scaled",
     "autocast": "autocast, loss scaled", "fp16": "`fp16`", "fp16_every_op": "`fp16_every_op`",
-    "fp8": "`fp8`",
+    "fp8": "`fp8`", torture.KEPT: "`fp16_every_op`, optimizer in FP32",
 }  # fmt: skip
 
 PARITY = """# Parity with float32, and torture
@@ -73,8 +73,8 @@ seed to seed, with chance alone by up to 0.6 %: `fp8` spreads wider than chance,
 TORTURE = """
 ## Torture
 
-The same models for {steps} steps (L-BFGS {converged}: it has converged then), and small programs of
-{steps} steps each of which has one thing in it that kills FP16. "Times 2^k" multiplies every float
+The same models for {steps} steps, and small programs of {steps} steps each of which has one thing
+in it that kills FP16. "Times 2^k" multiplies every float
 of the batch, every parameter or the loss by 2^k, and divides by it again where they enter the model
 or, for gradients, the optimizer: the same optimisation in other units (`proofs/units.py`). "Hidden
 units times 2^k" divides nowhere: weights of one layer are 2^k as large and of the next 2^-k. A cell
@@ -86,12 +86,13 @@ step a loss wasn't finite (steps that a loss scale leaves out don't count and ar
 FP16 at every operation fails "second moments over 2^66": FP16 with its subnormals spans 2^40, and a
 result there has one scale. Squares of gradients that span 2^33 are such a result, so what lies more
 than 2^40 under the largest becomes the smallest number that isn't zero, and its element's steps are
-too small. No choice of the one scale holds both ends; an optimizer that keeps roots, or a scale for
-each block, is another program. Where only stored values are narrow (`fp16`) the squares are in
-float32, and `Storage(format, root=2)` keeps them so.
+too small. No choice of the one scale holds both ends. An optimizer in float32 does, as mixed
+precision has it: `keep={{"optimizer": "fp32"}}`, with the update in a `jax.named_scope`, is the
+last column. Where only stored values are narrow (`fp16`) the squares are in float32, and
+`Storage(format, root=2)` keeps them so.
 
-Beyond its convergence (after 14 to 19 steps of L-BFGS) `fp16` once was NaN, from six of six starts
-an ulp apart, float32 from none of twelve. The cause was ours: XLA computed differences of what all
+L-BFGS has converged after some 12 steps; beyond them `fp16` once was NaN, from six of six starts an
+ulp apart, float32 from none of twelve. The cause was ours: XLA computed differences of what all
 but cancels once to find their largest magnitude and once more to round them, with other
 multiply-adds, and the second lay beyond the format at the first one's scale. They are now held
 within it, and all six go on for 60 steps.

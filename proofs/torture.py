@@ -32,14 +32,17 @@ from .units import Units, program_in_units, scaled
 
 FILE = Path(__file__).parents[1] / "docs" / "torture.jsonl"
 AUTOSCALE = ("fp16", "fp16_every_op", "fp8")
-METHODS_HERE = ("float32", "fp16-plain", "loss-scaled", "autocast", *AUTOSCALE)
+KEPT = "fp16_every_op, optimizer in FP32"
+RECIPES = {name: getattr(sw.recipes, name) for name in AUTOSCALE} | {
+    KEPT: dataclasses.replace(sw.recipes.fp16_every_op, keep={"optimizer": "fp32"})
+}
+METHODS_HERE = ("float32", "fp16-plain", "loss-scaled", "autocast", *RECIPES)
 VARIANTS = (
     ("as it is", "", 0),
     *((f"{x} times 2^{k}", x, k) for x in ("inputs", "weights", "loss") for k in (40, -40)),
 )
 LINE_SEARCH = ("logistic",)  # asks for losses of its own, unscaled: no loss scale can serve it
 STEPS, LAST, TOLERANCE, PATIENCE = 20, 5, 0.02, 60
-CONVERGED = 12  # steps of a line search: after them its curvature is rounding over rounding
 
 
 def narrowed(tree: Any) -> Any:
@@ -51,8 +54,9 @@ def narrowed(tree: Any) -> Any:
 
 def method(name: str, program: Program) -> tuple[Callable, Callable]:
     """What makes the first state of the program's, and the step: (state, loss, whether taken)."""
-    if name in ("float32", *AUTOSCALE):
-        whole = program.train_step if name == "float32" else sw.autoscale(program.train_step, name)
+    if name == "float32" or name in RECIPES:
+        whole = program.train_step
+        whole = whole if name == "float32" else sw.autoscale(whole, RECIPES[name])
         return lambda state: state, lambda state, batch: (*whole(state, batch), True)
     if name == "fp16-plain":
         plain = METHODS[name]
@@ -103,14 +107,10 @@ def run(program: Program, name: str, variants: Any) -> dict[str, list[float]]:
             if bool(taken):
                 losses.append(float(loss) / 2.0 ** (k if kind == "loss" else 0))
                 batch = next(stream)
-            if len(losses) == steps_of(program):
+            if len(losses) == STEPS:
                 break
         found[title] = losses
     return found
-
-
-def steps_of(program: Program) -> int:
-    return CONVERGED if program.name in LINE_SEARCH else STEPS
 
 
 def verdict(losses: list[float], want: list[float]) -> dict[str, Any]:

@@ -86,10 +86,11 @@ def program_in_units(program: Program) -> Program:
         loss, gradients = jax.value_and_grad(loss_of)(state["params"], batch)
         plain = scaled(batch[0], 1 / batch[1].inputs)
         search = {"grad": gradients, "value_fn": lambda params: inner(params, plain)}  # if it asks
-        updates, optimizer_state = optimizer.update(
-            gradients, state["optimizer"], state["params"], value=loss, **search
-        )
-        params = optax.apply_updates(state["params"], updates)
+        with jax.named_scope("optimizer"):
+            updates, optimizer_state = optimizer.update(
+                gradients, state["optimizer"], state["params"], value=loss, **search
+            )
+            params = optax.apply_updates(state["params"], updates)
         return {"params": params, "optimizer": optimizer_state}, loss
 
     def init(seed: int) -> Tree:

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from rich.console import Console
 
@@ -226,6 +227,18 @@ def shown(report, **options):
     stream = io.StringIO()
     report.show(Console(file=stream, width=100), **options)
     return stream.getvalue()
+
+
+def test_a_library_names_who_called_it_and_labels_may_be_int64():
+    def loss(x, labels):
+        chosen = jnp.take_along_axis(x, labels[:, None], -1)
+        return optax.tree.norm(chosen * 300.0)
+
+    report = sw.audit(loss, "fp16")(np.full((8, 4), 2.0), np.arange(8) % 4)
+    assert "optax" in report.findings[0].file
+    assert report.findings[0].called == f"called at test_audit.py:{line_of('return optax.tree')}"
+    assert report.findings[0].called in str(report)
+    assert len(repr(report)) < 200
 
 
 def test_what_the_terminal_shows():

@@ -5,6 +5,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
@@ -143,6 +144,22 @@ def test_scope_line_and_direction_of_every_equation():
     (tanh,) = [e for e in recorder.seen if e.name == "tanh"]
     assert "jnp.tanh" in Path(__file__).read_text().splitlines()[tanh.source[1] - 1]
     assert f"{__file__}:{tanh.source[1]}" in tanh.where()
+
+
+def test_who_called_a_library():
+    def step(x):
+        y = jax.nn.log_softmax(x)  # JAX's own
+        return optax.tree.norm(y)
+
+    recorder = Recorder()
+    transform(jax.grad(step), recorder, name="record")(example())
+    lines = Path(__file__).read_text().splitlines()
+    by_name = {e.name: e for e in recorder.seen if e.direction == "forward"}
+    assert "log_softmax" in lines[by_name["exp"].source[1] - 1]  # inside of a jit of JAX's
+    assert by_name["exp"].caller is None
+    assert "optax" in by_name["sqrt"].source[0]
+    assert by_name["sqrt"].caller[0] == __file__
+    assert "tree.norm" in lines[by_name["sqrt"].caller[1] - 1]
 
 
 def test_an_output_that_is_no_array():

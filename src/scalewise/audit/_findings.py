@@ -11,6 +11,7 @@ from pathlib import Path
 from ..formats import Format
 from ._rows import Row
 
+CALLERS = 3  # shown of those who call a library's line
 KINDS = ("nan", "overflow", "saturation", "underflow", "swamping", "cancellation", "precision")
 FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which underflow and swamping give a finding its name
 
@@ -38,6 +39,7 @@ class Finding:
         rows: of the equations concerned.
         tried: whether changes were tried for it.
         order: at which place its fix was applied, from 1; 0 without one.
+        callers: ``path:line`` of each of the user's lines that call a library's ``file``.
     """
 
     kind: str
@@ -60,11 +62,19 @@ class Finding:
     rows: tuple[int, ...] = ()
     tried: bool = False
     order: int = 0
+    callers: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
         """``file.py:12``."""
         return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+
+    @property
+    def called(self) -> str:
+        """``called at model.py:3, model.py:9 and 2 more``; "" if the user wrote it himself."""
+        shown = ", ".join(Path(c).name for c in self.callers[:CALLERS])
+        more = len(self.callers) - CALLERS
+        return f"called at {shown}" + (f" and {more} more" if more > 0 else "") if shown else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +166,7 @@ def finding(group: Group, fmt: Format, saturate: bool | str) -> Finding:
         inherited=group.worst("inherited"),
         evidence=evidence(group, kind, fmt),
         rows=group.indices,
+        callers=tuple(dict.fromkeys(r.caller for r in group.rows if r.caller)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import os
@@ -30,6 +31,16 @@ class Report(Summary):
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints verdict, findings and literals; with ``everything`` what is benign as well."""
         show(self, console or Console(), everything=everything)
+
+    def __str__(self) -> str:
+        """What :meth:`show` prints, without colours."""
+        text = io.StringIO()
+        self.show(Console(file=text, width=120, no_color=True))
+        return text.getvalue().rstrip()
+
+    def __repr__(self) -> str:
+        found = f"{len(self.findings)} findings, error {self.error}"
+        return f"<Report of {self.function} in {self.low}: {found}; show(), save('report.html')>"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the report; it is there whole, or not at all.

@@ -23,6 +23,8 @@ class Row:
         index: its place in the program, as it was first met.
         primitive, shape, dtype: of its (first float) result.
         file, line, function: the user's code; None, 0, "" where JAX doesn't know.
+        caller: ``path:line`` of the user's own code that called a library's ``file``; "" if
+            ``file`` is none.
         scope: the name stack.
         direction: "forward", "backward" or "optimizer".
         looped: whether it stands in a loop.
@@ -37,6 +39,7 @@ class Row:
     file: str | None
     line: int
     function: str
+    caller: str
     scope: str
     direction: str
     looped: bool
@@ -114,6 +117,7 @@ def _row(i: int, equation: Equation, trained: bool, numbers: dict, histogram: li
         file=file,
         line=line,
         function=function,
+        caller="{}:{}".format(*equation.caller) if equation.caller else "",
         scope=equation.scope,
         direction=direction_of(equation, trained),
         looped=numbers["visits"] > 1,

@@ -11,8 +11,8 @@ from ._rows import Row
 
 COUNTS = ("elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled")
 COLUMNS = (
-    "index", "primitive", "shape", "file", "line", "function", "scope", "direction", *COUNTS,
-    "amax", "introduced", "inherited", "sqnr", "ulps",
+    "index", "primitive", "shape", "file", "line", "function", "caller", "scope", "direction",
+    *COUNTS, "amax", "introduced", "inherited", "sqnr", "ulps",
 )  # fmt: skip
 
 
@@ -32,8 +32,8 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer.writerow(COLUMNS)
     for row in rows:
         shape = "x".join(map(str, row.shape))
-        place = (row.index, row.primitive, shape, row.file or "", row.line, row.function)
+        place = (row.file or "", row.line, row.function, row.caller, row.scope, row.direction)
         counts = [int(row[name]) for name in COUNTS]
         errors = (row["amax"], row.introduced, row.inherited, row.sqnr, row["ulps"])
-        writer.writerow((*place, row.scope, row.direction, *counts, *errors))
+        writer.writerow((row.index, row.primitive, shape, *place, *counts, *errors))
     return stream.getvalue()

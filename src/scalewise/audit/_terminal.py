@@ -59,6 +59,8 @@ def _findings(report: Summary, console: Console) -> None:
         console.print(head)
         if finding.source:
             console.print(Text(f"     {finding.source}", style="dim"))
+        if finding.called:
+            console.print(Text(f"     {finding.called}", style="dim"))
         before = error(finding.error_before, finding.broken_before)
         if finding.fix is None:
             tried = "no change that was tried helps" if finding.tried else "no change was tried yet"

@@ -66,6 +66,12 @@ def user_frame(eqn: jex.JaxprEqn) -> tuple[str, int, str] | None:
     return frame and (frame.file_name, frame.start_line, frame.function_name)
 
 
+def user_frames(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, str]]:
+    """All of the frames outside of JAX on the way to the equation, innermost first."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        yield frame.file_name, frame.start_line, frame.function_name
+
+
 def manual_axes(params: dict[str, Any]) -> frozenset[str]:
     """The mesh axes over which a ``shard_map`` equation maps."""
     return frozenset(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sysconfig
 from functools import cached_property
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ import jax.extend.core as jex
 from . import _compat
 
 Direction = Literal["forward", "backward", "update"]
+LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib")})
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -23,11 +25,13 @@ class Equation:
             ``"transpose(jvp(block_0))/attention"``.
         path: its position in its jaxpr, behind those of the equations around it (and the number of
             the branch): the same however often a body is traced, another at each call.
+        within: the call or loop whose body it stands in.
     """
 
     eqn: jex.JaxprEqn
     scope: str
     path: tuple[int, ...] = ()
+    within: Equation | None = None
 
     @property
     def primitive(self) -> jex.Primitive:
@@ -63,8 +67,27 @@ class Equation:
 
     @cached_property
     def source(self) -> tuple[str, int, str] | None:
-        """File, line and function of the user's code, or None where JAX doesn't know."""
-        return _compat.user_frame(self.eqn)
+        """File, line and function of the user's code, or None where JAX doesn't know.
+
+        What a jitted function of a library computes (``jax.nn.log_softmax``) has no line of the
+        user's: it counts for the line that calls it.
+        """
+        own = _compat.user_frame(self.eqn)
+        return own or (self.within.source if self.within else None)
+
+    @cached_property
+    def caller(self) -> tuple[str, int, str] | None:
+        """Who called the library that wrote the equation; None if ``source`` isn't a library's.
+
+        A library is what is installed (Flax, Optax), as a rule not what the user is looking at.
+        """
+        if self.source is None or not _is_installed(self.source[0]):
+            return None
+        own = next((f for f in _compat.user_frames(self.eqn) if not _is_installed(f[0])), None)
+        if own is None and self.within is not None:
+            above = self.within
+            own = above.caller or (above.source if above.source != self.source else None)
+        return own
 
     @cached_property
     def inner(self) -> int:
@@ -78,6 +101,10 @@ class Equation:
     def bind(self, *inputs: Any) -> list[Any]:
         """The primitive itself on plain arrays of the equation's own types."""
         return _compat.bind(self.primitive, self.params, inputs)
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(LIBRARIES)
 
 
 def bodies(eqn: jex.JaxprEqn) -> list[_compat.Jaxpr]:

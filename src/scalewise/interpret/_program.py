@@ -133,9 +133,14 @@ def lifted(program: Program, interpretation: Interpretation, arrays: Sequence[An
     """The interpretation's values of a program's arguments."""
     with interpretation.context():
         return [
-            interpretation.lift(x, a) if is_float(a) else x
+            interpretation.lift(x, a) if is_float(a) else _as_traced(x, a)
             for x, a in zip(arrays, program.in_avals, strict=True)
         ]
+
+
+def _as_traced(x: Any, aval: Any) -> Any:
+    """NumPy's int64 as the int32 that JAX traced the program for, whatever the context allows."""
+    return x if isinstance(x, jax.Array) else np.asarray(x).astype(aval.dtype)
 
 
 def check_callable(f: Any, name: str) -> None:

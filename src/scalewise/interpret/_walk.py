@@ -28,8 +28,8 @@ def walk(
     jaxpr: _compat.Jaxpr,
     state: Any,
     values: Sequence[Any],
-    scope: str = "",
-    path: tuple[int, ...] = (),
+    within: Equation | None = None,
+    part: tuple[int, ...] = (),
 ) -> tuple[Any, list[Any]]:
     """Every equation of a jaxpr, in order, under an interpretation.
 
@@ -38,15 +38,17 @@ def walk(
         jaxpr: open without constants, or closed.
         state: the interpretation's state, any pytree of fixed shape.
         values: one for each of the jaxpr's inputs; a lifted value where the input is a float.
-        scope: name stack of the caller, put before the equations' own: JAX begins a new one in
-            each loop body.
-        path: of the caller, put before the equations' own positions.
+        within: the equation whose body it is. Its name stack is put before the equations' own (JAX
+            begins a new one in each loop body), and so is its position; where JAX doesn't know
+            who wrote an equation, its line is taken.
+        part: which of the equation's bodies, behind its position.
 
     Returns:
         The new state, and a value for each output.
     """
     body, consts = _compat.open_jaxpr(jaxpr)
     environment: dict[Any, Any] = {}
+    scope, path = (within.scope, (*within.path, *part)) if within else ("", ())
 
     def read(atom: Any):
         if isinstance(atom, jex.Literal):
@@ -64,7 +66,7 @@ def walk(
     for i, eqn in enumerate(body.eqns):
         own = str(eqn.source_info.name_stack)
         inner = f"{scope}/{own}" if scope and own else scope or own
-        equation = Equation(eqn, inner, (*path, i))
+        equation = Equation(eqn, inner, (*path, i), within)
         with _compat.provenance(eqn):
             rule = CONTROL.get(equation.name, _call if "call_jaxpr" in eqn.params else _apply)
             state, outs = rule(interpretation, equation, state, [read(v) for v in eqn.invars])
@@ -109,7 +111,7 @@ def _inside(interpretation, values):
 
 def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
     jaxpr = _compat.close_jaxpr(jaxpr)
-    return walk(interpretation, jaxpr, state, inputs, equation.scope, equation.path)
+    return walk(interpretation, jaxpr, state, inputs, equation)
 
 
 def _call(interpretation, equation: Equation, state, inputs):
@@ -165,8 +167,7 @@ def _sharded(values, avals, shardings):
 def _cond(interpretation, equation: Equation, state, inputs):
     def branch(number, jaxpr) -> Callable:
         def run(state, operands):
-            path = (*equation.path, number)
-            state, outs = walk(interpretation, jaxpr, state, operands, equation.scope, path)
+            state, outs = walk(interpretation, jaxpr, state, operands, equation, (number,))
             outs = _canonical(interpretation, equation, outs, equation.out_avals, "branch")
             return state, outs
 
@@ -223,17 +224,17 @@ def _while_parts(interpretation, equation: Equation, consts):
     cond_consts = _invariant(interpretation, equation, params["cond_jaxpr"], consts[:m])
     body_consts = _invariant(interpretation, equation, params["body_jaxpr"], consts[m:])
     canonical = partial(_canonical, interpretation, equation, avals=avals, boundary="carry")
-    run = partial(walk, interpretation, scope=equation.scope)
+    run = partial(walk, interpretation, within=equation)
 
     def again(state, carry):
         operands = [*_inside(interpretation, cond_consts), *carry]
-        state, outs = run(params["cond_jaxpr"], state, operands, path=(*equation.path, 0))
+        state, outs = run(params["cond_jaxpr"], state, operands, part=(0,))
         return state, outs[0]
 
     def body(state, carry):
         going = again(state, carry)[1] if batched else None
         operands = [*_inside(interpretation, body_consts), *carry]
-        state, new = run(params["body_jaxpr"], state, operands, path=(*equation.path, 1))
+        state, new = run(params["body_jaxpr"], state, operands, part=(1,))
         new = canonical(new)
         if batched:  # a vmapped loop runs until its last row is done; a row that is done stays
             new = [
@@ -271,8 +272,7 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     def body(loop, xs):
         state, carry = loop
         operands = [*_inside(interpretation, consts), *carry, *xs]
-        jaxpr, path = params["jaxpr"], equation.path
-        state, outs = walk(interpretation, jaxpr, state, operands, equation.scope, path)
+        state, outs = walk(interpretation, params["jaxpr"], state, operands, equation)
         carry = canonical(outs[:n], carry_avals, "carry")
         return (state, carry), canonical(outs[n:], body_avals, "stacked")
 
@@ -340,8 +340,7 @@ def _mapped(interpretation, equation: Equation, state, inputs):
         return interpretation.canonical(value, aval, "mapped", equation)
 
     def run(state, inputs):
-        jaxpr, path = params["jaxpr"], equation.path
-        state, outs = walk(interpretation, jaxpr, state, inputs, equation.scope, path)
+        state, outs = walk(interpretation, params["jaxpr"], state, inputs, equation)
         state = interpretation.meet(state, tuple(_compat.manual_axes(params)))
         return state, _canonical(interpretation, equation, outs, out_avals, "mapped")
 
