@@ -20,6 +20,7 @@ from ..emulate import Emulation
 from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
+from ._lane import nominal
 from ._lanes import Rounded, Wide
 from ._literals import literals
 from ._report import SEMANTICS, Report
@@ -194,7 +195,7 @@ def _check_shadow(outcome: Outcome, f: Any) -> None:
 
 
 def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) -> Report:
-    fmt = session.low.fmt if session.adjustable else _nominal(session.low)
+    fmt = nominal(session.low)
     saturate = getattr(session.low, "saturate", False)
     known = literals(f, fmt, saturate=saturate)(*args, **kwargs) if session.adjustable else ()
     search = Search(session, fmt, known, trials, saturate)
@@ -249,18 +250,6 @@ def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
             name = keys[1] if keys else path
             found[name] = found.get(name, 0) + np.bincount(bins, minlength=BINS)
     return tuple((name, tuple(counts.tolist())) for name, counts in found.items())
-
-
-def _nominal(low: Interpretation) -> Format:
-    """The format whose range a report draws for a lane of several."""
-    if isinstance(low, Autocast):
-        return format_(low.policy.compute)
-    if isinstance(low, EveryOp):
-        return low.fmt
-    if isinstance(low, Boundaries):
-        fmt = low.recipe.forward or FP32
-        return fmt if isinstance(fmt, Format) else fmt.element
-    return FP32
 
 
 def _name(low: Interpretation) -> str:

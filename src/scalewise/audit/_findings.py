@@ -36,6 +36,8 @@ class Finding:
         error_before, error_after: of the outputs (relative, root mean square over them; infinite if
             some aren't finite), without it and with it, the fixes of earlier findings applied.
         broken_before, broken_after: numbers of the outputs that aren't finite.
+        error_alone, broken_alone: of a fix that is one of two that only help together: with this
+            one alone; NaN and 0 of others.
         rows: of the equations concerned.
         tried: whether changes were tried for it.
         order: at which place its fix was applied, from 1; 0 without one.
@@ -59,6 +61,8 @@ class Finding:
     error_after: float = math.nan
     broken_before: int = 0
     broken_after: int = 0
+    error_alone: float = math.nan
+    broken_alone: int = 0
     rows: tuple[int, ...] = ()
     tried: bool = False
     order: int = 0
@@ -192,7 +196,7 @@ def evidence(group: Group, kind: str, fmt: Format) -> str:
             smallest = min((1 / r["shadow_min_inverse"] for r in group.rows
                             if r["shadow_min_inverse"]), default=0.0)  # fmt: skip
             down = f"; down to 2^{math.log2(smallest):.1f}" if smallest else ""
-            return f"{group.share('flushed'):.2g} of {elements:,} flushed to zero{down}"
+            return f"{int(group.total('flushed')):,} of {elements:,} flushed to zero{down}"
         case "swamping":
             drift = max((row.drift for row in group.rows), key=abs)
             return f"{group.share('swamped'):.0%} of additions change nothing; bias {drift:+.2f}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,13 @@ from ..formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
 from ._findings import Finding, Group
 from ._lanes import Rounded
 from ._literals import Literal
+from ._loss_scale import best_power
 from ._rounding import DOUBLE, SINGLE, as_row, scaled
 from ._rows import Row
 from ._session import Outcome, Session
 
 RANGE = ("nan", "overflow", "saturation", "underflow")
+SUBNORMAL = 0.01  # share from which a result lies too low
 WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # as many bits, more range
 
 
@@ -51,30 +53,48 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Fix:
-    """A change, in words and as a setting: of formats, or a lane of another policy or recipe."""
+    """A change, in words and done.
+
+    Attributes:
+        words: as the user is told.
+        change: from a setting, or a lane of a policy or recipe, to the one with the change.
+    """
 
     words: str
-    setting: Any
+    change: Callable[[Any], Any]
 
 
-def constant_fixes(
-    literal: Literal, rows: Sequence[Row], now: Setting, fmt: Format
-) -> Iterator[Fix]:
+def constant_fixes(literal: Literal, rows: Sequence[Row], fmt: Format) -> Iterator[Fix]:
     """Changes worth trying for a constant that the format can't hold."""
     number = literal.number
     if literal.rounded == 0:
         new = math.copysign(float(fmt.smallest_normal), number)
-        yield Fix(f"{new:.3g} in place of {number:.3g}", now.replaced(number, new))
+        yield _replaced(f"{new:.3g} in place of {number:.3g}", number, new)
     elif abs(number) > float(fmt.max):
         new = math.copysign(float(fmt.max) / 2, number)
-        yield Fix(f"{new:.5g} in place of {number:.3g}", now.replaced(number, new))
-    kept = now.replaced(number, number)
-    yield Fix(f"{number:.6g} kept in float32", kept)
+        yield _replaced(f"{new:.5g} in place of {number:.3g}", number, new)
+    yield _replaced(f"{number:.6g} kept in float32", number, number)
     here = (literal.file, literal.line)
     line = [r.index for r in rows if literal.file and (r.file, r.line) == here]
     if line:
         words = f"float32 for line {literal.line}, its {number:.6g} too"
-        yield Fix(words, kept.wide(line))
+        yield Fix(words, lambda now: now.replaced(number, number).wide(line))
+
+
+def _replaced(words: str, old: float, new: float) -> Fix:
+    return Fix(words, lambda now: now.replaced(old, new))
+
+
+def _wide(words: str, rows: Sequence[int]) -> Fix:
+    return Fix(words, lambda now: now.wide(rows))
+
+
+def _shifted(words: str, rows: Sequence[int], power: int) -> Fix:
+    return Fix(words, lambda now: now.shifted(rows, power))
+
+
+def _into(words: str, rows: Sequence[int], row: np.ndarray) -> Fix:
+    return Fix(words, lambda now: now.into(rows, row))
 
 
 def constant_finding(literal: Literal) -> Finding:
@@ -102,9 +122,9 @@ def fixes(
     group: Group,
     kind: str,
     rows: Sequence[Row],
-    now: Setting,
     low: Rounded,
     norms: Sequence[tuple[int, ...]],
+    gradients: Sequence[Row],
 ) -> Iterator[Fix]:
     """Changes worth trying for a finding, the smallest first.
 
@@ -112,50 +132,60 @@ def fixes(
         group: what it is about.
         kind: of the finding.
         rows: all of the program's.
-        now: what the changes are made to.
         low: the lane.
         norms: the rows of norms that are written out.
+        gradients: the rows that a loss scale multiplies.
     """
     here, fmt = group.first, low.fmt
-    if kind == "underflow" and here.direction == "backward":
-        backward = [r for r in rows if r.direction == "backward"]
-        power = power_below(backward, fmt)
-        if power > 0:
-            shift = now.shifted([r.index for r in backward], power)
-            yield Fix(f"loss scale 2^{power}", shift)
+    power = best_power(gradients, fmt) if narrow_gradients(group, kind) else 0
+    if power:
+        yield _shifted(f"loss scale 2^{power}", [r.index for r in gradients], power)
     if kind in RANGE:
-        yield from _of_range(group, now, low, norms)
+        yield from _of_range(group, low, norms)
     wide: set[tuple[int, ...]] = set()
     for words, found in (
         (f"float32 for this {here.primitive}", list(group.rows)),
         (f"float32 for line {here.line}", _like(here, rows, "file", "line", "direction")),
         (f"float32 for line {here.line}, both ways", _like(here, rows, "file", "line")),
         (f"float32 for all of {here.function}", _like(here, rows, "file", "function")),
+        ("float32 for the optimizer", _optimizer(here, rows)),
     ):
         indices = tuple(r.index for r in found)
-        if indices not in wide and (here.file is not None or len(found) == len(group.rows)):
+        known = here.file is not None or len(found) == len(group.rows)
+        if indices and indices not in wide and (known or here.direction == "optimizer"):
             wide.add(indices)
-            yield Fix(words, now.wide(indices))
+            yield _wide(words, indices)
     if kind in RANGE and fmt in WIDER:
         other = as_row(WIDER[fmt], low.saturate)
-        yield Fix(f"{WIDER[fmt].name} throughout", now.into([r.index for r in rows], other))
+        yield _into(f"{WIDER[fmt].name} throughout", [r.index for r in rows], other)
 
 
-def _of_range(group: Group, now: Setting, low: Rounded, norms) -> Iterator[Fix]:
+def narrow_gradients(group: Group, kind: str) -> bool:
+    """Whether a loss scale might help: gradients leave the range, or are in its lowest part."""
+    if group.first.direction != "backward":
+        return False
+    return kind in RANGE or group.share("subnormal") >= SUBNORMAL
+
+
+def _of_range(group: Group, low: Rounded, norms) -> Iterator[Fix]:
     """A norm that takes care of its range, a scale, a format of more range."""
     here = group.first
     written = [rows for rows in norms if set(rows) & set(group.indices)]
     if written:
         # within 0.05 ulp of an exact sum, rounded once at the root
         inner = [row for rows in written for row in rows[:-1]]
-        yield Fix("ops.l2_norm in place of the root of a sum of squares", now.into(inner, DOUBLE))
+        yield _into("ops.l2_norm in place of the root of a sum of squares", inner, DOUBLE)
     power = power_below(group.rows, low.fmt)
     if power and here.file is not None:
-        yield Fix(f"scale its result by 2^{power}", now.shifted(group.indices, power))
+        yield _shifted(f"scale its result by 2^{power}", group.indices, power)
     if low.fmt in WIDER:
         other = as_row(WIDER[low.fmt], low.saturate)
-        words = f"{WIDER[low.fmt].name} for this {here.primitive}"
-        yield Fix(words, now.into(group.indices, other))
+        yield _into(f"{WIDER[low.fmt].name} for this {here.primitive}", group.indices, other)
+
+
+def _optimizer(here: Row, rows: Sequence[Row]) -> list[Row]:
+    """All of the optimizer's rows, of one of them."""
+    return _like(here, rows, "direction") if here.direction == "optimizer" else []
 
 
 def _like(row: Row, rows: Sequence[Row], *names: str) -> list[Row]:

@@ -16,12 +16,24 @@ from jax.core import Tracer
 from ..interpret import Boundary, Equation, Interpretation
 from ..rounding import to_float64
 from ._flat import RESHAPES, flat, is_flat, room
+from ._lane import alike
 from ._lanes import Rounded, Wide
 from ._ledger import Ledger, nothing, number
 from ._pair import Pair, shaped
 from ._rounding import as_row
-from ._statistics import SAMPLE, Note, Statistics, counted, take
-from ._steps import ADDITIONS, Plan, anyhow, compiled, exactly, lifted, marks, plan, rounded
+from ._statistics import SAMPLE, Note, Statistics, counted, sample, take
+from ._steps import (
+    ADDITIONS,
+    Plan,
+    anyhow,
+    compiled,
+    either,
+    exactly,
+    lifted,
+    marks,
+    plan,
+    rounded,
+)
 
 EAGER = 2000  # results up to which a loop is walked turn by turn: nothing of it is compiled
 
@@ -183,8 +195,9 @@ class Lockstep(Interpretation):
         """How an equation outside of loops is computed, found out once."""
         if equation.path not in self.plans:
             how = plan(self.low, equation, inputs)
-            fixed = (self.shadow,) if self._alone(how) else (self.low, self.shadow)
-            step = compiled(exactly if self._alone(how) else anyhow, fixed, how)
+            alone = self._alone(how)
+            fixed = (self.shadow,) if alone else (alike(self.low, equation)[0], self.shadow)
+            step = compiled(exactly if alone else either, fixed, how)
             self.plans[equation.path] = how, step
         return self.plans[equation.path]
 
@@ -192,7 +205,15 @@ class Lockstep(Interpretation):
         """An equation's results, and tally, samples and addends if it is noted."""
         how, step = planned
         if not self._alone(how):
-            return self.call(step, fmt, list(inputs), count)
+            outs, found = self.call(step, fmt, list(inputs), count)
+            if not found:
+                return outs, found
+            *three, fmt, sums = found
+            tally, marred = self.call(_counted, *three, fmt, count, marks(inputs))
+            samples = self.call(_sample, *three, count)
+            outs = [dataclasses.replace(x, marred=marred) if isinstance(x, Pair) else x
+                    for x in outs]  # fmt: skip
+            return outs, (tally, samples, sums)
         exact, shadow, addends = self.call(step, list(inputs), count)
         low, samples = self.call(_rounded, self.stored, exact, shadow, fmt, count)
         tally, marred = self.call(_counted, low, exact, shadow, fmt, count, marks(inputs))
@@ -235,3 +256,4 @@ class Lockstep(Interpretation):
 
 
 _rounded, _counted = jax.jit(rounded, static_argnums=0), jax.jit(counted)
+_sample = jax.jit(sample)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
+from ..autoscale import Boundaries
 from ..formats import Format
 from ._exceptions import changeable, exceptions
 from ._findings import Finding, Group, finding, groups
@@ -13,6 +14,7 @@ from ._fixes import Fix, Setting, constant_finding, constant_fixes, fixes
 from ._lanes import Rounded
 from ._literals import Literal
 from ._norms import norms
+from ._pairs import RESERVE, Spare, both, pairs
 from ._session import Error, Outcome, Session
 
 ENOUGH = 0.5  # a fix that halves the error is taken before wider ones are tried
@@ -34,6 +36,9 @@ class Search:
             of the error is left, what no change mended, and last what none was tried for.
         idle: findings with evidence but without a fix that helped.
         now, outcome: the fixes found so far, and what a run with them gives.
+        reserve: trials that are kept for pairs of changes.
+        spare: findings that no change mended alone.
+        seen: settings that were tried.
     """
 
     session: Session
@@ -45,14 +50,19 @@ class Search:
     idle: list[Finding] = dataclasses.field(default_factory=list)
     now: Any = dataclasses.field(init=False)
     outcome: Outcome = dataclasses.field(init=False)
+    reserve: int = 0
+    spare: list[Spare] = dataclasses.field(default_factory=list)
+    seen: set[Hashable] = dataclasses.field(default_factory=set)
 
     def run(self, start: Outcome) -> Error:
         """Looks until no change helps or trials are used up; the error with all fixes applied."""
         self.outcome = start
         self.now = Setting(self.session.formats()) if self.session.adjustable else self.session.low
+        self.seen.add(_key(self.now))
         if self.trials <= 0 or not (self.session.adjustable or changeable(self.session.low)):
             self.idle += [self._finding(g) for g in groups(start.rows)[:IDLE]]
             return start.error
+        self.reserve = min(RESERVE, self.trials // 3)
         floor = Error(0, 0.0)
         if self.session.adjustable:
             literals = [x for x in self.literals if not x.masks]
@@ -61,9 +71,18 @@ class Search:
                 wide = wide.replaced(literal.number, literal.number)
             floor = self._try(wide).error
             for literal in literals:
-                options = constant_fixes(literal, self.outcome.rows, self.now, self.fmt)
+                options = constant_fixes(literal, self.outcome.rows, self.fmt)
                 self._attempt(constant_finding(literal), options)
         self._look(floor)
+        while self.trials > 0 and not _near(self.outcome.error, floor):
+            paired = self._pair()
+            self.reserve = 0
+            if not paired and not self.trials:
+                break
+            before = self.trials
+            self._look(floor)
+            if not paired and self.trials == before:
+                break
         self.found.sort(key=_gain, reverse=True)
         if not _near(self.outcome.error, floor):
             self._unmended()
@@ -73,7 +92,7 @@ class Search:
     def _look(self, floor: Error) -> None:
         """One finding after another, the most promising first, until the error is near that."""
         tried: set[tuple[int, ...]] = set()
-        while self.trials > 0 and not _near(self.outcome.error, floor):
+        while self.trials > self.reserve and not _near(self.outcome.error, floor):
             fresh = [g for g in groups(self.outcome.rows) if g.indices not in tried]
             if not fresh:
                 break
@@ -84,10 +103,11 @@ class Search:
 
     def _options(self, group: Group, kind: str) -> Iterator[Fix]:
         low, rows = self.session.low, self.outcome.rows
+        gradients = [row for row in rows if row.index in self.session.carrying]
         if not isinstance(low, Rounded):
-            return exceptions(group, kind, self.now)
+            return exceptions(group, kind, self.now, gradients)
         written = norms(self.session.lockstep.seen)
-        return fixes(group, kind, rows, self.now, low, written)
+        return fixes(group, kind, rows, low, written, gradients)
 
     def _unmended(self) -> None:
         """What is left of the error has a cause too: findings without a fix."""
@@ -109,6 +129,7 @@ class Search:
 
     def _try(self, setting: Any) -> Outcome:
         self.trials -= 1
+        self.seen.add(_key(setting))
         if isinstance(setting, Setting):
             return setting.run(self.session)
         return self.session.with_lane(setting).run()
@@ -117,10 +138,13 @@ class Search:
         """Whether a change helps: the first that helps enough, else the one that helps most."""
         before = self.outcome.error
         best: tuple[Fix, Outcome] | None = None
+        tried: list[tuple[Fix, Error]] = []
         for fix in options:
-            if self.trials <= 0:
-                break
-            after = self._try(fix.setting)
+            setting = fix.change(self.now)
+            if self.trials <= self.reserve or _key(setting) in self.seen:
+                continue
+            after = self._try(setting)
+            tried.append((fix, after.error))
             if _better(after.error, before, GAIN) and (
                 best is None or _better(after.error, best[1].error, ENOUGH)
             ):
@@ -130,12 +154,80 @@ class Search:
         what = dataclasses.replace(what, tried=True)
         if best is None:
             self.idle.append(what)
+            if tried:
+                self.spare.append(Spare(what, tuple(tried), self.now))
             return False
         fix, after = best
-        what = dataclasses.replace(what, order=len(self.found) + 1)
-        self.found.append(_with(what, fix.words, before, after.error))
-        self.now, self.outcome = fix.setting, after
+        self._keep(fix, after, [dataclasses.replace(what, fix=fix.words)])
         return True
+
+    def _pair(self) -> bool:
+        """Whether two changes help where each alone didn't: the first pair that helps enough."""
+        before = self.outcome.error
+        for a, b in pairs(self.spare):
+            fix = both(a.best, b.best)
+            setting = self._allowed(fix)
+            if setting is None or self.trials <= 0:
+                continue
+            after = self._try(setting)
+            if _better(after.error, before, ENOUGH):
+                parts, after = self._smaller((a, b), (a.best, b.best), after)
+                self._keep(both(*parts), after, self._halves((a, b), parts))
+                return True
+        return False
+
+    def _smaller(self, spares, parts: tuple[Fix, Fix], after: Outcome):
+        """Each part made as small as still helps as much."""
+        before = self.outcome.error
+        for i, spare in enumerate(spares):
+            for fix in spare.smaller(parts[i]):
+                tried = (fix, parts[1]) if i == 0 else (parts[0], fix)
+                setting = self._allowed(both(*tried))
+                if self.trials <= 0 or setting is None:
+                    continue
+                outcome = self._try(setting)
+                equal = outcome.error.relative <= 2 * after.error.relative + 1e-7
+                if _better(outcome.error, before, ENOUGH) and equal:
+                    parts, after = tried, outcome
+                    break
+        return parts, after
+
+    def _halves(self, spares: Sequence[Spare], parts: tuple[Fix, Fix]) -> list[Finding]:
+        """The findings of a pair, each with its own part first, and with what that did alone."""
+        found = []
+        for own, other, fix, second in zip(spares, spares[::-1], parts, parts[::-1], strict=True):
+            alone = own.alone(fix) if own.base is self.now else self._try(fix.change(self.now)).error
+            words = f"{fix.words}, together with {second.words} ({other.what.where})"
+            found.append(
+                dataclasses.replace(
+                    own.what, fix=words, error_alone=float(alone), broken_alone=alone.broken
+                )
+            )
+        return found
+
+    def _allowed(self, fix: Fix) -> Any:
+        """What a change leads to; None if its parts contradict each other, or it was tried."""
+        try:
+            setting = fix.change(self.now)
+        except ValueError:
+            return None
+        return None if _key(setting) in self.seen else setting
+
+    def _keep(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
+        """A change that helped stays."""
+        order = max((x.order for x in self.found), default=0) + 1
+        mended = {x.rows for x in findings}
+        self.idle = [x for x in self.idle if x.rows not in mended or not x.rows]
+        self.found += [_with(x, order, self.outcome.error, after.error) for x in findings]
+        self.spare = [x for x in self.spare if not x.what.rows and x.what not in findings]
+        self.now, self.outcome = fix.change(self.now), after
+
+
+def _key(setting: Any) -> Hashable:
+    """Equal for settings, or lanes, that are the same."""
+    if isinstance(setting, Setting):
+        return setting.formats.tobytes(), setting.constants
+    return setting.recipe if isinstance(setting, Boundaries) else setting
 
 
 def _near(error: Error, floor: Error) -> bool:
@@ -149,10 +241,11 @@ def _better(after: Error, before: Error, share: float) -> bool:
     return after.broken == 0 and after.relative <= share * before.relative
 
 
-def _with(what: Finding, fix: str, before: Error, after: Error) -> Finding:
+def _with(what: Finding, order: int, before: Error, after: Error) -> Finding:
     return dataclasses.replace(
         what,
-        fix=fix,
+        order=order,
+        tried=True,
         error_before=float(before),
         error_after=float(after),
         broken_before=before.broken,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,9 +13,11 @@ import numpy as np
 
 from ..interpret import Program, is_float, lifted, run
 from ._ahead import compile_ahead
+from ._lane import nominal
 from ._lanes import Rounded, Wide
 from ._ledger import Ledger
 from ._lockstep import Lockstep
+from ._loss_scale import carrying
 from ._pair import shaped
 from ._rounding import as_row
 from ._rows import Row, rows_of
@@ -109,9 +112,18 @@ class Session:
         """Whether each equation's format can be chosen, so that fixes can be tried."""
         return isinstance(self.low, Rounded)
 
+    @functools.cached_property
+    def carrying(self) -> frozenset[int]:
+        """The rows that a loss scale would multiply, once there was a run."""
+        if not any(e.direction == "backward" for e in self.lockstep.seen):
+            return frozenset()
+        paths = carrying(self.program)
+        return frozenset(self.lockstep.rows[path] for path in paths if path in self.lockstep.rows)
+
     def formats(self) -> np.ndarray:
-        """The table of formats, all of them the low lane's own (see ``as_row``)."""
-        own = as_row(self.low.fmt, self.low.saturate) if self.adjustable else as_row("fp64")
+        """The table of formats, all of them the low lane's own (see ``as_row``); of a policy or
+        recipe the narrow one, whose units errors are measured in."""
+        own = as_row(nominal(self.low), getattr(self.low, "saturate", False))
         return np.tile(own, (max(self.program.equations, 1), 1))
 
     def run(

@@ -16,6 +16,7 @@ from ..emulate import EXACT
 from ..interpret import Equation, Interpretation, is_float
 from ..rounding import to_float64
 from ._flat import ELEMENTWISE, flat, room
+from ._lane import alike, own_row
 from ._lanes import Rounded, Wide, exact
 from ._pair import Pair, shaped
 from ._rounding import round_by
@@ -69,7 +70,7 @@ def plan(low: Interpretation, equation: Equation, inputs: Sequence[Any]) -> Plan
         hash(key)
     except TypeError:
         key = id(equation.eqn)
-    key = key if rounded else (key, equation.scope, equation.source)
+    key = key if rounded else (key, alike(low, equation)[1])
     return Plan(key, equation, at, length, is_flat)
 
 
@@ -163,6 +164,22 @@ def anyhow(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, coun
     Returns:
         Its outputs; if it is noted, its tally, samples and addends (see :class:`Note`).
     """
+    outs, found = either(low, shadow, plan, fmt, inputs, count)
+    if not found:
+        return outs, found
+    result, right, wide, fmt, sums = found
+    tally, marred = counted(result, right, wide, fmt, count, marks(inputs))
+    outs = [dataclasses.replace(x, marred=marred) if isinstance(x, Pair) else x for x in outs]
+    return outs, (tally, sample(result, right, wide, count), sums)
+
+
+def either(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, count: Any):
+    """The same without what is counted, which is a program of its own for each size.
+
+    Returns:
+        Its outputs; if it is to be noted, its first float result, the exact and the shadow's, flat,
+        its format, and samples of its addends.
+    """
     equation, rounded = plan.equation, isinstance(low, Rounded)
     marred = functools.reduce(jnp.logical_or, marks(inputs))
     lows, shadows = _lanes(plan, inputs)
@@ -173,11 +190,10 @@ def anyhow(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, coun
         plain = [_plain(low, x, a) for x, a in zip(lows, equation.in_avals, strict=True)]
         aval = equation.out_avals[plan.at]
         result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
-        right = flat(exact(equation, plain)[plan.at], plan.length)
-        wide = flat(shadow_outs[plan.at], plan.length)
-        samples = sample(result, right, wide, count)
-        tally, marred = counted(result, right, wide, fmt, count, [marred])
-        found = tally, samples, addends(plan, plain, count)
+        right = flat(exact(equation, plain)[plan.at], plan.length).astype(jnp.float64)
+        wide = flat(shadow_outs[plan.at], plan.length).astype(shadow.dtype)
+        fmt = fmt if rounded else jnp.asarray(own_row(low_outs[plan.at]))
+        found = result, right, wide, fmt, addends(plan, plain, count)
     elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
         marred = marred & (~jnp.isfinite(result) & jnp.isfinite(shadow_outs[0])).any()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from ._findings import Finding
 from ._literals import Literal
+from ._loss_scale import shares
 from ._rows import Row
 from ._session import Error
-from ._statistics import LOWEST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,17 +75,5 @@ class Summary:
             The shares of the backward pass's nonzero numbers that would still be flushed, and that
             would overflow; from the histograms of the shadow, whole binades.
         """
-        counts: list[float] = []
-        for row in self.rows:
-            if row.direction == "backward":
-                counts = counts or [0.0] * len(row.histogram)
-                counts = [a + b for a, b in zip(counts, row.histogram, strict=True)]
-        whole = max(sum(counts), 1.0)
-        bottom, top = math.log2(self.smallest) - 1, math.log2(self.largest)
-        return {
-            k: (
-                sum(n for i, n in enumerate(counts) if i + LOWEST + k < bottom) / whole,
-                sum(n for i, n in enumerate(counts) if i + LOWEST + k > top) / whole,
-            )
-            for k in powers
-        }
+        rows = [row for row in self.rows if row.direction == "backward"]
+        return shares(rows, self.smallest / 2, self.largest, powers)

@@ -7,6 +7,7 @@ import math
 from rich.console import Console
 from rich.text import Text
 
+from ._findings import Finding
 from ._summary import Summary
 
 STYLES = {"nan": "bold red", "overflow": "bold red", "saturation": "red", "underflow": "yellow"}
@@ -67,7 +68,8 @@ def _findings(report: Summary, console: Console) -> None:
             console.print(Text(f"     {tried}: error {before}"))
             continue
         after = error(finding.error_after, finding.broken_after)
-        console.print(Text(f"     {finding.fix}: error {before} -> {after}", style="green"))
+        line = f"     {finding.fix}: error {before} -> {after}"
+        console.print(Text(line + alone(finding), style="green"))
     if len(report.findings) > SHOWN:
         console.print(Text(f"and {len(report.findings) - SHOWN} more", style="dim"))
 
@@ -77,3 +79,10 @@ def error(relative: float, broken: int) -> str:
     if broken:
         return f"{broken:,} not finite"
     return "?" if math.isnan(relative) else f"{relative:.2g}"
+
+
+def alone(finding: Finding) -> str:
+    """What one of two fixes did alone; nothing if it is the only one."""
+    if not finding.broken_alone and math.isnan(finding.error_alone):
+        return ""
+    return f" (without the other {error(finding.error_alone, finding.broken_alone)})"

@@ -1,0 +1,83 @@
+"""What lanes other than that of one format come to: an equation's own part of a policy or recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from ..autocast import Autocast, Policy
+from ..autoscale import Boundaries, EveryOp, Recipe, interpretation
+from ..formats import FP32, FP64, Format
+from ..formats import format as format_
+from ..interpret import Equation, Interpretation
+from ._lanes import Rounded
+from ._loss_scale import Carried, LossScaled
+from ._rounding import as_row
+
+
+def alike(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hashable]:
+    """A lane that does to this equation what ``low`` does, the same for as many as possible.
+
+    Equations with equal lanes share compiled code, and so do runs under different policies.
+
+    Returns:
+        The lane, and what else of the equation's place its code depends on.
+    """
+    match low:
+        case Autocast():
+            return _decided(low.policy, equation), equation.direction
+        case LossScaled():
+            lane = _decided(low.low.policy, equation)
+            return LossScaled(lane, low.power), equation.direction
+        case Boundaries() if not low.traced:
+            fmt = low.exceptions.find(equation, low)  # what it can't be, for none
+            keep = () if fmt is low else ((equation.name, fmt),)
+            return _recipe(low.recipe, keep), (equation.direction, _marked(equation))
+        case EveryOp():
+            return low, (equation.direction, _marked(equation))
+    return low, (equation.scope, equation.source)
+
+
+def _decided(policy: Policy, equation: Equation) -> Autocast:
+    """The policy's word on one equation, without its reasons."""
+    run, only = policy.run(equation), frozenset({equation.name})
+    low, full = (only if run == name else frozenset() for name in ("low", "full"))
+    return Autocast(Policy(compute=policy.compute, low=low, full=full))
+
+
+@functools.lru_cache(maxsize=1024)
+def _recipe(recipe: Recipe, keep: tuple[tuple[str, Any], ...]) -> Interpretation:
+    return interpretation(dataclasses.replace(recipe, keep=keep))
+
+
+def _marked(equation: Equation) -> str:
+    """Where a copy stands: there are some that ask for another scale."""
+    return equation.scope if equation.name.startswith("copy") else ""
+
+
+def nominal(low: Interpretation) -> Format:
+    """The narrow format of a lane, in whose range and units a report speaks."""
+    match low:
+        case Rounded():
+            return low.fmt
+        case Autocast():
+            return format_(low.policy.compute)
+        case LossScaled():
+            return nominal(low.low)
+        case EveryOp():
+            return low.fmt
+        case Boundaries():
+            fmt = low.recipe.forward or FP32
+            return fmt if isinstance(fmt, Format) else fmt.element
+    return FP32
+
+
+def own_row(value: Any) -> np.ndarray:
+    """The range of a result: that of its dtype, unlimited where a scale stands beside it."""
+    value = value.value if isinstance(value, Carried) else value
+    dtype = getattr(value, "data", value).dtype
+    return as_row(FP64 if hasattr(value, "exponent") else format_(dtype))
