@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 import scalewise as sw  # noqa: E402
 from examples import gallery  # noqa: E402
-from scalewise.audit._terminal import error  # noqa: E402
+from scalewise.audit._terminal import alone, error  # noqa: E402
 
 HEAD = """# Failures that people lost days over, and what the audit says
 
@@ -29,7 +29,7 @@ def section(name: str, case: gallery.Case) -> str:
     call = case.call if case.call.__name__ != "<lambda>" else gallery.apply_update
     source = inspect.getsource(call).rstrip()
     before = error(worst.error_before, worst.broken_before)
-    after = error(worst.error_after, worst.broken_after)
+    after = error(worst.error_after, worst.broken_after) + alone(worst)
     return (
         f"\n## {name}\n\n{case.reference}; in {report.low}.\n\n```python\n{source}\n```\n\n"
         f"**{worst.kind}** at line {worst.line}, `{worst.primitive}`, {worst.direction}: "

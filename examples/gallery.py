@@ -20,7 +20,7 @@ class Case:
         reference: a thread or a paper.
         call: the function.
         arguments: makes its arguments.
-        low: the format.
+        low: the format, or a policy of autocast.
         kinds: any of these is a right name for it.
     """
 
@@ -92,6 +92,21 @@ def small_gradients(w, x):
         return jnp.mean(jnp.square(x @ w)) * 1e-6  # <- here
 
     return jax.grad(loss)(w)
+
+
+def mixed_precision_gradients(w, x):
+    def loss(w):
+        return jnp.mean(jnp.square(x @ w)) * 1e-7  # <- here
+
+    return jax.grad(loss)(w)
+
+
+def normalised_step(w, x):
+    def loss(w):
+        return jnp.mean(jnp.square(x @ w)) * 1e-7  # <- here
+
+    gradient = jax.grad(loss)(w)
+    return w - 1e-2 * gradient * jax.lax.rsqrt(jnp.mean(gradient * gradient))  # <- here
 
 
 def hidden_overflow(x):
@@ -214,6 +229,20 @@ GALLERY: dict[str, Case] = {
         lambda: (normal(16), normal(64, 16, seed=1)),
         "fp16",
         ("underflow",),
+    ),
+    "Small gradients under autocast": Case(
+        "torch.amp's GradScaler: float16 gradients without one are zero",
+        mixed_precision_gradients,
+        lambda: (normal(16), normal(64, 16, seed=1)),
+        "c=f16",
+        ("underflow",),
+    ),
+    "A loss scale isn't enough": Case(
+        "arXiv 1710.03740, section 3: a loss scale, and a float32 optimizer",
+        normalised_step,
+        lambda: (normal(16), normal(64, 16, seed=1)),
+        "fp16",
+        ("underflow", "overflow"),
     ),
     "An overflow that hides": Case(
         "XLA rewrites 1/exp(x) to exp(-x): debug_nans is silent",

@@ -41,7 +41,7 @@ def exceptions(group: Group, kind: str, now: Any, gradients: Sequence[Row]) -> I
     if isinstance(now, Autocast | LossScaled):
         return _of_policy(group, kind, now, gradients)
     if isinstance(now, EveryOp):
-        return _of_every_op(now.recipe)
+        return _of_every_op(group, now.recipe)
     return _of_recipe(group, now.recipe)
 
 
@@ -60,8 +60,8 @@ def _of_policy(
     ]  # fmt: skip
     if function is not None:
         rules.append((f"Rule('full', function={function!r})", Rule("full", function=function)))
-    for words, rule in rules:
-        yield Fix(words, partial(_with_rule, rule=rule))
+    for size, (words, rule) in enumerate(rules, 1):
+        yield Fix(words, partial(_with_rule, rule=rule), size)
     if kind in RANGE and fmt == FP16:
         yield Fix("c=bf16 in the policy", partial(_with_policy, compute=jnp.bfloat16))
 
@@ -84,8 +84,7 @@ def _of_recipe(group: Group, recipe: Recipe) -> Iterator[Fix]:
     here = group.first
     if not isinstance(recipe.scaling, Amax | Mx):
         yield _recipe("scaling=Amax()", scaling=Amax())
-    for name in (here.primitive, *scope_parts(here.scope)[-1:]):
-        yield Fix(f"keep={{{name!r}: FP32}} in the recipe", partial(_keep, name=name))
+    yield from _kept(group)
     side = "backward" if here.direction == "backward" else "forward"
     fmt = getattr(recipe, side)
     for other in OPERANDS.get(fmt, ()) if isinstance(fmt, Format) else (FP16,) if fmt else ():
@@ -94,9 +93,10 @@ def _of_recipe(group: Group, recipe: Recipe) -> Iterator[Fix]:
         yield _recipe(f"storage={OTHER[recipe.storage].name}", storage=OTHER[recipe.storage])
 
 
-def _of_every_op(recipe: Recipe) -> Iterator[Fix]:
-    """There is no float32 in such a recipe: how sums are added up, how scales are found, the other
-    format, and at last float32 in flight."""
+def _of_every_op(group: Group, recipe: Recipe) -> Iterator[Fix]:
+    """Exceptions, how sums are added up, how scales are found, the other format; at last float32 in
+    flight."""
+    yield from _kept(group)
     if recipe.arithmetic != "float32":
         yield _recipe("arithmetic='float32'", arithmetic="float32")
     for measure in ("max", "l2"):
@@ -105,7 +105,16 @@ def _of_every_op(recipe: Recipe) -> Iterator[Fix]:
     other = OTHER[recipe.storage] if recipe.storage else BF16
     yield _recipe(f"storage={other.name}", storage=other)
     plain = {"store": "boundaries", "rescale": None, "arithmetic": "float32"}
-    yield _recipe("store='boundaries'", **plain)
+    if not recipe.keep:
+        yield _recipe("store='boundaries'", **plain)
+
+
+def _kept(group: Group) -> Iterator[Fix]:
+    """float32 for the primitive, for the innermost scope around it, for the outermost."""
+    here = group.first
+    parts = scope_parts(here.scope)
+    for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
+        yield Fix(f"keep={{{name!r}: FP32}} in the recipe", partial(_keep, name=name))
 
 
 def _recipe(words: str, **fields: Any) -> Fix:
@@ -117,5 +126,5 @@ def _changed(lane: Boundaries | EveryOp, **fields: Any) -> Interpretation:
     return interpretation(dataclasses.replace(lane.recipe, **fields))
 
 
-def _keep(lane: Boundaries, name: str) -> Interpretation:
+def _keep(lane: Boundaries | EveryOp, name: str) -> Interpretation:
     return _changed(lane, keep=((name, FP32), *lane.recipe.keep))

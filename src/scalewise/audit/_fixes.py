@@ -58,10 +58,13 @@ class Fix:
     Attributes:
         words: as the user is told.
         change: from a setting, or a lane of a policy or recipe, to the one with the change.
+        size: how much becomes float32 by it, to compare with others for the same finding; 0 if it
+            does something else.
     """
 
     words: str
     change: Callable[[Any], Any]
+    size: int = 0
 
 
 def constant_fixes(literal: Literal, rows: Sequence[Row], fmt: Format) -> Iterator[Fix]:
@@ -86,7 +89,7 @@ def _replaced(words: str, old: float, new: float) -> Fix:
 
 
 def _wide(words: str, rows: Sequence[int]) -> Fix:
-    return Fix(words, lambda now: now.wide(rows))
+    return Fix(words, lambda now: now.wide(rows), len(rows))
 
 
 def _shifted(words: str, rows: Sequence[int], power: int) -> Fix:
@@ -125,6 +128,7 @@ def fixes(
     low: Rounded,
     norms: Sequence[tuple[int, ...]],
     gradients: Sequence[Row],
+    last: bool,
 ) -> Iterator[Fix]:
     """Changes worth trying for a finding, the smallest first.
 
@@ -135,6 +139,7 @@ def fixes(
         low: the lane.
         norms: the rows of norms that are written out.
         gradients: the rows that a loss scale multiplies.
+        last: whether all smaller changes, and pairs of them, have been tried.
     """
     here, fmt = group.first, low.fmt
     power = best_power(gradients, fmt) if narrow_gradients(group, kind) else 0
@@ -147,7 +152,10 @@ def fixes(
         (f"float32 for this {here.primitive}", list(group.rows)),
         (f"float32 for line {here.line}", _like(here, rows, "file", "line", "direction")),
         (f"float32 for line {here.line}, both ways", _like(here, rows, "file", "line")),
-        (f"float32 for all of {here.function}", _like(here, rows, "file", "function")),
+        (
+            f"float32 for all of {here.function.rpartition('.')[2]}",
+            _like(here, rows, "file", "function"),
+        ),
         ("float32 for the optimizer", _optimizer(here, rows)),
     ):
         indices = tuple(r.index for r in found)
@@ -155,7 +163,7 @@ def fixes(
         if indices and indices not in wide and (known or here.direction == "optimizer"):
             wide.add(indices)
             yield _wide(words, indices)
-    if kind in RANGE and fmt in WIDER:
+    if last and kind in RANGE and fmt in WIDER:
         other = as_row(WIDER[fmt], low.saturate)
         yield _into(f"{WIDER[fmt].name} throughout", [r.index for r in rows], other)
 

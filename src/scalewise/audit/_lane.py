@@ -1,4 +1,4 @@
-"""What lanes other than that of one format come to: an equation's own part of a policy or recipe."""
+"""Lanes other than that of one format: an equation's own part of a policy or recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Equation, Interpretation
 from ._lanes import Rounded
-from ._loss_scale import Carried, LossScaled
+from ._loss_scale import LossScaled
 from ._rounding import as_row
 
 
@@ -76,8 +76,8 @@ def nominal(low: Interpretation) -> Format:
     return FP32
 
 
-def own_row(value: Any) -> np.ndarray:
-    """The range of a result: that of its dtype, unlimited where a scale stands beside it."""
-    value = value.value if isinstance(value, Carried) else value
-    dtype = getattr(value, "data", value).dtype
-    return as_row(FP64 if hasattr(value, "exponent") else format_(dtype))
+def own_row(low: Interpretation, value: Any) -> np.ndarray:
+    """The range of a result: that of its dtype under a policy, unlimited behind scales."""
+    if isinstance(low, LossScaled):
+        return own_row(low.low, value.value)
+    return as_row(format_(value.data.dtype) if isinstance(low, Autocast) else FP64)

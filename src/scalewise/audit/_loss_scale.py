@@ -90,7 +90,7 @@ class LossScaled(Interpretation):
             return Carried(x.value, scaled)
         factor = 2.0 ** (self.power if scaled else -self.power)
         uniform, data = x.value.uniform, x.value.data
-        data = data.astype(jnp.promote_types(data.dtype, jnp.float32))
+        data = data.astype(jnp.float64 if data.dtype == jnp.float64 else jnp.float32)
         value = dataclasses.replace(
             x.value,
             data=data * jnp.asarray(factor, data.dtype),
@@ -104,9 +104,7 @@ class LossScaled(Interpretation):
         inputs = self._begun(equation, inputs)
         scaled, wanted = carried(equation, [x for x in inputs if isinstance(x, Carried)])
         rest = iter(wanted)
-        plain = [
-            self.brought(x, next(rest)).value if isinstance(x, Carried) else x for x in inputs
-        ]
+        plain = [self.brought(x, next(rest)).value if isinstance(x, Carried) else x for x in inputs]
         state, outs = self.low.apply(state, equation, plain)
         if scaled and self.note is not None:
             self.note(equation)

@@ -8,7 +8,7 @@ from ._panels import panels
 from ._source import sources
 from ._summary import Summary
 from ._table import by_scope
-from ._terminal import error
+from ._terminal import alone, error, scales
 
 
 def page(report: Summary) -> str:
@@ -23,9 +23,11 @@ def page(report: Summary) -> str:
     environment.filters["error"] = lambda f, which: error(
         getattr(f, f"error_{which}"), getattr(f, f"broken_{which}")
     )
+    environment.filters["alone"] = alone
     return environment.get_template("report.html.j2").render(
         report=report,
         panels=panels(report),
         groups=by_scope(report.rows),
+        scales=scales(report),
         sources=sources(report.rows, report.findings),
     )

@@ -21,33 +21,37 @@ class Spare:
 
     Attributes:
         what: the finding.
-        tried: changes, smallest first, and the error that each left alone.
+        options: changes, smallest first.
+        tried: some of them, and the error that each left alone.
         base: what they were tried on top of.
+        before: the error without any.
     """
 
     what: Finding
+    options: tuple[Fix, ...]
     tried: tuple[tuple[Fix, Error], ...]
     base: Any
+    before: Error
 
     @property
     def best(self) -> Fix:
-        """The change that left least error alone; of equals the widest, which mends most."""
-        least = min(error for _, error in self.tried)
-        return [fix for fix, error in self.tried if error == least][-1]
+        """The change to pair: a loss scale, or the widest that did no harm alone."""
+        scales = [fix for fix, _ in self.tried if fix.words.startswith("loss scale")]
+        harmless = [fix for fix, error in self.tried if error <= self.before]
+        return (scales or harmless or [fix for fix, _ in self.tried])[-1]
 
     def smaller(self, fix: Fix) -> list[Fix]:
-        """What was tried before a change."""
-        known = [fix for fix, _ in self.tried]
-        return known[: known.index(fix)][:SMALLER]
+        """Changes that make less float32."""
+        return [x for x in self.options if 0 < x.size < fix.size][:SMALLER]
 
-    def alone(self, fix: Fix) -> Error:
-        """What one of them left."""
-        return next(error for known, error in self.tried if known is fix)
+    def alone(self, fix: Fix) -> Error | None:
+        """What one of them left, if it was tried."""
+        return next((error for known, error in self.tried if known is fix), None)
 
 
 def pairs(spare: Sequence[Spare]) -> Iterator[tuple[Spare, Spare]]:
-    """Of the first FINDINGS, the most promising two first."""
-    few = spare[:FINDINGS]
+    """Of the first FINDINGS with changes that aren't the same, the most promising two first."""
+    few = list({x.best.words: x for x in reversed(spare)}.values())[::-1][:FINDINGS]
     places = [(i, j) for j in range(len(few)) for i in range(j)]
     for i, j in sorted(places, key=sum):
         yield few[i], few[j]

@@ -72,7 +72,8 @@ class Report(Summary):
 
     def as_dict(self) -> dict[str, Any]:
         """The report as JSON has it: infinities and NaN are the strings "inf", "-inf", "nan"."""
-        return _plain(dataclasses.asdict(self))
+        derived = {"updates_lost": self.updates_lost, "loss_scales": self.loss_scales()}
+        return _plain(dataclasses.asdict(self) | derived)
 
 
 def _plain(x: Any) -> Any:

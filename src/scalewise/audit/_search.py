@@ -36,9 +36,11 @@ class Search:
             of the error is left, what no change mended, and last what none was tried for.
         idle: findings with evidence but without a fix that helped.
         now, outcome: the fixes found so far, and what a run with them gives.
-        reserve: trials that are kept for pairs of changes.
+        reserve: trials that are kept for pairs of changes: with no more no finding is begun.
+        last: whether pairs were tried too: what changes all of the program is left for then.
         spare: findings that no change mended alone.
         seen: settings that were tried.
+        known: what runs gave that were made ahead of their turn.
     """
 
     session: Session
@@ -51,8 +53,10 @@ class Search:
     now: Any = dataclasses.field(init=False)
     outcome: Outcome = dataclasses.field(init=False)
     reserve: int = 0
+    last: bool = False
     spare: list[Spare] = dataclasses.field(default_factory=list)
     seen: set[Hashable] = dataclasses.field(default_factory=set)
+    known: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
 
     def run(self, start: Outcome) -> Error:
         """Looks until no change helps or trials are used up; the error with all fixes applied."""
@@ -69,20 +73,14 @@ class Search:
             wide = self.now.wide(range(len(self.now.formats)))
             for literal in literals:
                 wide = wide.replaced(literal.number, literal.number)
-            floor = self._try(wide).error
-            for literal in literals:
-                options = constant_fixes(literal, self.outcome.rows, self.fmt)
-                self._attempt(constant_finding(literal), options)
+            self.known[_key(wide)] = self._try(wide)
+            floor = self.known[_key(wide)].error
         self._look(floor)
-        while self.trials > 0 and not _near(self.outcome.error, floor):
+        paired = True
+        while paired and self.trials > 0 and not _near(self.outcome.error, floor):
             paired = self._pair()
-            self.reserve = 0
-            if not paired and not self.trials:
-                break
-            before = self.trials
+            self.reserve, self.last = 0, not paired
             self._look(floor)
-            if not paired and self.trials == before:
-                break
         self.found.sort(key=_gain, reverse=True)
         if not _near(self.outcome.error, floor):
             self._unmended()
@@ -90,7 +88,9 @@ class Search:
         return self.outcome.error
 
     def _look(self, floor: Error) -> None:
-        """One finding after another, the most promising first, until the error is near that."""
+        """Constants, then one finding after another, the most promising first, until the error is
+        near that; from the beginning after each that was mended."""
+        self._constants()
         tried: set[tuple[int, ...]] = set()
         while self.trials > self.reserve and not _near(self.outcome.error, floor):
             fresh = [g for g in groups(self.outcome.rows) if g.indices not in tried]
@@ -100,6 +100,15 @@ class Search:
             tried.add(fresh[0].indices)
             if self._attempt(what, self._options(fresh[0], what.kind)):
                 tried.clear()
+                self._constants()
+
+    def _constants(self) -> None:
+        """Those that the format changes and nothing mended yet."""
+        mended = {(x.file, x.line, x.evidence) for x in self.found}
+        for literal in self.literals if self.session.adjustable else ():
+            what = constant_finding(literal)
+            if not literal.masks and (what.file, what.line, what.evidence) not in mended:
+                self._attempt(what, constant_fixes(literal, self.outcome.rows, self.fmt))
 
     def _options(self, group: Group, kind: str) -> Iterator[Fix]:
         low, rows = self.session.low, self.outcome.rows
@@ -107,7 +116,7 @@ class Search:
         if not isinstance(low, Rounded):
             return exceptions(group, kind, self.now, gradients)
         written = norms(self.session.lockstep.seen)
-        return fixes(group, kind, rows, low, written, gradients)
+        return fixes(group, kind, rows, low, written, gradients, self.last)
 
     def _unmended(self) -> None:
         """What is left of the error has a cause too: findings without a fix."""
@@ -134,32 +143,50 @@ class Search:
             return setting.run(self.session)
         return self.session.with_lane(setting).run()
 
-    def _attempt(self, what: Finding, options: Iterator[Fix]) -> bool:
+    def _attempt(self, what: Finding, changes: Iterator[Fix]) -> bool:
         """Whether a change helps: the first that helps enough, else the one that helps most."""
         before = self.outcome.error
         best: tuple[Fix, Outcome] | None = None
         tried: list[tuple[Fix, Error]] = []
-        for fix in options:
+        options = list(changes)
+        for fix in self._promising(options, before):
             setting = fix.change(self.now)
-            if self.trials <= self.reserve or _key(setting) in self.seen:
-                continue
-            after = self._try(setting)
+            after = self.known.get(_key(setting))
+            if after is None:
+                if self.trials <= 0 or _key(setting) in self.seen:
+                    continue
+                after = self._try(setting)
             tried.append((fix, after.error))
             if _better(after.error, before, GAIN) and (
                 best is None or _better(after.error, best[1].error, ENOUGH)
             ):
                 best = fix, after
-            if best is not None and _better(best[1].error, before, ENOUGH):
+            if best is not None and _enough(best[1].error, before):
                 break
-        what = dataclasses.replace(what, tried=True)
+        what = dataclasses.replace(what, tried=bool(tried))
         if best is None:
-            self.idle.append(what)
             if tried:
-                self.spare.append(Spare(what, tuple(tried), self.now))
+                self.spare.append(Spare(what, tuple(options), tuple(tried), self.now, before))
+            if tried or not any(_same(what, x) for x in self.idle):
+                self.idle = [x for x in self.idle if not _same(what, x)] + [what]
             return False
         fix, after = best
         self._keep(fix, after, [dataclasses.replace(what, fix=fix.words)])
         return True
+
+    def _promising(self, options: list[Fix], before: Error) -> list[Fix]:
+        """Options, once a finding was in vain: if float32 for most doesn't help, less won't."""
+        widest = max(options, key=lambda fix: fix.size, default=None)
+        if not self.spare or widest is None or not widest.size:
+            return options
+        setting = widest.change(self.now)
+        if _key(setting) not in self.seen:
+            if self.trials <= 0:
+                return []
+            self.known[_key(setting)] = outcome = self._try(setting)
+            if _better(outcome.error, before, GAIN):
+                return options
+        return [fix for fix in options if not fix.size or fix is widest]
 
     def _pair(self) -> bool:
         """Whether two changes help where each alone didn't: the first pair that helps enough."""
@@ -186,7 +213,7 @@ class Search:
                 if self.trials <= 0 or setting is None:
                     continue
                 outcome = self._try(setting)
-                equal = outcome.error.relative <= 2 * after.error.relative + 1e-7
+                equal = outcome.error.relative <= max(2 * after.error.relative, float(self.fmt.eps))
                 if _better(outcome.error, before, ENOUGH) and equal:
                     parts, after = tried, outcome
                     break
@@ -196,7 +223,8 @@ class Search:
         """The findings of a pair, each with its own part first, and with what that did alone."""
         found = []
         for own, other, fix, second in zip(spares, spares[::-1], parts, parts[::-1], strict=True):
-            alone = own.alone(fix) if own.base is self.now else self._try(fix.change(self.now)).error
+            alone = own.alone(fix) if own.base is self.now else None
+            alone = alone or self._try(fix.change(self.now)).error
             words = f"{fix.words}, together with {second.words} ({other.what.where})"
             found.append(
                 dataclasses.replace(
@@ -216,11 +244,22 @@ class Search:
     def _keep(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
         """A change that helped stays."""
         order = max((x.order for x in self.found), default=0) + 1
-        mended = {x.rows for x in findings}
-        self.idle = [x for x in self.idle if x.rows not in mended or not x.rows]
+        self.idle = [x for x in self.idle if not any(_same(x, y) for y in findings)]
         self.found += [_with(x, order, self.outcome.error, after.error) for x in findings]
-        self.spare = [x for x in self.spare if not x.what.rows and x.what not in findings]
+        self.spare = []
         self.now, self.outcome = fix.change(self.now), after
+
+
+def _same(a: Finding, b: Finding) -> bool:
+    """Whether two findings are about the same thing: operations, or a constant in one."""
+    if a.rows or b.rows:
+        return a.rows == b.rows
+    return (a.file, a.line, a.evidence) == (b.file, b.line, b.evidence)
+
+
+def _enough(after: Error, before: Error) -> bool:
+    """Whether nothing else need be tried: an error halved, and more right than wrong."""
+    return _better(after, before, ENOUGH) and after.relative <= ENOUGH
 
 
 def _key(setting: Any) -> Hashable:
@@ -254,8 +293,8 @@ def _with(what: Finding, order: int, before: Error, after: Error) -> Finding:
 
 
 def _gain(what: Finding) -> tuple[int, float]:
-    """What a fix did to the outputs: numbers made finite, then the factor taken off the error."""
+    """What a fix did to the outputs: numbers made finite, then the error taken off."""
     mended = what.broken_before - what.broken_after
     if what.broken_before or not what.error_before:
         return mended, 0.0
-    return mended, what.error_before / max(what.error_after, 1e-300)
+    return mended, what.error_before - what.error_after

@@ -192,7 +192,7 @@ def either(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, coun
         result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
         right = flat(exact(equation, plain)[plan.at], plan.length).astype(jnp.float64)
         wide = flat(shadow_outs[plan.at], plan.length).astype(shadow.dtype)
-        fmt = fmt if rounded else jnp.asarray(own_row(low_outs[plan.at]))
+        fmt = fmt if rounded else jnp.asarray(own_row(low, low_outs[plan.at]))
         found = result, right, wide, fmt, addends(plan, plain, count)
     elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])

@@ -73,7 +73,8 @@ class Summary:
 
         Returns:
             The shares of the backward pass's nonzero numbers that would still be flushed, and that
-            would overflow; from the histograms of the shadow, whole binades.
+            would overflow; from the histograms of the shadow, whole binades. Nothing if there is no
+            backward pass.
         """
         rows = [row for row in self.rows if row.direction == "backward"]
-        return shares(rows, self.smallest / 2, self.largest, powers)
+        return shares(rows, self.smallest / 2, self.largest, powers) if rows else {}

@@ -31,6 +31,9 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
         console.print("No change to any operation was found that would help.")
     if report.updates_lost > 0.01:
         console.print(Text(f"updates  {report.updates_lost:.0%} of the optimizer's additions lost"))
+    gradients = scales(report)
+    if gradients:
+        console.print(Text(f"gradients  {gradients}"))
     for line in report.arguments:
         console.print(Text(f"argument  {line}", style="yellow"))
     for literal in [x for x in report.literals if not x.masks]:
@@ -72,6 +75,23 @@ def _findings(report: Summary, console: Console) -> None:
         console.print(Text(line + alone(finding), style="green"))
     if len(report.findings) > SHOWN:
         console.print(Text(f"and {len(report.findings) - SHOWN} more", style="dim"))
+
+
+def scales(report: Summary) -> str:
+    """What a loss scale would do to the gradients; "" if there are none that need one."""
+    table = report.loss_scales()
+    lost, over = table.get(0, (0.0, 0.0))
+    if max(lost, over) < 1e-3:
+        return ""
+    best = min((k for k in table if table[k][1] <= over), key=lambda k: (table[k][0], k))
+    beyond = next((k for k in table if table[k][1] > over), None)
+    text = f"{lost:.1%} flushed to zero" if lost else ""
+    if over:
+        text += f"{', ' if lost else ''}{over:.1%} overflow"
+    text += " without a loss scale"
+    if best:
+        text += f"; under 2^{best} {table[best][0]:.1%} flushed"
+    return text + (f"; from 2^{beyond} more overflow" if beyond is not None else "")
 
 
 def error(relative: float, broken: int) -> str:

@@ -1,0 +1,126 @@
+"""A loss scale that is tried is the one that a user would write: by hand, to the bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from examples import gallery
+from scalewise.audit._loss_scale import LossScaled
+from scalewise.autocast import Autocast
+from scalewise.interpret import transform
+
+POLICY = sw.Policy(compute="f16")
+WEIGHTS = jax.random.normal(jax.random.key(0), (8, 8)) / 3
+X = jax.random.normal(jax.random.key(1), (16, 8))
+
+
+@jax.custom_vjp
+def cube(x):
+    return x**3
+
+
+cube.defvjp(lambda x: (cube(x), x), lambda x, g: (g * (1.0 + 2.0) * x**2,))
+
+
+def layers(w, x):
+    def layer(x, _):
+        return jnp.tanh(x @ w), jnp.sum(x * x)
+
+    x, sums = jax.lax.scan(jax.checkpoint(layer), x, None, length=3)
+    return jnp.mean(jnp.square(x @ w)) + 1e-3 * jnp.mean(sums)
+
+
+def branches(w, x):
+    h = jax.lax.cond(x[0, 0] > 0, lambda h: jnp.maximum(h, 0.0), cube, x @ w)
+    one = jnp.take(jax.vmap(lambda row: row @ w)(h), jnp.arange(4), axis=0)
+    return jnp.sum(jax.nn.logsumexp(one, axis=-1)) / jnp.sqrt(jnp.sum(w * w))
+
+
+def pooled(w, x):
+    h = jax.lax.conv(x.reshape(1, 1, 16, 8), w.reshape(4, 1, 4, 4), (1, 1), "SAME")
+    h = jax.lax.reduce_window(h, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+    return jnp.mean(jnp.pad(h, ((0, 0), (0, 0), (1, 1), (1, 1))) ** 2)
+
+
+@pytest.mark.parametrize("loss", [layers, branches, pooled])
+def test_it_is_what_a_user_writes(loss):
+    """Under 2^-24 half of a gradient is lost in FP16; through loops, branches and custom rules."""
+    factor, power = jnp.float32(1e-7), 20
+
+    def tiny(w, x):
+        return loss(w, x) * factor
+
+    def by_hand(w, x):
+        loss, gradient = jax.value_and_grad(lambda w: tiny(w, x) * 2.0**power)(w)
+        return loss, gradient * 2.0**-power
+
+    plain = jax.value_and_grad(tiny)
+    want = jax.jit(sw.autocast(by_hand, POLICY))(WEIGHTS, X)[1]
+    lane = LossScaled(Autocast(POLICY), power)
+    got = jax.jit(transform(plain, lane, name="audit"))(WEIGHTS, X)[1]
+    np.testing.assert_array_equal(got, want)
+    right = plain(WEIGHTS, X)[1]
+    assert jnp.linalg.norm(got - right) < 0.02 * jnp.linalg.norm(right)
+
+
+def step(w, x, scale=1.0):
+    """Gradients inside of a jit inside of a step."""
+
+    @jax.jit
+    def gradients(w):
+        return jax.grad(lambda w: jnp.mean(jnp.square(x @ w)) * 1e-7 * scale)(w)
+
+    return w - 1e5 * (gradients(w) / scale)
+
+
+def test_a_step_under_a_policy_gets_it_and_the_error_is_that_of_a_scale_by_hand():
+    report = sw.audit(step, POLICY, trials=1)(WEIGHTS, X)
+    worst = report.findings[0]
+    assert (worst.kind, worst.direction) == ("underflow", "backward")
+    power = int(worst.fix.removeprefix("loss scale 2^"))
+    table = report.loss_scales()  # what it was chosen from
+    assert table[power] == (0.0, 0.0) < table[0]
+    want = step(WEIGHTS, X)
+
+    def error(scale):
+        low = jax.jit(sw.autocast(lambda w, x: step(w, x, scale), POLICY))(WEIGHTS, X)
+        return float(jnp.linalg.norm(low - want) / jnp.linalg.norm(want))
+
+    assert worst.error_after == pytest.approx(error(2.0**power), rel=0.02)
+    assert worst.error_after < 0.05 * worst.error_before
+
+
+def test_a_format_gets_it_without_what_is_computed_once_more():
+    """Of a rematerialised layer the backward pass has numbers of 2^15; its gradients have 2^-30."""
+
+    @jax.checkpoint
+    def layer(x, w):
+        return jnp.square(x * w) / 2.0**15
+
+    def loss(w, x):
+        return jnp.sum(layer(x, w)) * 2.0**-24
+
+    report = sw.audit(jax.grad(loss), "fp16", trials=2)(jnp.full(64, 200.0), jnp.ones(64))
+    worst = report.findings[0]
+    assert worst.fix.startswith("loss scale 2^")
+    assert worst.error_after == 0.0 < 0.5 < worst.error_before
+
+
+def test_two_that_help_only_together():
+    report = sw.audit(gallery.normalised_step, "fp16", trials=10)(
+        *gallery.GALLERY["A loss scale isn't enough"].arguments()
+    )
+    one, two = report.findings[:2]
+    assert one.fix.startswith(f"float32 for line {one.line}, together with loss scale 2^")
+    assert two.fix.startswith("loss scale 2^")
+    assert two.fix.endswith(f", together with float32 for line {one.line} ({one.where})")
+    assert one.order == two.order == 1
+    assert (one.broken_before, one.broken_alone, two.broken_alone, one.broken_after) == (
+        16,
+        16,
+        16,
+        0,
+    )
+    assert one.error_after == two.error_after < 1e-3
