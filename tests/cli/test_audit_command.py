@@ -78,6 +78,9 @@ def test_a_users_function_is_audited_and_written(folder):
 def test_arguments_from_annotations_or_by_name(folder):
     assert run("audit", "net.py:typed", "--trials", "0").exit_code == 0
     assert run("audit", "net.py:norm", "--args", "named", "--trials", "0").exit_code == 0
+    scaled = run("audit", "net.py:norm", "--args", "big", "--trials", "0", "--recipe", "fp16")
+    assert scaled.exit_code == 0  # finite
+    assert "audit  norm  autoscale" in scaled.output
 
 
 def test_several_steps_with_their_batches(folder):
@@ -103,6 +106,7 @@ def test_several_steps_with_their_batches(folder):
         (("audit", "net.py:vague"), "vague(x) has no annotation with a shape such as"),
         (("audit", "net.py:count", "--args", "big"), "count returns no float"),
         (("audit", "net.py:norm", "--args", "big", "--format", "fp17"), "is called 'fp17'"),
+        (("audit", "net.py:norm", "--args", "big", "--recipe", "f8"), "no recipe is called 'f8'"),
         (("diff", "net.py", "net.py"), "'net.py' is no JSON: a report saved as .json is accepted"),
         (("diff", "a.json", "net.py"), "can't read 'a.json': No such file"),
     ],

@@ -11,6 +11,10 @@ from ._refusal import refusal
 def audit(
     target: Annotated[str, typer.Argument(help="path/to/file.py:function")],
     fmt: Annotated[str, typer.Option("--format", help="A format, or an autocast policy.")] = "fp16",
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="A recipe of autoscale instead: fp16, fp8, fp16_every_op, ..."),
+    ] = None,
     args: Annotated[
         str | None,
         typer.Option(help="A function of that file that makes the arguments, as a tuple or dict."),
@@ -35,6 +39,7 @@ def audit(
     """
     from scalewise import audit as room  # JAX takes a second to import: not for --help
     from scalewise.audit import arguments, blamed, load_function
+    from scalewise.autoscale.recipes import recipe as named
 
     def fed(module):
         if batches is not None and not callable(getattr(module, batches, None)):
@@ -43,10 +48,11 @@ def audit(
 
     with refusal(ValueError, TypeError):
         function, module = load_function(target)
-        positional, named = arguments(function, module, args, seed)
+        positional, keywords = arguments(function, module, args, seed)
+        low = fmt if recipe is None else named(recipe)
         options = {"shadow": shadow, "trials": trials, "steps": steps, "batches": fed(module)}
         with blamed(module):
-            report = room(function, fmt, **options)(*positional, **named)
+            report = room(function, low, **options)(*positional, **keywords)
         report.show(everything=everything)
         for path in out or ():
             typer.echo(f"wrote {report.save(path)}")
