@@ -120,16 +120,34 @@ def largest(jaxpr, within=False):
                 yield from largest(inner, within or eqn.primitive.name in ("scan", "while"))
 
 
-def test_the_scales_of_a_product_are_multiplied_in_behind_its_transposition():
-    x, w = example(0, (3, 5)), example(1, (5, 4))
-    program = str(jax.make_jaxpr(sw.autoscale(lambda x, w: (x @ w).T + 1, "fp16"))(x, w))
-    between = program.split("dot_general[")[1].split("transpose[")[0]
-    assert " mul " not in between  # XLA makes one product of the two
-    assert " mul " in program.split("transpose[")[1]
-    np.testing.assert_array_equal(
-        jax.jit(sw.autoscale(lambda x, w: (x @ w).T, "fp8"))(x, w),
-        jax.jit(sw.autoscale(lambda x, w: x @ w, "fp8"))(x, w).T,
-    )
+def batched(x, w):
+    return jnp.matmul(x, w).transpose(0, 2, 1)
+
+
+def both(x, w):
+    y = jnp.matmul(x, w)
+    return y.transpose(0, 2, 1), jnp.sin(y)
+
+
+def gradient(x, w):
+    return jax.grad(lambda w: jnp.sum(jnp.square(x[0] @ w)))(w[0])
+
+
+@pytest.mark.parametrize(
+    ("f", "products", "transpositions"),
+    [(batched, 1, 0), (both, 1, 1), (gradient, 2, 0)],
+)
+def test_the_operands_of_a_transposed_product_change_places(f, products, transpositions):
+    x, w = example(0, (2, 3, 5)), example(1, (2, 5, 4))
+    program = str(jax.make_jaxpr(sw.autoscale(f, "fp16"))(x, w))
+    assert program.count("dot_general[") == products
+    assert program.count("transpose[") == transpositions
+    for got, want in zip(
+        jax.tree.leaves(jax.jit(sw.autoscale(f, "fp16"))(x, w)),
+        jax.tree.leaves(f(x, w)),
+        strict=True,
+    ):
+        assert_close(got, want, 4e-3)
 
 
 def test_a_product_may_go_anywhere_before_somebody_reads_it():

@@ -17,15 +17,14 @@ from ..rounding import encode
 from ..scaled import Amax, Delayed, ScaledArray, Scaling, Unit, quantize
 from ._keep import Exceptions
 from ._narrow import AtRest, at_rest, has_exponent, is_stored, put
-from ._predict import of_argument, predict, terms_of
-from ._products import carried, multiplied
+from ._predict import of_argument, predict
+from ._products import Product, carried, multiplied
 from ._recipe import Recipe
 from ._rules import RULES, Family, features
-from ._value import Due, InFlight, at_exponent, common_exponent, normalised, per_slice, settle
+from ._value import InFlight, at_exponent, common_exponent, normalised, per_slice, settle
 
 # Families whose results leave the range that their operands have.
 MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
-SHORT = 64  # terms of a sum: a step of a recurrence has one for each row of its batch
 
 
 def compute_dtype(aval: Any) -> Any:
@@ -92,7 +91,7 @@ class Boundaries(Interpretation):
     ) -> InFlight | AtRest:
         side = "backward" if equation.direction == "backward" else "forward"
         storage = self.recipe.storage
-        value = paid(value)
+        value = made(value)
         if boundary == "stacked" and storage and equation.direction == "forward" and aval.shape:
             return value if isinstance(value, AtRest) else at_rest(value, storage)
         value = awake(value)
@@ -116,7 +115,7 @@ class Boundaries(Interpretation):
                 return exponent
             return jnp.broadcast_to(exponent, aval.shape[:1])
 
-        value = paid(value)
+        value = made(value)
         if isinstance(value, AtRest):
             return dataclasses.replace(value, scale=rows(value.scale), own=rows(value.own))
         if value.uniform is not None:
@@ -125,7 +124,7 @@ class Boundaries(Interpretation):
 
     def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
         """Weights that each turn of a loop multiplies by are rounded before it."""
-        value = paid(value)
+        value = made(value)
         if not isinstance(value, InFlight) or "dot_general" not in readers or per_slice(value):
             return value
         fmt = self.recipe.backward if value.side == "backward" else self.recipe.forward
@@ -140,7 +139,7 @@ class Boundaries(Interpretation):
 
     def residual(self, value: Any, aval: Any) -> InFlight | AtRest:
         """What waits for the backward pass: narrow, and back in float32 only when it is read."""
-        value = paid(value)
+        value = made(value)
         return self._stored(value, self.recipe.storage) if isinstance(value, InFlight) else value
 
     # -- rounding --------------------------------------------------------------------------------
@@ -232,9 +231,9 @@ class Boundaries(Interpretation):
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        if equation.name == "transpose" and isinstance(inputs[0], Due):
-            state, (turned,) = self.apply(state, equation, [inputs[0].value])
-            return state, [Due(turned, inputs[0].scales)]
+        turned = _turned(equation, inputs)
+        if turned is not None:
+            return state, [turned]
         rule = RULES[equation.name]
         inputs = [awake(x) for x in inputs]
         side = _side(equation, inputs, rule.family)
@@ -243,14 +242,17 @@ class Boundaries(Interpretation):
             fmt = fmt if isinstance(fmt, Format) else None
             inputs = [awake(self._stored(x, fmt)) if isinstance(x, InFlight) else x for x in inputs]
         outs = rule.rule(self, equation, inputs)
-        if self.traced or not _is_short(equation, rule.family):
-            outs = [paid(y) for y in outs]
         if self.traced and rule.family in MULTIPLY:
-            outs = [normalised(y) if isinstance(y, InFlight) else y for y in outs]
+            outs = [normalised(awake(y)) if isinstance(y, InFlight | Product) else y for y in outs]
         spread = 0.0
         if isinstance(self.recipe.scaling, Unit):
             spread = predict(equation, rule.family, inputs)
-        return state, [_with(y, side=side, spread=spread) for y in outs]
+        return state, [
+            dataclasses.replace(y, side=side, spread=spread)
+            if isinstance(y, InFlight | Product)
+            else y
+            for y in outs
+        ]
 
 
 def _bare(data: Any, value: InFlight) -> jax.Array:
@@ -259,27 +261,22 @@ def _bare(data: Any, value: InFlight) -> jax.Array:
 
 
 def awake(x: Any) -> Any:
-    return x.wake() if isinstance(x, AtRest | Due) else x
+    return x.wake() if isinstance(x, AtRest | Product) else x
 
 
-def paid(x: Any) -> Any:
-    """A value whose scales have been multiplied in; what lies at rest stays there."""
-    return x.wake() if isinstance(x, Due) else x
+def made(x: Any) -> Any:
+    """A value whose product has been made; what lies at rest stays there."""
+    return x.wake() if isinstance(x, Product) else x
 
 
-def _is_short(equation: Equation, family: Family) -> bool:
-    """Whether a product takes less time than its result takes to be written and turned.
-
-    XLA on CPU folds a transposition into a slower product than it has for one as it stands.
-    """
-    return family is Family.CONTRACTION and terms_of(equation) <= SHORT
-
-
-def _with(x: Any, **fields: Any) -> Any:
-    """A result with more said about it."""
-    if isinstance(x, Due):
-        return Due(dataclasses.replace(x.value, **fields), x.scales)
-    return dataclasses.replace(x, **fields) if isinstance(x, InFlight) else x
+def _turned(equation: Equation, inputs: Sequence[Any]) -> InFlight | None:
+    """A transposed product, where it takes no transposition; None for all other equations."""
+    if equation.name != "transpose" or not isinstance(inputs[0], Product):
+        return None
+    backward = equation.direction == "backward"
+    if backward != (inputs[0].side == "backward"):  # of the forward pass: at rest in between
+        return None
+    return inputs[0].turned(equation.params["permutation"])
 
 
 def _side(equation: Equation, inputs: Sequence[Any], family: Family):

@@ -19,7 +19,7 @@ from jax import lax
 from ..formats import Format
 from ..interpret import Equation, is_float, run, trace, transform
 from ..scaled import Amax, Delayed, ScaledArray, Scaling, amax, quantize, to_top
-from ._boundaries import Boundaries
+from ._boundaries import Boundaries, made
 from ._keep import Exceptions
 from ._recipe import Recipe
 from ._rules import RULES, Family
@@ -101,7 +101,7 @@ class DelayedBoundaries(Boundaries):
         return noted, outs
 
     def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
-        return value  # each site has a history of its own
+        return made(value)  # not rounded: each site has a history of its own
 
     def meet(self, state: Any, axes: Any) -> Any:
         return jax.tree.map(lambda newest: lax.pmax(newest, axes), state)

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..interpret import Equation, is_float, rebind
+from ._products import contracted
 from ._value import (
-    Due,
     InFlight,
     at_exponent,
     common_exponent,
@@ -234,18 +234,13 @@ def cube_root(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def contraction(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    axes = contracted_axes(equation)
-    operands = [
-        boundaries.operand(_settled_stack(x), equation, a, position)
-        for position, (x, a) in enumerate(zip(inputs, axes, strict=True))
+    axes, dtype = contracted_axes(equation), _dtype(equation)
+    (a, own_a, scale_a), (b, own_b, scale_b) = [
+        boundaries.operand(_settled_stack(x), equation, c, position)
+        for position, (x, c) in enumerate(zip(inputs, axes, strict=True))
     ]
-    (data_a, own_a, scale_a), (data_b, own_b, scale_b) = operands
-    out = boundaries.product(equation, data_a, data_b, _dtype(equation))
-    scales = [s for s in (scale_a, scale_b) if s is not None]
-    if len(scales) == 2:  # the smaller first: the product may be in range though the larger is not
-        scales = [lax.min(*scales), lax.max(*scales)]
-    product = InFlight(out, own_a + own_b)
-    return [Due(product, tuple(scales)) if scales else product]
+    operands = (a, scale_a), (b, scale_b)
+    return [contracted(boundaries.product, equation, operands, own_a + own_b, dtype)]
 
 
 def all_gather(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:

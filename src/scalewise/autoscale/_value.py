@@ -58,41 +58,6 @@ def _unflatten(static, children):
 jax.tree_util.register_pytree_node(InFlight, _flatten, _unflatten)
 
 
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True, eq=False)
-class Due:
-    """A contraction's result whose scales haven't been multiplied in: ``value * scales``.
-
-    XLA folds a transposition into the product before it, but not across a multiplication. In a
-    recurrence the gradient of each weight is a transposed product in each turn, of as many terms as
-    the batch has rows: to read it transposed took three times as long as to make it.
-
-    Attributes:
-        value: the product of the narrow numbers.
-        scales: powers of two without axes, to be multiplied in one after the other.
-    """
-
-    value: InFlight
-    scales: tuple[jax.Array, ...]
-    memo: list[InFlight] = dataclasses.field(default_factory=list, repr=False)
-
-    def wake(self) -> InFlight:
-        """The value itself, made once."""
-        if not self.memo:
-            data = self.value.data
-            for scale in self.scales:
-                data = data * leading(scale, data)
-            self.memo.append(dataclasses.replace(self.value, data=data, memo={}))
-        return self.memo[0]
-
-    def tree_flatten(self):
-        return (self.value, self.scales), None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        return cls(*children)
-
-
 def shift(data: jax.Array, exponent: int | jax.Array) -> jax.Array:
     """``data * 2**exponent``, exact wherever the result is a normal number of data's dtype."""
     if not isinstance(exponent, int):
