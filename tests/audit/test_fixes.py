@@ -98,3 +98,27 @@ def test_an_exception_to_a_recipe():
     assert worst.error_after == pytest.approx(float(error), abs=1e-6)
     assert worst.error_before > 100 * worst.error_after
     assert sw.audit(f, kept, trials=0)(x, x.T).error.relative < 1e-6  # it is heeded in the audit
+
+
+def test_an_exception_where_every_result_is_rounded():
+    def f(x):
+        with jax.named_scope("norms"):
+            inner = jnp.sum(x * x, axis=1) * jnp.array([1.0, 2.0**30])
+        return inner, jnp.sum(x * x, axis=1) * jnp.array([1.0, 2.0**30])  # as before, not in it
+
+    def within(x):
+        return f(x)[0]
+
+    x = jax.random.normal(jax.random.key(0), (2, 16)) * jnp.array([[1.0], [2.0**-15]])
+    report = sw.audit(within, sw.recipes.scalify, trials=3)(x)
+    worst = report.findings[0]
+    assert report.low == "autoscale scalify"
+    assert (worst.kind, worst.fix) == ("underflow", "keep={'norms': FP32} in the recipe")
+    kept = dataclasses.replace(sw.recipes.scalify, keep={"norms": FP32})
+    low, want = sw.autoscale(f, kept)(x), f(x)
+    errors = [jnp.linalg.norm(y - s) / jnp.linalg.norm(s) for y, s in zip(low, want, strict=True)]
+    assert worst.error_after == pytest.approx(float(errors[0]), abs=1e-6)
+    assert worst.error_after < 1e-3 < 0.1 < worst.error_before
+    outputs = sw.audit(f, kept, trials=0)(x).outputs  # like operations in scopes kept and not
+    assert [e.relative for _, e in outputs] == pytest.approx([float(e) for e in errors], abs=1e-6)
+    assert outputs[1][1].relative > 0.1

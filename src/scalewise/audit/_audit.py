@@ -16,6 +16,7 @@ from jax.core import Tracer
 
 from ..autocast import Autocast, Policy, policy
 from ..autoscale import Boundaries, EveryOp, Recipe, interpretation
+from ..autoscale.recipes import CATALOGUE
 from ..emulate import Emulation
 from ..formats import FP32, FP64, Format
 from ..formats import format as format_
@@ -259,7 +260,8 @@ def _name(low: Interpretation) -> str:
         case Autocast():
             return f"autocast {low.policy}"
         case Boundaries() | EveryOp():
-            return "autoscale recipe"
+            names = [name for name, known in CATALOGUE.items() if known == low.recipe]
+            return f"autoscale {names[0] if names else '(own recipe)'}"
     return type(low).__name__
 
 

@@ -126,19 +126,22 @@ class Group:
             return "swamping"
         return "cancellation" if self.amplifies else "precision"
 
-    @property
-    def weight(self) -> float:
-        """How promising it is to look here first; what it did to the outputs is measured."""
+    def weight(self, fmt: Format) -> float:
+        """How promising it is to look here first; what it did to the outputs is measured.
+
+        Terms lost in one addition count by the error that they make, in a loop each one.
+        """
         score = 0.0
         for row in self.rows:
             if row["nan"] or row["overflowed"]:
                 return 1e6 - row.index  # the earliest is the cause of the others, more often
-            made = min(row.introduced, 10.0) + row.share("flushed") + row.share("swamped")
+            heavy = 1.0 if row.looped else min(16 * row.introduced / float(fmt.eps), 1.0)
+            made = min(row.introduced, 10.0) + row.share("flushed") + heavy * row.share("swamped")
             score += made + (min(row.inherited, 10.0) if row["cancelled"] else 0.0)
         return score
 
 
-def groups(rows: Sequence[Row]) -> list[Group]:
+def groups(rows: Sequence[Row], fmt: Format) -> list[Group]:
     """Rows by source line, primitive and direction, the most promising first."""
     found: dict[tuple, list[Row]] = {}
     for row in rows:
@@ -147,8 +150,8 @@ def groups(rows: Sequence[Row]) -> list[Group]:
             key = (row.index,)
         found.setdefault(key, []).append(row)
     result = [Group(tuple(rows)) for rows in found.values()]
-    result = [g for g in result if g.weight > 0]
-    return sorted(result, key=lambda g: -g.weight)
+    weighed = [(g.weight(fmt), g) for g in result]
+    return [g for weight, g in sorted(weighed, key=lambda x: -x[0]) if weight > 0]
 
 
 def finding(group: Group, fmt: Format, saturate: bool | str) -> Finding:

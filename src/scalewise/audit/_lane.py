@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from ..autocast import Autocast, Policy
-from ..autoscale import Boundaries, EveryOp, Recipe, interpretation
+from ..autoscale import Boundaries, EveryOp, Exceptions, Recipe, interpretation
 from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Equation, Interpretation
 from ._lanes import Rounded
 from ._loss_scale import LossScaled
 from ._rounding import as_row
+
+Kept = tuple[tuple[str, Any], ...]
 
 
 def alike(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hashable]:
@@ -33,12 +35,9 @@ def alike(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hash
         case LossScaled():
             lane = _decided(low.low.policy, equation)
             return LossScaled(lane, low.power), equation.direction
-        case Boundaries() if not low.traced:
-            fmt = low.exceptions.find(equation, low)  # what it can't be, for none
-            keep = () if fmt is low else ((equation.name, fmt),)
-            return _recipe(low.recipe, keep), (equation.direction, _marked(equation))
-        case EveryOp():
-            return low, (equation.direction, _marked(equation))
+        case Boundaries(traced=False) | EveryOp():
+            lane = _recipe(low.recipe, _exception(low.recipe.keep, equation))
+            return lane, (equation.direction, _marked(equation))
     return low, (equation.scope, equation.source)
 
 
@@ -49,8 +48,16 @@ def _decided(policy: Policy, equation: Equation) -> Autocast:
     return Autocast(Policy(compute=policy.compute, low=low, full=full))
 
 
+def _exception(keep: Kept, equation: Equation) -> Kept:
+    """What of a recipe's exceptions an equation sees: its own, or one that it isn't."""
+    if not keep:
+        return ()
+    fmt = Exceptions(keep).find(equation, keep)  # the default is no format
+    return (("", FP32),) if fmt is keep else ((equation.name, fmt),)
+
+
 @functools.lru_cache(maxsize=1024)
-def _recipe(recipe: Recipe, keep: tuple[tuple[str, Any], ...]) -> Interpretation:
+def _recipe(recipe: Recipe, keep: Kept) -> Interpretation:
     return interpretation(dataclasses.replace(recipe, keep=keep))
 
 

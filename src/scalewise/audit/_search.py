@@ -64,7 +64,7 @@ class Search:
         self.now = Setting(self.session.formats()) if self.session.adjustable else self.session.low
         self.seen.add(_key(self.now))
         if self.trials <= 0 or not (self.session.adjustable or changeable(self.session.low)):
-            self.idle += [self._finding(g) for g in groups(start.rows)[:IDLE]]
+            self.idle += [self._finding(g) for g in groups(start.rows, self.fmt)[:IDLE]]
             return start.error
         self.reserve = min(RESERVE, self.trials // 3)
         floor = Error(0, 0.0)
@@ -93,7 +93,7 @@ class Search:
         self._constants()
         tried: set[tuple[int, ...]] = set()
         while self.trials > self.reserve and not _near(self.outcome.error, floor):
-            fresh = [g for g in groups(self.outcome.rows) if g.indices not in tried]
+            fresh = [g for g in groups(self.outcome.rows, self.fmt) if g.indices not in tried]
             if not fresh:
                 break
             what = self._finding(fresh[0])
@@ -121,7 +121,7 @@ class Search:
     def _unmended(self) -> None:
         """What is left of the error has a cause too: findings without a fix."""
         left: list[Finding] = []
-        for group in groups(self.outcome.rows)[:LEFT]:
+        for group in groups(self.outcome.rows, self.fmt)[:LEFT]:
             what = self._finding(group)
             if what.kind in EVENTS:
                 error = self.outcome.error

@@ -78,8 +78,11 @@ def _findings(report: Summary, console: Console) -> None:
 
 
 def scales(report: Summary) -> str:
-    """What a loss scale would do to the gradients; "" if there are none that need one."""
-    table = report.loss_scales()
+    """What a loss scale would do to the gradients; "" if there are none that need one.
+
+    Under a recipe each tensor has a scale of its own.
+    """
+    table = {} if report.low.startswith("autoscale") else report.loss_scales()
     lost, over = table.get(0, (0.0, 0.0))
     if max(lost, over) < 1e-3:
         return ""
