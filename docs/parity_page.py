@@ -201,7 +201,7 @@ def page() -> str:
         recipes=" | ".join(f"`{r}`" for r in RECIPES), columns="|".join("---" for _ in RECIPES),
     )  # fmt: skip
     middle = TORTURE.format(
-        steps=torture.STEPS, last=torture.LAST, converged=torture.CONVERGED,
+        steps=torture.STEPS, last=torture.LAST,
         tolerance=torture.TOLERANCE,
         patience=torture.PATIENCE,
         methods=" | ".join(TITLES[m] for m in torture.METHODS_HERE),
