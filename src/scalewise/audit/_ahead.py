@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ..interpret import Equation, Program, is_float, run
 from ._lockstep import Lockstep
 from ._pair import Pair
-from ._rounding import WIDTH
+from ._statistics import ABOUT
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,8 +45,8 @@ class Scout(Lockstep):
     ) -> tuple[Any, Sequence[Any]]:
         if self.passes(equation, inputs):
             return state, inputs[:1]
-        fmt, count = jnp.zeros(WIDTH, jnp.float64), jnp.zeros((), jnp.int64)
-        return state, self.both(self.planned(equation, inputs), inputs, fmt, count)[0]
+        about = jnp.zeros(ABOUT, jnp.float64)
+        return state, self.both(self.planned(equation, inputs), inputs, about)[0]
 
     def call(self, f: Any, *arguments: Any) -> Any:
         leaves, tree = jax.tree.flatten(arguments)

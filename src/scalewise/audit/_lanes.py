@@ -23,17 +23,21 @@ class Rounded(Emulation):
     """Emulation whose state is, at each equation, the format of that equation's results.
 
     A run with another format for some equations needs nothing compiled anew. Values wait in
-    ``stored`` and are computed with in float64; what a trial's wider format has beyond ``stored``
-    (numbers under 2^-126, of float64 most bits) is rounded once more.
+    ``stored``; what a trial's wider format has beyond it (numbers under 2^-126, of float64 most
+    bits) is rounded once more.
     """
 
     @functools.cached_property
     def stored(self) -> Any:
-        """float32 if all the format's numbers are normal there (backends flush others), else
-        float64."""
+        """float32 if sums, products, quotients and roots of the format's numbers, rounded to it and
+        then to the format, are rounded as if once, else float64.
+
+        That is so if float32 has twice the format's digits and two more (Figueroa, see
+        :class:`Emulation`), and holds all of them as normal numbers (backends flush others).
+        """
         fmt = self.fmt
-        lowest = fmt.min_exponent - fmt.mantissa_bits
-        fits = fmt.mantissa_bits < 24 and fmt.max_exponent < 128 and lowest >= -126
+        lowest, beyond = fmt.min_exponent - fmt.mantissa_bits, fmt.max_exponent + 1
+        fits = 2 * fmt.precision + 2 <= 24 and 2 * lowest >= -126 and 2 * beyond < 128
         return jnp.float32 if fits else jnp.float64
 
     def lift(self, x: Any, aval: Any) -> jax.Array:

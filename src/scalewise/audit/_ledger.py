@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ._rounding import WIDTH
-from ._statistics import SAMPLE, TALLY, Note, Statistics, blank, take
+from ._statistics import ABOUT, PARTS, SAMPLE, TALLY, Note, Statistics, blank, take
 
 BATCH = 32  # notes that are taken by one call
 UNDER_WAY = 1 << 22  # numbers of results that haven't been computed yet
@@ -38,9 +38,9 @@ class Ledger:
         self._under_way: collections.deque[tuple[int, jax.Array]] = collections.deque()
         self._numbers = 0
 
-    def format(self, row: int) -> jax.Array:
-        """The row's format as an array on the device."""
-        return _row(self.formats[row].tobytes())
+    def about(self, row: int, rest: np.ndarray) -> jax.Array:
+        """The row's format and the rest of what a program is told, as an array on the device."""
+        return _array(self.formats[row].tobytes() + rest.tobytes())
 
     def add(self, row: int, note: Note, numbers: int) -> None:
         """One more visit of a row, of a result of so many numbers.
@@ -74,11 +74,9 @@ class Ledger:
 
 
 _IDLE = Note(
-    tally=np.zeros(len(TALLY)),
-    samples=np.zeros((3, SAMPLE)),
-    addends=np.zeros((2, SAMPLE)),
-    sign=np.int64(0),
-    count=np.int64(0),
+    tally=np.zeros((len(TALLY), PARTS)),
+    samples=np.zeros((5, SAMPLE)),
+    about=np.zeros(ABOUT),
 )
 
 
@@ -98,18 +96,6 @@ def _taker(rows: int) -> Callable:
     return jax.jit(_take_all, donate_argnums=0).lower(*example).compile()
 
 
-@functools.lru_cache(maxsize=4096)
-def _row(content: bytes) -> jax.Array:
+@functools.lru_cache(maxsize=8192)
+def _array(content: bytes) -> jax.Array:
     return jnp.asarray(np.frombuffer(content))
-
-
-@functools.lru_cache(maxsize=4096)
-def number(n: int) -> jax.Array:
-    """An integer on the device."""
-    return jnp.asarray(np.int64(n))
-
-
-@functools.cache
-def nothing() -> jax.Array:
-    """The samples of no addition."""
-    return jnp.asarray(np.zeros((2, SAMPLE)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,25 +16,15 @@ from jax.core import Tracer
 
 from ..interpret import Boundary, Equation, Interpretation
 from ..rounding import to_float64
+from ._elementary import DIV, GIVEN, SQRT, elementary, finished, product, quotient
 from ._flat import RESHAPES, flat, is_flat, room
 from ._lane import alike
 from ._lanes import Rounded, Wide
-from ._ledger import Ledger, nothing, number
+from ._ledger import Ledger
 from ._pair import Pair, shaped
 from ._rounding import as_row
-from ._statistics import SAMPLE, Note, Statistics, counted, sample, take
-from ._steps import (
-    ADDITIONS,
-    Plan,
-    anyhow,
-    compiled,
-    either,
-    exactly,
-    lifted,
-    marks,
-    plan,
-    rounded,
-)
+from ._statistics import SAMPLE, Note, Statistics, take
+from ._steps import Plan, anyhow, compiled, either, exactly, lifted, noted, plan
 
 EAGER = 2000  # results up to which a loop is walked turn by turn: nothing of it is compiled
 
@@ -110,6 +101,8 @@ class Lockstep(Interpretation):
                 return Pair(low, shadow, np.bool_(False))
             result = np.asarray(low if isinstance(self.low, Rounded) else self.low.lower(low, aval))
             marred = np.isfinite(x) & ~np.isfinite(result.astype(np.float64))
+            if isinstance(self.low, Rounded):  # as any other number
+                low, shadow = flat(low, room(1)), flat(shadow, room(1))
             self.literals[key] = Pair(low, shadow, np.bool_(marred))
         return self.literals[key]
 
@@ -176,13 +169,12 @@ class Lockstep(Interpretation):
             how = plan(self.low, equation, inputs)
             return self._traced(state, how, inputs)
         how, step = self.planned(equation, inputs)
-        row, count = self._row(how, equation), number(how.size)
-        outs, found = self.both((how, step), inputs, state.format(row), count)
+        row = self._row(how, equation)
+        about = state.about(row, how.about)
+        outs, found = self.both((how, step), inputs, about)
         if found:
-            tally, samples, addends = found
-            addends = nothing() if addends is None else addends
-            sign = number(ADDITIONS.get(equation.name, 0))
-            state.add(row, Note(tally, samples, addends, sign, count), how.length)
+            tally, samples = found
+            state.add(row, Note(tally, samples, about), how.length)
         return state, outs
 
     def passes(self, equation: Equation, inputs: Sequence[Any]) -> bool:
@@ -196,28 +188,51 @@ class Lockstep(Interpretation):
         if equation.path not in self.plans:
             how = plan(self.low, equation, inputs)
             alone = self._alone(how)
-            fixed = (self.shadow,) if alone else (alike(self.low, equation)[0], self.shadow)
-            step = compiled(exactly if alone else either, fixed, how)
+            low = self.low if alone else alike(self.low, equation)[0]
+            step = compiled(exactly if alone else either, (low, self.shadow), how)
             self.plans[equation.path] = how, step
         return self.plans[equation.path]
 
-    def both(self, planned: tuple[Plan, Callable], inputs: Sequence[Any], fmt: Any, count: Any):
-        """An equation's results, and tally, samples and addends if it is noted."""
+    def both(self, planned: tuple[Plan, Callable], inputs: Sequence[Any], about: Any):
+        """An equation's results, and tally and samples if it is noted."""
         how, step = planned
         if not self._alone(how):
-            outs, found = self.call(step, fmt, list(inputs), count)
+            outs, found = self.call(step, about, list(inputs))
             if not found:
                 return outs, found
-            *three, fmt, sums = found
-            tally, marred = self.call(_counted, *three, fmt, count, marks(inputs))
-            samples = self.call(_sample, *three, count)
+            marred, *found = self.call(_noted, about, *found)
             outs = [dataclasses.replace(x, marred=marred) if isinstance(x, Pair) else x
                     for x in outs]  # fmt: skip
-            return outs, (tally, samples, sums)
-        exact, shadow, addends = self.call(step, list(inputs), count)
-        low, samples = self.call(_rounded, self.stored, exact, shadow, fmt, count)
-        tally, marred = self.call(_counted, low, exact, shadow, fmt, count, marks(inputs))
-        return [Pair(low, shadow, marred)], (tally, samples, addends)
+            return outs, found
+        blank, given = self.nothing
+        if how.operation == GIVEN:
+            pair, given = self.call(step, about, list(inputs))
+            arrays, scalars = [pair, pair], [blank, blank]
+        else:
+            arrays, scalars = self.operands(how, (*inputs, *inputs)[:2])
+        combine = quotient if how.operation in (DIV, SQRT) else product
+        out, found = self.call(elementary, combine, about, arrays, scalars, given)
+        return [out], found
+
+    def operands(self, how: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+        """Two flat arrays and two numbers, of which two are an equation's operands."""
+        whole = how.about[-2:] != 0
+        at = [how.length if w else room(1) for w in whole]
+        pairs = [
+            x if x.low.shape == (n,) else self.call(_flattened, n, x)
+            for x, n in zip(inputs, at, strict=True)
+        ]
+        some = pairs[0 if whole[0] else 1]
+        blank, _ = self.nothing
+        arrays = [x if w else some for x, w in zip(pairs, whole, strict=True)]
+        return arrays, [blank if w else x for x, w in zip(pairs, whole, strict=True)]
+
+    @functools.cached_property
+    def nothing(self) -> tuple[Pair, jax.Array]:
+        """What stands for a number, and for samples, where there are none."""
+        low, shadow = (np.zeros(room(1), t) for t in (self.stored, self.shadow.dtype))
+        blank = Pair(jnp.asarray(low), jnp.asarray(shadow), jnp.asarray(np.False_))
+        return blank, jnp.asarray(np.zeros((3, SAMPLE)))
 
     def call(self, f: Callable, *arguments: Any) -> Any:
         """One of the compiled functions, run."""
@@ -225,21 +240,20 @@ class Lockstep(Interpretation):
 
     def _traced(self, state: Statistics, how: Plan, inputs: Sequence[Any]):
         """The same in a loop that is compiled as a whole."""
-        row, count = self._row(how, how.equation), jnp.asarray(how.size)
-        if not self._alone(how):
-            outs, found = anyhow(self.low, self.shadow, how, state.formats[row], inputs, count)
+        row = self._row(how, how.equation)
+        about = jnp.concatenate([state.formats[row], jnp.asarray(how.about)])
+        if self._alone(how):
+            assert isinstance(self.low, Rounded)
+            pair, given = exactly(self.low, self.shadow, how, about, inputs)
+            exact, dtype = pair.low.astype, pair.low.dtype
+            out, found = finished(about, exact, dtype, pair.shadow, [pair.marred], given)
+            outs = [out]
         else:
-            exact, shadow, addends = exactly(self.shadow, how, inputs, count)
-            fmt = state.formats[row]
-            low, samples = rounded(self.stored, exact, shadow, fmt, count)
-            tally, marred = counted(low, exact, shadow, fmt, count, marks(inputs))
-            outs, found = [Pair(low, shadow, marred)], (tally, samples, addends)
+            outs, found = anyhow(self.low, self.shadow, how, about, inputs)
         if not found:
             return state, outs
-        tally, samples, addends = found
-        addends = jnp.zeros((2, SAMPLE), jnp.float64) if addends is None else addends
-        sign = ADDITIONS.get(how.equation.name, 0)
-        return take(state, row, Note(tally, samples, addends, sign, count)), outs
+        tally, samples = found
+        return take(state, row, Note(tally, samples, about)), outs
 
     def _alone(self, how: Plan) -> bool:
         """Whether the rounding is a program of its own: one result, in a lane of one format."""
@@ -255,5 +269,9 @@ class Lockstep(Interpretation):
         return row
 
 
-_rounded, _counted = jax.jit(rounded, static_argnums=0), jax.jit(counted)
-_sample = jax.jit(sample)
+_noted = jax.jit(noted)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _flattened(length: int, x: Pair) -> Pair:
+    return Pair(flat(x.low, length), flat(x.shadow, length), x.marred)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,34 +70,59 @@ SINGLE, DOUBLE = as_row(FP32), as_row(FP64)
 def round_by(x: jax.Array, row: jax.Array) -> jax.Array:
     """``x`` rounded once, to nearest, ties to even, to the format of ``row``.
 
-    What is dropped of a normal number's bits decides by integers; a subnormal one is a whole number
-    of quanta, which are powers of two, so that dividing by them is exact. The same bits as
-    :func:`scalewise.round_to` from float64.
+    Adding a number whose last bit is the last that the format keeps, and taking it off again, drops
+    all bits behind: of a normal number that is one of its own binade, of a subnormal one that of
+    the format's lowest. The same bits as :func:`scalewise.round_to` from that dtype.
+
+    Args:
+        x: float64, or float32 where all the format's numbers are normal there; of a trial's wider
+            format, numbers whose binade has no such other number keep float32's digits.
+        row: float64 that begins with :func:`as_row`'s, known only at run time.
+    """
+    digits, integer = jnp.finfo(x.dtype).nmant, _INTEGERS[x.dtype.name]
+    top = np.array(np.inf, x.dtype).view(integer)  # the exponent's field, all ones
+    mantissa, lowest = row[0].astype(integer), row[1].astype(integer)
+    largest, beyond, infinite, smallest = (row[i].astype(x.dtype) for i in range(2, 6))
+    bits = lax.bitcast_convert_type(x, integer)
+    magnitude = bits & np.iinfo(integer).max
+    size = lax.bitcast_convert_type(magnitude, x.dtype)
+    bias = (1 << (np.iinfo(integer).bits - digits - 2)) - 1
+    binade = jnp.maximum(magnitude & top, jnp.clip(lowest + bias, 1, 2 * bias) << digits)
+    other = jnp.minimum(binade + ((digits - mantissa) << digits), 2 * bias << digits)
+    other = lax.bitcast_convert_type(other, x.dtype)
+    y = (size + other) - other
+    y = jnp.where(size < smallest, jnp.where(size > smallest / 2, smallest, 0), y)
+    y = jnp.where(y > largest, jnp.where(size == jnp.inf, infinite, beyond), y)
+    y = lax.bitcast_convert_type(lax.bitcast_convert_type(y, integer) | (bits ^ magnitude), x.dtype)
+    y = y + jnp.where(row[6] != 0, -0.0, 0.0).astype(x.dtype)  # without -0, -0 + 0 is 0
+    y = jnp.where((row[7] == 0) & (x < 0), jnp.nan, y)
+    return jnp.where(mantissa >= digits, x, y)
+
+
+def narrowed(x: jax.Array, row: jax.Array, dtype: Any) -> jax.Array:
+    """``x`` in a lane's dtype, so that rounding it to the format of ``row`` is rounding ``x``.
+
+    Rounded to float32 to odd: a last bit that says whether anything was cut off decides ties
+    (Boldo and Melquiond, "When double rounding is odd", 2005). What is too large or too small for
+    float32 stays finite, and other than zero.
 
     Args:
         x: float64.
-        row: float64[8] from :func:`as_row`, known only at run time.
+        row: float64[8] from :func:`as_row`; float32 itself gets ``x`` rounded to nearest.
+        dtype: float32 or float64.
     """
-    mantissa, lowest = row[0].astype(jnp.int64), row[1].astype(jnp.int64)
-    largest, beyond, infinite, smallest = row[2], row[3], row[4], row[5]
-    bits = lax.bitcast_convert_type(x, jnp.int64)
-    magnitude = bits & np.int64(2**63 - 1)
-    size = lax.bitcast_convert_type(magnitude, jnp.float64)
-    drop = jnp.maximum(52 - mantissa, 1)
-    nearly_half = (np.int64(1) << (drop - 1)) - 1
-    kept = ((magnitude + (nearly_half + ((magnitude >> drop) & 1))) >> drop) << drop
-    quantum = jnp.clip(lowest - mantissa, -1022, 1022)
-    quanta = lax.round(size * power_of_two(-quantum), lax.RoundingMethod.TO_NEAREST_EVEN)
-    subnormal = size < power_of_two(jnp.clip(lowest, -1022, 1022))
-    y = jnp.where(
-        subnormal, quanta * power_of_two(quantum), lax.bitcast_convert_type(kept, jnp.float64)
-    )
-    y = jnp.where(size < smallest, jnp.where(size > smallest / 2, smallest, 0.0), y)
-    y = jnp.where(y > largest, jnp.where(size == jnp.inf, infinite, beyond), y)
-    sign = jnp.where((y != 0) | (row[6] != 0), bits ^ magnitude, 0)
-    y = lax.bitcast_convert_type(lax.bitcast_convert_type(y, jnp.int64) | sign, jnp.float64)
-    y = jnp.where((row[7] == 0) & (x < 0), jnp.nan, y)
-    return jnp.where((mantissa >= 52) | jnp.isnan(x), x, y)
+    if dtype == jnp.float64:
+        return x
+    bits, limits = lax.bitcast_convert_type(x, jnp.int64), jnp.finfo(jnp.float32)
+    rest = bits & np.int64(2**29 - 1)
+    odd = lax.bitcast_convert_type((bits ^ rest) | jnp.where(rest != 0, 2**29, 0), jnp.float64)
+    size = jnp.clip(jnp.abs(odd), float(limits.tiny), float(limits.max))
+    whole = (odd == 0) | ~jnp.isfinite(odd)
+    odd = jnp.where(whole, odd, jnp.copysign(size, odd))
+    return jnp.where(row[0] > 21, x, odd).astype(jnp.float32)
+
+
+_INTEGERS = {"float32": np.int32, "float64": np.int64}
 
 
 def power_of_two(exponent: jax.Array) -> jax.Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,8 +17,14 @@ from ._rounding import WIDTH, power_of_two
 SAMPLE = 1024  # numbers of each result, evenly spaced, of which more is asked than counts
 BINS = 128  # of a histogram: exponents from LOWEST up; what lies outside goes to the ends
 LOWEST = -96
-CHUNK, FIELD = 4096, 13  # counts up to CHUNK share an int64: one pass over the data for all
-TALLY = ("overflowed", "flushed", "subnormal", "nan", "broken", "amax")
+PARTS = 32  # of a result that are counted on their own: more than one core, and no tree of sums
+TALLY = ("flushed", "subnormal", "overflowed", "nan", "broken", "amax")
+
+# What a program is told about an equation, all of it data: its format (see ``as_row``), how many
+# numbers its result has, whether it is an addition (1, -1), which operation, whose operands are
+# whole arrays rather than one number.
+COUNT, SIGN, OPERATION, WHOLE = WIDTH, WIDTH + 1, WIDTH + 2, WIDTH + 3
+ABOUT = WHOLE + 2
 
 COUNTS = (
     "visits", "elements", "overflowed", "flushed", "subnormal", "nan", "sampled", "added",
@@ -58,18 +64,15 @@ class Note:
     """What one result has to say, in shapes that don't depend on its own.
 
     Attributes:
-        tally: float64[6], see TALLY, over all numbers.
-        samples: float64[3, SAMPLE]: low, exact, shadow.
-        addends: float64[2, SAMPLE]: of an addition, samples of its operands in the low lane.
-        sign: 1 for an addition, -1 for a subtraction, else 0.
-        count: how many numbers the result has.
+        tally: float64[6, PARTS], see TALLY, over all numbers of each part.
+        samples: float64[5, SAMPLE]: low, exact, shadow; of an addition, both operands in the low
+            lane.
+        about: float64[ABOUT].
     """
 
     tally: Any
     samples: Any
-    addends: Any
-    sign: Any
-    count: Any
+    about: Any
 
 
 def blank(formats: np.ndarray) -> Statistics:
@@ -93,71 +96,81 @@ def blank(formats: np.ndarray) -> Statistics:
 
 def positions(count: Any, size: int) -> jax.Array:
     """Where the samples of ``count`` numbers stand; the last ones again where there are fewer."""
-    spread = jnp.arange(SAMPLE) * jnp.maximum(count // SAMPLE, 1)
+    spread = jnp.arange(SAMPLE) * jnp.maximum(count.astype(jnp.int64) // SAMPLE, 1)
     return jnp.minimum(spread, size - 1)
 
 
-def sample(low: jax.Array, exact: jax.Array, shadow: jax.Array, count: Any) -> jax.Array:
-    """The samples of a :class:`Note`."""
-    at = positions(count, low.size)
-    return jnp.stack([x[at].astype(jnp.float64) for x in (low, exact, shadow)])
-
-
 def counted(
-    low: jax.Array, exact: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any, marks: Any
+    low: jax.Array,
+    exact: Callable[[Any], jax.Array],
+    shadow: jax.Array,
+    about: jax.Array,
+    marks: Sequence[Any],
 ) -> tuple[jax.Array, jax.Array]:
     """One pass over a result; a second one where something isn't finite or is too large.
 
+    What is cheap is computed again in the second pass rather than handed over: each value that is
+    kept is one more loop to compile, and to run.
+
     Args:
-        low, exact, shadow: flat: its low result, the exact one of the same low inputs in float64,
-            and the shadow's, with padding behind the first ``count``.
-        fmt: the row of its format.
-        count: how many numbers it has.
+        low, shadow: flat: its low result and the shadow's, with padding behind the first numbers.
+        exact: the exact result of the same low inputs in the dtype given.
+        about: float64[ABOUT].
         marks: of each low input whether it wasn't finite somewhere where the shadow's was.
 
     Returns:
         Tally (see :class:`Note`), and whether the result is marred in turn.
     """
-    marred = functools.reduce(jnp.logical_or, marks)
-    inside = lax.iota(jnp.int32, low.size) < count.astype(jnp.int32)
-    size, zero, infinity = jnp.abs(low), low == 0, np.float64(np.inf).view(np.int64)
-    bits = lax.bitcast_convert_type(jnp.abs(exact), jnp.int64)  # in the order of the numbers
-    bits = jnp.where(inside, jnp.where(size < jnp.inf, bits, infinity), 0)
-    normal = power_of_two(fmt[1].astype(jnp.int64)).astype(low.dtype)
-    often, most = _packed([zero & (bits != 0), inside & ~zero & (size < normal)], bits)
+
+    def inside():
+        return lax.iota(jnp.int32, low.size) < about[COUNT].astype(jnp.int32)
+
+    def marred():
+        return functools.reduce(jnp.logical_or, marks)
+
+    within, size, zero = inside(), jnp.abs(low), low == 0
+    wide = jnp.where(size < jnp.inf, jnp.abs(exact(low.dtype)), jnp.inf)
+    wide = jnp.where(within, wide, 0)
+    normal = power_of_two(about[1].astype(jnp.int64)).astype(low.dtype)
+    often = [zero & (wide != 0), within & ~zero & (size < normal)]
+    often, most = _parts(often, wide)
 
     def seldom():
-        flags = _flags(low, exact, shadow, fmt, ~marred)
-        finite = jnp.where(jnp.isfinite(exact) & inside, jnp.abs(exact), 0.0)
-        return _packed([f & inside for f in flags], lax.bitcast_convert_type(finite, jnp.int64))
+        wide, within = exact(jnp.float64), inside()
+        flags = [f & within for f in _flags(low, wide, shadow, about[:WIDTH], ~marred())]
+        wide = jnp.where(jnp.isfinite(wide) & within, jnp.abs(wide), 0.0)
+        rare, most = _parts(flags, wide)
+        return _tally([*often, *rare], most)
 
     def never():
-        return jnp.zeros(3, jnp.int64), most
+        return _tally([*often, *[jnp.zeros(PARTS, jnp.float64)] * 3], most)
 
-    usual = most <= lax.bitcast_convert_type(fmt[2], jnp.int64)
-    rare, most = lax.cond(usual, never, seldom)
-    amax = lax.bitcast_convert_type(most, jnp.float64)
-    overflowed, nan, broken = rare
-    tally = jnp.stack([overflowed, *often, nan, broken]).astype(jnp.float64)
-    marred = (overflowed > 0) | (nan > 0) | (marred & (broken > 0))
-    return jnp.concatenate([tally, amax[None]]), marred
+    largest = lax.bitcast_convert_type(jnp.max(most), low.dtype).astype(jnp.float64)
+    tally = lax.cond(largest < about[2], never, seldom)
+    overflowed, nan, broken = jnp.any(tally[2:5] > 0, axis=1)
+    return tally, overflowed | nan | (marred() & broken)
 
 
-def _packed(flags: Sequence[jax.Array], bits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """How many of each flag are set, and the largest of ``bits``: one pass, up to four flags."""
-    packed = jnp.zeros((), jnp.int64)
-    for i, flag in enumerate(flags):
-        packed = packed + jnp.where(flag, np.int64(1) << (FIELD * i), 0)
-    width = min(CHUNK, bits.size)
-    packed, bits = lax.reduce(
-        (packed.reshape(-1, width), bits.reshape(-1, width)),
-        (np.int64(0), np.int64(0)),
-        lambda a, b: (a[0] + b[0], jnp.maximum(a[1], b[1])),
+def _parts(flags: Sequence[jax.Array], size: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    """Of each part of a result how often each flag is set, and the bits of the largest size.
+
+    One pass, in integers (nonnegative floats are in their bits' order), which XLA vectorises.
+    """
+    integer = jnp.int32 if size.dtype == jnp.float32 else jnp.int64
+    columns = [f.astype(integer) for f in flags] + [lax.bitcast_convert_type(size, integer)]
+    joined = [lax.add] * len(flags) + [lax.max]
+    *counts, most = lax.reduce(
+        [x.reshape(PARTS, -1) for x in columns],
+        [np.zeros((), integer)] * len(columns),
+        lambda a, b: [join(x, y) for join, x, y in zip(joined, a, b, strict=True)],
         (1,),
     )
-    shifts = FIELD * jnp.arange(len(flags))
-    counts = jnp.sum((packed[:, None] >> shifts[None]) & (2**FIELD - 1), axis=0)
-    return counts, jnp.max(bits)
+    return counts, most
+
+
+def _tally(counts: Sequence[jax.Array], most: jax.Array) -> jax.Array:
+    size = lax.bitcast_convert_type(most, jnp.float32 if most.dtype == jnp.int32 else jnp.float64)
+    return jnp.stack([x.astype(jnp.float64) for x in (*counts, size)])
 
 
 def _flags(low, exact, shadow, fmt, clean) -> Sequence[jax.Array]:
@@ -174,8 +187,8 @@ def take(state: Statistics, row: Any, note: Note) -> Statistics:
     """The state with one more visit of a row."""
     fmt = lax.dynamic_index_in_dim(state.formats, row, keepdims=False)
     before = lax.dynamic_index_in_dim(state.counts, row, keepdims=False)
-    overflowed, flushed, subnormal, nan, _, amax = note.tally
-    count = lax.convert_element_type(note.count, jnp.float64)
+    flushed, subnormal, overflowed, nan, _ = jnp.sum(note.tally[:-1], axis=1)
+    amax, count = jnp.max(note.tally[-1]), note.about[COUNT]
     sampled = jnp.minimum(count, SAMPLE)
     mask = jnp.arange(SAMPLE, dtype=jnp.float64) < sampled
     added, bits = _addition(note, fmt, mask)
@@ -185,8 +198,8 @@ def take(state: Statistics, row: Any, note: Note) -> Statistics:
     first = jnp.where(event & (before[FIRST] < 0), before[0], before[FIRST])
     peaks = jnp.maximum(before[FIRST + 1 :], jnp.stack([amax, bits]))
     after = jnp.concatenate([before[:FIRST] + jnp.stack(counts), first[None], peaks])
-    sums, tops = _measures(note.samples, mask, fmt)
-    _, _, shadow = note.samples
+    sums, tops = _measures(note.samples[:3], mask, fmt)
+    shadow = note.samples[2]
     weights = jnp.where(mask & (shadow != 0) & jnp.isfinite(shadow), 1.0, 0.0)
     bins = jnp.clip(_exponent(shadow) - LOWEST, 0, BINS - 1).astype(jnp.int32)
     return dataclasses.replace(
@@ -200,8 +213,7 @@ def take(state: Statistics, row: Any, note: Note) -> Statistics:
 
 def _addition(note: Note, fmt, mask):
     """How many additions there were of two numbers, changed nothing, cancelled; and most bits."""
-    (low, exact, _), (a, b) = note.samples, note.addends
-    sign = lax.convert_element_type(note.sign, jnp.float64)
+    (low, exact, _, a, b), sign = note.samples, note.about[SIGN]
     both = mask & (sign != 0) & (a != 0) & (b != 0)
     swamped = both & ((low == a) | (low == sign * b)) & (low != exact)
     wide = jnp.where(exact != 0, _exponent(exact), _exponent(jnp.maximum(abs(a), abs(b))) - fmt[0])

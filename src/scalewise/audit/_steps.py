@@ -15,12 +15,13 @@ import numpy as np
 from ..emulate import EXACT
 from ..interpret import Equation, Interpretation, is_float
 from ..rounding import to_float64
+from ._elementary import GIVEN, joint, operation
 from ._flat import ELEMENTWISE, flat, room
 from ._lane import alike, own_row
 from ._lanes import Rounded, Wide, exact
 from ._pair import Pair, shaped
-from ._rounding import round_by
-from ._statistics import counted, positions, sample
+from ._rounding import WIDTH, narrowed, round_by
+from ._statistics import COUNT, SAMPLE, counted, positions
 
 ADDITIONS = {"add": 1, "add_any": 1, "sub": -1}
 CHOOSES = frozenset({"select_n", "max", "min", "clamp", "gather", "slice", "dynamic_slice"})
@@ -38,6 +39,7 @@ class Plan:
         length: the padded size of that.
         flat: whether the operands are flat as well.
         noted: whether its results are rounded, and something is to be noted of them.
+        operation: which of the elementary ones it is, or GIVEN.
     """
 
     key: Hashable
@@ -55,12 +57,24 @@ class Plan:
     def noted(self) -> bool:
         return self.equation.name not in EXACT and self.at >= 0
 
+    @property
+    def operation(self) -> int:
+        return operation(self.equation) if self.flat else GIVEN
+
+    @functools.cached_property
+    def about(self) -> np.ndarray:
+        """What programs are told of the equation beside its format, see ``ABOUT``."""
+        whole = whole_of(self.equation) if self.operation else ()
+        whole = (whole * 2)[:2] or (True, True)
+        sign = ADDITIONS.get(self.equation.name, 0)
+        return np.array([self.size, sign, self.operation, *whole], np.float64)
+
 
 def plan(low: Interpretation, equation: Equation, inputs: Sequence[Any]) -> Plan:
     """How ``equation`` is to be computed on these values."""
     at = next((i for i, a in enumerate(equation.out_avals) if is_float(a)), -1)
     length = room(math.prod(equation.out_avals[at].shape)) if at >= 0 else 0
-    rounded, whole = isinstance(low, Rounded), _whole(equation)
+    rounded, whole = isinstance(low, Rounded), whole_of(equation)
     types: Any = tuple((a.shape, a.dtype) for a in equation.in_avals + equation.out_avals)
     is_flat = rounded and bool(whole) and all(isinstance(x, Pair) for x in inputs)
     if is_flat:
@@ -74,7 +88,7 @@ def plan(low: Interpretation, equation: Equation, inputs: Sequence[Any]) -> Plan
     return Plan(key, equation, at, length, is_flat)
 
 
-def _whole(equation: Equation) -> tuple[bool, ...]:
+def whole_of(equation: Equation) -> tuple[bool, ...]:
     """Of what acts on each number by itself: which operands have the result's shape; () if others
     than single numbers haven't."""
     if equation.name not in ELEMENTWISE or not is_float(equation.out_avals[0]):
@@ -95,17 +109,17 @@ def compiled(step: Callable, fixed: tuple[Any, ...], plan: Plan) -> Callable:
     return jax.jit(run)
 
 
-def marks(inputs: Sequence[Any]) -> list[Any]:
-    """Of each pair whether it is marred; at least two."""
-    marred = [x.marred for x in inputs if isinstance(x, Pair)]
-    return [*marred, *[np.bool_(False)] * (2 - len(marred))]
+def joined(inputs: Sequence[Any]) -> Any:
+    """Whether one of the pairs is marred."""
+    marred = [jnp.asarray(x.marred) for x in inputs if isinstance(x, Pair)]
+    return functools.reduce(jnp.logical_or, marred) if marred else jnp.zeros((), bool)
 
 
 def _lanes(plan: Plan, inputs: Sequence[Any]):
     """The low inputs, and the shadow's."""
     avals = plan.equation.in_avals
     if plan.flat:
-        whole = zip(inputs, _whole(plan.equation), strict=True)
+        whole = zip(inputs, whole_of(plan.equation), strict=True)
         pairs = [_aligned(x, w, plan.length) for x, w in whole]
         return [x.low for x in pairs], [x.shadow for x in pairs]
     inputs = [shaped(x, a) for x, a in zip(inputs, avals, strict=True)]
@@ -124,66 +138,65 @@ def _aligned(x: Pair, whole: bool, length: int) -> Pair:
     return Pair(one(x.low), one(x.shadow), x.marred)
 
 
-def exactly(shadow: Wide, plan: Plan, inputs: Sequence[Any], count: Any):
+def exactly(low: Rounded, shadow: Wide, plan: Plan, about: jax.Array, inputs: Sequence[Any]):
     """One equation before its rounding: what alone depends on the primitive.
 
     Returns:
-        The exact result of the low inputs in float64 and the shadow's, flat, so that what follows
-        depends on their size alone; for an addition samples of the low inputs.
+        The exact result of the low inputs, such that it can be rounded (see :func:`narrowed`), and
+        the shadow's, flat, so that what follows depends on their size alone; samples of the exact
+        one and, of an addition, of the low inputs.
     """
     lows, shadows = _lanes(plan, inputs)
     (result,) = exact(plan.equation, lows)
     (wide,) = shadow.apply((), plan.equation, shadows)[1]
     result = flat(result, plan.length).astype(jnp.float64)  # or a weak type compiles all anew
     wide = flat(wide, plan.length).astype(shadow.dtype)
-    return result, wide, addends(plan, lows, count)
+    pair = Pair(narrowed(result, about[:WIDTH], low.stored), wide, joined(inputs))
+    return pair, _sampled(plan, result, lows, about)
 
 
-def addends(plan: Plan, lows: Sequence[jax.Array], count: Any) -> jax.Array | None:
-    """Samples of the two operands of an addition; None for what is none."""
-    if plan.equation.name not in ADDITIONS:
-        return None
-    length = plan.length or room(math.prod(plan.equation.out_avals[0].shape))
-    at = positions(count, length)
-    samples = [jnp.broadcast_to(flat(x, length)[at] if x.ndim else x, at.shape) for x in lows]
-    return jnp.stack(samples).astype(jnp.float64)
+def _sampled(plan: Plan, exact: jax.Array, lows: Sequence[jax.Array], about: jax.Array):
+    """Samples of the exact result and of the two operands of an addition."""
+    length = plan.length
+    at = positions(about[COUNT], length)
+    addends: Sequence[Any] = [jnp.zeros(SAMPLE)] * 2
+    if plan.equation.name in ADDITIONS:
+        addends = [flat(x, length)[at] if x.ndim else jnp.broadcast_to(x, at.shape) for x in lows]
+    return jnp.stack([x.astype(jnp.float64) for x in (exact[at], *addends)])
 
 
-def rounded(stored: Any, result: jax.Array, shadow: jax.Array, fmt: jax.Array, count: Any):
-    """The low result, and samples: one program for each size.
-
-    What is counted is a program of its own: XLA would round again in its loop.
-    """
-    value = round_by(result, fmt).astype(stored)
-    return value, sample(value, result, shadow, count)
-
-
-def anyhow(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, count: Any):
+def anyhow(low: Interpretation, shadow: Wide, plan: Plan, about: jax.Array, inputs: Sequence[Any]):
     """One equation in both lanes, whatever the low lane is.
 
     Returns:
-        Its outputs; if it is noted, its tally, samples and addends (see :class:`Note`).
+        Its outputs; if it is noted, its tally and samples (see :class:`Note`).
     """
-    outs, found = either(low, shadow, plan, fmt, inputs, count)
+    outs, found = either(low, shadow, plan, about, inputs)
     if not found:
         return outs, found
-    result, right, wide, fmt, sums = found
-    tally, marred = counted(result, right, wide, fmt, count, marks(inputs))
+    marred, *found = noted(about, *found)
     outs = [dataclasses.replace(x, marred=marred) if isinstance(x, Pair) else x for x in outs]
-    return outs, (tally, sample(result, right, wide, count), sums)
+    return outs, found
 
 
-def either(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, count: Any):
+def noted(about: jax.Array, low, exact, shadow, fmt: jax.Array, samples: jax.Array, marred: Any):
+    """Whether a result is marred, its tally and its samples, from what :func:`either` found."""
+    about = jnp.concatenate([fmt, about[WIDTH:]])
+    tally, marred = counted(low, exact.astype, shadow, about, [marred])
+    return marred, tally, joint(low, shadow, samples, about)
+
+
+def either(low: Interpretation, shadow: Wide, plan: Plan, about: jax.Array, inputs: Sequence[Any]):
     """The same without what is counted, which is a program of its own for each size.
 
     Returns:
         Its outputs; if it is to be noted, its first float result, the exact and the shadow's, flat,
-        its format, and samples of its addends.
+        its format, samples, and whether an input was marred.
     """
-    equation, rounded = plan.equation, isinstance(low, Rounded)
-    marred = functools.reduce(jnp.logical_or, marks(inputs))
+    equation, single = plan.equation, isinstance(low, Rounded)
+    fmt, marred = about[:WIDTH], joined(inputs)
     lows, shadows = _lanes(plan, inputs)
-    low_outs = low.apply(fmt if rounded else (), equation, lows)[1]
+    low_outs = low.apply(fmt if single else (), equation, lows)[1]
     shadow_outs = shadow.apply((), equation, shadows)[1]
     found = None
     if plan.noted:
@@ -192,14 +205,15 @@ def either(low: Interpretation, shadow: Wide, plan: Plan, fmt: Any, inputs, coun
         result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
         right = flat(exact(equation, plain)[plan.at], plan.length).astype(jnp.float64)
         wide = flat(shadow_outs[plan.at], plan.length).astype(shadow.dtype)
-        fmt = fmt if rounded else jnp.asarray(own_row(low, low_outs[plan.at]))
-        found = result, right, wide, fmt, addends(plan, plain, count)
+        fmt = fmt if single else jnp.asarray(own_row(low, low_outs[plan.at]))
+        samples = _sampled(plan, right, plain, about)
+        found = result, narrowed(right, fmt, result.dtype), wide, fmt, samples, marred
     elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
         marred = marred & (~jnp.isfinite(result) & jnp.isfinite(shadow_outs[0])).any()
 
     def kept(x, aval):
-        if not rounded:
+        if not single:
             return x
         return flat(x, plan.length if plan.flat else room(math.prod(aval.shape)))
 
