@@ -13,6 +13,7 @@ from ._monitor import Monitor as Monitor
 from ._monitor import Reading as Reading
 from ._monitor import readings as readings
 from ._report import Report as Report
+from ._report import writable as writable
 from ._rows import Row as Row
 from ._session import Error as Error
 from ._tune import Tuning as Tuning

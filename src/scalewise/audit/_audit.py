@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import platform
 import re
@@ -87,7 +88,7 @@ def audit(
 
     def audited(*args: Any, **kwargs: Any) -> Report:
         fed = _fed(batches, steps)
-        args = (*args[:1], fed[0], *args[1:]) if fed else args
+        args = _with_batch(f, fed[0], args, kwargs) if fed else args
         program = trace(f, lane, args, kwargs, name="audit")
         _check(program, f)
         wide = Wide(_shadow(shadow, program))
@@ -98,6 +99,20 @@ def audit(
         return _report(f, args, kwargs, session, outcome, trials)
 
     return audited
+
+
+def _with_batch(f: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple:
+    """The arguments with the first batch as the second one."""
+    args = (*args[:1], batch, *args[1:])
+    try:
+        inspect.signature(f).bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(f, "__name__", repr(f))
+        raise TypeError(
+            f"audit: {name} with a batch as its second argument: {error}; leave the second out of "
+            "the call where batches= gives it"
+        ) from None
+    return args
 
 
 def _fed(batches: Any, steps: int) -> list[Any]:

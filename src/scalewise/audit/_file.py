@@ -77,9 +77,10 @@ def described(error: BaseException, frames: Sequence[traceback.FrameSummary] | N
     """An error in one line, with the place where it was raised, or the last of these frames."""
     frames = traceback.extract_tb(error.__traceback__) if frames is None else frames
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    text = str(error)
     if isinstance(error, SyntaxError) and error.filename:
-        place = f" ({Path(error.filename).name}:{error.lineno})"
-    first = (str(error).strip().splitlines() or [""])[0]
+        place, text = f" ({Path(error.filename).name}:{error.lineno})", error.msg
+    first = (text.strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first}{place}"
 
 
@@ -117,9 +118,15 @@ def arguments(
         if shape is not None:
             made[name] = _random(next(keys), shape, parameter.annotation)
         elif parameter.default is inspect.Parameter.empty:
+            vague = getattr(parameter.annotation, "dim_str", None)
+            said = (
+                f'the shape {vague!r}, not all numbers, which may be written as "batch=8 16"'
+                if vague
+                else 'no annotation with a shape such as Float[Array, "8 16"]'
+            )
             raise InputError(
-                f"{function.__name__}({name}) has no annotation with a shape such as "
-                'Float[Array, "8 16"]; name a factory of arguments with --args'
+                f"{function.__name__}({name}) has {said}; or name a factory of arguments with "
+                "--args"
             )
     return (), made
 

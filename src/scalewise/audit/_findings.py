@@ -108,11 +108,7 @@ class Group:
     @property
     def amplifies(self) -> bool:
         """Whether additions here cancelled, and what they gave is mostly error."""
-        return any(
-            row["cancelled"] and row.inherited > 30 * max(row.introduced, 1e-12)
-            and row.inherited > 0.01
-            for row in self.rows
-        )  # fmt: skip
+        return any(map(_amplifies, self.rows))
 
     def kind(self, fmt: Format, saturate: bool | str) -> str:
         """The first of ``KINDS`` that there is evidence of."""
@@ -137,8 +133,13 @@ class Group:
                 return 1e6 - row.index  # the earliest is the cause of the others, more often
             heavy = 1.0 if row.looped else min(16 * row.introduced / float(fmt.eps), 1.0)
             made = min(row.introduced, 10.0) + row.share("flushed") + heavy * row.share("swamped")
-            score += made + (min(row.inherited, 10.0) if row["cancelled"] else 0.0)
+            score += made + (min(row.inherited, 10.0) if _amplifies(row) else 0.0)
         return score
+
+
+def _amplifies(row: Row) -> bool:
+    error = row.inherited
+    return row["cancelled"] > 0 and error > 30 * max(row.introduced, 1e-12) and error > 0.01
 
 
 def groups(rows: Sequence[Row], fmt: Format) -> list[Group]:

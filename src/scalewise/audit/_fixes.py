@@ -60,11 +60,13 @@ class Fix:
         change: from a setting, or a lane of a policy or recipe, to the one with the change.
         size: how much becomes float32 by it, to compare with others for the same finding; 0 if it
             does something else.
+        without: less than it, which has to help less: or else the rest is none of its merit.
     """
 
     words: str
     change: Callable[[Any], Any]
     size: int = 0
+    without: Fix | None = None
 
 
 def constant_fixes(literal: Literal, rows: Sequence[Row], fmt: Format) -> Iterator[Fix]:
@@ -72,16 +74,17 @@ def constant_fixes(literal: Literal, rows: Sequence[Row], fmt: Format) -> Iterat
     number = literal.number
     if literal.rounded == 0:
         new = math.copysign(float(fmt.smallest_normal), number)
-        yield _replaced(f"{new:.3g} in place of {number:.3g}", number, new)
+        yield _replaced(f"{new:.3g} in place of {literal.written}", number, new)
     elif abs(number) > float(fmt.max):
         new = math.copysign(float(fmt.max) / 2, number)
-        yield _replaced(f"{new:.5g} in place of {number:.3g}", number, new)
-    yield _replaced(f"{number:.6g} kept in float32", number, number)
+        yield _replaced(f"{new:.5g} in place of {literal.written}", number, new)
+    yield _replaced(f"{literal.written} kept in float32", number, number)
     here = (literal.file, literal.line)
     line = [r.index for r in rows if literal.file and (r.file, r.line) == here]
     if line:
-        words = f"float32 for line {literal.line}, its {number:.6g} too"
-        yield Fix(words, lambda now: now.replaced(number, number).wide(line))
+        words = f"float32 for line {literal.line}, its {literal.written} too"
+        both, alone = (lambda now: now.replaced(number, number).wide(line)), _wide("", line)
+        yield Fix(words, both, without=alone)
 
 
 def _replaced(words: str, old: float, new: float) -> Fix:
@@ -117,7 +120,7 @@ def constant_finding(literal: Literal) -> Finding:
         iteration=None,
         introduced=error,
         inherited=error,
-        evidence=f"the constant {literal.number:.6g} {literal.what}",
+        evidence=f"the constant {literal.written} {literal.what}",
     )
 
 

@@ -36,7 +36,7 @@ def alike(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hash
             lane = _decided(low.low.policy, equation)
             return LossScaled(lane, low.power), equation.direction
         case Boundaries(traced=False) | EveryOp():
-            lane = _recipe(low.recipe, _exception(low.recipe.keep, equation))
+            lane = _recipe(low.recipe, _exception(low.recipe, equation))
             return lane, (equation.direction, _marked(equation))
     return low, (equation.scope, equation.source)
 
@@ -48,8 +48,9 @@ def _decided(policy: Policy, equation: Equation) -> Autocast:
     return Autocast(Policy(compute=policy.compute, low=low, full=full))
 
 
-def _exception(keep: Kept, equation: Equation) -> Kept:
+def _exception(recipe: Recipe, equation: Equation) -> Kept:
     """What of a recipe's exceptions an equation sees: its own, or one that it isn't."""
+    keep: Any = recipe.keep  # pairs, once there is a recipe
     if not keep:
         return ()
     fmt = Exceptions(keep).find(equation, keep)  # the default is no format

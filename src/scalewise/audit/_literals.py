@@ -27,7 +27,8 @@ class Literal:
     Attributes:
         number: as written.
         rounded: what the format makes of it.
-        what: "flushed to zero", "becomes 1", "becomes infinite", "becomes NaN" or "saturates".
+        what: "flushed to zero", "becomes 1", "becomes -1", "becomes infinite", "becomes NaN" or
+            "saturates".
         file, line, source: where it is used.
         primitive: by what.
         masks: whether it is a mask by design: only chosen by a select, not computed with.
@@ -50,7 +51,21 @@ class Literal:
         return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
 
     def __str__(self) -> str:
-        return f"{self.number:.6g} {self.what} ({self.rounded:.6g}) in {self.primitive}"
+        return f"{self.written} {self.what} ({self.rounded:.6g}) in {self.primitive}"
+
+    @property
+    def written(self) -> str:
+        """The number in as few digits as tell it from its neighbours."""
+        return written(self.number)
+
+
+def written(number: float) -> str:
+    """``1e-08`` also of a float32, whose float64 would be 9.99999993922529e-09."""
+    short = f"{number:.6g}"
+    single = np.float32(number)
+    if float(single) != number:
+        return repr(number)
+    return short if np.float32(short) == single else str(single)
 
 
 @jax.tree_util.register_dataclass
@@ -172,7 +187,7 @@ def _change(number: float, rounded: float, fmt: Format) -> str | None:
     if rounded == 0:
         return "flushed to zero"
     if abs(rounded) == 1 and abs(number) != 1:
-        return "becomes 1"
+        return f"becomes {rounded:.0f}"
     if abs(number) > float(fmt.max):
         return "saturates"
     return None

@@ -49,19 +49,16 @@ class Report(Summary):
             path: ends with ``.html``, ``.json`` or ``.csv`` (the operations alone).
 
         Raises:
-            ValueError: another ending.
+            ValueError: another ending, or no such folder.
         """
-        path = Path(path)
+        path = writable(path)
         match path.suffix:
             case ".html":
                 text = page(self)
             case ".json":
                 text = json.dumps(self.as_dict(), indent=1)
-            case ".csv":
-                text = as_csv(self.rows)
             case _:
-                accepted = "a name with .html, .json or .csv"
-                raise ValueError(f"report.save({str(path)!r}): accepted: {accepted}")
+                text = as_csv(self.rows)
         with tempfile.NamedTemporaryFile(
             "w", dir=path.parent, suffix=path.suffix, delete=False, encoding="utf-8"
         ) as file:
@@ -74,6 +71,21 @@ class Report(Summary):
         """The report as JSON has it: infinities and NaN are the strings "inf", "-inf", "nan"."""
         derived = {"updates_lost": self.updates_lost, "loss_scales": self.loss_scales()}
         return _plain(dataclasses.asdict(self) | derived)
+
+
+def writable(path: str | os.PathLike[str]) -> Path:
+    """The path of a report that is yet to be written.
+
+    Raises:
+        ValueError: another ending than .html, .json or .csv, or no such folder.
+    """
+    path = Path(path)
+    if path.suffix not in (".html", ".json", ".csv"):
+        accepted = "a name with .html, .json or .csv"
+        raise ValueError(f"report.save({str(path)!r}): accepted: {accepted}")
+    if not path.parent.is_dir():
+        raise ValueError(f"report.save({str(path)!r}): there is no folder {str(path.parent)!r}")
+    return path
 
 
 def _plain(x: Any) -> Any:

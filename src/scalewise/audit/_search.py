@@ -90,7 +90,7 @@ class Search:
     def _look(self, floor: Error) -> None:
         """Constants, then one finding after another, the most promising first, until the error is
         near that; from the beginning after each that was mended."""
-        self._constants()
+        self._constants(floor)
         tried: set[tuple[int, ...]] = set()
         while self.trials > self.reserve and not _near(self.outcome.error, floor):
             fresh = [g for g in groups(self.outcome.rows, self.fmt) if g.indices not in tried]
@@ -100,13 +100,15 @@ class Search:
             tried.add(fresh[0].indices)
             if self._attempt(what, self._options(fresh[0], what.kind)):
                 tried.clear()
-                self._constants()
+                self._constants(floor)
 
-    def _constants(self) -> None:
+    def _constants(self, floor: Error) -> None:
         """Those that the format changes and nothing mended yet."""
         mended = {(x.file, x.line, x.evidence) for x in self.found}
         for literal in self.literals if self.session.adjustable else ():
             what = constant_finding(literal)
+            if _near(self.outcome.error, floor):
+                return
             if not literal.masks and (what.file, what.line, what.evidence) not in mended:
                 self._attempt(what, constant_fixes(literal, self.outcome.rows, self.fmt))
 
@@ -157,8 +159,10 @@ class Search:
                     continue
                 after = self._try(setting)
             tried.append((fix, after.error))
-            if _better(after.error, before, GAIN) and (
-                best is None or _better(after.error, best[1].error, ENOUGH)
+            if (
+                _better(after.error, before, GAIN)
+                and (best is None or _better(after.error, best[1].error, ENOUGH))
+                and self._merits(fix, after)
             ):
                 best = fix, after
             if best is not None and _enough(best[1].error, before):
@@ -173,6 +177,15 @@ class Search:
         fix, after = best
         self._keep(fix, after, [dataclasses.replace(what, fix=fix.words)])
         return True
+
+    def _merits(self, fix: Fix, after: Outcome) -> bool:
+        """Whether less than a change helps less."""
+        if fix.without is None or self.trials <= 0:
+            return True
+        setting = fix.without.change(self.now)
+        if _key(setting) not in self.known:
+            self.known[_key(setting)] = self._try(setting)
+        return _better(after.error, self.known[_key(setting)].error, GAIN)
 
     def _promising(self, options: list[Fix], before: Error) -> list[Fix]:
         """Options, once a finding was in vain: if float32 for most doesn't help, less won't."""
@@ -274,9 +287,12 @@ def _near(error: Error, floor: Error) -> bool:
 
 
 def _better(after: Error, before: Error, share: float) -> bool:
-    """Whether an error is at most a share of another: first what isn't finite, then the rest."""
+    """Whether an error is at most a share of another: first what isn't finite, then the rest.
+
+    What is finite and off by more than its own size isn't better than what isn't finite.
+    """
     if before.broken:
-        return after.broken <= share * before.broken
+        return after.broken <= share * before.broken and bool(after.broken or after.relative <= 1)
     return after.broken == 0 and after.relative <= share * before.relative
 
 

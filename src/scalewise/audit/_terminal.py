@@ -21,6 +21,7 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
     console.print(head)
     verdict = Text("outputs: error ")
     verdict.append(str(report.error), style="bold red" if report.error.broken else "bold")
+    verdict.append(f" (one rounding: up to {2.0**-report.precision:.2g})", style="dim")
     if report.findings:
         verdict.append("; with the fixes below ")
         verdict.append(str(report.error_fixed), style="bold green")

@@ -38,7 +38,7 @@ def audit(
     Exits with 1 if outputs aren't finite, with 2 if it can't be audited.
     """
     from scalewise import audit as room  # JAX takes a second to import: not for --help
-    from scalewise.audit import arguments, blamed, load_function
+    from scalewise.audit import arguments, blamed, load_function, writable
     from scalewise.autoscale.recipes import recipe as named
 
     def fed(module):
@@ -47,6 +47,7 @@ def audit(
         return batches and getattr(module, batches)
 
     with refusal(ValueError, TypeError):
+        paths = [writable(path) for path in out or ()]
         function, module = load_function(target)
         positional, keywords = arguments(function, module, args, seed)
         low = fmt if recipe is None else named(recipe)
@@ -54,7 +55,7 @@ def audit(
         with blamed(module):
             report = room(function, low, **options)(*positional, **keywords)
         report.show(everything=everything)
-        for path in out or ():
+        for path in paths:
             typer.echo(f"wrote {report.save(path)}")
     if report.error.broken:
         raise typer.Exit(1)
