@@ -147,9 +147,11 @@ def test_what_no_change_mends_is_said():
 
 
 def test_arguments_that_the_format_cannot_hold():
-    report = sw.audit(lambda a, b: a["w"] * b, "fp16", trials=0)(
-        {"w": jnp.array([1e5, 1.0, 1e-9])}, jnp.ones(3)
-    )
+    def f(a, b, how):
+        return a["w"] * b if how == "times" else a["w"] + b
+
+    w = {"w": jnp.array([1e5, 1.0, 1e-9])}
+    report = sw.audit(f, "fp16", trials=0)(w, jnp.ones(3), how="times")
     assert report.arguments == ("[0]['w']: 1 overflow, 1 vanish, of 3",)
     assert "argument  [0]['w']: 1 overflow" in shown(report)
     assert not [row for row in report.rows if row["overflowed"]]  # it isn't the product's doing
@@ -268,12 +270,25 @@ def test_json(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["audit.json"]
 
 
+def drawn(x):
+    """Noise that isn't a function of its arguments."""
+    draw = np.random.default_rng(0).random
+    return x + jax.pure_callback(lambda x: draw(2, np.float32), x, x)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: sw.audit(3, "fp16"), TypeError, "takes a function, not a int: 3"),
         (lambda: sw.audit(jnp.sin, "fp17"), ValueError, "no format is called 'fp17'"),
         (lambda: sw.audit(jnp.sin, "e8m0"), ValueError, "e8m0 can't be audited; accepted"),
+        (lambda: sw.audit(jnp.sin, None), ValueError, "low is None; accepted: a format, a policy"),
+        (lambda: sw.audit(jnp.sin, "fp8"), ValueError, "'fp8' is a recipe .*: pass scalewise.reci"),
+        (
+            lambda: sw.audit(drawn, "fp16", trials=0)(jnp.ones(2)),
+            ValueError,
+            "drawn calls back to the host, and gets other numbers at each call",
+        ),
         (
             lambda: sw.audit(lambda x: x > 0, "fp16")(jnp.ones(2)),
             ValueError,

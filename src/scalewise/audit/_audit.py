@@ -7,6 +7,7 @@ import itertools
 import platform
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -96,6 +97,7 @@ def audit(
         _check_steps(session, f)
         outcome = session.run()
         _check_shadow(outcome, f)
+        _check_repeatable(session, outcome, f)
         return _report(f, args, kwargs, session, outcome, trials)
 
     return audited
@@ -150,6 +152,10 @@ def lane_of(low: Any, saturate: bool | str = False) -> Interpretation:
         low, saturate = low.fmt, low.saturate
     if isinstance(low, Interpretation):
         return low
+    if low is None:
+        raise ValueError("audit: low is None; accepted: a format, a policy, a recipe, an emulation")
+    if isinstance(low, str) and low in CATALOGUE and low not in ("fp16", "bf16"):
+        raise ValueError(f"audit: {low!r} is a recipe of autoscale: pass scalewise.recipes.{low}")
     fmt = format_(low)
     as_row(fmt, saturate)
     return Rounded(fmt, saturate)
@@ -210,6 +216,18 @@ def _check_shadow(outcome: Outcome, f: Any) -> None:
     )
 
 
+def _check_repeatable(session: Session, outcome: Outcome, f: Any) -> None:
+    """A callback to the host may be called as often as there are lanes and runs."""
+    if "callback" not in str(session.program.jaxpr):
+        return
+    again = session.run().shadow
+    if not all(map(partial(np.array_equal, equal_nan=True), outcome.shadow, again)):
+        raise ValueError(
+            f"audit: {getattr(f, '__name__', f)} calls back to the host, and gets other numbers at "
+            "each call: draw them before, or with jax.random and a key"
+        )
+
+
 def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) -> Report:
     fmt = nominal(session.low)
     saturate = getattr(session.low, "saturate", False)
@@ -229,6 +247,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         benign=_benign(outcome, known),
         error=outcome.error,
         error_fixed=fixed,
+        error_wide=search.floor,
         outputs=outcome.outputs,
         rows=tuple(outcome.rows),
         largest=float(fmt.max),

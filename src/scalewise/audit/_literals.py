@@ -19,6 +19,8 @@ from ..interpret import Boundary, Equation, Interpretation, is_float, run, trace
 from ._findings import source_line
 from ._rows import direction_of
 
+ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+
 
 @dataclasses.dataclass(frozen=True)
 class Literal:
@@ -148,12 +150,16 @@ def literals(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = Fal
     def check(*args: Any, **kwargs: Any) -> tuple[Literal, ...]:
         constants = _Constants()
 
-        def dry(args, kwargs):
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, ARRAYS)}
+
+        def dry(arrays):
+            args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
             program = trace(f, constants, args, kwargs, name="literals")
             values = run(program, constants, ())[1]
             return [v.data if isinstance(v, _Known) else v for v in values]
 
-        jax.eval_shape(dry, args, kwargs)
+        jax.eval_shape(dry, arrays)
         trained = any(use.direction == "backward" for use in constants.uses.values())
         found = [_literal(k, use, fmt, saturate, trained) for k, use in constants.uses.items()]
         return tuple(x for x in found if x is not None)

@@ -35,6 +35,7 @@ class Search:
         found: findings with a fix that helped, what it did to the outputs most first; then, if much
             of the error is left, what no change mended, and last what none was tried for.
         idle: findings with evidence but without a fix that helped.
+        floor: the error of float32 throughout, where that was run.
         now, outcome: the fixes found so far, and what a run with them gives.
         reserve: trials that are kept for pairs of changes: with no more no finding is begun.
         last: whether pairs were tried too: what changes all of the program is left for then.
@@ -52,6 +53,7 @@ class Search:
     idle: list[Finding] = dataclasses.field(default_factory=list)
     now: Any = dataclasses.field(init=False)
     outcome: Outcome = dataclasses.field(init=False)
+    floor: Error = dataclasses.field(default_factory=lambda: Error(0, 0.0))
     reserve: int = 0
     last: bool = False
     spare: list[Spare] = dataclasses.field(default_factory=list)
@@ -67,32 +69,36 @@ class Search:
             self.idle += [self._finding(g) for g in groups(start.rows, self.fmt)[:IDLE]]
             return start.error
         self.reserve = min(RESERVE, self.trials // 3)
-        floor = Error(0, 0.0)
+        self.floor = Error(0, 0.0)
         if self.session.adjustable:
             literals = [x for x in self.literals if not x.masks]
             wide = self.now.wide(range(len(self.now.formats)))
             for literal in literals:
                 wide = wide.replaced(literal.number, literal.number)
             self.known[_key(wide)] = self._try(wide)
-            floor = self.known[_key(wide)].error
-        self._look(floor)
+            self.floor = self.known[_key(wide)].error
+        self._look()
         paired = True
-        while paired and self.trials > 0 and not _near(self.outcome.error, floor):
+        while paired and self.trials > 0 and not self._done:
             paired = self._pair()
             self.reserve, self.last = 0, not paired
-            self._look(floor)
+            self._look()
         self.found.sort(key=_gain, reverse=True)
-        if not _near(self.outcome.error, floor):
+        if not self._done:
             self._unmended()
         self.idle.sort(key=lambda x: not x.tried)
         return self.outcome.error
 
-    def _look(self, floor: Error) -> None:
+    @property
+    def _done(self) -> bool:
+        return _near(self.outcome.error, self.floor)
+
+    def _look(self) -> None:
         """Constants, then one finding after another, the most promising first, until the error is
-        near that; from the beginning after each that was mended."""
-        self._constants(floor)
+        near that of float32 throughout; from the beginning after each that was mended."""
+        self._constants()
         tried: set[tuple[int, ...]] = set()
-        while self.trials > self.reserve and not _near(self.outcome.error, floor):
+        while self.trials > self.reserve and not self._done:
             fresh = [g for g in groups(self.outcome.rows, self.fmt) if g.indices not in tried]
             if not fresh:
                 break
@@ -100,14 +106,14 @@ class Search:
             tried.add(fresh[0].indices)
             if self._attempt(what, self._options(fresh[0], what.kind)):
                 tried.clear()
-                self._constants(floor)
+                self._constants()
 
-    def _constants(self, floor: Error) -> None:
+    def _constants(self) -> None:
         """Those that the format changes and nothing mended yet."""
         mended = {(x.file, x.line, x.evidence) for x in self.found}
         for literal in self.literals if self.session.adjustable else ():
             what = constant_finding(literal)
-            if _near(self.outcome.error, floor):
+            if self._done:
                 return
             if not literal.masks and (what.file, what.line, what.evidence) not in mended:
                 self._attempt(what, constant_fixes(literal, self.outcome.rows, self.fmt))

@@ -189,7 +189,7 @@ def _distance(low: Any, shadow: Any) -> tuple[float, float, int, int]:
     """Of an output: squared error, squared size, numbers broken, NaNs of the shadow."""
     y, s = (np.asarray(x).astype(np.float64) for x in (low, shadow))
     whole = np.isfinite(y) & np.isfinite(s)
-    noise = float(np.sum(np.square(np.where(whole, y - s, 0.0))))
+    noise = float(np.sum(np.square(np.where(whole, y, 0.0) - np.where(whole, s, 0.0))))
     signal = float(np.sum(np.square(np.where(whole, s, 0.0))))
     broken = int(np.sum(~np.isfinite(y) & np.isfinite(s)))
     return noise, signal, broken, int(np.sum(np.isnan(s)))

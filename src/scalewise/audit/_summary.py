@@ -30,6 +30,8 @@ class Summary:
         benign: what looks bad and is so by design, a sentence each.
         error: of the outputs against the shadow.
         error_fixed: with the fixes of all findings applied.
+        error_wide: with float32 for all operations: what is left comes in with the arguments, which
+            the format holds. 0 where that wasn't run.
         outputs: each output's path and error.
         rows: one for each equation that rounds.
         largest, smallest_normal, smallest, precision: of the low format.
@@ -49,6 +51,7 @@ class Summary:
     benign: tuple[str, ...]
     error: Error
     error_fixed: Error
+    error_wide: Error
     outputs: tuple[tuple[str, Error], ...]
     rows: tuple[Row, ...]
     largest: float

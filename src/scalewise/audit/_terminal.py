@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ._findings import Finding
+from ._session import Error
 from ._summary import Summary
 
 STYLES = {"nan": "bold red", "overflow": "bold red", "saturation": "red", "underflow": "yellow"}
@@ -25,6 +26,9 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
     if report.findings:
         verdict.append("; with the fixes below ")
         verdict.append(str(report.error_fixed), style="bold green")
+    if not report.error_wide <= Error(0, max(report.error.relative / 10, 1e-6)):
+        verdict.append(f"; float32 throughout, the arguments in {report.low}, ")
+        verdict.append(str(report.error_wide), style="bold")
     console.print(verdict)
     if report.findings:
         _findings(report, console)
