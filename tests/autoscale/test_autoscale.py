@@ -1,6 +1,7 @@
 """autoscale on whole programs: close to float32, finite where FP16 isn't, narrow in memory."""
 
 import dataclasses
+import re
 
 import equinox as eqx
 import jax
@@ -162,6 +163,31 @@ def test_a_product_may_go_anywhere_before_somebody_reads_it():
     x = example() / 4
     got, want = jax.jit(jax.grad(sw.autoscale(loss, EAGER)))(x), jax.jit(jax.grad(loss))(x)
     assert_close(got, want, 4e-3)
+
+
+def norm(x, gain):
+    mean = x.mean(-1, keepdims=True)
+    variance = jnp.square(x - mean).mean(-1, keepdims=True)
+    return (x - mean) * lax.rsqrt(variance + 1e-5) * gain[None]
+
+
+def residual_stream(params, x):
+    for w, gain in params:
+        x = x + jnp.tanh(norm(x, gain) @ w)
+    return jnp.mean(jnp.square(x))
+
+
+def largest_kernel(layers):
+    """Lines of the largest kernel that XLA makes of a gradient."""
+    params, x = [(example(1, (32, 32)), jnp.ones(32))] * layers, example(2, (128, 32))
+    hlo = jax.jit(sw.autoscale(jax.grad(residual_stream), "fp16")).lower(params, x).compile()
+    parts = re.split(r"\n(?=(?:ENTRY )?%[\w.-]+ \()", hlo.as_text())
+    return max(part.count("\n") for part in parts if not part.startswith("ENTRY"))
+
+
+def test_kernels_dont_grow_with_the_layers():
+    jax.config.update("jax_disable_most_optimizations", False)  # as users compile; conftest.py
+    assert largest_kernel(4) <= largest_kernel(3)  # float32's own do: 82 and 113
 
 
 def test_weights_in_a_loop_are_rounded_once_before_it():

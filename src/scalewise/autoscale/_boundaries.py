@@ -27,6 +27,9 @@ from ._value import InFlight, at_exponent, common_exponent, normalised, per_slic
 MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
 
 
+HELD = 4096  # elements of a sum of gradients from which it is made once: see `_held`
+
+
 def compute_dtype(aval: Any) -> Any:
     """What a float is computed in: float64 stays, all else is float32."""
     return jnp.float64 if aval.dtype == jnp.float64 else jnp.float32
@@ -242,6 +245,8 @@ class Boundaries(Interpretation):
             fmt = fmt if isinstance(fmt, Format) else None
             inputs = [awake(self._stored(x, fmt)) if isinstance(x, InFlight) else x for x in inputs]
         outs = rule.rule(self, equation, inputs)
+        if equation.name == "add_any" and outs[0].data.size >= HELD:
+            outs = [dataclasses.replace(outs[0], data=_held(outs[0].data, inputs[0].data), memo={})]
         if self.traced and rule.family in MULTIPLY:
             outs = [normalised(awake(y)) if isinstance(y, InFlight | Product) else y for y in outs]
         spread = 0.0
@@ -267,6 +272,17 @@ def awake(x: Any) -> Any:
 def made(x: Any) -> Any:
     """A value whose product has been made; what lies at rest stays there."""
     return x.wake() if isinstance(x, Product) else x
+
+
+def _held(total: jax.Array, part: jax.Array) -> jax.Array:
+    """A sum with NaN where its part has it, which is the sum: made once, however many read it.
+
+    What is made of one array, all else broadcast, XLA on CPU makes anew for each reader, and what
+    led there too. A norm's gradient ends so, in a mean that is added to all; and the gradient of a
+    residual stream became in each layer the sum, done again, of what all layers behind it add. Of
+    two arrays it is made once, and written, if a library reads it: the search for the largest.
+    """
+    return lax.select(lax.ne(part, part), part, total)
 
 
 def _turned(equation: Equation, inputs: Sequence[Any]) -> InFlight | None:
