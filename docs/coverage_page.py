@@ -24,6 +24,8 @@ def page() -> str:
         "",
         "Made by `python docs/coverage_page.py`; `tests/autoscale/test_coverage.py` runs each row.",
         "A *fallback* computes on plain float32 numbers; its result is a value like any other.",
+        "Beyond these, `pure_callback` and `io_callback` of floats are refused, since nobody can see",
+        "what they do to a scale, until a recipe's `keep` names them: then they have plain float32.",
         "",
         "| primitive | what | how |",
         "|---|---|---|",

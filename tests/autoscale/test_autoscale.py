@@ -339,9 +339,28 @@ def test_effects_callbacks_keys_and_objects_go_through():
     model = eqx.nn.MLP(8, 4, 16, 2, key=jax.random.key(0))
     x = example(0, (8, 8))
     args = (model, jax.random.key(1), x)
-    got = jax.jit(lambda k, x: sw.autoscale(f)(model, k, x, mode="train"))(*args[1:])
+    recipe = dataclasses.replace(sw.recipes.fp16, keep={"pure_callback": "fp32"})
+    got = jax.jit(lambda k, x: sw.autoscale(f, recipe)(model, k, x, mode="train"))(*args[1:])
     assert_close(got, f(*args, mode="train"), 4e-3)
     assert got["n"] is None
+
+
+@pytest.mark.parametrize("recipe", ["fp16", "fp8_delayed", "fp16_every_op"])
+def test_what_nobody_can_see_into_has_to_be_named(recipe):
+    def seen(x):
+        jax.debug.print("{}", x)
+        return jnp.sin(x)
+
+    def hidden(row):
+        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(row.shape, row.dtype), row)
+
+    recipe, x = sw.recipes.CATALOGUE[recipe], example()
+    where = r"test_autoscale.py:\d+ \(.*hidden\): pure_callback .* keep={'pure_callback': 'fp32'}"
+    with pytest.raises(ValueError, match=where):
+        sw.autoscale(lambda x: lax.map(hidden, x * 3), recipe)(x)
+    named = dataclasses.replace(recipe, keep={"pure_callback": "fp32"})
+    got = sw.autoscale(lambda x: lax.map(hidden, x * 3), named)(x)
+    assert_close(got, sw.autoscale(seen, recipe)(x * 3), 4e-3)
 
 
 class TestState:

@@ -43,7 +43,8 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
 
     Raises:
         TypeError: ``f`` isn't callable or returns something not an array; a recipe that is none.
-        ValueError: no recipe of that name.
+        ValueError: no recipe of that name; floats go through a function of Python's
+            (``jax.pure_callback``, ``io_callback``) that the recipe's ``keep`` doesn't name.
 
     Example:
         >>> import jax, jax.numpy as jnp, scalewise as sw

@@ -15,7 +15,7 @@ from ..formats import BlockFormat, Format
 from ..interpret import Boundary, Equation, Interpretation
 from ..rounding import encode
 from ..scaled import Amax, Delayed, ScaledArray, Scaling, Unit, quantize
-from ._keep import Exceptions
+from ._keep import OPAQUE, Exceptions, refuse_opaque
 from ._narrow import AtRest, at_rest, has_exponent, is_stored, put
 from ._predict import of_argument, predict
 from ._products import Product, carried, multiplied
@@ -237,6 +237,8 @@ class Boundaries(Interpretation):
         turned = _turned(equation, inputs)
         if turned is not None:
             return state, [turned]
+        if equation.name in OPAQUE and self.exceptions.find(equation, "rounded") is not None:
+            refuse_opaque(equation)
         rule = RULES[equation.name]
         inputs = [awake(x) for x in inputs]
         side = _side(equation, inputs, rule.family)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from jax import lax
 from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float, rebind
 from ..scaled import LeastSquares, exponent_of, power_of_two
+from ._keep import refuse_opaque
 from ._narrow import has_exponent, is_stored, put
 from ._predict import SUMS, terms_of
 from ._products import multiplied
@@ -58,6 +59,8 @@ class EveryOp(Interpretation):
     the squares in a second moment span twice the gradients' range, and an element whose square is
     lost, or is given the smallest normal number instead, no longer learns as it should.
     """
+
+    unrounds: ClassVar[bool] = False  # whether results stay as they are: of what is exempt
 
     recipe: Recipe
 
@@ -137,6 +140,8 @@ class EveryOp(Interpretation):
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
+        if not self.unrounds:
+            refuse_opaque(equation)
         rule = FALLBACK if equation.name in COLLECTIVES else RULES[equation.name]
         contraction = rule.family is Family.CONTRACTION  # its operands go in as they are
         wide = [

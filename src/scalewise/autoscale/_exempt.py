@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -20,6 +20,8 @@ from ._value import InFlight
 @dataclasses.dataclass(frozen=True)
 class Unrounded(EveryOp):
     """The same rules on float32 data, which keep their exponent but aren't rounded."""
+
+    unrounds: ClassVar[bool] = True
 
     def _result(
         self, y: InFlight, equation: Equation, family: Family, common: Any, constant: bool

@@ -10,6 +10,9 @@ from ..interpret import Equation
 # What JAX itself writes into a name stack around the user's own names.
 TRANSFORMS = re.compile(r"\b(?:transpose|jvp|vmap|jit|rematted_computation|checkpoint|remat)\b")
 
+# Primitives that call back into Python: what they do to a scale, nobody can see.
+OPAQUE = ("pure_callback", "io_callback")
+
 
 class Exceptions:
     """The ``keep`` of a recipe, and which of its names have been met."""
@@ -38,6 +41,20 @@ class Exceptions:
                 f"{name}: keep names {unmet[0]!r}, which is neither a primitive nor a scope of "
                 f"this function. Its scopes where something is rounded are: {scopes}"
             )
+
+
+def refuse_opaque(equation: Equation) -> None:
+    """Raises ValueError where floats go through a function of Python's that nobody has named.
+
+    A rule can't be known for it. On plain numbers it computes what it always does, but silently:
+    the numbers that it gets are unrounded, whatever the recipe says.
+    """
+    if equation.name in OPAQUE:
+        raise ValueError(
+            f"autoscale: {equation.where()}: {equation.name} calls a function that nobody can see "
+            "into, so there is no rule for its scales. Say in the recipe that it is to have plain "
+            f"float32 numbers, keep={{{equation.name!r}: 'fp32'}}, or write it in JAX"
+        )
 
 
 def scope_parts(scope: str) -> list[str]:
