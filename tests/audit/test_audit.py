@@ -115,9 +115,11 @@ def test_published_constants():
     """trouble.md 3.5."""
 
     def f(x):
-        return x * 0.9999 + 1e-12
+        return x * 0.9999 + 1e-12 + x * 1e-7 + x * 1e-5  # 1e-5: 1.00136e-5
 
-    assert len(sw.literals(f, "fp16")(jnp.ones(1))) == 2
+    found = [(c.written, c.what) for c in sw.literals(f, "fp16")(jnp.ones(1))]
+    changes = ["becomes 1", "flushed to zero", "is off by 19.2%", "is off by 0.1%"]
+    assert found == list(zip(["0.9999", "1e-12", "1e-07", "1e-05"], changes, strict=True))
     assert [c.what for c in sw.literals(f, "bf16")(jnp.ones(1))] == ["becomes 1"]
     assert sw.literals(f, "fp32")(jnp.ones(1)) == ()
 

@@ -193,7 +193,7 @@ def evidence(group: Group, kind: str, fmt: Format) -> str:
         case "overflow" | "saturation":
             count = int(group.total("overflowed"))
             if amax <= largest:
-                return f"{count:,} of {elements:,} infinite, of finite inputs: a division by 0?"
+                return f"{count:,} of {elements:,} infinite, of finite inputs: a division by 0"
             need = math.log2(amax) if amax > 0 else 0.0
             return f"{count:,} of {elements:,} > {largest:.5g}; need 2^{need:.1f}"
         case "underflow":

@@ -29,8 +29,8 @@ class Literal:
     Attributes:
         number: as written.
         rounded: what the format makes of it.
-        what: "flushed to zero", "becomes 1", "becomes -1", "becomes infinite", "becomes NaN" or
-            "saturates".
+        what: "flushed to zero", "becomes 1", "becomes -1", "becomes infinite", "becomes NaN",
+            "saturates" or, among the subnormal numbers, "is off by 19.2%".
         file, line, source: where it is used.
         primitive: by what.
         masks: whether it is a mask by design: only chosen by a select, not computed with.
@@ -54,6 +54,11 @@ class Literal:
 
     def __str__(self) -> str:
         return f"{self.written} {self.what} ({self.rounded:.6g}) in {self.primitive}"
+
+    @property
+    def slight(self) -> bool:
+        """Whether it only loses bits, being among the subnormal numbers."""
+        return self.what.startswith("is off")
 
     @property
     def written(self) -> str:
@@ -123,7 +128,8 @@ class _Constants(Interpretation):
 
 
 def literals(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = False) -> Callable:
-    """``f``'s constants that a format turns into 0, 1, infinity, NaN or its largest number.
+    """``f``'s constants that a format turns into 0, 1, infinity, NaN, its largest number, or a
+    subnormal one that is a percentage off.
 
     Nothing is computed: arguments may be shapes (``jax.ShapeDtypeStruct``). A decay rate of 0.999
     is 1 in bfloat16, an epsilon of 1e-8 is 0 in float16, ``finfo(float32).min`` is -inf in both.
@@ -196,4 +202,7 @@ def _change(number: float, rounded: float, fmt: Format) -> str | None:
         return f"becomes {rounded:.0f}"
     if abs(number) > float(fmt.max):
         return "saturates"
+    error = abs(rounded / number - 1)
+    if abs(rounded) < float(fmt.smallest_normal) and error > float(fmt.eps):
+        return f"is off by {error:.1%}"  # as a subnormal number
     return None

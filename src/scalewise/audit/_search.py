@@ -113,6 +113,8 @@ class Search:
         mended = {(x.file, x.line, x.evidence) for x in self.found}
         for literal in self.literals if self.session.adjustable else ():
             what = constant_finding(literal)
+            if literal.slight and not self.last:
+                continue
             if self._done:
                 return
             if not literal.masks and (what.file, what.line, what.evidence) not in mended:
