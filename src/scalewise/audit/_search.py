@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -245,7 +246,9 @@ class Search:
         found = []
         for own, other, fix, second in zip(spares, spares[::-1], parts, parts[::-1], strict=True):
             alone = own.alone(fix) if own.base is self.now else None
-            alone = alone or self._try(fix.change(self.now)).error
+            if alone is None and self.trials > 0:
+                alone = self._try(fix.change(self.now)).error
+            alone = alone or Error(0, math.nan)
             words = f"{fix.words}, together with {second.words} ({other.what.where})"
             found.append(
                 dataclasses.replace(
