@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ._rounding import WIDTH
-from ._statistics import ABOUT, PARTS, SAMPLE, TALLY, Note, Statistics, blank, take
+from ._statistics import ABOUT, PARTS, SAMPLE, TALLY, Note, Statistics, added, blank, measured
 
 BATCH = 32  # notes that are taken by one call
 UNDER_WAY = 1 << 22  # numbers of results that haven't been computed yet
@@ -81,11 +81,13 @@ _IDLE = Note(
 
 
 def _take_all(state: Statistics, rows: Any, notes: Sequence[Note]) -> Statistics:
-    def one(state, x):
-        return take(state, *x), None
-
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *notes)
-    return lax.scan(one, state, (rows, stacked))[0]
+    new = jax.vmap(measured)(stacked, state.formats[rows])
+
+    def one(state, x):
+        return added(state, *x), None
+
+    return lax.scan(one, state, (rows, *new))[0]
 
 
 @functools.lru_cache(maxsize=64)

@@ -57,7 +57,7 @@ class Lockstep(Interpretation):
     kept: dict[tuple[int, ...], Callable] = dataclasses.field(default_factory=dict)
     plans: dict[tuple[int, ...], tuple[Plan, Callable]] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
-    literals: dict[tuple[float, str], Pair] = dataclasses.field(default_factory=dict)
+    literals: dict[tuple[float, Any], Pair] = dataclasses.field(default_factory=dict)
 
     inline = True
 
@@ -94,7 +94,7 @@ class Lockstep(Interpretation):
             kept = new == value
             low = jnp.asarray(new, self.stored) if kept else self.low.constant(new, aval)
             return Pair(low, self.shadow.constant(x, aval), np.bool_(False))
-        key = (value, str(aval.dtype)) if x.ndim == 0 and value == value else None
+        key = (value, aval.dtype) if x.ndim == 0 and value == value else None
         if key is None or key not in self.literals:
             low, shadow = self.low.constant(x, aval), self.shadow.constant(x, aval)
             if key is None or isinstance(low, Tracer):

@@ -186,41 +186,66 @@ def _flags(low, exact, shadow, fmt, clean) -> Sequence[jax.Array]:
 def take(state: Statistics, row: Any, note: Note) -> Statistics:
     """The state with one more visit of a row."""
     fmt = lax.dynamic_index_in_dim(state.formats, row, keepdims=False)
+    return added(state, row, *measured(note, fmt))
+
+
+def added(state: Statistics, row: Any, counts, peaks, sums, tops, histogram) -> Statistics:
+    """The state with what was :func:`measured` of a visit."""
     before = lax.dynamic_index_in_dim(state.counts, row, keepdims=False)
-    flushed, subnormal, overflowed, nan, _ = jnp.sum(note.tally[:-1], axis=1)
-    amax, count = jnp.max(note.tally[-1]), note.about[COUNT]
-    sampled = jnp.minimum(count, SAMPLE)
-    mask = jnp.arange(SAMPLE, dtype=jnp.float64) < sampled
-    added, bits = _addition(note, fmt, mask)
-    one = jnp.ones((), jnp.float64)
-    counts = [one, count, overflowed, flushed, subnormal, nan, sampled, *added]
-    event = (overflowed > 0) | (nan > 0)
+    names = dict(zip(COUNTS, counts, strict=True))
+    event = (names["overflowed"] > 0) | (names["nan"] > 0)
     first = jnp.where(event & (before[FIRST] < 0), before[0], before[FIRST])
-    peaks = jnp.maximum(before[FIRST + 1 :], jnp.stack([amax, bits]))
-    after = jnp.concatenate([before[:FIRST] + jnp.stack(counts), first[None], peaks])
-    sums, tops = _measures(note.samples[:3], mask, fmt)
-    shadow = note.samples[2]
-    weights = jnp.where(mask & (shadow != 0) & jnp.isfinite(shadow), 1.0, 0.0)
-    bins = jnp.clip(_exponent(shadow) - LOWEST, 0, BINS - 1).astype(jnp.int32)
+    peaks = jnp.maximum(before[FIRST + 1 :], peaks)
+    after = jnp.concatenate([before[:FIRST] + counts, first[None], peaks])
     return dataclasses.replace(
         state,
         counts=lax.dynamic_update_slice(state.counts, after[None], (row, 0)),
         sums=state.sums.at[row].add(sums),
         tops=state.tops.at[row].max(tops),
-        histogram=state.histogram.at[row, bins].add(weights),
+        histogram=state.histogram.at[row].add(histogram),
     )
 
 
-def _addition(note: Note, fmt, mask):
-    """How many additions there were of two numbers, changed nothing, cancelled; and most bits."""
+def measured(note: Note, fmt: jax.Array) -> tuple[jax.Array, ...]:
+    """What a note adds to its row: counts, peaks, sums, tops and histogram, in their order."""
+    flushed, subnormal, overflowed, nan, _ = jnp.sum(note.tally[:-1], axis=1)
+    amax, count = jnp.max(note.tally[-1]), note.about[COUNT]
+    sampled = jnp.minimum(count, SAMPLE)
+    mask = jnp.arange(SAMPLE, dtype=jnp.float64) < sampled
+    *additions, bits = _addition(note, fmt, mask)
+    sums, tops = _measures(note.samples[:3], mask, fmt)
+    columns = [*additions, *sums, bits, *tops]
+    joins = [lax.add] * (len(columns) - len(tops) - 1) + [lax.max] * (len(tops) + 1)
+    whole = lax.reduce(  # one pass
+        [x.astype(jnp.float64) for x in columns],
+        [np.float64(0)] * len(columns),
+        lambda a, b: [join(x, y) for join, x, y in zip(joins, a, b, strict=True)],
+        (0,),
+    )
+    n, m = len(additions), len(additions) + len(sums)
+    one = jnp.ones((), jnp.float64)
+    counts = [one, count, overflowed, flushed, subnormal, nan, sampled, *whole[:n]]
+    parts = counts, [amax, whole[m]], whole[n:m], whole[m + 1 :]
+    return *[jnp.stack(x) for x in parts], _histogram(note.samples[2], mask)
+
+
+def _histogram(shadow: jax.Array, mask: jax.Array) -> jax.Array:
+    """How many numbers have which exponent; in integers, which XLA scatters fastest."""
+    bins = jnp.clip(_exponent(shadow) - LOWEST, 0, BINS - 1).astype(jnp.int32)
+    bins = jnp.where(mask & (shadow != 0) & jnp.isfinite(shadow), bins, BINS)  # of none
+    counts = jnp.zeros(BINS + 1, jnp.int32).at[bins].add(1, mode="promise_in_bounds")
+    return counts[:BINS].astype(jnp.float64)
+
+
+def _addition(note: Note, fmt, mask) -> list[jax.Array]:
+    """Which are additions of two numbers, changed nothing, cancelled; and how many bits."""
     (low, exact, _, a, b), sign = note.samples, note.about[SIGN]
     both = mask & (sign != 0) & (a != 0) & (b != 0)
     swamped = both & ((low == a) | (low == sign * b)) & (low != exact)
     wide = jnp.where(exact != 0, _exponent(exact), _exponent(jnp.maximum(abs(a), abs(b))) - fmt[0])
     bits = jnp.where(both, jnp.maximum(_exponent(a), _exponent(b)) - wide, 0.0)
     bits = jnp.where(jnp.isfinite(exact), jnp.clip(bits, 0.0, fmt[0] + 1), 0.0)
-    total = jnp.sum(jnp.stack([both, swamped, bits > fmt[0] / 2]), axis=1, dtype=jnp.float64)
-    return total, jnp.max(bits)
+    return [both, swamped, bits > fmt[0] / 2, bits]
 
 
 def _exponent(x: jax.Array) -> jax.Array:
@@ -228,8 +253,8 @@ def _exponent(x: jax.Array) -> jax.Array:
     return field.astype(jnp.float64)
 
 
-def _measures(samples, mask, fmt):
-    """Sums and largest over the numbers that are finite in all lanes.
+def _measures(samples, mask, fmt) -> tuple[list[jax.Array], list[jax.Array]]:
+    """What is added up and what is compared, of the numbers that are finite in all lanes.
 
     A unit in the last place is the format's spacing at the shadow's number, that of its subnormals
     under its normal range.
@@ -239,13 +264,9 @@ def _measures(samples, mask, fmt):
     introduced, inherited, size = y - e, y - s, jnp.abs(s)
     relative = jnp.where(e != 0, jnp.abs(introduced) / jnp.abs(e), 0.0)
     inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
-    sums = [introduced**2, e * e, inherited**2, s * s, introduced, jnp.abs(introduced)]
-    sums = jnp.where(whole[None], jnp.stack(sums), 0.0)
-    numbers = jnp.stack([mask & ~jnp.isfinite(s), whole]).astype(jnp.float64)
     unit = jnp.clip(jnp.maximum(_exponent(s), fmt[1]) - fmt[0], -1022, 1022)
-    ulps = jnp.abs(inherited) / power_of_two(unit.astype(jnp.int64))
-    tops = jnp.stack([jnp.abs(introduced), relative, size, inverse, ulps])
-    return (
-        jnp.sum(jnp.concatenate([sums, numbers]), axis=1),
-        jnp.max(jnp.where(whole[None], tops, 0.0), axis=1),
-    )
+    ulps = jnp.abs(inherited) * power_of_two(-unit.astype(jnp.int64))
+    sums = [introduced**2, e * e, inherited**2, s * s, introduced, jnp.abs(introduced)]
+    tops = [jnp.abs(introduced), relative, size, inverse, ulps]
+    sums, tops = ([jnp.where(whole, x, 0.0) for x in part] for part in (sums, tops))
+    return [*sums, mask & ~jnp.isfinite(s), whole], tops

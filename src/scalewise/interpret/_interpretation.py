@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal
@@ -16,7 +17,10 @@ Boundary = Literal["carry", "branch", "stacked", "mapped"]
 
 def is_float(aval: Any) -> bool:
     """Whether arrays of this abstract type are lifted: real floats of any width."""
-    return jnp.issubdtype(aval.dtype, jnp.floating)
+    return _is_floating(aval.dtype)
+
+
+_is_floating = functools.lru_cache(maxsize=64)(lambda dtype: jnp.issubdtype(dtype, jnp.floating))
 
 
 class Interpretation:
