@@ -10,10 +10,12 @@ import scalewise as sw
 from devices import run_on_devices
 from programs import scalar
 from scalewise.audit._ahead import compile_ahead
+from scalewise.audit._elementary import ADD, DIV, MUL, SQRT, SUB, product, quotient
 from scalewise.audit._lanes import Rounded, Wide
 from scalewise.audit._pair import Pair
-from scalewise.audit._rounding import as_row, round_by, scaled
+from scalewise.audit._rounding import as_row, narrowed, round_by, scaled
 from scalewise.audit._session import Session
+from scalewise.audit._statistics import BINS, LOWEST
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format
 from scalewise.interpret import lifted, trace
 
@@ -64,6 +66,61 @@ def test_a_scaled_format_is_a_scale_around_the_rounding():
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
 
 
+NARROW = [f for f in FORMATS if Rounded(f).stored == np.float32]
+
+
+def operands(fmt):
+    """Pairs of a format's numbers: all of them if there are few, else all with others at random,
+    with what makes a quotient close to a tie, and with equal exponents."""
+    codes = np.arange(1 << fmt.bits)
+    numbers = fmt.decode(codes.astype(np.uint32))
+    if fmt.bits <= 8:
+        a, b = np.meshgrid(numbers, numbers)
+        return a.ravel(), b.ravel()
+    rng = np.random.default_rng(0)
+    some = rng.permutation(numbers)
+    ties = numbers + fmt.decode((codes + 1) % (1 << fmt.bits))  # twice a number between two
+    near = np.asarray(sw.round_to(jnp.asarray(ties * some / 2), fmt))
+    pairs = [(numbers, some), (near, some), (numbers, numbers[::-1])]
+    close = numbers, fmt.decode(np.clip(codes + rng.integers(-40, 40, codes.size), 0, codes[-1]))
+    return tuple(np.concatenate(x) for x in zip(*pairs, close, strict=True))
+
+
+@pytest.mark.parametrize("fmt", NARROW, ids=lambda f: f.name)
+def test_float32_rounded_is_float64_rounded(fmt):
+    """Figueroa: what emulate does in float64 needs no more than float32 for a narrow format."""
+    with jax.enable_x64(True):
+        a, b = (jnp.asarray(x) for x in operands(fmt))
+        for combine, codes in ((product, (ADD, SUB, MUL)), (quotient, (DIV, SQRT))):
+            for code in codes:
+                exact = np.asarray(jax.jit(combine)(code, a, b))
+                single = [x.astype(jnp.float32) for x in (a, b)]
+                row = as_row(fmt)
+                got = jax.jit(lambda *x, f=combine, row=row: round_by(f(*x), row))(code, *single)
+                want = np.asarray(sw.round_to(jnp.asarray(exact), fmt))
+                np.testing.assert_array_equal(np.asarray(got), want.astype(np.float32))
+                zeros = want == 0
+                np.testing.assert_array_equal(np.signbit(got)[zeros], np.signbit(want)[zeros])
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "e5m2"])
+def test_a_float64_result_narrowed_is_rounded_once(fmt):
+    fmt, rng = sw.format(fmt), np.random.default_rng(0)
+    numbers = fmt.decode(np.arange(1 << fmt.bits, dtype=np.uint32))
+    numbers = np.sort(numbers[np.isfinite(numbers)])
+    ties = (numbers[1:] + numbers[:-1]) / 2
+    wild = rng.standard_normal(5000) * 2.0 ** rng.integers(-300, 300, 5000)
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.concatenate([ties, ties * (1 + 2.0**-52), ties * (1 - 2.0**-53), wild]))
+        narrow = jax.jit(narrowed, static_argnums=2)(x, as_row(fmt), jnp.float32)
+        got, want = (jax.jit(round_by)(y, as_row(fmt)) for y in (narrow, x))
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want).astype(np.float32))
+        np.testing.assert_array_equal(np.asarray(narrow == 0), np.asarray(x == 0))
+        assert np.isfinite(narrow).all()
+        single = jax.jit(narrowed, static_argnums=2)(x, as_row("fp32"), jnp.float32)  # a trial
+        np.testing.assert_array_equal(np.asarray(single), np.asarray(x.astype(jnp.float32)))
+
+
 @pytest.mark.parametrize("name", ["elementwise", "branches", "remat", "while_loop", "indexing"])
 def test_low_is_emulation_and_shadow_the_plain_run(name):
     f = getattr(programs, name)
@@ -103,6 +160,14 @@ def test_counts_are_those_of_numpy(top):
     assert row["subnormal"] == small.sum() > 0
     assert row["amax"] == exact.max()
     assert (row.primitive, row.line > 0) == ("mul", True)
+
+
+def test_a_histogram_is_of_the_shadows_exponents():
+    x = np.float32(2.0) ** np.random.default_rng(0).integers(-20, 20, 700).astype(np.float32)
+    x[:50] = 0
+    (row,) = session(lambda x: x * 1.5, jnp.asarray(x)).run().rows
+    exponents = np.log2(x[x != 0]).astype(int) - LOWEST
+    np.testing.assert_array_equal(row.histogram, np.bincount(exponents, minlength=BINS))
 
 
 @pytest.mark.parametrize(("fmt", "stored"), [("fp16", np.float32), ("bf16", np.float64)])

@@ -93,8 +93,8 @@ def round_by(x: jax.Array, row: jax.Array) -> jax.Array:
     y = (size + other) - other
     y = jnp.where(size < smallest, jnp.where(size > smallest / 2, smallest, 0), y)
     y = jnp.where(y > largest, jnp.where(size == jnp.inf, infinite, beyond), y)
-    y = lax.bitcast_convert_type(lax.bitcast_convert_type(y, integer) | (bits ^ magnitude), x.dtype)
-    y = y + jnp.where(row[6] != 0, -0.0, 0.0).astype(x.dtype)  # without -0, -0 + 0 is 0
+    sign = jnp.where((y != 0) | (row[6] != 0), bits ^ magnitude, 0)
+    y = lax.bitcast_convert_type(lax.bitcast_convert_type(y, integer) | sign, x.dtype)
     y = jnp.where((row[7] == 0) & (x < 0), jnp.nan, y)
     return jnp.where(mantissa >= digits, x, y)
 
