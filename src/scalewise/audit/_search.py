@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Hashable, Iterator, Sequence
@@ -99,14 +100,18 @@ class Search:
         near that of float32 throughout; from the beginning after each that was mended."""
         self._constants()
         tried: set[tuple[int, ...]] = set()
+        vain: collections.Counter[str] = collections.Counter()  # not all in one of the directions
         while self.trials > self.reserve and not self._done:
             fresh = [g for g in groups(self.outcome.rows, self.fmt) if g.indices not in tried]
             if not fresh:
                 break
-            what = self._finding(fresh[0])
-            tried.add(fresh[0].indices)
-            if self._attempt(what, self._options(fresh[0], what.kind)):
+            group = min(fresh, key=lambda g: vain[g.first.direction])
+            what = self._finding(group)
+            tried.add(group.indices)
+            vain[what.direction] += 1
+            if self._attempt(what, self._options(group, what.kind)):
                 tried.clear()
+                vain.clear()
                 self._constants()
 
     def _constants(self) -> None:
@@ -177,6 +182,10 @@ class Search:
             if best is not None and _enough(best[1].error, before):
                 break
         what = dataclasses.replace(what, tried=bool(tried))
+        if best and not self.last and not _better(best[1].error, before, ENOUGH):
+            # helps a little: two together may do more, and it is there to be taken at last
+            self.known[_key(best[0].change(self.now))] = best[1]
+            best = None
         if best is None:
             if tried:
                 self.spare.append(Spare(what, tuple(options), tuple(tried), self.now, before))
@@ -223,6 +232,8 @@ class Search:
                 parts, after = self._smaller((a, b), (a.best, b.best), after)
                 self._keep(both(*parts), after, self._halves((a, b), parts))
                 return True
+            if _better(after.error, before, GAIN):
+                self.known[_key(setting)] = after
         return False
 
     def _smaller(self, spares, parts: tuple[Fix, Fix], after: Outcome):
