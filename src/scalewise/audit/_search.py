@@ -8,19 +8,17 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from ..autoscale import Boundaries
 from ..formats import Format
 from ._exceptions import changeable, exceptions
 from ._findings import Finding, Group, finding, groups
 from ._fixes import Fix, Setting, constant_finding, constant_fixes, fixes
 from ._lanes import Rounded
 from ._literals import Literal
+from ._measure import ENOUGH, GAIN, better, enough, gain, key_of, mended, near, same
 from ._norms import norms
 from ._pairs import RESERVE, Spare, both, pairs
 from ._session import Error, Outcome, Session
 
-ENOUGH = 0.5  # a fix that halves the error is taken before wider ones are tried
-GAIN = 0.95  # and one that leaves more than this of it is none
 IDLE = 12  # findings listed where nothing is tried
 LEFT = 6  # and where nothing that was tried helped
 EVENTS = ("nan", "overflow", "saturation", "underflow", "swamping")
@@ -66,7 +64,7 @@ class Search:
         """Looks until no change helps or trials are used up; the error with all fixes applied."""
         self.outcome = start
         self.now = Setting(self.session.formats()) if self.session.adjustable else self.session.low
-        self.seen.add(_key(self.now))
+        self.seen.add(key_of(self.now))
         if self.trials <= 0 or not (self.session.adjustable or changeable(self.session.low)):
             self.idle += [self._finding(g) for g in groups(start.rows, self.fmt)[:IDLE]]
             return start.error
@@ -77,15 +75,15 @@ class Search:
             wide = self.now.wide(range(len(self.now.formats)))
             for literal in literals:
                 wide = wide.replaced(literal.number, literal.number)
-            self.known[_key(wide)] = self._try(wide)
-            self.floor = self.known[_key(wide)].error
+            self.known[key_of(wide)] = self._try(wide)
+            self.floor = self.known[key_of(wide)].error
         self._look()
         paired = True
         while paired and self.trials > 0 and not self._done:
             paired = self._pair()
             self.reserve, self.last = 0, not paired
             self._look()
-        self.found.sort(key=_gain, reverse=True)
+        self.found.sort(key=gain, reverse=True)
         if not self._done:
             self._unmended()
         self.idle.sort(key=lambda x: not x.tried)
@@ -93,7 +91,7 @@ class Search:
 
     @property
     def _done(self) -> bool:
-        return _near(self.outcome.error, self.floor)
+        return near(self.outcome.error, self.floor)
 
     def _look(self) -> None:
         """Constants, then one finding after another, the most promising first, until the error is
@@ -154,7 +152,7 @@ class Search:
 
     def _try(self, setting: Any) -> Outcome:
         self.trials -= 1
-        self.seen.add(_key(setting))
+        self.seen.add(key_of(setting))
         if isinstance(setting, Setting):
             return setting.run(self.session)
         return self.session.with_lane(setting).run()
@@ -167,30 +165,30 @@ class Search:
         options = list(changes)
         for fix in self._promising(options, before):
             setting = fix.change(self.now)
-            after = self.known.get(_key(setting))
+            after = self.known.get(key_of(setting))
             if after is None:
-                if self.trials <= 0 or _key(setting) in self.seen:
+                if self.trials <= 0 or key_of(setting) in self.seen:
                     continue
                 after = self._try(setting)
             tried.append((fix, after.error))
             if (
-                _better(after.error, before, GAIN)
-                and (best is None or _better(after.error, best[1].error, ENOUGH))
+                better(after.error, before, GAIN)
+                and (best is None or better(after.error, best[1].error, ENOUGH))
                 and self._merits(fix, after)
             ):
                 best = fix, after
-            if best is not None and _enough(best[1].error, before):
+            if best is not None and enough(best[1].error, before):
                 break
         what = dataclasses.replace(what, tried=bool(tried))
-        if best and not self.last and not _better(best[1].error, before, ENOUGH):
+        if best and not self.last and not better(best[1].error, before, ENOUGH):
             # helps a little: two together may do more, and it is there to be taken at last
-            self.known[_key(best[0].change(self.now))] = best[1]
+            self.known[key_of(best[0].change(self.now))] = best[1]
             best = None
         if best is None:
             if tried:
                 self.spare.append(Spare(what, tuple(options), tuple(tried), self.now, before))
-            if tried or not any(_same(what, x) for x in self.idle):
-                self.idle = [x for x in self.idle if not _same(what, x)] + [what]
+            if tried or not any(same(what, x) for x in self.idle):
+                self.idle = [x for x in self.idle if not same(what, x)] + [what]
             return False
         fix, after = best
         self._keep(fix, after, [dataclasses.replace(what, fix=fix.words)])
@@ -201,9 +199,9 @@ class Search:
         if fix.without is None or self.trials <= 0:
             return True
         setting = fix.without.change(self.now)
-        if _key(setting) not in self.known:
-            self.known[_key(setting)] = self._try(setting)
-        return _better(after.error, self.known[_key(setting)].error, GAIN)
+        if key_of(setting) not in self.known:
+            self.known[key_of(setting)] = self._try(setting)
+        return better(after.error, self.known[key_of(setting)].error, GAIN)
 
     def _promising(self, options: list[Fix], before: Error) -> list[Fix]:
         """Options, once a finding was in vain: if float32 for most doesn't help, less won't."""
@@ -211,11 +209,11 @@ class Search:
         if not self.spare or widest is None or not widest.size:
             return options
         setting = widest.change(self.now)
-        if _key(setting) not in self.seen:
+        if key_of(setting) not in self.seen:
             if self.trials <= 0:
                 return []
-            self.known[_key(setting)] = outcome = self._try(setting)
-            if _better(outcome.error, before, GAIN):
+            self.known[key_of(setting)] = outcome = self._try(setting)
+            if better(outcome.error, before, GAIN):
                 return options
         return [fix for fix in options if not fix.size or fix is widest]
 
@@ -228,12 +226,12 @@ class Search:
             if setting is None or self.trials <= 0:
                 continue
             after = self._try(setting)
-            if _better(after.error, before, ENOUGH):
+            if better(after.error, before, ENOUGH):
                 parts, after = self._smaller((a, b), (a.best, b.best), after)
                 self._keep(both(*parts), after, self._halves((a, b), parts))
                 return True
-            if _better(after.error, before, GAIN):
-                self.known[_key(setting)] = after
+            if better(after.error, before, GAIN):
+                self.known[key_of(setting)] = after
         return False
 
     def _smaller(self, spares, parts: tuple[Fix, Fix], after: Outcome):
@@ -247,7 +245,7 @@ class Search:
                     continue
                 outcome = self._try(setting)
                 equal = outcome.error.relative <= max(2 * after.error.relative, float(self.fmt.eps))
-                if _better(outcome.error, before, ENOUGH) and equal:
+                if better(outcome.error, before, ENOUGH) and equal:
                     parts, after = tried, outcome
                     break
         return parts, after
@@ -274,65 +272,12 @@ class Search:
             setting = fix.change(self.now)
         except ValueError:
             return None
-        return None if _key(setting) in self.seen else setting
+        return None if key_of(setting) in self.seen else setting
 
     def _keep(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
         """A change that helped stays."""
         order = max((x.order for x in self.found), default=0) + 1
-        self.idle = [x for x in self.idle if not any(_same(x, y) for y in findings)]
-        self.found += [_with(x, order, self.outcome.error, after.error) for x in findings]
+        self.idle = [x for x in self.idle if not any(same(x, y) for y in findings)]
+        self.found += [mended(x, order, self.outcome.error, after.error) for x in findings]
         self.spare = []
         self.now, self.outcome = fix.change(self.now), after
-
-
-def _same(a: Finding, b: Finding) -> bool:
-    """Whether two findings are about the same thing: operations, or a constant in one."""
-    if a.rows or b.rows:
-        return a.rows == b.rows
-    return (a.file, a.line, a.evidence) == (b.file, b.line, b.evidence)
-
-
-def _enough(after: Error, before: Error) -> bool:
-    """Whether nothing else need be tried: an error halved, and more right than wrong."""
-    return _better(after, before, ENOUGH) and after.relative <= ENOUGH
-
-
-def _key(setting: Any) -> Hashable:
-    """Equal for settings, or lanes, that are the same."""
-    if isinstance(setting, Setting):
-        return setting.formats.tobytes(), setting.constants
-    return setting.recipe if isinstance(setting, Boundaries) else setting
-
-
-def _near(error: Error, floor: Error) -> bool:
-    return error.broken <= floor.broken and error.relative <= 1.5 * floor.relative + 1e-7
-
-
-def _better(after: Error, before: Error, share: float) -> bool:
-    """Whether an error is at most a share of another: first what isn't finite, then the rest.
-
-    What is finite and off by more than its own size isn't better than what isn't finite.
-    """
-    if before.broken:
-        return after.broken <= share * before.broken and bool(after.broken or after.relative <= 1)
-    return after.broken == 0 and after.relative <= share * before.relative
-
-
-def _with(what: Finding, order: int, before: Error, after: Error) -> Finding:
-    return dataclasses.replace(
-        what,
-        order=order,
-        tried=True,
-        error_before=float(before),
-        error_after=float(after),
-        broken_before=before.broken,
-        broken_after=after.broken,
-    )
-
-
-def _gain(what: Finding) -> tuple[int, float]:
-    """What a fix did to the outputs: numbers made finite, then the error taken off."""
-    mended = what.broken_before - what.broken_after
-    if what.broken_before or not what.error_before:
-        return mended, 0.0
-    return mended, what.error_before - what.error_after
