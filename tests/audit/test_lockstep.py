@@ -194,6 +194,7 @@ def test_what_a_run_needs_is_compiled_before_it_begins():
     def f(x):
         return jnp.cosh(x @ x.T) - x[:, :1]
 
+    session(jnp.sin, jnp.ones(3)).run()  # what every run needs, whatever the program
     jax.monitoring.register_event_duration_secs_listener(listen)
     s = session(f, jnp.ones((7, 7)))
     with jax.enable_x64(True):
