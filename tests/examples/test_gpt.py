@@ -57,7 +57,12 @@ def test_attention_sees_no_future(gpt):
 
 def test_scaled_recipes_follow_float32_and_plain_fp16_dies(gpt, tmp_path):
     result = training.compare(
-        gpt, data=TEXT, steps=20, out=tmp_path / "run", console=Console(file=io.StringIO())
+        gpt,
+        ("float32", "fp16-plain", "fp16", "fp8-narrow-state"),
+        data=TEXT,
+        steps=20,
+        out=tmp_path / "run",
+        console=Console(file=io.StringIO()),
     )
     float32, plain, *scaled = result.records
     assert plain.death is not None
