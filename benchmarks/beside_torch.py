@@ -1,10 +1,12 @@
-"""``python -m benchmarks.beside_torch``: casts beside torch's alone, with the memory taken apart.
+"""``python -m benchmarks.beside_torch [TURNS [NUMBERS]]``: casts beside torch's alone, with the memory taken apart.
 
 What :mod:`benchmarks.casts` can't tell: whether a cast is slow, or the memory of its result.
 Each cast runs twice, with a result made anew and into memory at hand (XLA: donated), in random
 order, and the page faults of each are counted. Changing a float32's sign stands beside them: the
 pace at which a runtime reads and writes without computing anything. To be run as ``make bench``
-is, with ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1`` and the Python of ``.venv-bench``.
+is, with ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1`` and the Python of ``.venv-bench``. Other sizes tell
+a constant for each call (JAX's dispatch, some 0.1 ms) from a slower loop; with
+``OMP_WAIT_POLICY=ACTIVE`` torch's threads spin into their neighbours' times, as they do by default.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ def routes(x: np.ndarray) -> dict[tuple[str, str], Run]:
 
 def main() -> None:
     turns = int(sys.argv[1]) if len(sys.argv) > 1 else 30
-    x = np.random.default_rng(0).standard_normal(1 << 24, np.float32)
+    size = int(sys.argv[2]) if len(sys.argv) > 2 else 1 << 24
+    x = np.random.default_rng(0).standard_normal(size, np.float32)
     table = routes(x)
     for run in table.values():
         run()  # compiles

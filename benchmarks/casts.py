@@ -94,7 +94,7 @@ def usable(table: dict[tuple[str, str], Run]) -> dict[tuple[str, str], Run]:
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1 << 24
-    repeats = int(sys.argv[2]) if len(sys.argv) > 2 else 7
+    repeats = int(sys.argv[2]) if len(sys.argv) > 2 else 15
     x = np.random.default_rng(0).standard_normal(count, np.float32)
     table = routes(x)
     times: dict[tuple[str, str], list[float]] = {what: [] for what in table}
