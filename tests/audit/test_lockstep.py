@@ -17,7 +17,7 @@ from scalewise.audit._rounding import as_row, narrowed, round_by, scaled
 from scalewise.audit._session import Session
 from scalewise.audit._statistics import BINS, LOWEST
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format
-from scalewise.interpret import lifted, trace
+from scalewise.interpret import trace
 
 MINE = Format("e6m9", exponent_bits=6, mantissa_bits=9)
 FORMATS = [f for f in [*CATALOGUE.values(), MINE] if f.mantissa_bits and f.bits < 33]
@@ -189,23 +189,36 @@ def test_what_a_run_needs_is_compiled_before_it_begins():
 
     def listen(event, _, **about):
         if event.endswith("backend_compile_duration"):
-            compiled.append(about.get("fun_name"))
+            compiled.append(str(about.get("fun_name")).removeprefix("jit(").removesuffix(")"))
 
-    def f(x):
-        return jnp.cosh(x @ x.T) - x[:, :1]
+    def f(x, n):
+        seen = jnp.arange(7)[None] < (n + jnp.arange(7))[:, None]
+        return jnp.where(seen, jnp.cosh(x @ x.T) - x[:, :1], jnp.full((7, 7), -9.0)) ** 2.5
 
     session(jnp.sin, jnp.ones(3)).run()  # what every run needs, whatever the program
     jax.monitoring.register_event_duration_secs_listener(listen)
-    s = session(f, jnp.ones((7, 7)))
+    s = session(f, jnp.ones((7, 7)), jnp.int32(1))
     with jax.enable_x64(True):
-        pairs = lifted(s.program, s.lockstep, s.program.arrays)
-        compile_ahead(s.program, s.lockstep, pairs)
+        compile_ahead(s.program, s.lockstep)
         assert len(compiled) > 3
+        assert compiled.count("without_floats") == 1  # comparisons, sums: one program
+        assert not {"lt", "add", "iota"} & set(compiled)
         compiled.clear()
         s.lockstep.plans.clear()
         s.run()
     jax.monitoring.unregister_event_duration_listener(listen)
-    assert {name for name in compiled if "_take" not in str(name)} == set()
+    assert {name for name in compiled if "_take" not in name} == set()
+
+
+def test_integers_are_those_of_each_steps_batch():
+    def step(x, n):
+        return jnp.where(jnp.arange(4) % 3 == n * 2, x * 0.5, x)
+
+    lane, x = Rounded(FP16), jnp.ones(4)
+    program = trace(step, lane, (x, jnp.int32(0)), {}, name="audit")
+    batches = [[jnp.int32(n)] for n in (0, 1, 0)]
+    (low,), _ = lanes(Session(program, lane, Wide(np.dtype(np.float32)), 3, batches))
+    np.testing.assert_array_equal(low, [0.25, 1, 0.5, 0.25])
 
 
 def test_measures_are_their_definitions():

@@ -10,8 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from ..interpret import Equation, Program, is_float, run
+from ..interpret import Equation, Program, is_float, lifted
 from ._lockstep import Lockstep
 from ._pair import Pair
 from ._statistics import ABOUT
@@ -26,6 +27,10 @@ class Scout(Lockstep):
 
     pool: ThreadPoolExecutor = dataclasses.field(default_factory=ThreadPoolExecutor)
     found: dict[Any, Future] = dataclasses.field(default_factory=dict)
+
+    def constant(self, x: np.ndarray, aval: Any) -> Pair:
+        with jax.ensure_compile_time_eval():  # a number, as it will be in the run
+            return super().constant(x, aval)
 
     def control(self, equation: Equation, run: Callable) -> Callable:
         def passed_by(state, inputs):
@@ -63,7 +68,7 @@ class Scout(Lockstep):
         return f(*arguments)
 
 
-def compile_ahead(program: Program, lockstep: Lockstep, values: Sequence[Any]) -> None:
+def compile_ahead(program: Program, lockstep: Lockstep) -> None:
     """Compiles what ``program`` needs outside of its loops, on all cores.
 
     JAX keeps what was compiled beside what it lowered, so that the run finds it.
@@ -71,11 +76,15 @@ def compile_ahead(program: Program, lockstep: Lockstep, values: Sequence[Any]) -
     Args:
         program: traced.
         lockstep: with a low lane of one format.
-        values: the arguments, as pairs.
     """
+
+    def walked(arrays):
+        return scout.walked(program, (), lifted(program, scout, arrays))[1]
+
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        scout = Scout(lockstep.low, lockstep.shadow, plans=lockstep.plans, pool=pool)
+        kept = {"plans": lockstep.plans, "literals": lockstep.literals}
+        scout = Scout(lockstep.low, lockstep.shadow, **kept, pool=pool)
         with lockstep.context():
-            jax.eval_shape(lambda values: run(program, scout, (), values=values)[1], values)
+            jax.eval_shape(walked, list(program.arrays))
         for future in scout.found.values():
             future.result()

@@ -42,7 +42,7 @@ def flat(x: Any, length: int) -> Any:
         x = x.reshape(-1)
         return x if x.size == length else jnp.pad(x, (0, length - x.size))
     x = np.asarray(x).reshape(-1)
-    return jnp.asarray(x if x.size == length else np.pad(x, (0, length - x.size)))
+    return jax.device_put(x if x.size == length else np.pad(x, (0, length - x.size)))
 
 
 def is_flat(x: Any, shape: Sequence[int]) -> bool:

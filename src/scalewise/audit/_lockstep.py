@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..interpret import Boundary, Equation, Interpretation
+from ..interpret import Boundary, Equation, Interpretation, Program, run
 from ..rounding import to_float64
 from ._elementary import DIV, GIVEN, SQRT, elementary, finished, product, quotient
 from ._flat import RESHAPES, flat, is_flat, room
@@ -48,6 +48,7 @@ class Lockstep(Interpretation):
         constants: literals that the low lane has otherwise, by number; one that is its own
             replacement is kept as it is, not rounded.
         literals: scalars lifted so far.
+        known: the results of equations that depend on no float, by path, until they are met.
     """
 
     low: Interpretation
@@ -58,6 +59,7 @@ class Lockstep(Interpretation):
     plans: dict[tuple[int, ...], tuple[Plan, Callable]] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
     literals: dict[tuple[float, Any], Pair] = dataclasses.field(default_factory=dict)
+    known: dict[tuple[int, ...], list[Any]] = dataclasses.field(default_factory=dict)
 
     inline = True
 
@@ -79,9 +81,8 @@ class Lockstep(Interpretation):
     def lift(self, x: Any, aval: Any) -> Pair:
         if isinstance(self.low, Rounded):
             whole = flat(x, room(math.prod(aval.shape)))
-            return Pair(
-                *lifted(self.low, self.shadow, whole, as_row(self.low.fmt, self.low.saturate))
-            )
+            row = as_row(self.low.fmt, self.low.saturate)
+            return Pair(*self.call(lifted, self.low, self.shadow, whole, row))
         plain = x.value() if self.low.is_argument(x) else x
         low, shadow = self.low.lift(x, aval), self.shadow.lift(plain, aval)
         result = to_float64(self.low.lower(low, aval))
@@ -177,6 +178,18 @@ class Lockstep(Interpretation):
             state.add(row, Note(tally, samples, about), how.length)
         return state, outs
 
+    def unlifted(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        outs = self.known.pop(equation.path, None)
+        return state, equation.bind(*inputs) if outs is None else outs
+
+    def walked(self, program: Program, state: Any, values: Sequence[Any]) -> tuple[Any, list[Any]]:
+        """The program on pairs (see :func:`run`); what depends on no float is computed at once."""
+        with self.context():
+            self.known = program.integers.known(values, self.call)
+        return run(program, self, state, values=values)
+
     def passes(self, equation: Equation, inputs: Sequence[Any]) -> bool:
         """Whether an equation only gives flat values another shape: nothing is to be done."""
         if equation.name not in RESHAPES or not isinstance(inputs[0], Pair):
@@ -231,8 +244,7 @@ class Lockstep(Interpretation):
     def nothing(self) -> tuple[Pair, jax.Array]:
         """What stands for a number, and for samples, where there are none."""
         low, shadow = (np.zeros(room(1), t) for t in (self.stored, self.shadow.dtype))
-        blank = Pair(jnp.asarray(low), jnp.asarray(shadow), jnp.asarray(np.False_))
-        return blank, jnp.asarray(np.zeros((3, SAMPLE)))
+        return jax.device_put((Pair(low, shadow, np.False_), np.zeros((3, SAMPLE))))
 
     def call(self, f: Callable, *arguments: Any) -> Any:
         """One of the compiled functions, run."""

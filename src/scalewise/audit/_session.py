@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..interpret import Program, is_float, lifted, run
+from ..interpret import Program, is_float, lifted
 from ._ahead import compile_ahead
 from ._lane import nominal
 from ._lanes import Rounded, Wide
@@ -143,13 +143,13 @@ class Session:
             lockstep = dataclasses.replace(lockstep, constants=dict(constants), kept={})
         with jax.enable_x64(True):
             ledger = Ledger(self.formats() if formats is None else formats)
+        if not lockstep.plans and self.adjustable:
+            compile_ahead(self.program, lockstep)
         values: list[Any] = []
         for step in range(self.steps):
             state = values[: self.carried] if step else []
             inputs = self._inputs(step, state, lockstep)
-            if not lockstep.plans and self.adjustable:
-                compile_ahead(self.program, lockstep, inputs)
-            values = run(self.program, lockstep, ledger, values=inputs)[1]
+            values = lockstep.walked(self.program, ledger, inputs)[1]
         with jax.enable_x64(True):
             statistics = ledger.settle()
         return self._outcome(rows_of(lockstep.seen, statistics), values)

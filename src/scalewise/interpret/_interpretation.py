@@ -81,6 +81,12 @@ class Interpretation:
         """One equation on values. Inputs and outputs that aren't floats are plain arrays."""
         return state, equation.bind(*inputs)
 
+    def unlifted(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        """One equation that has no float among its operands and results: plain arrays all."""
+        return state, equation.bind(*inputs)
+
     def control(self, equation: Equation, run: Callable) -> Callable:
         """What is called in place of ``run``, ``(state, inputs) -> (state, outputs)``, which
         re-issues a loop or a branch: ``run`` itself, or a compiled one kept from the last time."""

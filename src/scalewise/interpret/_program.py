@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from . import _compat
 from ._equation import bodies
+from ._integers import Integers, integers
 from ._interpretation import Interpretation, is_float
 from ._walk import walk
 
@@ -41,6 +43,11 @@ class Program:
     @property
     def out_avals(self) -> list[Any]:
         return [v.aval for v in _compat.open_jaxpr(self.jaxpr)[0].outvars]
+
+    @cached_property
+    def integers(self) -> Integers:
+        """What depends on no float: found out once, and compiled for all that run the program."""
+        return integers(self.jaxpr)
 
     @property
     def equations(self) -> int:

@@ -80,7 +80,7 @@ def walk(
 def _apply(interpretation, equation: Equation, state, inputs):
     if any(is_float(a) for a in equation.in_avals + equation.out_avals):
         return interpretation.apply(state, equation, inputs)
-    return state, equation.bind(*inputs)
+    return interpretation.unlifted(state, equation, inputs)
 
 
 def _canonical(interpretation, equation, values, avals, boundary):

@@ -1,0 +1,157 @@
+"""What of a program depends on no float, computed at once by a program of its own.
+
+Indices, masks and random bits are the same under every interpretation. Where a program is walked
+outside of ``jit``, each of their equations would be one more small program to compile and to start.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.core import ShapedArray
+
+from . import _compat
+from ._equation import Equation
+from ._interpretation import Interpretation
+from ._walk import walk
+
+Path = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Integers:
+    """The equations of a program that neither read nor make a float, nor anything made from one.
+
+    Equations in loops and branches aren't among them, whose operands may be others in each turn;
+    nor are those with effects, callbacks, and complex numbers, whose last bits depend on what is
+    computed with them.
+
+    Attributes:
+        results: by an equation's path, for each of its results which of ``compute``'s it is; None
+            for one that no other equation reads.
+        compute: compiled, from ``consts`` and the arguments that ``reads`` names to all results.
+        reads: numbers of the program's arguments.
+        consts: arrays that the program has captured.
+    """
+
+    results: Mapping[Path, Sequence[int | None]]
+    compute: Callable
+    reads: Sequence[int]
+    consts: Sequence[Any]
+
+    def known(
+        self, values: Sequence[Any], call: Callable = lambda f, *arguments: f(*arguments)
+    ) -> dict[Path, list[Any]]:
+        """The results of each of the equations.
+
+        Args:
+            values: the program's arguments; those that aren't floats are plain arrays.
+            call: what calls the compiled function, under ``jax.enable_x64``.
+
+        Returns:
+            By the equations' paths, their results, None for one that nobody else reads.
+        """
+        found: list[Any] = []
+        if any(i is not None for places in self.results.values() for i in places):
+            found = call(self.compute, self.consts, [values[i] for i in self.reads])
+        return {
+            path: [None if i is None else found[i] for i in places]
+            for path, places in self.results.items()
+        }
+
+
+def integers(jaxpr: _compat.Jaxpr) -> Integers:
+    """The part of a closed jaxpr that depends on no float."""
+    body, consts = _compat.open_jaxpr(jaxpr)
+    finder = _Finder()
+    captured = [i for i, v in enumerate(body.constvars) if _is_exact(v.aval)]
+    reads = [i for i, v in enumerate(body.invars) if _is_exact(v.aval)]
+
+    def found(some: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        full: list[Any] = list(consts)
+        values: list[Any] = [None] * len(body.invars)
+        for i, x in zip(captured, some, strict=True):
+            full[i] = x
+        for i, x in zip(reads, arguments, strict=True):
+            values[i] = _Known(x)
+        _, outs = walk(finder, jex.ClosedJaxpr(body, full), (), values)
+        finder.read(outs)
+        return list(finder.wanted.values())
+
+    def types(variables: Sequence[Any], which: Sequence[int]) -> list[Any]:
+        avals = [variables[i].aval for i in which]
+        return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
+
+    with jax.enable_x64(True):  # 64-bit integers stay what they are; others don't mind
+        closed = jax.make_jaxpr(found)(types(body.constvars, captured), types(body.invars, reads))
+    numbers = {place: i for i, place in enumerate(finder.wanted)}
+    results = {
+        path: [numbers.get((path, k)) for k in range(count)] for path, count in finder.met.items()
+    }
+
+    def without_floats(consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        return jex.jaxpr_as_fun(closed)(*consts, *arguments)
+
+    return Integers(results, jax.jit(without_floats), reads, [consts[i] for i in captured])
+
+
+def _is_exact(aval: Any) -> bool:
+    """Whether arrays of this abstract type are integers, booleans or keys."""
+    kinds = jnp.integer, jnp.bool_, jax.dtypes.prng_key
+    return isinstance(aval, ShapedArray) and any(jnp.issubdtype(aval.dtype, k) for k in kinds)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Known:
+    """An array that depends on no float, and which result of which equation it is (None of an
+    argument)."""
+
+    array: Any
+    place: tuple[Path, int] | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+class _Finder(Interpretation):
+    """Computes what depends on no float; None stands for all else.
+
+    Attributes:
+        met: how many results each of the equations has, by its path.
+        wanted: the results that are read by others, by path and number.
+    """
+
+    inline = True
+
+    def __init__(self):
+        self.met: dict[Path, int] = {}
+        self.wanted: dict[tuple[Path, int], Any] = {}
+
+    def lift(self, x: Any, aval: Any) -> None:
+        return None
+
+    def read(self, inputs: Sequence[Any]) -> None:
+        """Notes what is handed to something that isn't computed here."""
+        for x in inputs:
+            if isinstance(x, _Known) and x.place is not None:
+                self.wanted[x.place] = x.array
+
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]):
+        self.read(inputs)
+        return state, [None] * len(equation.out_avals)
+
+    def control(self, equation: Equation, run: Callable) -> Callable:
+        return lambda state, inputs: self.apply(state, equation, inputs)
+
+    def unlifted(self, state: Any, equation: Equation, inputs: Sequence[Any]):
+        pure = not equation.eqn.effects and "callback" not in equation.name
+        exact = all(map(_is_exact, equation.in_avals + equation.out_avals))
+        if not (pure and exact) or any(x is None for x in inputs):
+            return self.apply(state, equation, inputs)
+        arrays = [x.array if isinstance(x, _Known) else x for x in inputs]
+        outs = equation.bind(*arrays)
+        self.met[equation.path] = len(outs)
+        return state, [_Known(y, (equation.path, k)) for k, y in enumerate(outs)]
