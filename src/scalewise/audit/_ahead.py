@@ -81,10 +81,15 @@ def compile_ahead(program: Program, lockstep: Lockstep) -> None:
     def walked(arrays):
         return scout.walked(program, (), lifted(program, scout, arrays))[1]
 
+    arrays = [
+        jax.ShapeDtypeStruct(a.shape, x.dtype) if is_float(a)
+        else jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type)
+        for x, a in zip(program.arrays, program.in_avals, strict=True)
+    ]  # fmt: skip
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         kept = {"plans": lockstep.plans, "literals": lockstep.literals}
         scout = Scout(lockstep.low, lockstep.shadow, **kept, pool=pool)
         with lockstep.context():
-            jax.eval_shape(walked, list(program.arrays))
+            jax.eval_shape(walked, arrays)
         for future in scout.found.values():
             future.result()
