@@ -1,8 +1,8 @@
 """What an audited training step costs beside the plain one: time, compile, memory.
 
 `python -m benchmarks.audit` audits one step of examples/gpt.py in FP16, without trying fixes, and
-prints ratios to the float32 step; `--width 384 --heads 6 --layers 6 --context 256` make it the size of
-nanoGPT's smallest for Shakespeare. Times are medians in one process: by the clock, and by processor
+prints ratios to the float32 step; `--width 384 --heads 6 --layers 6 --context 256` make it as wide
+and deep as nanoGPT's smallest. Times are medians in one process: by the clock, and by processor
 time, which other work on the same cores disturbs less; "compile" is the first run (of the audit:
 tracing as well) less another one. Memory is what each adds to the peak of a process of its own,
 its compilations included.

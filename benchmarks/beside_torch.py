@@ -1,11 +1,11 @@
-"""``python -m benchmarks.beside_torch [TURNS [NUMBERS]]``: casts beside torch's alone, with the memory taken apart.
+"""``python -m benchmarks.beside_torch [TURNS [NUMBERS]]``: casts beside torch's, memory apart.
 
 What :mod:`benchmarks.casts` can't tell: whether a cast is slow, or the memory of its result.
 Each cast runs twice, with a result made anew and into memory at hand (XLA: donated), in random
 order, and the page faults of each are counted. Changing a float32's sign stands beside them: the
 pace at which a runtime reads and writes without computing anything. To be run as ``make bench``
-is, with ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1`` and the Python of ``.venv-bench``. Other sizes tell
-a constant for each call (JAX's dispatch, some 0.1 ms) from a slower loop; with
+is, with ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1`` and the Python of ``.venv-bench``. Other sizes
+tell malloc's luck from a slower loop: results of over 32 MB are mapped anew for everybody. With
 ``OMP_WAIT_POLICY=ACTIVE`` torch's threads spin into their neighbours' times, as they do by default.
 """
 

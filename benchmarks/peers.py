@@ -13,8 +13,8 @@ import numpy as np
 
 Run = Callable[[], Any]
 
-# read when torch is loaded: by default its threads, their work done, go on spinning for milliseconds and
-# hold a core that whatever is timed next needs
+# Read when torch is loaded: by default its threads, their work done, go on spinning for a while
+# and hold a core that whatever is timed next needs.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 TORCH = {"e4m3fn": "float8_e4m3fn", "e5m2": "float8_e5m2", "fp16": "float16", "bf16": "bfloat16"}

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from ..interpret import Equation
 from ._pair import Pair
 from ._rounding import round_by
-from ._statistics import COUNT, OPERATION, WHOLE, counted, positions
+from ._statistics import COUNT, OPERATION, WHOLE, Tally, counted, positions
 
-GIVEN, SAME, ADD, SUB, MUL, DIV, SQRT = range(7)  # GIVEN: its exact result, sampled elsewhere
+GIVEN, SAME, ADD, SUB, MUL, DIV, SQRT = range(7)  # GIVEN: its exact result, made elsewhere
 NAMES = {
     "add": ADD, "add_any": ADD, "sub": SUB, "mul": MUL, "square": MUL, "div": DIV, "sqrt": SQRT,
 }  # fmt: skip
@@ -49,7 +49,6 @@ def elementary(
     about: jax.Array,
     arrays: Sequence[Pair],
     scalars: Sequence[Pair],
-    given: jax.Array,
 ):
     """An operation on flat operands in both lanes.
 
@@ -57,8 +56,7 @@ def elementary(
         combine: :func:`product` or :func:`quotient`.
         about: float64[ABOUT].
         arrays, scalars: two each: where ``about`` says so the array is the operand, else the first
-            number of the other.
-        given: float64[3, SAMPLE], of what is GIVEN: samples of the exact result and of addends.
+            number of the other. Whatever of them is no operand, its mark counts.
 
     Returns:
         See :func:`finished`.
@@ -72,11 +70,9 @@ def elementary(
     def exact(dtype: Any) -> jax.Array:
         return combine(about[OPERATION], *[x.astype(dtype) for x in operands("low")])
 
-    code = about[OPERATION]
-    shadow = combine(code, *operands("shadow"))
+    shadow = combine(about[OPERATION], *operands("shadow"))
     addends = [x.astype(jnp.float64) for x in operands("low", positions(about[COUNT], shadow.size))]
-    own = combine(code, *addends), *addends
-    samples = [jnp.where(code == GIVEN, x, y) for x, y in zip(given, own, strict=True)]
+    samples = combine(about[OPERATION], *addends), *addends
     marks = [x.marred for x in (*arrays, *scalars)]
     return finished(about, exact, arrays[0].low.dtype, shadow, marks, samples)
 
@@ -88,7 +84,7 @@ def finished(
     shadow: jax.Array,
     marks: Sequence[Any],
     samples: Any,
-) -> tuple[Pair, tuple[jax.Array, jax.Array]]:
+) -> tuple[Pair, tuple[Tally, jax.Array]]:
     """What comes after an operation: rounding, counting, samples.
 
     Args:

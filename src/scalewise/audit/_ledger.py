@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ._rounding import WIDTH
-from ._statistics import ABOUT, PARTS, SAMPLE, TALLY, Note, Statistics, added, blank, measured
+from ._statistics import ABOUT, PARTS, SAMPLE, Note, Statistics, Tally, added, blank, measured
 
 BATCH = 32  # notes that are taken by one call
 UNDER_WAY = 1 << 22  # numbers of results that haven't been computed yet
@@ -35,7 +35,7 @@ class Ledger:
         padded = np.concatenate([formats, np.tile(formats[:1], (rows - len(formats), 1))])
         self._statistics = blank(padded)
         self._pending: list[tuple[int, Note]] = []
-        self._under_way: collections.deque[tuple[int, jax.Array]] = collections.deque()
+        self._under_way: collections.deque[tuple[int, Tally]] = collections.deque()
         self._numbers = 0
 
     def about(self, row: int, rest: np.ndarray) -> jax.Array:
@@ -53,17 +53,18 @@ class Ledger:
         while self._numbers > UNDER_WAY and len(self._under_way) > 1:
             numbers, tally = self._under_way.popleft()
             self._numbers -= numbers
-            tally.block_until_ready()
+            tally.flushed.block_until_ready()
         if len(self._pending) == BATCH:
             self.settle()
 
     def settle(self) -> Statistics:
         """All that was noted so far."""
         if self._pending:
-            idle = [(len(self._statistics.formats) - 1, _IDLE)] * (BATCH - len(self._pending))
+            count, integers = len(self._statistics.formats), self._pending[0][1].tally.flushed.dtype
+            idle = [(count - 1, _idle(integers))] * (BATCH - len(self._pending))
             rows, notes = zip(*self._pending, *idle, strict=True)
             arguments = self._statistics, np.array(rows), notes
-            self._statistics = _taker(len(self._statistics.formats))(*arguments)
+            self._statistics = _taker(count, integers)(*arguments)
             self._pending = []
         return self._statistics
 
@@ -73,11 +74,12 @@ class Ledger:
         self._statistics = statistics
 
 
-_IDLE = Note(
-    tally=np.zeros((len(TALLY), PARTS)),
-    samples=np.zeros((5, SAMPLE)),
-    about=np.zeros(ABOUT),
-)
+@functools.lru_cache(maxsize=8)
+def _idle(integers: Any) -> Note:
+    """A note of nothing, of a lane whose floats are as wide as these integers."""
+    often, seldom = np.zeros(PARTS, integers), np.zeros(PARTS, np.int64)
+    tally = Tally(often, often, often, seldom, seldom, seldom)
+    return Note(tally, samples=np.zeros((5, SAMPLE)), about=np.zeros(ABOUT))
 
 
 def _take_all(state: Statistics, rows: Any, notes: Sequence[Note]) -> Statistics:
@@ -91,10 +93,10 @@ def _take_all(state: Statistics, rows: Any, notes: Sequence[Note]) -> Statistics
 
 
 @functools.lru_cache(maxsize=64)
-def _taker(rows: int) -> Callable:
+def _taker(rows: int, integers: Any) -> Callable:
     """``_take_all`` for statistics of so many rows, compiled once: under ``jit`` it would be again
     for each context that an equation was traced in."""
-    example = blank(np.zeros((rows, WIDTH))), np.zeros(BATCH, np.int64), (_IDLE,) * BATCH
+    example = blank(np.zeros((rows, WIDTH))), np.zeros(BATCH, np.int64), (_idle(integers),) * BATCH
     return jax.jit(_take_all, donate_argnums=0).lower(*example).compile()
 
 

@@ -23,8 +23,23 @@ from ._lanes import Rounded, Wide
 from ._ledger import Ledger
 from ._pair import Pair, shaped
 from ._rounding import as_row
-from ._statistics import SAMPLE, Note, Statistics, take
-from ._steps import Plan, anyhow, compiled, either, exactly, lifted, noted, plan
+from ._statistics import Note, Statistics, take
+from ._steps import (
+    Plan,
+    anyhow,
+    compiled,
+    either,
+    exactly,
+    joined,
+    laid_out,
+    lanes,
+    lifted,
+    marks_of,
+    noted,
+    plan,
+    sampled,
+    unrounded,
+)
 
 EAGER = 2000  # results up to which a loop is walked turn by turn: nothing of it is compiled
 
@@ -217,34 +232,44 @@ class Lockstep(Interpretation):
             outs = [dataclasses.replace(x, marred=marred) if isinstance(x, Pair) else x
                     for x in outs]  # fmt: skip
             return outs, found
-        blank, given = self.nothing
         if how.operation == GIVEN:
-            pair, given = self.call(step, about, list(inputs))
-            arrays, scalars = [pair, pair], [blank, blank]
+            arrays, scalars = self._given(self.call(step, about, list(inputs)), inputs)
         else:
-            arrays, scalars = self.operands(how, (*inputs, *inputs)[:2])
+            arrays, scalars = self._operands(how, inputs)
         combine = quotient if how.operation in (DIV, SQRT) else product
-        out, found = self.call(elementary, combine, about, arrays, scalars, given)
+        out, found = self.call(elementary, combine, about, arrays, scalars)
         return [out], found
 
-    def operands(self, how: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+    def _operands(self, how: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
         """Two flat arrays and two numbers, of which two are an equation's operands."""
-        whole = how.about[-2:] != 0
-        at = [how.length if w else room(1) for w in whole]
-        pairs = [
-            x if x.low.shape == (n,) else self.call(_flattened, n, x)
-            for x, n in zip(inputs, at, strict=True)
-        ]
+        own, whole = how.equation.out_avals[0].shape, how.about[-2:] != 0
+        pairs = []
+        for x, aval, w in zip(inputs, how.equation.in_avals, whole, strict=False):
+            shape, length = (own, how.length) if w else ((), room(1))
+            if x.low.shape != (length,) or aval.shape not in (own, ()):
+                x = self.call(_laid_out, aval.shape if w else (), shape, length, x)
+            pairs.append(x)
+        pairs = (pairs * 2)[:2]
         some = pairs[0 if whole[0] else 1]
-        blank, _ = self.nothing
         arrays = [x if w else some for x, w in zip(pairs, whole, strict=True)]
-        return arrays, [blank if w else x for x, w in zip(pairs, whole, strict=True)]
+        return arrays, [self._nothing if w else x for x, w in zip(pairs, whole, strict=True)]
+
+    def _given(self, result: tuple[Any, Any], inputs: Sequence[Any]):
+        """The same of an exact result that only has to be rounded, with the inputs' marks."""
+        marks = marks_of(inputs)
+        marks = marks if len(marks) <= 4 else [self.call(_joined, marks)]
+        marks = (marks + [self._nothing.marred] * 4)[:4]
+        blank = self._nothing
+        return (
+            [Pair(*result, marred) for marred in marks[:2]],
+            [Pair(blank.low, blank.shadow, marred) for marred in marks[2:]],
+        )
 
     @functools.cached_property
-    def nothing(self) -> tuple[Pair, jax.Array]:
-        """What stands for a number, and for samples, where there are none."""
+    def _nothing(self) -> Pair:
+        """What stands for a number where there is none."""
         low, shadow = (np.zeros(room(1), t) for t in (self.stored, self.shadow.dtype))
-        return jax.device_put((Pair(low, shadow, np.False_), np.zeros((3, SAMPLE))))
+        return jax.device_put(Pair(low, shadow, np.False_))
 
     def call(self, f: Callable, *arguments: Any) -> Any:
         """One of the compiled functions, run."""
@@ -256,9 +281,10 @@ class Lockstep(Interpretation):
         about = jnp.concatenate([state.formats[row], jnp.asarray(how.about)])
         if self._alone(how):
             assert isinstance(self.low, Rounded)
-            pair, given = exactly(self.low, self.shadow, how, about, inputs)
-            exact, dtype = pair.low.astype, pair.low.dtype
-            out, found = finished(about, exact, dtype, pair.shadow, [pair.marred], given)
+            lows, shadows = lanes(how, inputs)
+            exact, shadow = unrounded(self.low, self.shadow, how, about, lows, shadows)
+            marks, samples = [joined(marks_of(inputs))], sampled(how, exact, lows, about)
+            out, found = finished(about, exact.astype, exact.dtype, shadow, marks, samples)
             outs = [out]
         else:
             outs, found = anyhow(self.low, self.shadow, how, about, inputs)
@@ -284,6 +310,7 @@ class Lockstep(Interpretation):
 _noted = jax.jit(noted)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _flattened(length: int, x: Pair) -> Pair:
-    return Pair(flat(x.low, length), flat(x.shadow, length), x.marred)
+_joined = jax.jit(joined)
+_laid_out = functools.partial(jax.jit, static_argnums=(0, 1, 2))(
+    lambda shape, own, length, x: laid_out(x, shape, own, length)
+)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..interpret import Program, is_float, lifted
+from ..interpret import Equation, Program, is_float, lifted
 from ._ahead import compile_ahead
 from ._lane import nominal
 from ._lanes import Rounded, Wide
@@ -21,6 +21,7 @@ from ._loss_scale import carrying
 from ._pair import shaped
 from ._rounding import as_row
 from ._rows import Row, rows_of
+from ._statistics import Statistics
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -45,14 +46,24 @@ class Error:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One run: what was noted, and the error of each output."""
+    """One run: what was noted, and the error of each output.
 
-    rows: list[Row]
+    Attributes:
+        seen, statistics: the equations, and what was noted of each.
+    """
+
+    seen: tuple[Equation, ...]
+    statistics: Statistics
     error: Error
     outputs: tuple[tuple[str, Error], ...]
     shadow_broken: tuple[str, ...]
     low: tuple[Any, ...]
     shadow: tuple[Any, ...]
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """What was noted, by equation; of most trials nobody asks."""
+        return rows_of(self.seen, self.statistics)
 
 
 @dataclasses.dataclass(eq=False)
@@ -152,9 +163,9 @@ class Session:
             values = lockstep.walked(self.program, ledger, inputs)[1]
         with jax.enable_x64(True):
             statistics = ledger.settle()
-        return self._outcome(rows_of(lockstep.seen, statistics), values)
+        return self._outcome(tuple(lockstep.seen), statistics, values)
 
-    def _outcome(self, rows, values) -> Outcome:
+    def _outcome(self, seen, statistics, values) -> Outcome:
         pairs = [
             (path, shaped(jax.tree.map(np.asarray, v) if self.adjustable else v, a), a)
             for path, v, a in zip(self.program.paths, values, self.program.out_avals, strict=True)
@@ -166,7 +177,8 @@ class Session:
         errors = [Error(int(n), _root(noise, signal)) for noise, signal, n, _ in table]
         total = math.sqrt(sum(min(e.relative, 1e150) ** 2 for e in errors) / max(len(errors), 1))
         return Outcome(
-            rows=rows,
+            seen=seen,
+            statistics=statistics,
             error=Error(sum(e.broken for e in errors), total),
             outputs=tuple((p, e) for (p, _, _), e in zip(pairs, errors, strict=True)),
             shadow_broken=tuple(p for (p, _, _), r in zip(pairs, table, strict=True) if r[3]),
@@ -187,9 +199,17 @@ def _plain(low: Any, value: Any, aval: Any) -> Any:
 
 def _distance(low: Any, shadow: Any) -> tuple[float, float, int, int]:
     """Of an output: squared error, squared size, numbers broken, NaNs of the shadow."""
-    y, s = (np.asarray(x).astype(np.float64) for x in (low, shadow))
+    y, s = (np.asarray(x).ravel() for x in (low, shadow))
+    with np.errstate(invalid="ignore", over="ignore"):
+        noise, signal = _square(np.subtract(y, s, dtype=np.float64)), _square(s.astype(np.float64))
+    if math.isfinite(noise) and math.isfinite(signal):
+        return noise, signal, 0, 0
+    y, s = y.astype(np.float64), s.astype(np.float64)
     whole = np.isfinite(y) & np.isfinite(s)
-    noise = float(np.sum(np.square(np.where(whole, y, 0.0) - np.where(whole, s, 0.0))))
-    signal = float(np.sum(np.square(np.where(whole, s, 0.0))))
+    noise = _square(np.where(whole, y, 0.0) - np.where(whole, s, 0.0))
     broken = int(np.sum(~np.isfinite(y) & np.isfinite(s)))
-    return noise, signal, broken, int(np.sum(np.isnan(s)))
+    return noise, _square(np.where(whole, s, 0.0)), broken, int(np.sum(np.isnan(s)))
+
+
+def _square(x: np.ndarray) -> float:
+    return float(np.dot(x, x))

@@ -18,7 +18,6 @@ SAMPLE = 1024  # numbers of each result, evenly spaced, of which more is asked t
 BINS = 128  # of a histogram: exponents from LOWEST up; what lies outside goes to the ends
 LOWEST = -96
 PARTS = 32  # of a result that are counted on their own: more than one core, and no tree of sums
-TALLY = ("flushed", "subnormal", "overflowed", "nan", "broken", "amax")
 
 # What a program is told about an equation, all of it data: its format (see ``as_row``), how many
 # numbers its result has, whether it is an addition (1, -1), which operation, whose operands are
@@ -60,11 +59,32 @@ class Statistics:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Tally:
+    """Counts over all numbers of each part of a result, as the loops that count hand them over.
+
+    Attributes:
+        flushed, subnormal: integers[PARTS].
+        largest: integers[PARTS], the bits of the largest exact magnitude, infinite where the low
+            number isn't finite; all three as wide as the lane's floats.
+        overflowed, nan: int64[PARTS]; 0 unless ``largest`` says that there may be any.
+        finite: int64[PARTS], then the bits of the largest finite exact magnitude, in float64.
+    """
+
+    flushed: Any
+    subnormal: Any
+    largest: Any
+    overflowed: Any
+    nan: Any
+    finite: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Note:
     """What one result has to say, in shapes that don't depend on its own.
 
     Attributes:
-        tally: float64[6, PARTS], see TALLY, over all numbers of each part.
+        tally: of all its numbers.
         samples: float64[5, SAMPLE]: low, exact, shadow; of an addition, both operands in the low
             lane.
         about: float64[ABOUT].
@@ -106,11 +126,11 @@ def counted(
     shadow: jax.Array,
     about: jax.Array,
     marks: Sequence[Any],
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Tally, jax.Array]:
     """One pass over a result; a second one where something isn't finite or is too large.
 
-    What is cheap is computed again in the second pass rather than handed over: each value that is
-    kept is one more loop to compile, and to run.
+    What is cheap is computed again in the second pass rather than handed over, and sums are left in
+    parts, and in integers: each value that is made is one more loop to compile, and to run.
 
     Args:
         low, shadow: flat: its low result and the shadow's, with padding behind the first numbers.
@@ -119,7 +139,7 @@ def counted(
         marks: of each low input whether it wasn't finite somewhere where the shadow's was.
 
     Returns:
-        Tally (see :class:`Note`), and whether the result is marred in turn.
+        The counts, and whether the result is marred in turn.
     """
 
     def inside():
@@ -132,26 +152,24 @@ def counted(
     wide = jnp.where(size < jnp.inf, jnp.abs(exact(low.dtype)), jnp.inf)
     wide = jnp.where(within, wide, 0)
     normal = power_of_two(about[1].astype(jnp.int64)).astype(low.dtype)
-    often = [zero & (wide != 0), within & ~zero & (size < normal)]
-    often, most = _parts(often, wide)
+    often = _parts([zero & (wide != 0), within & ~zero & (size < normal)], wide)
 
     def seldom():
         wide, within = exact(jnp.float64), inside()
         flags = [f & within for f in _flags(low, wide, shadow, about[:WIDTH], ~marred())]
         wide = jnp.where(jnp.isfinite(wide) & within, jnp.abs(wide), 0.0)
-        rare, most = _parts(flags, wide)
-        return _tally([*often, *rare], most)
+        overflowed, nan, broken, finite = _parts(flags, wide)
+        made = (jnp.maximum(overflowed, nan) > 0) | (marred() & (broken > 0))
+        return (overflowed, nan, finite), jnp.any(made)
 
     def never():
-        return _tally([*often, *[jnp.zeros(PARTS, jnp.float64)] * 3], most)
+        return (jnp.zeros(PARTS, jnp.int64),) * 3, jnp.zeros((), bool)
 
-    largest = lax.bitcast_convert_type(jnp.max(most), low.dtype).astype(jnp.float64)
-    tally = lax.cond(largest < about[2], never, seldom)
-    overflowed, nan, broken = jnp.any(tally[2:5] > 0, axis=1)
-    return tally, overflowed | nan | (marred() & broken)
+    rare, mark = lax.cond(_float(jnp.max(often[-1])) < about[2], never, seldom)
+    return Tally(*often, *rare), mark
 
 
-def _parts(flags: Sequence[jax.Array], size: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+def _parts(flags: Sequence[jax.Array], size: jax.Array) -> Sequence[jax.Array]:
     """Of each part of a result how often each flag is set, and the bits of the largest size.
 
     One pass, in integers (nonnegative floats are in their bits' order), which XLA vectorises.
@@ -159,18 +177,18 @@ def _parts(flags: Sequence[jax.Array], size: jax.Array) -> tuple[list[jax.Array]
     integer = jnp.int32 if size.dtype == jnp.float32 else jnp.int64
     columns = [f.astype(integer) for f in flags] + [lax.bitcast_convert_type(size, integer)]
     joined = [lax.add] * len(flags) + [lax.max]
-    *counts, most = lax.reduce(
+    return lax.reduce(
         [x.reshape(PARTS, -1) for x in columns],
         [np.zeros((), integer)] * len(columns),
         lambda a, b: [join(x, y) for join, x, y in zip(joined, a, b, strict=True)],
         (1,),
     )
-    return counts, most
 
 
-def _tally(counts: Sequence[jax.Array], most: jax.Array) -> jax.Array:
-    size = lax.bitcast_convert_type(most, jnp.float32 if most.dtype == jnp.int32 else jnp.float64)
-    return jnp.stack([x.astype(jnp.float64) for x in (*counts, size)])
+def _float(bits: jax.Array) -> jax.Array:
+    """What float these are the bits of, in float64."""
+    dtype = jnp.float32 if bits.dtype == jnp.int32 else jnp.float64
+    return lax.bitcast_convert_type(bits, dtype).astype(jnp.float64)
 
 
 def _flags(low, exact, shadow, fmt, clean) -> Sequence[jax.Array]:
@@ -208,8 +226,11 @@ def added(state: Statistics, row: Any, counts, peaks, sums, tops, histogram) -> 
 
 def measured(note: Note, fmt: jax.Array) -> tuple[jax.Array, ...]:
     """What a note adds to its row: counts, peaks, sums, tops and histogram, in their order."""
-    flushed, subnormal, overflowed, nan, _ = jnp.sum(note.tally[:-1], axis=1)
-    amax, count = jnp.max(note.tally[-1]), note.about[COUNT]
+    tally, count = note.tally, note.about[COUNT]
+    often, seldom = (tally.flushed, tally.subnormal), (tally.overflowed, tally.nan)
+    events = [jnp.sum(x).astype(jnp.float64) for x in (*seldom, *often)]
+    largest, finite = _float(jnp.max(tally.largest)), _float(jnp.max(tally.finite))
+    amax = jnp.where(largest < note.about[2], largest, finite)
     sampled = jnp.minimum(count, SAMPLE)
     mask = jnp.arange(SAMPLE, dtype=jnp.float64) < sampled
     *additions, bits = _addition(note, fmt, mask)
@@ -224,6 +245,7 @@ def measured(note: Note, fmt: jax.Array) -> tuple[jax.Array, ...]:
     )
     n, m = len(additions), len(additions) + len(sums)
     one = jnp.ones((), jnp.float64)
+    overflowed, nan, flushed, subnormal = events
     counts = [one, count, overflowed, flushed, subnormal, nan, sampled, *whole[:n]]
     parts = counts, [amax, whole[m]], whole[n:m], whole[m + 1 :]
     return *[jnp.stack(x) for x in parts], _histogram(note.samples[2], mask)

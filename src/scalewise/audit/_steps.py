@@ -16,7 +16,7 @@ from ..emulate import EXACT
 from ..interpret import Equation, Interpretation, is_float
 from ..rounding import to_float64
 from ._elementary import GIVEN, joint, operation
-from ._flat import ELEMENTWISE, flat, room
+from ._flat import ELEMENTWISE, flat, room, unflat
 from ._lane import alike, own_row
 from ._lanes import Rounded, Wide, exact
 from ._pair import Pair, shaped
@@ -89,13 +89,17 @@ def plan(low: Interpretation, equation: Equation, inputs: Sequence[Any]) -> Plan
 
 
 def whole_of(equation: Equation) -> tuple[bool, ...]:
-    """Of what acts on each number by itself: which operands have the result's shape; () if others
-    than single numbers haven't."""
+    """Of what acts on each number by itself: which operands are arrays rather than one number.
+
+    Those of the elementary operations are made as wide as the result; of others, () if an array
+    has another shape than that.
+    """
     if equation.name not in ELEMENTWISE or not is_float(equation.out_avals[0]):
         return ()
     own = equation.out_avals[0].shape
-    fits = all(a.shape in (own, ()) for a in equation.in_avals)
-    return tuple(a.shape == own for a in equation.in_avals) if fits else ()
+    if operation(equation) == GIVEN and any(a.shape not in (own, ()) for a in equation.in_avals):
+        return ()
+    return tuple(a.shape != () or own == () for a in equation.in_avals)
 
 
 @functools.lru_cache(maxsize=8192)
@@ -109,54 +113,77 @@ def compiled(step: Callable, fixed: tuple[Any, ...], plan: Plan) -> Callable:
     return jax.jit(run)
 
 
-def joined(inputs: Sequence[Any]) -> Any:
-    """Whether one of the pairs is marred."""
-    marred = [jnp.asarray(x.marred) for x in inputs if isinstance(x, Pair)]
-    return functools.reduce(jnp.logical_or, marred) if marred else jnp.zeros((), bool)
+def marks_of(inputs: Sequence[Any]) -> list[Any]:
+    """Of each pair whether it is marred."""
+    return [x.marred for x in inputs if isinstance(x, Pair)]
 
 
-def _lanes(plan: Plan, inputs: Sequence[Any]):
+def joined(marks: Sequence[Any]) -> jax.Array:
+    """Whether one of these is set."""
+    return functools.reduce(jnp.logical_or, marks, jnp.zeros((), bool))
+
+
+def lanes(plan: Plan, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """The low inputs, and the shadow's."""
     avals = plan.equation.in_avals
     if plan.flat:
-        whole = zip(inputs, whole_of(plan.equation), strict=True)
-        pairs = [_aligned(x, w, plan.length) for x, w in whole]
-        return [x.low for x in pairs], [x.shadow for x in pairs]
-    inputs = [shaped(x, a) for x, a in zip(inputs, avals, strict=True)]
+        own = plan.equation.out_avals[0].shape
+        whole = zip(inputs, avals, whole_of(plan.equation), strict=True)
+        inputs = [laid_out(x, a.shape if w else (), own, plan.length) for x, a, w in whole]
+    else:
+        inputs = [shaped(x, a) for x, a in zip(inputs, avals, strict=True)]
     lows = [x.low if isinstance(x, Pair) else x for x in inputs]
     return lows, [x.shadow if isinstance(x, Pair) else x for x in inputs]
 
 
-def _aligned(x: Pair, whole: bool, length: int) -> Pair:
-    """An operand of what is computed flat: flat as well, or one number."""
+def laid_out(x: Pair, shape: Sequence[int], own: Sequence[int], length: int) -> Pair:
+    """An operand of what is computed flat: as wide as the result, flat as well; or one number.
 
-    def one(x):
-        if x.ndim == 0:
-            return x
-        return flat(x, length) if whole else x.reshape(-1)[0]
+    Args:
+        x: in its own shape, or flat.
+        shape: its own; () if it is to be one number.
+        own: the result's.
+        length: the padded size of that.
+    """
+
+    def one(x: Any) -> Any:
+        if not shape and own:
+            return x if x.ndim == 0 else x.reshape(-1)[0]
+        if tuple(shape) != tuple(own):
+            x = jnp.broadcast_to(unflat(x, shape), own)
+        return flat(x, length)
 
     return Pair(one(x.low), one(x.shadow), x.marred)
 
 
-def exactly(low: Rounded, shadow: Wide, plan: Plan, about: jax.Array, inputs: Sequence[Any]):
+def unrounded(
+    low: Rounded,
+    shadow: Wide,
+    plan: Plan,
+    about: jax.Array,
+    lows: Sequence[Any],
+    shadows: Sequence[Any],
+) -> tuple[jax.Array, jax.Array]:
     """One equation before its rounding: what alone depends on the primitive.
 
     Returns:
         The exact result of the low inputs, such that it can be rounded (see :func:`narrowed`), and
-        the shadow's, flat, so that what follows depends on their size alone; samples of the exact
-        one and, of an addition, of the low inputs.
+        the shadow's, flat, so that what follows depends on their size alone.
     """
-    lows, shadows = _lanes(plan, inputs)
     (result,) = exact(plan.equation, lows)
     (wide,) = shadow.apply((), plan.equation, shadows)[1]
     result = flat(result, plan.length).astype(jnp.float64)  # or a weak type compiles all anew
     wide = flat(wide, plan.length).astype(shadow.dtype)
-    pair = Pair(narrowed(result, about[:WIDTH], low.stored), wide, joined(inputs))
-    return pair, _sampled(plan, result, lows, about)
+    return narrowed(result, about[:WIDTH], low.stored), wide
 
 
-def _sampled(plan: Plan, exact: jax.Array, lows: Sequence[jax.Array], about: jax.Array):
-    """Samples of the exact result and of the two operands of an addition."""
+def exactly(low: Rounded, shadow: Wide, plan: Plan, about: jax.Array, inputs: Sequence[Any]):
+    """The same of inputs as pairs."""
+    return unrounded(low, shadow, plan, about, *lanes(plan, inputs))
+
+
+def sampled(plan: Plan, exact: jax.Array, lows: Sequence[jax.Array], about: jax.Array) -> jax.Array:
+    """Samples of the exact result and of the two operands of an addition: float64[3, SAMPLE]."""
     length = plan.length
     at = positions(about[COUNT], length)
     addends: Sequence[Any] = [jnp.zeros(SAMPLE)] * 2
@@ -194,8 +221,8 @@ def either(low: Interpretation, shadow: Wide, plan: Plan, about: jax.Array, inpu
         its format, samples, and whether an input was marred.
     """
     equation, single = plan.equation, isinstance(low, Rounded)
-    fmt, marred = about[:WIDTH], joined(inputs)
-    lows, shadows = _lanes(plan, inputs)
+    fmt, marred = about[:WIDTH], joined(marks_of(inputs))
+    lows, shadows = lanes(plan, inputs)
     low_outs = low.apply(fmt if single else (), equation, lows)[1]
     shadow_outs = shadow.apply((), equation, shadows)[1]
     found = None
@@ -206,7 +233,7 @@ def either(low: Interpretation, shadow: Wide, plan: Plan, about: jax.Array, inpu
         right = flat(exact(equation, plain)[plan.at], plan.length).astype(jnp.float64)
         wide = flat(shadow_outs[plan.at], plan.length).astype(shadow.dtype)
         fmt = fmt if single else jnp.asarray(own_row(low, low_outs[plan.at]))
-        samples = _sampled(plan, right, plain, about)
+        samples = sampled(plan, right, plain, about)
         found = result, narrowed(right, fmt, result.dtype), wide, fmt, samples, marred
     elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
