@@ -17,7 +17,7 @@ from jax.core import Tracer
 from ..interpret import Boundary, Equation, Interpretation, Program, run
 from ..rounding import to_float64
 from ._elementary import DIV, GIVEN, SQRT, elementary, finished, product, quotient
-from ._flat import RESHAPES, flat, is_flat, room
+from ._flat import flat, is_flat, room
 from ._lane import alike
 from ._lanes import Rounded, Wide
 from ._ledger import Ledger
@@ -37,6 +37,7 @@ from ._steps import (
     marks_of,
     noted,
     plan,
+    reshapes,
     sampled,
     unrounded,
 )
@@ -207,9 +208,10 @@ class Lockstep(Interpretation):
 
     def passes(self, equation: Equation, inputs: Sequence[Any]) -> bool:
         """Whether an equation only gives flat values another shape: nothing is to be done."""
-        if equation.name not in RESHAPES or not isinstance(inputs[0], Pair):
+        if not inputs or not isinstance(inputs[0], Pair):
             return False
-        return is_flat(inputs[0].low, equation.in_avals[0].shape)
+        shape = equation.in_avals[0].shape
+        return reshapes(equation) and is_flat(inputs[0].low, shape)
 
     def planned(self, equation: Equation, inputs: Sequence[Any]) -> tuple[Plan, Callable]:
         """How an equation outside of loops is computed, found out once."""

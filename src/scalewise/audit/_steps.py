@@ -16,7 +16,7 @@ from ..emulate import EXACT
 from ..interpret import Equation, Interpretation, is_float
 from ..rounding import to_float64
 from ._elementary import GIVEN, joint, operation
-from ._flat import ELEMENTWISE, flat, room, unflat
+from ._flat import ELEMENTWISE, RESHAPES, flat, room, unflat
 from ._lane import alike, own_row
 from ._lanes import Rounded, Wide, exact
 from ._pair import Pair, shaped
@@ -100,6 +100,13 @@ def whole_of(equation: Equation) -> tuple[bool, ...]:
     if operation(equation) == GIVEN and any(a.shape not in (own, ()) for a in equation.in_avals):
         return ()
     return tuple(a.shape != () or own == () for a in equation.in_avals)
+
+
+def reshapes(equation: Equation) -> bool:
+    """Whether the result is the operand's numbers in the same order."""
+    if equation.name == "broadcast_in_dim":  # a sum's, say, that kept its axes
+        return equation.in_avals[0].size == equation.out_avals[0].size
+    return equation.name in RESHAPES
 
 
 @functools.lru_cache(maxsize=8192)
