@@ -1,12 +1,15 @@
 """A state threaded through a program: every equation is met as often as it runs."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from programs import PROGRAMS
-from scalewise.interpret import Interpretation, run, trace
+from scalewise.interpret import Interpretation, run, trace, transform
 
 
 class Tally(Interpretation):
@@ -90,3 +93,77 @@ def test_a_second_run_takes_other_arguments_and_what_was_compiled():
     assert total == 16
     assert interpretation.kept == kept
     assert program.arguments == ["[0]"]
+
+
+class Met(Tally):
+    """The equations in the order in which they ran."""
+
+    def __init__(self):
+        super().__init__(turns=1000)
+        self.met = []
+
+    def apply(self, state, equation, inputs):
+        self.met.append(equation)
+        return state, equation.bind(*inputs)
+
+
+def test_equations_are_made_once_for_each_place_and_go_with_their_program():
+    double = jax.jit(lambda y: y * 2.0)  # one jaxpr, at three places
+
+    def body(c, v):
+        return double(c), v * 3.0
+
+    def f(x, vs):
+        y = double(x)
+        z = double(y)
+        return jax.lax.scan(body, z, vs)
+
+    met = Met()
+    program = trace(f, met, (jnp.float32(1), jnp.ones(3)), {}, name="met")
+    run(program, met, ())
+    first, met.met = met.met, []
+    run(program, met, (), [jnp.float32(5), jnp.zeros(3)])
+    assert len(first) == 2 + 3 * 2
+    assert list(map(id, met.met)) == list(map(id, first))
+    paths = [e.path for e in dict.fromkeys(first)]
+    assert [len(path) for path in paths] == [2, 2, 3, 2]
+    assert len(set(paths)) == len(paths)
+    calls = [e.within.source[1] for e in dict.fromkeys(first)]
+    assert len(set(calls)) == 4  # the scan, and each of the calls
+    kept = weakref.ref(program.body)
+    del program, first, met
+    gc.collect()
+    assert kept() is None
+
+
+def test_bodies_of_a_transformed_function_are_not_kept():
+    met = Met()
+    transform(lambda x: jax.jit(jnp.sin)(x), met, name="met")(jnp.ones(3))
+    assert met.met[0].within is not None
+    assert [met.met[0].bodies, met.met[0].within.bodies] == [None, None]
+
+
+def test_a_result_that_nobody_reads_is_let_go():
+    alive = []
+
+    class Box:
+        def __init__(self, x):
+            self.x = x
+
+    class Boxed(Interpretation):
+        def lift(self, x, aval):
+            return Box(x)
+
+        def apply(self, state, equation, inputs):
+            alive.append(sum(ref() is not None for ref in state))
+            outs = [Box(y) for y in equation.bind(*[b.x for b in inputs])]
+            return [*state, *map(weakref.ref, outs)], outs
+
+    def f(x):
+        y = x * 2.0
+        x + 3.0, y - 1.0
+        return y * y * y
+
+    boxed = Boxed()
+    run(trace(f, boxed, (jnp.float32(1),), {}, name="boxed"), boxed, [])
+    assert alive == [0, 1, 1, 1, 2]  # y alone until its square is there

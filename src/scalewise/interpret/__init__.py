@@ -8,9 +8,9 @@ calls, recomputation and custom derivatives are handled here, once. Nothing here
 from ._compat import bind as bind
 from ._equation import Direction as Direction
 from ._equation import Equation as Equation
+from ._equation import is_float as is_float
 from ._interpretation import Boundary as Boundary
 from ._interpretation import Interpretation as Interpretation
-from ._interpretation import is_float as is_float
 from ._program import Program as Program
 from ._program import lifted as lifted
 from ._program import run as run

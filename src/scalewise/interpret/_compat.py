@@ -6,7 +6,6 @@ read by looking at the parameters that are there, so that a new release needs no
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,17 +36,28 @@ def scan_split(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-@contextlib.contextmanager
-def provenance(eqn: jex.JaxprEqn) -> Iterator[None]:
-    """Equations traced inside keep ``eqn``'s source line, its scope and its context (mesh, x64)."""
-    info = eqn.source_info
-    scope = source_info_util.current_name_stack() + info.name_stack
-    with (
-        source_info_util.user_context(info.traceback, name_stack=scope),
-        eqn.ctx.manager,
-        jax.enable_x64(True) if _is_wide(eqn) else contextlib.nullcontext(),
-    ):
-        yield
+class provenance:
+    """Equations traced inside keep ``eqn``'s source line, its scope and its context (mesh, x64).
+
+    A class, since it is entered for each equation of each run.
+    """
+
+    __slots__ = ("managers",)
+
+    def __init__(self, eqn: jex.JaxprEqn):
+        info = eqn.source_info
+        scope = source_info_util.current_name_stack() + info.name_stack
+        line = source_info_util.user_context(info.traceback, name_stack=scope)
+        wide = (jax.enable_x64(True),) if _is_wide(eqn) else ()
+        self.managers = (line, eqn.ctx.manager, *wide)
+
+    def __enter__(self) -> None:
+        for manager in self.managers:
+            manager.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for manager in reversed(self.managers):
+            manager.__exit__(*error)
 
 
 def _is_wide(eqn: jex.JaxprEqn) -> bool:

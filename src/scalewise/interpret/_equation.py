@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import sysconfig
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from . import _compat
 
 Direction = Literal["forward", "backward", "update"]
 LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib")})
+
+
+def is_float(aval: Any) -> bool:
+    """Whether arrays of this abstract type are lifted: real floats of any width."""
+    return _is_floating(aval.dtype)
+
+
+_is_floating = lru_cache(maxsize=64)(lambda dtype: jnp.issubdtype(dtype, jnp.floating))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,18 +35,20 @@ class Equation:
         path: its position in its jaxpr, behind those of the equations around it (and the number of
             the branch): the same however often a body is traced, another at each call.
         within: the call or loop whose body it stands in.
+        bodies: of a program that is kept, what was found out of the equation's own bodies.
     """
 
     eqn: jex.JaxprEqn
     scope: str
     path: tuple[int, ...] = ()
     within: Equation | None = None
+    bodies: dict[Any, Any] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def primitive(self) -> jex.Primitive:
         return self.eqn.primitive
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.eqn.primitive.name
 
@@ -52,6 +63,11 @@ class Equation:
     @cached_property
     def out_avals(self) -> tuple[Any, ...]:
         return tuple(v.aval for v in self.eqn.outvars)
+
+    @cached_property
+    def lifted(self) -> bool:
+        """Whether there is a float among operands and results."""
+        return any(is_float(a) for a in self.in_avals + self.out_avals)
 
     @cached_property
     def direction(self) -> Direction:

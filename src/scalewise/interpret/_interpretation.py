@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal
@@ -13,14 +12,6 @@ import jax.numpy as jnp
 from ._equation import Equation
 
 Boundary = Literal["carry", "branch", "stacked", "mapped"]
-
-
-def is_float(aval: Any) -> bool:
-    """Whether arrays of this abstract type are lifted: real floats of any width."""
-    return _is_floating(aval.dtype)
-
-
-_is_floating = functools.lru_cache(maxsize=64)(lambda dtype: jnp.issubdtype(dtype, jnp.floating))
 
 
 class Interpretation:

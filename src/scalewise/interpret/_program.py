@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _compat
-from ._equation import bodies
+from ._body import Body, body_of
+from ._equation import bodies, is_float
 from ._integers import Integers, integers
-from ._interpretation import Interpretation, is_float
-from ._walk import walk
+from ._interpretation import Interpretation
+from ._walk import follow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,12 @@ class Program:
         """What depends on no float: found out once, and compiled for all that run the program."""
         return integers(self.jaxpr)
 
-    @property
+    @cached_property
+    def body(self) -> Body:
+        """What of walking the program is the same in each run, nested bodies included."""
+        return body_of(_compat.open_jaxpr(self.jaxpr)[0], keep=True)
+
+    @cached_property
     def equations(self) -> int:
         """How many equations there are, those of bodies and of nested calls included."""
         return _count(self.jaxpr)
@@ -133,7 +139,8 @@ def run(
         if values is None:
             arrays = program.arrays if arrays is None else arrays
             values = lifted(program, interpretation, arrays)
-        return walk(interpretation, program.jaxpr, state, values)
+        consts = _compat.open_jaxpr(program.jaxpr)[1]
+        return follow(interpretation, program.body, consts, state, values)
 
 
 def lifted(program: Program, interpretation: Interpretation, arrays: Sequence[Any]) -> list[Any]:

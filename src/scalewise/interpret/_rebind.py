@@ -12,8 +12,7 @@ import numpy as np
 from jax import lax
 
 from . import _compat
-from ._equation import Equation
-from ._interpretation import is_float
+from ._equation import Equation, is_float
 
 # Primitives that mean the bits of their operand's own dtype, or hold code traced for that dtype.
 OWN_DTYPE = frozenset({

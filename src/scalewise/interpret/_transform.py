@@ -11,7 +11,8 @@ import jax.extend.core as jex
 from jax.core import Tracer
 
 from . import _compat
-from ._interpretation import Interpretation, is_float
+from ._equation import is_float
+from ._interpretation import Interpretation
 from ._program import check_callable, trace
 from ._walk import walk
 

@@ -13,8 +13,9 @@ import numpy as np
 from jax import lax
 
 from . import _compat
-from ._equation import Equation
-from ._interpretation import Interpretation, is_float
+from ._body import Atom, Body, Number, body_of
+from ._equation import Equation, is_float
+from ._interpretation import Interpretation
 
 # Calls that are no more than their body once nobody differentiates them any more, and nobody does:
 # a function is differentiated before it is interpreted (see _transform.py). The parameter with the
@@ -38,47 +39,48 @@ def walk(
         jaxpr: open without constants, or closed.
         state: the interpretation's state, any pytree of fixed shape.
         values: one for each of the jaxpr's inputs; a lifted value where the input is a float.
-        within: the equation whose body it is. Its name stack is put before the equations' own (JAX
-            begins a new one in each loop body), and so is its position; where JAX doesn't know
-            who wrote an equation, its line is taken.
-        part: which of the equation's bodies, behind its position.
+        within, part: the equation whose body it is, and which of its bodies (see :func:`body_of`).
 
     Returns:
         The new state, and a value for each output.
     """
-    body, consts = _compat.open_jaxpr(jaxpr)
-    environment: dict[Any, Any] = {}
-    scope, path = (within.scope, (*within.path, *part)) if within else ("", ())
+    jaxpr, consts = _compat.open_jaxpr(jaxpr)
+    return follow(interpretation, body_of(jaxpr, within, part), consts, state, values)
 
-    def read(atom: Any):
-        if isinstance(atom, jex.Literal):
-            aval: Any = atom.aval
-            number = np.asarray(atom.val, aval.dtype)
-            return interpretation.constant(number, aval) if is_float(aval) else number
+
+def follow(
+    interpretation: Interpretation,
+    body: Body,
+    consts: Sequence[Any],
+    state: Any,
+    values: Sequence[Any],
+) -> tuple[Any, list[Any]]:
+    """The same of a body that was made before, with its jaxpr's constants."""
+    environment: dict[Any, Any] = dict(zip(body.inputs, values, strict=True))
+    for var, const in zip(body.constants, consts, strict=True):
+        environment[var] = interpretation.lift(const, var.aval) if is_float(var.aval) else const
+
+    def read(atom: Atom):
+        if isinstance(atom, Number):
+            known = atom.number
+            return interpretation.constant(known, atom.aval) if is_float(atom.aval) else known
         return environment[atom]
 
-    for var, const in zip(body.constvars, consts, strict=True):
-        environment[var] = interpretation.lift(const, var.aval) if is_float(var.aval) else const
-    environment.update(zip(body.invars, values, strict=True))
-    last_use = {v: i for i, e in enumerate(body.eqns) for v in e.invars if isinstance(v, jex.Var)}
-    keep = {v for v in body.outvars if isinstance(v, jex.Var)}
-
-    for i, eqn in enumerate(body.eqns):
-        own = str(eqn.source_info.name_stack)
-        inner = f"{scope}/{own}" if scope and own else scope or own
-        equation = Equation(eqn, inner, (*path, i), within)
-        with _compat.provenance(eqn):
-            rule = CONTROL.get(equation.name, _call if "call_jaxpr" in eqn.params else _apply)
-            state, outs = rule(interpretation, equation, state, [read(v) for v in eqn.invars])
-        environment.update(zip(eqn.outvars, outs, strict=True))
-        for var in eqn.invars:  # let go of what nobody reads again
-            if isinstance(var, jex.Var) and last_use[var] == i and var not in keep:
-                environment.pop(var, None)
-    return state, [read(v) for v in body.outvars]
+    for step in body.steps:
+        equation = step.equation
+        with _compat.provenance(equation.eqn):
+            calls = _call if "call_jaxpr" in equation.params else _apply
+            rule = CONTROL.get(equation.name, calls)
+            state, outs = rule(interpretation, equation, state, [read(x) for x in step.reads])
+        environment.update(zip(step.writes, outs, strict=True))
+        del outs
+        for var in step.last:
+            environment.pop(var, None)
+    return state, [read(x) for x in body.outputs]
 
 
 def _apply(interpretation, equation: Equation, state, inputs):
-    if any(is_float(a) for a in equation.in_avals + equation.out_avals):
+    if equation.lifted:
         return interpretation.apply(state, equation, inputs)
     return interpretation.unlifted(state, equation, inputs)
 
