@@ -37,13 +37,12 @@ class Scout(Lockstep):
             pairs = zip(inputs, equation.in_avals, strict=True)
             plain = [jnp.zeros(a.shape, a.dtype) if is_float(a) else x for x, a in pairs]
             outs = zip(equation.bind(*plain), equation.out_avals, strict=True)
-            return state, [self._blank(a) if is_float(a) else y for y, a in outs]
+            return state, [
+                self.canonical(self.lift(y, a), a, "carry", equation) if is_float(a) else y
+                for y, a in outs
+            ]
 
         return passed_by
-
-    def _blank(self, aval: Any) -> Pair:
-        low, shadow = (jnp.zeros(aval.shape, t) for t in (self.stored, self.shadow.dtype))
-        return Pair(low, shadow, jnp.zeros((), bool))
 
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]

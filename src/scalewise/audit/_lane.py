@@ -41,6 +41,12 @@ def alike(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hash
     return low, (equation.scope, equation.source)
 
 
+def number_by_number(low: Interpretation) -> bool:
+    """Whether what a lane makes of one number of an array has nothing to do with the others, as a
+    scale would that is found from all of them: then arrays may be kept flat, zeros behind them."""
+    return isinstance(low, Rounded | Autocast | LossScaled)
+
+
 def _decided(policy: Policy, equation: Equation) -> Autocast:
     """The policy's word on one equation, without its reasons."""
     run, only = policy.run(equation), frozenset({equation.name})

@@ -15,10 +15,9 @@ import numpy as np
 from jax.core import Tracer
 
 from ..interpret import Boundary, Equation, Interpretation, Program, run
-from ..rounding import to_float64
 from ._elementary import DIV, GIVEN, SQRT, elementary, finished, product, quotient
 from ._flat import flat, is_flat, room
-from ._lane import alike
+from ._lane import alike, number_by_number
 from ._lanes import Rounded, Wide
 from ._ledger import Ledger
 from ._pair import Pair, shaped
@@ -34,6 +33,7 @@ from ._steps import (
     laid_out,
     lanes,
     lifted,
+    lifted_anyhow,
     marks_of,
     noted,
     plan,
@@ -99,10 +99,12 @@ class Lockstep(Interpretation):
             whole = flat(x, room(math.prod(aval.shape)))
             row = as_row(self.low.fmt, self.low.saturate)
             return Pair(*self.call(lifted, self.low, self.shadow, whole, row))
-        plain = x.value() if self.low.is_argument(x) else x
-        low, shadow = self.low.lift(x, aval), self.shadow.lift(plain, aval)
-        result = to_float64(self.low.lower(low, aval))
-        return Pair(low, shadow, (~jnp.isfinite(result) & jnp.isfinite(shadow)).any())
+        shape = aval.shape
+        if number_by_number(self.low):
+            x = flat(x, room(math.prod(shape)))
+            shape = x.shape
+        aval = jax.ShapeDtypeStruct(shape, aval.dtype)
+        return Pair(*self.call(lifted_anyhow, self.low, self.shadow, aval, x))
 
     def constant(self, x: np.ndarray, aval: Any) -> Pair:
         value = float(x) if x.size == 1 else math.nan

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import numpy as np
 
 from ._flat import unflat
 
@@ -17,7 +16,8 @@ class Pair:
     """One float array twice.
 
     Attributes:
-        low: the low lane's value; of a lane of one format, in its own shape or flat.
+        low: the low lane's value; where each number is computed by itself (see
+            :func:`number_by_number`), in its own shape or flat.
         shadow: the shadow's, in the same way.
         marred: bool scalar, whether ``low`` isn't finite somewhere where ``shadow`` is.
     """
@@ -29,7 +29,10 @@ class Pair:
 
 def shaped(value: Any, aval: Any) -> Any:
     """A value whose arrays have their own shape again, if they were kept flat."""
-    if not isinstance(value, Pair) or not isinstance(value.low, jax.Array | np.ndarray):
+    if not isinstance(value, Pair) or value.shadow.shape == aval.shape:
         return value
-    low, shadow = unflat(value.low, aval.shape), unflat(value.shadow, aval.shape)
-    return Pair(low, shadow, value.marred)
+
+    def one(x: Any) -> Any:
+        return unflat(x, aval.shape)
+
+    return Pair(jax.tree.map(one, value.low), one(value.shadow), value.marred)

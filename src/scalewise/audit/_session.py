@@ -13,7 +13,7 @@ import numpy as np
 
 from ..interpret import Equation, Program, is_float, lifted
 from ._ahead import compile_ahead
-from ._lane import nominal
+from ._lane import nominal, number_by_number
 from ._lanes import Rounded, Wide
 from ._ledger import Ledger
 from ._lockstep import Lockstep
@@ -154,7 +154,7 @@ class Session:
             lockstep = dataclasses.replace(lockstep, constants=dict(constants), kept={})
         with jax.enable_x64(True):
             ledger = Ledger(self.formats() if formats is None else formats)
-        if not lockstep.plans and self.adjustable:
+        if not lockstep.plans:
             compile_ahead(self.program, lockstep)
         values: list[Any] = []
         for step in range(self.steps):
@@ -167,7 +167,7 @@ class Session:
 
     def _outcome(self, seen, statistics, values) -> Outcome:
         pairs = [
-            (path, shaped(jax.tree.map(np.asarray, v) if self.adjustable else v, a), a)
+            (path, shaped(jax.tree.map(np.asarray, v) if number_by_number(self.low) else v, a), a)
             for path, v, a in zip(self.program.paths, values, self.program.out_avals, strict=True)
             if is_float(a)
         ]

@@ -17,7 +17,7 @@ from ..interpret import Equation, Interpretation, is_float
 from ..rounding import to_float64
 from ._elementary import GIVEN, joint, operation
 from ._flat import ELEMENTWISE, RESHAPES, flat, room, unflat
-from ._lane import alike, own_row
+from ._lane import alike, number_by_number, own_row
 from ._lanes import Rounded, Wide, exact
 from ._pair import Pair, shaped
 from ._rounding import WIDTH, narrowed, round_by
@@ -76,7 +76,9 @@ def plan(low: Interpretation, equation: Equation, inputs: Sequence[Any]) -> Plan
     length = room(math.prod(equation.out_avals[at].shape)) if at >= 0 else 0
     rounded, whole = isinstance(low, Rounded), whole_of(equation)
     types: Any = tuple((a.shape, a.dtype) for a in equation.in_avals + equation.out_avals)
-    is_flat = rounded and bool(whole) and all(isinstance(x, Pair) for x in inputs)
+    is_flat = bool(whole) and number_by_number(low) and all(isinstance(x, Pair) for x in inputs)
+    if is_flat and not rounded:  # where operands aren't laid out by programs of their own
+        is_flat = all(a.shape in (equation.out_avals[0].shape, ()) for a in equation.in_avals)
     if is_flat:
         types = (length, whole, tuple(a.dtype for a in equation.in_avals + equation.out_avals))
     key: Hashable = (equation.name, tuple(sorted(equation.params.items())), types)
@@ -160,7 +162,7 @@ def laid_out(x: Pair, shape: Sequence[int], own: Sequence[int], length: int) -> 
             x = jnp.broadcast_to(unflat(x, shape), own)
         return flat(x, length)
 
-    return Pair(one(x.low), one(x.shadow), x.marred)
+    return Pair(jax.tree.map(one, x.low), one(x.shadow), x.marred)
 
 
 def unrounded(
@@ -247,9 +249,10 @@ def either(low: Interpretation, shadow: Wide, plan: Plan, about: jax.Array, inpu
         marred = marred & (~jnp.isfinite(result) & jnp.isfinite(shadow_outs[0])).any()
 
     def kept(x, aval):
-        if not single:
+        if not number_by_number(low):
             return x
-        return flat(x, plan.length if plan.flat else room(math.prod(aval.shape)))
+        length = plan.length if plan.flat else room(math.prod(aval.shape))
+        return jax.tree.map(lambda leaf: flat(leaf, length), x)
 
     outs = [
         Pair(kept(y, a), kept(s, a), marred) if is_float(a) else y
@@ -270,3 +273,12 @@ def lifted(low: Rounded, shadow: Wide, x: jax.Array, row: jax.Array):
     """A flat argument in both lanes, and whether the low one is marred."""
     value, wide = round_by(to_float64(x), row).astype(low.stored), shadow.lift(x, x)
     return value, wide, (~jnp.isfinite(value) & jnp.isfinite(wide)).any()
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def lifted_anyhow(low: Interpretation, shadow: Wide, aval: Any, x: Any):
+    """The same, whatever the low lane is; ``x`` is flat where its arrays may be."""
+    value = low.lift(x, aval)
+    wide = shadow.lift(x.value() if low.is_argument(x) else x, aval)
+    result = to_float64(low.lower(value, aval))
+    return value, wide, (~jnp.isfinite(result) & jnp.isfinite(wide)).any()
