@@ -16,6 +16,7 @@ from scalewise.audit._pair import Pair
 from scalewise.audit._rounding import as_row, narrowed, round_by, scaled
 from scalewise.audit._session import Session
 from scalewise.audit._statistics import BINS, LOWEST
+from scalewise.autocast import Autocast, Policy
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format
 from scalewise.interpret import trace
 
@@ -23,9 +24,12 @@ MINE = Format("e6m9", exponent_bits=6, mantissa_bits=9)
 FORMATS = [f for f in [*CATALOGUE.values(), MINE] if f.mantissa_bits and f.bits < 33]
 
 
-def session(f, *args, low="fp16", dtype=np.float32):
-    lane = Rounded(sw.format(low))
+def in_lane(lane, f, *args, dtype=np.float32):
     return Session(trace(f, lane, args, {}, name="audit"), lane, Wide(np.dtype(dtype)))
+
+
+def session(f, *args, low="fp16", dtype=np.float32):
+    return in_lane(Rounded(sw.format(low)), f, *args, dtype=dtype)
 
 
 def lanes(s):
@@ -184,7 +188,8 @@ def test_subnormals_of_a_format_stay_however_values_wait(fmt, stored):
     np.testing.assert_array_equal(low, want)
 
 
-def test_what_a_run_needs_is_compiled_before_it_begins():
+@pytest.mark.parametrize("low", [Rounded(FP16), Autocast(Policy(compute="float16"))], ids=str)
+def test_what_a_run_needs_is_compiled_before_it_begins(low):
     compiled = []
 
     def listen(event, _, **about):
@@ -195,9 +200,9 @@ def test_what_a_run_needs_is_compiled_before_it_begins():
         seen = jnp.arange(7)[None] < (n + jnp.arange(7))[:, None]
         return jnp.where(seen, jnp.cosh(x @ x.T) - x[:, :1], jnp.full((7, 7), -9.0)) ** 2.5
 
-    session(jnp.sin, jnp.ones(3)).run()  # what every run needs, whatever the program
+    in_lane(low, jnp.sin, jnp.ones(3)).run()  # what every run needs, whatever the program
     jax.monitoring.register_event_duration_secs_listener(listen)
-    s = session(f, jnp.ones((7, 7)), jnp.int32(1))
+    s = in_lane(low, f, jnp.ones((7, 7)), jnp.int32(1))
     with jax.enable_x64(True):
         compile_ahead(s.program, s.lockstep)
         assert len(compiled) > 3
@@ -319,6 +324,26 @@ def test_the_low_lane_can_be_another_interpretation():
         relative = abs(float(want) - float(f(x, w))) / abs(float(f(x, w)))
         assert report.error.relative == pytest.approx(relative, rel=1e-3, abs=1e-9)
         assert any(row.primitive == "dot_general" for row in report.rows)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.grad], ids=["forward", "backward"])
+def test_a_policys_lane_is_autocast_to_the_bit(wrap):
+    """Its arrays are kept flat, zeros behind them, of which nothing may come in."""
+
+    def f(w, x):
+        def turn(c, row):
+            return c * 0.9 + row, jnp.exp(-c)
+
+        y = jax.nn.softmax(x @ w) / (1.0 + jnp.abs(x @ w)).mean(axis=0, keepdims=True)
+        carry, seen = jax.lax.scan(turn, y[0], y)
+        return jnp.where(seen > 0.5, seen, 2.0 * y).reshape(-1)[3:].sum() + carry.max()
+
+    rng = np.random.default_rng(0)
+    w, x = (jnp.asarray(rng.standard_normal(s), jnp.float32) for s in ((5, 3), (7, 5)))
+    lane = Autocast(Policy(compute="float16"))
+    low, shadow = lanes(in_lane(lane, wrap(f), w, x))
+    np.testing.assert_array_equal(low[0], sw.autocast(wrap(f), lane.policy)(w, x))
+    np.testing.assert_allclose(shadow[0], wrap(f)(w, x), rtol=1e-5)
 
 
 def test_a_lane_of_exponents_at_run_time():
