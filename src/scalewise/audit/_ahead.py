@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..interpret import Equation, Program, is_float, lifted
+from ._ledger import Ledger
 from ._lockstep import Lockstep
 from ._pair import Pair
 from ._statistics import ABOUT
@@ -32,6 +33,9 @@ class Scout(Lockstep):
         with jax.ensure_compile_time_eval():  # a number, as it will be in the run
             return super().constant(x, aval)
 
+    def stepwise(self, state: Any, equation: Equation) -> int:
+        return 0
+
     def control(self, equation: Equation, run: Callable) -> Callable:
         def passed_by(state, inputs):
             pairs = zip(inputs, equation.in_avals, strict=True)
@@ -50,7 +54,11 @@ class Scout(Lockstep):
         if self.passes(equation, inputs):
             return state, inputs[:1]
         about = jnp.zeros(ABOUT, jnp.float64)
-        return state, self.both(self.planned(equation, inputs), inputs, about)[0]
+        outs, found = self.both(self.planned(equation, inputs), inputs, about)
+        if found and Ledger not in self.found:
+            integers = found[0].flushed.dtype
+            self.found[Ledger] = self.pool.submit(state.prepare, integers)
+        return state, outs
 
     def call(self, f: Any, *arguments: Any) -> Any:
         leaves, tree = jax.tree.flatten(arguments)
@@ -67,18 +75,19 @@ class Scout(Lockstep):
         return f(*arguments)
 
 
-def compile_ahead(program: Program, lockstep: Lockstep) -> None:
+def compile_ahead(program: Program, lockstep: Lockstep, ledger: Ledger) -> None:
     """Compiles what ``program`` needs outside of its loops, on all cores.
 
     JAX keeps what was compiled beside what it lowered, so that the run finds it.
 
     Args:
         program: traced.
-        lockstep: with a low lane of one format.
+        lockstep: the program's own.
+        ledger: what takes the notes of the run.
     """
 
     def walked(arrays):
-        return scout.walked(program, (), lifted(program, scout, arrays))[1]
+        return scout.walked(program, ledger, lifted(program, scout, arrays))[1]
 
     arrays = [
         jax.ShapeDtypeStruct(a.shape, x.dtype) if is_float(a)

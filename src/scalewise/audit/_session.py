@@ -155,7 +155,7 @@ class Session:
         with jax.enable_x64(True):
             ledger = Ledger(self.formats() if formats is None else formats)
         if not lockstep.plans:
-            compile_ahead(self.program, lockstep)
+            compile_ahead(self.program, lockstep, ledger)
         values: list[Any] = []
         for step in range(self.steps):
             state = values[: self.carried] if step else []

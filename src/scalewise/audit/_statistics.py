@@ -100,18 +100,11 @@ def blank(formats: np.ndarray) -> Statistics:
     n = len(formats)
     assert formats.shape == (n, WIDTH)
 
-    def zeros(*shape: int) -> jax.Array:
-        return jnp.asarray(np.zeros((n, *shape)))
-
     counts = np.zeros((n, FIRST + 1 + len(PEAKS)))
     counts[:, FIRST] = -1.0
-    return Statistics(
-        formats=jnp.asarray(formats),
-        counts=jnp.asarray(counts),
-        sums=zeros(len(SUMS)),
-        tops=zeros(len(TOPS)),
-        histogram=zeros(BINS),
-    )
+    sums, tops, histogram = (np.zeros((n, width)) for width in (len(SUMS), len(TOPS), BINS))
+    numbers = Statistics(formats, counts, sums, tops, histogram)
+    return jax.device_put(numbers, may_alias=False)  # its memory is handed on from note to note
 
 
 def positions(count: Any, size: int) -> jax.Array:
