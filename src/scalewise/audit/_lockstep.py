@@ -246,7 +246,7 @@ class Lockstep(Interpretation):
 
     def _operands(self, how: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
         """Two flat arrays and two numbers, of which two are an equation's operands."""
-        own, whole = how.equation.out_avals[0].shape, how.about[-2:] != 0
+        own, whole = how.equation.out_avals[0].shape, how.whole
         pairs = []
         for x, aval, w in zip(inputs, how.equation.in_avals, whole, strict=False):
             shape, length = (own, how.length) if w else ((), room(1))

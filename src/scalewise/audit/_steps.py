@@ -53,21 +53,25 @@ class Plan:
         """How many numbers that float result has; 0 if there is none."""
         return math.prod(self.equation.out_avals[self.at].shape) if self.at >= 0 else 0
 
-    @property
+    @functools.cached_property
     def noted(self) -> bool:
         return self.equation.name not in EXACT and self.at >= 0
 
-    @property
+    @functools.cached_property
     def operation(self) -> int:
         return operation(self.equation) if self.flat else GIVEN
 
     @functools.cached_property
+    def whole(self) -> tuple[bool, ...]:
+        """Which of two operands are arrays rather than one number; a single one counts twice."""
+        whole = whole_of(self.equation) if self.operation else ()
+        return (whole * 2)[:2] or (True, True)
+
+    @functools.cached_property
     def about(self) -> np.ndarray:
         """What programs are told of the equation beside its format, see ``ABOUT``."""
-        whole = whole_of(self.equation) if self.operation else ()
-        whole = (whole * 2)[:2] or (True, True)
         sign = ADDITIONS.get(self.equation.name, 0)
-        return np.array([self.size, sign, self.operation, *whole], np.float64)
+        return np.array([self.size, sign, self.operation, *self.whole], np.float64)
 
 
 def plan(low: Interpretation, equation: Equation, inputs: Sequence[Any]) -> Plan:
