@@ -194,7 +194,10 @@ def _operand(fmt: Any) -> Format | BlockFormat | None:
         return None
     if isinstance(fmt, BlockFormat) or (isinstance(fmt, str) and fmt.lower() in BLOCK_FORMATS):
         return block_format(fmt)
-    fmt = format_(fmt)
+    try:
+        fmt = format_(fmt)
+    except ValueError as error:
+        raise ValueError(f"{error}; and the block formats {', '.join(BLOCK_FORMATS)}") from None
     if not fmt.zero:
         raise ValueError(f"{fmt.name} has no zero: it is for scales, not for operands")
     return None if fmt.mantissa_bits >= 23 and fmt.exponent_bits >= 8 else fmt

@@ -60,6 +60,18 @@ class Program:
         """How many equations there are, those of bodies and of nested calls included."""
         return _count(self.jaxpr)
 
+    @property
+    def calls_back(self) -> bool:
+        """Whether it calls functions on the host."""
+        return _calls_back(self.jaxpr)
+
+
+def _calls_back(jaxpr: _compat.Jaxpr) -> bool:
+    body, _ = _compat.open_jaxpr(jaxpr)
+    return any(
+        "callback" in e.primitive.name or any(map(_calls_back, bodies(e))) for e in body.eqns
+    )
+
 
 def _count(jaxpr: _compat.Jaxpr) -> int:
     body, _ = _compat.open_jaxpr(jaxpr)
