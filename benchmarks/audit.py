@@ -22,8 +22,8 @@ import jax
 import numpy as np
 
 from examples import gpt
-from scalewise.audit._lanes import Rounded, Wide
-from scalewise.audit._session import Session
+from scalewise.audit._run._lanes import Rounded, Wide
+from scalewise.audit._run._session import Session
 from scalewise.formats import FP16
 from scalewise.interpret import trace
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(ROOT))
 
 import scalewise as sw  # noqa: E402
 from examples import gallery  # noqa: E402
-from scalewise.audit._terminal import alone, error  # noqa: E402
+from scalewise.audit._report._terminal import alone, error  # noqa: E402
 
 HEAD = """# Failures that people lost days over, and what the audit says
 

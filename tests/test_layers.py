@@ -20,6 +20,7 @@ HOUSE = [  # bottom to top
     "audit",
     "cli",
 ]
+AUDIT = ["_run", "_search", "_report"]  # bottom to top as well
 INTERPRETATIONS = {"emulate", "autocast", "autoscale"}
 ROOT = Path(scalewise.__file__).parent
 SOURCES = sorted(ROOT.rglob("*.py"))
@@ -57,6 +58,14 @@ def test_a_file_imports_only_from_layers_below(path):
             continue
         assert HOUSE.index(there) < HOUSE.index(here), f"{path}: {here} imports {there}"
         assert not {here, there} <= INTERPRETATIONS, f"{path}: {here} imports {there}"
+
+
+@pytest.mark.parametrize("room", AUDIT)
+def test_so_does_a_room_of_the_audit(room):
+    above = AUDIT[AUDIT.index(room) + 1 :] + ["_audit"]
+    for path in (ROOT / "audit" / room).glob("*.py"):
+        read = {m.split(".")[2] for m in imported_modules(path) if m.startswith("scalewise.audit.")}
+        assert not read & set(above), f"{path} imports from above"
 
 
 @pytest.mark.parametrize(

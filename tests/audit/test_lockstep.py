@@ -9,14 +9,14 @@ import programs
 import scalewise as sw
 from devices import run_on_devices
 from programs import scalar
-from scalewise.audit._ahead import compile_ahead
-from scalewise.audit._elementary import ADD, DIV, MUL, SQRT, SUB, product, quotient
-from scalewise.audit._lanes import Rounded, Wide
-from scalewise.audit._ledger import Ledger
-from scalewise.audit._pair import Pair
-from scalewise.audit._rounding import as_row, narrowed, round_by, scaled
-from scalewise.audit._session import Session
-from scalewise.audit._statistics import BINS, LOWEST
+from scalewise.audit._run._ahead import compile_ahead
+from scalewise.audit._run._elementary import ADD, DIV, MUL, SQRT, SUB, product, quotient
+from scalewise.audit._run._lanes import Rounded, Wide
+from scalewise.audit._run._ledger import Ledger
+from scalewise.audit._run._pair import Pair
+from scalewise.audit._run._rounding import as_row, narrowed, round_by, scaled
+from scalewise.audit._run._session import Session
+from scalewise.audit._run._statistics import BINS, LOWEST
 from scalewise.autocast import Autocast, Policy
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format
 from scalewise.interpret import trace

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import scalewise as sw
-from scalewise.audit._source import sources
-from scalewise.audit._statistics import LOWEST
+from scalewise.audit._report._source import sources
+from scalewise.audit._run._statistics import LOWEST
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

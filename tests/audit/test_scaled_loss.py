@@ -7,7 +7,7 @@ import pytest
 
 import scalewise as sw
 from examples import gallery
-from scalewise.audit._loss_scale import LossScaled
+from scalewise.audit._run._loss_scale import LossScaled
 from scalewise.autocast import Autocast
 from scalewise.interpret import transform
 

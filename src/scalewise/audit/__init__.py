@@ -1,20 +1,20 @@
 """The audit: which operation on which line, why, and a fix that was tried."""
 
 from ._audit import audit as audit
-from ._diff import Difference as Difference
-from ._diff import diff as diff
 from ._file import arguments as arguments
 from ._file import blamed as blamed
 from ._file import load_function as load_function
-from ._findings import Finding as Finding
-from ._literals import Literal as Literal
-from ._literals import literals as literals
 from ._monitor import Monitor as Monitor
 from ._monitor import Reading as Reading
 from ._monitor import readings as readings
-from ._report import Report as Report
-from ._report import writable as writable
-from ._rows import Row as Row
-from ._session import Error as Error
+from ._report._diff import Difference as Difference
+from ._report._diff import diff as diff
+from ._report._report import Report as Report
+from ._report._report import writable as writable
+from ._run._rows import Row as Row
+from ._run._session import Error as Error
+from ._search._findings import Finding as Finding
+from ._search._literals import Literal as Literal
+from ._search._literals import literals as literals
 from ._tune import Tuning as Tuning
 from ._tune import tune as tune

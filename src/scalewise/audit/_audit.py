@@ -23,14 +23,14 @@ from ..emulate import Emulation
 from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
-from ._lane import nominal
-from ._lanes import Rounded, Wide
-from ._literals import literals
-from ._report import SEMANTICS, Report
-from ._rounding import as_row
-from ._search import Search
-from ._session import Outcome, Session
-from ._statistics import BINS, LOWEST
+from ._report._report import SEMANTICS, Report
+from ._run._lane import nominal
+from ._run._lanes import Rounded, Wide
+from ._run._rounding import as_row
+from ._run._session import Outcome, Session
+from ._run._statistics import BINS, LOWEST
+from ._search._literals import literals
+from ._search._search import Search
 
 UNSEEN = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
 

@@ -12,10 +12,10 @@ from ..autocast import Autocast, Policy, Rule
 from ..formats import BF16, FP16, FP32, Format
 from ..formats import format as format_
 from ..interpret import trace
-from ._lanes import Rounded, Wide
-from ._rounding import as_row
-from ._rows import Row
-from ._session import Error, Outcome, Session
+from ._run._lanes import Rounded, Wide
+from ._run._rounding import as_row
+from ._run._rows import Row
+from ._run._session import Error, Outcome, Session
 
 Part = tuple[str, str]  # a user's function, a primitive: what a rule of autocast can name
 

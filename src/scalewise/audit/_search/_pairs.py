@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .._run._session import Error
 from ._findings import Finding
 from ._fixes import Fix
-from ._session import Error
 
 FINDINGS = 4  # of which pairs are made: six at most
 RESERVE = 6  # runs that are kept for them, a third of all if there are few

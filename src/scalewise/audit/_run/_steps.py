@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..emulate import EXACT
-from ..interpret import Equation, Interpretation, is_float
-from ..rounding import to_float64
+from ...emulate import EXACT
+from ...interpret import Equation, Interpretation, is_float
+from ...rounding import to_float64
 from ._elementary import GIVEN, joint, operation
 from ._flat import ELEMENTWISE, RESHAPES, flat, room, unflat
 from ._lane import alike, number_by_number, own_row

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..training import InputError
+from ...training import InputError
 
 NEEDED = ("function", "low", "findings", "rows", "error")
 Place = tuple[str, int, str, str]  # file, line, primitive, direction

@@ -7,8 +7,8 @@ import linecache
 import math
 from collections.abc import Sequence
 
-from ._findings import Finding
-from ._rows import Row
+from .._run._rows import Row
+from .._search._findings import Finding
 
 AROUND = 2  # lines shown before and after one on which something is computed
 MOST = 600  # lines of a file; the first of them

@@ -9,16 +9,16 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..autocast import Autocast, Rule
-from ..autoscale import Boundaries, EveryOp, Recipe, interpretation, scope_parts
-from ..formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from ..interpret import Interpretation
-from ..scaled import Amax, Mx
+from ...autocast import Autocast, Rule
+from ...autoscale import Boundaries, EveryOp, Recipe, interpretation, scope_parts
+from ...formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
+from ...interpret import Interpretation
+from ...scaled import Amax, Mx
+from .._run._lane import nominal
+from .._run._loss_scale import LossScaled, best_power
+from .._run._rows import Row
 from ._findings import Group
 from ._fixes import RANGE, Fix, narrow_gradients
-from ._lane import nominal
-from ._loss_scale import LossScaled, best_power
-from ._rows import Row
 
 OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # wider, or more precise
 OTHER = {FP16: BF16, BF16: FP16}

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..emulate import EXACT, Emulation
-from ..interpret import Equation, Interpretation, is_float, rebind
-from ..rounding import from_float64, to_float64
+from ...emulate import EXACT, Emulation
+from ...interpret import Equation, Interpretation, is_float, rebind
+from ...rounding import from_float64, to_float64
 from ._rounding import as_row, round_by
 
 

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..emulate import EXACT
-from ..formats import Format
-from ..formats import format as format_
-from ..interpret import Boundary, Equation, Interpretation, is_float, run, trace
+from ...emulate import EXACT
+from ...formats import Format
+from ...formats import format as format_
+from ...interpret import Boundary, Equation, Interpretation, is_float, run, trace
+from .._run._rows import direction_of
 from ._findings import source_line
-from ._rows import direction_of
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 

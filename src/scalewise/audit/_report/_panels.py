@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from ._rows import Row
-from ._statistics import BINS, LOWEST
+from .._run._rows import Row
+from .._run._statistics import BINS, LOWEST
 from ._summary import Summary
 
 WIDTH, HEIGHT = 640, 110

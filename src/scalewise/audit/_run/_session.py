@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..interpret import Equation, Program, is_float, lifted
+from ...interpret import Equation, Program, is_float, lifted
 from ._ahead import compile_ahead
 from ._lane import nominal, number_by_number
 from ._lanes import Rounded, Wide

@@ -8,16 +8,16 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-from ..formats import Format
+from ...formats import Format
+from .._run._lanes import Rounded
+from .._run._session import Error, Outcome, Session
 from ._exceptions import changeable, exceptions
 from ._findings import Finding, Group, finding, groups
 from ._fixes import Fix, Setting, constant_finding, constant_fixes, fixes
-from ._lanes import Rounded
 from ._literals import Literal
 from ._measure import ENOUGH, GAIN, better, enough, gain, key_of, mended, near, same
 from ._norms import norms
 from ._pairs import RESERVE, Spare, both, pairs
-from ._session import Error, Outcome, Session
 
 IDLE = 12  # findings listed where nothing is tried
 LEFT = 6  # and where nothing that was tried helped

@@ -7,8 +7,8 @@ import math
 from rich.console import Console
 from rich.text import Text
 
-from ._findings import Finding
-from ._session import Error
+from .._run._session import Error
+from .._search._findings import Finding
 from ._summary import Summary
 
 STYLES = {"nan": "bold red", "overflow": "bold red", "saturation": "red", "underflow": "yellow"}

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Hashable
 from typing import Any
 
-from ..autoscale import Boundaries
+from ...autoscale import Boundaries
+from .._run._session import Error
 from ._findings import Finding
 from ._fixes import Setting
-from ._session import Error
 
 ENOUGH = 0.5  # a fix that halves the error is taken before wider ones are tried
 GAIN = 0.95  # and one that leaves more than this of it is none

@@ -6,8 +6,8 @@ import csv
 import io
 from collections.abc import Sequence
 
-from ..autoscale import scope_parts
-from ._rows import Row
+from ...autoscale import scope_parts
+from .._run._rows import Row
 
 COUNTS = ("elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled")
 COLUMNS = (

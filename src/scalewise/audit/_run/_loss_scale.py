@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..autocast import Autocast, Policy
-from ..autoscale import RULES, Family
-from ..formats import Format
-from ..interpret import Boundary, Equation, Interpretation, Program, is_float, run
+from ...autocast import Autocast, Policy
+from ...autoscale import RULES, Family
+from ...formats import Format
+from ...interpret import Boundary, Equation, Interpretation, Program, is_float, run
 from ._rows import Row
 from ._statistics import LOWEST
 

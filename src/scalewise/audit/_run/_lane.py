@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..autocast import Autocast, Policy
-from ..autoscale import Boundaries, EveryOp, Exceptions, Recipe, interpretation
-from ..formats import FP32, FP64, Format
-from ..formats import format as format_
-from ..interpret import Equation, Interpretation
+from ...autocast import Autocast, Policy
+from ...autoscale import Boundaries, EveryOp, Exceptions, Recipe, interpretation
+from ...formats import FP32, FP64, Format
+from ...formats import format as format_
+from ...interpret import Equation, Interpretation
 from ._lanes import Rounded
 from ._loss_scale import LossScaled
 from ._rounding import as_row

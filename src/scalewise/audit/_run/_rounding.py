@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import FP32, FP64, Format
-from ..formats import format as format_
+from ...formats import FP32, FP64, Format
+from ...formats import format as format_
 
 WIDTH = 8  # mantissa bits, lowest exponent, largest, overflow, infinity, smallest, -0, sign
 

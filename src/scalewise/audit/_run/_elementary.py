@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..interpret import Equation
+from ...interpret import Equation
 from ._pair import Pair
 from ._rounding import round_by
 from ._statistics import COUNT, OPERATION, WHOLE, Tally, counted, positions

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-from ._findings import Finding
-from ._literals import Literal
-from ._loss_scale import shares
-from ._rows import Row
-from ._session import Error
+from .._run._loss_scale import shares
+from .._run._rows import Row
+from .._run._session import Error
+from .._search._findings import Finding
+from .._search._literals import Literal
 
 
 @dataclasses.dataclass(frozen=True)

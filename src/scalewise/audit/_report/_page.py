@@ -14,7 +14,7 @@ from ._terminal import alone, error, scales
 def page(report: Summary) -> str:
     """The page; every name in it is escaped."""
     environment = Environment(
-        loader=PackageLoader("scalewise.audit", "."),
+        loader=PackageLoader("scalewise.audit._report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

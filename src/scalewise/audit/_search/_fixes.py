@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
+from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
+from .._run._lanes import Rounded
+from .._run._loss_scale import best_power
+from .._run._rounding import DOUBLE, SINGLE, as_row, scaled
+from .._run._rows import Row
+from .._run._session import Outcome, Session
 from ._findings import Finding, Group
-from ._lanes import Rounded
 from ._literals import Literal
-from ._loss_scale import best_power
-from ._rounding import DOUBLE, SINGLE, as_row, scaled
-from ._rows import Row
-from ._session import Outcome, Session
 
 RANGE = ("nan", "overflow", "saturation", "underflow")
 SUBNORMAL = 0.01  # share from which a result lies too low

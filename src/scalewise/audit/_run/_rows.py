@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..interpret import Equation, is_float
+from ...interpret import Equation, is_float
 from ._statistics import COUNTS, FIRST, PEAKS, SUMS, TOPS, Statistics
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ..interpret import Boundary, Equation, Interpretation, Program, run
+from ...interpret import Boundary, Equation, Interpretation, Program, run
 from ._elementary import DIV, GIVEN, SQRT, elementary, finished, product, quotient
 from ._flat import flat, is_flat, room
 from ._lane import alike, number_by_number

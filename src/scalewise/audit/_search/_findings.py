@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..formats import Format
-from ._rows import Row
+from ...formats import Format
+from .._run._rows import Row
 
 CALLERS = 3  # shown of those who call a library's line
 KINDS = ("nan", "overflow", "saturation", "underflow", "swamping", "cancellation", "precision")

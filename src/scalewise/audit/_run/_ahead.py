@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..interpret import Equation, Program, is_float, lifted
+from ...interpret import Equation, Program, is_float, lifted
 from ._ledger import Ledger
 from ._lockstep import Lockstep
 from ._pair import Pair

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax.extend.core as jex
 
-from ..interpret import Equation
+from ...interpret import Equation
 
 BETWEEN = frozenset({"add", "reduce_sum", "div", "convert_element_type"})
 

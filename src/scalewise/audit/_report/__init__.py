@@ -1,0 +1,1 @@
+"""What was found, for a terminal, a browser and other programs."""

@@ -1,0 +1,1 @@
+"""What was noted as findings, and the fixes that are tried."""
