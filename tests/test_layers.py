@@ -62,7 +62,7 @@ def test_a_file_imports_only_from_layers_below(path):
 
 @pytest.mark.parametrize("room", AUDIT)
 def test_so_does_a_room_of_the_audit(room):
-    above = AUDIT[AUDIT.index(room) + 1 :] + ["_audit"]
+    above = [*AUDIT[AUDIT.index(room) + 1 :], "_audit"]
     for path in (ROOT / "audit" / room).glob("*.py"):
         read = {m.split(".")[2] for m in imported_modules(path) if m.startswith("scalewise.audit.")}
         assert not read & set(above), f"{path} imports from above"
