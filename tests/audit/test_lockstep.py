@@ -9,6 +9,7 @@ import programs
 import scalewise as sw
 from devices import run_on_devices
 from programs import scalar
+from scalewise.audit._run import _ledger
 from scalewise.audit._run._ahead import compile_ahead
 from scalewise.audit._run._elementary import ADD, DIV, MUL, SQRT, SUB, product, quotient
 from scalewise.audit._run._lanes import Rounded, Wide
@@ -225,6 +226,16 @@ def test_integers_are_those_of_each_steps_batch():
     batches = [[jnp.int32(n)] for n in (0, 1, 0)]
     (low,), _ = lanes(Session(program, lane, Wide(np.dtype(np.float32)), 3, batches))
     np.testing.assert_array_equal(low, [0.25, 1, 0.5, 0.25])
+
+
+def test_memory_is_given_back_now_and_then(monkeypatch):
+    asked = []
+    monkeypatch.setattr(_ledger, "_trim", lambda: asked.append)
+    with jax.enable_x64(True):
+        ledger, note = Ledger(as_row(FP16)[None]), jax.device_put(_ledger._idle(np.int32))
+        for _ in range(5):
+            ledger.add(0, note, _ledger.UNUSED // 2)
+    assert asked == [0]  # pads that it keeps
 
 
 def test_measures_are_their_definitions():

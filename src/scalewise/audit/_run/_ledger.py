@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from ._statistics import ABOUT, PARTS, SAMPLE, Note, Statistics, Tally, added, b
 
 BATCH = 32  # notes that are taken by one call
 UNDER_WAY = 1 << 22  # numbers of results that haven't been computed yet
+UNUSED = 1 << 27  # numbers after which malloc is asked for what it holds and nobody uses
 ROWS = 64  # rows come in powers of four times this, so that programs share the code
 
 
@@ -37,6 +39,7 @@ class Ledger:
         self._pending: list[tuple[int, Note]] = []
         self._under_way: collections.deque[tuple[int, Tally]] = collections.deque()
         self._numbers = 0
+        self._made = 0
 
     def about(self, row: int, rest: np.ndarray) -> jax.Array:
         """The row's format and the rest of what a program is told, as an array on the device."""
@@ -50,10 +53,14 @@ class Ledger:
         self._pending.append((row, note))
         self._under_way.append((numbers, note.tally))
         self._numbers += numbers
+        self._made += numbers
         while self._numbers > UNDER_WAY and len(self._under_way) > 1:
-            numbers, tally = self._under_way.popleft()
-            self._numbers -= numbers
+            before, tally = self._under_way.popleft()
+            self._numbers -= before
             tally.flushed.block_until_ready()
+        if self._made > UNUSED:
+            self._made = 0
+            _give_back()
         if len(self._pending) == BATCH:
             self.settle()
 
@@ -77,6 +84,21 @@ class Ledger:
         """Goes on with what a compiled loop made of the settled statistics."""
         assert not self._pending
         self._statistics = statistics
+
+
+def _give_back() -> None:
+    """What arrays of many sizes leave between them, to the system: half as much again as what is in
+    use, of a model that fills hundreds of megabytes. A C library without such a call keeps it."""
+    if (trim := _trim()) is not None:
+        trim(0)
+
+
+@functools.cache
+def _trim() -> Callable | None:
+    try:
+        return ctypes.CDLL(None).malloc_trim  # glibc's
+    except (AttributeError, OSError, TypeError):
+        return None
 
 
 @functools.lru_cache(maxsize=8)

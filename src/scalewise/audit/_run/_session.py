@@ -199,9 +199,9 @@ def _plain(low: Any, value: Any, aval: Any) -> Any:
 
 def _distance(low: Any, shadow: Any) -> tuple[float, float, int, int]:
     """Of an output: squared error, squared size, numbers broken, NaNs of the shadow."""
-    y, s = (np.asarray(x).ravel() for x in (low, shadow))
+    y, s = (np.asarray(x).ravel() for x in (low, shadow))  # the shadow float32 at least
     with np.errstate(invalid="ignore", over="ignore"):
-        noise, signal = _square(np.subtract(y, s, dtype=np.float64)), _square(s.astype(np.float64))
+        noise, signal = _square(y - s), _square(s)
     if math.isfinite(noise) and math.isfinite(signal):
         return noise, signal, 0, 0
     y, s = y.astype(np.float64), s.astype(np.float64)
@@ -212,4 +212,5 @@ def _distance(low: Any, shadow: Any) -> tuple[float, float, int, int]:
 
 
 def _square(x: np.ndarray) -> float:
+    x = x.astype(np.float64, copy=False)
     return float(np.dot(x, x))
