@@ -190,7 +190,9 @@ def test_subnormals_of_a_format_stay_however_values_wait(fmt, stored):
     np.testing.assert_array_equal(low, want)
 
 
-@pytest.mark.parametrize("low", [Rounded(FP16), Autocast(Policy(compute="float16"))], ids=str)
+@pytest.mark.parametrize(
+    "low", [Rounded(FP16), Autocast(Policy(compute="float16"))], ids=["format", "policy"]
+)
 def test_what_a_run_needs_is_compiled_before_it_begins(low):
     compiled = []
 

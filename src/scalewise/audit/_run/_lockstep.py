@@ -312,9 +312,9 @@ class Lockstep(Interpretation):
 
 
 _noted = jax.jit(noted)
-
-
 _joined = jax.jit(joined)
-_laid_out = functools.partial(jax.jit, static_argnums=(0, 1, 2))(
-    lambda shape, own, length, x: laid_out(x, shape, own, length)
-)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _laid_out(shape: Sequence[int], own: Sequence[int], length: int, x: Pair) -> Pair:
+    return laid_out(x, shape, own, length)
