@@ -73,7 +73,7 @@ def routes(x: np.ndarray) -> dict[tuple[str, str], Run]:
 
 def main() -> None:
     turns = int(sys.argv[1]) if len(sys.argv) > 1 else 30
-    size = int(sys.argv[2]) if len(sys.argv) > 2 else 16_000_000
+    size = int(sys.argv[2]) if len(sys.argv) > 2 else 1 << 24
     x = np.random.default_rng(0).standard_normal(size, np.float32)
     table = routes(x)
     for run in table.values():

@@ -3,8 +3,8 @@
 One process, steady state: each route runs once to compile and warm up, then all routes in turns,
 and the median of its runs counts; what takes over a second is timed once. Figures are millions of
 elements a second, and the ratio to a NumPy copy that moves as many bytes (4 read, and as many
-written as the result has). Of 16 million numbers 16 bits each are just under the 32 MB up to which
-glibc uses memory again; of more, everybody waits for the system's pages.
+written as the result has). The Makefile has malloc use memory again, for everybody: else results of
+over 32 MB wait for the system's pages, unless the heap happens to have room.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def usable(table: dict[tuple[str, str], Run]) -> dict[tuple[str, str], Run]:
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 16_000_000
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1 << 24
     repeats = int(sys.argv[2]) if len(sys.argv) > 2 else 15
     x = np.random.default_rng(0).standard_normal(count, np.float32)
     table = routes(x)
