@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-newest check unit format prove parity references bench clean
+.PHONY: demo test test-newest check unit format prove fuzz parity references bench clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +49,9 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.gallery
 	$(BIN)/python -m proofs.two_processes
 	$(BIN)/python -m proofs.resume
+
+fuzz: $(VENV)/.ready     ## random programs, malformed files and damaged run folders, seeded
+	$(BIN)/python -m proofs.fuzz $(ARGS)
 
 parity: $(VENV)/.ready   ## models beside float32, and tortured; methods side by side: docs/
 	$(BIN)/python -m proofs.parity $(ARGS)

@@ -1,0 +1,1 @@
+"""Seeded random cases: programs of JAX primitives, malformed files, damaged run folders."""
