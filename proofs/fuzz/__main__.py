@@ -1,8 +1,8 @@
 """Runs the fuzz targets: ``python -m proofs.fuzz [programs|files|folders] [--count N] [--seed S]``.
 
-A target is a module of this package with ``check(seed, index)``, which makes case number ``index`` of
-a seed, runs it and returns a list of failures, one sentence each. The same seed and index always make
-the same case: ``--first INDEX --count 1`` repeats one.
+A target is a module of this package with ``check(seed, index)``, which makes case number ``index``
+of a seed, runs it and returns a list of failures, one sentence each. The same seed and index always
+make the same case: ``--first INDEX --count 1`` repeats one.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def run(target: str, count: int, seed: int, first: int = 0) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the targets named on the command line, all of them by default; 1 if a case failed."""
     parser = argparse.ArgumentParser(prog="python -m proofs.fuzz", description=__doc__)
-    parser.add_argument("target", nargs="*", choices=[*TARGETS, []], help="default: all of them")
+    parser.add_argument("target", nargs="?", choices=TARGETS, help="default: all of them")
     parser.add_argument("--count", type=int, help="cases of each target; default: a full run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     options = parser.parse_args(arguments)
     failed = 0
-    for target in options.target or TARGETS:
+    for target in [options.target] if options.target else TARGETS:
         count = TARGETS[target] if options.count is None else options.count
         failed += run(target, count, options.seed, options.first)
     return int(failed > 0)
