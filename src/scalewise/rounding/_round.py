@@ -15,6 +15,7 @@ from ..formats import Format, check_rounding, check_saturate
 from ..formats import format as format_
 from ._bits import carrier_of, fits, round_bits
 from ._carrier import from_float64, has_float64
+from ._native import CONVERTED, converted
 from ._nearest import is_plain, nearest_codes
 
 Gradient = Literal["identity", "clipped"]
@@ -137,14 +138,27 @@ def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
     if nearest and fmt.name in EXACT_CONVERTS and x.dtype == jnp.float32:
         return lax.convert_element_type(_clipped(x, fmt, saturate), np.dtype(dtype))
     if nearest and is_plain(fmt) and (dtype is None or fmt.bits <= 8):
-        codes = nearest_codes(x.astype(jnp.float32), fmt, saturate)
-        return codes if dtype is None or fmt.bits < 8 else lax.bitcast_convert_type(codes, dtype)
+        coded = partial(_nearest, fmt=fmt, saturate=saturate)
+        if fmt.name not in CONVERTED:
+            return coded(x)
+        device = partial(_converted, fmt=fmt, saturate=saturate)
+        return lax.platform_dependent(x, cpu=coded, default=device)
     rounded = round_to(
         x, fmt, rounding=rounding, saturate=saturate, bits=noise, subnormals=subnormals
     )
     if dtype is not None and fmt.bits >= 8:
         return _exactly(rounded, dtype)
     return _codes(_exactly(rounded, np.dtype(np.float32)), fmt)
+
+
+def _nearest(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
+    codes = nearest_codes(x.astype(jnp.float32), fmt, saturate)
+    stored = fmt.dtype is not None and fmt.bits == 8
+    return lax.bitcast_convert_type(codes, np.dtype(fmt.dtype)) if stored else codes
+
+
+def _converted(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
+    return converted(x.astype(jnp.float32), fmt, saturate)
 
 
 def _exactly(x: jax.Array, dtype: np.dtype) -> jax.Array:
