@@ -1,5 +1,6 @@
 """Scaled arrays: data times a scale, and the ways to choose the scale."""
 
+from ._amax import amax as amax
 from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
 from ._array import rebalance as rebalance
@@ -18,5 +19,4 @@ from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms
 from ._scaling import Scaling as Scaling
 from ._scaling import Unit as Unit
-from ._scaling import amax as amax
 from ._scaling import to_top as to_top

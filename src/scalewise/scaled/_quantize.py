@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..formats import BLOCK_FORMATS, CATALOGUE, FP32, BlockFormat, Format, block_format
 from ..formats import format as format_
@@ -16,7 +15,7 @@ from ..rounding import encode, has_float64, round_to
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
 from ._power import exponent_of, shrink
-from ._scaling import Amax, Propagated, Scaling, largest_scale
+from ._scaling import Amax, Propagated, Scaling
 
 
 def storable(fmt: Format) -> Format:
@@ -46,11 +45,14 @@ def quantize(
 ) -> ScaledArray:
     """``x`` in a narrow format behind a scale: one for all of it, or an axis' index, or a block.
 
+    Scales depend on the finite elements alone. An infinity stays one where the format has
+    infinities, else it becomes NaN; a NaN stays NaN; the finite elements beside them keep their
+    values. In a format without NaN, a scale whose elements include a NaN or an infinity is NaN, and
+    so are all of these elements.
+
     Block formats are those of OCP Microscaling (MX) 1.0, section 6.3, and NVFP4 (arXiv
-    2509.25149). In them an infinity stays one where the element format has it, else it becomes
-    NaN; in an element format without NaN, a block that holds NaN or infinity has NaN for its scale,
-    so that all of it is NaN. A block of zeros has the smallest scale. The last block may be
-    shorter. Subnormals of the input count, under jit too.
+    2509.25149). A block of zeros has the smallest scale. The last block may be shorter. Subnormals
+    of the input count, under jit too.
 
     Args:
         x: an array of floats of any width (narrower than float32 are widened), or a
@@ -62,8 +64,8 @@ def quantize(
         axis: axes that keep a scale for each index; None for one scale for the whole array. With a
             block format: the one axis along which the blocks lie, by default the last.
         rounding: of the elements, as for :func:`scalewise.cast`.
-        saturate: as for :func:`scalewise.cast`; by default ``"finite"`` where the choice of scale
-            lets numbers lie beyond the format's largest.
+        saturate: as for :func:`scalewise.cast`; by default ``"finite"`` where numbers can lie
+            beyond the format's largest.
         key: a JAX random key, for stochastic rounding.
 
     Returns:
@@ -98,8 +100,13 @@ def quantize(
         raise TypeError(f"quantize takes real floating-point arrays, not {x.dtype}")
     if x.dtype not in (jnp.float32, jnp.float64):
         x = x.astype(jnp.float32)
+    return _of_array(x, key, fmt, scaling, axis, rounding, saturate)
+
+
+def _of_array(x, key, fmt, scaling, axis, rounding, saturate, nan_scale=True) -> ScaledArray:
+    """``quantize`` of a float32 or float64 array."""
     axes = _axes(x, axis, isinstance(fmt, BlockFormat))
-    options = (fmt, axis, axes, rounding, saturate)
+    options = (fmt, axis, axes, rounding, saturate, nan_scale)
     if scaling is None or _is_plain(scaling):
         return _compiled(x, key, scaling, options)
     return _quantized(x, key, scaling, options)
@@ -117,7 +124,7 @@ def _is_plain(scaling: Scaling) -> bool:
 
 
 def _quantized(x: jax.Array, key: Any, scaling: Scaling | None, options: tuple) -> ScaledArray:
-    fmt, axis, axes, rounding, saturate = options
+    fmt, axis, axes, rounding, saturate, nan_scale = options
     if isinstance(fmt, BlockFormat):
         saturate = "finite" if saturate is None else saturate
         settings = {"rounding": rounding, "saturate": saturate, "key": key}
@@ -127,27 +134,22 @@ def _quantized(x: jax.Array, key: Any, scaling: Scaling | None, options: tuple) 
     scale, inverse = scaling.scale(x, fmt, over, keepdims=axis is not None)
     exact = getattr(scaling, "power_of_two", True)
     data = shrink(x, jnp.broadcast_to(inverse, x.shape), rounding) if exact else x / scale
-    if isinstance(scaling, Amax) and exact and saturate is None:
-        data = _within(data, inverse, fmt)
     if saturate is None:
-        saturate = "finite" if scaling.saturates else False
+        saturate = "finite" if scaling.saturates or _may_exceed(scaling, fmt) else False
+    if nan_scale and fmt.nan_code is None:
+        finite = jnp.all(jnp.isfinite(x), axis=over, keepdims=axis is not None)
+        scale = jnp.where(finite, scale, jnp.nan)
     return ScaledArray(encode(data, fmt, rounding=rounding, saturate=saturate, key=key), scale)
 
 
-def _within(data: jax.Array, inverse: jax.Array, fmt: Format) -> jax.Array:
-    """Data beside their own largest magnitude, held within the format where all is finite.
+def _may_exceed(scaling: Scaling, fmt: Format) -> bool:
+    """Whether data can lie beyond the format although the scale comes from their own maximum.
 
-    They can lie beyond it: XLA computes a difference of products once to find its largest magnitude
-    and once more to round it, with multiply-adds in one and not in the other, and what is left of
-    the two where they cancel are different numbers.
+    XLA may compute a difference of products once to find its largest magnitude and once more to
+    round it, with multiply-adds in one and not in the other: where the products cancel, the two
+    differ by any factor. Not in formats with more exponents, which leave enough room.
     """
-    if fmt.max_exponent > 16:  # room beyond what any multiply-add leaves
-        return data
-    top, infinity = (np.asarray(x, data.dtype) for x in (float(fmt.max), np.inf))
-    finite = inverse > 1 / largest_scale(fmt, data.dtype)
-    bound = lax.select(finite, *(lax.full_like(inverse, x) for x in (top, infinity)))
-    bound = jnp.broadcast_to(bound, data.shape) if bound.ndim else bound
-    return lax.clamp(-bound, data, bound)
+    return isinstance(scaling, Amax) and fmt.max_exponent <= 16
 
 
 # One program where nobody else compiles.
@@ -194,8 +196,10 @@ def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
     exact = getattr(scaling, "power_of_two", True) and not isinstance(fmt, BlockFormat)
     if not isinstance(old, jax.Array) or old.ndim or not exact:
         return quantize(x.value(), fmt, scaling=scaling, axis=axis, **options)
-    new = quantize(data, fmt, scaling=scaling, axis=axis, **options)
+    # an integer exponent can't be NaN: in a format without NaN, infinities saturate, NaN is zero
+    integer = jnp.issubdtype(old.dtype, jnp.integer)
+    new = _of_array(data, fmt=fmt, scaling=scaling, axis=axis, **options, nan_scale=not integer)
     assert isinstance(new.scale, jax.Array)
-    if jnp.issubdtype(old.dtype, jnp.integer):
+    if integer:
         return ScaledArray(new.data, old + exponent_of(new.scale))
     return ScaledArray(new.data, new.scale * old.astype(new.scale.dtype))

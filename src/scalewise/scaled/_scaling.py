@@ -2,6 +2,7 @@
 
 Each is a frozen dataclass with one method, ``scale(x, fmt, axes, keepdims)``: the scale over the
 given axes, and its inverse. Most find a *magnitude* and have it put under the top of the format.
+NaN and infinities never take part: a scale depends on the finite elements alone.
 """
 
 from __future__ import annotations
@@ -18,11 +19,8 @@ from jax import lax
 
 from ..formats import Format
 from ..rounding import round_to
+from ._amax import amax
 from ._power import layout
-
-# From so many elements on XLA on CPU hands a float's reduction to a library; below, it has a loop
-# that isn't vectorised, while that of an integer is: three times as fast.
-LIBRARY = 4096
 
 
 class Scaling(Protocol):
@@ -37,7 +35,10 @@ class Scaling(Protocol):
     def scale(
         self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
     ) -> tuple[jax.Array, jax.Array]:
-        """The scale of ``x`` (float32 or float64) over ``axes``, and its inverse."""
+        """The scale of ``x`` (float32 or float64) over ``axes``, and its inverse.
+
+        It depends on the finite elements of ``x`` alone.
+        """
         ...
 
 
@@ -48,7 +49,7 @@ class Amax:
     A power of two puts it under the format's last full binade: neither it nor its rounding
     overflows, and ``x / scale`` is exact. It isn't put above 2^15 in a format with more exponents,
     so that sums of products stay in float32's range. Otherwise it becomes the format's largest
-    number. One pass over the data. NaN and infinities stay what they are.
+    number. One pass over the data.
 
     Attributes:
         power_of_two: whether the scale is one.
@@ -87,8 +88,12 @@ class Rms:
     ) -> tuple[jax.Array, jax.Array]:
         # through a scale of its own: the squares neither overflow nor flush
         unit, inverse = to_top(amax(x, axes, True), fmt, True)
-        mean = jnp.mean(jnp.square(x * inverse), axis=tuple(axes), keepdims=True)
-        spread = jnp.sqrt(mean) * unit * np.asarray(self.sigmas, x.dtype)
+        finite = jnp.isfinite(x)
+        squares = jnp.where(finite, jnp.square(x * inverse), 0)
+        total, count = (
+            jnp.sum(a, axis=tuple(axes), keepdims=True, dtype=x.dtype) for a in (squares, finite)
+        )
+        spread = jnp.sqrt(total / jnp.maximum(count, 1)) * unit * np.asarray(self.sigmas, x.dtype)
         magnitude = jnp.minimum(amax(x, axes, True), spread)
         return to_top(_kept(magnitude, axes, keepdims), fmt, self.power_of_two)
 
@@ -125,7 +130,8 @@ class LeastSquares:
         for i in range(self.candidates):
             scale, inverse = to_top(top * np.asarray(step**i, x.dtype), fmt, self.power_of_two)
             rounded = round_to(x * inverse, fmt, saturate="finite") * scale
-            error = jnp.sum(jnp.square((rounded - x) * unit), axis=tuple(axes), keepdims=True)
+            squares = jnp.where(jnp.isfinite(x), jnp.square((rounded - x) * unit), 0)
+            error = jnp.sum(squares, axis=tuple(axes), keepdims=True)
             if best is None:
                 best = (error, scale, inverse)
             else:
@@ -202,9 +208,8 @@ class Delayed:
         return to_top(magnitude, fmt, self.power_of_two)
 
     def update(self, x: jax.Array) -> Delayed:
-        """The history with ``x`` in it; one in which something isn't finite doesn't count."""
+        """The history with the largest finite magnitude of ``x`` as its newest entry."""
         newest = amax(jnp.asarray(x).astype(jnp.float32), range(jnp.ndim(x)), False)
-        newest = jnp.where(jnp.isfinite(newest), newest, 0)
         amaxes = jnp.concatenate([newest[None], self.amaxes[:-1]])
         return self.tree_unflatten(self.power_of_two, (amaxes,))
 
@@ -236,24 +241,6 @@ class Propagated:
         return Unit().scale(x, fmt, axes, keepdims)
 
 
-def amax(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
-    """The largest magnitude over the axes; 0 of an empty array.
-
-    Beside a NaN it may be NaN or the largest of the others (XLA's library on CPU leaves NaN out).
-    """
-    axes = [a % x.ndim for a in axes]
-    if not x.size:
-        shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
-        return _kept(jnp.zeros(shape, x.dtype), axes, keepdims)
-    if x.size < LIBRARY:  # magnitudes are in the order of their bits, a NaN's the largest
-        integer = np.uint64 if x.dtype == jnp.float64 else np.uint32
-        bits = lax.bitcast_convert_type(x, integer) & integer(np.iinfo(integer).max >> 1)
-        largest = lax.bitcast_convert_type(lax.reduce_max(bits, axes), x.dtype)
-    else:
-        largest = lax.reduce_max(lax.abs(x), axes)
-    return lax.expand_dims(largest, axes) if keepdims else largest
-
-
 def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> tuple[jax.Array, jax.Array]:
     """The scale that brings a magnitude to the top of a format, and its inverse; normal numbers.
 
@@ -276,11 +263,6 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> tuple[jax.A
     scale = lax.bitcast_convert_type(field - integer(top * one), dtype)
     inverse = lax.bitcast_convert_type(integer((2 * bias + top) * one) - field, dtype)
     return scale, inverse
-
-
-def largest_scale(fmt: Format, dtype: Any) -> np.ndarray:
-    """The power of two that :func:`to_top` gives infinities and NaN, and numbers near them."""
-    return np.asarray(2.0 ** (layout(dtype)[2] - _top(fmt)), dtype)
 
 
 def _top(fmt: Format) -> int:

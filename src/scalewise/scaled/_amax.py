@@ -1,0 +1,83 @@
+"""``amax``: the largest finite magnitude, from which scales are chosen."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+# XLA's CPU backend compiles a reduction with a select in it to a scalar loop. Below SMALL elements
+# the loop of integers is the fastest; from LARGE on, the same maxima as elementwise operations on
+# parts of the array are, which become vector instructions on all cores.
+SMALL, LARGE, PARTS = 4096, 1 << 18, 16
+
+
+def amax(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
+    """Returns the largest magnitude of the finite elements over the axes, in one pass.
+
+    NaN and infinities are left out, so that they change no scale. A constant under differentiation.
+
+    Args:
+        x: float32 or float64, any shape.
+        axes: axes to reduce.
+        keepdims: whether the reduced axes stay, with length 1.
+
+    Returns:
+        An array of x's dtype, exact; 0 where there is no finite element. Subnormal magnitudes may
+        be returned as 0.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> float(amax(jnp.array([1.5, -2.0, jnp.inf, jnp.nan]), (0,), False))
+        2.0
+    """
+    axes = [a % x.ndim for a in axes]
+    x = lax.stop_gradient(x)
+    if not x.size:
+        largest = jnp.zeros([n for i, n in enumerate(x.shape) if i not in axes], x.dtype)
+    elif x.size < SMALL:
+        largest = _by_bits(x, axes)
+    elif x.size < LARGE:
+        largest = _by_select(x, axes)
+    else:
+        largest = lax.platform_dependent(
+            x, cpu=lambda x: _by_parts(x, axes), default=lambda x: _by_select(x, axes)
+        )
+    return lax.expand_dims(largest, axes) if keepdims else largest
+
+
+def _by_bits(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    return lax.bitcast_convert_type(lax.reduce_max(_finite_bits(x), axes), x.dtype)
+
+
+def _by_select(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    magnitude = lax.abs(x)
+    finite = magnitude < np.asarray(np.inf, x.dtype)  # False for NaN
+    return lax.reduce_max(lax.select(finite, magnitude, lax.full_like(magnitude, 0)), axes)
+
+
+def _by_parts(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+    """The maximum of parts along the longest axis, which may overlap, and then of the rest.
+
+    A plain maximum of all, tested for infinities afterwards, does not do: beside a NaN, XLA's CPU
+    libraries return the maximum of an arbitrary part of the array.
+    """
+    axis = max(axes, key=lambda a: x.shape[a])
+    length = x.shape[axis]
+    size = -(-length // PARTS)
+    starts = [min(i * size, length - size) for i in range(min(PARTS, length))]
+    parts = [_finite_bits(lax.slice_in_dim(x, i, i + size, axis=axis)) for i in starts]
+    bits = lax.optimization_barrier(functools.reduce(lax.max, parts))
+    return lax.reduce_max(lax.bitcast_convert_type(bits, x.dtype), axes)
+
+
+def _finite_bits(x: jax.Array) -> jax.Array:
+    """The bits of magnitudes, which are in the order of the numbers; 0 for NaN and infinities."""
+    integer = np.int64 if x.dtype == jnp.float64 else np.int32
+    infinity = np.asarray(np.inf, x.dtype).view(integer)
+    bits = lax.bitcast_convert_type(x, integer) & integer(np.iinfo(integer).max)
+    return lax.select(bits < infinity, bits, lax.full_like(bits, 0))
