@@ -25,8 +25,8 @@ import numpy as np
 from jax import lax
 
 from proofs import oracle
-from proofs.oracle import NAN, ROUNDINGS, SATURATE, Case
-from scalewise.formats import CATALOGUE, E8M0, Format, _catalogue, _format
+from proofs.oracle import DETERMINISTIC, NAN, Case
+from scalewise.formats import CATALOGUE, E8M0, SATURATE, Format, _catalogue, _format
 from scalewise.rounding import _bits, _nearest, _round, cast, decode, round_to
 
 CHUNK = 1 << 20  # what is moved fits in caches, and no call needs new memory
@@ -125,10 +125,10 @@ def prove(name: str, direction: str) -> dict[str, object]:
 
 def chosen(arguments: list[str]) -> list[tuple[str, str]]:
     """(format, rounding) pairs named on the command line; what isn't named isn't restricted."""
-    if unknown := [a for a in arguments if a not in FORMATS and a not in ROUNDINGS]:
-        sys.exit(f"unknown {unknown}: there are {', '.join([*FORMATS, *ROUNDINGS])}")
+    if unknown := [a for a in arguments if a not in FORMATS and a not in DETERMINISTIC]:
+        sys.exit(f"unknown {unknown}: there are {', '.join([*FORMATS, *DETERMINISTIC])}")
     names = [a for a in arguments if a in FORMATS] or FORMATS
-    directions = [a for a in arguments if a in ROUNDINGS] or ROUNDINGS
+    directions = [a for a in arguments if a in DETERMINISTIC] or DETERMINISTIC
     return [(f, r) for r, f in itertools.product(directions, names)]
 
 

@@ -13,20 +13,11 @@ import functools
 
 import numpy as np
 
-from scalewise.formats import Format
+from scalewise.formats import ROUNDINGS, Format
 
 INFINITY = 0x7F800000
 NAN = 0x7FC00000
-SATURATE = (False, True, "finite")
-ROUNDINGS = (
-    "nearest_even",
-    "nearest_away",
-    "toward_zero",
-    "toward_positive",
-    "toward_negative",
-    "away_from_zero",
-    "to_odd",
-)
+DETERMINISTIC = tuple(name for name, mode in ROUNDINGS.items() if not mode.random)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +46,7 @@ def _segments(case: Case, negative: bool) -> tuple[np.ndarray, np.ndarray]:
     """Magnitudes (float32 bits) at which a new result begins, and the results' bits."""
     fmt, saturate = case.fmt, case.saturate
     starts, values = _thresholds(fmt, _of_magnitude(case.rounding, negative))
-    stays = _of_magnitude(case.rounding, negative) in ("toward_zero", "to_odd")
+    stays = STAYS_FINITE[_of_magnitude(case.rounding, negative)]
     top = float(fmt.max)
     beyond = np.inf if fmt.infinities else top if fmt.nan_code is None else np.nan
     values[-1] = beyond if saturate is False and not stays else top
@@ -88,6 +79,16 @@ def edges(fmt: Format, rounding: str, saturate: bool | str) -> list[tuple[np.nda
         want = results[np.searchsorted(starts, at, side="right") - 1]
         result.append((at.astype(np.uint32) | np.uint32(negative << 31), want))
     return result
+
+
+# Whether a magnitude rounded beyond the largest number stays there (IEEE 754-2019, 7.4).
+STAYS_FINITE = {
+    "nearest_even": False,
+    "nearest_away": False,
+    "toward_zero": True,
+    "away_from_zero": False,
+    "to_odd": True,
+}
 
 
 def _of_magnitude(rounding: str, negative: bool) -> str:

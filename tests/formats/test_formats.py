@@ -1,16 +1,17 @@
 """Every code of every format against ml_dtypes, gfloat and the published tables."""
 
 import dataclasses
+import itertools
 from fractions import Fraction
 
 import gfloat
 import gfloat.formats
 import numpy as np
 import pytest
-from proofs.oracle import NAN, ROUNDINGS, SATURATE, edges
+from proofs.oracle import DETERMINISTIC, NAN, edges
 
 from scalewise import formats
-from scalewise.formats import CATALOGUE, Format
+from scalewise.formats import CATALOGUE, SATURATE, Format
 
 STORED = [f for f in CATALOGUE.values() if f.dtype is not None and f.bits <= 16]
 GFLOAT = {
@@ -92,7 +93,7 @@ def test_published_constants():
     assert f.DLFLOAT16.smallest == Fraction(1, 2**31) + Fraction(1, 2**40)
 
 
-@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("name", ["fp16", "e4m3fnuz", "e5m2", "e8m0", "e2m1fn", "dlfloat16"])
 def test_every_rounding_of_encode_against_thresholds(name, rounding):
     """The oracle of ``make prove``, on both sides of each of its thresholds."""
@@ -131,6 +132,14 @@ def test_e8m0_as_in_onnx(rounding, saturate, want):
     np.testing.assert_array_equal(formats.E8M0.decode(codes), want)
 
 
+def test_a_signed_format_without_zero_keeps_its_smallest_numbers():
+    fmt = Format("s", 3, 2, subnormals=False, nan="all_ones", zero=False)
+    codes, values = np.arange(64), fmt.values()
+    number = ~np.isnan(values)
+    assert len(np.unique(values[number])) == number.sum()  # 0 isn't among them, nor anything twice
+    np.testing.assert_array_equal(fmt.encode(values)[number], codes[number])
+
+
 @pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz"])
 def test_an_unsigned_variant_is_as_wide_and_holds_all_that_was_positive(name):
     signed = formats.format(name)
@@ -166,6 +175,25 @@ def test_p3109_binary8p3():
     assert float(formats.p3109(8, 3, extended=False).max) == 57344.0
 
 
+def test_the_p3109_family_is_every_member_that_float64_holds():
+    """Widths of 3 to 16 bits, exponent fields of 1 to 11 bits, signed or not, extended or not."""
+    family = []
+    for bits, signed, extended in itertools.product(range(3, 17), (True, False), (True, False)):
+        for precision in range(1, bits + (not signed)):
+            if bits - precision + (not signed) <= 11:
+                family.append((bits, precision, signed, extended))
+    assert len(family) == 454
+    for member in family:
+        fmt = formats.p3109(*member)
+        codes, values = np.arange(2**fmt.bits), fmt.values()
+        assert fmt.bits == member[0]
+        assert fmt.precision == member[1]
+        assert np.isnan(values).sum() == 1
+        assert np.isposinf(values).sum() == member[3]
+        number = ~np.isnan(values)
+        np.testing.assert_array_equal(fmt.encode(values)[number], codes[number])
+
+
 def test_a_format_is_found_by_name_alias_dtype_and_itself():
     for spec in ("fp16", "FP16", "half", "float16", np.float16, np.dtype("float16"), formats.FP16):
         assert formats.format(spec) is formats.FP16
@@ -185,7 +213,14 @@ def test_a_users_format_is_as_ieee_754_has_it():
         (lambda: formats.format("e4m3fm"), r"no format is called 'e4m3fm'; did you mean 'e4m3fn'"),
         (lambda: Format("x", 0, 3), r"exponent_bits is 0; accepted: an integer from 1 to 11"),
         (lambda: Format("x", 4, 60), r"mantissa_bits is 60; accepted: an integer from 0 to 52"),
-        (lambda: Format("x", 4, 3, bias=5000), r"bias is 5000; accepted"),
+        (
+            lambda: Format("x", 4, 3, bias=5000),
+            r"bias is 5000; accepted: -1009 to 1072, with",
+        ),
+        (lambda: Format("x", 11, 4, bias=0), r"bias is 0; accepted: 1023 to 1071, with which floa"),
+        (lambda: Format("x", 4, 3, bias=1.5), r"bias is 1.5; accepted: an integer"),
+        (lambda: Format("x", 7, 0), r"nan is 'ieee'; accepted: 'all_ones', 'negative_zero' or 'n"),
+        (lambda: Format("x", 4, 3, zero=False), r"zero is False; accepted: True where there are"),
         (lambda: Format("x", 4, 3, nan="some"), r"nan is 'some'; accepted: 'ieee', 'all_ones'"),
         (lambda: formats.p3109(2, 1), "bits is 2; accepted: 3 to 16"),
         (
@@ -197,6 +232,7 @@ def test_a_users_format_is_as_ieee_754_has_it():
         (lambda: formats.FP16.encode([1.0], rounding="stochastic"), "takes bits, uint32 or uint64"),
         (lambda: formats.FP16.encode([1.0], bits=[1]), "bits are for rounding='stochastic', not"),
         (lambda: formats.p3109(16, 1), "precision is 1; accepted: 5 to 15 .below, float64 itself"),
+        (lambda: formats.p3109(8, 9, False), "precision is 9; accepted: 1 to 8"),
         (lambda: formats.E8M0.unsigned(), "e8m0 is unsigned already"),
     ],
 )

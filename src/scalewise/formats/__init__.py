@@ -34,11 +34,15 @@ from ._catalogue import UE5M11 as UE5M11
 from ._catalogue import UE8M8 as UE8M8
 from ._catalogue import format as format
 from ._catalogue import p3109 as p3109
-from ._codes import ROUNDINGS as ROUNDINGS
+from ._codes import SATURATE as SATURATE
 from ._codes import check_codes as check_codes
-from ._codes import check_rounding as check_rounding
 from ._codes import check_saturate as check_saturate
 from ._format import Format as Format
 from ._neighbours import next_down as next_down
 from ._neighbours import next_up as next_up
 from ._neighbours import ulp as ulp
+from ._roundings import ROUNDINGS as ROUNDINGS
+from ._roundings import Rest as Rest
+from ._roundings import Rounding as Rounding
+from ._roundings import check_rounding as check_rounding
+from ._roundings import rounding_mode as rounding_mode

@@ -100,7 +100,8 @@ def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True)
 
     Args:
         bits: width of a code, 3 to 16.
-        precision: significant bits, 1 to bits - 1; no less than leaves 11 exponent bits, float64's.
+        precision: significant bits, from 1 to bits - 1 (unsigned: to bits); no less than leaves 11
+            exponent bits, float64's.
         signed: with a sign bit. NaN is the code of -0; unsigned, the code of all ones.
         extended: with infinities, the largest codes below NaN.
 
@@ -110,7 +111,6 @@ def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True)
     if not 3 <= bits <= 16:
         raise ValueError(f"p3109: bits is {bits!r}; accepted: 3 to 16")
     most = bits - 1 if signed else bits
-    most -= not signed
     least = max(1, bits - 11 + (not signed))
     if not least <= precision <= most:
         why = " (below, float64 itself hasn't the exponents)" if least > 1 else ""

@@ -6,20 +6,9 @@ from typing import Any
 
 import numpy as np
 
-SATURATE = (False, True, "finite")
-ROUNDINGS = (
-    "nearest_even",
-    "nearest_away",
-    "toward_zero",
-    "toward_positive",
-    "toward_negative",
-    "away_from_zero",
-    "to_odd",
-    "stochastic",
-)
+from ._roundings import Rest, Rounding, rounding_mode
 
-# ONNX's names for the roundings of a scale (E8M0); its "nearest" sends ties up.
-SCALE_ROUNDINGS = {"up": "away_from_zero", "down": "toward_zero", "nearest": "nearest_away"}
+SATURATE = (False, True, "finite")
 
 
 # ``fmt`` below is a ``Format``; its own file imports this one, so that arrows go one way.
@@ -27,19 +16,6 @@ def check_saturate(saturate: Any) -> None:
     """Raises ValueError unless ``saturate`` is False, True or "finite"."""
     if not any(saturate is s or saturate == s for s in SATURATE):
         raise ValueError(f"saturate is {saturate!r}; accepted: False, True, 'finite'")
-
-
-def check_rounding(fmt: Any, rounding: Any) -> str:
-    """The rounding's own name; a format without zero, a scale, also takes ONNX's names.
-
-    Raises:
-        ValueError: there is no such rounding.
-    """
-    scale: dict[Any, str] = {} if fmt.zero else SCALE_ROUNDINGS
-    names = (*ROUNDINGS, *scale)
-    if rounding not in names:
-        raise ValueError(f"rounding is {rounding!r}; accepted: {', '.join(map(repr, names))}")
-    return scale.get(rounding, rounding)
 
 
 def check_codes(fmt: Any, codes: Any) -> None:
@@ -83,7 +59,7 @@ def decode(fmt: Any, codes: Any) -> np.ndarray:
     x = np.where(negative, -x, x)
     if fmt.nan == "negative_zero":
         x = np.where(negative & (magnitude == 0), np.nan, x)
-    elif fmt.signed and not fmt.negative_zero:
+    elif fmt.signed and fmt.zero and not fmt.negative_zero:
         x = np.where(magnitude == 0, 0.0, x)
     return x
 
@@ -96,35 +72,35 @@ def encode(
     values = np.asarray(values)
     if values.dtype.kind not in "fiub" and values.dtype.kind != "V":
         raise TypeError(f"{fmt.name}.encode takes real numbers, not {values.dtype}")
-    rounding = check_rounding(fmt, rounding)
-    draw = _draw(rounding, bits, values.shape)
+    mode = rounding_mode(rounding, fmt)
+    draw = _draw(mode, bits, values.shape)
     with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
         x = values.astype(np.float64)
     size, negative = np.abs(x), np.signbit(x)
     finite = np.isfinite(x)
-    magnitude = _round_magnitude(fmt, np.where(finite, size, 0.0), negative, rounding, draw)
+    magnitude = _round_magnitude(fmt, np.where(finite, size, 0.0), negative, mode, draw)
     if not fmt.zero:  # zero, and what rounds below the smallest number, has no code
         magnitude = np.where(finite & (magnitude < 0) & (saturate is not False), 0, magnitude)
     beyond = _overflow(fmt, saturate in (True, "finite"))
-    stays = _stays_finite(rounding, negative)
+    leaves = np.where(negative, mode.overflows[1], mode.overflows[0])
     over = finite & (magnitude > fmt.max_code)
-    magnitude = np.where(over, np.where(stays, fmt.max_code, beyond), magnitude)
+    magnitude = np.where(over, np.where(leaves, beyond, fmt.max_code), magnitude)
     magnitude = np.where(np.isinf(x), _overflow(fmt, saturate is True), magnitude)
     nan = np.isnan(x) | (magnitude < 0)
     if not fmt.signed:
         nan |= x < 0
     negative &= fmt.signed
-    if not fmt.negative_zero:
+    if fmt.zero and not fmt.negative_zero:
         negative &= magnitude != 0
     code = magnitude + (negative.astype(np.int64) << (fmt.bits - 1) if fmt.signed else 0)
     return np.where(nan, _nan(fmt), code).astype(fmt.code_dtype)
 
 
-def _draw(rounding: str, bits: Any, shape: tuple[int, ...]) -> np.ndarray | None:
+def _draw(mode: Rounding, bits: Any, shape: tuple[int, ...]) -> np.ndarray | None:
     """Uniform numbers in [0, 1) for a stochastic rounding; None for all others."""
-    if rounding != "stochastic":
+    if not mode.random:
         if bits is not None:
-            raise ValueError(f"bits are for rounding='stochastic', not {rounding!r}")
+            raise ValueError(f"bits are for rounding='stochastic', not {mode.name!r}")
         return None
     given = np.asarray(bits)
     if given.dtype.name not in ("uint32", "uint64") or given.shape != shape:
@@ -138,7 +114,7 @@ def _draw(rounding: str, bits: Any, shape: tuple[int, ...]) -> np.ndarray | None
 
 
 def _round_magnitude(
-    fmt: Any, size: np.ndarray, negative: np.ndarray, rounding: str, draw: np.ndarray | None
+    fmt: Any, size: np.ndarray, negative: np.ndarray, mode: Rounding, draw: np.ndarray | None
 ) -> np.ndarray:
     """Positive codes, unbounded above, of rounded sizes, exact in float64; -1: below them all."""
     assert fmt.bias is not None
@@ -151,58 +127,29 @@ def _round_magnitude(
     rest = np.where((significand == 0) & (size > 0), 2.0**-1000, significand - down)
     code = ((exponent + fmt.bias - 1) << m) + down.astype(np.int64)
     # the odd code, not the odd significand: without mantissa bits (E8M0) those differ
-    code += _goes_up(rounding, rest, code % 2 == 1, negative, draw)
+    code += mode.goes_up(_rest(rest, draw), code % 2 == 1, negative)
     if fmt.subnormals:
         return code
     smallest = float(fmt.smallest)
     below = size < smallest
     if fmt.zero:  # between zero, code 0, and the first number
-        up = _goes_up(rounding, size / smallest, np.zeros_like(below), negative, draw)
+        rest = _rest(np.where(below, size / smallest, 0.0), draw)
+        up = mode.goes_up(rest, np.zeros_like(below), negative)
         return np.where(below, up.astype(np.int64), code)
     # no zero: between the smallest number, code 0, and where half of it would be, had it a code
-    rest = np.clip(2 * size / smallest - 1, 0, None)
+    rest = np.clip(np.where(below, 2 * (size / smallest) - 1, 0.0), 0, None)
     rest = np.where((rest == 0) & (size > 0), 2.0**-1000, rest)
-    up = _goes_up(rounding, rest, np.ones_like(below), negative, draw) & (size > 0)
+    up = mode.goes_up(_rest(rest, draw), np.ones_like(below), negative) & (size > 0)
     return np.where(below, up.astype(np.int64) - 1, code)
 
 
-def _goes_up(
-    rounding: str,
-    rest: np.ndarray,
-    odd: np.ndarray,
-    negative: np.ndarray,
-    draw: np.ndarray | None,
-) -> np.ndarray:
-    """Whether a magnitude goes to the code above, ``rest`` (0 to 1) of the way to it."""
-    match rounding:
-        case "nearest_even":
-            return (rest > 0.5) | ((rest == 0.5) & odd)
-        case "nearest_away":
-            return rest >= 0.5
-        case "away_from_zero":
-            return rest > 0
-        case "toward_positive":
-            return (rest > 0) & ~negative
-        case "toward_negative":
-            return (rest > 0) & negative
-        case "to_odd":
-            return (rest > 0) & ~odd
-        case "stochastic":
-            assert draw is not None
-            return rest > draw
-    return np.zeros_like(odd)  # toward zero
+def _rest(part: np.ndarray, draw: np.ndarray | None) -> Rest:
+    """Positions between two neighbours, ``part`` (0 to 1) of the way from the lower one.
 
-
-def _stays_finite(rounding: str, negative: np.ndarray) -> np.ndarray:
-    """Where a finite overflow ends at the largest number (IEEE 754-2019, 7.4)."""
-    match rounding:
-        case "toward_zero" | "to_odd":
-            return np.ones_like(negative)
-        case "toward_positive":
-            return negative
-        case "toward_negative":
-            return ~negative
-    return np.zeros_like(negative)
+    With w random bits the draws that go up are ``floor(part * 2^w)`` of the 2^w.
+    """
+    drawn = None if draw is None else part >= 1 - draw
+    return Rest(part > 0, part == 0.5, part > 0.5, drawn)
 
 
 def _overflow(fmt: Any, saturate: bool) -> int:

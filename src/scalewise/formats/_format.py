@@ -47,7 +47,8 @@ class Format:
         name: lower case by convention.
         exponent_bits: 1 to 11.
         mantissa_bits: fraction bits without the implicit one, 0 to 52.
-        bias: of the exponent; what isn't said is 2^(exponent_bits - 1) - 1, as in IEEE 754.
+        bias: of the exponent, such that float64 holds every number; by default
+            2^(exponent_bits - 1) - 1, as in IEEE 754.
         signed: one bit for the sign.
         subnormals: whether exponent field 0 holds subnormals. If not, it is one more binade of
             normal numbers, ``2^-bias * (1 + M / 2^mantissa_bits)``.
@@ -90,8 +91,8 @@ class Format:
                 refuse(field, f"an integer from {low} to {high}")
         if self.bias is None:
             object.__setattr__(self, "bias", 2 ** (self.exponent_bits - 1) - 1)
-        if not isinstance(self.bias, int) or abs(self.bias) > 1023:
-            refuse("bias", "an integer from -1023 to 1023")
+        if not isinstance(self.bias, int) or isinstance(self.bias, bool):
+            refuse("bias", "an integer")
         if self.nan not in NAN_ENCODINGS:
             refuse("nan", ", ".join(repr(n) for n in NAN_ENCODINGS))
         if self.negative_zero is None:
@@ -101,12 +102,26 @@ class Format:
             refuse("negative_zero", "False, since its code is taken or there is no sign")
         if self.nan == "negative_zero" and not self.signed:
             refuse("nan", "another encoding: an unsigned format has no code for -0")
-        if self.nan == "ieee" and self.infinities is False and self.mantissa_bits == 0:
-            refuse("nan", "'all_ones' or 'none' where there are no mantissa bits")
+        if self.nan == "negative_zero" and not self.zero:
+            refuse("nan", "another encoding: a format without zero has no code for -0")
+        if not self.zero and self.subnormals:
+            refuse("zero", "True where there are subnormals, whose mantissa is 0 in the code of 0")
+        if self.nan == "ieee" and self.mantissa_bits == 0:
+            refuse(
+                "nan",
+                "'all_ones', 'negative_zero' or 'none' without mantissa bits, since the top "
+                "exponent then has one code, for infinity or for NaN",
+            )
         if self.nan == "ieee" and self.exponent_bits == 1:
             refuse("nan", "'all_ones', 'negative_zero' or 'none' with one exponent bit")
         if self.max_code < 1:
             refuse("nan", "an encoding that leaves at least one positive number")
+        low = -1074 + self.mantissa_bits - self.min_exponent  # of what can be added to exponents
+        high = 1023 - self.max_exponent
+        if not low <= 0 <= high:
+            assert self.bias is not None
+            fits = "an integer" if low > high else f"{self.bias - high} to {self.bias - low}"
+            refuse("bias", f"{fits}, with which float64 holds every number")
 
     # -- layout ----------------------------------------------------------------------------------
 
