@@ -36,7 +36,7 @@ LITERAL = frozenset({
     "select_and_gather_add", "select_and_scatter", "select_and_scatter_add", "tridiagonal_solve",
     "eig", "eigh", "svd", "lu", "qr", "householder_product", "geqrf", "geqp3", "cholesky",
     "triangular_solve", "schur", "hessenberg", "tridiagonal", "cholesky_update", "fft",
-    "debug_callback", "debug_print", "custom_call",
+    "debug_callback", "debug_print", "custom_call", "scatter_apply", "random_gamma",
 })  # fmt: skip
 
 FULL = RANGE | SUMS | DIFFERENCES | LITERAL

@@ -58,7 +58,9 @@ class Emulation(Interpretation):
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        outs = rebind(equation, inputs, jnp.float64)
+        # an update function's equations are rounded one by one; a reduction's operator isn't
+        inside = self if equation.name == "scatter_apply" else None
+        outs = rebind(equation, inputs, jnp.float64, inside)
         if equation.name in EXACT:
             return state, outs
         return state, [

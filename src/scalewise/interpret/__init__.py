@@ -5,7 +5,6 @@ equation does to values, and in which form values meet where control flow does. 
 calls, recomputation and custom derivatives are handled here, once. Nothing here knows a format.
 """
 
-from ._compat import bind as bind
 from ._equation import Direction as Direction
 from ._equation import Equation as Equation
 from ._equation import is_float as is_float
@@ -19,3 +18,4 @@ from ._rebind import rebind as rebind
 from ._transform import transform as transform
 from ._walk import CONTROL as CONTROL
 from ._walk import walk as walk
+from ._wide import bind as bind

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from . import _compat
+from . import _compat, _wide
 
 Direction = Literal["forward", "backward", "update"]
 LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib")})
@@ -50,7 +50,10 @@ class Equation:
 
     @cached_property
     def name(self) -> str:
-        return self.eqn.primitive.name
+        """The primitive's name; ``"scatter_apply"`` for a scatter that applies a function to
+        elements of its operand (``x.at[i].apply(f)``), which JAX calls ``"scatter"`` as well."""
+        name = self.eqn.primitive.name
+        return "scatter_apply" if name == "scatter" and _applies(self.eqn) else name
 
     @property
     def params(self) -> dict[str, Any]:
@@ -116,7 +119,16 @@ class Equation:
 
     def bind(self, *inputs: Any) -> list[Any]:
         """The primitive itself on plain arrays of the equation's own types."""
-        return _compat.bind(self.primitive, self.params, inputs)
+        return _wide.bind(self.primitive, self.params, inputs)
+
+
+def _applies(eqn: jex.JaxprEqn) -> bool:
+    """Whether a scatter's update function isn't ``lambda old, new: new``."""
+    jaxpr = eqn.params.get("update_jaxpr")
+    if jaxpr is None:
+        return False
+    body, _ = _compat.open_jaxpr(jaxpr)
+    return list(body.outvars) != list(body.invars[1:])
 
 
 def _is_installed(file: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,39 +15,44 @@ from jax import lax
 
 from . import _compat
 from ._equation import Equation, is_float
+from ._interpretation import Interpretation
+from ._walk import walk
+from ._wide import bind
 
 # Primitives that mean the bits of their operand's own dtype, or hold code traced for that dtype.
 OWN_DTYPE = frozenset({
     "bitcast_convert_type", "reduce_precision", "nextafter", "custom_linear_solve", "custom_root",
     "pure_callback", "io_callback", "ffi_call", "pallas_call", "approx_top_k", "rng_uniform",
-    "select_and_gather_add", "select_and_scatter", "tridiagonal_solve", "random_gamma_grad",
+    "select_and_gather_add", "tridiagonal_solve", "random_gamma", "random_gamma_grad",
     "eig", "eigh", "svd", "lu", "qr", "householder_product", "geqrf", "geqp3", "cholesky",
     "triangular_solve", "schur", "hessenberg", "tridiagonal", "cholesky_update", "fft",
     "debug_callback", "debug_print", "custom_call",
 })  # fmt: skip
 
-SCATTER = {
-    "scatter": lax.scatter,
-    "scatter-add": lax.scatter_add,
-    "scatter_add": lax.scatter_add,
-    "scatter-mul": lax.scatter_mul,
-    "scatter_mul": lax.scatter_mul,
-    "scatter_min": lax.scatter_min,
-    "scatter-min": lax.scatter_min,
-    "scatter_max": lax.scatter_max,
-    "scatter-max": lax.scatter_max,
-    "scatter-sub": lax.scatter_sub,
-    "scatter_sub": lax.scatter_sub,
+# Parameters with the function that an operation applies to scalars, and the one with its constants.
+FUNCTIONS = {
+    "jaxpr": "consts",
+    "update_jaxpr": "update_consts",
+    "select_jaxpr": "select_consts",
+    "scatter_jaxpr": "scatter_consts",
 }
 
 
-def rebind(equation: Equation, inputs: Sequence[Any], dtype: Any) -> list[Any]:
+def rebind(
+    equation: Equation,
+    inputs: Sequence[Any],
+    dtype: Any,
+    inside: Interpretation | None = None,
+) -> list[Any]:
     """The primitive with every float operand and result in ``dtype``.
 
     Args:
         equation: traced with floats of any width.
         inputs: float arrays of ``dtype``; whatever isn't a float as the equation has it.
         dtype: float32 or float64.
+        inside: interprets the function that an operation applies to its elements (a reduction's
+            operator, a scatter's update), on values that are arrays of ``dtype``; by default its
+            equations run in ``dtype``, like this one.
 
     Returns:
         The results, floats in ``dtype``. Primitives that mean the bits of their own dtype (a
@@ -56,15 +63,18 @@ def rebind(equation: Equation, inputs: Sequence[Any], dtype: Any) -> list[Any]:
         return equation.bind(*inputs)
     if equation.name in OWN_DTYPE:
         return _in_own_dtype(equation, inputs, dtype)
-    if equation.name in SCATTER:
-        keep = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
-        params = {k: equation.params[k] for k in keep}
-        params["dimension_numbers"] = equation.params["dimension_numbers"]
-        return [SCATTER[equation.name](*inputs, **params)]
-    if equation.name == "reduce":
-        return _reduce(equation, inputs)
-    params = {k: dtype if _is_float_dtype(v) else v for k, v in equation.params.items()}
-    return _compat.bind(equation.primitive, params, inputs)
+    own = jnp.dtype(dtype)
+    params: dict[str, Any] = {
+        k: own if _is_float_dtype(v) else v for k, v in equation.params.items()
+    }
+    for name, constants in FUNCTIONS.items():
+        if params.get(name) is not None:
+            traced = _retraced(params[name], params.get(constants, ()), own, inside or InDtype(own))
+            params[name] = traced
+            if constants in params:  # the function is open: its constants stand beside it
+                params[name], consts = _compat.open_jaxpr(traced)
+                params[constants] = tuple(consts)
+    return bind(equation.primitive, params, inputs)
 
 
 def _is_float_dtype(x: Any) -> bool:
@@ -82,16 +92,42 @@ def _in_own_dtype(equation, inputs, dtype):
     ]
 
 
-def _reduce(equation, inputs):
-    """``lax.reduce`` by a user's function: its equations, too, in the new dtype."""
-    body, consts = _compat.open_jaxpr(equation.params["jaxpr"])
-    consts = equation.params.get("consts", consts)
-    half = len(inputs) // 2
+@dataclasses.dataclass(frozen=True)
+class InDtype(Interpretation):
+    """Every equation on floats of one dtype."""
 
-    def computation(left, right):
-        values = [*jax.tree.leaves(left), *jax.tree.leaves(right)]
-        return jex.jaxpr_as_fun(jex.ClosedJaxpr(body, consts))(*values)
+    dtype: Any
 
-    return lax.reduce(
-        list(inputs[:half]), list(inputs[half:]), computation, equation.params["dimensions"]
-    )
+    def lift(self, x: Any, aval: Any) -> Any:
+        return lax.convert_element_type(x, self.dtype)
+
+    def apply(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        return state, rebind(equation, inputs, self.dtype)
+
+
+def _retraced(jaxpr: Any, consts: Any, dtype: Any, inside: Interpretation) -> Any:
+    """A function of scalars, traced anew on floats of ``dtype``, as a closed jaxpr.
+
+    The same one each time, since an eager program is compiled anew for one that isn't.
+    """
+    try:
+        return _retraced_once(jaxpr, consts, dtype, inside)
+    except TypeError:  # constants that are arrays can't be hashed
+        return _retraced_once.__wrapped__(jaxpr, consts, dtype, inside)
+
+
+@functools.lru_cache(maxsize=256)
+def _retraced_once(jaxpr: Any, consts: Any, dtype: Any, inside: Interpretation) -> Any:
+    body, own = _compat.open_jaxpr(jaxpr)
+    closed = jex.ClosedJaxpr(body, own or consts)
+
+    def function(*scalars):
+        return walk(inside, closed, (), scalars)[1]
+
+    scalars = [
+        jax.ShapeDtypeStruct(v.aval.shape, dtype if is_float(v.aval) else v.aval.dtype)
+        for v in body.invars
+    ]
+    return jax.make_jaxpr(function)(*scalars)

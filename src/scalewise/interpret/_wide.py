@@ -1,0 +1,176 @@
+"""64-bit equations in a program that JAX lowers while x64 is off.
+
+``emulate`` traces float64 equations inside of ``jax.enable_x64(True)``. An outer ``jax.jit`` lowers
+them after that context has ended. Where JAX defines a primitive's lowering by other JAX functions
+(``argmax``, ``igamma``, ``gather``), those functions are then traced without x64 and make float32
+arrays. Such an equation is bound as a primitive of our own, ``x64_scope``, whose lowering traces
+the original one with x64 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.interpreters import ad, batching, mlir
+
+from . import _compat
+
+# Primitives whose lowering is one operation of their operands' own types, or re-issues jaxprs that
+# are traced already: they need no scope. A name that is missing here only costs time.
+DIRECT = frozenset({
+    "abs", "add", "add_any", "all_gather", "all_to_all", "and", "axis_index",
+    "bitcast_convert_type",
+    "broadcast_in_dim", "ceil", "clamp", "concatenate", "cond", "conv_general_dilated",
+    "convert_element_type", "copy", "copy_p", "cos", "div", "dot_general", "dynamic_slice",
+    "dynamic_update_slice", "eq", "exp", "expm1", "floor", "ge", "gt", "iota", "is_finite",
+    "jit", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "not",
+    "optimization_barrier", "or", "pad", "pjit", "pmax", "pmin", "population_count", "ppermute",
+    "psum", "psum_invariant", "pvary", "reduce_and", "reduce_max", "reduce_min", "reduce_or",
+    "reduce_precision", "reduce_scatter", "reduce_sum", "rem", "reshape", "rev", "round", "rsqrt",
+    "scan", "select_n", "shard_map", "shift_left", "shift_right_arithmetic", "shift_right_logical",
+    "sign", "sin", "slice", "split", "sqrt", "square", "squeeze", "stop_gradient", "sub",
+    "tan", "tanh", "transpose", "while", "xor", "all_gather_invariant", "pcast",
+    "ragged_all_to_all",
+    "custom_jvp_call", "custom_vjp_call", "closed_call", "remat2", "checkpoint",
+    "sharding_constraint",
+})  # fmt: skip
+
+scope_p = jex.Primitive("x64_scope")
+scope_p.multiple_results = True
+
+
+def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
+    """A primitive's results on plain arrays; the same under an outer ``jit`` without x64.
+
+    Args:
+        primitive: any primitive.
+        params: of an equation.
+        inputs: plain arrays.
+    """
+    traced = any(isinstance(x, Tracer) for x in inputs)
+    if traced and primitive.name not in DIRECT and any(map(_is_wide, inputs)):
+        return scope_p.bind(*inputs, operation=primitive, params=tuple(params.items()))
+    return _compat.bind(primitive, params, inputs)
+
+
+def _is_wide(x: Any) -> bool:
+    return getattr(getattr(x, "dtype", None), "itemsize", 0) == 8
+
+
+def _bound(primitive: jex.Primitive, params: Any, *inputs: Any) -> list[Any]:
+    return _compat.bind(primitive, dict(params), inputs)
+
+
+@scope_p.def_impl
+def _impl(*inputs, operation, params):
+    with jax.enable_x64(True):
+        return _bound(operation, params, *inputs)
+
+
+@scope_p.def_effectful_abstract_eval
+def _abstract(*avals, operation, params):
+    with jax.enable_x64(True):
+        outs, effects = operation.abstract_eval(*avals, **dict(params))
+    return (outs if operation.multiple_results else [outs]), effects
+
+
+def _lower(ctx, *inputs, operation, params):
+    with jax.enable_x64(True):
+        rule = mlir.lower_fun(partial(_bound, operation, params), multiple_results=True)
+        return rule(ctx, *inputs)
+
+
+mlir.register_lowering(scope_p, _lower)
+
+
+def _again(f: Callable, *inputs: Any) -> Any:
+    """``f`` of arrays, traced, each of its equations bound by :func:`bind`."""
+    with jax.enable_x64(True):
+        closed, shape = jax.make_jaxpr(f, return_shape=True)(*inputs)
+        outs = _evaluate(closed, jax.tree.leaves(inputs))
+    return jax.tree.unflatten(jax.tree.structure(shape), outs)
+
+
+def _evaluate(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
+    body, consts = _compat.open_jaxpr(jaxpr)
+    known: dict[Any, Any] = dict(zip(body.constvars, consts, strict=True))
+    known.update(zip(body.invars, inputs, strict=True))
+
+    def read(x: Any) -> Any:
+        return x.val if isinstance(x, jex.Literal) else known[x]
+
+    for eqn in body.eqns:
+        values = [read(x) for x in eqn.invars]
+        if eqn.primitive.name in ("jit", "pjit"):
+            outs = _evaluate(eqn.params["jaxpr"], values)
+        else:
+            outs = bind(eqn.primitive, eqn.params, values)
+        known.update(zip(eqn.outvars, outs, strict=True))
+    return [read(x) for x in body.outvars]
+
+
+def _batch(inputs, dims, *, operation, params):
+    outs = _again(jax.vmap(partial(_bound, operation, params), in_axes=tuple(dims)), *inputs)
+    return outs, [0] * len(outs)
+
+
+batching.primitive_batchers[scope_p] = _batch
+
+
+def _differentiable(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.inexact)
+
+
+def _jvp(primals, tangents, *, operation, params):
+    floats = [i for i, x in enumerate(primals) if _differentiable(x)]
+
+    def both(primals, tangents):
+        def of_floats(*some):
+            full = list(primals)
+            for i, x in zip(floats, some, strict=True):
+                full[i] = x
+            return _bound(operation, params, *full)
+
+        outs, moved = jax.jvp(of_floats, tuple(primals[i] for i in floats), tuple(tangents))
+        return outs, [t for y, t in zip(outs, moved, strict=True) if _differentiable(y)]
+
+    given = [ad.instantiate_zeros(tangents[i]) for i in floats]
+    outs, moved = _again(both, list(primals), given)
+    found = iter(moved)
+    return outs, [
+        next(found) if _differentiable(y) else ad.Zero(jax.typeof(y).to_tangent_aval())
+        for y in outs
+    ]
+
+
+ad.primitive_jvps[scope_p] = _jvp
+
+
+def _transpose(cotangents, *inputs, operation, params):
+    linear = [i for i, x in enumerate(inputs) if ad.is_undefined_primal(x)]
+    known = [None if i in linear else x for i, x in enumerate(inputs)]
+
+    def pull(known, cotangents):
+        def of_linear(*some):
+            full = list(known)
+            for i, x in zip(linear, some, strict=True):
+                full[i] = x
+            return _bound(operation, params, *full)
+
+        shapes = [jax.ShapeDtypeStruct(inputs[i].aval.shape, inputs[i].aval.dtype) for i in linear]
+        return jax.linear_transpose(of_linear, *shapes)(cotangents)
+
+    grads = _again(pull, known, [ad.instantiate_zeros(c) for c in cotangents])
+    result: list[Any] = [None] * len(inputs)
+    for i, g in zip(linear, grads, strict=True):
+        result[i] = g
+    return result
+
+
+ad.primitive_transposes[scope_p] = _transpose
