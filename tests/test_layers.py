@@ -8,6 +8,7 @@ import pytest
 import scalewise
 
 HOUSE = [  # bottom to top
+    "_output",
     "formats",
     "rounding",
     "scaled",

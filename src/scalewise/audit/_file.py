@@ -50,7 +50,9 @@ def _run(file: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a user's file raises
         del sys.modules[name]
         raise InputError(f"{file} doesn't run: {described(error)}") from error
     return module
@@ -65,7 +67,9 @@ def blamed(module: ModuleType) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, or a class of the user's own
         frames = traceback.extract_tb(error.__traceback__)
         passed = [f for f in frames if module.__file__ == f.filename]
         if not passed:
@@ -106,7 +110,9 @@ def arguments(
             raise InputError(f"{module.__file__} defines no factory {factory!r} for the arguments")
         try:
             made = make()
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             raise InputError(f"the factory {factory} failed: {described(error)}") from error
         if isinstance(made, dict):
             return (), made

@@ -7,6 +7,7 @@ from ._cast import cast
 from ._compare import compare
 from ._diff import diff
 from ._formats import formats, inspect
+from ._refusal import run
 from ._table import table
 from ._train import train
 
@@ -34,4 +35,4 @@ def callback() -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    run(app)

@@ -1,11 +1,14 @@
 """`scalewise audit`: what a narrow format does to a function of a user's file."""
 
+import tempfile
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ._refusal import refusal
+from .._output import TargetError, sentence
+from ._refusal import UNUSABLE, refusal, tell
 
 
 def audit(
@@ -35,7 +38,7 @@ def audit(
 ) -> None:
     """Say which operation of which line a narrow format breaks, and what mends it.
 
-    Exits with 1 if outputs aren't finite, with 2 if it can't be audited.
+    Exits with 1 if outputs aren't finite, with 2 if it can't be audited or a file can't be written.
     """
     from scalewise import audit as room  # JAX takes a second to import: not for --help
     from scalewise.audit import arguments, blamed, load_function, writable
@@ -54,8 +57,24 @@ def audit(
         options = {"shadow": shadow, "trials": trials, "steps": steps, "batches": fed(module)}
         with blamed(module):
             report = room(function, low, **options)(*positional, **keywords)
+        saved = [_saved(report, path) for path in paths]  # first: the terminal may be gone
         report.show(everything=everything)
-        for path in paths:
-            typer.echo(f"wrote {report.save(path)}")
+        for path in saved:
+            if path is not None:
+                typer.echo(f"wrote {path}")
+    if None in saved:
+        raise typer.Exit(UNUSABLE)
     if report.error.broken:
         raise typer.Exit(1)
+
+
+def _saved(report: Any, path: Path) -> Path | None:
+    """Writes the report; where that fails, to a temporary folder, since it took minutes to make."""
+    try:
+        return report.save(path)
+    except (OSError, TargetError) as error:
+        tell(sentence(error) if isinstance(error, OSError) else str(error))
+    with suppress(OSError):
+        rescued = report.save(Path(tempfile.mkdtemp(prefix="scalewise-")) / path.name)
+        tell(f"the report is in {rescued} instead")
+    return None

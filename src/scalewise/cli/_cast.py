@@ -1,13 +1,13 @@
 """`scalewise cast`: an array on disk, cast to a format, with what the cast did to it."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
-from ._checkpoint import cast_checkpoint, read, report
+from .._output import check_target, replacing
+from ._checkpoint import cast_checkpoint, read, report, same_file
 from ._refusal import refusal
 
 
@@ -30,22 +30,21 @@ def cast(
     from ..formats import BLOCK_FORMATS
     from ..formats import format as format_
 
-    with refusal(ValueError, OSError):
+    with refusal(ValueError):
         if data.suffix == ".safetensors" or to.lower().replace("-", "_") in BLOCK_FORMATS:
             if saturate:
                 raise ValueError("--saturate is for .npy: what has a scale doesn't overflow")
             return cast_checkpoint(data, to, out, rounding)
         fmt = format_(to)
-        x = read(data)
         target = out or data.with_name(f"{data.stem}.{fmt.name}.npy")
-        if target.resolve() == data.resolve():
+        if same_file(target, data):
             raise ValueError(f"{target} is the input itself; give another --out")
-        codes = fmt.encode(x, rounding=rounding, saturate=saturate)
+        check_target(target)
+        x = read(data)
+        codes = np.array(fmt.encode(x, rounding=rounding, saturate=saturate), order="C")
         typer.echo(f"{data.name} -> {target.name}: {report(x, fmt.decode(codes), float(fmt.max))}")
-        part = target.with_name(f"{target.name}.part")
-        try:
-            with part.open("wb") as file:
-                np.save(file, codes)
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(target) as file:
+            np.lib.format.write_array_header_1_0(
+                file, np.lib.format.header_data_from_array_1_0(codes)
+            )
+            file.write(np.array(codes, order="C").tobytes())

@@ -1,10 +1,15 @@
 """A `.safetensors` checkpoint cast tensor by tensor, and the report of what a cast did."""
 
+import math
+import os
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import typer
+
+from .._output import check_source, check_target
 
 
 def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: str) -> None:
@@ -23,8 +28,9 @@ def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: str) -> Non
     fmt = block or format_(to)
     element = block.element if block else format_(to)
     target = out or data.with_name(f"{data.stem}.{fmt.name}.safetensors")
-    if target.resolve() == data.resolve():
+    if same_file(target, data):
         raise ValueError(f"{target} is the input itself; give another --out")
+    check_target(target)
     tensors = {"data": read(data)} if data.suffix == ".npy" else load_safetensors(data)
     result: dict[str, Any] = {}
     lines = []
@@ -47,16 +53,60 @@ def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: str) -> Non
     typer.echo(f"{data.name} -> {target.name}: {len(result)} tensors")
 
 
-def read(path: Path) -> np.ndarray:
-    """The floats of a .npy file."""
+def same_file(a: Path, b: Path) -> bool:
+    """Whether two paths name one file, by whatever links."""
     try:
-        x = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} is no complete .npy file ({error})") from None
-    if not isinstance(x, np.ndarray) or x.dtype.kind != "f":
-        kind = x.dtype if isinstance(x, np.ndarray) else "several arrays"
-        raise ValueError(f"{path} holds {kind}; accepted: float16, float32 or float64")
-    return x
+        return os.path.samefile(a, b)
+    except OSError:  # one of them doesn't exist
+        return False
+
+
+def read(path: Path) -> np.ndarray:
+    """The floats of a .npy file.
+
+    The header is read first: what it claims has to be in the file before any memory is allocated.
+
+    Raises:
+        ValueError: no .npy file, a truncated one, or one of other numbers than floats.
+        OSError: the file can't be read.
+    """
+    size = check_source(path)
+    with path.open("rb") as file:
+        shape, transposed, dtype = _npy_header(path, file)
+        if dtype.kind != "f" or dtype.itemsize > 8:
+            raise ValueError(f"{path} holds {dtype}; accepted: float16, float32 or float64")
+        claimed, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+        if claimed > there:
+            raise ValueError(
+                f"{path} is no complete .npy file (an array of shape {shape} has {claimed:,} "
+                f"bytes, {there:,} are there)"
+            )
+        x = np.frombuffer(file.read(claimed), dtype)
+    x = x.reshape(shape[::-1]).T if transposed else x.reshape(shape)
+    return x.astype(dtype.newbyteorder("="))
+
+
+def _npy_header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether the array is in Fortran order, and dtype."""
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in readers:
+            raise ValueError(f"version {version} of the format")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
+            shape, transposed, dtype = readers[version](file)
+        if any(n < 0 for n in shape):
+            raise ValueError(f"a shape of {shape}")
+    except OSError:
+        raise
+    except Exception as error:  # numpy evaluates what stands there: any error may come of it
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} is no complete .npy file ({why[:100]})") from None
+    return shape, transposed, dtype
 
 
 def _largest(stored, largest: float):

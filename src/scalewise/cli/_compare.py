@@ -1,11 +1,12 @@
 """`scalewise compare`: one training program under several recipes, side by side."""
 
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ._refusal import refusal
+from ._refusal import FAILED, refusal, tell
 
 
 def compare(
@@ -42,8 +43,11 @@ def compare(
                 seeds=seeds,
                 out=out,
             )
-        except KeyboardInterrupt:
-            typer.echo("scalewise: interrupted before the first step", err=True)
-            raise typer.Exit(130) from None
+        except KeyboardInterrupt as error:
+            tell("interrupted before the first step")
+            raise typer.Exit(128 + getattr(error, "signal", signal.SIGINT)) from None
+    if comparison.failure:
+        tell(comparison.failure)
+        raise typer.Exit(FAILED)
     if comparison.interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(128 + comparison.signal)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .._output import print_table
 from ..formats import CATALOGUE, Format, next_down, next_up
 from ..formats import format as format_
 from ._refusal import refusal
@@ -31,7 +32,7 @@ def formats() -> None:
             "yes" if fmt.infinities else "no",
             fmt.nan.replace("negative_zero", "-0's code").replace("_", " "),
         )
-    Console().print(table)
+    print_table(Console(), table)
 
 
 def _smallest(fmt: Format) -> str:
@@ -48,7 +49,7 @@ def inspect(
     fmt: Annotated[str, typer.Option("--format", help="A format's name.")] = "fp32",
 ) -> None:
     """Show numbers in a format: bits, formula, exact value, neighbours, rounding error."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)  # a number is never broken in two
     with refusal(ValueError):
         f = format_(fmt)
         parsed = [(text, *_parse(text, f)) for text in numbers]

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from .._output import check_target, print_table, replacing
 from ._refusal import refusal
 
 table = typer.Typer(help="Exact errors, over every input of a format.", no_args_is_help=True)
@@ -27,7 +29,8 @@ def functions(
     """Errors of elementary functions: native arithmetic against float32 with one rounding."""
     from ..ops import FunctionErrors, function_table
 
-    with refusal(ValueError, OSError):
+    with refusal(ValueError):
+        _check(to)
         _show(f"{fmt}: errors over every input", FunctionErrors, function_table(fmt, names), to)
 
 
@@ -36,8 +39,15 @@ def cast(fmt: FormatName = "fp16", to: Csv = None) -> None:
     """Errors of the cast from float32, over every float32 number in the format's range."""
     from ..ops import CastErrors, cast_table
 
-    with refusal(ValueError, OSError):
+    with refusal(ValueError):
+        _check(to)
         _show(f"float32 to {fmt}: errors over every number", CastErrors, cast_table(fmt), to)
+
+
+def _check(to: Path | None) -> None:
+    """Refuses a file that can't be written before minutes are spent."""
+    if to is not None:
+        check_target(to)
 
 
 def _show(title: str, kind: Any, records: Iterable[Any], to: Path | None) -> None:
@@ -51,11 +61,12 @@ def _show(title: str, kind: Any, records: Iterable[Any], to: Path | None) -> Non
     rows = [dataclasses.astuple(record) for record in records]
     for row in rows:
         shown.add_row(*(_cell(value) for value in row))
-    Console(width=max(Console().width, 150)).print(shown)  # figures are never cut off
+    print_table(Console(), shown)
     if to is not None:
-        with to.open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([columns, *rows])
+        text = io.StringIO(newline="")
+        csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+        with replacing(to) as file:
+            file.write(text.getvalue().encode())
 
 
 def _cell(value: Any) -> str:

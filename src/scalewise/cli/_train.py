@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ._refusal import refusal
+from ._refusal import FAILED, refusal, tell
 
 STATE = {"weights": r"^\.params", "optimizer": r"^\.optimizer.*\.(mu|nu|trace|m|v)\b"}
 
@@ -62,12 +62,12 @@ def train(
                 watch=watch,
             )
         except (training.CheckpointError, training.TrainingError) as error:
-            typer.echo(f"scalewise: {error}", err=True)
-            raise typer.Exit(1) from None
+            tell(str(error))
+            raise typer.Exit(FAILED) from None
     typer.echo(
         f"{ended.program}, {ended.recipe}: {ended.steps} steps, loss {ended.loss:.4f}, "
         f"scale {ended.scale:g}, {ended.skipped} skipped; state {ended.digest[:16]}"
     )
     typer.echo(f"run: {ended.folder}")
     if ended.interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(128 + ended.signal)

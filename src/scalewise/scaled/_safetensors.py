@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +19,12 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from ..formats import Format
+from .._output import check_source, replacing
+from ..formats import E2M1FN, Format, check_codes
 from ..rounding import EncodedArray
+from ..rounding._encoded import is_packed
 from ._array import ScaledArray
+from ._header import read_header
 
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(dtype)
@@ -40,14 +42,16 @@ MOST_HEADER = 100_000_000  # the format's own limit
 
 
 def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
-    """Writes arrays to a file: beside it, then renamed, so that no half file is ever seen.
+    """Writes arrays to a file, whole or not at all.
 
     Args:
         path: where to.
         arrays: names to NumPy or JAX arrays, EncodedArrays or ScaledArrays.
 
     Raises:
-        ValueError: a dtype that safetensors doesn't have, or a name that is taken by a scale.
+        ValueError: a dtype that safetensors doesn't have, a name that is taken by a scale, or a
+            path that is not a regular file.
+        OSError: the file can't be written.
     """
     path = Path(path)
     plain: dict[str, np.ndarray] = {}
@@ -61,30 +65,32 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None
                 raise ValueError(f"{path.name}: two tensors are called {key!r}")
             plain[key] = np.asarray(part)
     metadata = {"scalewise": json.dumps(notes)} if notes else {}
-    part = path.with_name(f"{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(_header(path, plain, metadata))
-            for x in plain.values():
-                file.write(np.ascontiguousarray(x).tobytes())
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    header = _header(path, plain, metadata)
+    with replacing(path) as file:
+        file.write(header)
+        for x in plain.values():
+            file.write(np.ascontiguousarray(x).tobytes())
 
 
 def load_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray | ScaledArray | EncodedArray]:
     """The arrays of a file, of the classes that :func:`save_safetensors` was given.
 
+    Whatever safetensors' own reader refuses is refused. Beyond that, refused are a key that occurs
+    twice, a dtype that NumPy and ml_dtypes don't have (sub-byte ones), and scales or codes that no
+    :func:`save_safetensors` writes.
+
     Raises:
         ValueError: the file is truncated, or no safetensors file, or holds a dtype unknown here.
+        OSError: it can't be read.
     """
     path = Path(path)
     arrays, metadata = _read(path)
     result: dict[str, Any] = dict(arrays)
     try:
-        for name, note in json.loads(metadata.get("scalewise", "{}")).items():
+        notes = json.loads(metadata.get("scalewise", "{}"))
+        for name, note in notes.items():
             result[name] = _joined(name, note, result)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: its scales can't be read ({error!r})") from None
     return result
 
@@ -102,14 +108,62 @@ def _parts(name: str, value: Any) -> tuple[dict[str, Any], Any]:
 
 
 def _joined(name: str, note: Any, arrays: dict[str, Any]) -> Any:
-    """What :func:`_parts` took apart; its tensors are taken out of ``arrays``."""
+    """What :func:`_parts` took apart; its tensors are taken out of ``arrays``.
+
+    Raises:
+        KeyError, TypeError, ValueError: :func:`_parts` doesn't make such a note of such tensors.
+    """
     if note is None:
         return jnp.asarray(arrays.pop(name))
-    if "format" in note:
-        return EncodedArray(jnp.asarray(arrays.pop(name)), Format(**note["format"]), note["length"])
+    if set(note) == {"format", "length"}:
+        return _encoded(arrays.pop(name), _format(note["format"]), note["length"])
+    if set(note) != {"block", "data", "scale"}:
+        raise ValueError(f"{name!r} is described by {sorted(note)}")
     data = _joined(name, note["data"], arrays)
     scale = _joined(f"{name}.scale", note["scale"], arrays)
-    return ScaledArray(data, scale, tuple(note["block"]) if note["block"] else None)
+    block = note["block"]
+    if block is not None:
+        if not (isinstance(block, list) and [type(n) for n in block] == [int, int]):
+            raise ValueError(f"the block of {name!r} is {block!r}")
+        block = tuple(block)
+    if isinstance(data, ScaledArray) or not _is_float(data):
+        raise ValueError(f"the data of {name!r} are {data.dtype}")
+    if not isinstance(scale, ScaledArray) and not _is_float(scale) and scale.dtype != np.int32:
+        raise ValueError(f"the scale of {name!r} is {scale.dtype}")
+    joined = ScaledArray(data, scale, block)
+    if block is not None:
+        blocks = -(-data.shape[block[0]] // block[1])
+        if np.ndim(scale) != data.ndim or np.shape(scale)[block[0]] != blocks:
+            raise ValueError(f"a scale of shape {np.shape(scale)} for {blocks} blocks")
+    return joined
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, EncodedArray) or jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _format(fields: Any) -> Format:
+    """A format from the fields that :func:`_parts` wrote, each of its own type."""
+    for field in dataclasses.fields(E2M1FN):
+        kind = type(getattr(E2M1FN, field.name))
+        if type(fields[field.name]) is not kind:
+            raise ValueError(f"a format's {field.name} is {fields[field.name]!r}, no {kind}")
+    return Format(**fields)
+
+
+def _encoded(codes: np.ndarray, fmt: Format, length: Any) -> EncodedArray:
+    if type(length) is not int or length < 0:
+        raise ValueError(f"a length of {length!r}")
+    packed = is_packed(fmt)
+    if codes.dtype != (np.uint8 if packed else fmt.code_dtype):
+        raise ValueError(f"codes of {fmt.name} in {codes.dtype}")
+    if packed and (codes.ndim == 0 or codes.shape[-1] != -(-length * fmt.bits // 8)):
+        raise ValueError(f"{length} codes of {fmt.bits} bits in bytes of shape {codes.shape}")
+    if not packed:
+        if length:
+            raise ValueError(f"a length of {length} for codes that aren't packed")
+        check_codes(fmt, codes)
+    return EncodedArray(jnp.asarray(codes), fmt, length)
 
 
 def _header(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> bytes:
@@ -134,29 +188,46 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     def broken(why: str) -> ValueError:
         return ValueError(f"{path} is no complete safetensors file: {why}")
 
-    raw = path.read_bytes()
-    length = int.from_bytes(raw[:8], "little")
-    if len(raw) < 8 or length > MOST_HEADER or 8 + length > len(raw):
-        raise broken(f"a header of {length:,} bytes in a file of {len(raw):,}")
-    try:
-        header = json.loads(raw[8 : 8 + length])
-        metadata = header.pop("__metadata__", {})
-        entries = sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-        arrays, end = {}, 0
-        for name, entry in entries:
-            if entry["dtype"] not in DTYPES:
-                raise broken(f"{name!r} is {entry['dtype']}; known: {', '.join(DTYPES)}")
-            dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-            first, last = entry["data_offsets"]
-            if first != end or last - first != math.prod(shape) * dtype.itemsize:
-                raise broken(f"{name!r} of shape {shape} lies at bytes {first} to {last}")
-            if 8 + length + last > len(raw):
-                raise broken(f"{name!r} ends at byte {8 + length + last:,} of {len(raw):,}")
-            here = raw[8 + length + first : 8 + length + last]
-            arrays[name] = np.frombuffer(here, dtype).reshape(shape)
-            end = last
-    except (AttributeError, KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise broken(f"a header that can't be read ({type(error).__name__})") from None
-    if 8 + length + end != len(raw):
-        raise broken(f"{len(raw) - 8 - length - end:,} bytes belong to no tensor")
+    size = check_source(path)
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > MOST_HEADER or 8 + length > size:
+            raise broken(f"a header of {length:,} bytes in a file of {size:,}")
+        try:
+            entries, metadata = read_header(file.read(length))
+        except ValueError as error:
+            raise broken(f"a header that can't be read ({error})") from None
+        raw = file.read()
+    arrays, end = {}, 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
+        if entry.dtype not in DTYPES:
+            raise broken(f"{name!r} is {entry.dtype}; known: {', '.join(DTYPES)}")
+        dtype, shape, first, last = DTYPES[entry.dtype], entry.shape, entry.first, entry.last
+        if first != end or last - first != _bytes(shape, dtype):
+            raise broken(f"{name!r} of shape {shape} lies at bytes {first} to {last}")
+        if last > len(raw):
+            raise broken(f"{name!r} ends at byte {8 + length + last:,} of {size:,}")
+        try:
+            arrays[name] = np.frombuffer(raw[first:last], dtype).reshape(shape)
+        except ValueError as error:  # more than 64 dimensions, say
+            raise broken(f"NumPy has no shape {shape} ({error})") from None
+        end = last
+    if end != len(raw):
+        raise broken(f"{len(raw) - end:,} bytes belong to no tensor")
     return arrays, metadata
+
+
+def _bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """Bytes of an array; -1 if a product on the way leaves 64 bits, as the official reader counts.
+
+    Example:
+        >>> _bytes((2**32, 2**32, 0), np.dtype("u1")), _bytes((0, 2**32, 2**32), np.dtype("u1"))
+        (-1, 0)
+    """
+    size = 1
+    for n in (*shape, 8 * dtype.itemsize):  # it counts in bits
+        size *= n
+        if size >= 2**64:
+            return -1
+    return size // 8

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ..._output import TargetError, check_source
 from ...training import InputError
 
 NEEDED = ("function", "low", "findings", "rows", "error")
@@ -51,6 +52,16 @@ class Difference:
             console.print("No finding came or went, no operation's error changed twofold.")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Saved:
+    """What a comparison needs of a saved report."""
+
+    name: str
+    error: tuple[int, float]
+    findings: dict[tuple, str]
+    errors: dict[Place, float]
+
+
 def load_report(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A report saved as JSON.
 
@@ -59,10 +70,13 @@ def load_report(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     path = Path(path)
     try:
+        check_source(path)
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"can't read {str(path)!r}: {error.strerror}") from None
-    except ValueError:
+    except TargetError as error:
+        raise InputError(str(error)) from None
+    except (ValueError, RecursionError):
         raise InputError(f"{str(path)!r} is no JSON: a report saved as .json is accepted") from None
     if not isinstance(data, dict) or any(name not in data for name in NEEDED):
         raise InputError(f"{str(path)!r} is no report: what report.save wrote is accepted")
@@ -78,20 +92,32 @@ def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Diffe
     Raises:
         InputError: one of them can't be read, or is no report.
     """
-    a, b = load_report(before), load_report(after)
-    old, new = _findings(a), _findings(b)
+    a, b = _saved(before), _saved(after)
+    old, new = a.findings, b.findings
     return Difference(
-        names=(f"{a['function']} in {a['low']}", f"{b['function']} in {b['low']}"),
-        errors=(_error(a), _error(b)),
+        names=(a.name, b.name),
+        errors=(a.error, b.error),
         gone=tuple(old[k] for k in old if k not in new),
         new=tuple(new[k] for k in new if k not in old),
         kept=tuple(new[k] for k in new if k in old),
-        moved=_moved(_errors(a), _errors(b)),
+        moved=_moved(a.errors, b.errors),
     )
 
 
-def _error(report: dict[str, Any]) -> tuple[int, float]:
-    return int(report["error"]["broken"]), float(report["error"]["relative"])
+def _saved(path: str | os.PathLike[str]) -> _Saved:
+    report = load_report(path)
+    try:
+        return _Saved(
+            f"{report['function']} in {report['low']}",
+            (int(report["error"]["broken"]), float(report["error"]["relative"])),
+            _findings(report),
+            _errors(report),
+        )
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise InputError(
+            f"{str(path)!r} is no report: what report.save wrote is accepted "
+            f"({type(error).__name__}: {error})"
+        ) from None
 
 
 def _findings(report: dict[str, Any]) -> dict[tuple, str]:
@@ -108,7 +134,10 @@ def _errors(report: dict[str, Any]) -> dict[Place, float]:
     for row in report["rows"]:
         numbers = row["numbers"]
         noise, signal = float(numbers["inherited2"]), float(numbers["shadow2"])
-        key = (row["file"] or "?", row["line"], row["primitive"], row["direction"])
+        file, line = str(row["file"] or "?"), int(row["line"])
+        key = (file, line, str(row["primitive"]), str(row["direction"]))
+        if min(noise, signal) < 0:
+            raise ValueError(f"a squared error is {min(noise, signal)}")
         if signal:
             found[key] = max(found.get(key, 0.0), (noise / signal) ** 0.5)
     return found

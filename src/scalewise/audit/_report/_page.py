@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from ..._output import page_environment
 from ._panels import panels
 from ._source import sources
 from ._summary import Summary
@@ -13,18 +12,13 @@ from ._terminal import alone, error, scales
 
 def page(report: Summary) -> str:
     """The page; every name in it is escaped."""
-    environment = Environment(
-        loader=PackageLoader("scalewise.audit._report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment("scalewise.audit._report")
     environment.filters["error"] = lambda f, which: error(
         getattr(f, f"error_{which}"), getattr(f, f"broken_{which}")
     )
     environment.filters["alone"] = alone
-    return environment.get_template("report.html.j2").render(
+    return environment.rendered(
+        "report.html.j2",
         report=report,
         panels=panels(report),
         groups=by_scope(report.rows),

@@ -7,12 +7,12 @@ import io
 import json
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from ..._output import check_target, replacing
 from ._page import page
 from ._summary import Summary
 from ._table import as_csv
@@ -43,13 +43,14 @@ class Report(Summary):
         return f"<Report of {self.function} in {self.low}: {found}; show(), save('report.html')>"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the report; it is there whole, or not at all.
+        """Writes the report, whole or not at all.
 
         Args:
             path: ends with ``.html``, ``.json`` or ``.csv`` (the operations alone).
 
         Raises:
-            ValueError: another ending, or no such folder.
+            ValueError: another ending, no such folder, or something else than a regular file.
+            OSError: the file can't be written.
         """
         path = writable(path)
         match path.suffix:
@@ -59,12 +60,8 @@ class Report(Summary):
                 text = json.dumps(self.as_dict(), indent=1)
             case _:
                 text = as_csv(self.rows)
-        with tempfile.NamedTemporaryFile(
-            "w", dir=path.parent, suffix=path.suffix, delete=False, encoding="utf-8"
-        ) as file:
-            file.write(text)
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
+        with replacing(path) as file:
+            file.write(text.encode())
         return path
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,14 +74,15 @@ def writable(path: str | os.PathLike[str]) -> Path:
     """The path of a report that is yet to be written.
 
     Raises:
-        ValueError: another ending than .html, .json or .csv, or no such folder.
+        ValueError: another ending than .html, .json or .csv, no such folder, or something else than
+            a regular file there.
+        OSError: the file is there and can't be written.
     """
     path = Path(path)
     if path.suffix not in (".html", ".json", ".csv"):
         accepted = "a name with .html, .json or .csv"
         raise ValueError(f"report.save({str(path)!r}): accepted: {accepted}")
-    if not path.parent.is_dir():
-        raise ValueError(f"report.save({str(path)!r}): there is no folder {str(path.parent)!r}")
+    check_target(path)
     return path
 
 

@@ -1,8 +1,10 @@
 """The comparison itself: one step of each method in turn, in one process."""
 
 import copy
+import dataclasses
 import math
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -13,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from .._interrupt import held_interrupts
+from ..._output import sentence, tolerant
+from .._interrupt import held_interrupts, signal_of
 from .._loss_scale import has_loss_scale, loss_scale_of
 from ._corpus import corpus
 from ._diagnose import diagnose, finite_leaves
@@ -136,7 +139,8 @@ def compare(
 
     Every method starts from the same state and sees the same batches; one step of each is made in
     turn, so that what disturbs the machine disturbs them alike. Steps are compiled ahead of time.
-    An interrupt (Ctrl-C) ends the training; what was measured so far is shown and written.
+    An interrupt (Ctrl-C, SIGTERM), a full disk and a failure of the program's batches end the
+    training; what was measured so far is shown and written.
 
     Args:
         program: a Python file with ``init``, ``train_step`` and ``batches``, or a `Program`.
@@ -151,10 +155,12 @@ def compare(
         console: where progress, table and curves are printed.
 
     Returns:
-        All that was measured.
+        All that was measured; ``failure`` is not empty if an error ended the training early.
 
     Raises:
-        InputError: something given can't be used; nothing was written.
+        InputError: something given can't be used, or another process works in the folder; nothing
+            was written.
+        OSError: the folder can't be created or written to.
         KeyboardInterrupt: before the first step was done; nothing was written.
     """
     console = console or Console()
@@ -179,31 +185,56 @@ def compare(
     check_step(program, states[0], first[0])
     for each in methods:
         each.build(program)  # refuses what the program can't serve, before anything is written
-    announce(console, program.name, parameters, len(text), steps)
-    warm_up()
-    runs = []
-    for each in methods:
-        with console.status(f"compiling {each.name}"):
-            one = _Run(each, program, states[0], first[0], parameters)
-            others = zip(states[1:], first[1:], strict=True)
-            runs.append([one, *(one.again(*other) for other in others)])
-    made = _train(runs, first, streams, steps, folder, console)
-    if not made:
-        raise KeyboardInterrupt
-    comparison = Comparison(
-        program=program.name,
-        steps=steps,
-        seed=seed,
-        records=tuple(
-            same[0].record(made, [last_mean(run.losses[:made]) for run in same]) for same in runs
-        ),
-        interrupted=made < steps,
-        folder=str(folder.path),
-        environment=environment(),
-    )
-    write(comparison, folder)
-    show(comparison, console)
+    with tolerant(console), folder.claimed() as folder:
+        announce(console, program.name, parameters, len(text), steps)
+        warm_up()
+        runs = []
+        for each in methods:
+            with console.status(f"compiling {each.name}"):
+                one = _Run(each, program, states[0], first[0], parameters)
+                others = zip(states[1:], first[1:], strict=True)
+                runs.append([one, *(one.again(*other) for other in others)])
+        with held_interrupts() as check_interrupt:
+            ended = _train(runs, first, streams, steps, folder, console, check_interrupt)
+            if not ended.steps:
+                raise ended.cause or KeyboardInterrupt()
+            comparison = Comparison(
+                program=program.name,
+                steps=steps,
+                seed=seed,
+                records=tuple(
+                    same[0].record(
+                        ended.steps, [last_mean(run.losses[: ended.steps]) for run in same]
+                    )
+                    for same in runs
+                ),
+                interrupted=isinstance(ended.cause, KeyboardInterrupt),
+                folder=str(folder.path),
+                environment=environment(),
+                failure=ended.failure,
+                signal=ended.signal,
+            )
+            comparison = write(comparison, folder)
+            show(comparison, console)
     return comparison
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ended:
+    """How many steps were made, and what ended them early."""
+
+    steps: int
+    cause: KeyboardInterrupt | Exception | None = None
+
+    @property
+    def signal(self) -> int:
+        return signal_of(self.cause) if isinstance(self.cause, KeyboardInterrupt) else 0
+
+    @property
+    def failure(self) -> str:
+        if isinstance(self.cause, OSError):
+            return f"metrics.jsonl can't be written after step {self.steps}: {sentence(self.cause)}"
+        return str(self.cause) if isinstance(self.cause, InputError) else ""
 
 
 def _train(
@@ -213,12 +244,13 @@ def _train(
     steps: int,
     folder: Folder,
     console: Console,
-) -> int:
-    """Makes the steps, of each method from each seed; how many before an interrupt, if any."""
+    check_interrupt: Callable[[], None],
+) -> _Ended:
+    """Makes the steps, of each method from each seed, until an interrupt or a full disk."""
     made = 0
     try:
         names = [same[0].method.name for same in runs]
-        with held_interrupts() as heed, Progress(console, names, steps) as progress:
+        with Progress(console, names, steps) as progress:
             for step in range(1, steps + 1):
                 for same in runs:
                     for run, batch in zip(same, batches, strict=True):
@@ -228,12 +260,12 @@ def _train(
                 rows = [_line(step, i, run) for same in runs for i, run in enumerate(same)]
                 folder.append("metrics.jsonl", rows)
                 made = step
-                heed()
                 if step < steps:
+                    check_interrupt()
                     batches = [next(stream) for stream in streams]
-    except KeyboardInterrupt:
-        return made
-    return made
+    except (KeyboardInterrupt, OSError, InputError) as error:
+        return _Ended(made, error)
+    return _Ended(made)
 
 
 def _line(step: int, index: int, run: _Run) -> dict[str, Any]:
@@ -251,8 +283,30 @@ def _line(step: int, index: int, run: _Run) -> dict[str, Any]:
     return line
 
 
-def write(comparison: Comparison, folder: Folder) -> None:
-    """Summary, page and picture into the run folder, each all or nothing."""
+def write(comparison: Comparison, folder: Folder) -> Comparison:
+    """Writes summary, page and picture into the run folder, each all or nothing.
+
+    Where the folder can't be written any more (a full disk), they go to a new folder of the
+    system's temporary files instead: what was measured isn't lost.
+
+    Returns:
+        The comparison, with the folder that was written to; ``failure`` says what went wrong.
+    """
+    try:
+        _write(comparison, folder)
+        return comparison
+    except OSError as error:
+        why = comparison.failure or f"the report can't be written: {sentence(error)}"
+    try:
+        rescue = Folder(Path(tempfile.mkdtemp(prefix="scalewise-")))
+        comparison = dataclasses.replace(comparison, failure=why, folder=str(rescue.path))
+        _write(comparison, rescue)
+    except OSError:
+        comparison = dataclasses.replace(comparison, failure=why, folder="")
+    return comparison
+
+
+def _write(comparison: Comparison, folder: Folder) -> None:
     html, svg = page(comparison)
     folder.write_json("summary.json", comparison.summary())
     folder.write("report.html", html)

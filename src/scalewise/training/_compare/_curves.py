@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ..._output import visible
 from ._results import Comparison, Record, smoothed
 
 WIDTH, HEIGHT = 720, 300
@@ -14,7 +15,7 @@ SMOOTHING = 25  # steps
 # Okabe and Ito's palette, told apart by colour-blind readers, on light and on dark
 STYLE = """
 .curves { font: 13px system-ui, sans-serif }
-.curves text { fill: #222 } .curves .axis { stroke: #ccc }
+.curves text { fill: #222 } .curves .axis { stroke: #ccc; stroke-width: 1 }
 .curves path { fill: none; stroke-width: 2; stroke-linejoin: round }
 .curves .c0 { stroke: #555 } .curves .c1 { stroke: #d55e00 } .curves .c2 { stroke: #0072b2 }
 .curves .c3 { stroke: #009e73 } .curves .c4 { stroke: #cc79a7 } .curves .c5 { stroke: #e69f00 }
@@ -83,10 +84,10 @@ def _panel(curves: Sequence[Sequence[float]], top: int, title: str) -> str:
         low, high = low - 0.5, high + 0.5
     steps = max(map(len, curves))
     frame = Frame(top, steps, low, high)
-    parts = [f'<text x="{LEFT}" y="{top + 20}" font-weight="600">{escape(title)}</text>']
+    parts = [f'<text x="{LEFT}" y="{top + 20}" font-weight="600">{escape(visible(title))}</text>']
     for tick in ticks(low, high):
         y = f"{frame.y(tick):.1f}"
-        parts.append(f'<path class="axis" style="stroke-width:1" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
+        parts.append(f'<path class="axis" d="M{LEFT} {y}H{WIDTH - RIGHT}"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y}" dy="4" text-anchor="end">{tick:g}</text>')
     bottom = top + HEIGHT - BOTTOM
     for tick in ticks(1, steps):
@@ -123,7 +124,7 @@ def _legend(records: Sequence[Record], top: int) -> str:
         y = top + 12 + 24 * (index // 3)
         note = " (died)" if record.death and not math.isfinite(record.final_loss) else ""
         parts.append(f'<path class="c{index % COLOURS}" d="M{x} {y}h24"/>')
-        parts.append(f'<text x="{x + 32}" y="{y + 4}">{escape(record.name)}{note}</text>')
+        parts.append(f'<text x="{x + 32}" y="{y + 4}">{escape(visible(record.name))}{note}</text>')
     return "\n".join(parts)
 
 

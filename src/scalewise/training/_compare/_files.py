@@ -1,22 +1,30 @@
-"""The run folder: appended metrics, everything else written whole or not at all."""
+"""The run folder: one process at a time in it, metrics appended, all else written atomically."""
 
 import json
-import os
-import tempfile
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..._output import FolderInUseError, append, lock, remove_temporaries, replacing
 from ._input import InputError
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that comes into being with the first thing written to it."""
+    """A run's folder, created when it is claimed.
+
+    Attributes:
+        path: where it is, or will be.
+        new: whether it has to be empty when it is claimed.
+        named: whether the user chose the name; if not, a taken name gets a number.
+    """
 
     path: Path
+    new: bool = True
+    named: bool = True
 
     @classmethod
     def at(cls, out: str | Path | None) -> "Folder":
@@ -26,36 +34,70 @@ class Folder:
             InputError: there is something already.
         """
         if out is None:
-            stem = Path("runs") / time.strftime("%Y-%m-%dT%H-%M-%S")
-            path, n = stem, 1
-            while path.exists():
-                n += 1
-                path = stem.with_name(f"{stem.name}-{n}")
-            return cls(path)
-        path = Path(out)
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise InputError(f"{str(path)!r} isn't empty: a new or an empty folder is accepted")
-        return cls(path)
+            return cls(Path("runs") / time.strftime("%Y-%m-%dT%H-%M-%S"), named=False)
+        folder = cls(Path(out))
+        if folder.path.exists() and (not folder.path.is_dir() or folder.entries()):
+            raise InputError(f"{str(out)!r} isn't empty: a new or an empty folder is accepted")
+        return folder
+
+    def entries(self) -> list[Path]:
+        """What is in the folder, without hidden files (a lock that a killed process left)."""
+        if not self.path.exists():
+            return []
+        return [path for path in self.path.iterdir() if not path.name.startswith(".")]
+
+    @contextmanager
+    def claimed(self) -> Iterator["Folder"]:
+        """Creates the folder, holds its lock while the block runs, and yields the folder.
+
+        A folder in which nothing was written is removed again.
+
+        Raises:
+            InputError: another process works in it, or it isn't empty although it has to be.
+            OSError: it can't be created.
+        """
+        folder, created = self._created()
+        try:
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(lock(folder.path))
+                except FolderInUseError as error:
+                    raise InputError(f"{error}: one run at a time is accepted") from None
+                if folder.new and folder.entries():
+                    raise InputError(
+                        f"{str(folder.path)!r} isn't empty: a new or an empty folder is accepted"
+                    )
+                remove_temporaries(folder.path)
+                yield folder
+        finally:
+            if created:
+                with suppress(OSError):
+                    folder.path.rmdir()  # only if it is empty
+
+    def _created(self) -> tuple["Folder", bool]:
+        folder, number = self, 1
+        while True:
+            try:
+                folder.path.mkdir(parents=True)
+            except FileExistsError:
+                if self.named:
+                    return self, False
+                number += 1
+                folder = replace(self, path=self.path.with_name(f"{self.path.name}-{number}"))
+            else:
+                return folder, True
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """One line of JSON for each row, flushed."""
+        """One line of JSON for each row: all of them, or none if they can't be written."""
         self.path.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-        with (self.path / name).open("a", encoding="utf-8") as stream:
-            stream.write(lines)
+        append(self.path / name, lines.encode())
 
     def write(self, name: str, text: str) -> None:
-        """The text, atomically: to a temporary neighbour first, then renamed."""
+        """The text, atomically."""
         self.path.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self.path, prefix=f".{name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(self.path / name)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with replacing(self.path / name) as file:
+            file.write(text.encode())
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -1,8 +1,8 @@
 """The report as one HTML file that needs nothing else."""
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..._output import page_environment
 from ._curves import curves_svg, scales_svg
 from ._results import WINDOW, Comparison
 from ._terminal import cells
@@ -21,16 +21,10 @@ HEADINGS = (
 
 def page(comparison: Comparison) -> tuple[str, str]:
     """The page, and the picture in it as a file of its own."""
-    environment = Environment(
-        loader=PackageLoader("scalewise.training._compare", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     svg = curves_svg(comparison)
     scaled = [record for record in comparison.records if record.scales]
-    html = environment.get_template("report.html.j2").render(
+    html = page_environment("scalewise.training._compare").rendered(
+        "report.html.j2",
         comparison=comparison,
         headings=[h.replace("float32", comparison.reference.name) for h in HEADINGS],
         rows=[(record, cells(comparison, record)) for record in comparison.records],

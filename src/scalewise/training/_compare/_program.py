@@ -76,7 +76,9 @@ def _run(file: Path) -> ModuleType:
     sys.modules[name] = module  # dataclasses and pickles look their module up
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a user's file raises
         del sys.modules[name]
         raise InputError(f"{file} doesn't run: {described(error)}") from error
     return module
@@ -98,9 +100,12 @@ def guarded(call: Callable[..., Any], what: str, *args: Any) -> Any:
     """What a user's function returns; its exception in one sentence."""
     try:
         return call(*args)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # SystemExit, or a class of the user's own
         if isinstance(error, ValueError) and what.endswith(".batches"):  # refuses its data: quoted
-            raise InputError(f"{what}: {str(error).strip().splitlines()[0]}") from error
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InputError(f"{what}: {first}") from error
         raise InputError(f"{what} failed: {described(error)}") from error
 
 

@@ -92,8 +92,11 @@ class Comparison:
         steps: how many were asked for; `interrupted` tells whether fewer were made.
         seed: of parameters and data.
         records: one for each method; the first is what ratios refer to.
-        folder: where the files are.
+        folder: where the files are; "" if they couldn't be written anywhere.
         environment: versions and device.
+        failure: what ended the run early or kept its files from their folder, a sentence; "" if
+            nothing did.
+        signal: the signal that ended it (SIGINT, SIGTERM, SIGHUP); 0 if none did.
     """
 
     program: str
@@ -103,6 +106,8 @@ class Comparison:
     interrupted: bool
     folder: str
     environment: tuple[tuple[str, str], ...] = ()
+    failure: str = ""
+    signal: int = 0
 
     @property
     def reference(self) -> Record:
@@ -131,6 +136,7 @@ class Comparison:
             "steps_made": self.steps_made,
             "seed": self.seed,
             "interrupted": self.interrupted,
+            "failure": self.failure or None,
             "environment": dict(self.environment),
             "methods": [self._row(r) for r in self.records],
         }

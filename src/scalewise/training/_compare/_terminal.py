@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ..._output import print_table
 from ._braille import plot
 from ._results import Comparison, Record, smoothed
 
@@ -80,7 +81,7 @@ def announce(console: Console, program: str, parameters: int, size: int, steps: 
 
 def show(comparison: Comparison, console: Console) -> None:
     """Table, curves, what died of what, and where the files are."""
-    console.print(table(comparison))
+    print_table(console, table(comparison))
     for record in comparison.records:
         if record.death:
             console.print(
@@ -99,7 +100,8 @@ def show(comparison: Comparison, console: Console) -> None:
         console.print(row, no_wrap=True)
     if comparison.interrupted:
         console.print(f"interrupted after {comparison.steps_made} of {comparison.steps} steps")
-    console.print(f"report: {escape(comparison.folder)}/report.html", highlight=False)
+    if comparison.folder:
+        console.print(f"report: {escape(comparison.folder)}/report.html", highlight=False)
 
 
 def _ascii(console: Console) -> bool:

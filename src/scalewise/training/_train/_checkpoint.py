@@ -1,14 +1,21 @@
 """Checkpoints of a training state by Orbax: whole or not there, and checked when they are read.
 
-A state is written as a flat list of arrays beside a description of what they are and a digest of
-each one's bytes, so that a damaged file, another model or another recipe is told from a good one.
+A state is written as a flat list of arrays beside a description of what they are, a digest of
+each one's bytes and a digest of the description, so that a damaged checkpoint, one of another step,
+run, model or recipe, and a folder under another checkpoint's name are told from a good one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,57 +24,81 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compare import InputError
+from ._meta import KIND, DamagedError, ForeignError, Meta, read_meta
 
 Tree = Any
-KIND = "scalewise train, 1"
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint couldn't be written; the message says which one is the last good one."""
 
 
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was read.
+
+    Attributes:
+        step: the number of steps made.
+        state: the training state.
+        run: the identity of the run.
+        damaged: a sentence for each checkpoint that can't be what it says it is.
+    """
+
+    step: int
+    state: Tree
+    run: str
+    damaged: list[str]
+
+
 class Checkpoints:
     """The checkpoints in one folder; of older ones the last few are kept."""
 
     def __init__(self, folder: Path, *, keep: int = 3):
+        self._folder = folder.absolute()
+        self._keep = keep
+
+    @cached_property
+    def _manager(self) -> Any:
+        """Orbax's manager, made when damaged entries are out of its way."""
         import orbax.checkpoint as ocp  # takes seconds: only who trains pays for it
 
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised, too
-        self._ocp = ocp
-        self._folder = folder.absolute()
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
+            max_to_keep=self._keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
-        self._manager = ocp.CheckpointManager(self._folder, options=options)
+        try:
+            return ocp.CheckpointManager(self._folder, options=options)
+        except Exception as error:  # whatever Orbax or the system raises
+            raise CheckpointError(
+                f"no checkpoint can be written to {self._folder}: {_sentence(error)}"
+            ) from error
 
     def steps(self) -> list[int]:
         """The steps of which there is a whole checkpoint, ascending."""
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: Tree, about: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Tree, about: Mapping[str, Any], run: str) -> None:
         """Writes a checkpoint, atomically.
 
         Raises:
             CheckpointError: it can't be written (a full disk, say); those before it are untouched.
         """
+        import orbax.checkpoint as ocp
+
         arrays = [np.asarray(x) for x in _plain(jax.tree.leaves(state))]
-        meta = {
-            "kind": KIND,
-            "step": step,
-            "about": dict(about),
-            "arrays": _described(state),
-            "digests": [_digest(x) for x in arrays],
-        }
-        items = self._ocp.args.Composite(
-            state=self._ocp.args.StandardSave(_named(arrays)),
-            meta=self._ocp.args.JsonSave(meta),
+        meta = Meta(KIND, run, step, dict(about), _described(state), [_digest(x) for x in arrays])
+        items = ocp.args.Composite(
+            state=ocp.args.StandardSave(_named(arrays)),
+            meta=ocp.args.JsonSave(meta.sealed().as_dict()),
         )
+        manager = self._manager
         try:
-            if not self._manager.save(step, args=items, force=True):
-                raise OSError("Orbax declined to save")
-            self._manager.wait_until_finished()
+            with _closed_loops_ignored():
+                if not manager.save(step, args=items, force=True):
+                    raise OSError("Orbax declined to save")
+                manager.wait_until_finished()
         except Exception as error:  # whatever Orbax, tensorstore or the system raises
-            self._manager.reload()
+            manager.reload()
             good = [s for s in self.steps() if s != step]
             last = f"the last good one is of step {good[-1]}" if good else "there is none before it"
             raise CheckpointError(
@@ -75,84 +106,153 @@ class Checkpoints:
                 f"{_sentence(error)}; {last}"
             ) from error
 
-    def restore(
-        self, template: Tree, about: Mapping[str, Any]
-    ) -> tuple[int, Tree, list[str]] | None:
-        """The newest checkpoint that is whole.
+    def restore(self, template: Tree, about: Mapping[str, Any], run: str | None) -> Restored | None:
+        """Reads the newest checkpoint that is whole, and sets damaged ones aside.
+
+        A checkpoint is identified by its description, not by its folder's name: one under another
+        one's name (swapped, copied, a symbolic link), of another run, or with arrays of other bytes
+        than were written is damaged. Damaged ones are renamed to ``<step>.damaged`` once a good one
+        is found; if there is none, nothing is changed.
 
         Args:
             template: a state of the structure that is expected.
             about: what has to be the same as when it was written: model, recipe, seed, data.
+            run: the identity of the run; None to take over that of the newest checkpoint.
 
         Returns:
-            Step, state, and a sentence for each newer one that was damaged; None if the folder
-            holds no checkpoint at all.
+            What was read; None if the folder holds no checkpoint at all.
 
         Raises:
             InputError: a checkpoint isn't ours, is of another run, or none of them is whole.
         """
-        damaged: list[str] = []
-        for step in reversed(self.steps()):
+        damaged: dict[Path, str] = {}
+        found: tuple[Meta, Tree] | None = None
+        for folder in self._folders():
             try:
-                state = self._read(step, template, about)
-            except _Damaged as error:
-                damaged.append(f"the checkpoint of step {step} is damaged: {error}")
-                continue
-            return step, state, damaged
-        if damaged:
-            raise InputError(f"no checkpoint in {self._folder} is whole: {'; '.join(damaged)}")
-        return None
-
-    def discard_after(self, step: int) -> None:
-        """Deletes damaged checkpoints beyond the one that was restored."""
-        for late in self.steps():
-            if late > step:
-                self._manager.delete(late)
+                meta = self._meta(folder, about, run)
+                run = meta.run
+                if found is None:
+                    found = meta, self._state(folder, meta, template)
+            except DamagedError as error:
+                damaged[folder] = f"the checkpoint of step {folder.name} is damaged: {error}"
+        if found is None and damaged:
+            raise InputError(
+                f"no checkpoint in {self._folder} is whole: {'; '.join(damaged.values())}"
+            )
+        if found is None:
+            return None
+        sentences = [
+            f"{text}; set aside as {_set_aside(folder)}" for folder, text in damaged.items()
+        ]
+        meta, state = found
+        return Restored(meta.step, state, meta.run, sentences)
 
     def close(self) -> None:
-        self._manager.close()
+        if "_manager" in self.__dict__:
+            self._manager.close()
 
-    def _read(self, step: int, template: Tree, about: Mapping[str, Any]) -> Tree:
-        ocp = self._ocp
+    def _folders(self) -> list[Path]:
+        """Whatever has a number for a name, the largest first."""
+        if not self._folder.is_dir():
+            return []
+        named = [p for p in self._folder.iterdir() if p.name.isascii() and p.name.isdigit()]
+        return sorted((p for p in named if p.name == str(int(p.name))), key=lambda p: -int(p.name))
+
+    def _meta(self, folder: Path, about: Mapping[str, Any], run: str | None) -> Meta:
         try:
-            meta: Any = self._manager.restore(
-                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
-            )["meta"]
-        except KeyError:
-            meta = None
-        except Exception as error:
-            if not (self._folder / str(step) / "meta").exists():
-                meta = None  # some other program's checkpoint has no such item
-            else:
-                raise _Damaged(_sentence(error)) from error
-        if not isinstance(meta, dict) or meta.get("kind") != KIND:
+            meta = read_meta(folder)
+        except ForeignError as error:
             raise InputError(
-                f"{self._folder / str(step)} is no checkpoint of scalewise train: accepted is a "
-                "folder that scalewise train wrote"
-            )
-        _same_run(meta["about"], about, self._folder)
-        if meta["arrays"] != _described(template):
+                f"{folder} is no checkpoint of scalewise train: {error}; accepted is a folder that "
+                "scalewise train wrote"
+            ) from None
+        if run is not None and meta.run != run:
+            raise DamagedError("it belongs to another run")
+        if run is None:
+            _same_run(meta.about, about, self._folder)
+        return meta
+
+    def _state(self, folder: Path, meta: Meta, template: Tree) -> Tree:
+        if meta.arrays != _described(template):
             raise InputError(
-                f"{self._folder}: the checkpoint of step {step} holds other arrays than this "
-                f"model's: {_first_difference(meta['arrays'], _described(template))}"
+                f"{self._folder}: the checkpoint of step {meta.step} holds other arrays than this "
+                f"model's: {_first_difference(meta.arrays, _described(template))}"
             )
         leaves, treedef = jax.tree.flatten(template)
-        shapes = _named([np.empty(x.shape, x.dtype) for x in _plain(leaves)])
+        names = _named([np.empty(x.shape, x.dtype) for x in _plain(leaves)])
         try:
-            found = self._manager.restore(
-                step, args=ocp.args.Composite(state=ocp.args.StandardRestore(shapes))
-            )["state"]
+            _probe(folder / "state", list(names))
+            with _closed_loops_ignored():
+                found = _restored(folder / "state", names)
+            arrays = [np.asarray(found[name]) for name in names]
         except Exception as error:
-            raise _Damaged(_sentence(error)) from error
-        arrays = [np.asarray(found[name]) for name in shapes]
-        for entry, array, digest in zip(meta["arrays"], arrays, meta["digests"], strict=True):
+            raise DamagedError(_sentence(error)) from error
+        for entry, array, digest in zip(meta.arrays, arrays, meta.digests, strict=True):
             if _digest(array) != digest:
-                raise _Damaged(f"{entry[0]} has other bytes than were written")
+                raise DamagedError(f"{entry[0]} has other bytes than were written")
         return jax.tree.unflatten(treedef, map(_like, leaves, arrays))
 
 
-class _Damaged(Exception):
-    pass
+def _restored(folder: Path, names: Mapping[str, Any]) -> Mapping[str, Any]:
+    import orbax.checkpoint as ocp
+
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(folder, names)
+
+
+def _probe(folder: Path, names: list[str]) -> None:
+    """Reads all that a state's folder holds, so that Orbax never meets what can't be read.
+
+    Orbax reads all arrays at once: where one fails, those still on their way find their event loop
+    closed, and each prints a traceback.
+    """
+    import tensorstore as ts
+
+    if not (folder / "manifest.ocdbt").exists():
+        raise OSError("its state is missing")
+    spec = {"driver": "ocdbt", "base": f"{folder.as_uri()}/"}
+    store = ts.KvStore.open(spec).result()
+    keys = sorted(store.list().result())
+    for first in range(0, len(keys), 16):
+        for future in [store.read(key) for key in keys[first : first + 16]]:
+            future.result()
+    there = {key.split(b"/")[0].decode(errors="replace") for key in keys}
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise OSError(f"{len(missing)} of its {len(names)} arrays are missing")
+
+
+@contextmanager
+def _closed_loops_ignored() -> Iterator[None]:
+    """Keeps tensorstore from printing "Event loop is closed" for each array beside a failed one.
+
+    The error that began it is raised; of what ends after it there is nothing to tell.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    except Exception:
+        time.sleep(0.3)  # what is on its way ends within milliseconds
+        raise
+    finally:
+        sys.unraisablehook = before
+
+
+def _set_aside(folder: Path) -> str:
+    """Renames a damaged checkpoint, so that it is kept and never taken for one; its new name."""
+    name, number = f"{folder.name}.damaged", 1
+    while os.path.lexists(folder.with_name(name)):
+        number += 1
+        name = f"{folder.name}.damaged-{number}"
+    folder.rename(folder.with_name(name))
+    return name
 
 
 def _plain(leaves: list[Any]) -> list[Any]:

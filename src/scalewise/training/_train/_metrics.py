@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..._output import check_source
 from .._compare import Folder
 
 NAME = "metrics.jsonl"
@@ -16,40 +20,94 @@ class Log:
     """``metrics.jsonl`` in a run's folder, and events for TensorBoard if tensorboardX is there."""
 
     def __init__(self, folder: Folder, *, after: int):
-        """Goes on after step ``after``; lines of later steps, which are made again, are dropped."""
+        """Continues after step ``after``; lines of later steps, which are made again, are dropped.
+
+        Raises:
+            TargetError: there is something else than a file where the metrics belong.
+            OSError: the metrics can't be read or written.
+        """
         self._folder = folder
         file = folder.path / NAME
         if file.exists():
-            rows = [row for row in map(_read, file.read_text("utf-8").splitlines()) if row]
-            kept = [json.dumps(row) + "\n" for row in rows if row["step"] <= after]
+            check_source(file)
+            lines = file.read_bytes().splitlines()
+            rows = {row["step"]: row for row in map(_read, lines) if row}
+            kept = [json.dumps(rows[n]) + "\n" for n in sorted(rows) if n <= after]
             folder.write(NAME, "".join(kept))
-        self._events = _events(folder.path, after)
+        self._events = _events(folder.path / "tensorboard", after)
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """One line; what isn't a finite number is null in it."""
+        """Writes one line, whole or not at all; what isn't a finite number is null in it.
+
+        Raises:
+            OSError: the line can't be written. (TensorBoard's events end where they can't be.)
+        """
         self._folder.append(NAME, [row])
         if self._events is not None:
-            for name, value in row.items():
-                if name != "step" and value is not None:
-                    self._events.add_scalar(name, float(value), row["step"])
+            numbers = {k: float(v) for k, v in row.items() if k != "step" and v is not None}
+            try:
+                self._events.write(row["step"], numbers)
+            except OSError:
+                self._events = None
 
     def close(self) -> None:
+        """Closes the events' file."""
         if self._events is not None:
-            self._events.close()
+            with suppress(OSError):
+                self._events.close()
 
 
-def _read(line: str) -> dict[str, Any] | None:
-    """A row, or None for a line that a kill cut short."""
+def _read(line: bytes) -> dict[str, Any] | None:
+    """A row, or None for a line that a kill cut short or that somebody damaged."""
     try:
-        row = json.loads(line)
-    except ValueError:
+        row = json.loads(line.decode())
+        json.dumps(row, allow_nan=False)
+    except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+    whole = isinstance(row, dict) and isinstance(row.get("step"), int)
+    return row if whole and not isinstance(row["step"], bool) else None
 
 
-def _events(path: Path, after: int) -> Any:
+class _Events:
+    """TensorBoard's events, written by this thread.
+
+    tensorboardX's SummaryWriter has a thread that writes: it dies where a disk is full, and the
+    program then waits for it for ever.
+    """
+
+    def __init__(self, path: Path, after: int):
+        from tensorboardX.event_file_writer import (  # pyright: ignore[reportMissingImports]
+            EventsWriter,
+        )
+        from tensorboardX.proto import event_pb2, summary_pb2  # pyright: ignore
+
+        self._event: Any = event_pb2
+        self._summary: Any = summary_pb2
+        path.mkdir(exist_ok=True, parents=True)
+        number = len(list(path.iterdir()))  # two resumptions in one second are two files
+        suffix = f".{os.getpid()}.{number}"
+        self._writer = EventsWriter(str(path / "events"), suffix)
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._write(after + 1, session_log=start)  # earlier events of later steps don't count
+        self._flushed = time.monotonic()
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        value = [self._summary.Summary.Value(tag=tag, simple_value=x) for tag, x in numbers.items()]
+        self._write(step, summary=self._summary.Summary(value=value))
+        if time.monotonic() - self._flushed > 10:
+            self._writer.flush()
+            self._flushed = time.monotonic()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._writer.write_event(self._event.Event(wall_time=time.time(), step=step, **content))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _events(path: Path, after: int) -> _Events | None:
+    """A writer; None without tensorboardX, or where its file can't be written."""
     try:
-        from tensorboardX import SummaryWriter  # pyright: ignore[reportMissingImports]
-    except ImportError:
+        return _Events(path, after)
+    except (ImportError, OSError):
         return None
-    return SummaryWriter(str(path / "tensorboard"), purge_step=after + 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from ..._output import sentence, tolerant
 from .._compare import Folder, InputError, Program, corpus, endless, guarded, load_program
-from .._interrupt import held_interrupts
-from .._step import Metrics, Step, TrainState
-from ._checkpoint import Checkpoints
+from .._interrupt import held_interrupts, signal_of
+from .._step import Step, TrainState
+from ._checkpoint import CheckpointError, Checkpoints
+from ._identity import FILE, identify, run_folder, write_identity
 from ._metrics import Log
 from ._progress import Progress
 from ._recipes import step_for
@@ -48,6 +50,7 @@ class Trained:
         digest: SHA-256 over the bytes of the whole training state.
         folder: where metrics and checkpoints are.
         state: the state itself.
+        signal: the signal that ended it (SIGINT, SIGTERM, SIGHUP); 0 if none did.
     """
 
     program: str
@@ -60,6 +63,7 @@ class Trained:
     digest: str
     folder: str
     state: TrainState
+    signal: int = 0
 
 
 def train(
@@ -103,9 +107,12 @@ def train(
         How it ended.
 
     Raises:
-        InputError: something given can't be used, or doesn't fit what is to be resumed.
+        InputError: something given can't be used, doesn't fit what is to be resumed, or another
+            process works in the folder.
         CheckpointError: a checkpoint couldn't be written; the last good one is named.
-        TrainingError: a hundred steps in a row had to be left out.
+        TrainingError: a hundred steps in a row had to be left out, or the metrics can't be written
+            any more; what was computed is saved.
+        OSError: the folder can't be created or read.
     """
     console = console or Console()
     for name, number in (("steps", steps), ("every", every), ("keep", keep)):
@@ -122,20 +129,24 @@ def train(
         "options": {k: repr(v) for k, v in sorted(options.items()) if v is not None},
         "data": hashlib.sha256(text).hexdigest()[:16],
     }
-    folder = _open(out, resume, about)
+    place = run_folder(out, resume, about)
     initial = guarded(program.init, f"{program.name}.init", seed)
     params = initial["params"] if isinstance(initial, dict) else initial.params
     try:
         state = jax.jit(train_step.init)(params, next(endless(program, text, seed)))
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from error
-    checkpoints = Checkpoints(folder.path / "checkpoints", keep=keep)
-    try:
-        run = _Run(program, recipe, train_step, state, folder, checkpoints, console, about, watch)
-        run.restore()
-        return run.train(text, seed, steps, every)
-    finally:
-        checkpoints.close()
+    with tolerant(console), place.claimed() as folder:
+        identity = identify(folder, about)
+        checkpoints = Checkpoints(folder.path / "checkpoints", keep=keep)
+        try:
+            run = _Run(program, recipe, train_step, state, checkpoints, console, about, watch)
+            run.restore(identity)
+            if identity is None:
+                write_identity(folder, about, run.identity)
+            return run.train(folder, text, seed, steps, every)
+        finally:
+            checkpoints.close()
 
 
 class _Run:
@@ -147,84 +158,107 @@ class _Run:
         recipe: str,
         step: Step,
         state: TrainState,
-        folder: Folder,
         checkpoints: Checkpoints,
         console: Console,
         about: dict[str, Any],
         watch: Watch | None,
     ):
         self.program, self.recipe, self.step, self.state = program, recipe, step, state
-        self.folder, self.checkpoints, self.console = folder, checkpoints, console
+        self.checkpoints, self.console = checkpoints, console
         self.about, self.watch = about, watch
+        self.identity = ""
         self.done, self.saved, self.out_in_a_row = 0, 0, 0
         self.losses: list[float] = []
-        self.metrics: Metrics | None = None
 
-    def restore(self) -> None:
-        found = self.checkpoints.restore(self.state, self.about)
+    def restore(self, identity: str | None) -> None:
+        """Continues from the newest whole checkpoint of the run; None for a run of any identity."""
+        found = self.checkpoints.restore(self.state, self.about, identity)
+        self.identity = identity or ""
         if found is None:
+            if identity is None:
+                raise InputError(
+                    f"{FILE} isn't what scalewise train wrote there, and there is no checkpoint to "
+                    "tell which run it was: begin another folder with --out"
+                )
             return
-        self.done, self.state, damaged = found
+        self.done, self.state, self.identity = found.step, found.state, found.run
         self.saved = self.done
-        for sentence in damaged:
-            self.console.print(sentence, highlight=False)
-        self.checkpoints.discard_after(self.done)
+        for text in found.damaged:
+            self.console.print(text, highlight=False, markup=False)
         self.console.print(f"resumed after step {self.done}", highlight=False)
 
-    def train(self, text: bytes, seed: int, steps: int, every: int) -> Trained:
+    def train(self, folder: Folder, text: bytes, seed: int, steps: int, every: int) -> Trained:
         stream = itertools.islice(endless(self.program, text, seed), self.done, None)
-        interrupted = False
-        log = Log(self.folder, after=self.done)
-        try:
-            if self.done < steps:
-                self._all(stream, steps, every, log)
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            log.close()
-        self._save()
-        return self._ended(interrupted)
+        interrupted: KeyboardInterrupt | None = None
+        log = Log(folder, after=self.done)
+        with held_interrupts() as check_interrupt:
+            try:
+                if self.done < steps:
+                    self._all(stream, steps, every, log, check_interrupt)
+            except KeyboardInterrupt as error:
+                interrupted = error
+            except OSError as error:
+                self._save()
+                raise TrainingError(
+                    f"the metrics of step {self.done + 1} can't be written: {sentence(error)}; "
+                    f"the last checkpoint is of step {self.saved}"
+                ) from error
+            except InputError:  # the program's own failure, in the middle of the run
+                with suppress(CheckpointError):
+                    self._save()
+                raise
+            finally:
+                log.close()
+            self._save()
+        return self._ended(interrupted, folder)
 
-    def _all(self, stream: Iterator[Any], steps: int, every: int, log: Log) -> None:
+    def _all(
+        self,
+        stream: Iterator[Any],
+        steps: int,
+        every: int,
+        log: Log,
+        check_interrupt: Callable[[], None],
+    ) -> None:
         batch = next(stream)
         jitted = jax.jit(self.step)
         with self.console.status(f"compiling {self.program.name} under {self.recipe}"):
             lowered = guarded(jitted.lower, f"{self.program.name}.loss_of", self.state, batch)
             compiled = lowered.compile()
-        progress = Progress(self.console, self.program.name, self.done, steps)
-        with held_interrupts() as heed, progress:
+        with Progress(self.console, self.program.name, self.done, steps) as progress:
             while True:
-                row = self._one(compiled, batch)
-                log.step(row)
+                check_interrupt()
+                row = self._one(compiled, batch, log)
                 progress.update(row)
-                self._patience(batch, row)
                 if self.done % every == 0:
                     self._save()
                 if self.done >= steps:
                     return
-                heed()
                 batch = next(stream)
 
-    def _one(self, compiled: Any, batch: Any) -> dict[str, Any]:
+    def _one(self, compiled: Any, batch: Any, log: Log) -> dict[str, Any]:
+        """Makes a step; the state changes once the step's line of metrics is written."""
         start = time.perf_counter()
         state, metrics = jax.block_until_ready(compiled(self.state, batch))
         seconds = time.perf_counter() - start
         loss = float(metrics.loss)
-        self.state, self.metrics, self.done = state, metrics, self.done + 1
-        self.losses.append(loss)
-        return {
-            "step": self.done,
+        row = {
+            "step": self.done + 1,
             "loss": loss if math.isfinite(loss) else None,
             "scale": float(metrics.scale),
             "skipped": int(metrics.skipped),
             "ms": round(seconds * 1e3, 3),
-            **(self.watch(self.done, state) if self.watch else {}),
+            **(self.watch(self.done + 1, state) if self.watch else {}),
         }
+        log.step(row)
+        self.state, self.done = state, self.done + 1
+        self.losses.append(loss)
+        self._patience(batch, row, bool(metrics.finite))
+        return row
 
-    def _patience(self, batch: Any, row: dict[str, Any]) -> None:
+    def _patience(self, batch: Any, row: dict[str, Any], finite: bool) -> None:
         """Says why a step was left out; gives up where nothing else happens any more."""
-        assert self.metrics is not None
-        if bool(self.metrics.finite):
+        if finite:
             self.out_in_a_row = 0
             return
         self.out_in_a_row += 1
@@ -246,10 +280,10 @@ class _Run:
 
     def _save(self) -> None:
         if self.done > self.saved:
-            self.checkpoints.save(self.done, self.state, self.about)
+            self.checkpoints.save(self.done, self.state, self.about, self.identity)
             self.saved = self.done
 
-    def _ended(self, interrupted: bool) -> Trained:
+    def _ended(self, interrupted: KeyboardInterrupt | None, folder: Folder) -> Trained:
         from .._loss_scale import loss_scale_of
 
         scale = loss_scale_of(self.state.optimizer)
@@ -261,10 +295,11 @@ class _Run:
             loss=statistics.fmean(last) if last else math.nan,
             scale=float(scale.scale),
             skipped=int(scale.skipped),
-            interrupted=interrupted,
+            interrupted=interrupted is not None,
             digest=digest(self.state),
-            folder=str(self.folder.path),
+            folder=str(folder.path),
             state=self.state,
+            signal=0 if interrupted is None else signal_of(interrupted),
         )
 
 
@@ -306,34 +341,3 @@ def digest(tree: Any) -> str:
         key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         total.update(np.ascontiguousarray(jax.random.key_data(x) if key else x).tobytes())
     return total.hexdigest()
-
-
-def _open(out: str | Path | None, resume: bool, about: dict[str, Any]) -> Folder:
-    """The run's folder; what it is about is the first thing written to it."""
-    if not resume:
-        folder = Folder.at(out)
-        folder.write_json("run.json", about)
-        return folder
-    if out is None:
-        raise InputError("resume needs the folder of the run: name it with --out")
-    path = Path(out)
-    known = path / "run.json"
-    if not known.exists():
-        visible = [p for p in path.iterdir() if not p.name.startswith(".")] if path.exists() else []
-        if visible:
-            raise InputError(f"{out} is no folder of scalewise train: it has no run.json")
-        folder = Folder(path)
-        folder.write_json("run.json", about)
-        return folder
-    try:
-        there = json.loads(known.read_text("utf-8"))
-        assert isinstance(there, dict)
-    except (ValueError, AssertionError):
-        raise InputError(f"{known} isn't what scalewise train wrote there") from None
-    for name in about:
-        if there.get(name) != about[name]:
-            raise InputError(
-                f"{out} is a run with {name} {there.get(name)!r}, not {about[name]!r}: resume it "
-                "as it was begun, or begin another folder with --out"
-            )
-    return Folder(path)

@@ -1,0 +1,72 @@
+"""One process at a time in a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has no fcntl; there, folders are not locked
+    fcntl = None
+
+NAME = ".lock"
+UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class FolderInUseError(ValueError):
+    """Another process, or another run in this one, works in a folder."""
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Holds a folder's lock, ``.lock``, while the block runs.
+
+    The operating system releases the lock when the process ends, however it ends. The file is
+    removed at the end of the block; one that a killed process left behind locks nothing. On a file
+    system without locks the block runs unlocked.
+
+    Raises:
+        FolderInUseError: the lock is held already.
+        OSError: the lock's file cannot be created.
+    """
+    path = folder / NAME
+    handle = _acquired(path)
+    try:
+        with contextlib.suppress(OSError):  # the name of the holder is only for the message
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"process {os.getpid()} on {platform.node()}".encode(), 0)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(handle)
+
+
+def _acquired(path: Path) -> int:
+    """A locked handle of the file that is at the path, created where there is none."""
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+        handle = os.open(path, flags, 0o666)
+        try:
+            if fcntl is not None:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # the holder before may have removed the file between our open and our lock
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(path)):
+                    return handle
+        except BlockingIOError:
+            holder = os.pread(handle, 200, 0).decode(errors="replace") or "another process"
+            os.close(handle)
+            raise FolderInUseError(f"{str(path.parent)!r} is in use by {holder}") from None
+        except OSError as error:
+            if error.errno in UNSUPPORTED:
+                return handle
+            os.close(handle)
+            raise
+        os.close(handle)

@@ -1,0 +1,93 @@
+"""Terminal output that fails without taking the program with it."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+
+WIDEST = 10_000  # columns
+
+ASCII = {
+    "×": "x", "±": "+-", "–": "-", "—": "-", "…": "...", "→": "->", "←": "<-",
+    "≤": "<=", "≥": ">=", "·": "*", "⋮": ":", "━": "-", "─": "-", "╸": "-", "╺": "-",
+}  # fmt: skip
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return "".join(ASCII.get(c, "?") for c in text), error.end
+
+
+codecs.register_error("scalewise.ascii", _replaced)
+
+
+def printable(text: str, encoding: str) -> str:
+    """The text with ASCII in the place of what an encoding does not have.
+
+    Example:
+        >>> printable("2^3 × 1.5", "ascii")
+        '2^3 x 1.5'
+    """
+    return text.encode(encoding, "scalewise.ascii").decode(encoding)
+
+
+class _Tolerant:
+    """A text stream that goes silent at the first error of the stream behind it."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream
+        self._silent = False
+
+    def write(self, text: str) -> int:
+        if not self._silent:
+            try:
+                try:
+                    self._stream.write(text)
+                except UnicodeEncodeError:
+                    self._stream.write(printable(text, self._stream.encoding))
+            except (OSError, ValueError):  # ValueError: the stream was closed
+                self._silent = True
+        return len(text)
+
+    def flush(self) -> None:
+        if not self._silent:
+            try:
+                self._stream.flush()
+            except (OSError, ValueError):
+                self._silent = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def tolerant(console: Console) -> Iterator[None]:
+    """Lets a console go silent, while the block runs, where its stream cannot be written to.
+
+    A closed pipe (``| head``), a terminal that is gone or a full disk behind the standard output
+    must not end a run that took hours.
+    """
+    stream = console.file
+    console.file = _Tolerant(stream)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        console.file = stream
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Prints a table as wide as its cells need: on a narrow terminal no figure is cut off."""
+    options = console.options.update(max_width=WIDEST)
+    before, needed = console.width, Measurement.get(console, options, table).maximum
+    console.width = max(before, needed)
+    try:
+        console.print(table)
+    finally:
+        console.width = before

@@ -1,0 +1,124 @@
+"""The description inside a checkpoint: what it is of, and digests that prove it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..._output import check_source, sentence
+
+KIND = "scalewise train, 2"
+FAMILY = "scalewise train, "
+LARGEST = 1 << 28  # bytes; a description has some hundred for each array
+
+
+class DamagedError(Exception):
+    """A checkpoint can't be what it says it is; the message says why, as half a sentence."""
+
+
+class ForeignError(Exception):
+    """A checkpoint that another program, or another version of this one, wrote."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What a checkpoint says of itself.
+
+    Attributes:
+        kind: who wrote it.
+        run: the identity of the run that it belongs to.
+        step: the number of steps made.
+        about: model, recipe, seed, options and data of the run.
+        arrays: path, dtype and shape of each array.
+        digests: SHA-256 of each array's bytes.
+        seal: SHA-256 over all of the above.
+    """
+
+    kind: str
+    run: str
+    step: int
+    about: dict[str, Any]
+    arrays: list[list[Any]]
+    digests: list[str]
+    seal: str = ""
+
+    def sealed(self) -> Meta:
+        """The same with the seal that belongs to it."""
+        content = {k: v for k, v in asdict(self).items() if k != "seal"}
+        text = json.dumps(content, sort_keys=True, ensure_ascii=True)
+        return replace(self, seal=hashlib.sha256(text.encode()).hexdigest())
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def read_meta(folder: Path) -> Meta:
+    """Reads a checkpoint's description and proves that nothing in it was changed.
+
+    Args:
+        folder: of the checkpoint; its name is the step.
+
+    Raises:
+        DamagedError: the description isn't there, isn't whole, or is of another step.
+        ForeignError: another program wrote the checkpoint.
+    """
+    if folder.is_symlink():
+        raise DamagedError("it is a symbolic link, not the folder that was written")
+    if not folder.is_dir():
+        raise DamagedError("it is not a folder")
+    meta = _parsed(_text(folder))
+    try:
+        whole = meta.sealed().seal == meta.seal
+    except RecursionError:  # deeply nested
+        whole = False
+    if not whole:
+        raise DamagedError("its description is not the one that was written")
+    if str(meta.step) != folder.name:
+        raise DamagedError(f"it is the checkpoint of step {meta.step} under another name")
+    if len(meta.arrays) != len(meta.digests):
+        raise DamagedError("its description has not one digest for each array")
+    return meta
+
+
+def _text(folder: Path) -> str:
+    file = folder / "meta" / "metadata"
+    try:
+        names = {path.name for path in folder.iterdir()}
+        if names and not names & {"meta", "state"}:
+            raise ForeignError("it has neither scalewise's description nor its state")
+        size = check_source(file)
+        if size > LARGEST:
+            raise DamagedError(f"its description has {size:,} bytes")
+        return file.read_bytes().decode()
+    except FileNotFoundError:
+        raise DamagedError("its description is missing") from None
+    except OSError as error:
+        raise DamagedError(f"its description can't be read ({sentence(error)})") from None
+    except ValueError as error:
+        raise DamagedError(f"its description can't be read ({error})") from None
+
+
+def _parsed(text: str) -> Meta:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DamagedError("its description is no JSON") from None
+    if not isinstance(found, dict):
+        raise DamagedError("its description is no JSON object")
+    kind = found.get("kind")
+    if isinstance(kind, str) and kind.startswith(FAMILY) and kind != KIND:
+        raise ForeignError(f"it is of the kind {kind!r}; this version reads {KIND!r}")
+    types: Mapping[str, type] = {
+        "kind": str, "run": str, "step": int, "about": dict, "arrays": list, "digests": list,
+        "seal": str,
+    }  # fmt: skip
+    for name, expected in types.items():
+        if type(found.get(name)) is not expected:
+            raise DamagedError(f"its description has no {name}")
+    if set(found) != set(types):
+        raise DamagedError("its description has entries that were not written")
+    return Meta(**found)
