@@ -45,8 +45,8 @@ class Case:
 def _segments(case: Case, negative: bool) -> tuple[np.ndarray, np.ndarray]:
     """Magnitudes (float32 bits) at which a new result begins, and the results' bits."""
     fmt, saturate = case.fmt, case.saturate
-    starts, values = _thresholds(fmt, _of_magnitude(case.rounding, negative))
-    stays = STAYS_FINITE[_of_magnitude(case.rounding, negative)]
+    starts, values = _thresholds(fmt, of_magnitude(case.rounding, negative))
+    stays = STAYS_FINITE[of_magnitude(case.rounding, negative)]
     top = float(fmt.max)
     beyond = np.inf if fmt.infinities else top if fmt.nan_code is None else np.nan
     values[-1] = beyond if saturate is False and not stays else top
@@ -91,7 +91,7 @@ STAYS_FINITE = {
 }
 
 
-def _of_magnitude(rounding: str, negative: bool) -> str:
+def of_magnitude(rounding: str, negative: bool) -> str:
     """A directed rounding of a negative number is that of its magnitude the other way round."""
     if rounding not in ("toward_positive", "toward_negative"):
         return rounding

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from proofs.arithmetic import IN_FLOAT64, TestFloat, expected
+from proofs.oracle import DETERMINISTIC
 
 from scalewise.formats import Format
 from scalewise.formats import format as format_
@@ -81,6 +83,66 @@ def test_the_root_is_the_exact_one_rounded(name, rounding):
             assert here**2 <= Fraction(x) < high**2
 
 
+@pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3fn"])
+@pytest.mark.parametrize("operation", IN_FLOAT64)
+def test_every_rounding_of_testfloats_operands(name, operation):
+    """A sample of ``python -m proofs.arithmetic``, eagerly."""
+    fmt = format_(name)
+    generator = TestFloat(fmt, seed=1)
+    codes = (*generator.pairs(), generator.random(6 * len(generator.special()) ** 2))
+    chosen = np.random.default_rng(0).choice(len(codes[0]), 400, replace=False)
+    count = {"sqrt": 1, "fma": 3}.get(operation, 2)
+    operands = [fmt.decode(c[chosen].astype(fmt.code_dtype)) for c in codes[:count]]
+    for rounding, want in expected(fmt, operation, operands).items():
+        arithmetic = Arithmetic(fmt, rounding)
+        with arithmetic.context():
+            carried = [jnp.asarray(x, arithmetic.carrier) for x in operands]
+            got = np.asarray(getattr(arithmetic, operation)(*carried), np.float64)
+        np.testing.assert_array_equal(got, want, rounding)
+        number = ~np.isnan(want)
+        np.testing.assert_array_equal(np.signbit(got)[number], np.signbit(want)[number], rounding)
+
+
+def test_a_sum_just_below_a_number_of_the_format():
+    """The carrier's sum is that number, and only the sum's error tells."""
+    a, b = [7612.0, 7612.0, -7612.0], [-2.0325183868408203e-06, 2.0325183868408203e-06, 2.0**-24]
+    want = {
+        "toward_zero": [7608, 7612, -7608],
+        "toward_positive": [7612, 7616, -7608],
+        "toward_negative": [7608, 7612, -7612],
+        "away_from_zero": [7612, 7616, -7612],
+        "nearest_even": [7612, 7612, -7612],
+    }
+    for rounding, numbers in want.items():
+        arithmetic = Arithmetic(format_("fp16"), rounding)
+        assert on(arithmetic, arithmetic.add, a, b).tolist() == numbers
+        assert on(arithmetic, arithmetic.sub, a, np.negative(b)).tolist() == numbers
+
+
+def test_a_constant_divisor():
+    """XLA multiplies by the rounded reciprocal of a constant: 49 (1/49) is below 1."""
+    arithmetic = Arithmetic(format_("fp16"), "toward_zero")
+    a = np.arange(1024.0, 2048.0)
+    for b in (49.0, 1721.0):
+        got = on(arithmetic, lambda a, b=b: arithmetic.div(a, arithmetic.const(b)), a)
+        want = arithmetic.fmt.decode(arithmetic.fmt.encode(a / b, rounding="toward_zero"))
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("rounding", DETERMINISTIC)
+def test_shifts_beyond_the_carrier(rounding):
+    """Neither a zero nor an infinity that is not the rounding's own."""
+    fmt = format_("e5m2")
+    arithmetic = Arithmetic(fmt, rounding)
+    a = np.array([1.5, -1.5, 0.0, np.inf])
+    for k in (-300, 300):
+        exact = np.array([1.5, -1.5, 0, np.inf]) * 2.0**k
+        want = fmt.decode(fmt.encode(exact, rounding=rounding))
+        for by in (k, jnp.full(4, k)):
+            got = np.asarray(arithmetic.shift(jnp.asarray(a, np.float32), by))
+            np.testing.assert_array_equal(got, want)
+
+
 def sequential(terms):
     total = np.float16(0)
     for t in terms:
@@ -130,8 +192,11 @@ def test_where_sums_stall():
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="fp64 has 53 significant bits; accepted: up to 25"):
         Arithmetic(format_("fp64"))
-    with pytest.raises(ValueError, match="rounding is 'up'"):
-        Arithmetic(format_("fp16"), "up")
+    for rounding in ("up", "stochastic"):
+        with pytest.raises(ValueError, match=f"rounding is '{rounding}'; accepted: 'nearest_even'"):
+            Arithmetic(format_("fp16"), rounding)
+    with pytest.raises(ValueError, match=r"e11m3 has magnitudes from .*; accepted: 2\^-510"):
+        Arithmetic(Format("e11m3", 11, 3))
     with pytest.raises(ValueError, match="order is 'random'; accepted: 'sequential'"):
         accumulate(Arithmetic(format_("fp16")), jnp.ones(3), "random")
     with pytest.raises(ValueError, match="block is 0"):

@@ -11,28 +11,37 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import Format
+from ..formats import ROUNDINGS, Format
 from ..rounding import from_float64, round_bits, to_float64
 
-ROUNDINGS = ("nearest_even", "toward_zero")
+DETERMINISTIC = tuple(name for name, mode in ROUNDINGS.items() if not mode.random)
+# Products and quotients of numbers between 2^-k and 2^k are normal numbers of the carrier.
+NARROW_RANGE, WIDE_RANGE = 62, 510
 
 
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
-    """``+ - * /`` and the square root of numbers of a format, each correctly rounded to it.
+    """``+ - * /``, the square root and ``a * b + c`` of numbers of a format, correctly rounded.
 
-    Numbers are carried in float32 where that is provably no different: for up to 11 significant
-    bits, since 24 >= 2p + 2 makes rounding to float32 first innocuous (Figueroa, 1995; towards zero
-    too, because an inexact quotient or root keeps 2^-2p away from every number of p bits), and
-    magnitudes between 2^-63 and 2^63, whose products float32 neither overflows nor flushes. Else
-    in float64, for up to 25 bits.
+    Each is the exact result rounded once, in any deterministic rounding. Numbers are carried in
+    float32 for up to 11 significant bits and magnitudes between 2^-62 and 2^62, else in float64 for
+    up to 25 bits. A carrier of P bits holds products of p-bit numbers exactly, since P >= 2p. Sums
+    rounded to nearest may be rounded to the carrier first, since P >= 2p + 2 (Figueroa, 1995). In
+    the other roundings the carrier's sum is corrected to round-to-odd by its exact error, after
+    which a second rounding is the only one (Boldo and Melquiond, 2008); so are ``a * b + c`` in all
+    roundings, and quotients and roots by their exact remainder, since XLA may multiply by a rounded
+    reciprocal in place of a division, and approximate a root.
+
+    NaN, infinities and signed zeros are those of IEEE 754: an exact sum of zero is +0, but -0
+    toward negative unless both operands are +0.
 
     Attributes:
         fmt: the format.
-        rounding: ``"nearest_even"`` or ``"toward_zero"``.
+        rounding: the name of any of :data:`scalewise.formats.ROUNDINGS` but ``"stochastic"``.
 
     Raises:
-        ValueError: a format of more than 25 significant bits, or another rounding.
+        ValueError: a format of more than 25 significant bits or with magnitudes beyond 2^-510 to
+            2^510, or another rounding.
 
     Example:
         >>> from scalewise.formats import FP16
@@ -50,17 +59,30 @@ class Arithmetic:
                 f"Arithmetic: {self.fmt.name} has {self.fmt.precision} significant bits; "
                 "accepted: up to 25, since results are carried in float64"
             )
-        if self.rounding not in ROUNDINGS:
+        if not self._within(WIDE_RANGE):
+            raise ValueError(
+                f"Arithmetic: {self.fmt.name} has magnitudes from {float(self.fmt.smallest):.3g} "
+                f"to {float(self.fmt.max):.3g}; accepted: 2^-{WIDE_RANGE} to 2^{WIDE_RANGE}, whose "
+                "products float64 holds"
+            )
+        if self.rounding not in DETERMINISTIC:
             raise ValueError(
                 f"Arithmetic: rounding is {self.rounding!r}; accepted: "
-                + ", ".join(map(repr, ROUNDINGS))
+                + ", ".join(map(repr, DETERMINISTIC))
             )
+
+    def _within(self, exponent: int) -> bool:
+        return self.fmt.smallest * 2**exponent >= 1 and self.fmt.max < 2**exponent
 
     @property
     def wide(self) -> bool:
         """Whether numbers are carried in float64."""
-        small = float(self.fmt.smallest) >= 2.0**-63 and float(self.fmt.max) < 2.0**63
-        return not (self.fmt.precision <= 11 and small)
+        return self.fmt.precision > 11 or not self._within(NARROW_RANGE)
+
+    @property
+    def to_nearest(self) -> bool:
+        """Whether the rounding is to one of the nearest numbers."""
+        return ROUNDINGS[self.rounding].max_error == 0.5
 
     @property
     def carrier(self) -> Any:
@@ -68,8 +90,8 @@ class Arithmetic:
 
     @property
     def unit(self) -> float:
-        """The unit roundoff u: half the spacing at 1, or the whole towards zero."""
-        return 2.0 ** -(self.fmt.precision - (self.rounding == "toward_zero"))
+        """The unit roundoff u: half the spacing at 1 to nearest, else the spacing."""
+        return 2.0 ** -(self.fmt.precision - (not self.to_nearest))
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """What has to stand around all that follows: float64, where it is the carrier."""
@@ -102,7 +124,7 @@ class Arithmetic:
         return round_bits(x, self.fmt, rounding=self.rounding)
 
     def add(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        return self.round(a + b)
+        return self.round(a + b) if self.to_nearest else self._sum(a, b)
 
     def significand(self, a: jax.Array) -> jax.Array:
         """:meth:`round` of finite numbers in the format's normal range, in few operations."""
@@ -110,31 +132,83 @@ class Arithmetic:
         drop = (52 if self.wide else 23) - self.fmt.mantissa_bits
         if drop == 0:
             return a
+        mask, shift = uint((1 << drop) - 1), uint(63 if self.wide else 31)
         bits = lax.bitcast_convert_type(a, uint)
-        if self.rounding == "nearest_even":
-            bits = bits + (uint((1 << (drop - 1)) - 1) + ((bits >> uint(drop)) & uint(1)))
-        return lax.bitcast_convert_type(bits & ~uint((1 << drop) - 1), self.carrier)
+        odd, negative = (bits >> uint(drop)) & uint(1), uint(0) - (bits >> shift)
+        bits = bits + ROUNDINGS[self.rounding].addend(mask, odd, negative, None)
+        return lax.bitcast_convert_type(bits & ~mask, self.carrier)
 
     def sub(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        return self.round(a - b)
+        return self.round(a - b) if self.to_nearest else self._sum(a, -b)
 
     def mul(self, a: jax.Array, b: jax.Array) -> jax.Array:
         return self.round(a * b)
 
+    def fma(self, a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+        """``a * b + c``, rounded once."""
+        return self._sum(a * b, c)
+
+    def _sum(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """The sum of numbers of the carrier, rounded once; its error is exact (Knuth's TwoSum)."""
+        total = a + b
+        shared = total - a
+        lost = (a - (total - shared)) + (b - shared)
+        y = self.round(self._to_odd(total, lost))
+        if self.rounding != "toward_negative":
+            return y
+        signs = self._bits(a) | self._bits(b)
+        return jnp.where((total == 0) & (signs != 0), self.round(self.const(-0.0)), y)
+
     def div(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        return self.round(a / b)
+        t = self._reduced(a / b)
+        left = a - t * b
+        return self.round(self._to_odd(t, jnp.where(b < 0, -left, left)))
 
     def sqrt(self, a: jax.Array) -> jax.Array:
-        return self.round(jnp.sqrt(a))
+        t = self._reduced(jnp.sqrt(a))
+        return self.round(self._to_odd(t, a - t * t))
+
+    def _reduced(self, a: jax.Array) -> jax.Array:
+        """``a`` to p + 1 bits: where roundings to p bits change is among these numbers.
+
+        Products of them with numbers of the format, and their squares, are exact in the carrier.
+        """
+        return lax.reduce_precision(a, 11 if self.wide else 8, self.fmt.precision)
+
+    def _bits(self, a: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(a, self._bits_dtype)
+
+    @property
+    def _bits_dtype(self) -> Any:
+        return np.int64 if self.wide else np.int32
+
+    def _to_odd(self, a: jax.Array, lost: jax.Array) -> jax.Array:
+        """``a``, one unit of its last bit toward ``a + lost`` if they differ and that bit is 0.
+
+        That rounds ``a + lost`` to odd where ``lost`` is less than a unit. A ``lost`` of NaN,
+        beside an infinity or a NaN, changes nothing.
+        """
+        bits = self._bits(a)
+        one = self._bits_dtype(1)
+        outward = (lost > 0) == (a > 0)
+        inexact = (lost != 0) & (lost == lost) & ((bits & one) == 0)
+        bits = bits + jnp.where(inexact, jnp.where(outward, one, -one), self._bits_dtype(0))
+        return lax.bitcast_convert_type(bits, self.carrier)
 
     def shift(self, a: jax.Array, k: Any) -> jax.Array:
         """``a * 2^k``, k any integers (``ldexp``); 2^k itself need be no number of the format."""
-        return self.round(self.shift_exactly(a, k))
+        y = self.shift_exactly(a, k)
+        if not self.to_nearest:  # what leaves the carrier is neither infinite nor zero
+            limit = 2.0 ** (2 * (WIDE_RANGE if self.wide else NARROW_RANGE))
+            held = jnp.copysign(jnp.clip(jnp.abs(y), self.const(1 / limit), self.const(limit)), a)
+            y = jnp.where(jnp.isfinite(a) & (a != 0), held, y)
+        return self.round(y)
 
     def shift_exactly(self, a: jax.Array, k: Any) -> jax.Array:
         """``a * 2^k`` where that is known to be a number of the format."""
         if isinstance(k, int):
-            return a * self.const(2.0**k)
+            limit = 1022 if self.wide else 126
+            return a * self.const(2.0 ** max(-limit, min(limit, k)))
         return a * self.power(k)
 
     def power(self, k: jax.Array) -> jax.Array:
