@@ -91,8 +91,8 @@ class Format:
                 refuse(field, f"an integer from {low} to {high}")
         if self.bias is None:
             object.__setattr__(self, "bias", 2 ** (self.exponent_bits - 1) - 1)
-        if not isinstance(self.bias, int) or isinstance(self.bias, bool):
-            refuse("bias", "an integer")
+        if type(self.bias) is not int or abs(self.bias) > 2**16:  # 2^bias would not end
+            refuse("bias", "an integer with which float64 holds every number")
         if self.nan not in NAN_ENCODINGS:
             refuse("nan", ", ".join(repr(n) for n in NAN_ENCODINGS))
         if self.negative_zero is None:
