@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import scalewise as sw
-from scalewise.autoscale import AmaxHistory
+from scalewise.autoscale import RULES, AmaxHistory, Family
+from scalewise.interpret import CONTRACTIONS
 
 W = jax.random.normal(jax.random.key(0), (16, 16)) / 4
 X = jax.random.normal(jax.random.key(1), (8, 16))
@@ -123,6 +124,18 @@ def test_histories_of_others():
         delayed.step(1.0, W, X)
     assert isinstance(other, AmaxHistory)
     assert other.sites == ()
+    more = sw.autoscale(lambda w, x: product(w, x) @ w, "fp8_delayed").init(W, X)
+    with pytest.raises(ValueError, match="has an operand 1/0, which this program has not"):
+        delayed.step(more, W, X)
+
+
+def test_operands_are_numbered_by_contractions_alone():
+    """Where arrays lie, and what is computed between, doesn't change which operands there are."""
+    history = sw.autoscale(step, "fp8_delayed").init(W, X)
+    other = sw.autoscale(lambda w, x: step(jnp.sin(w), jnp.cos(x)), "fp8_delayed")
+    assert other.step(history, W, X)[1].sites == history.sites
+    contractions = {name for name, rule in RULES.items() if rule.family is Family.CONTRACTION}
+    assert contractions <= CONTRACTIONS
 
 
 def test_a_step_differentiated_from_outside_is_refused():

@@ -16,7 +16,7 @@ from ..interpret import Boundary, Equation, Interpretation
 from ..rounding import encode
 from ..scaled import Amax, Delayed, ScaledArray, Scaling, Unit, quantize
 from ._keep import OPAQUE, Exceptions, refuse_opaque
-from ._narrow import AtRest, at_rest, has_exponent, is_stored, put
+from ._narrow import AtRest, abstract, at_rest, has_exponent, is_stored, put
 from ._predict import of_argument, predict
 from ._products import Product, carried, multiplied
 from ._recipe import Recipe
@@ -55,7 +55,7 @@ class Boundaries(Interpretation):
         return is_stored(leaf)
 
     def abstract(self, leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_stored(leaf) else leaf
+        return abstract(leaf) if is_stored(leaf) else leaf
 
     def lift(self, x: Any, aval: Any) -> InFlight:
         dtype = compute_dtype(aval)
@@ -177,7 +177,7 @@ class Boundaries(Interpretation):
             return value.data, value.exponent, None
         plain = isinstance(fmt, Format) and self.recipe.per == "tensor"
         again = equation.direction == "backward" and value.side == "forward"
-        site = f"{'.'.join(map(str, equation.path))}/{position}"
+        site = f"{'.'.join(map(str, equation.order))}/{position}"
         if plain and again and isinstance(self.recipe.scaling, Amax | Delayed):
             self._rounded(value, fmt, contracted, site)
             copy = at_rest(value, fmt)

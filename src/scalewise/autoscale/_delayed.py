@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..formats import Format
+from ..formats import BlockFormat, Format
 from ..interpret import Equation, is_float, run, trace, transform
 from ..scaled import Amax, Delayed, ScaledArray, Scaling, amax, quantize, to_top
 from ._boundaries import Boundaries, made
 from ._keep import Exceptions
 from ._recipe import Recipe
 from ._rules import RULES, Family
+from ._value import InFlight
 
 NAME = "autoscale"
 
@@ -34,7 +35,8 @@ class AmaxHistory:
 
     Attributes:
         amaxes: float32, ``[operands, steps]``, the newest first; 0 where there was none.
-        sites: where each operand is: its contraction's position in the program, and its own.
+        sites: where each operand is: its contraction's number among the program's contractions
+            (behind those of the loops and calls around it), and its own number.
     """
 
     amaxes: jax.Array
@@ -85,20 +87,23 @@ class DelayedBoundaries(Boundaries):
         known: those of the steps before; None for none, when each array decides itself.
         noted: where a step's magnitudes are put down while an equation is run; or, before there is
             a state, only which operands there are.
+        met: the operands that the program has had so far.
     """
 
     known: Mapping[str, jax.Array] | None = None
     noted: dict[str, Any] | None = None
+    met: set[str] = dataclasses.field(default_factory=set)
 
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
         if RULES[equation.name].family is not Family.CONTRACTION or self.noted is not None:
             return super().apply(state, equation, inputs)
-        noted = dict(state)
+        noted: dict[str, jax.Array] = {}
         here = dataclasses.replace(self, noted=noted)
         _, outs = Boundaries.apply(here, (), equation, inputs)
-        return noted, outs
+        largest = {site: jnp.maximum(state[site], amax) for site, amax in noted.items()}
+        return state | largest, outs
 
     def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
         return made(value)  # not rounded: each site has a history of its own
@@ -106,15 +111,29 @@ class DelayedBoundaries(Boundaries):
     def meet(self, state: Any, axes: Any) -> Any:
         return jax.tree.map(lambda newest: lax.pmax(newest, axes), state)
 
+    def _rounded(
+        self, value: InFlight, fmt: Format | BlockFormat, contracted: tuple[int, ...], site: str
+    ) -> ScaledArray:
+        """The narrow copy; an operand that is one made before has the same largest magnitude, so
+        that which operands there are doesn't depend on which of them are one array."""
+        copy = super()._rounded(value, fmt, contracted, site)
+        assert self.noted is not None
+        if site in self.noted:
+            value.memo["largest"] = self.noted[site]
+        else:
+            self._meet(site)
+            self.noted[site] = value.memo["largest"]
+        return copy
+
+    def _meet(self, site: str) -> None:
+        if self.known is not None and site not in self.known:
+            raise _foreign(f"knows no operand {site}")
+        self.met.add(site)
+
     def copied(self, x: jax.Array, fmt: Format, scaling: Scaling, site: str) -> ScaledArray:
         assert self.noted is not None
-        if self.known is not None and site not in self.known:
-            raise ValueError(
-                f"{NAME}: the history knows no operand {site}: it was made for another program; "
-                "make one by init(...) with arguments like these"
-            )
-        largest = amax(x.astype(jnp.float32), range(x.ndim), False)
-        self.noted[site] = jnp.maximum(self.noted.get(site, 0), largest)
+        self._meet(site)
+        self.noted[site] = amax(x.astype(jnp.float32), range(x.ndim), False)
         power_of_two = isinstance(scaling, Delayed) and scaling.power_of_two
         current = Amax(power_of_two)
         known = current if self.known is None else Known(self.known[site], power_of_two)
@@ -156,7 +175,9 @@ class WithHistory:
         sites: dict[str, Any] = {}
         counting = dataclasses.replace(boundaries, noted=sites)
         jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
-        newest, _ = run(program, boundaries, dict.fromkeys(sites, jnp.float32(0)))
+        state = dict.fromkeys(sites, jnp.float32(0))
+        # one program: outside of one, JAX can't place a loop's counter on a mesh of explicit axes
+        newest = jax.jit(lambda arrays: run(program, boundaries, state, arrays)[0])(program.arrays)
         empty = AmaxHistory(jnp.zeros((len(sites), self.steps), jnp.float32), tuple(sorted(sites)))
         return empty.after(_column(empty.sites, newest))
 
@@ -191,6 +212,9 @@ class WithHistory:
         state = dict.fromkeys(history.sites, jnp.zeros((), jnp.float32))
         newest, values = run(program, here, state)
         boundaries.exceptions.check(NAME)
+        others = sorted(set(history.sites) - here.met)
+        if others:
+            raise _foreign(f"has an operand {others[0]}, which this program has not")
         outs = [
             here.emit(v, a, path) if is_float(a) else v
             for v, a, path in zip(values, program.out_avals, program.paths, strict=True)
@@ -200,6 +224,13 @@ class WithHistory:
     def _program(self, args, kwargs):
         boundaries = DelayedBoundaries(self.recipe, exceptions=Exceptions(self.recipe.keep))
         return trace(self.f, boundaries, args, kwargs, name=NAME), boundaries
+
+
+def _foreign(why: str) -> ValueError:
+    return ValueError(
+        f"{NAME}: the history {why}: it was made for another program; "
+        "make one by init(...) with arguments like these"
+    )
 
 
 def _column(sites: Sequence[str], newest: Mapping[str, jax.Array]) -> jax.Array:

@@ -22,7 +22,7 @@ from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float, rebind
 from ..scaled import LeastSquares, exponent_of, power_of_two
 from ._keep import refuse_opaque
-from ._narrow import has_exponent, is_stored, put
+from ._narrow import abstract, has_exponent, is_stored, put
 from ._predict import SUMS, terms_of
 from ._products import multiplied
 from ._recipe import Recipe
@@ -82,7 +82,7 @@ class EveryOp(Interpretation):
         return is_stored(leaf)
 
     def abstract(self, leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_stored(leaf) else leaf
+        return abstract(leaf) if is_stored(leaf) else leaf
 
     def lift(self, x: Any, aval: Any) -> InFlight:
         if has_exponent(x):
@@ -117,12 +117,14 @@ class EveryOp(Interpretation):
     def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> InFlight:
         if boundary == "mapped":  # devices may have different exponents: float32 between them
             return InFlight(settle(widened(value)), 0, "forward")
+        if value.data.dtype != self.dtype:  # of a mapped value: float32
+            value = self.rescaled(value, gradual=True)
         exponent = jnp.asarray(value.exponent, jnp.int32)
         return InFlight(value.data, exponent, "forward")
 
     def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> InFlight:
         (a, b), exponent = _aligned([widened(on_true), widened(on_false)])
-        return self.rounded(InFlight(lax.select(predicate, a.data, b.data), exponent))
+        return self.rounded(InFlight(lax.select(predicate, a.data, b.data), exponent, "forward"))
 
     def spread(self, value: Any, aval: Any) -> InFlight:
         exponent = jnp.broadcast_to(jnp.asarray(value.exponent, jnp.int32), aval.shape[:1])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..formats import BlockFormat, Format
+from ..interpret import type_like
 from ..rounding import encode
 from ..scaled import ScaledArray, quantize
 from ._recipe import Recipe, Storage
@@ -154,6 +155,12 @@ def store(tree: Any, recipe: Recipe) -> Any:
 
 def is_stored(x: Any) -> bool:
     return isinstance(x, ScaledArray | Rooted)
+
+
+def abstract(x: ScaledArray | Rooted) -> Any:
+    """The type of the plain array that a stored one stands for, on a mesh where its data are."""
+    data = x.root.data if isinstance(x, Rooted) else x.data
+    return type_like(x.shape, x.dtype, data)
 
 
 def has_exponent(x: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from ..interpret import Equation, is_float, rebind
+from ..interpret import Equation, gather_invariant, is_float, rebind
 from ._products import contracted
 from ._value import (
     InFlight,
@@ -263,7 +263,7 @@ def psum(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any
     sent = boundaries.gathered(x, axes, equation) if plain else None
     if sent is None:
         return homogeneous(boundaries, equation, inputs)
-    parts = lax.all_gather(sent.data, axes).astype(x.data.dtype)
+    parts = gather_invariant(sent.data, axes).astype(x.data.dtype)
     return _wrap(equation, [jnp.sum(parts, 0) * sent.scale], x.exponent)
 
 

@@ -5,6 +5,11 @@ equation does to values, and in which form values meet where control flow does. 
 calls, recomputation and custom derivatives are handled here, once. Nothing here knows a format.
 """
 
+from ._compat import gather_invariant as gather_invariant
+from ._compat import member as member
+from ._compat import type_like as type_like
+from ._compat import vary as vary
+from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import Direction as Direction
 from ._equation import Equation as Equation
 from ._equation import is_float as is_float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from . import _compat
-from ._equation import Equation
+from ._equation import Equation, contracts
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,10 +81,13 @@ def body_of(
     outputs = [_atom(x) for x in jaxpr.outvars]
     read = {x for x in outputs if isinstance(x, jex.Var)}
     steps: list[Step] = []
-    for i, eqn in reversed(list(enumerate(jaxpr.eqns))):
+    order = (*within.order, *part) if within else ()
+    before = itertools.accumulate(map(contracts, jaxpr.eqns), initial=0)
+    numbered = [(i, n, eqn) for i, (n, eqn) in enumerate(zip(before, jaxpr.eqns, strict=False))]
+    for i, n, eqn in reversed(numbered):
         own = str(eqn.source_info.name_stack)
         inner = f"{scope}/{own}" if scope and own else scope or own
-        equation = Equation(eqn, inner, (*path, i), within, {} if keep else None)
+        equation = Equation(eqn, inner, (*path, i), within, {} if keep else None, (*order, n))
         reads = [_atom(x) for x in eqn.invars]
         used = dict.fromkeys(x for x in (*reads, *eqn.outvars) if isinstance(x, jex.Var))
         last = [x for x in used if x not in read]

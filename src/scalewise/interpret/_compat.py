@@ -6,13 +6,15 @@ read by looking at the parameters that are there, so that a new release needs no
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax import lax
 from jax._src import source_info_util
+from jax.core import ShapedArray
 
 Jaxpr = Any  # jex.Jaxpr or jex.ClosedJaxpr: one class since JAX 0.12
 
@@ -89,6 +91,55 @@ def manual_axes(params: dict[str, Any]) -> frozenset[str]:
     )
 
 
+def manual_now() -> frozenset[str]:
+    """The mesh axes that a ``shard_map`` around the caller maps over."""
+    return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def varying(x: Any) -> frozenset[str]:
+    """The mesh axes over which a ``shard_map`` that checks them says an array, or type, varies."""
+    aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
+    manual = getattr(aval, "mat", aval)  # JAX 0.10.2 keeps them with other manual types
+    return frozenset(getattr(manual, "varying", None) or getattr(manual, "vma", ()))
+
+
+def vary(value: Any, axes: Iterable[str]) -> Any:
+    """A pytree of arrays, each of which varies over ``axes`` at least; outside of a checking
+    ``shard_map`` the pytree itself."""
+    if not axes:
+        return value
+
+    def leaf(x: Any) -> Any:
+        missing = tuple(a for a in axes if a not in varying(x))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(leaf, value)
+
+
+def gather_invariant(x: jax.Array, axis_name: Any) -> jax.Array:
+    """``lax.all_gather`` whose result a ``shard_map`` that checks knows to be equal everywhere."""
+    axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    x = member(x, axes)
+    tracked = bool(axes) and set(axes) <= varying(x)
+    return lax.all_gather(x, axis_name, to="invarying") if tracked else lax.all_gather(x, axis_name)
+
+
+def member(tree: Any, axis_name: Any) -> Any:
+    """A pytree as one member of a ``shard_map`` has it, so that its gradient is that member's own.
+
+    A ``shard_map`` that checks what varies sums the gradient of what is equal on all members.
+    """
+    axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    return vary(tree, manual_now() & set(axes))
+
+
+def type_like(shape: Sequence[int], dtype: Any, array: Any) -> Any:
+    """The type of an array that lies and varies over a mesh as ``array`` of that shape does."""
+    if not isinstance(array, jax.Array) or array.shape != shape:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    return jax.typeof(array).update(dtype=jnp.dtype(dtype), weak_type=False)
+
+
 # Collectives of a shard_map that tracks what varies over which axes; ours, whose program was
 # checked when it was traced, doesn't.
 UNTRACKED = {
@@ -99,9 +150,22 @@ UNTRACKED = {
 }
 
 
+def alike(inputs: Sequence[Any]) -> Sequence[Any]:
+    """Operands, each of which varies over all mesh axes that one of them varies over.
+
+    Within a ``shard_map`` that checks what varies, arrays made here (a constant, a scale) vary over
+    no axis: they are cast to the axes of the others, as JAX's own functions do.
+    """
+    if not manual_now():
+        return inputs
+    axes = frozenset().union(*map(varying, inputs))
+    return [vary(x, axes) for x in inputs]
+
+
 def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
     """A primitive's results on plain arrays, from an equation's parameters."""
-    if primitive.name in UNTRACKED:
+    inputs = alike(inputs)
+    if primitive.name in UNTRACKED and not any(map(varying, inputs)):
         return [UNTRACKED[primitive.name](*inputs, **params)]
     outs = primitive.bind(*inputs, **primitive.get_bind_params(params))
     return list(outs) if primitive.multiple_results else [outs]

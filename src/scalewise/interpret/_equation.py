@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sysconfig
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -13,6 +14,9 @@ import jax.numpy as jnp
 from . import _compat, _wide
 
 Direction = Literal["forward", "backward", "update"]
+CONTRACTIONS = frozenset({
+    "dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "scaled_dot",
+})  # fmt: skip
 LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib")})
 
 
@@ -36,6 +40,8 @@ class Equation:
             the branch): the same however often a body is traced, another at each call.
         within: the call or loop whose body it stands in.
         bodies: of a program that is kept, what was found out of the equation's own bodies.
+        order: as ``path``, but only equations that contract something are counted: the same for a
+            program whether its arrays lie on one device or, by other equations, on several.
     """
 
     eqn: jex.JaxprEqn
@@ -43,6 +49,7 @@ class Equation:
     path: tuple[int, ...] = ()
     within: Equation | None = None
     bodies: dict[Any, Any] | None = dataclasses.field(default=None, repr=False)
+    order: tuple[int, ...] = ()
 
     @property
     def primitive(self) -> jex.Primitive:
@@ -119,7 +126,14 @@ class Equation:
 
     def bind(self, *inputs: Any) -> list[Any]:
         """The primitive itself on plain arrays of the equation's own types."""
-        return _wide.bind(self.primitive, self.params, inputs)
+        return _wide.bind(self.primitive, self.params, self.varied(inputs))
+
+    def varied(self, inputs: Sequence[Any]) -> list[Any]:
+        """Operands that vary over the mesh axes that the equation was traced with, at least."""
+        if not _compat.manual_now():
+            return list(inputs)
+        axes = map(_compat.varying, self.in_avals)
+        return [_compat.vary(x, a) for x, a in zip(inputs, axes, strict=True)]
 
 
 def _applies(eqn: jex.JaxprEqn) -> bool:
@@ -139,6 +153,14 @@ def bodies(eqn: jex.JaxprEqn) -> list[_compat.Jaxpr]:
     """The jaxprs among an equation's parameters."""
     params = [p if isinstance(p, tuple | list) else (p,) for p in eqn.params.values()]
     return [x for p in params for x in p if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
+
+
+def contracts(eqn: jex.JaxprEqn) -> bool:
+    """Whether an equation is a contraction, or one of its bodies holds one."""
+    if eqn.primitive.name in CONTRACTIONS:
+        return True
+    inner = (_compat.open_jaxpr(body)[0].eqns for body in bodies(eqn))
+    return any(contracts(e) for eqns in inner for e in eqns)
 
 
 def work(jaxpr: _compat.Jaxpr) -> int:

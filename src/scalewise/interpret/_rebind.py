@@ -61,6 +61,7 @@ def rebind(
     floats = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
     if all(d == dtype for d in floats):
         return equation.bind(*inputs)
+    inputs = equation.varied(inputs)
     if equation.name in OWN_DTYPE:
         return _in_own_dtype(equation, inputs, dtype)
     own = jnp.dtype(dtype)

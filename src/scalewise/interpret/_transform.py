@@ -19,6 +19,11 @@ from ._walk import walk
 STATELESS = ()
 
 
+def _strong(aval: Any) -> Any:
+    """An array's type with the mesh axes that it varies over, and no weak dtype."""
+    return aval.update(weak_type=False)
+
+
 def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Callable:
     """``f`` with every equation run under an interpretation.
 
@@ -74,10 +79,11 @@ def _call(interpretation, program, arrays, paths, name):
         ]
 
     def emit(values):
-        return [
+        outs = [
             interpretation.emit(v, a, path) if is_float(a) else v
             for v, a, path in zip(values, out_avals, paths, strict=True)
         ]
+        return [_compat.vary(y, _compat.varying(a)) for y, a in zip(outs, out_avals, strict=True)]
 
     @jax.custom_vjp
     def call(operands):
@@ -101,11 +107,10 @@ def _call(interpretation, program, arrays, paths, name):
             ys, pull, rest = jax.vjp(of_floats, *[operands[i] for i in floats], has_aux=True)
             return ys, rest, pull
 
-        jaxpr, shapes = jax.make_jaxpr(primal, return_shape=True)(
-            *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operand_avals]
-        )
+        jaxpr, shapes = jax.make_jaxpr(primal, return_shape=True)(*map(_strong, operand_avals))
         n_floats, n_outs = len(shapes[0]), len(out_avals)
-        pullback["avals"], pullback["tree"] = jax.tree.flatten(shapes[2])
+        pullback["tree"] = jax.tree.structure(shapes[2])
+        pullback["avals"] = [v.aval for v in _compat.open_jaxpr(jaxpr)[0].outvars[n_outs:]]
         with interpretation.context():
             _, values = walk(interpretation, jaxpr, STATELESS, lifted(operands))
             ys, rest = iter(values[:n_floats]), iter(values[n_floats:n_outs])
@@ -129,7 +134,7 @@ def _call(interpretation, program, arrays, paths, name):
         def pull(residuals, cts):
             return jax.tree.unflatten(pullback["tree"], residuals)(cts)
 
-        shapes = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in cts]
+        shapes = [_strong(jax.typeof(c)) for c in cts]
         jaxpr = jax.make_jaxpr(pull)(pullback["avals"], shapes)
         result: list[Any] = [None] * len(operands)
         with interpretation.context():
@@ -137,6 +142,7 @@ def _call(interpretation, program, arrays, paths, name):
             _, grads = walk(interpretation, jaxpr, STATELESS, [*residuals, *cts])
             for i, g in zip(floats, grads, strict=True):
                 g = interpretation.lower(g, operand_avals[i])
+                g = _compat.vary(g, _compat.varying(operand_avals[i]))
                 result[i] = interpretation.cotangent(operands[i], g)
         return (result,)
 

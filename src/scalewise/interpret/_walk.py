@@ -86,10 +86,18 @@ def _apply(interpretation, equation: Equation, state, inputs):
 
 
 def _canonical(interpretation, equation, values, avals, boundary):
-    return [
+    values = [
         interpretation.canonical(v, a, boundary, equation) if is_float(a) else v
         for v, a in zip(values, avals, strict=True)
     ]
+    if not _compat.manual_now():
+        return values
+    return [_compat.vary(v, _compat.varying(a)) for v, a in zip(values, avals, strict=True)]
+
+
+def _everywhere(state):
+    """A loop's state, whatever mesh axes its body makes it vary over."""
+    return _compat.vary(state, _compat.manual_now())
 
 
 def _invariant(interpretation, equation: Equation, jaxpr, consts):
@@ -171,7 +179,7 @@ def _cond(interpretation, equation: Equation, state, inputs):
         def run(state, operands):
             state, outs = walk(interpretation, jaxpr, state, operands, equation, (number,))
             outs = _canonical(interpretation, equation, outs, equation.out_avals, "branch")
-            return state, outs
+            return _everywhere(state), outs
 
         return run
 
@@ -216,7 +224,7 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
     return lax.while_loop(  # the condition can't hand a state on: what it notes is lost
         lambda loop: jnp.any(again(*loop)[1]),
         lambda loop: body(*loop),
-        (state, canonical(inputs[len(consts) :])),
+        (_everywhere(state), canonical(inputs[len(consts) :])),
     )
 
 
@@ -244,7 +252,7 @@ def _while_parts(interpretation, equation: Equation, consts):
                 else lax.select(_widen(going, a.shape), x, y)
                 for x, y, a in zip(new, carry, avals, strict=True)
             ]  # fmt: skip
-        return state, new
+        return _everywhere(state), new
 
     predicate = _compat.open_jaxpr(params["cond_jaxpr"])[0].outvars[0].aval
     batched = bool(predicate.shape)
@@ -276,7 +284,7 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
         operands = [*_inside(interpretation, consts), *carry, *xs]
         state, outs = walk(interpretation, params["jaxpr"], state, operands, equation)
         carry = canonical(outs[:n], carry_avals, "carry")
-        return (state, carry), canonical(outs[n:], body_avals, "stacked")
+        return (_everywhere(state), carry), canonical(outs[n:], body_avals, "stacked")
 
     xs = [
         interpretation.spread(x, a) if is_float(a) else x
@@ -284,7 +292,7 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     ]
     (state, carry), ys = scan(
         body,
-        (state, canonical(carry, carry_avals, "carry")),
+        (_everywhere(state), canonical(carry, carry_avals, "carry")),
         xs,
         length=params["length"],
         reverse=params["reverse"],
@@ -372,7 +380,8 @@ def _local(aval):
 
 
 def _same(interpretation, equation: Equation, state, inputs):
-    """What only tells JAX over which axes of a mesh a value varies."""
+    """What only tells JAX over which axes of a mesh a value varies: arrays are cast where they are
+    used (:func:`_compat.bind`), and a value keeps what it remembers."""
     return state, inputs
 
 

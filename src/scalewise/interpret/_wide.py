@@ -55,6 +55,7 @@ def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]
     """
     traced = any(isinstance(x, Tracer) for x in inputs)
     if traced and primitive.name not in DIRECT and any(map(_is_wide, inputs)):
+        inputs = _compat.alike(inputs)
         return scope_p.bind(*inputs, operation=primitive, params=tuple(params.items()))
     return _compat.bind(primitive, params, inputs)
 

@@ -10,6 +10,7 @@ from jax import lax
 
 from ..formats import Format
 from ..formats import format as format_
+from ..interpret import gather_invariant
 from ..rounding import cast
 from ..scaled import Amax
 from ._finite import is_float_array, widened
@@ -27,8 +28,10 @@ def mean_over(tree: Tree, axis_name: Any, fmt: Format | str | None = None) -> Tr
     is 2 (n - 1) / n elements of the format, as much as a ring all-reduce sends of float32.
 
     Args:
-        tree: gradients, under ``jax.shard_map(..., check_vma=False)``, ``vmap`` or ``pmap``. (With
-            ``check_vma`` JAX sums the gradients of replicated parameters by itself.)
+        tree: gradients, under ``jax.shard_map``, ``vmap`` or ``pmap``. Under a ``shard_map`` with
+            ``check_vma=True`` (the default) JAX sums the gradients of replicated parameters by
+            itself: differentiate with respect to ``jax.lax.pcast(params, axis_name,
+            to="varying")`` to have each member's own.
         axis_name: the axis, or several.
         fmt: a format stored in one or two bytes, ``"e5m2"`` or ``"fp16"`` say; None: float32.
 
@@ -63,7 +66,7 @@ def _mean(x: jax.Array, axis_name: Any, fmt: Format) -> jax.Array:
     received = lax.all_to_all(codes, axis_name, 0, 0)
     mine = _wide(received, fmt, x.dtype).sum(axis=0) * (scale / members)
     codes, scale = _narrow(mine, axis_name, fmt)
-    whole = _wide(lax.all_gather(codes, axis_name), fmt, x.dtype) * scale
+    whole = _wide(gather_invariant(codes, axis_name), fmt, x.dtype) * scale
     return whole.reshape(-1)[: x.size].reshape(x.shape)
 
 

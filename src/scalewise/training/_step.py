@@ -13,6 +13,7 @@ import optax
 from ..autocast import Policy, autocast
 from ..autocast import policy as policy_
 from ..autoscale import AmaxHistory, Recipe, WithHistory, autoscale
+from ..interpret import member
 from ..scaled import Delayed
 from ._finite import choose, widened
 from ._loss_scale import (
@@ -165,9 +166,10 @@ class Step:
         with a history, the largest magnitudes of its operands."""
         scaling, members = loss_scale_of(state.optimizer), self._members()
         differentiate = self._differentiate(state.structure, members)
+        params = self._own(state.params)
 
         def one(rest: Tree, batch: Any) -> tuple[Any, Any]:
-            args = (state.params, rest, batch, scaling)
+            args = (params, rest, batch, scaling)
             if self.delayed is None:
                 return differentiate(*args), None
             if state.history is None:
@@ -184,9 +186,9 @@ class Step:
             total = jax.tree.map(lambda t, g: t + widened(g), total, gradients)
             return (total, loss + part, rest), (aux, newest)
 
-        zeros = jax.tree.map(lambda p: jnp.zeros_like(widened(p)), state.params)
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(widened(p)), params)
         parts = microbatches(batch, self.accumulate)
-        start = (zeros, jnp.float32(0), state.rest)
+        start = self._own((zeros, jnp.float32(0), state.rest))
         (total, loss, rest), (aux, newest) = jax.lax.scan(add, start, parts)
         mean = jax.tree.map(lambda t: t / self.accumulate, total)
         newest = jax.tree.map(lambda n: n.max(axis=0), newest)
@@ -214,6 +216,10 @@ class Step:
             return one(batch)
         histories = jax.lax.map(one, microbatches(batch, self.accumulate))
         return jax.tree.map(lambda a: a.max(axis=0), histories)
+
+    def _own(self, tree: Tree) -> Tree:
+        """A tree as this member of the mapped axes has it: its gradient isn't summed over them."""
+        return tree if self.axis_name is None else member(tree, self.axis_name)
 
     def _members(self) -> int:
         return 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
@@ -271,9 +277,9 @@ def step(
         clip: largest global norm of the gradients, over all parameters, unscaled.
         accumulate: in how many microbatches of equal size a batch is computed.
         has_aux: whether ``loss`` returns ``(scalar, aux)``.
-        axis_name: mapped axes (``shard_map`` with ``check_vma=False``) whose members each have a
-            part of the batch: gradients and loss are averaged over them, and all take the same
-            decisions. Not needed under ``jit`` with shardings, where arrays are whole.
+        axis_name: mapped axes (of a ``shard_map``, say) whose members each have a part of the
+            batch: gradients and loss are averaged over them, and all take the same decisions. Not
+            needed under ``jit`` with shardings, where arrays are whole.
         wire: format in which the gradients are sent to be averaged, see :func:`mean_over`.
 
     Returns:

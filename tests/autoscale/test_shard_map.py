@@ -1,0 +1,76 @@
+"""Transformed functions inside ``jax.shard_map`` with its default checks, and on a mesh."""
+
+from devices import run_on_devices
+
+
+def test_transforms_inside_a_checking_shard_map():
+    run_on_devices(4, PROGRAM)
+
+
+PROGRAM = """
+import dataclasses
+import jax, jax.numpy as jnp, numpy as np, optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import scalewise as sw
+from scalewise import training
+
+mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
+W = jax.random.normal(jax.random.key(0), (16, 16)) / 4
+X = jax.random.normal(jax.random.key(1), (16, 16))
+
+
+def mapped(f, out=P()):
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P(), P("d")), out_specs=out))
+
+
+def loss(w, x):
+    h, sums = jax.lax.scan(lambda h, _: (jnp.tanh(h @ w) + h, jnp.sum(h)), x, None, length=2)
+    h = jax.lax.cond(jnp.sum(h) > 0, lambda h: h * 2, lambda h: jnp.where(h > 0, h, 0.1), h)
+    return jax.lax.pmean(jnp.mean(h @ w.T) + jnp.mean(sums), "d")
+
+
+def near(got, want, bound, *what):
+    distance = float(jnp.linalg.norm(got - want) / jnp.linalg.norm(want))
+    assert distance <= bound, (*what, distance)
+
+
+names = "fp8", "mxfp8", "fp16_every_op"  # each its own code
+transforms = dict((name, lambda f, name=name: sw.autoscale(f, name)) for name in names)
+transforms["autocast"] = sw.autocast
+transforms["emulate"] = lambda f: sw.emulate(f, "fp16")
+want = mapped(jax.grad(loss))(W, X)
+for transform in transforms.values():  # what fails, fails while it is traced
+    assert jax.eval_shape(mapped(jax.grad(transform(loss))), W, X).shape == W.shape
+near(mapped(transforms["autocast"](jax.grad(loss)))(W, X), want, 0.01, "gradient inside")
+near(jax.jit(jax.grad(mapped(transforms["fp8"](loss))))(W, X), want, 0.1, "gradient outside")
+
+# what is narrow goes in, and goes over the wire
+stored = sw.quantize(W, "e4m3fn")
+assert jax.eval_shape(mapped(sw.autoscale(loss, "fp8")), stored, X).shape == ()
+sent = dataclasses.replace(sw.recipes.fp16, collective="fp16")
+total = lambda w, x: jax.lax.psum(x @ w, "d")
+near(mapped(sw.autoscale(total, sent))(W, X), mapped(total)(W, X), 1e-2, "collective")
+
+# every_op around a shard_map whose body has a loop
+jax.eval_shape(sw.autoscale(mapped(loss), "fp16_every_op"), W, X)
+
+# a training step averages each member's own gradient, once
+def model(p, x):
+    return jnp.mean(jnp.square(jnp.tanh(x @ p["w"]) @ p["w"].T - x))
+step = training.step(model, optax.sgd(1.0), axis_name="d", wire="e5m2")
+state = step.init({"w": W})
+step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+got = W - jax.jit(step)(state, X)[0].params["w"]
+near(got, jax.grad(model)({"w": W}, X)["w"], 0.2, "training.step")
+
+# a history made on one device is that of the same program on four, where init makes the same
+step = jax.value_and_grad(lambda w, x: model({"w": jax.nn.relu(w)}, x))
+delayed = sw.autoscale(step, "fp8_delayed")
+history = delayed.init(W, X)
+placed = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Explicit,))
+w, x = jax.device_put((W, X), (NamedSharding(placed, P()), NamedSharding(placed, P("d"))))
+near(jax.jit(delayed.step)(history, w, x)[0][1], jax.jit(step)(W, X)[1], 0.2, "delayed")
+there = delayed.init(w, x)
+assert there.sites == history.sites
+np.testing.assert_allclose(there.amaxes, history.amaxes, rtol=1e-5)
+"""
