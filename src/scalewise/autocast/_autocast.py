@@ -13,7 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..interpret import Boundary, Equation, Interpretation, is_float, rebind, transform
+from ..interpret import (
+    Boundary,
+    Equation,
+    Interpretation,
+    is_float,
+    rebind,
+    transform,
+    warn_kernel,
+)
 from ._policy import Policy
 from ._policy import policy as policy_
 
@@ -88,6 +96,7 @@ class Autocast(Interpretation):
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
+        warn_kernel(equation, "autocast")
         values = [x for x in inputs if isinstance(x, Value)]
         backward = equation.direction == "backward"
         if equation.name == "convert_element_type" and is_float(equation.out_avals[0]):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ..interpret import Equation
+from ..interpret import KERNELS, Equation, warn_kernel
 
 # What JAX itself writes into a name stack around the user's own names.
 TRANSFORMS = re.compile(r"\b(?:transpose|jvp|vmap|jit|rematted_computation|checkpoint|remat)\b")
 
 # Primitives that call back into Python: what they do to a scale, nobody can see.
-OPAQUE = ("pure_callback", "io_callback")
+CALLBACKS = ("pure_callback", "io_callback")
+OPAQUE = (*CALLBACKS, *KERNELS)
 
 
 class Exceptions:
@@ -44,12 +45,16 @@ class Exceptions:
 
 
 def refuse_opaque(equation: Equation) -> None:
-    """Raises ValueError where floats go through a function of Python's that nobody has named.
+    """Raises ValueError where floats go through a Python function that ``keep`` doesn't name, and
+    warns where they go through a kernel.
 
-    A rule can't be known for it. On plain numbers it computes what it always does, but silently:
-    the numbers that it gets are unrounded, whatever the recipe says.
+    No rule can be known for either. On plain numbers both compute what they always do: the numbers
+    that they get are unrounded, whatever the recipe says.
     """
-    if equation.name in OPAQUE:
+    warn_kernel(
+        equation, "autoscale", f" Name it in the recipe, keep={{{equation.name!r}: 'fp32'}}, if so."
+    )
+    if equation.name in CALLBACKS:
         raise ValueError(
             f"autoscale: {equation.where()}: {equation.name} calls a function that nobody can see "
             "into, so there is no rule for its scales. Say in the recipe that it is to have plain "

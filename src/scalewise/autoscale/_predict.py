@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..interpret import Equation
-from ._rules import Family
+from ._rules import Family, contracted_axes
 from ._value import InFlight
 
 SUMS = ("reduce_sum", "cumsum", "reduce_window_sum", "psum", "psum_invariant", "add_any")
@@ -44,12 +44,23 @@ def predict(equation: Equation, family: Family, inputs: Sequence[Any]) -> float:
 
 def terms_of(equation: Equation) -> int:
     """How many products each element of a contraction is the sum of."""
-    left, right = equation.in_avals
-    if equation.name == "dot_general":
-        (axes, _), _ = equation.params["dimension_numbers"]
-        return math.prod(left.shape[a] for a in axes)
+    left, right = equation.in_avals[:2]
+    if equation.name != "conv_general_dilated":
+        terms = math.prod(left.shape[a] for a in contracted_axes(equation)[0])
+        groups = equation.out_avals[0].shape[0] if _sums_groups(equation) else 1
+        return max(1, terms // max(1, groups))
     out_features = equation.params["dimension_numbers"].rhs_spec[0]
     return math.prod(right.shape) // max(1, right.shape[out_features])
+
+
+def _sums_groups(equation: Equation) -> bool:
+    """Whether a ragged product sums over each group: then its first axis is that of the groups."""
+    numbers = equation.params.get("ragged_dot_dimension_numbers")
+    return (
+        numbers is not None
+        and not numbers.rhs_group_dimensions
+        and set(numbers.lhs_ragged_dimensions) <= set(contracted_axes(equation)[0])
+    )
 
 
 def _of(x: InFlight) -> float:

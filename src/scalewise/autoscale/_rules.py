@@ -9,14 +9,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ..interpret import Equation, gather_invariant, is_float, rebind
-from ._products import contracted
+from ._products import Product, contracted
 from ._value import (
     InFlight,
     at_exponent,
@@ -267,20 +269,88 @@ def psum(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any
     return _wrap(equation, [jnp.sum(parts, 0) * sent.scale], x.exponent)
 
 
+def grouped(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """A contraction whose rows come in groups, each with a matrix of its own (``ragged_dot``)."""
+    a, b, *sizes = inputs
+    return contraction(by, equation.given(*sizes), [a, b])
+
+
+def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """``lax.scaled_dot``: operands of 8 bits or fewer keep their numbers and the program's scales.
+
+    Wider ones are multiplied by their scales, and rounded as those of a ``dot_general`` are.
+    """
+    if all(a.dtype.itemsize == 1 for a in equation.in_avals[:2]):
+        return fallback(by, equation, inputs)
+    a, b, *scales = [settle(x).astype(jnp.float32) for x in inputs]
+    operands = [
+        InFlight(x * _blockwise(scale, x.shape)) for x, scale in zip((a, b), scales, strict=True)
+    ]
+    params = {"precision": None, "out_sharding": None, **equation.params}
+    narrow = equation.becomes(lax.dot_general_p, params).reading(0, 1)
+    return contraction(by, narrow, operands)
+
+
+def gram(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """``lax.linalg.symmetric_product``: alpha A A^T + beta C, its product a contraction."""
+    a, c = (dataclasses.replace(x, data=x.data.astype(_dtype(equation))) for x in inputs)
+    batch, last = tuple(range(len(a.shape) - 2)), (len(a.shape) - 1,)
+    changed = {
+        "dimension_numbers": ((last, last), (batch, batch)),
+        "precision": None,
+        "preferred_element_type": equation.out_avals[0].dtype,
+        "out_sharding": None,
+    }
+    square = equation.becomes(lax.dot_general_p, changed).reading(0, 0)
+    (product,) = contraction(by, square, [a, a])
+    product = product.wake() if isinstance(product, Product) else product
+    total = equation.params["alpha"] * settle(product) + equation.params["beta"] * settle(c)
+    return _wrap(equation, [total])
+
+
+def sparse(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """A product of sparse arrays, whose operands stay as they are: it is said."""
+    keep = getattr(by, "exceptions", None)
+    if keep is not None and keep.find(equation, "rounded") is not None:
+        warnings.warn(
+            f"autoscale: {equation.where()}: {equation.name} has no rule: the operands of a sparse "
+            f"product stay in float32. Name it in the recipe, keep={{{equation.name!r}: 'fp32'}}, "
+            "if so.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return fallback(by, equation, inputs)
+
+
+def _blockwise(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Scales of blocks, each repeated for the elements of its block."""
+    for axis, (n, blocks) in enumerate(zip(shape, scale.shape, strict=True)):
+        scale = jnp.repeat(scale, n // blocks, axis)
+    return scale
+
+
+def dimension_numbers(equation: Equation) -> Any:
+    """``((contracted axes), (batch axes))`` of a product of two arrays, also of a ragged one."""
+    numbers = equation.params.get("ragged_dot_dimension_numbers")
+    return (
+        equation.params["dimension_numbers"] if numbers is None else numbers.dot_dimension_numbers
+    )
+
+
 def contracted_axes(equation: Equation) -> Sequence[tuple[int, ...]]:
     """The axes of each operand that a contraction sums over."""
-    numbers = equation.params["dimension_numbers"]
-    if equation.name == "dot_general":
-        return [tuple(axes) for axes in numbers[0]]
-    return (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)  # of a convolution, the features
+    numbers = dimension_numbers(equation)
+    if equation.name == "conv_general_dilated":
+        return (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)  # the features
+    return [tuple(axes) for axes in numbers[0]]
 
 
 def features(equation: Equation) -> int:
     """How many features a contraction sums over, or a convolution makes of them: the fewer."""
-    shape, numbers = equation.in_avals[1].shape, equation.params["dimension_numbers"]
-    if equation.name == "dot_general":
-        return math.prod(shape[a] for a in numbers[0][1])
-    return min(shape[a] for a in numbers.rhs_spec[:2])
+    shape, numbers = equation.in_avals[1].shape, dimension_numbers(equation)
+    if equation.name == "conv_general_dilated":
+        return min(shape[a] for a in numbers.rhs_spec[:2])
+    return math.prod(shape[a] for a in numbers[0][1])
 
 
 def _settled_stack(x: InFlight) -> InFlight:
@@ -305,6 +375,8 @@ def convert(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 FALLBACK = Rule(Family.FALLBACK, fallback)
+SPARSE = """bcoo_dot_general bcoo_dot_general_sampled bcoo_spdot_general bcsr_dot_general coo_matmat
+    coo_matvec csr_matmat csr_matvec coo_spmm coo_spmv csr_spmm csr_spmv spsolve"""
 
 
 class RuleTable(dict[str, Rule]):
@@ -325,7 +397,8 @@ RULES = (
         structural,
         """broadcast_in_dim reshape transpose squeeze expand_dims rev slice dynamic_slice gather
         copy copy_p name stop_gradient optimization_barrier split sharding_constraint mesh_cast
-        layout_constraint reshard all_to_all ppermute""",
+        layout_constraint reshard relayout all_to_all ppermute tile unstack pbroadcast device_put
+        pvary pcast""",
     )
     .add(
         Family.HOMOGENEOUS,
@@ -339,7 +412,8 @@ RULES = (
         Family.ALIGNED,
         aligned,
         """add sub add_any max min concatenate pad dynamic_update_slice scatter scatter-add
-        scatter_add scatter_min scatter_max scatter-min scatter-max clamp""",
+        scatter_add scatter_min scatter_max scatter-min scatter-max scatter-sub scatter_sub clamp
+        stack""",
     )
     .add(Family.ALIGNED, remainder, "rem")
     .add(Family.ALIGNED, select_n, "select_n")
@@ -358,5 +432,9 @@ RULES = (
     .add(Family.CONTRACTIVE, _contractive(2 / math.sqrt(math.pi), bounded=True), "erf")
     .add(Family.ORDERED, ordered, "sort top_k approx_top_k")
     .add(Family.CONTRACTION, contraction, "dot_general conv_general_dilated")
+    .add(Family.CONTRACTION, grouped, "ragged_dot_general ragged_dot")
+    .add(Family.FALLBACK, scaled_product, "scaled_dot")
+    .add(Family.FALLBACK, gram, "symmetric_product")
+    .add(Family.FALLBACK, sparse, SPARSE)
     .add(Family.STRUCTURAL, convert, "convert_element_type")
 )

@@ -13,7 +13,14 @@ import numpy as np
 
 from ..formats import FP64, Format
 from ..formats import format as format_
-from ..interpret import Equation, Interpretation, is_float, rebind, transform
+from ..interpret import (
+    Equation,
+    Interpretation,
+    is_float,
+    rebind,
+    transform,
+    warn_kernel,
+)
 from ..rounding import from_float64, round_to, to_float64
 
 # Primitives whose results are among their operands' values, negated or not: nothing to round.
@@ -58,6 +65,7 @@ class Emulation(Interpretation):
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
+        warn_kernel(equation, "emulate")
         # an update function's equations are rounded one by one; a reduction's operator isn't
         inside = self if equation.name == "scatter_apply" else None
         outs = rebind(equation, inputs, jnp.float64, inside)

@@ -13,7 +13,8 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jax._src import source_info_util
+from jax._src import core, source_info_util
+from jax._src.interpreters import pxla
 from jax.core import ShapedArray
 
 Jaxpr = Any  # jex.Jaxpr or jex.ClosedJaxpr: one class since JAX 0.12
@@ -36,6 +37,13 @@ def scan_split(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()  # JAX 0.12 groups the operands as trees
     return len(consts), len(carry)
+
+
+def without_references(jaxpr: Jaxpr) -> Jaxpr:
+    """A closed jaxpr whose own mutable arrays (``jax.new_ref``) are values that it hands on."""
+    if not any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects):
+        return jaxpr
+    return pxla._discharge_internal_refs(jaxpr)
 
 
 class provenance:

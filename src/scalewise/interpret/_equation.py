@@ -135,6 +135,48 @@ class Equation:
         axes = map(_compat.varying, self.in_avals)
         return [_compat.vary(x, a) for x, a in zip(inputs, axes, strict=True)]
 
+    def given(self, *operands: Any) -> Equation:
+        """The equation of its first operands alone, its last ones given.
+
+        Args:
+            operands: plain arrays in place of as many of the last operands.
+        """
+        invars = self.eqn.invars[: len(self.eqn.invars) - len(operands)]
+        primitive: Any = _Given(self.primitive, operands)
+        return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, invars=invars))
+
+    def becomes(self, primitive: jex.Primitive, params: dict[str, Any]) -> Equation:
+        """The same equation, its scope and place, by another primitive."""
+        return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, params=params))
+
+    def reading(self, *positions: int) -> Equation:
+        """The same equation, its operands those at the positions."""
+        invars = [self.eqn.invars[i] for i in positions]
+        return dataclasses.replace(self, eqn=self.eqn.replace(invars=invars))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Given:
+    """A primitive whose last operands are given."""
+
+    primitive: jex.Primitive
+    operands: tuple[Any, ...]
+
+    @property
+    def name(self) -> str:
+        return self.primitive.name
+
+    @property
+    def multiple_results(self) -> bool:
+        return self.primitive.multiple_results
+
+    def get_bind_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        return self.primitive.get_bind_params(params)
+
+    def bind(self, *inputs: Any, **params: Any) -> Any:
+        outs = _wide.bind(self.primitive, params, [*inputs, *self.operands])
+        return outs if self.multiple_results else outs[0]
+
 
 def _applies(eqn: jex.JaxprEqn) -> bool:
     """Whether a scatter's update function isn't ``lambda old, new: new``."""

@@ -110,6 +110,7 @@ def trace(
 
     arrays = [leaves[i] for i in traced]
     jaxpr = jax.make_jaxpr(flat)(*[interpretation.abstract(x) for x in arrays])
+    jaxpr = _compat.without_references(jaxpr)
     out_tree, paths = out_paths
     arguments = [_argument(where[i][0]) for i in traced]
     return Program(jaxpr, arrays, arguments, paths, out_tree)

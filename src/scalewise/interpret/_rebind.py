@@ -26,7 +26,7 @@ OWN_DTYPE = frozenset({
     "select_and_gather_add", "tridiagonal_solve", "random_gamma", "random_gamma_grad",
     "eig", "eigh", "svd", "lu", "qr", "householder_product", "geqrf", "geqp3", "cholesky",
     "triangular_solve", "schur", "hessenberg", "tridiagonal", "cholesky_update", "fft",
-    "debug_callback", "debug_print", "custom_call",
+    "debug_callback", "debug_print", "custom_call", "scaled_dot",
 })  # fmt: skip
 
 # Parameters with the function that an operation applies to scalars, and the one with its constants.

@@ -20,7 +20,10 @@ from ._interpretation import Interpretation
 # Calls that are no more than their body once nobody differentiates them any more, and nobody does:
 # a function is differentiated before it is interpreted (see _transform.py). The parameter with the
 # body is "call_jaxpr" (custom_jvp_call, custom_vjp_call, closed_call, eval_jaxpr, ...), but for:
-BODIES = {"custom_vmap_call": "call", "linear_call": "callee"}
+BODIES = {
+    "custom_vmap_call": "call", "linear_call": "callee", "composite": "jaxpr",
+    "remat_opt": "fwd_jaxpr", "custom_partitioning": "call",
+}  # fmt: skip
 SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
 
 

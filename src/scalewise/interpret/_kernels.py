@@ -1,0 +1,53 @@
+"""Operations whose inside isn't interpreted: hand-written kernels, foreign functions, solvers."""
+
+from __future__ import annotations
+
+import warnings
+
+from . import _compat
+from ._equation import Equation, bodies
+
+KERNELS = (
+    "pallas_call", "core_map", "mpmd_map", "ffi_call", "custom_call", "tpu_custom_call",
+    "mosaic_gpu_p", "inline_mgpu_p", "call_exported", "buffer_callback", "compute_on",
+    "xla_metadata_call", "fused_call", "custom_fusion", "fusible", "rnn_fwd", "rnn_bwd",
+    "cudnn_fusion", "scaled_matmul", "scaled_matmul_wrapper", "call_hi_primitive",
+    "call_hi_primitive_linearized",
+    *(f"dot_product_attention_{x}" for x in ("fwd", "bwd", "fp8_fwd", "fp8_bwd")),
+    *(f"dot_product_attention_{x}_wrapper" for x in ("fwd", "bwd", "fp8_fwd", "fp8_bwd")),
+    "custom_linear_solve",
+)  # fmt: skip
+CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+
+def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> None:
+    """Warns, with the source line, if an equation computes what can't be transformed.
+
+    Python shows a warning of the same text once.
+
+    Args:
+        equation: of any primitive.
+        transformation: whose name begins the message.
+        advice: ends it.
+    """
+    if equation.name in KERNELS and equation.lifted and _hides(equation):
+        warnings.warn(
+            f"{transformation}: {equation.where()}: {equation.name} can't be transformed: it gets "
+            f"plain numbers, and its inside computes in the program's own dtypes.{advice}",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _hides(equation: Equation) -> bool:
+    """Whether somebody expects the inside to be transformed: of a solver, if it multiplies."""
+    if equation.name != "custom_linear_solve":
+        return True
+    return _multiplies(equation.params["jaxprs"].solve)
+
+
+def _multiplies(jaxpr: _compat.Jaxpr) -> bool:
+    body, _ = _compat.open_jaxpr(jaxpr)
+    return any(
+        e.primitive.name in CONTRACTIONS or any(map(_multiplies, bodies(e))) for e in body.eqns
+    )

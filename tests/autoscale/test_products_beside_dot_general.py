@@ -1,0 +1,112 @@
+"""Ragged, scaled and symmetric products; kernels and sparse products, which say what they are."""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas, sparse
+
+import scalewise as sw
+
+A, B = (jax.random.normal(k, (12, 12)) for k in jax.random.split(jax.random.key(0)))
+ONE, THREE = jnp.array([12], jnp.int32), jnp.array([4, 3, 5], jnp.int32)
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "mxfp4", "fp16_every_op"])
+def test_a_ragged_product_of_one_group_is_the_product_bit_for_bit(recipe):
+    """Forward and both gradients, whose ragged axes are rows, features and again rows."""
+
+    def gradients(product):
+        return jax.value_and_grad(lambda a, b: jnp.sum(jnp.sin(product(a, b)) ** 2), (0, 1))
+
+    def outputs(product):
+        return jax.jit(sw.autoscale(gradients(product), recipe))(A, B)
+
+    ragged = outputs(lambda a, b: lax.ragged_dot(a, b[None], ONE))
+    plain = outputs(lambda a, b: a @ b)
+    for x, y in zip(jax.tree.leaves(ragged), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_each_group_of_a_ragged_product_has_its_matrix():
+    def f(a, b):
+        return lax.ragged_dot(a, jnp.stack([b, 2 * b, 3 * b]), THREE)
+
+    got = jax.jit(sw.autoscale(f, "fp16"))(A, B)
+    np.testing.assert_allclose(got, f(A, B), rtol=2e-3, atol=1e-2)
+    assert not np.array_equal(got, f(A, B))
+
+
+def test_a_scaled_product_keeps_the_programs_own_narrow_numbers():
+    a, b = A.astype(jnp.float8_e4m3fn), B.astype(jnp.float8_e4m3fn)
+    scales = jnp.full((12, 3), 2.0**8), jnp.full((3, 12), 2.0**-100)
+
+    def f(a, b):
+        left, right = (s.astype(jnp.float8_e8m0fnu) for s in scales)
+        return lax.scaled_dot(
+            a, b, lhs_scale=left, rhs_scale=right, preferred_element_type=jnp.float32
+        )
+
+    np.testing.assert_array_equal(jax.jit(sw.autoscale(f, "fp8"))(a, b), f(a, b))
+    wide = jax.jit(sw.autoscale(f, "fp16"))(A, B)
+    np.testing.assert_allclose(wide * 2.0**92, A @ B, rtol=2e-3, atol=1e-2)
+
+
+def test_a_symmetric_product_is_a_product():
+    def f(a, c):
+        return lax.linalg.symmetric_product(a, c, alpha=2.0, beta=0.5)
+
+    got = jax.jit(sw.autoscale(f, "fp8"))(A, B)
+    narrow = jax.jit(sw.autoscale(lambda a: a @ a.T, "fp8"))(A)
+    np.testing.assert_allclose(got, 2 * narrow + 0.5 * B, rtol=1e-6, atol=1e-5)
+
+
+def kernel(x):
+    def body(x_ref, out_ref):
+        out_ref[...] = x_ref[...] * 2
+
+    shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return pallas.pallas_call(body, out_shape=shape, interpret=True)(x)
+
+
+def solver(x):
+    return jax.scipy.sparse.linalg.cg(lambda y: x @ (x.T @ y) + y, x[0], maxiter=2)[0]
+
+
+def sparse_product(x):
+    return sparse.BCOO.fromdense(x, nse=144) @ x
+
+
+@pytest.mark.parametrize("transform", [
+    lambda f: sw.autoscale(f, "fp8"),
+    lambda f: sw.autoscale(f, "fp16_every_op"),
+    sw.autocast,
+    lambda f: sw.emulate(f, "bf16"),
+], ids=["fp8", "fp16_every_op", "autocast", "emulate"])  # fmt: skip
+def test_a_kernel_warns_once_with_its_line(transform):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            jax.eval_shape(transform(kernel), A)
+    (warning,) = caught
+    assert "test_products_beside_dot_general.py" in str(warning.message)
+    assert "(kernel): pallas_call can't be transformed" in str(warning.message)
+
+
+@pytest.mark.parametrize(("f", "name"), [
+    (kernel, "pallas_call"), (solver, "custom_linear_solve"), (sparse_product, "bcoo_dot_general"),
+])  # fmt: skip
+def test_what_stays_wide_warns_unless_the_recipe_names_it(f, name):
+    recipe = sw.recipes.fp8
+    with pytest.warns(UserWarning, match=name):
+        jax.eval_shape(sw.autoscale(f, recipe), A)
+    named = dataclasses.replace(recipe, keep={name: "fp32"})
+    jax.eval_shape(sw.autoscale(f, named), A)
+
+
+def test_a_solver_without_products_does_not_warn():
+    jax.eval_shape(sw.autoscale(jnp.linalg.solve, "fp8"), A, B)
