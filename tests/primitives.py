@@ -47,6 +47,15 @@ def _halved(x):
     return f(x)
 
 
+def _remembered(x):
+    @jax.custom_vjp
+    def f(x):
+        return jnp.sin(x)
+
+    f.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),), optimize_remat=True)
+    return jax.grad(lambda x: jnp.sum(f(x) * x))(x)
+
+
 def _clipped(x):
     @jax.custom_vjp
     def f(x):
@@ -162,6 +171,17 @@ FLOATS: dict[str, tuple[Any, tuple]] = {
     "while": (lambda x: lax.while_loop(lambda c: jnp.sum(c) < 99, lambda c: c * 1.5, x), (P,)),
     "zeta": (lambda x: lax.zeta(x + 1, x), (P,)),
 }  # fmt: skip
+
+# Not among the published primitives, though public functions bind them.
+FLOATS |= {
+    "composite": (lax.composite(lambda x: jnp.sin(x) @ x, "test.sin_product"), (X,)),
+    "remat_opt": (_remembered, (X,)),
+    "scatter-sub": (_scatter("subtract"), (X,)),
+    "scatter_apply": (lambda x: x.at[jnp.array([0, 2])].apply(jnp.sin), (X,)),
+    "stack": (lambda x: lax.stack([x, 2 * x], 1), (X,)),
+    "tile": (lambda x: lax.tile(x, (2, 1)), (X,)),
+    "unstack": (lambda x: list(lax.unstack(x, 1)), (X,)),
+}
 
 # Primitives of newer releases than the floor's, where they are.
 if hasattr(lax, "log2"):

@@ -128,7 +128,8 @@ def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
 
 
 def _call(interpretation, equation: Equation, state, inputs):
-    jaxpr = equation.params[BODIES.get(equation.name, "call_jaxpr")]
+    named = BODIES.get(equation.name)
+    jaxpr = equation.params[named if named in equation.params else "call_jaxpr"]
     return _inline(interpretation, equation, state, inputs, jaxpr=jaxpr)
 
 
