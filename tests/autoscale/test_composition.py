@@ -1,6 +1,7 @@
 """``autoscale`` beside the rest of JAX: jit's options, checkpoints, Flax NNX, Equinox, Optax."""
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 
 import equinox as eqx
@@ -10,7 +11,8 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
+from flax import linen, nnx
+from flax.training.train_state import TrainState
 
 import scalewise as sw
 from scalewise.autoscale import AmaxHistory
@@ -109,3 +111,55 @@ def test_an_equinox_module():
     got = eqx.filter_value_and_grad(sw.autoscale(of_model))(model, X)
     want = eqx.filter_value_and_grad(of_model)(model, X)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=0.02, atol=1e-3), got, want)
+
+
+class Counted(eqx.Module):
+    """A model as users write them: layers, a function, Python numbers that are no static fields."""
+
+    layer: eqx.nn.Linear
+    activation: Callable
+    width: int
+    rate: float
+
+    def __call__(self, x):
+        return self.activation(self.layer(x)).reshape(self.width) * self.rate
+
+
+def test_an_equinox_step_that_returns_its_model():
+    model = Counted(eqx.nn.Linear(16, 16, key=jax.random.key(0)), jax.nn.gelu, 16, 0.5)
+    optimizer = optax.sgd(0.1)
+
+    def step(model, moments, x):
+        gradients = eqx.filter_grad(lambda m: jnp.mean(jnp.square(jax.vmap(m)(x) - x)))(model)
+        updates, moments = optimizer.update(gradients, moments, eqx.filter(model, eqx.is_array))
+        return eqx.apply_updates(model, updates), moments
+
+    moments = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    run, plain = eqx.filter_jit(sw.autoscale(step, "fp8")), eqx.filter_jit(step)
+    got, want = (f(*f(model, moments, X), X) for f in (run, plain))
+    assert got[0].activation is jax.nn.gelu
+    assert (type(got[0].width), type(got[0].rate)) == (int, float)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    moved = model.layer.weight - want[0].layer.weight
+    distance = jnp.linalg.norm(got[0].layer.weight - want[0].layer.weight)
+    assert distance < 0.1 * jnp.linalg.norm(moved)
+
+
+def test_a_flax_state_whose_step_is_a_python_number():
+    """``TrainState.create`` sets step=0, which ``jax.jit`` traces: 1 / step is an infinity."""
+    schedule = lambda step: 1e-2 * jnp.minimum(1.0, 1 / step)  # noqa: E731
+    model = linen.Dense(16)
+
+    def step(state, x):
+        gradients = jax.grad(lambda p: jnp.mean(jnp.square(state.apply_fn(p, x) - x)))(state.params)
+        updates = jax.tree.map(lambda g: g * schedule(state.step), gradients)
+        return state.apply_gradients(grads=updates)
+
+    params = model.init(jax.random.key(0), X)
+    state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.sgd(1.0))
+    delayed = sw.autoscale(step, "fp8_delayed")
+    history = delayed.init(state, X)
+    assert jax.eval_shape(delayed.step, history, state, X)[0].step.dtype == jnp.int32
+    assert jax.eval_shape(lambda x: sw.autoscale(step, "fp8")(state, x), X).step.dtype == jnp.int32
+    report = sw.audit(step, "fp16", trials=0, steps=2)(state, X)
+    assert report.error.relative < 1e-2

@@ -162,12 +162,42 @@ def test_who_called_a_library():
     assert "tree.norm" in lines[by_name["sqrt"].caller[1] - 1]
 
 
-def test_an_output_that_is_no_array():
-    def f(x):
-        return {"y": x, "name": "gpt"}
+def test_outputs_that_are_no_arrays_are_handed_on():
+    kept = object()
 
-    with pytest.raises(TypeError, match=r"identity: output\['name'\] of f is a str: 'gpt'; a func"):
-        identity(f)(example())
+    def f(x, n, rate):
+        assert type(n) is int
+        assert type(rate) is float
+        return {"y": x * rate, "n": n + 1, "name": "gpt", "sin": jnp.sin, "kept": kept, "no": None}
+
+    got = identity(f)(example(), 3, 0.5)
+    assert_same_bits(got.pop("y"), example() * 0.5)
+    assert got == {"n": 4, "name": "gpt", "sin": jnp.sin, "kept": kept, "no": None}
+    assert type(got["n"]) is int
+
+
+def test_an_output_that_hides_arrays():
+    class Holder:
+        def __init__(self, x):
+            self.x = [x]
+
+    with pytest.raises(
+        TypeError, match=r"identity: output\['h'\] of <lambda> is a Holder: <.*no py"
+    ):
+        identity(lambda x: {"y": x, "h": Holder(x)})(example())
+    with pytest.raises(TypeError, match="it holds arrays, but it is no pytree"):
+        identity(lambda x: lambda: x * 2)(example())
+
+
+def test_numbers_on_which_a_function_fails_are_traced_as_jit_does():
+    def f(x, state):
+        return x / jnp.sqrt(1 / state["step"]), {"step": state["step"] + 1}
+
+    got, state = identity(f)(example(), {"step": 0})
+    want = jax.jit(f)(example(), {"step": 0})
+    assert_same_bits((got, state), want)
+    with pytest.raises(ZeroDivisionError):  # the first error of two
+        identity(lambda x, n: x / (1 / n) if n == 0 else x)(example(), 0)
 
 
 def test_a_function_that_is_none():

@@ -90,7 +90,7 @@ def audit(
     def audited(*args: Any, **kwargs: Any) -> Report:
         fed = _fed(batches, steps)
         args = _with_batch(f, fed[0], args, kwargs) if fed else args
-        program = trace(f, lane, args, kwargs, name="audit")
+        program = trace(f, lane, args, kwargs, name="audit", as_jit=True)
         _check(program, f)
         wide = Wide(_shadow(shadow, program))
         session = Session(program, lane, wide, steps, _arrays_of(fed))

@@ -167,7 +167,7 @@ def autocast(f: Callable, policy: Policy | str | Any = "float16") -> Callable:
         inside): ``grad(autocast(f))`` does what ``autocast(grad(f))`` does.
 
     Raises:
-        TypeError: ``f`` isn't callable, or returns something not an array.
+        TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
         ValueError: no such policy.
 
     Example:

@@ -42,7 +42,8 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
         and ``step`` take the history as an argument.
 
     Raises:
-        TypeError: ``f`` isn't callable or returns something not an array; a recipe that is none.
+        TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree);
+            ``recipe`` isn't a recipe.
         ValueError: no recipe of that name; floats go through a function of Python's
             (``jax.pure_callback``, ``io_callback``) that the recipe's ``keep`` doesn't name.
 

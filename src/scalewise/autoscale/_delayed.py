@@ -171,7 +171,7 @@ class WithHistory:
 
     def init(self, *args: Any, **kwargs: Any) -> AmaxHistory:
         """The history after one step on these arguments, whose outputs are dropped."""
-        program, boundaries = self._program(args, kwargs)
+        program, boundaries = self._program(args, kwargs, as_jit=True)
         sites: dict[str, Any] = {}
         counting = dataclasses.replace(boundaries, noted=sites)
         jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
@@ -219,11 +219,11 @@ class WithHistory:
             here.emit(v, a, path) if is_float(a) else v
             for v, a, path in zip(values, program.out_avals, program.paths, strict=True)
         ]
-        return jax.tree.unflatten(program.out_tree, outs), _column(history.sites, newest)
+        return program.outputs(outs), _column(history.sites, newest)
 
-    def _program(self, args, kwargs):
+    def _program(self, args, kwargs, as_jit: bool = False):
         boundaries = DelayedBoundaries(self.recipe, exceptions=Exceptions(self.recipe.keep))
-        return trace(self.f, boundaries, args, kwargs, name=NAME), boundaries
+        return trace(self.f, boundaries, args, kwargs, name=NAME, as_jit=as_jit), boundaries
 
 
 def _foreign(why: str) -> ValueError:

@@ -98,7 +98,7 @@ def emulate(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = Fals
         the format (NaN and infinities where the format has none come from ``saturate=False``).
 
     Raises:
-        TypeError: ``f`` isn't callable, or returns something not an array.
+        TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
         ValueError: an unknown format, or one too wide.
 
     Example:

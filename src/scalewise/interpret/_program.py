@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from . import _compat
 from ._body import Body, body_of
@@ -17,6 +18,8 @@ from ._equation import bodies, is_float
 from ._integers import Integers, integers
 from ._interpretation import Interpretation
 from ._walk import follow
+
+ARRAYS = jax.Array | np.ndarray | np.generic
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +30,9 @@ class Program:
         jaxpr: closed.
         arrays: the array leaves of the arguments, in the order of the jaxpr's inputs.
         arguments: the path of each (as ``jax.tree_util.keystr`` has it).
-        paths: the path of each output.
+        paths: the path of each output that is an array.
         out_tree: the structure of the outputs.
+        static: by their place among all outputs, those that aren't arrays.
     """
 
     jaxpr: _compat.Jaxpr
@@ -36,6 +40,14 @@ class Program:
     arguments: Sequence[str]
     paths: Sequence[str]
     out_tree: Any
+    static: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+
+    def outputs(self, arrays: Sequence[Any]) -> Any:
+        """What the function returns, with these as its arrays."""
+        rest = iter(arrays)
+        count = self.out_tree.num_leaves
+        leaves = [self.static[i] if i in self.static else next(rest) for i in range(count)]
+        return jax.tree.unflatten(self.out_tree, leaves)
 
     @property
     def in_avals(self) -> list[Any]:
@@ -85,35 +97,76 @@ def trace(
     kwargs: Mapping[str, Any],
     *,
     name: str,
+    as_jit: bool = False,
 ) -> Program:
     """``f`` traced for its arguments; leaves that aren't arrays are handed on as they are.
 
+    So are its outputs that aren't arrays: a Python number stays one. Where ``f`` fails on the
+    Python numbers among its arguments, it is traced once more with arrays in their place, as
+    ``jax.jit`` has them: code that is only ever run under ``jit`` may divide by a step number 0.
+
+    Args:
+        f: any function.
+        interpretation: which arguments stand for arrays.
+        args: positional arguments of ``f``.
+        kwargs: keyword arguments.
+        name: of the transformation, for error messages.
+        as_jit: take arrays in place of the numbers within containers (a state's step) at once, and
+            the numbers themselves only where ``f`` fails on arrays.
+
     Raises:
-        TypeError: ``f`` returns a leaf that isn't an array.
+        TypeError: ``f`` returns an object that isn't an array but holds some.
     """
     where, tree = jax.tree_util.tree_flatten_with_path(
         (tuple(args), dict(kwargs)), is_leaf=interpretation.is_argument
     )
     leaves = [leaf for _, leaf in where]
-    traced = [i for i, leaf in enumerate(leaves) if _is_traced(leaf, interpretation)]
-    skeleton = [None if i in set(traced) else leaf for i, leaf in enumerate(leaves)]
-    out_paths: list[Any] = []
+    arrays = [i for i, leaf in enumerate(leaves) if _is_traced(leaf, interpretation)]
+    numbers = [i for i, leaf in enumerate(leaves) if _is_number(leaf)]
+    within = [i for i in numbers if len(where[i][0]) > 2]
+    ways = [within, []] if as_jit and within else [[], numbers] if numbers else [[]]
+    first: Exception | None = None
+    for way in ways:
+        try:
+            return _traced(f, interpretation, where, tree, sorted([*arrays, *way]), name)
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _traced(
+    f: Callable,
+    interpretation: Interpretation,
+    where: Sequence[Any],
+    tree: Any,
+    traced: Sequence[int],
+    name: str,
+) -> Program:
+    """``f`` with those of the leaves traced that are named, all others handed on."""
+    given = set(traced)
+    skeleton = [None if i in given else leaf for i, (_, leaf) in enumerate(where)]
+    found: list[Any] = []
 
     def flat(*arrays):
         full = list(skeleton)
         for i, x in zip(traced, arrays, strict=True):
             full[i] = x
         a, k = jax.tree.unflatten(tree, full)
-        paths, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
-        out_paths[:] = [out_tree, [jax.tree_util.keystr(p) for p, _ in paths]]
-        return [_checked(leaf, path, f, name) for path, leaf in paths]
+        outs, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
+        static = {i: leaf for i, (_, leaf) in enumerate(outs) if not isinstance(leaf, ARRAYS)}
+        for i, leaf in static.items():
+            _check_static(leaf, outs[i][0], f, name)
+        paths = [jax.tree_util.keystr(p) for p, leaf in outs if isinstance(leaf, ARRAYS)]
+        found[:] = [out_tree, static, paths]
+        return [jnp.asarray(leaf) for _, leaf in outs if isinstance(leaf, ARRAYS)]
 
-    arrays = [leaves[i] for i in traced]
+    arrays = [_as_array(where[i][1]) for i in traced]
     jaxpr = jax.make_jaxpr(flat)(*[interpretation.abstract(x) for x in arrays])
     jaxpr = _compat.without_references(jaxpr)
-    out_tree, paths = out_paths
+    out_tree, static, paths = found
     arguments = [_argument(where[i][0]) for i in traced]
-    return Program(jaxpr, arrays, arguments, paths, out_tree)
+    return Program(jaxpr, arrays, arguments, paths, out_tree, static)
 
 
 def run(
@@ -182,16 +235,27 @@ def _argument(path: Sequence[Any]) -> str:
 
 
 def _is_traced(leaf: Any, interpretation: Interpretation) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic) or interpretation.is_argument(leaf)
+    return isinstance(leaf, ARRAYS) or interpretation.is_argument(leaf)
 
 
-def _checked(leaf, path, f, name):
-    if isinstance(leaf, jax.Array | np.ndarray | np.generic | bool | int | float | complex):
-        return jnp.asarray(leaf)
-    raise TypeError(
-        f"{name}: output{jax.tree_util.keystr(path)} of {getattr(f, '__name__', f)} is "
-        f"{_describe(leaf)}; a function under a transformation returns arrays, or pytrees of arrays"
-    )
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
+
+
+def _as_array(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if _is_number(leaf) else leaf
+
+
+def _check_static(leaf: Any, path: Sequence[Any], f: Callable, name: str) -> None:
+    """Refuses an object that carries traced arrays where nobody sees them."""
+    inner = [getattr(leaf, "__dict__", None)]
+    inner += [cell.cell_contents for cell in getattr(leaf, "__closure__", None) or ()]
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(inner)):
+        raise TypeError(
+            f"{name}: output{jax.tree_util.keystr(tuple(path))} of {getattr(f, '__name__', f)} is "
+            f"{_describe(leaf)}; it holds arrays, but it is no pytree: a function under a "
+            "transformation returns arrays in pytrees"
+        )
 
 
 def _describe(x: Any) -> str:

@@ -34,12 +34,13 @@ def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Call
 
     Args:
         f: any function of pytrees. Leaves that are arrays (or whatever the interpretation takes
-            for one) are traced; all others are handed on as they are, so flags stay Python values.
+            for one) are traced; all others, of arguments and of results, are handed on as they are,
+            so flags and Python numbers stay what they are.
         interpretation: what is to be done.
         name: the transformation's name, for error messages.
 
     Raises:
-        TypeError: ``f`` isn't callable, or returns a leaf that isn't an array.
+        TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
     """
     check_callable(f, name)
 
@@ -47,7 +48,7 @@ def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Call
     def interpreted(*args, **kwargs):
         program = trace(f, interpretation, args, kwargs, name=name)
         outs = _call(interpretation, program.jaxpr, program.arrays, program.paths, name)
-        return jax.tree.unflatten(program.out_tree, outs)
+        return program.outputs(outs)
 
     return interpreted
 
