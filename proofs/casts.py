@@ -8,15 +8,9 @@ formats or roundings restrict it: ``make prove ARGS="fp16 e4m3fn nearest_even"``
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import inspect
 import itertools
-import json
-import os
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import jax
@@ -24,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from proofs import oracle
+from proofs import records
 from proofs.oracle import DETERMINISTIC, NAN, Case
-from scalewise.formats import CATALOGUE, E8M0, SATURATE, Format, _catalogue, _format
-from scalewise.rounding import _bits, _nearest, _round, cast, decode, round_to
+from scalewise.formats import CATALOGUE, E8M0, SATURATE, Format
+from scalewise.rounding import cast, decode, round_to
 
 CHUNK = 1 << 20  # what is moved fits in caches, and no call needs new memory
 USER = Format("e6m9", exponent_bits=6, mantissa_bits=9)
@@ -37,15 +31,6 @@ FORMATS = {
     for f in [*CATALOGUE.values(), USER]
     if f.mantissa_bits < 23 and (f.signed or f is E8M0)
 }
-
-
-def fingerprint() -> str:
-    """Of all code that a proof speaks of: a record is worth nothing once that has changed."""
-    sources = [inspect.getfile(m) for m in (_format, _catalogue, _bits, _nearest, _round, oracle)]
-    return hashlib.sha256(b"".join(Path(s).read_bytes() for s in sources)).hexdigest()[:12]
-
-
-RECORD = Path(".prove") / fingerprint()
 
 
 def canonical(y: jax.Array) -> jax.Array:
@@ -123,6 +108,11 @@ def prove(name: str, direction: str) -> dict[str, object]:
     return {"case": f"{name}-{direction}", "compared": compared, "wrong": wrong, "seconds": seconds}
 
 
+def prove_pair(case: tuple[str, str]) -> dict[str, object]:
+    """:func:`prove` for records."""
+    return prove(*case)
+
+
 def chosen(arguments: list[str]) -> list[tuple[str, str]]:
     """(format, rounding) pairs named on the command line; what isn't named isn't restricted."""
     if unknown := [a for a in arguments if a not in FORMATS and a not in DETERMINISTIC]:
@@ -132,26 +122,8 @@ def chosen(arguments: list[str]) -> list[tuple[str, str]]:
     return [(f, r) for r, f in itertools.product(directions, names)]
 
 
-@functools.cache
-def record(name: str, direction: str) -> Path:
-    return RECORD / f"{name}-{direction}.json"
-
-
 def main() -> int:
-    RECORD.mkdir(parents=True, exist_ok=True)
-    cases = chosen(sys.argv[1:])
-    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
-        todo = {pool.submit(prove, *c): c for c in cases if not record(*c).exists()}
-        for future in as_completed(todo):
-            path = record(*todo[future])
-            path.with_suffix(".part").write_text(json.dumps(future.result()))
-            path.with_suffix(".part").rename(path)
-            print(future.result(), flush=True)
-    done = [json.loads(record(*c).read_text()) for c in cases]
-    wrong = [w for d in done for w in d["wrong"]]
-    compared = sum(d["compared"] for d in done)
-    print(f"{len(done)} cases, {compared:,} comparisons, {len(wrong)} mismatches")
-    return 1 if wrong else 0
+    return records.run(Path(__file__), chosen(sys.argv[1:]), prove_pair, "-".join)
 
 
 if __name__ == "__main__":

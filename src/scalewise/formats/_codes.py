@@ -48,7 +48,9 @@ def decode(fmt: Any, codes: Any) -> np.ndarray:
     implicit = np.where(low & fmt.subnormals, 0.0, 2.0**fmt.mantissa_bits)
     if fmt.subnormals:
         exponent = np.maximum(exponent, 1)
-    x = np.ldexp(implicit + mantissa, (exponent - fmt.bias - fmt.mantissa_bits).astype(np.int32))
+    exponent = (exponent - fmt.bias - fmt.mantissa_bits).astype(np.int32)
+    with np.errstate(over="ignore"):  # where infinity and NaN are set below
+        x = np.ldexp(implicit + mantissa, exponent)
     if fmt.zero:
         x = np.where(magnitude == 0, 0.0, x)
     if fmt.infinity_code is not None:

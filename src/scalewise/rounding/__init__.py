@@ -4,8 +4,8 @@ from ._bits import round_bits as round_bits
 from ._carrier import from_float64 as from_float64
 from ._carrier import has_float64 as has_float64
 from ._carrier import to_float64 as to_float64
+from ._decode import decode as decode
 from ._encoded import EncodedArray as EncodedArray
-from ._encoded import decode as decode
 from ._encoded import encode as encode
 from ._pack import pack as pack
 from ._pack import unpack as unpack

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from fractions import Fraction
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import Format
+from ..formats import Format, Rest, Rounding, rounding_mode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,14 @@ class Carrier:
         """The bit pattern of a number that the carrier holds exactly."""
         return int(np.asarray(float(x), self.float).view(self.uint))
 
+    def floor_bits(self, x: Fraction) -> int:
+        """The bit pattern of the largest of the carrier's numbers that isn't above a positive x."""
+        exponent = self.min_exponent
+        while x >= Fraction(2) ** (exponent + 1):
+            exponent += 1
+        units = int(x / Fraction(2) ** (exponent - self.mantissa_bits))
+        return ((exponent - self.min_exponent) << self.mantissa_bits) + units
+
 
 F32 = Carrier(np.float32, np.uint32, 23, -126)
 F64 = Carrier(np.float64, np.uint64, 52, -1022)
@@ -54,61 +63,47 @@ def fits(fmt: Format, carrier: Carrier) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mode:
-    """A rounding of a magnitude, resolved for the signs at hand.
+    """A rounding mode applied to given numbers.
 
     Attributes:
-        name: one of ``formats.ROUNDINGS``.
+        rounding: the mode.
         negative: which inputs are negative.
         noise: uniform random bits of the carrier's width, for stochastic rounding.
+        carrier: the type of the numbers.
     """
 
-    name: str
+    rounding: Rounding
     negative: jax.Array
-    noise: jax.Array | None = None
+    noise: jax.Array | None
+    carrier: Carrier
 
-    def addend(self, kept_odd: Any, dropped: Any, one: Any) -> Any:
-        """What to add before the dropped bits are cut off, given as ``dropped = 2^bits - 1``.
+    def addend(self, odd: Any, dropped: Any) -> Any:
+        """What to add before the low bits are cut off: see :class:`scalewise.formats.Rounding`."""
+        c = self.carrier
+        every = c.const((1 << c.bits) - 1)
+        negative = jnp.where(self.negative, every, c.const(0))
+        return self.rounding.addend(dropped, odd, negative, self.noise)
 
-        Args:
-            kept_odd: the lowest bit that stays.
-            dropped: a mask of the bits that go; a constant or an array.
-            one: the integer 1 of the carrier.
-        """
-        half = dropped >> one
-        match self.name:
-            case "nearest_even":
-                return half + kept_odd * jnp.minimum(dropped, one)
-            case "nearest_away":
-                return dropped - half
-            case "away_from_zero":
-                return dropped
-            case "toward_positive":
-                return jnp.where(self.negative, dropped & ~dropped, dropped)
-            case "toward_negative":
-                return jnp.where(self.negative, dropped, dropped & ~dropped)
-            case "stochastic":
-                assert self.noise is not None
-                return self.noise & dropped
-        return dropped & ~dropped  # toward zero; to odd sets a bit afterwards
+    def goes_up(self, rest: Rest, odd: bool) -> jax.Array:
+        """Whether magnitudes become the higher of two neighbours, the lower one's code given."""
+        return self.rounding.goes_up(rest, jnp.full_like(rest.nonzero, odd), self.negative)
 
-    @property
-    def carries_to_infinity(self) -> jax.Array | bool:
-        """Whether a finite overflow leaves the finite numbers (IEEE 754-2019, 7.4)."""
-        match self.name:
-            case "toward_zero" | "to_odd":
-                return False
-            case "toward_positive":
-                return ~self.negative
-            case "toward_negative":
-                return self.negative
-        return True
+    def overflow(self, inside: Any, outside: Any) -> Any:
+        """``outside`` where a finite overflow leaves the finite numbers, else ``inside``."""
+        match self.rounding.overflows:
+            case (True, True):
+                return outside
+            case (False, False):
+                return inside
+            case (positive, _):
+                return jnp.where(self.negative != positive, outside, inside)
 
 
 def round_bits(
     x: jax.Array,
     fmt: Format,
     saturate: bool | str = False,
-    rounding: str = "nearest_even",
+    rounding: str | Rounding = "nearest_even",
     noise: jax.Array | None = None,
     subnormals: bool = True,
 ) -> jax.Array:
@@ -121,15 +116,16 @@ def round_bits(
         x: float32 or float64.
         fmt: a format all of whose numbers x's dtype holds.
         saturate: False, True or "finite".
-        rounding: one of ``formats.ROUNDINGS``.
-        noise: random bits of x's shape (uint32, uint64), for ``"stochastic"``.
+        rounding: one of ``formats.ROUNDINGS``, or its name.
+        noise: random bits of x's shape (uint32, uint64), for ``"stochastic"``. Where the d low bits
+            of a float are dropped, the lowest d of them decide.
         subnormals: False flushes results below the smallest normal number to zero.
     """
     c = carrier_of(x.dtype)
     bits = lax.bitcast_convert_type(x, c.uint)
     sign = bits & c.const(1 << (c.bits - 1))
     magnitude = bits & c.const((1 << (c.bits - 1)) - 1)
-    mode = Mode(rounding, sign != 0, noise)
+    mode = Mode(rounding_mode(rounding), sign != 0, noise, c)
     rounded = _magnitude(magnitude, fmt, c, mode, saturate)
     infinity = c.const(c.bits_of(np.inf))
     top = c.const(c.bits_of(fmt.max))
@@ -137,11 +133,8 @@ def round_bits(
     over = rounded > top
     if not fmt.zero:
         over &= rounded <= infinity  # NaN: below all numbers
-    finite_over, infinite = beyond, beyond
-    if mode.carries_to_infinity is not True:
-        finite_over = jnp.where(jnp.asarray(mode.carries_to_infinity), beyond, top)
-    if saturate is not False:
-        finite_over = top
+    infinite = beyond
+    finite_over = mode.overflow(top, beyond) if saturate is False else top
     if saturate is True:
         infinite = top
     if finite_over is infinite:
@@ -172,30 +165,30 @@ def _overflow_bits(fmt: Format, c: Carrier) -> int:
 def _magnitude(
     magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode, saturate: bool | str
 ) -> jax.Array:
-    """Bits of |x| rounded to fmt's precision, unbounded above."""
+    """Bits of |x| rounded to fmt's numbers, unbounded above."""
     rounded = _drop(magnitude, c.mantissa_bits - fmt.mantissa_bits, c, mode, _flip(fmt, c))
-    if not fmt.zero:
-        return _without_zero(magnitude, rounded, fmt, c, mode, saturate)
-    if not fmt.subnormals:
-        return _without_subnormals(magnitude, rounded, fmt, c, mode)
-    if fmt.min_exponent == c.min_exponent:  # subnormals begin where the carrier's do: one grid
-        return rounded
     if fmt.min_exponent < c.min_exponent:
         low = _among_subnormals(magnitude, fmt, c, mode)
-        return jnp.where(magnitude < c.const(1 << c.mantissa_bits), low, rounded)
+        rounded = jnp.where(magnitude < c.const(1 << c.mantissa_bits), low, rounded)
+    elif fmt.subnormals and fmt.min_exponent > c.min_exponent:  # if equal, it is the carrier's grid
+        first_normal = c.const(c.bits_of(fmt.smallest_normal))
+        rounded = jnp.where(magnitude < first_normal, _subnormal(magnitude, fmt, c, mode), rounded)
+    if fmt.zero and fmt.subnormals:
+        return rounded
+    return _below_smallest(magnitude, rounded, fmt, c, mode, saturate)
+
+
+def _subnormal(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
+    """Rounds |x| below the format's smallest normal number, itself a normal one of the carrier."""
     quantum = fmt.min_exponent - fmt.mantissa_bits
-    first_normal = c.const(c.bits_of(fmt.smallest_normal))
-    if mode.name == "nearest_even" and quantum >= c.min_exponent + 2:
-        # a power of two brings the quantum to 1; what a backend flushes is less than half of it.
-        # (Adding and subtracting 2^(quantum + 23) would do too, but XLA folds the two constants.)
-        size = lax.bitcast_convert_type(magnitude, c.float)
-        units = lax.round(
-            size * np.asarray(2.0**-quantum, c.float), lax.RoundingMethod.TO_NEAREST_EVEN
-        )
-        low = lax.bitcast_convert_type(units * np.asarray(2.0**quantum, c.float), c.uint)
-    else:
-        low = _on_grid(magnitude, quantum, c, mode)
-    return jnp.where(magnitude < first_normal, low, rounded)
+    if mode.rounding.name != "nearest_even" or quantum < c.min_exponent + 2:
+        return _on_grid(magnitude, quantum, c, mode)
+    # the same in fewer operations: a power of two brings the quantum to 1, and what a backend
+    # flushes is less than half of it. (Adding and subtracting 2^(quantum + 23) would do too, but
+    # XLA folds the two constants.)
+    size = lax.bitcast_convert_type(magnitude, c.float)
+    units = lax.round(size * np.asarray(2.0**-quantum, c.float), lax.RoundingMethod.TO_NEAREST_EVEN)
+    return lax.bitcast_convert_type(units * np.asarray(2.0**quantum, c.float), c.uint)
 
 
 def _flip(fmt: Format, c: Carrier) -> int:
@@ -213,18 +206,10 @@ def _drop(magnitude: jax.Array, drop: int, c: Carrier, mode: Mode, flip: int = 0
         return magnitude
     dropped = c.const((1 << drop) - 1)
     kept = c.const(((1 << c.bits) - 1) ^ ((1 << drop) - 1))
-    if mode.name == "nearest_even":  # the same as the general line, two operations shorter
-        odd = (magnitude >> c.const(drop)) & c.const(1)
-        if flip:
-            odd = odd ^ c.const(1)
-        return (magnitude + (c.const((1 << (drop - 1)) - 1) + odd)) & kept
-    if mode.name == "to_odd":
-        inexact = (magnitude & dropped) != 0
-        if flip:  # the odd neighbour is the one whose last bit is clear
-            up = inexact & ((magnitude & c.const(1 << drop)) != 0)
-            return (magnitude & kept) + jnp.where(up, c.const(1 << drop), c.const(0))
-        return (magnitude & kept) | jnp.where(inexact, c.const(1 << drop), c.const(0))
-    return (magnitude + mode.addend(None, dropped, c.const(1))) & kept
+    odd = (magnitude >> c.const(drop)) & c.const(1)
+    if flip:
+        odd = odd ^ c.const(1)
+    return (magnitude + mode.addend(odd, dropped)) & kept
 
 
 def _among_subnormals(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
@@ -234,23 +219,21 @@ def _among_subnormals(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode)
     lead = c.const(c.bits - 1) - lax.clz(magnitude | one)  # log2, in units of the smallest
     binade = jnp.maximum(lead, c.const(lowest))
     drop = jnp.maximum(binade, c.const(fmt.mantissa_bits)) - c.const(fmt.mantissa_bits)
-    last = one << drop
-    dropped = last - one
+    dropped = (one << drop) - one
     odd = (magnitude >> drop) & one
-    if fmt.mantissa_bits == 0:  # the exponent field's last bit; a lone subnormal binade is 0
-        field = jnp.where(lead >= c.const(lowest), binade - c.const(lowest - 1), c.const(0))
-        odd = field & one
-    if mode.name == "to_odd":
-        up = ((magnitude & dropped) != 0) & (odd == 0)
-        return (magnitude & ~dropped) + jnp.where(up, last, c.const(0))
-    return (magnitude + mode.addend(odd, dropped, one)) & ~dropped
+    if fmt.mantissa_bits == 0:  # the exponent field's last bit; below the lowest binade, that of 0
+        assert fmt.bias is not None
+        first = (fmt.min_exponent + fmt.bias - lowest) % 2
+        odd = jnp.where(lead >= c.const(lowest), (binade + c.const(first)) & one, c.const(0))
+    return (magnitude + mode.addend(odd, dropped)) & ~dropped
 
 
 def _on_grid(magnitude: jax.Array, quantum: int, c: Carrier, mode: Mode) -> jax.Array:
     """Rounds |x| < 2^(quantum + mantissa bits) to a multiple of 2^quantum, by integers alone.
 
-    Below half a quantum only the fact that a number isn't zero is kept, but for stochastic
-    rounding, whose odds go on down to 2^-31 of a quantum (float64: 2^-62).
+    Far below half a quantum only the fact that a number isn't zero is kept, but by a stochastic
+    rounding, which goes up for ``floor(p * 2^w)`` of the 2^w values of its w random bits, p the
+    distance from the lower multiple in quanta: the exact probability where w bits can express it.
     """
     one, m = c.const(1), c.mantissa_bits
     exponent = magnitude >> c.const(m)
@@ -260,26 +243,32 @@ def _on_grid(magnitude: jax.Array, quantum: int, c: Carrier, mode: Mode) -> jax.
     up = jnp.maximum(exponent, one) - one
     step = quantum - (c.min_exponent - m)  # the quantum in those units, as log2
     down = jnp.asarray(step, np.int32) - up.astype(np.int32)
-    room = c.bits - 1 - m - 1  # how far the significand can be moved up to keep its low bits
-    far = jnp.maximum(down - (m + 1 + room), 0)  # further down than an integer has bits
-    if mode.name == "stochastic":
-        significand = significand << c.const(room)
-        significand = jnp.where(
-            far > 0, significand >> jnp.minimum(far, c.bits - 1).astype(c.uint), significand
-        )
-        down = jnp.clip(down + room - far, 0, c.bits - 1).astype(c.uint)
+    if mode.rounding.random:
+        multiple = _drawn_multiple(significand, down, c, mode)
     else:
-        significand = jnp.where((far > 0) & (significand > 0), one, significand)
-        down = jnp.clip(down, 0, c.bits - 2).astype(c.uint)
-    dropped = (one << down) - one
-    odd = (significand >> down) & one
-    multiple = (significand + mode.addend(odd, dropped, one)) >> down
-    if mode.name == "to_odd":
-        multiple = multiple | ((significand & dropped) != 0).astype(c.uint)
+        far = down > c.bits - 1  # further than an integer has bits
+        significand = jnp.where(far & (significand > 0), one, significand)
+        shift = jnp.clip(down, 0, c.bits - 2).astype(c.uint)
+        dropped = (one << shift) - one
+        odd = (significand >> shift) & one
+        multiple = (significand + mode.addend(odd, dropped)) >> shift
     if step >= m + 1:  # far enough up to be normal numbers of the carrier: a float does the rest
         size = multiple.astype(c.float) * np.asarray(2.0**quantum, c.float)
         return lax.bitcast_convert_type(size, c.uint)
     return from_units(multiple << c.const(step), c)
+
+
+def _drawn_multiple(significand: jax.Array, down: jax.Array, c: Carrier, mode: Mode) -> jax.Array:
+    """``significand / 2^down``, rounded up or down as the random bits say."""
+    assert mode.noise is not None
+    one, width = c.const(1), c.bits
+    shift = jnp.clip(down, 0, width - 1).astype(c.uint)
+    dropped = (one << shift) - one
+    near = (significand + mode.addend((significand >> shift) & one, dropped)) >> shift
+    # all of the significand is dropped: its highest `width` bits below the quantum stand against
+    # all random bits
+    part = significand >> jnp.clip(down - width, 0, width - 1).astype(c.uint)
+    return jnp.where(down < width, near, (mode.noise > ~part).astype(c.uint))
 
 
 def from_units(units: jax.Array, c: Carrier) -> jax.Array:
@@ -292,70 +281,76 @@ def from_units(units: jax.Array, c: Carrier) -> jax.Array:
     return jnp.where(units < linear_below, units, normal)
 
 
-def _without_subnormals(magnitude, rounded, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
-    """Below the smallest number there is only zero."""
-    smallest, zero = c.const(c.bits_of(fmt.smallest)), c.const(0)
-    half = c.const(c.bits_of(fmt.smallest / 2))
-    match mode.name:
-        case "nearest_even":
-            up = magnitude > half
-        case "nearest_away":
-            up = magnitude >= half
-        case "away_from_zero" | "to_odd":
-            up = magnitude > zero
-        case "toward_positive":
-            up = (magnitude > zero) & ~mode.negative
-        case "toward_negative":
-            up = (magnitude > zero) & mode.negative
-        case "stochastic":
-            up = _drawn(lax.bitcast_convert_type(magnitude, c.float) / float(fmt.smallest), c, mode)
-        case _:
-            up = magnitude != magnitude
-    return jnp.where(magnitude < smallest, jnp.where(up, smallest, zero), rounded)
-
-
-def _without_zero(
-    magnitude, rounded, fmt: Format, c: Carrier, mode: Mode, saturate: bool | str
+def _below_smallest(
+    magnitude: jax.Array, rounded: jax.Array, fmt: Format, c: Carrier, mode: Mode, saturate: Any
 ) -> jax.Array:
-    """Zero, and what rounds below the smallest number, is that number if saturating, else NaN.
+    """``rounded``, but below the format's smallest number either that or what stands below it.
 
-    ONNX's table for E8M0: "0" and "x < E8M0_MIN". What lies just under the smallest number is
-    rounded as if half of it were the number below, under an odd code.
+    That is zero, or in a format without zero (E8M0) NaN. ONNX's table for E8M0, "0" and
+    "x < E8M0_MIN": saturating, all that becomes the smallest number; else it is rounded as if half
+    of the smallest number were the number below, under an odd code.
     """
     smallest = c.const(c.bits_of(fmt.smallest))
-    if fmt.min_exponent < c.min_exponent:  # E8M0 in float32: 2^-127 is a subnormal, on its own grid
-        twice = smallest << c.const(1)
-        if mode.name == "to_odd":  # 2^-127 has code 0
-            low = jnp.where(magnitude > smallest, twice, smallest)
-        else:
-            dropped = smallest - c.const(1)
-            low = (magnitude + mode.addend(c.const(0), dropped, c.const(1))) & ~dropped
-        rounded = jnp.where(magnitude < twice, low, rounded)
-    if saturate is not False:
-        return jnp.where(magnitude < smallest, smallest, rounded)
-    tie = c.const(c.bits_of(fmt.smallest * 3 / 4))
-    match mode.name:
-        case "nearest_even" | "nearest_away":  # the code below 0 would be odd
-            up = magnitude >= tie
-        case "away_from_zero":
-            up = magnitude > c.const(0)
-        case "toward_positive":
-            up = (magnitude > c.const(0)) & ~mode.negative
-        case "toward_negative":
-            up = (magnitude > c.const(0)) & mode.negative
-        case "stochastic":
-            # integers: floats of this size may be subnormals, which backends flush
-            half = c.const(c.bits_of(fmt.smallest / 2))
-            whole = (smallest - half).astype(c.float)
-            up = _drawn((magnitude - half).astype(c.float) / whole, c, mode) & (magnitude >= half)
-        case _:
-            up = magnitude != magnitude
-    nan = c.const(c.bits_of(np.nan))
-    return jnp.where(magnitude < smallest, jnp.where(up, smallest, nan), rounded)
+    below = magnitude < smallest
+    if not fmt.zero and saturate is not False:
+        return jnp.where(below, smallest, rounded)
+    middle = fmt.smallest / 2 if fmt.zero else fmt.smallest * 3 / 4
+    floor = c.floor_bits(middle)
+    exact = Fraction(float(np.asarray(floor, c.uint).view(c.float))) == middle
+    at = magnitude == c.const(floor)
+    rest = Rest(
+        nonzero=magnitude > 0,
+        half=at if exact else jnp.zeros_like(at),
+        above_half=magnitude > c.const(floor),
+        drawn=_drawn(magnitude, fmt, c, mode) if mode.rounding.random else None,
+    )
+    under = c.const(0) if fmt.zero else c.const(c.bits_of(np.nan))
+    return jnp.where(below, jnp.where(mode.goes_up(rest, not fmt.zero), smallest, under), rounded)
 
 
-def _drawn(odds: jax.Array, c: Carrier, mode: Mode) -> jax.Array:
-    """True with probability ``odds`` (0 to 1)."""
-    assert mode.noise is not None
-    draw = (mode.noise >> c.const(c.bits - c.mantissa_bits)).astype(c.float)
-    return odds > draw * np.asarray(2.0**-c.mantissa_bits, c.float)
+def _drawn(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
+    """Whether random bits send magnitudes below the smallest number up to it."""
+    noise = mode.noise
+    assert noise is not None
+    if not fmt.zero:  # from half of the smallest number on: one binade, whose bits are linear
+        low = c.floor_bits(fmt.smallest / 2)
+        span = c.bits_of(fmt.smallest) - low  # a power of two
+        above = magnitude - c.const(low)
+        up = above + (noise & c.const(span - 1)) >= c.const(span)
+        return (magnitude >= c.const(low)) & up
+    # x * 2^w >= (2^w - noise) * smallest, exactly, in units of the format's quantum
+    unit = fmt.min_exponent - fmt.mantissa_bits
+    smallest = c.const(int(fmt.smallest / Fraction(2) ** unit))
+    exponent = jnp.maximum(magnitude >> c.const(c.mantissa_bits), c.const(1))
+    significand = magnitude - ((exponent - c.const(1)) << c.const(c.mantissa_bits))
+    up = exponent.astype(np.int32) - 1 + (c.min_exponent - c.mantissa_bits) - unit + c.bits
+    high, low = _shifted(significand, up, c)
+    need_high, need_low = _product(~noise, smallest, c)
+    need_low = need_low + smallest
+    need_high = need_high + (need_low < smallest).astype(c.uint)
+    return (high > need_high) | ((high == need_high) & (low >= need_low))
+
+
+def _shifted(x: jax.Array, up: jax.Array, c: Carrier) -> tuple[jax.Array, jax.Array]:
+    """High and low word of ``floor(x * 2^up)`` for an x below 2^(mantissa bits + 1).
+
+    ``up`` is at most 2 more than a word has bits.
+    """
+
+    def clipped(n: jax.Array) -> jax.Array:
+        return jnp.clip(n, 0, c.bits - 1).astype(c.uint)
+
+    zero = jnp.zeros_like(x)
+    low = jnp.where(up < 0, x >> clipped(-up), jnp.where(up < c.bits, x << clipped(up), zero))
+    rising = jnp.where(up > 0, x >> clipped(c.bits - up), zero)
+    return jnp.where(up < c.bits, rising, x << clipped(up - c.bits)), low
+
+
+def _product(a: jax.Array, b: Any, c: Carrier) -> tuple[jax.Array, jax.Array]:
+    """High and low word of the product of two words."""
+    half = c.const(c.bits // 2)
+    mask = c.const((1 << (c.bits // 2)) - 1)
+    a_high, a_low, b_high, b_low = a >> half, a & mask, b >> half, b & mask
+    middle = a_high * b_low + ((a_low * b_low) >> half)  # below 2^w: (2^h - 1)^2 + 2^h - 1
+    other = (middle & mask) + a_low * b_high
+    return a_high * b_high + (middle >> half) + (other >> half), a * b

@@ -11,12 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import Format, check_rounding, check_saturate
+from ..formats import Format, Rounding, check_saturate, rounding_mode
 from ..formats import format as format_
-from ._bits import carrier_of, fits, round_bits
-from ._carrier import from_float64, has_float64
+from ._bits import F32, F64, Carrier, carrier_of, fits, round_bits
+from ._carrier import from_float64, has_float64, to_float64
+from ._codes import codes_of, stored, widened
+from ._holds import contains, result_dtype
 from ._native import CONVERTED, converted
 from ._nearest import is_plain, nearest_codes
+from ._straight import straight_through
 
 Gradient = Literal["identity", "clipped"]
 
@@ -36,37 +39,42 @@ def round_to(
     subnormals: bool = True,
     gradient: Gradient = "identity",
 ) -> jax.Array:
-    """A value of a format, correctly rounded once from the input, in the input's dtype.
+    """Values of a format, each correctly rounded once from the input.
 
     Args:
-        x: float32, float64, float16 or bfloat16 array, any shape. NumPy's float64 and Python's
-            float are rounded from all their bits where JAX's x64 is off, too, to a float32.
+        x: an array of any float dtype, any shape. NumPy's float64 and Python's float are rounded
+            from all their bits where JAX's x64 is off, too, to a float32.
         fmt: a format, or a name or dtype of one.
         rounding: ``"nearest_even"`` (ties to the even code), ``"nearest_away"`` (ties away from
             zero), ``"toward_zero"``, ``"toward_positive"``, ``"toward_negative"``,
             ``"away_from_zero"``, ``"to_odd"`` (what isn't exact goes to the odd neighbour, so that
             a later rounding is not a second one), and for a scale format (E8M0) ONNX's ``"up"``,
-            ``"down"``, ``"nearest"`` (ties up); ``"stochastic"`` (up with the probability that
-            makes the expected value exact, in steps of 2^-d for d dropped bits).
+            ``"down"``, ``"nearest"`` (ties up); ``"stochastic"``: away from zero for
+            ``floor(p * 2^w)`` of the 2^w values of w random bits, where p is the distance to the
+            neighbour towards zero over the distance between the neighbours. So the expected value
+            is x wherever w bits can express p, and else off by less than 2^-w of that distance.
         saturate: False: what overflows, and infinities, become infinity, or NaN in a format that
             has none (the largest number where there is no NaN either); a rounding that doesn't go
             away from zero leaves a finite overflow at the largest number (IEEE 754-2019, 7.4).
             True: all become the largest number. ``"finite"``: only what is finite does.
         key: a JAX random key, for ``"stochastic"``.
-        bits: or the random bits themselves: uint32 (uint64 for float64) of x's shape.
+        bits: or the random bits themselves: uint32 (uint64 for float64) of x's shape. Where
+            rounding drops d < w bits of a normal number, the lowest d of them decide.
         subnormals: False flushes results below the smallest normal number to zero.
         gradient: straight-through: ``"identity"`` hands the cotangent on as it is, ``"clipped"``
             hands on zero where ``x`` lies beyond the largest number. Neither is rounded.
 
     Returns:
-        An array of x's shape and dtype, all of it values of ``fmt``. NaN stays NaN; the sign of
-        zero is kept where the format has -0; subnormals are kept; negative numbers are NaN in an
-        unsigned format. The same bits under jit, vmap and eagerly.
+        An array of x's shape, all of it values of ``fmt``. Its dtype is x's if that holds every
+        number that the format can give, else float32 (bfloat16 rounded to FP16, float16 to BF16 or
+        E8M0, float8 to another float8); it depends on the arguments' types alone, never on values.
+        NaN stays NaN; the sign of zero is kept where the format has -0; subnormals are kept;
+        negative numbers are NaN in an unsigned format. The same bits under jit, vmap and eagerly.
 
     Raises:
         TypeError: ``x`` isn't a real floating-point array.
         ValueError: an unknown format, rounding, saturation or gradient, or a format with numbers
-            that x's dtype doesn't have.
+            that neither x's dtype nor float32 holds, where x64 is off.
 
     Example:
         >>> import jax.numpy as jnp
@@ -76,18 +84,12 @@ def round_to(
     fmt = format_(fmt)
     with _all_bits_of(x):
         x = _float(x, "round_to")
-        rounding = _check(fmt, rounding, saturate, gradient)
-        noise = _noise(x, rounding, key, bits)
-        wide = x if x.dtype in (jnp.float32, jnp.float64) else x.astype(jnp.float32)
-        carrier = carrier_of(wide.dtype)
-        if fits(fmt, carrier):
-            options = (fmt, saturate, rounding, subnormals, gradient)
-            x = _compiled(wide, noise, options).astype(x.dtype)
-        elif fmt.mantissa_bits < carrier.mantissa_bits or fmt.max_exponent < 127:
-            raise ValueError(
-                f"round_to: {fmt.name} has numbers that {x.dtype} doesn't; pass x as float64"
-            )  # else the format holds every number of x's dtype
-    return _as_jax_has_it(x)
+        mode = _check(fmt, rounding, saturate, gradient)
+        noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
+        if fits(fmt, carrier_of(x.dtype)) or not contains(fmt, x.dtype, saturate):
+            dtype = result_dtype(x.dtype, fmt, saturate, "round_to")
+            x = _compiled(x, noise, (fmt, saturate, mode.name, subnormals, gradient, dtype))
+    return _as_jax_has_it(x, fmt)
 
 
 def cast(
@@ -108,9 +110,15 @@ def cast(
         rounding, saturate, key, bits, subnormals: as for :func:`round_to`.
 
     Returns:
-        An array of ``fmt.dtype``, differentiable straight-through (its cotangents have that dtype,
-        too, as JAX has it). A format without a storage dtype gives unsigned codes of the smallest
-        width that holds them.
+        An array of ``fmt.dtype`` (float32 for FP64 where x64 is off) that holds the correctly
+        rounded values of x, whatever x's own dtype. A format without a storage dtype of at least 8
+        bits gives unsigned codes of the smallest width that holds them, which have no derivative.
+
+        The derivative is straight-through. A dtype of 8 bits hands a cotangent on in x's dtype,
+        unrounded: ``cast(x, "e4m3fn").astype(x.dtype)`` has the gradient of x, as
+        :func:`round_to` has. A dtype of 16 bits or more is one to compute in: there a cotangent has
+        that dtype, as JAX's own ``astype`` has it, and ``astype(x.dtype)`` behind the cast rounds
+        the cotangent to it; :func:`round_to` does not.
 
     Raises:
         TypeError, ValueError: as for :func:`round_to`.
@@ -123,51 +131,60 @@ def cast(
     fmt = format_(fmt)
     with _all_bits_of(x):
         x = _float(x, "cast")
-        rounding = _check(fmt, rounding, saturate, "identity")
-        options = (fmt, saturate, rounding, subnormals)
-        noise = _noise(x, rounding, key, bits)
+        mode = _check(fmt, rounding, saturate, "identity")
+        options = (fmt, saturate, mode.name, subnormals)
+        noise = _noise(x, mode, key, bits, _computed_in(x.dtype, fmt, saturate))
         coded = fmt.dtype is None or fmt.bits < 8
         y = _codes_of(x, noise, options) if coded else _cast(x, noise, options)
-    return _as_jax_has_it(y)
+    return _as_jax_has_it(y, fmt)
 
 
 def _stored(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
     fmt, saturate, rounding, subnormals = options
     dtype = fmt.dtype
+    x = widened(x)
     nearest = rounding == "nearest_even" and subnormals and x.dtype != jnp.float64
-    if nearest and fmt.name in EXACT_CONVERTS and x.dtype == jnp.float32:
+    if nearest and fmt.name in EXACT_CONVERTS:
         return lax.convert_element_type(_clipped(x, fmt, saturate), np.dtype(dtype))
     if nearest and is_plain(fmt) and (dtype is None or fmt.bits <= 8):
         coded = partial(_nearest, fmt=fmt, saturate=saturate)
         if fmt.name not in CONVERTED:
             return coded(x)
-        device = partial(_converted, fmt=fmt, saturate=saturate)
+        device = partial(converted, fmt=fmt, saturate=saturate)
         return lax.platform_dependent(x, cpu=coded, default=device)
     rounded = round_to(
         x, fmt, rounding=rounding, saturate=saturate, bits=noise, subnormals=subnormals
     )
     if dtype is not None and fmt.bits >= 8:
         return _exactly(rounded, dtype)
-    return _codes(_exactly(rounded, np.dtype(np.float32)), fmt)
+    return codes_of(rounded, fmt)
 
 
 def _nearest(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    codes = nearest_codes(x.astype(jnp.float32), fmt, saturate)
-    stored = fmt.dtype is not None and fmt.bits == 8
-    return lax.bitcast_convert_type(codes, np.dtype(fmt.dtype)) if stored else codes
+    codes = nearest_codes(x, fmt, saturate)
+    return stored(codes, fmt) if fmt.dtype is not None and fmt.bits == 8 else codes
 
 
-def _converted(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    return converted(x.astype(jnp.float32), fmt, saturate)
-
-
-def _exactly(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Numbers that ``dtype`` has, in it; a backend's convert from float64 flushes subnormals."""
+def _exactly(x: jax.Array, dtype: Any) -> jax.Array:
+    """Numbers that ``dtype`` has, in it; a backend's converts of float64 flush subnormals."""
+    if x.dtype == dtype:
+        return x
+    if dtype == np.float64:
+        return to_float64(x) if has_float64() else x
+    if np.dtype(dtype).itemsize == 1:  # a backend's convert knows nothing of all that a dtype holds
+        return stored(codes_of(x, format_(dtype)), format_(dtype))
     return (from_float64 if x.dtype == jnp.float64 else lax.convert_element_type)(x, dtype)
 
 
 # One program where nobody else compiles: an eager call would be twenty passes over the data.
 _codes_of = partial(jax.jit, static_argnums=2, inline=True)(_stored)
+
+
+@partial(jax.jit, static_argnums=2, inline=True)
+def _cast(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
+    if options[0].bits == 8 and x.dtype.itemsize > 1:
+        return straight_through(_stored(lax.stop_gradient(x), noise, options), x)
+    return _straight_cast(x, noise, options)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -178,9 +195,6 @@ def _straight_cast(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax
 @_straight_cast.defjvp
 def _(options, primals, tangents):
     return _straight_cast(*primals, options), tangents[0].astype(options[0].dtype)
-
-
-_cast = partial(jax.jit, static_argnums=2, inline=True)(_straight_cast)
 
 
 def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
@@ -197,63 +211,41 @@ def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
     return lax.bitcast_convert_type(jnp.where(over, sign | top, bits), x.dtype)
 
 
-def _codes(x: jax.Array, fmt: Format) -> jax.Array:
-    """Codes of float32 numbers that are already the format's, by integer operations."""
-    bits = lax.bitcast_convert_type(x, np.uint32)
-    magnitude = bits & np.uint32(0x7FFFFFFF)
-    assert fmt.bias is not None
-    m = fmt.mantissa_bits
-    normal = (magnitude >> np.uint32(23 - m)) - np.uint32(((127 - fmt.bias) << m) & 0xFFFFFFFF)
-    if fmt.min_exponent < -126:  # numbers among float32's subnormals: the leading bit by hand
-        lead = np.uint32(31) - lax.clz(magnitude | np.uint32(1))
-        body = magnitude << (np.uint32(23) - jnp.minimum(lead, np.uint32(23)))
-        field = lead + np.uint32((fmt.bias - 149) & 0xFFFFFFFF)
-        tiny = (field << np.uint32(m)) + (body >> np.uint32(23 - m)) - np.uint32(1 << m)
-        normal = jnp.where(magnitude < np.uint32(1 << 23), tiny, normal)
-    if fmt.subnormals and fmt.min_exponent != -126:  # else float32's own codes, shifted
-        # the significand in units of the format's smallest subnormal, always to the right
-        field = magnitude >> np.uint32(23)
-        significand = (magnitude & np.uint32(0x7FFFFF)) | (
-            jnp.minimum(field, np.uint32(1)) << np.uint32(23)
-        )
-        right = np.uint32(150 + fmt.min_exponent - m) - jnp.maximum(field, np.uint32(1))
-        small = significand >> jnp.minimum(right, np.uint32(31))
-        first = np.uint32(np.float32(float(fmt.smallest_normal)).view(np.uint32))
-        normal = jnp.where(magnitude < first, small, normal)
-    normal = jnp.where(magnitude == 0, np.uint32(0), normal)
-    if fmt.infinity_code is not None:
-        normal = jnp.where(magnitude == 0x7F800000, np.uint32(fmt.infinity_code), normal)
-    sign = bits >> np.uint32(31)
-    code = normal | (sign << np.uint32(fmt.bits - 1)) if fmt.signed else normal
-    nan = 0 if fmt.nan_code is None else fmt.nan_code
-    return jnp.where(jnp.isnan(x), np.uint32(nan), code).astype(fmt.code_dtype)
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _straight_through(x: jax.Array, noise: jax.Array | None, options: tuple) -> jax.Array:
-    fmt, saturate, rounding, subnormals, _ = options
-    return round_bits(x, fmt, saturate, rounding, noise, subnormals)
+    fmt, saturate, rounding, subnormals, _, dtype = options
+    wide = widened(x)
+    if not fits(fmt, carrier_of(wide.dtype)):
+        wide = to_float64(wide)
+    return _exactly(round_bits(wide, fmt, saturate, rounding, noise, subnormals), dtype)
 
 
 @_straight_through.defjvp
 def _(options, primals, tangents):
     (x, noise), (t, _) = primals, tangents
     y = _straight_through(x, noise, options)
-    if options[-1] == "clipped":
-        t = jnp.where(jnp.abs(x) <= np.asarray(float(options[0].max), x.dtype), t, 0 * t)
-    return y, t
+    if options[-2] == "clipped":
+        wide = widened(x)
+        t = jnp.where(jnp.abs(wide) <= np.asarray(float(options[0].max), wide.dtype), t, 0 * t)
+    return y, t.astype(y.dtype)
 
 
 _compiled = partial(jax.jit, static_argnums=2, inline=True)(_straight_through)
 
 
-def _noise(x: jax.Array, rounding: str, key: Any, bits: Any) -> jax.Array | None:
+def _computed_in(dtype: Any, fmt: Format, saturate: Any) -> Carrier:
+    """The type in which numbers of a dtype are rounded to a format."""
+    own = carrier_of(dtype)
+    return own if fits(fmt, own) or contains(fmt, dtype, saturate) else F64
+
+
+def _noise(x: jax.Array, mode: Rounding, key: Any, bits: Any, carrier: Carrier) -> Any:
     """Random bits for a stochastic rounding of ``x``; None for all others."""
-    if rounding != "stochastic":
+    if not mode.random:
         if key is not None or bits is not None:
-            raise ValueError(f"key and bits are for rounding='stochastic', not {rounding!r}")
+            raise ValueError(f"key and bits are for rounding='stochastic', not {mode.name!r}")
         return None
-    dtype = jnp.uint64 if x.dtype == jnp.float64 else jnp.uint32
+    dtype = carrier.uint
     if (key is None) == (bits is None):
         raise ValueError(
             "rounding='stochastic' takes either key, a JAX random key, or bits, "
@@ -277,10 +269,12 @@ def _all_bits_of(x: Any) -> contextlib.AbstractContextManager:
     return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
-def _as_jax_has_it(x: jax.Array) -> jax.Array:
+def _as_jax_has_it(x: jax.Array, fmt: Format) -> jax.Array:
     """A float64 array as float32 where x64 is off; the numbers of a narrow format stay exact."""
     if x.dtype != jnp.float64 or has_float64():
         return x
+    if not (fits(fmt, F32) or contains(fmt, np.dtype(np.float32), False)):
+        raise ValueError(f"{fmt.name} has numbers that float32 doesn't; enable JAX's x64")
     with jax.enable_x64(True):
         return from_float64(x, np.dtype(np.float32))
 
@@ -292,10 +286,10 @@ def _float(x: Any, name: str) -> jax.Array:
     return x
 
 
-def _check(fmt: Format, rounding: Any, saturate: Any, gradient: Any) -> str:
-    """The rounding's own name; refuses what there isn't."""
-    rounding = check_rounding(fmt, rounding)
+def _check(fmt: Format, rounding: Any, saturate: Any, gradient: Any) -> Rounding:
+    """The rounding mode; refuses what there isn't."""
+    mode = rounding_mode(rounding, fmt)
     check_saturate(saturate)
     if gradient not in ("identity", "clipped"):
         raise ValueError(f"gradient is {gradient!r}; accepted: 'identity', 'clipped'")
-    return rounding
+    return mode

@@ -259,15 +259,23 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> tuple[jax.A
     top = _top(fmt)
     one = 1 << mantissa_bits  # the lowest bit of the exponent field
     field = lax.bitcast_convert_type(magnitude, integer) & integer(2 * bias * one + one)
-    field = lax.clamp(integer(max(1, top + 1) * one), field, integer(2 * bias * one))
-    scale = lax.bitcast_convert_type(field - integer(top * one), dtype)
+    # scale and inverse are normal numbers: their fields are from 1 to 2 * bias
+    lowest, highest = max(1, top + 1), 2 * bias + min(0, top - 1)
+    field = lax.clamp(integer(lowest * one), field, integer(highest * one))
+    scale = lax.bitcast_convert_type(
+        field + integer(-top * one % 2 ** np.iinfo(integer).bits), dtype
+    )
     inverse = lax.bitcast_convert_type(integer((2 * bias + top) * one) - field, dtype)
     return scale, inverse
 
 
 def _top(fmt: Format) -> int:
-    """The exponent of the binade to which a largest magnitude is brought."""
-    return min(fmt.max_exponent - 1, 14)
+    """The exponent of the binade to which a largest magnitude is brought.
+
+    Not the last one, and 2^14 where a format goes far beyond that and has numbers below 1, too.
+    """
+    top = fmt.max_exponent - 1
+    return top if fmt.min_exponent > 0 else min(top, 14)
 
 
 def _kept(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:

@@ -1,0 +1,118 @@
+"""What a proof has done so far, kept in ``.prove/`` under a fingerprint of everything it executes.
+
+A proof is split into cases. The result of each is a JSON file, so that a proof which was stopped
+goes on where it was; once any file that the proof imports, or a library that it compares with, has
+changed, its records no longer count.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ROOTS = (REPOSITORY / "src", REPOSITORY)
+LIBRARIES = ("jax", "jaxlib", "ml_dtypes", "numpy")
+
+
+def sources(start: Path) -> list[Path]:
+    """The repository's files that a file executes: itself and all that they import, sorted.
+
+    A package that merely contains an imported module isn't followed: ``scalewise/__init__.py``
+    re-exports every layer, of which none takes part in the layers below it.
+    """
+    seen: set[Path] = set()
+    todo = [start.resolve()]
+    while todo:
+        path = todo.pop()
+        if path not in seen:
+            seen.add(path)
+            todo += _imported(path)
+    return sorted(seen)
+
+
+def _imported(path: Path) -> Iterator[Path]:
+    package = _name(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            parent = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*parent, *([node.module] if node.module else [])])
+            members = [f"{base}.{alias.name}" for alias in node.names]
+            # `from . import _codes` imports the module; of the package only what contains it
+            names = members if not node.module and node.level else [base, *members]
+        else:
+            continue
+        yield from (found for name in names if (found := _file(name)))
+
+
+def _name(path: Path) -> str:
+    root = next(root for root in ROOTS if path.is_relative_to(root))
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _file(name: str) -> Path | None:
+    for root in ROOTS:
+        base = root.joinpath(*name.split("."))
+        for path in (base.with_suffix(".py"), base / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+@functools.cache
+def fingerprint(start: Path) -> str:
+    """Of all code that a proof executes, and of the libraries that it runs on."""
+    digest = hashlib.sha256()
+    for path in sources(start):
+        digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes() + b"\0")
+    digest.update(" ".join(f"{name} {version(name)}" for name in LIBRARIES).encode())
+    return digest.hexdigest()[:12]
+
+
+def run(
+    start: Path,
+    cases: Sequence[Hashable],
+    prove: Callable[[Any], dict[str, Any]],
+    name: Callable[[Any], str],
+) -> int:
+    """Proves the cases that have no record yet, on all cores, and prints the sum of all.
+
+    Args:
+        start: the proof's own file.
+        cases: what there is to prove.
+        prove: returns at least ``{"compared": int, "wrong": list[str]}`` for one of them.
+        name: the file name of a case's record.
+
+    Returns:
+        0 if nothing is wrong, else 1: the exit status.
+    """
+    folder = REPOSITORY / ".prove" / fingerprint(start)
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {case: folder / f"{name(case)}.json" for case in cases}
+    with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
+        todo = {pool.submit(prove, c): c for c in cases if not record[c].exists()}
+        for future in as_completed(todo):
+            path = record[todo[future]]
+            path.with_suffix(".part").write_text(json.dumps(future.result()))
+            path.with_suffix(".part").rename(path)
+            print(future.result(), flush=True)
+    done = [json.loads(record[c].read_text()) for c in cases]
+    wrong = [w for d in done for w in d["wrong"]]
+    compared = sum(d["compared"] for d in done)
+    print(f"{start.stem}: {len(done)} cases, {compared:,} comparisons, {len(wrong)} mismatches")
+    print(*wrong[:40], sep="\n", end="\n" if wrong else "", file=sys.stderr)
+    return 1 if wrong else 0

@@ -1,0 +1,73 @@
+"""Which dtypes hold the numbers of a format, and which formats the numbers of a dtype."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..formats import Format
+from ..formats import format as format_
+from ._bits import F32, F64, Carrier, fits
+from ._carrier import has_float64
+
+_CARRIERS = {
+    np.dtype(np.float16): Carrier(np.float16, np.uint16, 10, -14),
+    np.dtype(ml_dtypes.bfloat16): Carrier(ml_dtypes.bfloat16, np.uint16, 7, -126),
+    np.dtype(np.float32): F32,
+    np.dtype(np.float64): F64,
+}
+
+
+@functools.lru_cache(maxsize=1024)
+def holds(dtype: np.dtype, fmt: Format) -> bool:
+    """Whether every number of a format, its zeros, infinities and NaN, is one of a float dtype."""
+    if dtype in _CARRIERS:
+        return fits(fmt, _CARRIERS[dtype])
+    own = format_(dtype)
+    if fmt == own:
+        return True
+    if fmt.bits > 16 or (fmt.negative_zero and not own.negative_zero):
+        return False
+    theirs, ours = fmt.values(), own.values()
+    known = np.isin(theirs, ours) | (np.isnan(theirs) & np.isnan(ours).any())
+    return bool(known.all())
+
+
+def contains(fmt: Format, dtype: np.dtype, saturate: Any) -> bool:
+    """Whether rounding numbers of a dtype to a format can only give numbers of that dtype.
+
+    That is so if each of them is the format's, but for infinities that become its largest number.
+    """
+    own = format_(dtype)
+    exact = (
+        own.precision <= fmt.precision
+        and own.max <= fmt.max
+        and own.min_exponent - own.mantissa_bits >= fmt.min_exponent - fmt.mantissa_bits
+        and (fmt.subnormals or own.smallest >= fmt.smallest)
+        and (fmt.signed or not own.signed)
+        and (fmt.zero or not own.zero)
+    )
+    if not own.infinities:
+        return exact
+    return exact and saturate is not True and (fmt.infinities or fmt.nan_code is not None)
+
+
+def result_dtype(dtype: np.dtype, fmt: Format, saturate: Any, name: str) -> np.dtype:
+    """The dtype in which values of a dtype are returned once they are rounded to a format.
+
+    The values' own if it holds the results, else the first of float32 and (with JAX's x64)
+    float64 that does.
+
+    Raises:
+        ValueError: none does.
+    """
+    dtype = np.dtype(dtype)
+    if holds(dtype, fmt) or contains(fmt, dtype, saturate):
+        return dtype
+    for wider in (np.float32, np.float64)[: 1 + has_float64()]:
+        if np.dtype(wider).itemsize >= dtype.itemsize and holds(np.dtype(wider), fmt):
+            return np.dtype(wider)
+    raise ValueError(f"{name}: {fmt.name} has numbers that {dtype} doesn't; pass x as float64")

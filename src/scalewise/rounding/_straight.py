@@ -1,0 +1,51 @@
+"""The straight-through derivative of casts to dtypes in which no derivative can be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+straight_through_p = Primitive("straight_through")
+
+
+def straight_through(y: jax.Array, x: jax.Array) -> jax.Array:
+    """``y``, with the derivative of ``x``: its tangent is x's tangent, in x's dtype.
+
+    JAX gives a tangent the dtype of its primal value. A cotangent in an 8-bit dtype is useless:
+    above the format's largest number it becomes NaN. So the tangent of ``y`` keeps x's dtype, which
+    JAX's rules for conversions, products with ``preferred_element_type``, and operations that move
+    data hand on as it is. Arithmetic in the 8-bit dtype itself is not differentiable.
+
+    Args:
+        y: the rounded values.
+        x: what they were rounded from, of y's shape, in a dtype of at least 16 bits.
+    """
+    return straight_through_p.bind(jax.lax.stop_gradient(y), x)
+
+
+def _jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+    y = straight_through_p.bind(*primals)
+    tangent = tangents[1]
+    return y, ad.Zero.from_primal_value(y) if type(tangent) is ad.Zero else tangent
+
+
+def _batched(args: tuple[Any, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+
+    def batch_first(x: jax.Array, dim: int | None) -> jax.Array:
+        if dim is None:
+            return jnp.broadcast_to(x, (size, *x.shape))
+        return jnp.moveaxis(x, dim, 0)
+
+    return straight_through_p.bind(*map(batch_first, args, dims)), 0
+
+
+straight_through_p.def_impl(lambda y, x: y)
+straight_through_p.def_abstract_eval(lambda y, x: y)
+mlir.register_lowering(straight_through_p, lambda ctx, y, x: [y])
+ad.primitive_jvps[straight_through_p] = _jvp
+batching.primitive_batchers[straight_through_p] = _batched

@@ -1,0 +1,77 @@
+"""Stochastic rounding: how many of all draws go up, by exact arithmetic; its siblings agree."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from proofs.probabilities import FORMATS, check, inputs, threshold
+
+from scalewise import quantize, round_to
+from scalewise.formats import CATALOGUE, DLFLOAT16, E4M3FN, FP16, Format
+
+GAPPED = Format("gapped", 8, 2, subnormals=False)  # its smallest number is subnormal in float32
+
+
+@pytest.mark.parametrize("fmt", [FP16, E4M3FN, DLFLOAT16, GAPPED], ids=lambda f: f.name)
+def test_the_number_of_draws_that_go_up_is_exact_in_every_binade(fmt):
+    """A sample of what `make prove` does for every format of the catalogue."""
+    compared, wrong = check(fmt, np.float32, per_binade=2)
+    assert not wrong
+    assert compared > 300
+    assert {"e4m3fn", "dlfloat16", "e8m0", "ue5m11"} <= set(FORMATS)
+
+
+def test_float64_has_64_bits_to_draw_from():
+    with jax.enable_x64(True):
+        compared, wrong = check(E4M3FN, np.float64, per_binade=1)
+    assert not wrong
+    assert compared > 300
+
+
+def test_the_oracle_counts_draws_as_a_loop_over_all_of_them_does():
+    """16 bits are dropped between BF16 and float32: all draws that differ in them, one by one."""
+    draws = jnp.arange(1 << 16, dtype=jnp.uint32)
+    for x in np.float32([1.2345, -3e-39, 2.0**-130 * 1.7]):
+        got = round_to(jnp.full(draws.shape, x), "bf16", rounding="stochastic", bits=draws)
+        size = np.abs(np.asarray(got, np.float64))
+        assert len(np.unique(size)) == 2
+        rest = Fraction(abs(float(x))) - Fraction(size.min())
+        gap = Fraction(size.max()) - Fraction(size.min())
+        assert (size == size.max()).sum() == rest / gap * (1 << 16)
+
+
+@pytest.mark.parametrize("name", ["fp16", "e4m3fn", "e5m2", "e2m1fn"])
+@pytest.mark.parametrize("part", [0.01, 0.1, 0.3, 0.49])
+def test_the_mean_below_half_the_smallest_subnormal(name, part):
+    n, smallest = 1 << 16, float(CATALOGUE[name].smallest)
+    x = jnp.full(n, part * smallest)
+    got = round_to(x, name, rounding="stochastic", key=jax.random.key(0))
+    error = float(jnp.mean(got, dtype=jnp.float32)) / smallest - part
+    assert abs(error) <= 5 * np.sqrt(part * (1 - part) / n)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
+def test_block_formats_keep_the_mean_magnitude(name):
+    x = jax.random.normal(jax.random.key(1), (64, 64)) * 0.07
+    got = quantize(x, name, rounding="stochastic", key=jax.random.key(2)).value()
+    assert float(jnp.abs(got).mean()) == pytest.approx(float(jnp.abs(x).mean()), rel=0.05)
+    assert float(got.mean()) == pytest.approx(float(x.mean()), abs=2e-3)
+
+
+def test_a_key_gives_the_rounding_by_its_own_bits():
+    x, key = jnp.asarray(inputs(FP16, np.float32, 2)), jax.random.key(3)
+    bits = jax.random.bits(key, x.shape, jnp.uint32)
+    by_key = round_to(x, FP16, rounding="stochastic", key=key)
+    np.testing.assert_array_equal(by_key, round_to(x, FP16, rounding="stochastic", bits=bits))
+
+
+@pytest.mark.parametrize(("word", "width", "kept"), [(np.uint32, 32, 32), (np.uint64, 64, 53)])
+def test_encode_goes_up_for_the_highest_draws_and_as_many(word, width, kept):
+    for x in [1.2345, 2.0**-20, 0.3 * 2.0**-9, 440.0]:
+        _, _, count = threshold(E4M3FN, Fraction(x), kept)
+        first = (1 << kept) - count
+        draws = np.array([0, first - 1, first, (1 << kept) - 1], word) << word(width - kept)
+        codes = E4M3FN.encode([x] * 4, rounding="stochastic", bits=draws).astype(int)
+        assert (codes - codes[0]).tolist() == [0, 0, 1, 1]
