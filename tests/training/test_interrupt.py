@@ -5,15 +5,18 @@ import threading
 
 import pytest
 
-from scalewise.training._interrupt import held_interrupts
+from scalewise.training._interrupt import held_interrupts, signal_of
 
 
 @pytest.fixture(autouse=True)
 def pythons_own_handler():
-    """A gate that a shell started in the background ignores the signal, and so would we."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A gate that a shell started in the background ignores signals, and so would we."""
+    default = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
+    default[signal.SIGINT] = signal.default_int_handler
+    before = {number: signal.signal(number, handler) for number, handler in default.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Collected:
@@ -36,6 +39,21 @@ def test_the_step_is_finished_first():
         run()
     assert steps == [0, 1, 2]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_would_end_the_process_waits_too(number):
+    def run():
+        with held_interrupts() as check_interrupt:
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+            check_interrupt()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run()
+    assert signal_of(caught.value) == number
+    assert signal_of(KeyboardInterrupt()) == signal.SIGINT
+    assert signal.getsignal(number) is signal.SIG_DFL
 
 
 def test_a_second_one_does_not_wait():

@@ -1,9 +1,12 @@
 """Training that is interrupted, killed, starved of disk and fed nonsense."""
 
+import errno
 import io
 import json
 import math
+import os
 import resource
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -151,15 +154,7 @@ def test_lines_that_a_kill_left_behind_are_mended(tmp_path):
     assert figures(tmp_path / "run") == figures(tmp_path / "whole")
 
 
-# tensorstore's other reads and writes end after the one that failed, and find Orbax's loop closed
-LATE = pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning",
-    "ignore::pytest.PytestUnhandledThreadExceptionWarning",
-)
-
-
-@LATE
-def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path):
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_restored(tmp_path, capfd):
     whole = run(tmp_path / "whole")
     run(tmp_path / "run")
     files = list((tmp_path / "run" / "checkpoints" / "12" / "state").rglob("d/*"))
@@ -171,15 +166,98 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(tmp_path):
     assert "the checkpoint of step 12 is damaged" in run.said
     assert "resumed after step 8" in run.said
     assert again.digest == whole.digest
-    for folder in (tmp_path / "run" / "checkpoints").iterdir():
+    for folder in (tmp_path / "run" / "checkpoints").glob("*[0-9]"):
         (folder / "meta" / "metadata").write_text("{")
+    before = sorted((tmp_path / "run" / "checkpoints").iterdir())
     with pytest.raises(
         InputError, match=r"no checkpoint in .* is whole: the checkpoint of step 12"
     ):
         run(tmp_path / "run", resume=True)
+    assert sorted((tmp_path / "run" / "checkpoints").iterdir()) == before
+    assert "Event loop" not in capfd.readouterr().err
 
 
-@LATE
+def test_checkpoints_under_other_names_are_not_restored(tmp_path):
+    """Swapped, copied and linked: the description tells the step, not the folder's name."""
+    whole = run(tmp_path / "whole")
+    run(tmp_path / "run", steps=10)  # 4, 8, 10
+    folder = tmp_path / "run" / "checkpoints"
+    (folder / "8").rename(folder / "aside")
+    (folder / "10").rename(folder / "8")
+    (folder / "aside").rename(folder / "10")
+    shutil.copytree(folder / "4", folder / "11")
+    (folder / "12").symlink_to("4")
+    ended = run(tmp_path / "run", resume=True)
+    for step, why in (
+        (12, "it is a symbolic link"), (11, "it is the checkpoint of step 4 under another name"),
+        (10, "it is the checkpoint of step 8"), (8, "it is the checkpoint of step 10"),
+    ):  # fmt: skip
+        assert f"the checkpoint of step {step} is damaged: {why}" in run.said.replace("\n", " ")
+        assert (folder / f"{step}.damaged").exists()
+    assert "resumed after step 4" in run.said
+    assert ended.digest == whole.digest
+    assert saved(tmp_path / "run") == [4, 8, 12]
+
+
+def test_a_checkpoint_of_another_run_is_not_restored(tmp_path):
+    run(tmp_path / "other")
+    run(tmp_path / "run", steps=8)
+    folder = tmp_path / "run" / "checkpoints"
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "12", folder / "12")
+    (tmp_path / "run" / "run.json").write_text("null")  # the checkpoints tell which run it is
+    run(tmp_path / "run", resume=True)
+    said = run.said.replace("\n", " ")
+    assert "the checkpoint of step 12 is damaged: it belongs to another run" in said
+    assert "resumed after step 8" in said
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["model"] == "tiny"
+
+
+def test_one_run_in_a_folder_and_no_output_ends_it(tmp_path):
+    """Another run is refused while this one trains, and its console's pipe is closed."""
+    said = []
+
+    def twice(data, seed):
+        for number, batch in enumerate(batches(data, seed)):
+            if number == 6:
+                for changes in ({"resume": True}, {}):
+                    with pytest.raises(InputError) as refused:
+                        run(tmp_path / "run", "float32", **changes)
+                    said.append(str(refused.value))
+            yield batch
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    program = Program("tiny", init, train_step, twice, loss_of, OPTIMIZER)
+    console = Console(file=Closed())
+    options = {"data": b"x" * 9, "steps": 8, "out": tmp_path / "run", "console": console}
+    ended = training.train(program, "float32", **options)
+    assert f"is in use by process {os.getpid()} on" in said[0]
+    assert "isn't empty" in said[1]
+    assert (ended.steps, saved(tmp_path / "run")) == (8, [8])
+    assert len(rows(tmp_path / "run")) == 8
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_metrics_that_cannot_be_written_end_the_run_with_a_checkpoint(tmp_path, monkeypatch):
+    whole = run(tmp_path / "whole", "float32")
+    written = training.Log.step
+
+    def full(self, row):
+        if row["step"] == 6:
+            raise OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+        written(self, row)
+
+    monkeypatch.setattr(training.Log, "step", full)
+    message = "metrics of step 6 can't be written: No space left .* last checkpoint is of step 5"
+    with pytest.raises(TrainingError, match=message):
+        run(tmp_path / "run", "float32")
+    monkeypatch.undo()
+    assert run(tmp_path / "run", "float32", resume=True).digest == whole.digest
+    assert figures(tmp_path / "run") == figures(tmp_path / "whole")
+
+
 def test_a_full_disk_is_told_and_the_last_good_checkpoint_kept(tmp_path):
     """A limit on the size of files stands for the full disk: writes fail half way.
 

@@ -117,7 +117,7 @@ class Checkpoints:
         Args:
             template: a state of the structure that is expected.
             about: what has to be the same as when it was written: model, recipe, seed, data.
-            run: the identity of the run; None to take over that of the newest checkpoint.
+            run: the identity of the run; None to take over that of most checkpoints.
 
         Returns:
             What was read; None if the folder holds no checkpoint at all.
@@ -126,23 +126,36 @@ class Checkpoints:
             InputError: a checkpoint isn't ours, is of another run, or none of them is whole.
         """
         damaged: dict[Path, str] = {}
-        found: tuple[Meta, Tree] | None = None
+        metas: dict[Path, Meta] = {}
         for folder in self._folders():
             try:
-                meta = self._meta(folder, about, run)
-                run = meta.run
+                metas[folder] = self._meta(folder)
+            except DamagedError as error:
+                damaged[folder] = _damage(folder, error)
+        if run is None and metas:
+            runs = [meta.run for meta in metas.values()]
+            run = max(runs, key=runs.count)
+        found: tuple[Meta, Tree] | None = None
+        for folder, meta in metas.items():
+            try:
+                if meta.run != run:
+                    raise DamagedError("it belongs to another run")
                 if found is None:
+                    _same_run(meta.about, about, self._folder)
                     found = meta, self._state(folder, meta, template)
             except DamagedError as error:
-                damaged[folder] = f"the checkpoint of step {folder.name} is damaged: {error}"
+                damaged[folder] = _damage(folder, error)
         if found is None and damaged:
             raise InputError(
-                f"no checkpoint in {self._folder} is whole: {'; '.join(damaged.values())}"
+                f"no checkpoint in {self._folder} is whole: "
+                + "; ".join(damaged[folder] for folder in self._folders())
             )
         if found is None:
             return None
         sentences = [
-            f"{text}; set aside as {_set_aside(folder)}" for folder, text in damaged.items()
+            f"{damaged[folder]}; set aside as {_set_aside(folder)}"
+            for folder in self._folders()
+            if folder in damaged
         ]
         meta, state = found
         return Restored(meta.step, state, meta.run, sentences)
@@ -158,19 +171,14 @@ class Checkpoints:
         named = [p for p in self._folder.iterdir() if p.name.isascii() and p.name.isdigit()]
         return sorted((p for p in named if p.name == str(int(p.name))), key=lambda p: -int(p.name))
 
-    def _meta(self, folder: Path, about: Mapping[str, Any], run: str | None) -> Meta:
+    def _meta(self, folder: Path) -> Meta:
         try:
-            meta = read_meta(folder)
+            return read_meta(folder)
         except ForeignError as error:
             raise InputError(
                 f"{folder} is no checkpoint of scalewise train: {error}; accepted is a folder that "
                 "scalewise train wrote"
             ) from None
-        if run is not None and meta.run != run:
-            raise DamagedError("it belongs to another run")
-        if run is None:
-            _same_run(meta.about, about, self._folder)
-        return meta
 
     def _state(self, folder: Path, meta: Meta, template: Tree) -> Tree:
         if meta.arrays != _described(template):
@@ -243,6 +251,10 @@ def _closed_loops_ignored() -> Iterator[None]:
         raise
     finally:
         sys.unraisablehook = before
+
+
+def _damage(folder: Path, error: DamagedError) -> str:
+    return f"the checkpoint of step {folder.name} is damaged: {error}"
 
 
 def _set_aside(folder: Path) -> str:

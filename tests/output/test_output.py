@@ -1,0 +1,229 @@
+"""Atomic files, locked folders, streams that fail, pages that show what they print."""
+
+import errno
+import io
+import os
+import resource
+import socket
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.table import Table
+from typer.testing import CliRunner
+
+from scalewise._output import (
+    FolderInUseError,
+    TargetError,
+    _lock,
+    append,
+    check_source,
+    check_target,
+    lock,
+    page_environment,
+    print_table,
+    remove_temporaries,
+    replacing,
+    sentence,
+    tolerant,
+    visible,
+)
+from scalewise.cli import app
+from scalewise.cli._refusal import run
+from scalewise.scaled import save_safetensors
+
+
+@pytest.fixture
+def small_files():
+    """No file can grow beyond 1,000 bytes: a full disk, for whoever writes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def special_files(folder):
+    """A path of each kind that isn't a regular file; devices where this user may make them."""
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(folder / "socket"))
+    listening.close()
+    (folder / "link").symlink_to("/dev/full")
+    names = ["folder", "pipe", "socket", "link"]
+    try:
+        os.mknod(folder / "device", stat.S_IFCHR | 0o666, os.makedev(1, 7))
+        names.append("device")
+    except PermissionError:
+        pass
+    return [folder / name for name in names]
+
+
+def test_only_regular_files_are_replaced(tmp_path):
+    np.save(tmp_path / "a.npy", np.ones(3, np.float32))
+    paths = special_files(tmp_path)
+    before = {path: os.lstat(path) for path in paths}
+    for path in paths:
+        with pytest.raises(TargetError, match=r"cannot write .*: it is a .*; expected a regular"):
+            check_target(path)
+        with pytest.raises(TargetError, match="it is a "), replacing(path) as file:
+            file.write(b"x")
+        with pytest.raises(TargetError, match="it is a "):
+            append(path, b"x")
+        with pytest.raises(TargetError, match="it is a "):
+            save_safetensors(path, {"x": np.ones(3)})
+        with pytest.raises(TargetError, match="it is a "):
+            check_source(path)
+        for command in (
+            ("cast", str(tmp_path / "a.npy"), "--to", "e5m2", "--out", str(path)),
+            ("cast", str(tmp_path / "a.npy"), "--to", "mxfp4", "--out", str(path)),
+            ("table", "functions", "exp", "--format", "e4m3fn", "--csv", str(path)),
+        ):
+            done = CliRunner().invoke(app, command)
+            assert done.exit_code == 2
+            assert done.stderr.startswith(f"scalewise: cannot write '{path}': it is a ")
+            assert done.stderr.count("\n") == 1
+    after = {path: os.lstat(path) for path in paths}
+    assert [(s.st_mode, s.st_ino) for s in before.values()] == [
+        (s.st_mode, s.st_ino) for s in after.values()
+    ]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_file_is_replaced_whole_and_keeps_link_and_permissions(tmp_path):
+    (tmp_path / "a").write_bytes(b"old")
+    (tmp_path / "a").chmod(0o640)
+    (tmp_path / "link").symlink_to("a")
+    with replacing(tmp_path / "link") as file:
+        file.write(b"new")
+        assert (tmp_path / "a").read_bytes() == b"old"
+        assert len(list(tmp_path.iterdir())) == 3  # the temporary file is in the same folder
+    assert (tmp_path / "a").read_bytes() == b"new"
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
+    assert (tmp_path / "link").is_symlink()
+    with pytest.raises(TypeError), replacing(tmp_path / "a") as file:
+        file.writelines([b"half", None])
+    assert (tmp_path / "a").read_bytes() == b"new"
+    with pytest.raises(TargetError, match=r"there is no folder '.*gone'"):
+        check_target(tmp_path / "gone" / "a")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "link"]
+
+
+def test_a_full_disk_changes_nothing(tmp_path, small_files):
+    (tmp_path / "a").write_bytes(b"old\n")
+    with pytest.raises(OSError, match="File too large") as caught, replacing(tmp_path / "a") as f:
+        f.write(b"x" * 5000)
+    assert sentence(caught.value) == f"File too large: '{tmp_path / 'a'}'"
+    append(tmp_path / "a", b"y" * 900)
+    with pytest.raises(OSError, match="File too large"):
+        append(tmp_path / "a", b"z" * 900)  # 96 of them fit
+    assert (tmp_path / "a").read_bytes() == b"old\n" + b"y" * 900
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_temporaries_of_a_killed_process_are_removed(tmp_path):
+    for name in (".scalewise-1234.part", "mine.part", ".scalewise"):
+        (tmp_path / name).touch()
+    remove_temporaries(tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".scalewise", "mine.part"]
+
+
+HOLD = """
+import os, runpy, sys
+from pathlib import Path
+
+with runpy.run_path(sys.argv[1])["lock"](Path(sys.argv[2])):
+    print("locked", flush=True)
+    sys.stdin.read()
+    os._exit(1)  # as a kill ends it: nothing is cleaned up
+"""
+
+
+def test_one_process_in_a_folder(tmp_path):
+    refused = f"in use by process {os.getpid()} on "
+    with lock(tmp_path):
+        with pytest.raises(FolderInUseError, match=refused), lock(tmp_path):
+            pass
+        assert (tmp_path / ".lock").exists()
+    assert not list(tmp_path.iterdir())
+    command = [sys.executable, "-S", "-c", HOLD, _lock.__file__, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"locked\n"
+        refused = f"in use by process {other.pid} on "
+        with pytest.raises(FolderInUseError, match=refused), lock(tmp_path):
+            pass
+    assert (tmp_path / ".lock").exists()
+    with lock(tmp_path):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+class Failing(io.TextIOWrapper):
+    """A standard output whose other end is gone."""
+
+    def __init__(self, error):
+        super().__init__(io.BytesIO(), encoding="ascii")
+        self.error = error
+
+    def write(self, text):
+        raise self.error
+
+
+def test_a_console_goes_silent_where_its_stream_fails():
+    for error in (BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("closed file")):
+        console = Console(file=Failing(error))
+        with tolerant(console):
+            console.print("one")
+            console.print("two")
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(file=stream)
+    with tolerant(console):
+        console.print("2^3 × 1.5 – α")
+    assert stream.buffer.getvalue() == b"2^3 x 1.5 - ?\n"
+
+
+def test_the_command_survives_every_output(monkeypatch, capsys):
+    def shown(stream, call):
+        monkeypatch.setattr("sys.stdout", stream)
+        try:
+            run(call)
+        except SystemExit as stop:
+            return stop.code
+        finally:
+            monkeypatch.undo()
+        return 0
+
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    assert shown(ascii_only, lambda: app(["inspect", "1.5"], standalone_mode=False)) == 0
+    assert b"2^0 x (1 + 4194304/8388608)" in ascii_only.buffer.getvalue()
+    full = Failing(OSError(errno.ENOSPC, "No space left on device"))
+    assert shown(full, lambda: print("x")) == 1
+    assert capsys.readouterr().err == (
+        "scalewise: the output can't be written: No space left on device\n"
+    )
+    assert shown(Failing(BrokenPipeError(errno.EPIPE, "Broken pipe")), lambda: print("x")) == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_no_figure_is_cut_off_on_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    assert "1.7977e+308" in CliRunner().invoke(app, ["formats"]).stdout
+    assert "10011001100110011001101  (0x3dcccccd)" in (
+        CliRunner().invoke(app, ["inspect", "0.1"]).stdout
+    )
+    for width in (1, 40):
+        text = io.StringIO()
+        table = Table("a wide column", "another wide column")
+        table.add_row("1234567890" * 3, "0987654321" * 3)
+        print_table(Console(file=text, width=width), table)
+        assert "1234567890" * 3 in text.getvalue()
+        assert "0987654321" * 3 in text.getvalue()
+
+
+def test_control_characters_are_visible():
+    assert visible("a\u202eb\u2066c\x1b[31m\n") == "a\\u202eb\\u2066c\\x1b[31m\n"
+    page = page_environment("scalewise.training._compare").from_string("{{ name }}|{{ 3 }}")
+    assert page.render(name="<\u202e>") == "&lt;\\u202e&gt;|3"
