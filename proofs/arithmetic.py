@@ -159,7 +159,7 @@ class TestFloat:
 
     def __init__(self, fmt: Format, seed: int = 0):
         assert fmt.bias is not None
-        self.fmt, self.rng = fmt, np.random.default_rng(seed)
+        self.fmt, self.bias, self.rng = fmt, fmt.bias, np.random.default_rng(seed)
         m, bias, top = fmt.mantissa_bits, fmt.bias, 2**fmt.exponent_bits - 1
         inner = [1, bias - m - 1, bias - 2, bias - 1, bias, bias + 1, bias + 2, bias + m + 1]
         self.exponents = self._fields([0, *inner, top - 1, top])
@@ -191,7 +191,7 @@ class TestFloat:
         fractions = np.where(rng.random(count) < 0.25, rng.integers(0, last + 1, count), fractions)
         spread = rng.choice([0, 0, 1, 2], count)  # all exponents, or a half, a quarter around 1
         half = 2 ** (fmt.exponent_bits - 1)
-        near = fmt.bias + rng.integers(-half, half, count) // 2**spread
+        near = self.bias + rng.integers(-half, half, count) // 2**spread
         near = np.clip(near, 0, 2**fmt.exponent_bits - 1) << fmt.mantissa_bits
         near |= rng.integers(0, 2, count) << (fmt.bits - 1)
         some = rng.choice(self.more_exponents, count)

@@ -94,6 +94,51 @@ def test_least_squares_is_the_best_of_its_candidates(fmt, axis):
         assert (got <= np.square((rounded - X) / unit).sum(over) * (1 + 1e-5)).all()
 
 
+RNG = np.random.default_rng(0)
+TENSORS = {
+    "gaussian": RNG.standard_normal((4, 512)),
+    "lognormal": np.exp(2 * RNG.standard_normal((4, 512))),
+    "uniform": RNG.uniform(-1, 1, (4, 512)),
+    "heavy-tailed": RNG.standard_t(2, (4, 512)),
+    "bimodal": np.where(RNG.random((4, 512)) < 0.99, 1, 50) * RNG.normal(1, 0.1, (4, 512)),
+}
+
+
+def scanned(x, fmt, scales):
+    """The smallest squared error behind one of the scales."""
+    levels = np.unique(fmt.decode(np.arange(fmt.max_code + 1)))
+    middles = (levels[1:] + levels[:-1]) / 2
+    y = np.abs(x)[None] / scales[:, None]
+    return np.square(np.abs(x) - scales[:, None] * levels[np.searchsorted(middles, y)]).sum(1).min()
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+@pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "e2m1fn"])
+@pytest.mark.parametrize("power_of_two", [True, False])
+def test_least_squares_is_as_good_as_a_scan_over_scales(fmt, axis, power_of_two):
+    fmt = sw.format(fmt)
+    for name, x in TENSORS.items():
+        x = np.float32(x)
+        scaling = sw.LeastSquares(power_of_two=power_of_two)
+        error = np.square(np.asarray(sw.quantize(x, fmt, scaling=scaling, axis=axis).value()) - x)
+        for found, row in zip(error, x, strict=True) if axis == 0 else [(error, x.ravel())]:
+            top = np.abs(row).max() / float(fmt.max)
+            if power_of_two:
+                scales = 2.0 ** np.arange(np.floor(np.log2(top)) - 12, np.log2(top) + 3)
+            else:
+                scales = top * 2.0 ** np.linspace(1, -6, 1000)
+            assert found.sum() <= 1.01 * scanned(np.float64(row), fmt, scales), name
+
+
+def test_a_sketch_of_many_elements_finds_the_scale_of_all():
+    x = np.float32(np.random.default_rng(1).standard_t(2, 40_000))
+    fmt = sw.format("e2m1fn")
+    got = sw.quantize(x, fmt, scaling=sw.LeastSquares(64, power_of_two=False)).value()
+    top = np.abs(x).max() / float(fmt.max)
+    best = scanned(np.float64(x), fmt, top * 2.0 ** np.linspace(1, -6, 100))
+    assert np.square(np.asarray(got) - x).sum() <= 1.01 * best
+
+
 def test_unit_is_known_from_shapes():
     a = jax.random.normal(jax.random.key(0), (8, 1024))
     b = jax.random.normal(jax.random.key(1), (1024, 8))

@@ -20,6 +20,7 @@ from jax import lax
 from ..formats import Format
 from ..rounding import round_to
 from ._amax import amax
+from ._least_squares import least_squares_scale
 from ._power import layout
 
 
@@ -100,22 +101,28 @@ class Rms:
 
 @dataclasses.dataclass(frozen=True)
 class LeastSquares:
-    """Of several scales from :class:`Amax`'s down, the one with the smallest squared error.
+    """The scale with the smallest squared error of the rounded elements.
 
-    Each is tried: a rounding and a sum over the data for each.
+    Of powers of two, the best of several from :class:`Amax`'s down, each half of the one before: a
+    rounding and a sum over the data for each. Without ``power_of_two``, the best scale that a dense
+    search finds (within 1 % of the error of an exhaustive one for common distributions): about as
+    many roundings, of 8,192 elements or fewer behind each scale, as there are candidates, and 16
+    of all elements.
 
     Attributes:
-        candidates: how many are tried.
-        power_of_two: whether they are powers of two, each half of the one before; else each is
-            ``2^-1/4`` of it.
+        candidates: how many scales are tried. None: 6 powers of two, or 256 on a grid from twice
+            the largest magnitude's scale down, half of them in its two octaves.
+        power_of_two: whether the scale is a power of two.
     """
 
-    candidates: int = 6
+    candidates: int | None = None
     power_of_two: bool = True
     saturates: ClassVar[bool] = True
 
     def __post_init__(self):
-        if not isinstance(self.candidates, int) or self.candidates < 1:
+        if self.candidates is not None and not (
+            isinstance(self.candidates, int) and self.candidates >= 1
+        ):
             raise ValueError(
                 f"LeastSquares: candidates is {self.candidates!r}; accepted: a positive integer"
             )
@@ -123,12 +130,15 @@ class LeastSquares:
     def scale(
         self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
     ) -> tuple[jax.Array, jax.Array]:
+        if not self.power_of_two:
+            scale = least_squares_scale(lax.stop_gradient(x), fmt, axes, self.candidates)
+            scale = _kept(scale, axes, keepdims)
+            return scale, 1 / scale
         top = amax(x, axes, True)
-        step = 0.5 if self.power_of_two else 2.0**-0.25
         unit = to_top(top, fmt, True)[1]  # the error's own scale: squares of it stay in range
         best = None
-        for i in range(self.candidates):
-            scale, inverse = to_top(top * np.asarray(step**i, x.dtype), fmt, self.power_of_two)
+        for i in range(self.candidates or 6):
+            scale, inverse = to_top(top * np.asarray(0.5**i, x.dtype), fmt, True)
             rounded = round_to(x * inverse, fmt, saturate="finite") * scale
             squares = jnp.where(jnp.isfinite(x), jnp.square((rounded - x) * unit), 0)
             error = jnp.sum(squares, axis=tuple(axes), keepdims=True)
