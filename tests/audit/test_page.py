@@ -1,7 +1,9 @@
 """The page in a browser: no script error, findings seen, the filter works, names are harmless."""
 
+import base64
 import csv
 import dataclasses
+import hashlib
 import re
 import shutil
 import subprocess
@@ -38,6 +40,21 @@ def test_names_are_escaped_and_nothing_is_fetched(report, tmp_path):
     assert not re.search(r"(?:src|href)=(?!\"#finding)|https?://", text)
     assert "exp" in text
     assert report.findings[0].where in text
+
+
+def test_the_page_runs_its_own_script_and_no_other(report, tmp_path):
+    text = (
+        dataclasses.replace(report, function="f\u202e(x)\x1b").save(tmp_path / "a.html").read_text()
+    )
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="(.*?)">', text)
+    assert policy.startswith("default-src 'none'; base-uri 'none'; form-action 'none'; ")
+    for tag in ("style", "script"):
+        (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert text.index("Content-Security-Policy") < text.index("<title>")
+    assert not re.search(r"\sstyle=|\son[a-z]+=", text)  # neither would be allowed
+    assert "<h1>f\\u202e(x)\\x1b in " in text
 
 
 def test_operations_by_scope_ranges_apart_and_source_lines(report, tmp_path):

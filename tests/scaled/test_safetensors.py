@@ -102,3 +102,77 @@ def test_nothing_is_written_where_something_cannot_be(tmp_path):
     with pytest.raises(ValueError, match=r"two tensors are called 'x.scale'"):
         save_safetensors(tmp_path / "a.safetensors", {"x": x, "x.scale": np.zeros(2)})
     assert not list(tmp_path.iterdir())
+
+
+ENTRY = '"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]%s}'
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ("{%s}", ""),
+        ('{"__metadata__": null, %s}', ""),
+        (' {%s, "__metadata__": {"a": "b"}}\n', ""),
+        ('{"__metadata__": {"a": null}, %s}', "__metadata__ holds something else than strings"),
+        ("\ufeff{%s}", "BOM"),
+        ("{%s}\0", "Extra data"),
+        ('{"__metadata__": {}, "__metadata__": {}, %s}', "the key '__metadata__' twice"),
+        ("{" + ENTRY % ', "dtype": "U8"' + "}", "the key 'dtype' twice"),
+        ("{" + ENTRY % ', "x": NaN' + "}", "the constant NaN"),
+        ("{" + ENTRY % ', "x": 1e999' + "}", "a number beyond float64"),
+        ("{" + ENTRY % ', "x": "\\ud800"' + "}", "no UTF-8"),
+        ("{" + ENTRY % f', "x": {"[" * 125}{"]" * 125}' + "}", ""),
+        ("{" + ENTRY % f', "x": {"[" * 126}{"]" * 126}' + "}", "too many levels"),
+        ("{" + ENTRY % f', "x": {"[" * 100_000}{"]" * 100_000}' + "}", "too many levels"),
+        ('{"a": {"dtype": "U8", "shape": [2.0], "data_offsets": [0, 2]}}', "no shape of natural"),
+        ('{"a": {"dtype": "U8", "shape": [true, 2], "data_offsets": [0, 2]}}', "no shape of natu"),
+        ('{"a": {"dtype": "U8", "shape": [2], "data_offsets": [-0, 2]}}', "no two data_offsets"),
+    ],
+    ids=range(17),
+)
+def test_a_header_is_read_as_the_official_reader_reads_it(tmp_path, header, why):
+    reader = pytest.importorskip("safetensors")
+    text = header.replace("%s", ENTRY % "").encode()
+    content = len(text).to_bytes(8, "little") + text + b"ab"
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(content)
+    if not why:
+        assert load_safetensors(path)["a"].tolist() == [97, 98]
+        assert reader.deserialize(content)[0][0] == "a"
+        return
+    with pytest.raises(reader.SafetensorError):
+        reader.deserialize(content)
+    with pytest.raises(ValueError, match="is no complete safetensors file: a header that can't be"):
+        load_safetensors(path)
+    with pytest.raises(ValueError, match=why):
+        load_safetensors(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (r'length\": 40', r'length\": -1'), (r'length\": 40', r'length\": \"x\"'),
+        (r'length\": 40', r'length\": 43'), (r'length\": 40', r'length\": true'),
+        (r"[1, 32]", r"[0, 1]"), (r"[1, 32]", r"[1, 0]"), (r"[1, 32]", r"null"),
+        (r"[1, 32]", r"[1.0, 32]"), (r"[1, 32]", r"[1, 16]"),
+        (r'mantissa_bits\": 1', r'mantissa_bits\": \"1\"'),
+        (r'bias\": 1', r'bias\": 1e400'), (r'bias\": 1', "bias" + r'\": ' + "9" * 99),
+        (r'"U8", "shape": [2, 20]', r'"I8", "shape": [2, 20]'),
+        (r'"U8", "shape": [2, 20]', r'"F32", "shape": [2, 5]'),
+        (r'"F8_E8M0"', r'"BOOL"'),
+        (r'"F8_E8M0", "shape": [2, 2]', r'"F16", "shape": [2]'),
+        (r'"F8_E8M0", "shape": [2, 2]', r'"F32", "shape": []'),
+    ],
+    ids=range(17),
+)  # fmt: skip
+def test_codes_and_scales_that_nothing_writes_are_refused(tmp_path, old, new):
+    path = tmp_path / "a.safetensors"
+    save_safetensors(path, {"x": sw.quantize(jnp.ones((2, 40)), "mxfp4")})
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = raw[8 : 8 + length].decode()
+    assert old in header
+    header = header.replace(old, new).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
+    with pytest.raises(ValueError, match=r"its scales can't be read|is no complete safetensors"):
+        load_safetensors(path)

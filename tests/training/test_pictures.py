@@ -36,6 +36,15 @@ def test_the_page_stands_alone_and_escapes_names():
     assert svg in html
 
 
+def test_the_page_allows_its_own_styles_and_nothing_else():
+    html, _ = page(comparison(record("float\u2066 32", [3.0, 2.0, 1.0]), DEAD))
+    assert "float\\u2066 32" in html
+    assert "\u2066" not in html
+    assert "script-src 'none'" in html
+    assert "style=" not in html
+    assert html.count("'sha256-") == html.count("<style>") == 2
+
+
 def test_the_picture_is_wellformed_and_has_a_gap_where_the_loss_is_nan():
     root = ET.fromstring(curves_svg(comparison(FINE, DEAD)))
     paths = [p.get("d", "") for p in root.iter("{http://www.w3.org/2000/svg}path")]

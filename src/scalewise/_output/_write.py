@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -128,6 +130,23 @@ def append(path: str | os.PathLike[str], content: bytes) -> None:
         except BaseException:
             file.truncate(before)
             raise
+
+
+@contextmanager
+def rescue_folder() -> Iterator[Path]:
+    """A new folder among the system's temporary files, for results that don't fit elsewhere.
+
+    It stays if the block ends without an error; if the block raises, it is removed.
+
+    Raises:
+        OSError: there is no room for it either.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="scalewise-"))
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def remove_temporaries(folder: Path) -> None:

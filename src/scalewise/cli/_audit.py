@@ -1,13 +1,12 @@
 """`scalewise audit`: what a narrow format does to a function of a user's file."""
 
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .._output import TargetError, sentence
+from .._output import TargetError, rescue_folder, sentence
 from ._refusal import UNUSABLE, refusal, tell
 
 
@@ -74,7 +73,6 @@ def _saved(report: Any, path: Path) -> Path | None:
         return report.save(path)
     except (OSError, TargetError) as error:
         tell(sentence(error) if isinstance(error, OSError) else str(error))
-    with suppress(OSError):
-        rescued = report.save(Path(tempfile.mkdtemp(prefix="scalewise-")) / path.name)
-        tell(f"the report is in {rescued} instead")
+    with suppress(OSError), rescue_folder() as folder:
+        tell(f"the report is in {report.save(folder / path.name)} instead")
     return None

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import math
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
@@ -15,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
-from ..._output import sentence, tolerant
+from ..._output import rescue_folder, sentence, tolerant
 from .._interrupt import held_interrupts, signal_of
 from .._loss_scale import has_loss_scale, loss_scale_of
 from ._corpus import corpus
@@ -298,9 +297,9 @@ def write(comparison: Comparison, folder: Folder) -> Comparison:
     except OSError as error:
         why = comparison.failure or f"the report can't be written: {sentence(error)}"
     try:
-        rescue = Folder(Path(tempfile.mkdtemp(prefix="scalewise-")))
-        comparison = dataclasses.replace(comparison, failure=why, folder=str(rescue.path))
-        _write(comparison, rescue)
+        with rescue_folder() as folder:
+            comparison = dataclasses.replace(comparison, failure=why, folder=str(folder))
+            _write(comparison, Folder(folder))
     except OSError:
         comparison = dataclasses.replace(comparison, failure=why, folder="")
     return comparison

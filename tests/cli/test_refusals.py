@@ -1,0 +1,199 @@
+"""Whatever a user hands in and wherever output goes: one sentence, no traceback, nothing lost."""
+
+import json
+import os
+import resource
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from scalewise import training
+from scalewise.audit import diff
+from scalewise.cli import app
+from scalewise.training import InputError
+
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np, resource
+
+class Stop(BaseException):
+    pass
+
+def init(seed):
+    return {"params": jax.random.normal(jax.random.key(seed), (4,))}
+
+def train_step(state, batch):
+    loss, g = jax.value_and_grad(lambda w: jnp.mean((batch @ w - 1) ** 2))(state["params"])
+    return {"params": state["params"] - 0.1 * g}, loss
+
+def batches(data, seed):
+    for number in range(100):
+        if number == 8 and b"full" in data:
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+        if number == 3 and b"stops" in data:
+            raise Stop("enough")
+        yield np.ones((2, 4), np.float32)
+
+def norm(x):
+    return jnp.sqrt(jnp.sum(x * x))
+
+def stops(x):
+    raise Stop("no more")
+
+def small():
+    return (jnp.ones(4),)
+
+def factory():
+    raise Stop("nothing made")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(PROGRAM)
+    (tmp_path / "stopping.py").write_text(PROGRAM + "\nraise Stop('at once')\n")
+    monkeypatch.chdir(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield tmp_path
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def sentence(done, code=2):
+    """The one line on stderr."""
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("scalewise: ")
+    return done.stderr
+
+
+def test_an_audit_that_cannot_be_saved_is_shown_and_kept(folder, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(folder / "rescue"))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    (folder / "rescue").mkdir()
+    done = run("audit", "net.py:norm", "--args", "small", "--trials", "0",
+               "--out", "/proc/a.json", "--out", "b.json")  # fmt: skip
+    assert done.exit_code == 2
+    assert "audit  norm" in done.stdout
+    assert "wrote b.json" in done.stdout
+    first, second = done.stderr.splitlines()
+    assert first.startswith("scalewise: No such file or directory: '/proc/a.json'")
+    (rescued,) = (folder / "rescue").rglob("a.json")
+    assert second == f"scalewise: the report is in {rescued} instead"
+    assert rescued.read_text() == (folder / "b.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("audit", "net.py:norm", "--args", "small", "--out", "dir.json"), "it is a folder"),
+        (("audit", "net.py:norm", "--args", "small", "--out", "pipe.html"), "it is a pipe"),
+        (("audit", "net.py:stops", "--args", "small"), "stops failed: Stop: no more (net.py:"),
+        (("audit", "net.py:norm", "--args", "factory"), "failed: Stop: nothing made (net.py:"),
+        (("audit", "stopping.py:norm", "--args", "small"), "doesn't run: Stop: at once"),
+        (("compare", "stopping.py"), "stopping.py doesn't run: Stop: at once"),
+        (("compare", "net.py", "--steps", "1", "--recipe", "float32", "--out", "/proc/run"),
+         "'/proc/run'"),
+        (("train", "/dev/null"), "no program at '/dev/null'"),
+        (("train", "net.py", "--out", "net.py", "--resume"), "defines no loss_of"),
+        (("diff", "dir.json", "dir.json"), "it is a folder"),
+        (("cast", "dir.json", "--to", "fp16"), "it is a folder"),
+        (("cast", "pipe.html", "--to", "fp16"), "it is a pipe; expected a regular file"),
+        (("cast", "gone.npy", "--to", "fp16"), "No such file or directory: 'gone.npy'"),
+        (("table", "cast", "--csv", "gone/a.csv"), "there is no folder 'gone'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_or_written_is_one_sentence(folder, arguments, message):
+    (folder / "dir.json").mkdir()
+    os.mkfifo(folder / "pipe.html")
+    assert message in sentence(run(*arguments))
+    assert not list(folder.glob(".*"))
+
+
+def test_a_full_disk_ends_a_comparison_with_its_report(folder, monkeypatch):
+    """metrics.jsonl can't grow beyond 1,000 bytes after step 8, and report.html doesn't fit."""
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (folder / "full.txt").write_text("full")
+    done = run("compare", "net.py", "--data", "full.txt", "--steps", 60, "--recipe", "float32",
+               "--out", "run")  # fmt: skip
+    said = sentence(done, code=1)
+    assert "metrics.jsonl can't be written after step " in said
+    assert "File too large: 'run/metrics.jsonl'" in said
+    made = int(said.split("after step ")[1].split(":")[0])
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, made + 1))
+    assert "final" in done.stdout  # the table
+    assert f"net: {made} steps" in done.stdout
+    assert not list(folder.glob("scalewise-*"))  # no room for the report there either
+
+
+def test_a_comparison_whose_program_stops_keeps_what_was_measured(folder):
+    (folder / "stops.txt").write_text("stops")
+    done = run("compare", "net.py", "--data", "stops.txt", "--steps", 60, "--recipe", "float32",
+               "--out", "run")  # fmt: skip
+    assert "net.batches failed: Stop: enough (net.py:" in sentence(done, code=1)
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    assert (summary["steps_made"], summary["failure"][:11]) == (3, "net.batches")
+    assert "Ended early: net.batches failed" in (folder / "run" / "report.html").read_text()
+
+
+def test_npy_headers_that_lie(folder):
+    def file(head, body=b""):
+        head = head.encode()
+        path = folder / "a.npy"
+        path.write_bytes(b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + body)
+        return path
+
+    entry = "{'descr': %s, 'fortran_order': False, 'shape': %s}\n"
+    for head, message in (
+        (entry % ("'<f4'", "(10000000000000,)"), "has 40,000,000,000,000 bytes, 0 are there"),
+        (entry % ("'<f4'", "(-1,)"), "a shape of (-1,)"),
+        (entry % ("'<f4'", "(" * 200), "is no complete .npy file"),
+        (entry % ("'|O'", "(1,)"), "holds object; accepted: float16, float32 or float64"),
+        (entry % ("'<f16'", "(0,)"), "accepted: float16, float32 or float64"),
+        (entry % ("[", "(1,)"), "is no complete .npy file"),
+        ("junk \x00", "is no complete .npy file"),
+        ("", "is no complete .npy file"),
+    ):
+        assert message in sentence(run("cast", file(head), "--to", "fp16"))
+    for order in "CF":
+        x = np.arange(6, dtype=">f8").reshape(2, 3, order=order)
+        np.save(folder / "b.npy", x)
+        assert run("cast", "b.npy", "--to", "fp16", "--out", "c.npy").exit_code == 0
+        np.testing.assert_array_equal(np.load("c.npy").view(np.float16), x.astype(np.float16))
+
+
+def test_reports_that_are_none(folder):
+    good = {
+        "function": "f", "low": "fp16", "error": {"broken": 0, "relative": "nan"},
+        "findings": [], "rows": [],
+    }  # fmt: skip
+    (folder / "good.json").write_text(json.dumps(good))
+    row = {"file": "a.py", "line": 1, "primitive": "mul", "direction": "forward"}
+    for changes in (
+        {"error": None}, {"error": {"broken": "x", "relative": 1}}, {"error": []},
+        {"findings": 3}, {"findings": [None]}, {"findings": [{"kind": []}]},
+        {"rows": {"a": 1}}, {"rows": [row]}, {"rows": [row | {"numbers": []}]},
+        {"rows": [row | {"numbers": {"inherited2": -1, "shadow2": 2}}]},
+        {"rows": [row | {"line": [], "numbers": {"inherited2": 1, "shadow2": 2}}]},
+        {"error": {"broken": float("inf"), "relative": 1}},
+    ):  # fmt: skip
+        (folder / "bad.json").write_text(json.dumps(good | changes))
+        with pytest.raises(InputError, match=r"'bad.json' is no report: what report.save wrote"):
+            diff("good.json", "bad.json")
+    (folder / "bad.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"'bad.json' is no JSON"):
+        diff("bad.json", "good.json")
+    diff("good.json", "good.json").show(Console(quiet=True))
+
+
+def test_the_exit_code_tells_the_signal(folder, monkeypatch):
+    ended = training.Trained("net", "float32", 3, 1.0, 1.0, 0, True, "d" * 64, "run", None, 15)
+    monkeypatch.setattr(training, "train", lambda *_, **__: ended)
+    assert run("train", "net.py").exit_code == 128 + 15
