@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import safetensors
 from rich.console import Console
@@ -25,8 +26,8 @@ from rich.console import Console
 import scalewise as sw
 from scalewise.audit import diff
 from scalewise.cli._checkpoint import read as read_npy
-from scalewise.rounding import encode
-from scalewise.scaled import load_safetensors, save_safetensors
+from scalewise.rounding import EncodedArray
+from scalewise.scaled import ScaledArray, load_safetensors, save_safetensors
 from scalewise.scaled._safetensors import DTYPES, NAMES
 
 # Where load_safetensors refuses more than safetensors' own reader does, and says so in its docs.
@@ -148,26 +149,28 @@ def a_safetensors_file(rng: random.Random, folder: Path) -> list[str]:
     return [] if ours == theirs else [f"{ours} instead of {theirs}"]
 
 
-TENSORS: dict[str, Any] = {}
-
-
 def tensors() -> dict[str, Any]:
-    """Scaled and encoded arrays of all kinds, made once."""
-    if not TENSORS:
-        x = jnp.linspace(-3, 3, 70, dtype=jnp.float32).reshape(2, 35)
-        TENSORS["w"] = sw.quantize(x, "e4m3fn")
-        TENSORS["mx"] = sw.quantize(x, "mxfp4")
-        TENSORS["nv"] = sw.quantize(x, "nvfp4")
-        TENSORS["mine"] = encode(x, sw.Format("e6m9", 6, 9))
-        TENSORS["narrow"] = encode(x, "e2m3fn")
-    return TENSORS
+    """Scaled and encoded arrays of all kinds: of a tensor, of blocks, of two levels, of codes."""
+    narrow = np.linspace(-3, 3, 70).reshape(2, 35)
+    codes = jnp.asarray(np.arange(36, dtype=np.uint8).reshape(2, 18))
+    mx_scale = jnp.asarray(np.ones((2, 2)).astype(ml_dtypes.float8_e8m0fnu))
+    nv_scale = jnp.asarray(np.ones((2, 3)).astype(ml_dtypes.float8_e4m3fn))
+    e2m1, mine = sw.format("e2m1fn"), sw.Format("e6m9", 6, 9)
+    return {
+        "w": ScaledArray(jnp.asarray(narrow.astype(ml_dtypes.float8_e4m3fn)), jnp.float32(2)),
+        "mx": ScaledArray(EncodedArray(codes, e2m1, 35), mx_scale, (1, 32)),
+        "nv": ScaledArray(
+            EncodedArray(codes, e2m1, 35), ScaledArray(nv_scale, jnp.float32(2)), (1, 16)
+        ),
+        "mine": EncodedArray(jnp.asarray(np.arange(70, dtype=np.uint16)), mine, 0),
+        "narrow": EncodedArray(codes, e2m1, 35),
+    }
 
 
 def our_metadata(rng: random.Random, folder: Path) -> list[str]:
     """A file of ours with damaged metadata: refused, or read as arrays that have values."""
-    name = rng.choice(list(tensors()))
     path = folder / "a.safetensors"
-    save_safetensors(path, {name: tensors()[name]})
+    save_safetensors(path, dict([rng.choice(list(tensors().items()))]))
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     found = json.loads(raw[8 : 8 + length])
@@ -184,7 +187,7 @@ def our_metadata(rng: random.Random, folder: Path) -> list[str]:
     except ValueError:
         return []
     for array in read.values():
-        value = array.value() if isinstance(array, sw.ScaledArray) else np.asarray(array)
+        value = array.value() if isinstance(array, ScaledArray) else np.asarray(array)
         if value.shape != array.shape:
             return [f"{text!r}: a value of shape {value.shape} for {array.shape}"]
     return []

@@ -260,7 +260,8 @@ def _remove(path: Path) -> None:
 def _damage_meta(rng: random.Random, a: Path, b: Path) -> None:
     file = a / "meta" / "metadata"
     if file.is_file():
-        meta = json.loads(file.read_bytes())
+        whole = base()[0] / "checkpoints" / rng.choice(("8", "10")) / "meta" / "metadata"
+        meta = json.loads(whole.read_bytes())
         junk = dumped(meta, rng, rng.choice((0.05, 0.3, 1.0))).encode("utf-8", "replace")
         file.write_bytes(rng.choice((junk, junk, b"", b"null", b"\xff", b"[" * 100_000)))
 

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from scalewise import training
+from scalewise._output import replacing
 from scalewise.audit import diff
 from scalewise.cli import app
 from scalewise.training import InputError
@@ -73,20 +75,34 @@ def sentence(done, code=2):
     return done.stderr
 
 
+class Report:
+    """What the command needs of one."""
+
+    error = SimpleNamespace(broken=0)
+
+    def show(self, *, everything):
+        print("the findings")
+
+    def save(self, path):
+        with replacing(path) as file:
+            file.write(b"the report")
+        return path
+
+
 def test_an_audit_that_cannot_be_saved_is_shown_and_kept(folder, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(folder / "rescue"))
-    monkeypatch.setattr("tempfile.tempdir", None)
     (folder / "rescue").mkdir()
-    done = run("audit", "net.py:norm", "--args", "small", "--trials", "0",
-               "--out", "/proc/a.json", "--out", "b.json")  # fmt: skip
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "rescue"))
+    monkeypatch.setattr("scalewise.audit", lambda *_, **__: lambda *_, **__: Report())
+    done = run(
+        "audit", "net.py:norm", "--args", "small", "--out", "/proc/a.json", "--out", "b.json"
+    )
     assert done.exit_code == 2
-    assert "audit  norm" in done.stdout
-    assert "wrote b.json" in done.stdout
+    assert done.stdout == "the findings\nwrote b.json\n"
     first, second = done.stderr.splitlines()
     assert first.startswith("scalewise: No such file or directory: '/proc/a.json'")
     (rescued,) = (folder / "rescue").rglob("a.json")
     assert second == f"scalewise: the report is in {rescued} instead"
-    assert rescued.read_text() == (folder / "b.json").read_text()
+    assert rescued.read_text() == (folder / "b.json").read_text() == "the report"
 
 
 @pytest.mark.parametrize(
