@@ -3,14 +3,16 @@
 Each is given the inputs at which a result can change: both sides of every threshold of the format
 and rounding (``oracle.edges``), zeros, infinities, NaN, and a million random bit patterns. What is
 installed takes part: NumPy and ml_dtypes, XLA and gfloat always; ONNX and torch where they are
-(``pip install --group prove``). Prints the tables of docs/references.md.
+(``pip install --group prove``). Prints the tables of docs/references.md. ONNX's backend tests come
+first, and fail the run if a node differs; ``python -m proofs.references nodes`` runs them alone.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
+import warnings
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import gfloat
@@ -20,8 +22,8 @@ import numpy as np
 from jax import lax
 
 from proofs.oracle import edges
-from scalewise.formats import CATALOGUE, Format, check_rounding
-from scalewise.rounding import round_to
+from scalewise.formats import CATALOGUE, FP32, Format, check_rounding
+from scalewise.rounding import cast, round_to
 
 Cast = Callable[[np.ndarray], np.ndarray]
 
@@ -45,6 +47,8 @@ ONNX = {
     "fp16": "FLOAT16", "bf16": "BFLOAT16", "e4m3fn": "FLOAT8E4M3FN", "e5m2": "FLOAT8E5M2",
     "e4m3fnuz": "FLOAT8E4M3FNUZ", "e5m2fnuz": "FLOAT8E5M2FNUZ", "e2m1fn": "FLOAT4E2M1",
 }  # fmt: skip
+# What its backend tests cast to and from besides.
+WIDER = {"e8m0": "FLOAT8E8M0", "fp32": "FLOAT", "fp64": "DOUBLE"}
 TORCH = {
     "fp16": "float16", "bf16": "bfloat16", "e4m3fn": "float8_e4m3fn", "e5m2": "float8_e5m2",
     "e4m3fnuz": "float8_e4m3fnuz", "e5m2fnuz": "float8_e5m2fnuz", "e8m0": "float8_e8m0fnu",
@@ -184,46 +188,117 @@ def _kind(value: Any) -> str:
     return f"-{size}" if np.signbit(value) else size
 
 
-def node_tests() -> tuple[int, list[str]]:
-    """ONNX's own test vectors for casts from float32: how many inputs, and what differs."""
+def node_tests() -> tuple[int, int, list[str]]:
+    """ONNX's backend tests of casts in the formats of ``ONNX``: nodes, inputs, and what differs.
+
+    These are all nodes of Cast, CastLike, QuantizeLinear and DequantizeLinear between floats of
+    which one is a float of at most 16 bits, and those from integers to one.
+    """
     try:
         import onnx
-        from onnx.backend.test.loader import load_model_tests
+        from onnx.backend.test.case.node import collect_testcases
     except ImportError:
-        return 0, []
-    names = {kind: name for name, kind in ONNX.items()} | {"FLOAT8E8M0": "e8m0"}
-    compared, wrong = 0, []
-    for case in load_model_tests(kind="node"):
-        if not case.name.startswith("test_cast_") or "_FLOAT_to_" not in case.name:
+        return 0, 0, []
+    kinds = {getattr(onnx.TensorProto, n): CATALOGUE[f] for f, n in (ONNX | WIDER).items()}
+    nodes, compared, wrong = 0, 0, []
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # its examples overflow
+        cases = collect_testcases(None)
+    for case in cases:
+        graph = case.model.graph
+        operator = graph.node[0].op_type
+        if len(graph.node) > 1 or operator not in OPERATORS:
             continue
-        fmt = CATALOGUE.get(names.get(case.name.split("_to_")[1], ""))
-        if fmt is None or case.model_dir is None:
-            continue
-        folder = Path(case.model_dir)
-        node = onnx.load(folder / "model.onnx").graph.node[0]
-        options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-        x, want = (
-            _tensor(onnx, folder / "test_data_set_0" / f"{n}_0.pb") for n in ("input", "output")
-        )
-        how = options.get("round_mode", b"").decode() or "nearest_even"
-        saturate = fmt.bits <= 8 and options.get("saturate", 1) != 0  # for these alone
-        got = round_to(x, fmt, rounding=how, saturate=saturate)
-        got = np.where(np.isnan(x) & (fmt.nan_code is None), want.astype(np.float64), got)
-        same = (got == want.astype(np.float64)) | (
-            np.isnan(got) & np.isnan(want.astype(np.float64))
-        )
-        compared += x.size
-        wrong += [f"{case.name}: {x[~same]}"] if not same.all() else []
-    return compared, wrong
+        types = [v.type.tensor_type.elem_type for v in (graph.input[0], graph.output[0])]
+        target = kinds.get(types[1])
+        if target is None or not {t for t in types if kinds.get(t) and kinds[t].bits <= 16}:
+            continue  # an integer results, or no narrow format takes part
+        options = {a.name: onnx.helper.get_attribute_value(a) for a in graph.node[0].attribute}
+        for inputs, outputs in case.data_sets:
+            arrays = [_array(onnx, v) for v in inputs]
+            want = _array(onnx, outputs[0]).astype(np.float64)
+            got = OPERATORS[operator](arrays, target, options)
+            with np.errstate(invalid="ignore"):  # signalling NaNs
+                nan = np.isnan(arrays[0].astype(np.float64)) & (target.nan_code is None)
+            got = np.where(nan, want, got)
+            same = (got == want) & (np.signbit(got) == np.signbit(want))
+            same |= np.isnan(got) & np.isnan(want)
+            compared += want.size
+            if not same.all():
+                x = arrays[0][~same].ravel()[:3]
+                wrong.append(f"{case.name}: {x}: {got[~same][:3]} for {want[~same][:3]}")
+        nodes += 1
+    return nodes, compared, wrong
 
 
-def _tensor(onnx: Any, path: Path) -> np.ndarray:
-    proto = onnx.TensorProto()
-    proto.ParseFromString(path.read_bytes())
-    return onnx.numpy_helper.to_array(proto)
+def _cast_node(arrays: list[np.ndarray], fmt: Format, options: dict[str, Any]) -> np.ndarray:
+    """Cast and CastLike: ``saturate`` is for float8, ``round_mode`` for E8M0."""
+    saturate = fmt.bits <= 8 and options.get("saturate", 1) != 0
+    how = "nearest_even" if fmt.zero else options.get("round_mode", b"up").decode()
+    return _numbers(arrays[0], fmt, how, saturate)
 
 
-def main() -> None:
+def _quantize_node(arrays: list[np.ndarray], fmt: Format, options: dict[str, Any]) -> np.ndarray:
+    """``x / y_scale + y_zero_point``: a quotient of -0 and the zero point, +0, add up to 0."""
+    x, scale, *zeros = (_along(a, arrays[0].ndim, options) for a in arrays)
+    quotient = x / scale
+    if zeros:
+        quotient = quotient + zeros[0].astype(x.dtype)
+    return _numbers(quotient, fmt, "nearest_even", options.get("saturate", 1) != 0)
+
+
+def _dequantize_node(arrays: list[np.ndarray], fmt: Format, options: dict[str, Any]) -> np.ndarray:
+    """``(x - x_zero_point) * x_scale``: exact in float32, then in the scale's dtype."""
+    x, scale, *zeros = (
+        _numbers(_along(a, arrays[0].ndim, options), FP32, "nearest_even", False) for a in arrays
+    )
+    value = (x - zeros[0] if zeros else x) * scale
+    return _numbers(value.astype(np.float32), fmt, "nearest_even", False)
+
+
+OPERATORS = {
+    "Cast": _cast_node,
+    "CastLike": _cast_node,
+    "QuantizeLinear": _quantize_node,
+    "DequantizeLinear": _dequantize_node,
+}
+
+
+def _along(scale: np.ndarray, ndim: int, options: dict[str, Any]) -> np.ndarray:
+    """An array with a number for each index of an axis in a shape that broadcasts; others as is."""
+    if scale.ndim != 1 or ndim == 1:
+        return scale
+    axis = options.get("axis", 1) % ndim
+    return scale.reshape([-1 if a == axis else 1 for a in range(ndim)])
+
+
+def _numbers(x: np.ndarray, fmt: Format, rounding: str, saturate: bool) -> np.ndarray:
+    """``cast`` of a NumPy array of any dtype, as float64."""
+    if np.issubdtype(x.dtype, np.integer) or x.dtype.name in ("int4", "uint4", "int2", "uint2"):
+        x = x.astype(np.float32)  # integers of at most 8 bits
+    with jax.enable_x64(True):
+        stored = np.asarray(cast(x, fmt, rounding=rounding, saturate=saturate))
+    if fmt.dtype is None or stored.dtype != fmt.dtype:
+        return fmt.decode(stored)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        return stored.astype(np.float64)
+
+
+def _array(onnx: Any, value: Any) -> np.ndarray:
+    if isinstance(value, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(value)
+    return np.asarray(value)
+
+
+def main() -> int:
+    nodes, compared, wrong = node_tests()
+    print(f"{nodes} of ONNX's backend nodes, {compared} inputs, {len(wrong)} nodes unlike", *wrong)
+    if "nodes" not in sys.argv[1:]:
+        _libraries()
+    return 1 if wrong else 0
+
+
+def _libraries() -> None:
     agree: dict[str, list[str]] = {}
     total, notes = 0, []
     for route in routes():
@@ -234,9 +309,7 @@ def main() -> None:
             notes += [f"| {route.library} | {what} | {way} |" for way in ways]
         else:
             agree.setdefault(route.library, []).append(what)
-    compared, wrong = node_tests()
-    print(f"{total:,} inputs compared, and {compared} of ONNX's node tests, {len(wrong)} unlike:")
-    print(*wrong, sep="\n")
+    print(f"{total:,} inputs compared\n")
     print("## Alike on every input\n")
     for library, cases in agree.items():
         print(f"- {library} ({len(cases)}): {'; '.join(cases)}")
@@ -245,4 +318,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
