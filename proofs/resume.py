@@ -2,8 +2,8 @@
 
     python -m proofs.resume --kills 20
 
-Kills are ``kill -9``, at moments spread over start, compilation, steps and the writing of
-checkpoints (one every few steps, so that many kills fall into it).
+Kills are ``kill -9``, one in five SIGTERM, at moments spread over start, compilation, steps and
+the writing of checkpoints (one every few steps, so that many kills fall into it).
 """
 
 import argparse
@@ -59,8 +59,10 @@ def prove(arguments: list[str], kills: int, seed: int, folder: Path) -> dict:
             time.sleep(rng.random() * 0.6)
         else:
             time.sleep(rng.random() * 8)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.send_signal(signal.SIGTERM if number % 5 == 4 else signal.SIGKILL)
+        out, _ = process.communicate()
+        if "Traceback" in out:
+            raise SystemExit(f"a traceback after kill {number}:\n{out}")
         half = [p.name for p in (killed / "checkpoints").glob("*tmp*")]
         moments.append((lines(killed), bool(half)))
     got = finish(start(arguments, killed)).split("state ")[1].split()[0]

@@ -45,6 +45,11 @@ def test_the_page_allows_its_own_styles_and_nothing_else():
     assert html.count("'sha256-") == html.count("<style>") == 2
 
 
+def test_a_loss_of_zero_has_a_picture():
+    zero, other = record("float32", [1.0, 0.0, 0.0]), record("fp16", [1.0, 0.5, 0.0])
+    ET.fromstring(curves_svg(comparison(zero, other)))
+
+
 def test_the_picture_is_wellformed_and_has_a_gap_where_the_loss_is_nan():
     root = ET.fromstring(curves_svg(comparison(FINE, DEAD)))
     paths = [p.get("d", "") for p in root.iter("{http://www.w3.org/2000/svg}path")]

@@ -142,6 +142,23 @@ def test_an_interrupt_saves(tmp_path):
     assert run(tmp_path / "run", resume=True).digest == whole.digest
 
 
+def test_a_program_that_fails_on_the_way_loses_nothing(tmp_path):
+    class Stop(BaseException):
+        pass
+
+    def failing(data, seed):
+        for number, batch in enumerate(batches(data, seed)):
+            if number == 6:
+                raise Stop("no more files")
+            yield batch
+
+    program = Program("tiny", init, train_step, failing, loss_of, OPTIMIZER)
+    with pytest.raises(InputError, match=r"tiny.batches failed: Stop: no more files"):
+        run(tmp_path / "run", program=program)
+    assert saved(tmp_path / "run") == [4, 6]
+    assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
 def test_lines_that_a_kill_left_behind_are_mended(tmp_path):
     """Steps after the last checkpoint are made again; a line cut short is no line."""
     whole = run(tmp_path / "whole")
@@ -232,11 +249,12 @@ def test_one_run_in_a_folder_and_no_output_ends_it(tmp_path):
     program = Program("tiny", init, train_step, twice, loss_of, OPTIMIZER)
     console = Console(file=Closed())
     options = {"data": b"x" * 9, "steps": 8, "out": tmp_path / "run", "console": console}
+    options["watch"] = lambda step, state: {"watched": math.nan}
     ended = training.train(program, "float32", **options)
     assert f"is in use by process {os.getpid()} on" in said[0]
     assert "isn't empty" in said[1]
     assert (ended.steps, saved(tmp_path / "run")) == (8, [8])
-    assert len(rows(tmp_path / "run")) == 8
+    assert [row["watched"] for row in rows(tmp_path / "run")] == [None] * 8
     assert not list((tmp_path / "run").glob(".*"))
 
 
@@ -277,7 +295,7 @@ def test_a_full_disk_is_told_and_the_last_good_checkpoint_kept(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    assert saved(tmp_path / "run") == [4, 8]
+    assert sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir()) == ["4", "8"]
     assert run(tmp_path / "run", "float32", resume=True).digest == whole.digest
 
 

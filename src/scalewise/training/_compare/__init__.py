@@ -12,6 +12,7 @@ from ._program import Program as Program
 from ._program import endless as endless
 from ._program import guarded as guarded
 from ._program import load_program as load_program
+from ._program import parameter_count as parameter_count
 from ._results import Comparison as Comparison
 from ._results import Death as Death
 from ._results import Record as Record

@@ -253,7 +253,7 @@ def _train(
             for step in range(1, steps + 1):
                 for same in runs:
                     for run, batch in zip(same, batches, strict=True):
-                        run.advance(batch)
+                        guarded(run.advance, f"{run.method.name}: step", batch)
                     bad = sum(sum(run.bad) for run in same)
                     progress.update(same[0].method.name, same[0].losses, same[0].seconds, bad)
                 rows = [_line(step, i, run) for same in runs for i, run in enumerate(same)]

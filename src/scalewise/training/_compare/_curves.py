@@ -49,7 +49,10 @@ def curves_svg(comparison: Comparison) -> str:
     records = comparison.records
     losses = [smoothed(r.losses, SMOOTHING) for r in records]
     reference = losses[records.index(comparison.reference)]
-    apart = [[100 * (a / b - 1) for a, b in zip(ys, reference, strict=True)] for ys in losses]
+    apart = [
+        [100 * (a / b - 1) if b else math.nan for a, b in zip(ys, reference, strict=True)]
+        for ys in losses
+    ]
     two = len(records) > 1
     height = HEIGHT * (1 + two) + 24 * _legend_rows(records)
     parts = [

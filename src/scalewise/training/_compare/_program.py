@@ -100,7 +100,7 @@ def guarded(call: Callable[..., Any], what: str, *args: Any) -> Any:
     """What a user's function returns; its exception in one sentence."""
     try:
         return call(*args)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InputError):
         raise
     except BaseException as error:  # SystemExit, or a class of the user's own
         if isinstance(error, ValueError) and what.endswith(".batches"):  # refuses its data: quoted

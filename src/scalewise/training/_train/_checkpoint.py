@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -98,6 +99,8 @@ class Checkpoints:
                     raise OSError("Orbax declined to save")
                 manager.wait_until_finished()
         except Exception as error:  # whatever Orbax, tensorstore or the system raises
+            for left in self._folder.glob(f"{step}.orbax-checkpoint-tmp*"):
+                shutil.rmtree(left, ignore_errors=True)
             manager.reload()
             good = [s for s in self.steps() if s != step]
             last = f"the last good one is of step {good[-1]}" if good else "there is none before it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -42,6 +43,7 @@ class Log:
         Raises:
             OSError: the line can't be written. (TensorBoard's events end where they can't be.)
         """
+        row = {name: _finite_or_none(value) for name, value in row.items()}
         self._folder.append(NAME, [row])
         if self._events is not None:
             numbers = {k: float(v) for k, v in row.items() if k != "step" and v is not None}
@@ -55,6 +57,10 @@ class Log:
         if self._events is not None:
             with suppress(OSError):
                 self._events.close()
+
+
+def _finite_or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read(line: bytes) -> dict[str, Any] | None:

@@ -19,7 +19,16 @@ import numpy as np
 from rich.console import Console
 
 from ..._output import sentence, tolerant
-from .._compare import Folder, InputError, Program, corpus, endless, guarded, load_program
+from .._compare import (
+    Folder,
+    InputError,
+    Program,
+    corpus,
+    endless,
+    guarded,
+    load_program,
+    parameter_count,
+)
 from .._interrupt import held_interrupts, signal_of
 from .._step import Step, TrainState
 from ._checkpoint import CheckpointError, Checkpoints
@@ -130,12 +139,7 @@ def train(
         "data": hashlib.sha256(text).hexdigest()[:16],
     }
     place = run_folder(out, resume, about)
-    initial = guarded(program.init, f"{program.name}.init", seed)
-    params = initial["params"] if isinstance(initial, dict) else initial.params
-    try:
-        state = jax.jit(train_step.init)(params, next(endless(program, text, seed)))
-    except (TypeError, ValueError) as error:
-        raise InputError(str(error)) from error
+    state = _initial(program, train_step, text, seed)
     with tolerant(console), place.claimed() as folder:
         identity = identify(folder, about)
         checkpoints = Checkpoints(folder.path / "checkpoints", keep=keep)
@@ -147,6 +151,22 @@ def train(
             return run.train(folder, text, seed, steps, every)
         finally:
             checkpoints.close()
+
+
+def _initial(program: Program, train_step: Step, text: bytes, seed: int) -> TrainState:
+    """The training state before the first step."""
+    initial = guarded(program.init, f"{program.name}.init", seed)
+    parameter_count(initial, program)  # refuses what has no params
+    params = initial["params"] if isinstance(initial, dict) else initial.params
+    batch = next(endless(program, text, seed))
+
+    def init() -> TrainState:
+        try:
+            return jax.jit(train_step.init)(params, batch)
+        except (TypeError, ValueError) as error:  # what it says of params and optimizer is whole
+            raise InputError(str(error)) from error
+
+    return guarded(init, f"{program.name}.loss_of")
 
 
 class _Run:
@@ -203,7 +223,9 @@ class _Run:
                     f"the metrics of step {self.done + 1} can't be written: {sentence(error)}; "
                     f"the last checkpoint is of step {self.saved}"
                 ) from error
-            except InputError:  # the program's own failure, in the middle of the run
+            except (CheckpointError, TrainingError):
+                raise
+            except Exception:  # the program's failure, say: what was computed is kept
                 with suppress(CheckpointError):
                     self._save()
                 raise
@@ -239,7 +261,9 @@ class _Run:
     def _one(self, compiled: Any, batch: Any, log: Log) -> dict[str, Any]:
         """Makes a step; the state changes once the step's line of metrics is written."""
         start = time.perf_counter()
-        state, metrics = jax.block_until_ready(compiled(self.state, batch))
+        state, metrics = guarded(
+            _finished, f"{self.program.name}: step", compiled, self.state, batch
+        )
         seconds = time.perf_counter() - start
         loss = float(metrics.loss)
         row = {
@@ -301,6 +325,10 @@ class _Run:
             state=self.state,
             signal=0 if interrupted is None else signal_of(interrupted),
         )
+
+
+def _finished(compiled: Any, state: TrainState, batch: Any) -> Any:
+    return jax.block_until_ready(compiled(state, batch))
 
 
 def example(program: str | Path) -> Path:
