@@ -163,3 +163,15 @@ def test_a_flax_state_whose_step_is_a_python_number():
     assert jax.eval_shape(lambda x: sw.autoscale(step, "fp8")(state, x), X).step.dtype == jnp.int32
     report = sw.audit(step, "fp16", trials=0, steps=2)(state, X)
     assert report.error.relative < 1e-2
+
+
+@pytest.mark.parametrize("recipe", ["fp8", "mxfp8", "unit_scaling", "scalify"])
+def test_an_export_whose_batch_is_symbolic(recipe):
+    (batch,) = jax.export.symbolic_shape("batch")
+    params = initial()[0]
+    program = jax.jit(sw.autoscale(jax.grad(loss), recipe))
+    exported = jax.export.export(program)(params, jax.ShapeDtypeStruct((batch, 16), X.dtype))
+    assert exported.out_avals[1].shape == (16, 16)
+    if recipe == "fp8":
+        got, want = exported.call(params, X), program(params, X)
+        np.testing.assert_allclose(got["w"], want["w"], rtol=1e-3, atol=1e-3)

@@ -14,7 +14,7 @@ from jax import lax
 from ..formats import BlockFormat, Format
 from ..interpret import Boundary, Equation, Interpretation
 from ..rounding import encode
-from ..scaled import Amax, Delayed, ScaledArray, Scaling, Unit, quantize
+from ..scaled import Amax, Delayed, ScaledArray, Scaling, Unit, at_least, quantize
 from ._keep import OPAQUE, Exceptions, refuse_opaque
 from ._narrow import AtRest, abstract, at_rest, has_exponent, is_stored, put
 from ._predict import of_argument, predict
@@ -149,7 +149,7 @@ class Boundaries(Interpretation):
 
     def _stored(self, value: InFlight, fmt: Format | None) -> InFlight | AtRest:
         """The value as the backward pass finds it in memory."""
-        small = value.data.size < self.recipe.smallest
+        small = not at_least(value.data.size, self.recipe.smallest)
         if fmt is None or value.side != "forward" or value.uniform is not None or small:
             return value
         return at_rest(value, fmt)
@@ -170,7 +170,7 @@ class Boundaries(Interpretation):
             exponent; the rounding's scale, a power of two in the compute dtype (None: 1).
         """
         fmt = self.recipe.backward if value.side == "backward" else self.recipe.forward
-        if fmt and self.recipe.storage and features(equation) < self.recipe.features:
+        if fmt and self.recipe.storage and not at_least(features(equation), self.recipe.features):
             fmt = self.recipe.storage
         fmt = self.exceptions.find(equation, fmt)
         if fmt is None:
@@ -247,7 +247,7 @@ class Boundaries(Interpretation):
             fmt = fmt if isinstance(fmt, Format) else None
             inputs = [awake(self._stored(x, fmt)) if isinstance(x, InFlight) else x for x in inputs]
         outs = rule.rule(self, equation, inputs)
-        if equation.name == "add_any" and outs[0].data.size >= HELD:
+        if equation.name == "add_any" and at_least(outs[0].data.size, HELD):
             outs = [dataclasses.replace(outs[0], data=_held(outs[0].data, inputs[0].data), memo={})]
         if self.traced and rule.family in MULTIPLY:
             outs = [normalised(awake(y)) if isinstance(y, InFlight | Product) else y for y in outs]

@@ -20,7 +20,7 @@ from jax import lax
 
 from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float, rebind
-from ..scaled import LeastSquares, exponent_of, power_of_two
+from ..scaled import LeastSquares, at_least, exponent_of, power_of_two, predicted_size
 from ._keep import refuse_opaque
 from ._narrow import abstract, has_exponent, is_stored, put
 from ._predict import SUMS, terms_of
@@ -191,7 +191,7 @@ class EveryOp(Interpretation):
             costly = family in (Family.FALLBACK, Family.CONTRACTIVE)
             return self.rescaled(y, barrier=costly, nonzero=nonzero, gradual=gradual)
         if equation.name in SUMS and family is Family.HOMOGENEOUS:
-            terms = equation.in_avals[0].size // max(1, y.data.size)
+            terms = predicted_size(equation.in_avals[0].shape) // predicted_size(y.shape)
             return self.rounded(_moved(y, round(math.log2(max(1, terms)) / 2)))
         if family is Family.CONTRACTION:
             return self.rounded(_moved(y, round(math.log2(max(1, terms_of(equation))) / 2)))
@@ -295,7 +295,7 @@ def _materialised(data: jax.Array, exponent: jax.Array) -> jax.Array:
 
 def _held(x: InFlight) -> InFlight:
     """A large result made once, where no search for a scale has XLA make it once anyway."""
-    if x.data.size < HELD or x.uniform is not None or jnp.ndim(x.exponent):
+    if not at_least(x.data.size, HELD) or x.uniform is not None or jnp.ndim(x.exponent):
         return x
     return dataclasses.replace(x, data=_materialised(x.data, jnp.int32(x.exponent)))
 

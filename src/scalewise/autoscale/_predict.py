@@ -1,4 +1,7 @@
-"""Standard deviations predicted from shapes alone, as unit scaling (arXiv 2303.11257) has them."""
+"""Standard deviations predicted from shapes alone, as unit scaling (arXiv 2303.11257) has them.
+
+A symbolic dimension (``jax.export``) counts as 1.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..interpret import Equation
+from ..scaled import predicted_size
 from ._rules import Family, contracted_axes
 from ._value import InFlight
 
@@ -15,7 +19,7 @@ SUMS = ("reduce_sum", "cumsum", "reduce_window_sum", "psum", "psum_invariant", "
 
 def of_argument(shape: tuple[int, ...]) -> float:
     """log2 of an argument's: a matrix is taken for weights, ``1 / sqrt(fan in)``; others for 1."""
-    return -math.log2(max(1, math.prod(shape[:-1]))) / 2 if len(shape) > 1 else 0.0
+    return -math.log2(predicted_size(shape[:-1])) / 2 if len(shape) > 1 else 0.0
 
 
 def predict(equation: Equation, family: Family, inputs: Sequence[Any]) -> float:
@@ -31,7 +35,7 @@ def predict(equation: Equation, family: Family, inputs: Sequence[Any]) -> float:
             varying = [s for s, x in zip(spreads, floats, strict=True) if x.uniform is None]
             return max(varying or spreads)
         case Family.HOMOGENEOUS:
-            terms = floats[0].data.size / max(1, math.prod(equation.out_avals[0].shape))
+            terms = predicted_size(floats[0].shape) / predicted_size(equation.out_avals[0].shape)
             return spreads[0] + (math.log2(max(1, terms)) / 2 if equation.name in SUMS else 0)
         case Family.PRODUCT:
             return spreads[0] + (spreads[1] if equation.name == "mul" else -spreads[1])
@@ -46,11 +50,11 @@ def terms_of(equation: Equation) -> int:
     """How many products each element of a contraction is the sum of."""
     left, right = equation.in_avals[:2]
     if equation.name != "conv_general_dilated":
-        terms = math.prod(left.shape[a] for a in contracted_axes(equation)[0])
-        groups = equation.out_avals[0].shape[0] if _sums_groups(equation) else 1
-        return max(1, terms // max(1, groups))
+        terms = predicted_size(left.shape[a] for a in contracted_axes(equation)[0])
+        groups = predicted_size(equation.out_avals[0].shape[:1]) if _sums_groups(equation) else 1
+        return max(1, terms // groups)
     out_features = equation.params["dimension_numbers"].rhs_spec[0]
-    return math.prod(right.shape) // max(1, right.shape[out_features])
+    return predicted_size(n for axis, n in enumerate(right.shape) if axis != out_features)
 
 
 def _sums_groups(equation: Equation) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..formats import BF16, BLOCK_FORMATS, FP16, BlockFormat, Format, block_format
 from ..formats import format as format_
-from ..scaled import Amax, Delayed, Propagated, Scaling, storable
+from ..scaled import Amax, Delayed, Propagated, Scaling, at_least, storable
 
 CURRENT = Amax()
 
@@ -177,7 +177,7 @@ class Recipe:
     def stored_as(self, path: str, size: int) -> Storage | None:
         """How an output of ``size`` elements is stored; the first pattern that matches wins."""
         found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
-        return found if found is not None and size >= found.smallest else None
+        return found if found is not None and at_least(size, found.smallest) else None
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..interpret import Equation, gather_invariant, is_float, rebind
+from ..scaled import is_known
 from ._products import Product, contracted
 from ._value import (
     InFlight,
@@ -220,7 +221,7 @@ def ordered(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 def product_of_all(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     (x,) = inputs
-    if not isinstance(x, InFlight) or per_slice(x):
+    if not isinstance(x, InFlight) or per_slice(x) or not is_known(x.data.size):
         return fallback(_, equation, inputs)
     x = normalised(x, 0)
     terms = x.data.size // max(1, math.prod(equation.out_avals[0].shape))

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ._sizes import is_known
+
 # XLA's CPU backend compiles a reduction with a select in it to a scalar loop. Below SMALL elements
 # the loop of integers is the fastest; from LARGE on, the same maxima as elementwise operations on
 # parts of the array are, which become vector instructions on all cores.
@@ -37,7 +39,9 @@ def amax(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
     """
     axes = [a % x.ndim for a in axes]
     x = lax.stop_gradient(x)
-    if not x.size:
+    if not is_known(x.size):
+        largest = _by_select(x, axes)
+    elif not x.size:
         largest = jnp.zeros([n for i, n in enumerate(x.shape) if i not in axes], x.dtype)
     elif x.size < SMALL:
         largest = _by_bits(x, axes)

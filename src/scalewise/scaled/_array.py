@@ -55,11 +55,8 @@ class ScaledArray:
             axis %= len(shape)
             blocks = -(-shape[axis] // size)
             shape = (*shape[:axis], blocks, *shape[axis + 1 :])
-        try:
-            fits = np.broadcast_shapes(shape, scale) == shape
-        except ValueError:
-            fits = False
-        if not fits:
+        pairs = zip(reversed(scale), reversed(shape), strict=False)
+        if len(scale) > len(shape) or not all(s in (1, n) for s, n in pairs):
             raise ValueError(
                 f"ScaledArray: a scale of shape {scale} doesn't broadcast over {shape}"
                 + (f", the blocks of data of shape {np.shape(self.data)}" if self.block else "")

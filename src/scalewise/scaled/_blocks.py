@@ -74,9 +74,10 @@ def quantize_blocks(
 ) -> ScaledArray:
     """``x``, float32 or float64, in a block format (see :func:`scalewise.quantize`)."""
     length = x.shape[axis]
-    short = -length % fmt.size
+    count = -(-length // fmt.size)  # of blocks; the last may be short
+    short = count * fmt.size - length
     padding = [(0, short if a == axis else 0) for a in range(x.ndim)]
-    split = (*x.shape[:axis], (length + short) // fmt.size, fmt.size, *x.shape[axis + 1 :])
+    split = (*x.shape[:axis], count, fmt.size, *x.shape[axis + 1 :])
     blocks = jnp.pad(x, padding).reshape(split)
     finite = jnp.isfinite(blocks)
     usable = jnp.where(finite, blocks, 0)
