@@ -26,6 +26,9 @@ def typed(x: Float[Array, "4 n=8"], w: Float[Array, "8"]):
 def vague(x: Float[Array, "rows"]):
     return x
 
+def misspelt(x: "Flaot[Array, '8']"):
+    return x
+
 def fails():
     raise RuntimeError("no data today")
 
@@ -99,11 +102,12 @@ def test_several_steps_with_their_batches(folder):
         (("audit", "broken.py:f"), "broken.py doesn't run: ModuleNotFoundError"),
         (("audit", "net.py:norm", "--args", "small"), "defines no factory 'small'"),
         (("audit", "net.py:norm", "--args", "fails"), "failed: RuntimeError: no data today"),
-        (("audit", "net.py:fails"), "fails failed: RuntimeError: no data today (net.py:21)"),
+        (("audit", "net.py:fails"), "fails failed: RuntimeError: no data today (net.py:24)"),
         (("audit", "net.py:step", "--args", "big"), "step() missing 1 required"),
         (("audit", "net.py:wide", "--args", "big"), "wide failed: TypeError: dot_general requires"),
         (("audit", "net.py:norm"), "norm(x) has no annotation with a shape such as"),
         (("audit", "net.py:vague"), "vague(x) has the shape 'rows', not all numbers"),
+        (("audit", "net.py:misspelt"), "annotations of misspelt can't be evaluated: NameError"),
         (("audit", "net.py:count", "--args", "big"), "count returns no float"),
         (("audit", "net.py:norm", "--args", "big", "--format", "fp17"), "is called 'fp17'"),
         (("audit", "net.py:norm", "--args", "big", "--recipe", "f8"), "no recipe is called 'f8'"),

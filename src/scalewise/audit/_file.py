@@ -117,9 +117,15 @@ def arguments(
         if isinstance(made, dict):
             return (), made
         return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}
-    keys = iter(jax.random.split(jax.random.key(seed), 64))
+    try:
+        parameters = inspect.signature(function, eval_str=True).parameters
+    except Exception as error:  # annotations are expressions of the user's
+        raise InputError(
+            f"the annotations of {name_of(function)} can't be evaluated: {described(error)}"
+        ) from error
+    keys = iter(jax.random.split(jax.random.key(seed), max(64, len(parameters))))
     made = {}
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+    for name, parameter in parameters.items():
         shape = shape_of(parameter.annotation)
         if shape is not None:
             made[name] = _random(next(keys), shape, parameter.annotation)
@@ -131,10 +137,14 @@ def arguments(
                 else 'no annotation with a shape such as Float[Array, "8 16"]'
             )
             raise InputError(
-                f"{function.__name__}({name}) has {said}; or name a factory of arguments with "
+                f"{name_of(function)}({name}) has {said}; or name a factory of arguments with "
                 "--args"
             )
     return (), made
+
+
+def name_of(function: Callable) -> str:
+    return getattr(function, "__name__", repr(function))
 
 
 def shape_of(annotation: Any) -> tuple[int, ...] | None:

@@ -219,8 +219,10 @@ def _probe(folder: Path, names: list[str]) -> None:
     """
     import tensorstore as ts
 
-    if not (folder / "manifest.ocdbt").exists():
+    if not folder.is_dir():
         raise OSError("its state is missing")
+    if not (folder / "manifest.ocdbt").exists():
+        return  # no database of tensorstore's: Orbax tells what it is
     spec = {"driver": "ocdbt", "base": f"{folder.as_uri()}/"}
     store = ts.KvStore.open(spec).result()
     keys = sorted(store.list().result())
