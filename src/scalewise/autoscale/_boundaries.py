@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence, Set
 from typing import Any
 
@@ -10,34 +11,51 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..formats import BlockFormat, Format
 from ..interpret import Boundary, Equation, Interpretation
 from ..rounding import encode
-from ..scaled import Amax, Delayed, ScaledArray, Scaling, Unit, at_least, quantize
+from ..scaled import (
+    Amax,
+    Delayed,
+    ScaledArray,
+    Scaling,
+    Unit,
+    at_least,
+    quantize,
+    quantize_measured,
+)
 from ._keep import OPAQUE, Exceptions, refuse_opaque
-from ._narrow import AtRest, abstract, at_rest, has_exponent, is_stored, put
+from ._narrow import AtRest, abstract, at_rest, has_exponent, holds, is_stored, put
 from ._predict import of_argument, predict
-from ._products import Product, carried, multiplied
+from ._products import Operand, Product, carried, multiplied
 from ._recipe import Recipe
-from ._rules import RULES, Family, features
-from ._value import InFlight, at_exponent, common_exponent, normalised, per_slice, settle
+from ._recompute import Copy, apart, is_minor, lineage
+from ._rules import RULES, Family, compute_dtype, contracted_axes, features
+from ._value import (
+    InFlight,
+    at_exponent,
+    common_exponent,
+    normalised,
+    per_slice,
+    settle,
+    wide_dtype,
+)
 
 # Families whose results leave the range that their operands have.
 MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
 
 
+MEASURED, LATE = 0, 1  # what a value is computed apart for: its scale, or the backward pass
+STORED = "stored"  # in a value's memo: a product has read it as it is, so that it is in memory
+NARROWED = "narrowed"  # in a value's memo: a product of narrow operands has read it
 HELD = 4096  # elements of a sum of gradients from which it is made once: see `_held`
-
-
-def compute_dtype(aval: Any) -> Any:
-    """What a float is computed in: float64 stays, all else is float32."""
-    return jnp.float64 if aval.dtype == jnp.float64 else jnp.float32
 
 
 @dataclasses.dataclass(frozen=True)
 class Boundaries(Interpretation):
-    """Values in flight keep the compute dtype; what is stored is rounded as the recipe says.
+    """Values in flight keep their flight dtype; what is stored is rounded as the recipe says.
 
     Attributes:
         recipe: the formats.
@@ -49,6 +67,11 @@ class Boundaries(Interpretation):
     traced: bool = False
     exceptions: Exceptions = dataclasses.field(default_factory=lambda: Exceptions(()))
 
+    def flight_dtype(self, aval: Any) -> Any:
+        """What a float of the program is computed in, as ``recipe.flight`` says."""
+        kept = self.recipe.flight == "program" and not self.traced
+        return aval.dtype if kept and aval.dtype == jnp.bfloat16 else compute_dtype(aval)
+
     # -- in and out ------------------------------------------------------------------------------
 
     def is_argument(self, leaf: Any) -> bool:
@@ -58,14 +81,14 @@ class Boundaries(Interpretation):
         return abstract(leaf) if is_stored(leaf) else leaf
 
     def lift(self, x: Any, aval: Any) -> InFlight:
-        dtype = compute_dtype(aval)
+        dtype = self.flight_dtype(aval)
         if self.traced and has_exponent(x):
             return normalised(InFlight(x.data.astype(dtype), x.scale))
         plain = jnp.asarray(x.value() if is_stored(x) else x).astype(dtype)
         return InFlight(plain, spread=of_argument(aval.shape))
 
     def constant(self, x: np.ndarray, aval: Any) -> InFlight:
-        dtype = compute_dtype(aval)
+        dtype = self.flight_dtype(aval)
         data = jnp.asarray(np.asarray(x, dtype))
         return InFlight(data, uniform=float(x) if x.size == 1 else None)
 
@@ -96,12 +119,16 @@ class Boundaries(Interpretation):
         storage = self.recipe.storage
         value = made(value)
         if boundary == "stacked" and storage and equation.direction == "forward" and aval.shape:
-            return value if isinstance(value, AtRest) else at_rest(value, storage)
+            if isinstance(value, AtRest):
+                return value
+            if not holds(value.data.dtype, storage):
+                return at_rest(_marked(value), storage)
         value = awake(value)
         if boundary == "carry" and self.recipe.carry is not None and aval.shape:
             value = at_rest(value, self.recipe.carry).wake()
         if not self.traced or boundary == "mapped":  # devices may have different exponents
-            return InFlight(settle(value), 0, side)
+            narrowed = boundary == "stacked" and _is_narrowed(value)
+            return InFlight(settle(value), 0, side, narrowed=narrowed)
         exponent = 0 if value.uniform is not None or per_slice(value) else value.exponent
         return InFlight(at_exponent(value, exponent), jnp.asarray(exponent, jnp.int32), side)
 
@@ -138,61 +165,141 @@ class Boundaries(Interpretation):
     def inside(self, value: Any) -> Any:
         if not isinstance(value, InFlight):
             return super().inside(value)
-        return dataclasses.replace(value, memo=dict(value.memo))
+        return dataclasses.replace(value, memo=dict(value.memo), lineage=None, base=None)
 
     def residual(self, value: Any, aval: Any) -> InFlight | AtRest:
-        """What waits for the backward pass: narrow, and back in float32 only when it is read."""
+        """What waits for the backward pass: narrow, and widened only when it is read."""
         value = made(value)
-        return self._stored(value, self.recipe.storage) if isinstance(value, InFlight) else value
+        if not isinstance(value, InFlight):
+            return value
+        return self._stored(_marked(value), self.recipe.storage)
 
     # -- rounding --------------------------------------------------------------------------------
 
+    def _kept(self, value: InFlight, fmt: Format | None) -> bool:
+        """Whether a value waits for the backward pass as it is."""
+        small = value.minor or not at_least(value.data.size, self.recipe.smallest)
+        known = value.side != "forward" or value.uniform is not None
+        return fmt is None or known or small or holds(value.data.dtype, fmt)
+
+    def _late(self, value: Any, fmt: Format | None) -> Any:
+        """A value as the backward pass finds it: loaded from memory, or computed again."""
+        if not isinstance(value, InFlight):
+            return value
+        if value.side != "forward" or value.uniform is not None:
+            return value
+        small = value.minor or not at_least(value.data.size, self.recipe.smallest)
+        how = value.lineage
+        source = value if how is None else how.source
+        if source is None or (source is value and small):
+            return value
+        # the compiler's own choice: it has kernels for a softmax or a norm, and what a product has
+        # read is in memory
+        chosen = STORED in value.memo or (how is not None and how.normalises)
+        if chosen and self._kept(value, fmt) and self._kept(source, fmt):
+            return value
+        if fmt in value.memo and not self._kept(value, fmt):
+            return awake(self._stored(value, fmt))
+        if ("late", fmt) not in source.memo:
+            kept = self._kept(source, fmt)
+            copy = self._apart(source, LATE) if kept else awake(self._stored(source, fmt))
+            source.memo["late", fmt] = Copy(source, copy)
+        return source.memo["late", fmt].value(value, self._apply_rule)
+
+    def _apart(self, value: InFlight, purpose: int) -> InFlight:
+        if value.base is None:
+            data = apart(value.data, purpose)
+        else:  # a scaled product isn't stored, but scaled where it is read
+            data = value.base.value(apart(value.base.raw, purpose))
+        return dataclasses.replace(value, data=data, lineage=None, base=None, memo={})
+
+    def _apply_rule(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        return RULES[equation.name].rule(self, equation, inputs)
+
+    def _measured(self, value: InFlight, *, arguments: bool = True) -> jax.Array:
+        """The numbers that a scale is found from: the value's own, computed for that alone.
+
+        A device reads an argument, or the source of a costly function, once to find the scale and
+        once to round; else its compiler would store a wide result between the two.
+        """
+        source = value if value.lineage is None else value.lineage.source
+        if source is None or not at_least(value.data.size, self.recipe.smallest):
+            return value.data
+        costly = value.lineage is not None and value.lineage.costly
+        if not costly and not (arguments and source.side == "stored"):
+            return value.data
+        if "measured" not in source.memo:
+            source.memo["measured"] = Copy(source, self._apart(source, MEASURED))
+        return source.memo["measured"].value(value, self._apply_rule).data
+
     def _stored(self, value: InFlight, fmt: Format | None) -> InFlight | AtRest:
         """The value as the backward pass finds it in memory."""
-        small = not at_least(value.data.size, self.recipe.smallest)
-        if fmt is None or value.side != "forward" or value.uniform is not None or small:
-            return value
-        return at_rest(value, fmt)
+        return value if fmt is None or self._kept(value, fmt) else at_rest(value, fmt)
 
-    def operand(
-        self, value: InFlight, equation: Equation, contracted: tuple[int, ...], position: int
-    ) -> tuple[jax.Array, int | jax.Array, jax.Array | None]:
-        """A contraction's operand: data rounded to the recipe's format, and its two exponents.
+    def operands(
+        self, equation: Equation, values: Sequence[InFlight]
+    ) -> tuple[tuple[Operand, Operand], Any]:
+        """A contraction's operands, rounded to the recipe's formats, and the result's exponent."""
+        axes, formats = contracted_axes(equation), self.formats(equation, values)
+        a, b = (
+            self._operand(value, equation, fmt, contracted, position)
+            for position, (value, fmt, contracted) in enumerate(
+                zip(values, formats, axes, strict=True)
+            )
+        )
+        return (a, b), values[0].exponent + values[1].exponent
 
-        Args:
-            value: the operand.
-            equation: the contraction.
-            contracted: the operand's axes that are contracted.
-            position: which operand it is.
+    def formats(
+        self, equation: Equation, values: Sequence[InFlight]
+    ) -> list[Format | BlockFormat | None]:
+        """The formats that a contraction's operands are rounded to; None for the flight dtype."""
+        attention = _between_activations(equation, values)
+        few = bool(self.recipe.storage) and not at_least(features(equation), self.recipe.features)
+        chosen = []
+        for value in values:
+            backward = value.side == "backward"
+            fmt = self.recipe.backward if backward else self.recipe.forward
+            if fmt is not None and (few or (attention and _bits(fmt) <= 8)):
+                fmt = self.recipe.storage
+            fmt = self.exceptions.find(equation, fmt)
+            as_it_is = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
+            chosen.append(None if as_it_is else fmt)
+        if not attention:
+            for value in values:
+                value.memo[NARROWED] = True
+        return chosen
 
-        Returns:
-            Data in the format's own dtype, or in one that holds its values; the value's own
-            exponent; the rounding's scale, a power of two in the compute dtype (None: 1).
+    def _operand(
+        self,
+        value: InFlight,
+        equation: Equation,
+        fmt: Format | BlockFormat | None,
+        contracted: tuple[int, ...],
+        position: int,
+    ) -> Operand:
+        """One operand: numbers in the format's own dtype, or in one that holds them, and a scale.
+
+        The scale is a power of two in the compute dtype; None for 1.
         """
-        fmt = self.recipe.backward if value.side == "backward" else self.recipe.forward
-        if fmt and self.recipe.storage and not at_least(features(equation), self.recipe.features):
-            fmt = self.recipe.storage
-        fmt = self.exceptions.find(equation, fmt)
         if fmt is None:
-            return value.data, value.exponent, None
+            value.memo[STORED] = True
+            return value.data, None
         plain = isinstance(fmt, Format) and self.recipe.per == "tensor"
         again = equation.direction == "backward" and value.side == "forward"
         site = f"{'.'.join(map(str, equation.order))}/{position}"
-        if plain and again and isinstance(self.recipe.scaling, Amax | Delayed):
-            self._rounded(value, fmt, contracted, site)
-            copy = at_rest(value, fmt)
-            return _bare(copy.data, value), value.exponent, copy.scale
-        if again:
+        if again and not (plain and isinstance(self.recipe.scaling, Amax | Delayed)):
             value = awake(self._stored(value, self.recipe.storage))
+            again = False
         copy = self._rounded(value, fmt, contracted, site)
         if not plain:
-            return carried(copy, fmt, value.data.dtype), value.exponent, None
+            return carried(copy, fmt, value.data.dtype), None
         assert isinstance(copy.scale, jax.Array)
-        return _bare(copy.data, value), value.exponent, copy.scale
+        data = copy.data if isinstance(copy.data, jax.Array) else copy.data.astype(jnp.float32)
+        return _laid_out(data, again), copy.scale
 
-    def product(self, equation: Equation, a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
-        """A contraction of two operands, added up in ``dtype``."""
-        return multiplied(equation, a, b, dtype)
+    def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
+        """A contraction of two operands, added up in float32 at least, in ``dtype``."""
+        return multiplied(equation, operands, dtype).value()
 
     def _rounded(
         self, value: InFlight, fmt: Format | BlockFormat, contracted: tuple[int, ...], site: str
@@ -212,22 +319,25 @@ class Boundaries(Interpretation):
                 kept = tuple(a for a in range(value.data.ndim) if a not in contracted)
                 copy = quantize(value.data, fmt, scaling=scaling, axis=kept)
             else:
-                copy = self.copied(value.data, fmt, scaling, site)
+                copy = self.copied(value, fmt, scaling, site)
             value.memo[key] = copy
         return value.memo[key]
 
-    def copied(self, x: jax.Array, fmt: Format, scaling: Scaling, site: str) -> ScaledArray:
+    def copied(self, value: InFlight, fmt: Format, scaling: Scaling, site: str) -> ScaledArray:
         """A narrow copy of the operand at ``site`` behind one scale."""
-        return quantize(x, fmt, scaling=scaling)
+        return quantize_measured(value.data, self._measured(value), fmt, scaling)
 
     def gathered(self, value: InFlight, axis_name: Any, equation: Equation) -> ScaledArray | None:
         """What a collective sends: narrow, behind a scale that all devices agreed upon."""
         fmt = self.exceptions.find(equation, self.recipe.collective)
         if fmt is None or not isinstance(fmt, Format):
             return None
-        scale, _ = Amax().scale(value.data, fmt, range(value.data.ndim))
+        if holds(value.data.dtype, fmt):
+            return None
+        x = value.data.astype(wide_dtype(value.data.dtype))
+        scale, _ = Amax().scale(x, fmt, range(x.ndim))
         scale = lax.pmax(scale, axis_name)
-        return ScaledArray(encode(value.data * (1 / scale), fmt), scale)
+        return ScaledArray(encode(x * (1 / scale), fmt), scale)
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -245,26 +355,27 @@ class Boundaries(Interpretation):
         if equation.direction == "backward" and rule.family is not Family.CONTRACTION:
             fmt = self.exceptions.find(equation, self.recipe.storage)
             fmt = fmt if isinstance(fmt, Format) else None
-            inputs = [awake(self._stored(x, fmt)) if isinstance(x, InFlight) else x for x in inputs]
+            inputs = [self._late(x, fmt) for x in inputs]
         outs = rule.rule(self, equation, inputs)
         if equation.name == "add_any" and at_least(outs[0].data.size, HELD):
-            outs = [dataclasses.replace(outs[0], data=_held(outs[0].data, inputs[0].data), memo={})]
+            data = _held(outs[0].data, inputs[0].data)
+            outs = [dataclasses.replace(outs[0], data=data, memo={})]
         if self.traced and rule.family in MULTIPLY:
             outs = [normalised(awake(y)) if isinstance(y, InFlight | Product) else y for y in outs]
-        spread = 0.0
+        fields: dict[str, Any] = {"side": side}
         if isinstance(self.recipe.scaling, Unit):
-            spread = predict(equation, rule.family, inputs)
-        return state, [
-            dataclasses.replace(y, side=side, spread=spread)
-            if isinstance(y, InFlight | Product)
-            else y
+            fields["spread"] = predict(equation, rule.family, inputs)
+        outs = [
+            dataclasses.replace(y, **fields) if isinstance(y, InFlight | Product) else y
             for y in outs
         ]
-
-
-def _bare(data: Any, value: InFlight) -> jax.Array:
-    """Data as an array of their own dtype; of the compute dtype where they are packed codes."""
-    return data if isinstance(data, jax.Array) else data.astype(value.data.dtype)
+        if equation.direction == "forward" and not self.traced and isinstance(outs[0], InFlight):
+            kept = functools.partial(self._kept, fmt=self.recipe.storage)
+            how = lineage(equation, inputs, self.recipe.smallest, kept)
+            minor = is_minor(equation, inputs)
+            if how is not None or minor:
+                outs = [dataclasses.replace(outs[0], lineage=how, minor=minor), *outs[1:]]
+        return state, outs
 
 
 def awake(x: Any) -> Any:
@@ -283,8 +394,13 @@ def _held(total: jax.Array, part: jax.Array) -> jax.Array:
     led there too. A norm's gradient ends so, in a mean that is added to all; and the gradient of a
     residual stream became in each layer the sum, done again, of what all layers behind it add. Of
     two arrays it is made once, and written, if a library reads it: the search for the largest.
+    Other platforms get the sum itself.
     """
-    return lax.select(lax.ne(part, part), part, total)
+
+    def selected(total: jax.Array, part: jax.Array) -> jax.Array:
+        return lax.select(lax.ne(part, part), part, total)
+
+    return lax.platform_dependent(total, part, cpu=selected, default=lambda total, _: total)
 
 
 def _turned(equation: Equation, inputs: Sequence[Any]) -> InFlight | None:
@@ -301,7 +417,52 @@ def _side(equation: Equation, inputs: Sequence[Any], family: Family):
     """Where a result came from, which decides the format in which it will be an operand."""
     known = [x for x in inputs if isinstance(x, InFlight)]
     moved = family is Family.STRUCTURAL and any(x.uniform is None for x in known)
-    if moved and all(x.side == "stored" for x in known):
-        return "stored"
+    if moved and all(x.side in ("stored", "residual") for x in known):
+        return "stored" if all(x.side == "stored" for x in known) else "residual"
     # all else that a backward pass computes is linear in a cotangent, its first one a constant
     return "backward" if equation.direction == "backward" else "forward"
+
+
+def _between_activations(equation: Equation, values: Sequence[InFlight]) -> bool:
+    """Whether a product multiplies two computed arrays slice by slice, as attention does.
+
+    Its operands are no weights, and it has batch axes. A backward product is of that kind if the
+    forward product was: else that one has rounded the operand which the two share.
+    """
+    if equation.name != "dot_general" or not equation.params["dimension_numbers"][1][0]:
+        return False
+    if any(x.side == "stored" for x in values):
+        return False
+    return equation.direction != "backward" or not any(map(_is_narrowed, values))
+
+
+def _is_narrowed(value: InFlight) -> bool:
+    return value.narrowed or NARROWED in value.memo
+
+
+def _marked(value: InFlight) -> InFlight:
+    """The value, which says of itself where it goes on whether it has been narrowed here."""
+    return dataclasses.replace(value, narrowed=_is_narrowed(value))
+
+
+def _bits(fmt: Format | BlockFormat) -> int:
+    return fmt.element.bits if isinstance(fmt, BlockFormat) else fmt.bits
+
+
+def _laid_out(data: jax.Array, again: bool) -> jax.Array:
+    """A narrow copy as products read it.
+
+    On a CPU the backward pass (``again``) reads one that is really stored: XLA there would keep the
+    wide original, or compute it once more. On other platforms it is written in row-major order,
+    whatever order a product asks for: XLA then writes it and its transpose by one kernel, where
+    else it might transpose the wide original first.
+    """
+
+    def on_cpu(data):
+        return lax.optimization_barrier(data) if again else data
+
+    def on_device(data):
+        order = Layout(tuple(range(data.ndim)))
+        return with_layout_constraint(data, order) if data.ndim > 1 else data
+
+    return lax.platform_dependent(data, cpu=on_cpu, default=on_device)

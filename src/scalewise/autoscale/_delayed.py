@@ -130,10 +130,11 @@ class DelayedBoundaries(Boundaries):
             raise _foreign(f"knows no operand {site}")
         self.met.add(site)
 
-    def copied(self, x: jax.Array, fmt: Format, scaling: Scaling, site: str) -> ScaledArray:
+    def copied(self, value: InFlight, fmt: Format, scaling: Scaling, site: str) -> ScaledArray:
         assert self.noted is not None
         self._meet(site)
-        self.noted[site] = amax(x.astype(jnp.float32), range(x.ndim), False)
+        x, measured = value.data, self._measured(value, arguments=False)
+        self.noted[site] = amax(measured.astype(jnp.float32), range(x.ndim), False)
         power_of_two = isinstance(scaling, Delayed) and scaling.power_of_two
         current = Amax(power_of_two)
         known = current if self.known is None else Known(self.known[site], power_of_two)

@@ -24,10 +24,10 @@ from ..scaled import LeastSquares, at_least, exponent_of, power_of_two, predicte
 from ._keep import refuse_opaque
 from ._narrow import abstract, has_exponent, is_stored, put
 from ._predict import SUMS, terms_of
-from ._products import multiplied
+from ._products import Operand, multiplied
 from ._recipe import Recipe
 from ._rescale import is_rescale
-from ._rules import FALLBACK, INFINITE, RULES, Family
+from ._rules import FALLBACK, INFINITE, RULES, Family, compute_dtype
 from ._value import InFlight, leading, per_slice, settle
 
 HELD = 4096  # elements from which a result is made once though no search for a scale reads it
@@ -201,17 +201,23 @@ class EveryOp(Interpretation):
         # a sum in an optimizer that is all but zero isn't zero: others divide by it
         return self.rounded(y, nonzero=gradual and family is Family.ALIGNED, gradual=gradual)
 
-    def operand(
-        self, value: InFlight, equation: Equation, contracted: tuple[int, ...], position: int
-    ) -> tuple[jax.Array, Any, None]:
-        """A contraction's operand as it is: it is narrow already."""
-        return value.data, value.exponent, None
+    def flight_dtype(self, aval: Any) -> Any:
+        """What a rule computes a float in, before its result is rounded."""
+        return compute_dtype(aval)
 
-    def product(self, equation: Equation, a: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
+    def operands(
+        self, equation: Equation, values: Sequence[InFlight]
+    ) -> tuple[tuple[Operand, Operand], Any]:
+        """A contraction's operands as they are, which are narrow already; and its exponent."""
+        a, b = values
+        return ((a.data, None), (b.data, None)), a.exponent + b.exponent
+
+    def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
         """A contraction, added up in float32, in the storage dtype, or in what fits at run time."""
+        (a, _), (b, _) = operands
 
         def wide(a, b):
-            return multiplied(equation, a, b, dtype)
+            return multiplied(equation, ((a, None), (b, None)), dtype).value()
 
         def narrow(a, b):
             own = self.dtype

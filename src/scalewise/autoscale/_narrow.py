@@ -28,27 +28,31 @@ class AtRest:
         scale: the rounding's power of two, in the compute dtype; its axes the first ones of
             ``data`` (a scan that stacks values stacks their scales).
         own: the exponent that the value had in flight.
+        dtype: the one that the value had in flight.
+        narrowed: as in :class:`InFlight`.
     """
 
     data: jax.Array
     scale: jax.Array
     own: int | jax.Array
+    dtype: Any
+    narrowed: bool = False
 
     def wake(self) -> InFlight:
         """The value in flight again."""
-        return InFlight(
-            self.data.astype(self.scale.dtype) * leading(self.scale, self.data), self.own
-        )
+        data = self.data.astype(self.scale.dtype) * leading(self.scale, self.data)
+        return InFlight(data.astype(self.dtype), self.own, "residual", narrowed=self.narrowed)
 
     def tree_flatten(self):
         if isinstance(self.own, int):
-            return (self.data, self.scale), self.own
-        return (self.data, self.scale, self.own), None
+            return (self.data, self.scale), (self.own, self.dtype, self.narrowed)
+        return (self.data, self.scale, self.own), (None, self.dtype, self.narrowed)
 
     @classmethod
-    def tree_unflatten(cls, own, children):
-        data, scale, *rest = children
-        return cls(data, scale, rest[0] if rest else own)
+    def tree_unflatten(cls, static, children):
+        own, *rest = static
+        data, scale, *traced = children
+        return cls(data, scale, traced[0] if traced else own, *rest)
 
 
 def at_rest(value: InFlight, fmt: Format) -> AtRest:
@@ -58,8 +62,14 @@ def at_rest(value: InFlight, fmt: Format) -> AtRest:
             value.memo[fmt] = quantize(value.data, fmt)
         copy = value.memo[fmt]
         data = lax.optimization_barrier(copy.data)
-        value.memo["rest", fmt] = AtRest(data, copy.scale, value.exponent)
+        dtype, narrowed = value.data.dtype, value.narrowed
+        value.memo["rest", fmt] = AtRest(data, copy.scale, value.exponent, dtype, narrowed)
     return value.memo["rest", fmt]
+
+
+def holds(dtype: Any, fmt: Format) -> bool:
+    """Whether an array of ``dtype`` takes no more memory than one in ``fmt``: it stays as it is."""
+    return jnp.dtype(dtype).itemsize * 8 <= fmt.bits
 
 
 @jax.tree_util.register_pytree_node_class

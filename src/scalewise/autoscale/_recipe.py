@@ -82,6 +82,10 @@ class Recipe:
         features: a contraction of fewer features (an image's one or three channels, a convolution
             that makes one, each channel on its own) has operands in ``storage``: no hardware
             multiplies so few in FP8, and what enters or leaves a network there has no other way.
+        flight: dtype of values in flight. ``"program"``: bfloat16 where the program computes in
+            bfloat16, float32 for all other floats of at most 32 bits; a value in flight that takes
+            no more memory than a 16-bit storage or operand format stays as it is. ``"float32"``:
+            float32 throughout. float64 stays float64. For ``store="boundaries"``.
         keep: exceptions, ``{name: format}``: equations of that primitive, or in that scope (a
             ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another),
             have operands and residuals in that format, FP32 for none. The first that matches wins.
@@ -110,6 +114,7 @@ class Recipe:
     scaling: Scaling = CURRENT
     per: Literal["tensor", "channel"] = "tensor"
     features: int = 4
+    flight: Literal["program", "float32"] = "program"
     keep: Mapping[str, Format] | tuple[tuple[str, Format], ...] = ()
     rescale: Literal["max", "l1", "l2", "least_squares"] | None = None
     arithmetic: Literal["float32", "storage", "auto"] = "float32"
@@ -183,6 +188,7 @@ class Recipe:
 CHOICES: dict[str, tuple[Any, ...]] = {
     "store": ("boundaries", "every_op"),
     "per": ("tensor", "channel"),
+    "flight": ("program", "float32"),
     "rescale": (None, "max", "l1", "l2", "least_squares"),
     "arithmetic": ("float32", "storage", "auto"),
 }

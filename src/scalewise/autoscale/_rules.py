@@ -19,7 +19,7 @@ from jax import lax
 
 from ..interpret import Equation, gather_invariant, is_float, rebind
 from ..scaled import is_known
-from ._products import Product, contracted
+from ._products import Product
 from ._value import (
     InFlight,
     at_exponent,
@@ -28,6 +28,7 @@ from ._value import (
     per_slice,
     settle,
     shift,
+    wide_dtype,
 )
 
 
@@ -59,14 +60,24 @@ class Rule:
     rule: Function
 
 
-def _dtype(equation: Equation) -> Any:
-    avals = [a for a in equation.in_avals + equation.out_avals if is_float(a)]
-    return jnp.float64 if any(a.dtype == jnp.float64 for a in avals) else jnp.float32
+def compute_dtype(aval: Any) -> Any:
+    """float64 for a float64 type, float32 for all other floats."""
+    return wide_dtype(aval.dtype)
 
 
-def _bind(equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    dtype = _dtype(equation)
-    return rebind(equation, [_as(x, dtype) for x in inputs], dtype)
+def _bind(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """The primitive on plain arrays: floats go in and come out in ``by``'s flight dtypes."""
+    own = [a for a in equation.in_avals + equation.out_avals if is_float(a)]
+    if all(by.flight_dtype(a) == a.dtype for a in own):
+        wanted = zip(inputs, equation.in_avals, strict=True)
+        return equation.bind(*[_as(x, a.dtype) for x, a in wanted])
+    wide = any(a.dtype == jnp.float64 for a in own)
+    dtype = jnp.float64 if wide else jnp.float32
+    outs = rebind(equation, [_as(x, dtype) for x in inputs], dtype)
+    return [
+        _as(y, by.flight_dtype(a)) if is_float(a) else y
+        for y, a in zip(outs, equation.out_avals, strict=True)
+    ]
 
 
 def _as(x: Any, dtype: Any) -> Any:
@@ -84,25 +95,25 @@ def _wrap(equation: Equation, outs: Sequence[Any], exponent: Any = 0, **fields: 
     ]
 
 
-def fallback(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def fallback(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     plain = [settle(x) if isinstance(x, InFlight) else x for x in inputs]
-    return _wrap(equation, _bind(equation, plain))
+    return _wrap(equation, _bind(by, equation, plain))
 
 
-def structural(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def structural(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     floats = _floats(inputs)
     if len(floats) != 1 or per_slice(floats[0]):
-        return fallback(_, equation, inputs)
+        return fallback(by, equation, inputs)
     (x,) = floats
-    outs = _bind(equation, [i.data if isinstance(i, InFlight) else i for i in inputs])
+    outs = _bind(by, equation, [i.data if isinstance(i, InFlight) else i for i in inputs])
     return _wrap(equation, outs, x.exponent, uniform=x.uniform)
 
 
-def homogeneous(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def homogeneous(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     floats = _floats(inputs)
     if len(floats) != 1 or per_slice(floats[0]):
-        return fallback(_, equation, inputs)
-    outs = _bind(equation, [i.data if isinstance(i, InFlight) else i for i in inputs])
+        return fallback(by, equation, inputs)
+    outs = _bind(by, equation, [i.data if isinstance(i, InFlight) else i for i in inputs])
     return _wrap(equation, outs, floats[0].exponent)
 
 
@@ -111,26 +122,26 @@ def _align(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
     return [at_exponent(x, exponent) if isinstance(x, InFlight) else x for x in inputs], exponent
 
 
-def aligned(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def aligned(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     operands, exponent = _align(inputs)
-    return _wrap(equation, _bind(equation, operands), exponent)
+    return _wrap(equation, _bind(by, equation, operands), exponent)
 
 
-def remainder(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def remainder(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """Of a divisor too small to be seen beside the dividend, there is nothing left to say: 0."""
     operands, exponent = _align(inputs)
-    (out,) = _bind(equation, operands)
+    (out,) = _bind(by, equation, operands)
     divisor = inputs[1].data if isinstance(inputs[1], InFlight) else inputs[1]
     unseen = (operands[1] == 0) & (divisor != 0) & jnp.isfinite(operands[0])
     return _wrap(equation, [jnp.where(unseen, jnp.zeros_like(out), out)], exponent)
 
 
-def comparison(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    return _bind(equation, _align(inputs)[0])
+def comparison(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    return _bind(by, equation, _align(inputs)[0])
 
 
-def invariant(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    outs = _bind(equation, [x.data if isinstance(x, InFlight) else x for x in inputs])
+def invariant(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    outs = _bind(by, equation, [x.data if isinstance(x, InFlight) else x for x in inputs])
     return _wrap(equation, outs)
 
 
@@ -149,35 +160,37 @@ def _normalised(x: InFlight) -> InFlight:
 
 
 def _product(sign: int) -> Function:
-    def rule(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         a, b = (_normalised(x) for x in inputs)
         if per_slice(a) or per_slice(b):
-            return fallback(_, equation, inputs)
-        return _wrap(equation, _bind(equation, [a.data, b.data]), a.exponent + sign * b.exponent)
+            return fallback(by, equation, inputs)
+        return _wrap(
+            equation, _bind(by, equation, [a.data, b.data]), a.exponent + sign * b.exponent
+        )
 
     return rule
 
 
 def _power(of: Callable[[Equation], int]) -> Function:
-    def rule(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         (x,) = inputs
         if per_slice(x):
-            return fallback(_, equation, inputs)
+            return fallback(by, equation, inputs)
         if abs(of(equation)) > 2:
             x = normalised(x, 0)
-        return _wrap(equation, _bind(equation, [x.data]), x.exponent * of(equation))
+        return _wrap(equation, _bind(by, equation, [x.data]), x.exponent * of(equation))
 
     return rule
 
 
 def _root(sign: int) -> Function:
-    def rule(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         (x,) = inputs
         if per_slice(x):
-            return fallback(_, equation, inputs)
+            return fallback(by, equation, inputs)
         half = x.exponent // 2  # an odd exponent leaves one power of two with the data
         odd = x.exponent - 2 * half
-        return _wrap(equation, _bind(equation, [shift(x.data, odd)]), sign * half)
+        return _wrap(equation, _bind(by, equation, [shift(x.data, odd)]), sign * half)
 
     return rule
 
@@ -189,16 +202,16 @@ def _contractive(slope: float, bounded: bool = False) -> Function:
     ``x * 2^e`` is too small for the compute dtype it is the slope times them.
     """
 
-    def rule(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         (x,) = inputs
         exponent = x.exponent
         if per_slice(x) or x.uniform is not None or (isinstance(exponent, int) and exponent >= 0):
-            return fallback(_, equation, inputs)
+            return fallback(by, equation, inputs)
         kept = min(exponent, 0) if isinstance(exponent, int) else jnp.minimum(exponent, 0)
         if bounded and not isinstance(exponent, int):  # an infinity's value needs no scale
             kept = jnp.where(jnp.any(jnp.isinf(x.data)), 0, kept)
         number = settle(x)
-        (y,) = _bind(equation, [number])
+        (y,) = _bind(by, equation, [number])
         small = lax.abs(number) < number.dtype.type(2.0**-40)
         linear = shift(x.data * number.dtype.type(slope), exponent - kept)
         return _wrap(equation, [jnp.where(small, linear, shift(y, -kept))], kept)
@@ -206,11 +219,11 @@ def _contractive(slope: float, bounded: bool = False) -> Function:
     return rule
 
 
-def ordered(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def ordered(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """Sorting compares each array with itself alone: by its data is by its values."""
     if any(per_slice(x) for x in _floats(inputs)):
-        return fallback(_, equation, inputs)
-    outs = _bind(equation, [x.data if isinstance(x, InFlight) else x for x in inputs])
+        return fallback(by, equation, inputs)
+    outs = _bind(by, equation, [x.data if isinstance(x, InFlight) else x for x in inputs])
     exponents = [x.exponent if isinstance(x, InFlight) else 0 for x in inputs]
     exponents += [0] * (len(outs) - len(exponents))  # top_k also gives indices
     return [
@@ -219,55 +232,59 @@ def ordered(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     ]
 
 
-def product_of_all(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def product_of_all(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     (x,) = inputs
     if not isinstance(x, InFlight) or per_slice(x) or not is_known(x.data.size):
-        return fallback(_, equation, inputs)
+        return fallback(by, equation, inputs)
     x = normalised(x, 0)
     terms = x.data.size // max(1, math.prod(equation.out_avals[0].shape))
-    return _wrap(equation, _bind(equation, [x.data]), x.exponent * terms)
+    return _wrap(equation, _bind(by, equation, [x.data]), x.exponent * terms)
 
 
-def cube_root(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def cube_root(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     (x,) = inputs
     if per_slice(x):
-        return fallback(_, equation, inputs)
+        return fallback(by, equation, inputs)
     third = x.exponent // 3
-    return _wrap(equation, _bind(equation, [shift(x.data, x.exponent - 3 * third)]), third)
+    return _wrap(equation, _bind(by, equation, [shift(x.data, x.exponent - 3 * third)]), third)
 
 
-def contraction(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    axes, dtype = contracted_axes(equation), _dtype(equation)
-    (a, own_a, scale_a), (b, own_b, scale_b) = [
-        boundaries.operand(_settled_stack(x), equation, c, position)
-        for position, (x, c) in enumerate(zip(inputs, axes, strict=True))
-    ]
-    operands = (a, scale_a), (b, scale_b)
-    return [contracted(boundaries.product, equation, operands, own_a + own_b, dtype)]
+def contraction(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    dtype = by.flight_dtype(equation.out_avals[0])
+    values = [_settled_stack(x) for x in inputs]
+    operands, exponent = by.operands(equation, values)
+    if equation.name == "dot_general" and any(scale is not None for _, scale in operands):
+        return [Product(equation, operands, dtype, exponent)]
+    return [InFlight(by.product(equation, operands, dtype), exponent)]
 
 
-def all_gather(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def all_gather(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """The data go narrow, if the recipe says so; their scale is everybody's."""
     (x,) = inputs
     sent = None
     if isinstance(x, InFlight) and not per_slice(x):
-        sent = boundaries.gathered(x, equation.params["axis_name"], equation)
+        sent = by.gathered(x, equation.params["axis_name"], equation)
     if sent is None:
-        return structural(boundaries, equation, inputs)
+        return structural(by, equation, inputs)
     (data,) = equation.bind(sent.data)
-    return _wrap(equation, [data.astype(x.data.dtype) * sent.scale], x.exponent)
+    return _wrap(equation, [_loaded(data, sent.scale, x.data.dtype)], x.exponent)
 
 
-def psum(boundaries: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def psum(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """A sum over devices of what each sends narrow, added up in the compute dtype."""
     axes, groups = equation.params["axes"], equation.params.get("axis_index_groups")
     x = inputs[0]
     plain = len(inputs) == 1 and isinstance(x, InFlight) and not per_slice(x) and groups is None
-    sent = boundaries.gathered(x, axes, equation) if plain else None
+    sent = by.gathered(x, axes, equation) if plain else None
     if sent is None:
-        return homogeneous(boundaries, equation, inputs)
-    parts = gather_invariant(sent.data, axes).astype(x.data.dtype)
-    return _wrap(equation, [jnp.sum(parts, 0) * sent.scale], x.exponent)
+        return homogeneous(by, equation, inputs)
+    parts = gather_invariant(sent.data, axes).astype(sent.scale.dtype)
+    return _wrap(equation, [_loaded(jnp.sum(parts, 0), sent.scale, x.data.dtype)], x.exponent)
+
+
+def _loaded(data: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """What was sent narrow, in its flight dtype again."""
+    return (data.astype(scale.dtype) * scale).astype(dtype)
 
 
 def grouped(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -294,7 +311,8 @@ def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[A
 
 def gram(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """``lax.linalg.symmetric_product``: alpha A A^T + beta C, its product a contraction."""
-    a, c = (dataclasses.replace(x, data=x.data.astype(_dtype(equation))) for x in inputs)
+    dtype = compute_dtype(equation.out_avals[0])
+    a, c = (dataclasses.replace(x, data=x.data.astype(dtype)) for x in inputs)
     batch, last = tuple(range(len(a.shape) - 2)), (len(a.shape) - 1,)
     changed = {
         "dimension_numbers": ((last, last), (batch, batch)),
@@ -358,20 +376,20 @@ def _settled_stack(x: InFlight) -> InFlight:
     return dataclasses.replace(x, data=settle(x), exponent=0) if per_slice(x) else x
 
 
-def select_n(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def select_n(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     which, *cases = inputs
     if not _floats(cases):
         return equation.bind(*inputs)
     operands, exponent = _align(cases)
-    dtype = _dtype(equation)
+    dtype = by.flight_dtype(equation.out_avals[0])
     return _wrap(equation, [lax.select_n(which, *[_as(x, dtype) for x in operands])], exponent)
 
 
-def convert(_, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def convert(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     (x,) = inputs
     if not isinstance(x, InFlight) or not is_float(equation.out_avals[0]) or per_slice(x):
-        return fallback(_, equation, inputs)
-    dtype = jnp.float64 if equation.out_avals[0].dtype == jnp.float64 else jnp.float32
+        return fallback(by, equation, inputs)
+    dtype = by.flight_dtype(equation.out_avals[0])
     return [InFlight(_as(x.data, dtype), x.exponent, uniform=x.uniform)]
 
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from ..scaled import exponent_of, ldexp
 
-Side = Literal["stored", "forward", "backward"]
+Side = Literal["stored", "residual", "forward", "backward"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,14 +20,22 @@ class InFlight:
     """``data * 2**exponent``, as a fused kernel would keep it in registers.
 
     Attributes:
-        data: float32 (float64 in a float64 program), any shape.
+        data: in the flight dtype of its interpretation (float32, or a bfloat16 or float64 that the
+            program itself has), any shape.
         exponent: a Python integer where the program alone decides it, which costs nothing at run
             time; an int32 array, its axes the first ones of ``data``, where numbers decide.
-        side: ``"stored"`` lies in memory in its stored form (arguments, residuals), ``"forward"``
-            was computed on the way to the loss, ``"backward"`` carries a gradient.
+        side: ``"stored"`` lies in memory in its stored form (arguments, constants), and so does a
+            ``"residual"`` of the forward pass; ``"forward"`` was computed on the way to the loss,
+            ``"backward"`` carries a gradient.
         uniform: the number that every element equals, if known while tracing. It adapts to its
             neighbours' exponents instead of dragging them.
         spread: log2 of the standard deviation that shapes alone predict (for ``Unit`` scaling).
+        narrowed: whether a product of narrow operands has read it, before it went through a loop;
+            within one trace ``memo`` knows it too.
+        minor: whether it is a statistic (a mean, a sum), much smaller than what it was found from.
+        lineage: how to compute it again from an array that is stored anyway; None where it has to
+            be stored itself, or where it has gone through a loop or a call.
+        base: of a product, the product without its operands' scales: what a device has in memory.
         memo: narrow copies made so far, by purpose: what is rounded once is rounded once.
     """
 
@@ -36,6 +44,10 @@ class InFlight:
     side: Side = "stored"
     uniform: float | None = None
     spread: float = 0.0
+    narrowed: bool = False
+    minor: bool = False
+    lineage: Any = dataclasses.field(default=None, repr=False)
+    base: Any = dataclasses.field(default=None, repr=False)
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
@@ -44,18 +56,24 @@ class InFlight:
 
 
 def _flatten(x: InFlight):
+    static = (x.side, x.uniform, x.spread, x.narrowed, x.minor)
     if isinstance(x.exponent, int):
-        return (x.data,), (x.exponent, x.side, x.uniform, x.spread)
-    return (x.data, x.exponent), (None, x.side, x.uniform, x.spread)
+        return (x.data,), (x.exponent, *static)
+    return (x.data, x.exponent), (None, *static)
 
 
 def _unflatten(static, children):
-    exponent, side, uniform, spread = static
-    data, *rest = children
-    return InFlight(data, rest[0] if rest else exponent, side, uniform, spread)
+    exponent, *rest = static
+    data, *traced = children
+    return InFlight(data, traced[0] if traced else exponent, *rest)
 
 
 jax.tree_util.register_pytree_node(InFlight, _flatten, _unflatten)
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """float64 for float64, float32 for all narrower floats: in what scales and sums are."""
+    return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
 def shift(data: jax.Array, exponent: int | jax.Array) -> jax.Array:

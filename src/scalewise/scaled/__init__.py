@@ -9,6 +9,7 @@ from ._power import exponent_of as exponent_of
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
 from ._quantize import quantize as quantize
+from ._quantize import quantize_measured as quantize_measured
 from ._quantize import storable as storable
 from ._safetensors import load_safetensors as load_safetensors
 from ._safetensors import save_safetensors as save_safetensors

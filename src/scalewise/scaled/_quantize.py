@@ -8,14 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from ..formats import BLOCK_FORMATS, CATALOGUE, FP32, BlockFormat, Format, block_format
 from ..formats import format as format_
 from ..rounding import encode, has_float64, round_to
+from ._amax import all_finite
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
 from ._power import exponent_of, shrink
 from ._scaling import Amax, Propagated, Scaling
+from ._sizes import is_known
 
 
 def storable(fmt: Format) -> Format:
@@ -112,6 +115,24 @@ def _of_array(x, key, fmt, scaling, axis, rounding, saturate, nan_scale=True) ->
     return _quantized(x, key, scaling, options)
 
 
+def quantize_measured(
+    x: jax.Array, measured: jax.Array, fmt: Format, scaling: Scaling
+) -> ScaledArray:
+    """:func:`quantize` with one scale, found from another array of the same numbers.
+
+    Args:
+        x: floats, any shape.
+        measured: ``x`` as well, computed apart from it: what a compiler need not store for both.
+        fmt: an element format.
+        scaling: as for :func:`quantize`.
+    """
+    dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    x, measured = x.astype(dtype), measured.astype(dtype)
+    options = (fmt, None, (), "nearest_even", None, False)
+    compiled = _compiled if _is_plain(scaling) else _quantized
+    return compiled(x, None, scaling, options, measured)
+
+
 def _is_plain(scaling: Scaling) -> bool:
     """Whether a choice of scale is told by its settings: it holds no arrays."""
     if not dataclasses.is_dataclass(scaling):
@@ -123,7 +144,13 @@ def _is_plain(scaling: Scaling) -> bool:
     return True
 
 
-def _quantized(x: jax.Array, key: Any, scaling: Scaling | None, options: tuple) -> ScaledArray:
+def _quantized(
+    x: jax.Array,
+    key: Any,
+    scaling: Scaling | None,
+    options: tuple,
+    measured: jax.Array | None = None,
+) -> ScaledArray:
     fmt, axis, axes, rounding, saturate, nan_scale = options
     if isinstance(fmt, BlockFormat):
         saturate = "finite" if saturate is None else saturate
@@ -131,15 +158,53 @@ def _quantized(x: jax.Array, key: Any, scaling: Scaling | None, options: tuple) 
         return quantize_blocks(x, fmt, axes[0], scaling, **settings)
     scaling = Amax() if scaling is None else scaling
     over = tuple(a for a in range(x.ndim) if a not in axes)
-    scale, inverse = scaling.scale(x, fmt, over, keepdims=axis is not None)
+    measured = x if measured is None else measured
+    scale, inverse = scaling.scale(measured, fmt, over, keepdims=axis is not None)
     exact = getattr(scaling, "power_of_two", True)
     data = shrink(x, jnp.broadcast_to(inverse, x.shape), rounding) if exact else x / scale
+    settings = {"rounding": rounding, "key": key}
     if saturate is None:
-        saturate = "finite" if scaling.saturates or _may_exceed(scaling, fmt) else False
+        saturate = "finite" if scaling.saturates else False
+        if _may_exceed(scaling, fmt):
+            settings["bound"] = measured, over
     if nan_scale and fmt.nan_code is None:
         finite = jnp.all(jnp.isfinite(x), axis=over, keepdims=axis is not None)
         scale = jnp.where(finite, scale, jnp.nan)
-    return ScaledArray(encode(data, fmt, rounding=rounding, saturate=saturate, key=key), scale)
+    if "bound" in settings:
+        return ScaledArray(_encoded_within(data, fmt, **settings), scale)
+    return ScaledArray(encode(data, fmt, saturate=saturate, **settings), scale)
+
+
+def _encoded_within(
+    data: jax.Array, fmt: Format, bound: tuple[jax.Array, tuple[int, ...]], **settings: Any
+) -> Any:
+    """Data in the format, finite elements held within its range; infinities stay infinite.
+
+    A comparison for each element costs nothing on a CPU. On other platforms it is a second array to
+    transpose where a product reads the result transposed, hence a second kernel: there the bound
+    is one number for all data behind a scale, found in the kernel that finds the scale.
+
+    Args:
+        data: already divided by its scale.
+        fmt: the format.
+        bound: the data before that, and the axes that share a scale.
+        settings: as for :func:`encode`.
+    """
+
+    def compared(data: jax.Array, x: jax.Array) -> Any:
+        return encode(data, fmt, saturate="finite", **settings)
+
+    def clamped(data: jax.Array, x: jax.Array) -> Any:
+        finite = lax.expand_dims(all_finite(x, over), over)
+        top, infinity = (np.asarray(n, x.dtype) for n in (float(fmt.max), np.inf))
+        top = jnp.where(finite, top, infinity)
+        top = jnp.broadcast_to(top, data.shape)
+        return encode(lax.clamp(-top, data, top), fmt, saturate=False, **settings)
+
+    x, over = bound
+    if is_known(x.size) and not x.size:
+        return compared(data, x)
+    return lax.platform_dependent(data, lax.stop_gradient(x), cpu=compared, default=clamped)
 
 
 def _may_exceed(scaling: Scaling, fmt: Format) -> bool:

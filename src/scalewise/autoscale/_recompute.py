@@ -1,0 +1,201 @@
+"""Values that are computed again where they are read, instead of being stored until then.
+
+A backward pass reads what the forward pass has computed: of a GELU five arrays, all functions of
+one, the product before it. Stored one by one they take more memory and more traffic than the
+program without scales, where XLA chooses. So an elementwise function of one large array remembers
+how it was computed, and the backward pass computes it again from that array, its *source*.
+
+Where the source is kept as it is, the second value equals the first. Where it is rounded to be
+stored, only functions are computed again that amplify its rounding error no more than a product
+would; all others are rounded and stored themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from ..interpret import Equation
+from ..scaled import at_least, is_known
+from ._value import InFlight
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Elementwise primitives, and those that only arrange elements.
+ELEMENTWISE = _names(
+    """neg abs sign add sub mul div max min square integer_pow sqrt rsqrt cbrt tanh logistic erf
+    erfc exp exp2 log log1p expm1 sin cos tan atan sinh cosh asinh acosh atanh pow select_n clamp
+    convert_element_type reshape transpose squeeze expand_dims broadcast_in_dim copy copy_p name
+    stop_gradient floor ceil round rem"""
+)
+# Those among them whose relative error is at most a small multiple of their operand's, or which
+# stay within a unit's rounding error of it (tanh).
+STABLE = _names(
+    """neg abs sign mul div max min square integer_pow sqrt rsqrt cbrt tanh logistic erf select_n
+    clamp convert_element_type reshape transpose squeeze expand_dims broadcast_in_dim copy copy_p
+    name stop_gradient"""
+)
+# Several operations each: what reads their result twice has XLA store it.
+COSTLY = _names(
+    """tanh logistic erf erfc exp exp2 log log1p expm1 sin cos tan atan sinh cosh asinh acosh atanh
+    pow cbrt"""
+)
+FEW = 16  # elements of a reduction from which its result is a statistic
+DEEPEST = 48  # operations between a value and its source
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lineage:
+    """How a value was computed from its source.
+
+    Attributes:
+        equation: the last operation.
+        inputs: its operands; those with a lineage of their own lead on to the source.
+        source: the one large array that all of it depends on; None where all operands are small.
+        costly: whether there is an operation among them that takes several of a device's.
+        normalises: whether statistics are among the operands, as in a softmax or a norm.
+        depth: how many operations there are.
+    """
+
+    equation: Equation
+    inputs: tuple[Any, ...]
+    source: InFlight | None
+    costly: bool
+    normalises: bool
+    depth: int
+
+
+def lineage(
+    equation: Equation, inputs: Sequence[Any], small: int, kept: Callable[[InFlight], bool]
+) -> Lineage | None:
+    """How the result of an equation can be computed again; None if it has to be stored.
+
+    Args:
+        equation: any.
+        inputs: its operands.
+        small: arrays of fewer elements are simply kept.
+        kept: whether a source waits for the backward pass as it is, or else rounded.
+    """
+    if equation.name not in ELEMENTWISE or len(equation.out_avals) != 1:
+        return None
+    floats = [x for x in inputs if isinstance(x, InFlight) and x.uniform is None]
+    large = [x for x in floats if at_least(x.data.size, small) and not x.minor]
+    sources = {id(s): s for s in map(_source, large) if s is not None}
+    depth = 1 + max((x.lineage.depth for x in large if x.lineage), default=0)
+    if len(sources) > 1 or depth > DEEPEST:
+        return None
+    source = next(iter(sources.values()), None)
+    if source is not None and not kept(source) and not _is_stable(equation, floats):
+        return None
+    costly = equation.name in COSTLY or any(x.lineage.costly for x in large if x.lineage)
+    own = [x.lineage.normalises for x in floats if x.lineage]
+    normalises = any(own) or any(x.minor for x in floats)
+    return Lineage(equation, tuple(inputs), source, costly, normalises, depth)
+
+
+def is_minor(equation: Equation, inputs: Sequence[Any]) -> bool:
+    """Whether a result is a statistic, which takes little memory beside what it was found from.
+
+    A reduction of at least ``FEW`` elements to one, or an elementwise function of such results.
+    """
+    floats = [x for x in inputs if isinstance(x, InFlight)]
+    size = math.prod(equation.out_avals[0].shape)
+    if equation.name.startswith("reduce_"):
+        return bool(floats) and at_least(floats[0].data.size, size * FEW)
+    arrays = [x for x in floats if x.uniform is None]
+    if equation.name not in ELEMENTWISE or not arrays or not is_known(size):
+        return False
+    return all(x.minor for x in arrays) and any(at_least(x.data.size, size) for x in arrays)
+
+
+def _source(x: InFlight) -> InFlight | None:
+    return x if x.lineage is None else x.lineage.source
+
+
+def _is_stable(equation: Equation, floats: Sequence[InFlight]) -> bool:
+    """Whether an operation on arrays (and numbers) amplifies no relative error."""
+    if equation.name in STABLE:
+        return True
+    # a sum cancels, unless it is with a number, 1 - tanh(x), or all of one sign, x + x^3
+    if equation.name == "add" and len(floats) == 2:
+        return all(map(_odd, floats))
+    return equation.name in ("add", "sub") and len(floats) == 1
+
+
+def _odd(x: InFlight) -> bool:
+    """Whether a value is its source times something that is never negative."""
+    if x.lineage is None:
+        return True
+    equation = x.lineage.equation
+    floats = [i for i in x.lineage.inputs if isinstance(i, InFlight)]
+    arrays = [i for i in floats if i.uniform is None]
+    if len(arrays) != 1:
+        return False
+    match equation.name:
+        case "integer_pow":
+            kept = equation.params["y"] % 2 == 1
+        case "mul":
+            kept = all(i.uniform > 0 for i in floats if i.uniform is not None)
+        case name:
+            kept = name in ("convert_element_type", "reshape", "copy")
+    return kept and _odd(arrays[0])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Copy:
+    """Another copy of a source, and the values that have been computed again from it.
+
+    Attributes:
+        source: of the lineages.
+        copy: in its place.
+    """
+
+    source: InFlight
+    copy: InFlight
+    done: dict[int, tuple[InFlight, InFlight]] = dataclasses.field(default_factory=dict)
+
+    def value(
+        self, value: InFlight, apply: Callable[[Equation, Sequence[Any]], list[Any]]
+    ) -> InFlight:
+        """``value``, a function of the source, as that function of the copy.
+
+        Args:
+            value: the source itself, or a value whose lineage leads to it.
+            apply: computes an equation: ``apply(equation, inputs)``.
+        """
+        if value is self.source:
+            return self.copy
+        if value.lineage is None:
+            return value
+        if id(value) not in self.done:
+            inputs = [
+                self.value(x, apply) if isinstance(x, InFlight) else x for x in value.lineage.inputs
+            ]
+            (again,) = apply(value.lineage.equation, inputs)
+            self.done[id(value)] = (value, again)  # holds the value, so that its id stays its own
+        return self.done[id(value)][1]
+
+
+def apart(x: jax.Array, purpose: int) -> jax.Array:
+    """``x``, from which a device's compiler computes anew what has been computed from it before.
+
+    XLA on a CPU, which stores less and computes less where it may share, gets ``x`` itself.
+
+    Args:
+        x: any array.
+        purpose: XLA takes two such copies of ``x`` with the same number for one.
+    """
+
+    def behind(x):
+        return lax.optimization_barrier((x, np.int32(purpose)))[0]
+
+    return lax.platform_dependent(x, cpu=lambda x: x, default=behind)

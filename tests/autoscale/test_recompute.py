@@ -1,0 +1,87 @@
+"""What the backward pass reads: stored once, or computed again from what is stored."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+
+W = jax.random.normal(jax.random.key(0), (128, 128)) / 11
+X = jax.random.normal(jax.random.key(1), (256, 128))
+
+
+def layers(activation):
+    def loss(w):
+        x = X
+        for _ in range(3):
+            x = activation(x @ w)
+        return jnp.mean(jnp.square(x))
+
+    return loss
+
+
+def temporaries(f, *args):
+    return jax.jit(f).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+def stored(f, *args):
+    """Shapes that are rounded to FP16 behind a barrier, to wait for the backward pass."""
+    program = str(jax.make_jaxpr(f)(*args))
+    return program.count("f16[256,128] = optimization_barrier")
+
+
+@pytest.mark.parametrize("activation", [jax.nn.gelu, jax.nn.silu, jnp.tanh, jax.nn.softplus])
+def test_gradients_are_float32s(activation):
+    loss = layers(activation)
+    want = jax.grad(loss)(W)
+    for recipe, tolerance in (("fp16", 2e-3), ("fp8", 0.1)):
+        got = jax.jit(sw.autoscale(jax.grad(loss), recipe))(W)
+        error = jnp.linalg.norm(got - want) / jnp.linalg.norm(want)
+        assert error < tolerance, (recipe, float(error))
+
+
+def test_an_activation_stores_its_operand_alone():
+    """Of a GELU the product before it; what its gradient needs is computed again from that."""
+    f = sw.autoscale(jax.grad(layers(jax.nn.gelu)), "fp16")
+    # three products; and each layer's output, which is the next product's operand
+    assert stored(f, W) <= 6
+
+
+def test_a_step_takes_less_memory_than_in_float32():
+    loss = layers(jax.nn.gelu)
+    narrow = sw.autoscale(jax.grad(loss), "fp16")
+    assert temporaries(narrow, W) < 0.9 * temporaries(jax.grad(loss), W)
+
+
+def test_what_would_amplify_the_rounding_is_stored_itself():
+    """exp of a large number: from a rounded operand it would be wrong by that number's own ulps."""
+
+    def loss(w):
+        y = X @ w * 8
+        return jnp.sum(jnp.exp(y - jnp.max(y, axis=1, keepdims=True)) * jnp.sin(X))
+
+    want = jax.grad(loss)(W)
+    got = jax.jit(sw.autoscale(jax.grad(loss), "fp16"))(W)
+    assert jnp.linalg.norm(got - want) < 1e-2 * jnp.linalg.norm(want)
+
+
+def test_a_bfloat16_program_is_not_rounded_again():
+    def loss(w):
+        w, x = w.astype(jnp.bfloat16), X.astype(jnp.bfloat16)
+        return jnp.mean(jnp.square(jax.nn.gelu(x @ w) @ w).astype(jnp.float32))
+
+    exact = sw.Recipe(forward=None, backward=None)
+    got = jax.jit(sw.autoscale(jax.grad(loss), exact))(W)
+    # XLA may keep excess precision of a sum of two gradients, or not
+    np.testing.assert_allclose(got, jax.jit(jax.grad(loss))(W), rtol=2**-7, atol=2**-14)
+
+
+def test_smaller_arrays_are_kept():
+    loss = layers(jax.nn.gelu)
+    everything = replace(sw.recipes.fp16, smallest=0)
+    kept = replace(sw.recipes.fp16, smallest=10**9)
+    got = [jax.jit(sw.autoscale(jax.grad(loss), r))(W) for r in (everything, kept)]
+    np.testing.assert_allclose(got[0], got[1], rtol=2e-2, atol=1e-5)
