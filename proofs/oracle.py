@@ -128,10 +128,11 @@ def _thresholds(fmt: Format, rounding: str) -> tuple[np.ndarray, np.ndarray]:
 def _values(fmt: Format) -> np.ndarray:
     """The numbers of the codes from 0 to one beyond the largest, counted up binade by binade."""
     per = 1 << fmt.mantissa_bits
-    binades = [np.arange(per) * 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)]
+    binades, first = [np.arange(per) * 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)], 1
     if not fmt.subnormals:
-        binades = []
-    for exponent in range(fmt.min_exponent, fmt.max_exponent + 2):
+        binades, first = [], 0
+    assert fmt.bias is not None
+    for exponent in range(first - fmt.bias, fmt.max_exponent + 2):
         binades.append((per + np.arange(per)) * 2.0 ** (exponent - fmt.mantissa_bits))
     values = np.concatenate(binades)[: fmt.max_code + 2]
     if fmt.zero:

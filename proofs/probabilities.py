@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from proofs import records
 from scalewise.formats import CATALOGUE, Format
@@ -32,7 +33,12 @@ from scalewise.rounding import round_to
 FORMATS = dict(CATALOGUE)
 DRAWS = 32  # for each input
 CHUNK = 1 << 20
-CASES = [(name, dtype) for name in FORMATS for dtype in ("float32", "float64")]
+CASES = [
+    (name, dtype)
+    for name in FORMATS
+    for dtype in ("float32", "float64")
+    if (name, dtype) != ("fp64", "float32")  # where nothing is rounded
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,17 +188,15 @@ def count(fmt: Format) -> tuple[int, list[str]]:
     """
     x = inputs(fmt, np.float32, 3)
     x = x[: len(x) // 2][2::3]
-    ups = jax.jit(
-        lambda x, first, step, low: jnp.sum(
-            round_to(
-                jnp.full(CHUNK, x),
-                fmt,
-                rounding="stochastic",
-                bits=(first + jnp.arange(CHUNK, dtype=jnp.uint32)) * step,
-            )
-            != low
-        )
-    )
+
+    @jax.jit
+    def ups(x: jax.Array, first: jax.Array, step: jax.Array, low: jax.Array) -> jax.Array:
+        draws = (first + jnp.arange(CHUNK, dtype=jnp.uint32)) * step
+        y = round_to(jnp.full(CHUNK, x), fmt, rounding="stochastic", bits=draws)
+        # their bits, since a comparison of floats flushes subnormals
+        y, low = (lax.bitcast_convert_type(v, jnp.uint32) for v in (y, low))
+        return jnp.sum(y != low)
+
     compared, wrong, seen = 0, [], False
     for v, ulp in zip(x, ulps(x), strict=True):
         rule = law(fmt, float(v), 32, False, int(ulp))
@@ -224,7 +228,7 @@ def prove(case: tuple[str, str]) -> dict[str, Any]:
         compared += result[0]
         wrong.extend(result[1])
 
-    if dtype == np.float32 and fmt.name != "fp64":  # which holds every float32
+    if dtype == np.float32:
         for saturate in (False, True):
             add(check(fmt, dtype, 8, saturate))
         add(count(fmt))

@@ -24,6 +24,8 @@ FORMATS = [
     Format("e3m0", 3, 0, nan="all_ones"),
     Format("e1m3", 1, 3, infinities=False, nan="none"),
     Format("e5m2n", 5, 2, subnormals=False),
+    Format("gapped", 8, 2, subnormals=False),  # its smallest number is subnormal in float32
+    Format("flat", 8, 0, bias=130, subnormals=False, nan="all_ones"),
 ]
 
 

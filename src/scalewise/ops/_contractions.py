@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import FP32, Format, check_rounding
+from ..formats import FP32, Format, rounding_mode
 from ..formats import format as format_
 from ..rounding import from_float64, round_bits, to_float64
 
@@ -53,7 +53,7 @@ class Accumulator:
                     f"Accumulator: {fmt.name} is refused; accepted: formats with a zero and up to "
                     "25 significant bits, since sums are carried in float64"
                 )
-        if check_rounding(self.fmt, self.rounding) == "stochastic":
+        if rounding_mode(self.rounding, self.fmt).random:
             raise ValueError("Accumulator: rounding is 'stochastic', but there is no key to draw")
         if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
             raise ValueError(f"Accumulator: chunk is {self.chunk!r}; accepted: positive, or None")

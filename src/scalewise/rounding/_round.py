@@ -58,8 +58,9 @@ def round_to(
             away from zero leaves a finite overflow at the largest number (IEEE 754-2019, 7.4).
             True: all become the largest number. ``"finite"``: only what is finite does.
         key: a JAX random key, for ``"stochastic"``.
-        bits: or the random bits themselves: uint32 (uint64 for float64) of x's shape. Where
-            rounding drops d < w bits of a normal number, the lowest d of them decide.
+        bits: or the random bits themselves, of x's shape: uint32, or uint64 where x or the result
+            is float64. Where rounding drops d < w bits of a normal number, the lowest d of them
+            decide.
         subnormals: False flushes results below the smallest normal number to zero.
         gradient: straight-through: ``"identity"`` hands the cotangent on as it is, ``"clipped"``
             hands on zero where ``x`` lies beyond the largest number. Neither is rounded.

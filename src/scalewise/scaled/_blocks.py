@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import E8M0, BlockFormat, Format
+from ..formats import E8M0, BlockFormat, Format, rounding_mode
 from ..rounding import EncodedArray, encode
 from ._array import ScaledArray
-from ._power import NEAREST, exponent_of, layout, power_of_two, shrink
+from ._power import exponent_of, layout, power_of_two, shrink
 from ._scaling import Amax, Scaling, to_top
 
 # How the exponent of a scale is found from the largest magnitude of a block, by torchao's names.
@@ -160,7 +160,7 @@ def _over_powers(
 
     if x.dtype == jnp.float64:
         return plainly()
-    if rounding not in NEAREST:
+    if not rounding_mode(rounding).underflows_to_zero:
         return with_subnormals()
     # they count where a whole block is so small that 2^-126 / 2^exponent isn't nothing
     least = -126 - (element.min_exponent - element.mantissa_bits - 1)

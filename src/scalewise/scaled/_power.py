@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..formats import rounding_mode
+
 
 def layout(dtype: Any) -> tuple[Any, int, int]:
     """Signed integer of a float's width, its mantissa bits, its bias."""
@@ -60,18 +62,17 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     return x * power_of_two(exponent - half, x.dtype)
 
 
-# Roundings that send what is small enough to zero.
-NEAREST = ("nearest_even", "nearest_away", "toward_zero")
-
-
 def shrink(x: jax.Array, factor: jax.Array, rounding: str) -> jax.Array:
     """``x * factor`` on its way to a rounding: what underflows still isn't zero where that counts.
 
     Backends flush subnormal products. To nearest, that is zero anyway; a directed rounding has to
     see that there was something.
+
+    Raises:
+        ValueError: there is no such rounding.
     """
     y = x * factor
-    if rounding in NEAREST:
+    if rounding_mode(rounding).underflows_to_zero:
         return y
     least = np.asarray(2.0 ** (2 - layout(x.dtype)[2]), x.dtype)
     gone = (x != 0) & (jnp.abs(y) < least)
