@@ -137,6 +137,11 @@ def test_an_optimizer_inside_sees_float32_gradients():
     assert not np.array_equal(np.asarray(got), np.asarray(got.astype(F16), np.float32))
 
 
+def test_a_function_without_a_gradient_has_no_optimizer():
+    found = placements(lambda x: jnp.sum(jnp.exp(x @ x)), "f16")(example())
+    assert {p.direction for p in found} == {"forward"}
+
+
 def test_rules_override_by_primitive_scope_and_function():
     def attention(x):
         return jnp.tanh(x @ x)

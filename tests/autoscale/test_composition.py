@@ -175,3 +175,25 @@ def test_an_export_whose_batch_is_symbolic(recipe):
     if recipe == "fp8":
         got, want = exported.call(params, X), program(params, X)
         np.testing.assert_allclose(got["w"], want["w"], rtol=1e-3, atol=1e-3)
+
+
+def test_a_flax_step_that_updates_its_model_in_place():
+    """The update is lost, as under ``jax.jit``, and there is a warning; two forms that work."""
+
+    def loss(model, x):
+        return jnp.mean(jnp.square(model(x) - x))
+
+    def step(model, x):
+        gradients = nnx.grad(loss)(model, x)
+        nnx.update(model, jax.tree.map(lambda w, g: w - g, nnx.state(model), gradients))
+        return model
+
+    model = nnx.Linear(16, 16, rngs=nnx.Rngs(0))
+    with pytest.warns(
+        UserWarning, match=r"<lambda> updates its argument \[0\].* in place and doesn't"
+    ):
+        nnx.jit(sw.autoscale(lambda model, x: step(model, x).bias.sum(), "fp8"))(model, X)
+    returned = jax.jit(sw.autoscale(step, "fp8"))(model, X)
+    gradients = nnx.grad(sw.autoscale(loss, "fp8"))(model, X)
+    moved = returned.kernel[...] - model.kernel[...]
+    np.testing.assert_allclose(moved, -gradients.kernel[...], rtol=1e-3, atol=1e-6)

@@ -1,6 +1,7 @@
 """``training.step`` against the same lines written out by hand, for three kinds of model."""
 
 import dataclasses
+import pickle
 
 import equinox as eqx
 import jax
@@ -322,3 +323,57 @@ def test_the_state_is_a_plain_pytree():
     again = jax.tree.unflatten(treedef, leaves)
     close(jax.jit(train)(again, batch())[0].params, jax.jit(train)(state, batch())[0].params)
     assert dataclasses.replace(state, step=jnp.int32(7)).step == 7
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"w": jnp.ones((2, 2))},
+        lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)),
+        lambda: eqx.nn.Linear(2, 2, key=jax.random.key(0)),
+    ],
+    ids=["bare", "flax", "equinox"],
+)
+def test_a_state_is_pickled(make):
+    state = step(lambda model, batch: 0.0, optax.adam(1e-3), "p=bf16,c=bf16").init(make())
+    back = pickle.loads(pickle.dumps(state))
+    assert jax.tree.structure(back) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, back, state)
+    assert jax.tree.structure(back.model()) == jax.tree.structure(state.model())
+
+
+def test_a_batch_of_several_arguments():
+    def loss(params, inputs, labels):
+        return jnp.mean(jnp.square(inputs["x"] @ params - labels))
+
+    x, y = jnp.arange(8.0).reshape(4, 2), jnp.arange(4.0)
+    alone = step(lambda w, batch: loss(w, *batch), optax.sgd(0.1))
+    several = step(loss, optax.sgd(0.1), sw.recipes.fp8_delayed, accumulate=2)
+    state, metrics = several(several.init(jnp.ones(2), {"x": x}, y), {"x": x}, y)
+    want, _ = alone(alone.init(jnp.ones(2)), ({"x": x}, y))
+    assert metrics.loss > 0
+    np.testing.assert_allclose(state.params, want.params, rtol=0.1)
+
+
+def test_steps_left_out_in_a_row_are_counted_and_warned_of():
+    """A gradient of NaN beside a finite loss, as data make one, lowers the scale each time."""
+
+    def loss(w, x):
+        return jnp.sum(jnp.where(x > 0, jnp.sqrt(x * w), 0.0))  # NaN times 0 in the gradient
+
+    train = step(loss, optax.sgd(0.1), scaling=DynamicLossScale(smallest=0.25), warn_after=3)
+    state, run = train.init(jnp.float32(1)), jax.jit(train)
+    rows, bad = [], jnp.float32(-1.0)
+
+    def run_all():
+        nonlocal state
+        for x in (bad, bad, bad, bad, jnp.float32(1), bad):
+            state, metrics = run(state, x)
+            rows.append((int(metrics.skipped_in_a_row), int(metrics.skipped)))
+        jax.effects_barrier()
+
+    with pytest.warns(UserWarning, match=r"3 steps in a row were left out.*loss scale is 8192"):
+        run_all()
+    assert rows == [(1, 1), (2, 2), (3, 3), (4, 4), (0, 4), (1, 5)]
+    with pytest.raises(ValueError, match=r"warn_after is 0; expected 1, 2, \.\.\. or None"):
+        step(loss, optax.sgd(0.1), warn_after=0)

@@ -16,7 +16,15 @@ from ._policy import policy as policy_
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """Operations of one kind from one source line, and the dtype they run in."""
+    """Operations of one kind from one source line, and the dtype they run in.
+
+    Attributes:
+        primitive: of the operations.
+        dtype: they run in.
+        direction: ``"forward"``, ``"backward"``, or ``"update"`` for a training step's optimizer.
+        where: file, line and function.
+        count: how many there are.
+    """
 
     primitive: str
     dtype: str
@@ -48,6 +56,10 @@ def placements(f: Callable, policy: Policy | str | Any = "float16") -> Callable:
         chosen = policy_(policy)
         program = transform(converted(f, chosen), Autocast(chosen, note), name="autocast")
         jax.eval_shape(program, *args, **kwargs)
-        return tuple(Placement(*key, count=n) for key, n in counts.items())
+        found = [Placement(*key, count=n) for key, n in counts.items()]
+        if any(p.direction == "backward" for p in found):
+            return tuple(found)
+        # without a backward pass there is no optimizer either
+        return tuple(dataclasses.replace(p, direction="forward") for p in found)
 
     return show

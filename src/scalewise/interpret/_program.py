@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -20,6 +21,7 @@ from ._interpretation import Interpretation
 from ._walk import follow
 
 ARRAYS = jax.Array | np.ndarray | np.generic
+PLAIN_KEYS = jax.tree_util.DictKey | jax.tree_util.SequenceKey
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +155,9 @@ def _traced(
         for i, x in zip(traced, arrays, strict=True):
             full[i] = x
         a, k = jax.tree.unflatten(tree, full)
+        before = jax.tree.leaves((a, k))
         outs, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
+        _warn_of_lost_updates((a, k), [*before, *(leaf for _, leaf in outs)], f, name)
         static = {i: leaf for i, (_, leaf) in enumerate(outs) if not isinstance(leaf, ARRAYS)}
         for i, leaf in static.items():
             _check_static(leaf, outs[i][0], f, name)
@@ -244,6 +248,26 @@ def _is_number(leaf: Any) -> bool:
 
 def _as_array(leaf: Any) -> Any:
     return jnp.asarray(leaf) if _is_number(leaf) else leaf
+
+
+def _warn_of_lost_updates(arguments: Any, known: Sequence[Any], f: Callable, name: str) -> None:
+    """Warns of arrays that a function has put into an object of its arguments and not returned.
+
+    What it changes are copies: as under ``jax.jit``, the caller's objects stay as they were.
+    Dictionaries and lists don't count, which functions use for arrays of their own.
+    """
+    ids = set(map(id, known))
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
+        own = all(isinstance(key, PLAIN_KEYS) for key in path)
+        if own or not isinstance(leaf, Tracer) or id(leaf) in ids:
+            continue
+        warnings.warn(
+            f"{name}: {getattr(f, '__name__', f)} updates its argument {_argument(path)} in place "
+            "and doesn't return it, so the update is lost. Return the updated object, or transform "
+            "a function without updates: the loss, inside of the training step",
+            stacklevel=2,
+        )
+        return
 
 
 def _check_static(leaf: Any, path: Sequence[Any], f: Callable, name: str) -> None:

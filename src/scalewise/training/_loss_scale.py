@@ -28,11 +28,13 @@ class LossScaleState(NamedTuple):
         scale: the factor on the next loss, float32, scalar.
         good_steps: finite steps since the scale last changed, int32.
         skipped: steps left out so far, int32.
+        skipped_in_a_row: steps left out since the last finite one, int32.
     """
 
     scale: jax.Array
     good_steps: jax.Array
     skipped: jax.Array
+    skipped_in_a_row: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +60,7 @@ class StaticLossScale:
             state.scale,
             jnp.where(finite, state.good_steps + 1, 0),
             state.skipped + jnp.where(finite, 0, 1),
+            jnp.where(finite, 0, state.skipped_in_a_row + 1),
         )
 
 
@@ -70,7 +73,10 @@ class DynamicLossScale:
         growth: what it is multiplied by after ``interval`` finite steps in a row; over 1.
         backoff: what it is multiplied by where a gradient isn't finite; between 0 and 1.
         interval: finite steps in a row before it grows.
-        smallest: it never falls below. May be under 1: gradients beyond 65504 need that in FP16.
+        smallest: a lower bound on it. Gradients beyond 65504 need one under 1 in FP16. Gradients
+            that are NaN because of the data reach the bound within 40 steps of the default, and
+            come back from it by one doubling in ``interval`` finite steps: set a bound of 1, say,
+            where no gradient is that large, and look at the metrics' ``skipped_in_a_row``.
         largest: it never grows beyond.
     """
 
@@ -107,7 +113,8 @@ class DynamicLossScale:
         factor = jnp.where(finite, jnp.where(grows, self.growth, 1.0), self.backoff)
         scale = jnp.clip(state.scale * factor.astype(jnp.float32), self.smallest, self.largest)
         skipped = state.skipped + jnp.where(finite, 0, 1)
-        return LossScaleState(scale, jnp.where(grows, 0, good), skipped)
+        row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+        return LossScaleState(scale, jnp.where(grows, 0, good), skipped, row)
 
 
 LossScale = StaticLossScale | DynamicLossScale
@@ -220,7 +227,10 @@ def loss_scaled(
             return inner.update(true, before, params, **extra)
 
         updates, after = keep_unless(finite, step, state.inner, true, state.inner, params, extra)
-        unmended = state.loss_scale._replace(skipped=state.loss_scale.skipped + 1)
+        before = state.loss_scale
+        unmended = before._replace(
+            skipped=before.skipped + 1, skipped_in_a_row=before.skipped_in_a_row + 1
+        )
         moved = choose(sound, scaling.update(state.loss_scale, finite), unmended)
         return updates, LossScaledState(moved, after)
 
@@ -255,7 +265,7 @@ def _scales(tree: Tree) -> list[LossScaleState]:
 
 
 def _state(scale: float) -> LossScaleState:
-    return LossScaleState(jnp.float32(scale), jnp.int32(0), jnp.int32(0))
+    return LossScaleState(jnp.float32(scale), jnp.int32(0), jnp.int32(0), jnp.int32(0))
 
 
 def _positive(noun: Any, field: str) -> None:

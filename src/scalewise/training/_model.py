@@ -6,8 +6,8 @@ Neither library is imported: a module of one of them can only be here if its lib
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import sys
-from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
@@ -18,17 +18,73 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """How a model is put together from its parts, and taken apart again.
+    """How a model is put together from its parts, and taken apart again; of a bare pytree.
 
-    Attributes:
-        key: what is static in the model; two structures with equal keys are equal.
-        merge: (params, rest) to the model that the user's loss is called with.
-        rest: a model, after that call, to what else is in it: statistics, counters, keys.
+    Structures are hashable, equal if what is static in their models is, and can be pickled if that
+    can be.
     """
 
-    key: Hashable
-    merge: Callable[[Tree, Tree], Any] = dataclasses.field(compare=False)
-    rest: Callable[[Any], Tree] = dataclasses.field(compare=False)
+    def merge(self, params: Tree, rest: Tree) -> Any:
+        """The model that the user's loss is called with."""
+        return params
+
+    def rest(self, model: Any) -> Tree:
+        """What else is in a model, after that call: statistics, counters, keys."""
+        return ()
+
+
+@dataclasses.dataclass(frozen=True)
+class FlaxStructure(Structure):
+    """Of a Flax NNX module.
+
+    Attributes:
+        graph: its definition, an ``nnx.GraphDef``.
+    """
+
+    graph: Any
+
+    def merge(self, params: Tree, rest: Tree) -> Any:
+        # a copy: a loss may change variables only at its own level of tracing
+        return _library("flax.nnx").merge(self.graph, params, rest, copy=True)
+
+    def rest(self, model: Any) -> Tree:
+        nnx = _library("flax.nnx")
+        return nnx.split(model, nnx.Param, ...)[2]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class EquinoxStructure(Structure):
+    """Of an Equinox module.
+
+    Attributes:
+        static: the module without its arrays.
+    """
+
+    static: Any
+
+    def merge(self, params: Tree, rest: Tree) -> Any:
+        return _library("equinox").combine(params, rest, self.static)
+
+    def rest(self, model: Any) -> Tree:
+        eqx = _library("equinox")
+        others = eqx.filter(model, eqx.is_inexact_array, inverse=True)
+        return eqx.filter(others, eqx.is_array)
+
+    @property
+    def _key(self) -> tuple[Any, Any]:
+        leaves, treedef = jax.tree.flatten(self.static)
+        return tuple(leaves), treedef
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EquinoxStructure) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+
+def _library(name: str) -> Any:
+    """A library that the model comes from."""
+    return importlib.import_module(name)
 
 
 def split(model: Any) -> tuple[Tree, Tree, Structure]:
@@ -44,28 +100,13 @@ def split(model: Any) -> tuple[Tree, Tree, Structure]:
     nnx, eqx = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     if nnx is not None and isinstance(model, nnx.Module):
         graph, params, rest = nnx.split(model, nnx.Param, ...)
-        structure = Structure(
-            key=graph,
-            # copies: a loss may change variables only at its own level of tracing
-            merge=lambda p, r: nnx.merge(graph, p, r, copy=True),
-            rest=lambda m: nnx.split(m, nnx.Param, ...)[2],
-        )
+        structure = FlaxStructure(graph)
     elif eqx is not None and isinstance(model, eqx.Module):
         params, others = eqx.partition(model, eqx.is_inexact_array)
         rest, static = eqx.partition(others, eqx.is_array)
-
-        def others_of(module: Any) -> Tree:
-            return eqx.filter(eqx.filter(module, eqx.is_inexact_array, inverse=True), eqx.is_array)
-
-        leaves, treedef = jax.tree.flatten(static)
-        structure = Structure(
-            key=(tuple(leaves), treedef),
-            merge=lambda p, r: eqx.combine(p, r, static),
-            rest=others_of,
-        )
+        structure = EquinoxStructure(static)
     else:
-        params, rest = model, ()
-        structure = Structure("bare", merge=lambda p, r: p, rest=lambda m: ())
+        params, rest, structure = model, (), Structure()
     check_floats(params)
     return params, rest, structure
 

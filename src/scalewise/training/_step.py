@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -74,6 +75,8 @@ class Metrics(NamedTuple):
         finite: whether the step was taken; if not, nothing but the loss scale changed.
         scale: the loss scale that this step used.
         skipped: steps left out so far.
+        skipped_in_a_row: steps left out since the last one that was taken. A long row is no matter
+            of the loss scale: data or weights aren't finite.
         aux: what the loss function returned beside the loss; stacked over microbatches.
     """
 
@@ -81,6 +84,7 @@ class Metrics(NamedTuple):
     finite: jax.Array
     scale: jax.Array
     skipped: jax.Array
+    skipped_in_a_row: jax.Array
     aux: Any = None
 
 
@@ -98,6 +102,7 @@ class Step:
         delayed: a recipe with a history, under which that function's gradient is computed.
         axis_name: mapped axes over which gradients are averaged.
         wire: format in which they are sent.
+        warn_after: how many steps left out in a row are warned of; None for no warning.
     """
 
     loss: Callable
@@ -109,13 +114,14 @@ class Step:
     delayed: Recipe | None = None
     axis_name: Any = None
     wire: Any = None
+    warn_after: int | None = None
 
-    def init(self, model: Any, batch: Any = None) -> TrainState:
+    def init(self, model: Any, *batch: Any) -> TrainState:
         """The state before the first step, of a model or a pytree of parameters.
 
         Args:
             model: what is trained.
-            batch: for delayed scaling, which finds its first scales from a step on it: a batch
+            batch: for delayed scaling, which finds its first scales from a step on it: arguments
                 like those to come, or, with ``axis_name``, like one member's part of them.
 
         Raises:
@@ -129,12 +135,13 @@ class Step:
         state = TrainState(params, rest, optimizer, None, jnp.int32(0), structure)
         if self.delayed is None:
             return state
-        if batch is None:
+        if not batch or batch == (None,):
             raise TypeError("step: delayed scaling begins with a batch: init(model, batch)")
         return dataclasses.replace(state, history=self._first_history(self.delayed, state, batch))
 
-    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
-        """One step on a batch, a pytree whose arrays have the examples along their first axis."""
+    def __call__(self, state: TrainState, *batch: Any) -> tuple[TrainState, Metrics]:
+        """One step on a batch: what the loss function takes beside the model, one argument or
+        several, pytrees whose arrays have the examples along their first axis."""
         before = loss_scale_of(state.optimizer)
         gradients, loss, rest, aux, newest = self._gradients(state, batch)
         if self.axis_name is not None:
@@ -159,7 +166,10 @@ class Step:
             history=history,
             step=state.step + 1,
         )
-        return new, Metrics(loss, finite, before.scale, after.skipped, aux)
+        if self.warn_after is not None:
+            _warn_of_skipped(self.warn_after, after)
+        row = after.skipped_in_a_row
+        return new, Metrics(loss, finite, before.scale, after.skipped, row, aux)
 
     def _gradients(self, state: TrainState, batch: Any) -> tuple[Tree, jax.Array, Tree, Any, Any]:
         """Scaled gradients, the loss as it is, the rest of the model, what else came of it, and,
@@ -232,7 +242,7 @@ class Step:
             if self.params is not None:  # the program is float32's; narrow is what lies in memory
                 params = jax.tree.map(widened, params)
             model = structure.merge(params, rest)
-            out = self.loss(model, jax.tree.unflatten(treedef, arrays))
+            out = self.loss(model, *jax.tree.unflatten(treedef, arrays))
             loss, aux = out if self.has_aux else (out, None)
             return widened(jnp.asarray(loss)), structure.rest(model), aux
 
@@ -252,6 +262,7 @@ def step(
     has_aux: bool = False,
     axis_name: Any = None,
     wire: Any = None,
+    warn_after: int | None = None,
 ) -> Step:
     """A mixed-precision training step around any loss function and optax optimizer.
 
@@ -263,7 +274,8 @@ def step(
     scaled: then the scale stays, too.)
 
     Args:
-        loss: ``(model, batch) -> scalar``; model as given to ``init``.
+        loss: ``(model, batch) -> scalar``, or ``(model, inputs, labels, ...) -> scalar``; model as
+            given to ``init``.
         optimizer: any optax transformation.
         policy: what runs in which precision: a :class:`~scalewise.Policy` or its string, for
             :func:`~scalewise.autocast`; a :class:`~scalewise.Recipe`, for
@@ -281,6 +293,10 @@ def step(
             batch: gradients and loss are averaged over them, and all take the same decisions. Not
             needed under ``jit`` with shardings, where arrays are whole.
         wire: format in which the gradients are sent to be averaged, see :func:`mean_over`.
+        warn_after: with a number, a warning comes from the host once that many steps in a row have
+            been left out. It is a host callback in the program (``jax.debug.callback``), which
+            can't be exported or cached on disk; None, the default, leaves it to the caller to look
+            at ``metrics.skipped_in_a_row``.
 
     Returns:
         A :class:`Step`, jittable: ``state = it.init(model)``, ``state, metrics = it(state,
@@ -313,7 +329,30 @@ def step(
     whole = loss_scaled(WEIGHTS[weights](optimizer), scaling, clip=clip, axis_name=axis_name)
     if wire is not None and axis_name is None:
         raise ValueError("step: wire says how gradients are sent over axis_name, which isn't given")
-    return Step(loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, wire)
+    if warn_after is not None and not (isinstance(warn_after, int) and warn_after >= 1):
+        raise ValueError(f"step: warn_after is {warn_after!r}; expected 1, 2, ... or None")
+    return Step(
+        loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, wire, warn_after
+    )
+
+
+def _warn_of_skipped(limit: int, state: LossScaleState) -> None:
+    """Warns, from the host, in the step that is the ``limit``-th in a row to be left out."""
+
+    def warn(scale: Any) -> None:
+        warnings.warn(
+            f"training.step: {limit} steps in a row were left out, their gradients or losses not "
+            f"finite; the loss scale is {float(scale):g}. A smaller scale doesn't help against "
+            "NaN in the data or the weights: look at the batch, or run scalewise.audit on the step",
+            stacklevel=2,
+        )
+
+    jax.lax.cond(
+        state.skipped_in_a_row == limit,
+        lambda scale: jax.debug.callback(warn, scale),
+        lambda scale: None,
+        state.scale,
+    )
 
 
 def microbatches(batch: Any, n: int) -> Any:
