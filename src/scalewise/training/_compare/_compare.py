@@ -297,9 +297,9 @@ def write(comparison: Comparison, folder: Folder) -> Comparison:
     except OSError as error:
         why = comparison.failure or f"the report can't be written: {sentence(error)}"
     try:
-        with rescue_folder() as folder:
-            comparison = dataclasses.replace(comparison, failure=why, folder=str(folder))
-            _write(comparison, Folder(folder))
+        with rescue_folder() as path:
+            comparison = dataclasses.replace(comparison, failure=why, folder=str(path))
+            _write(comparison, Folder(path))
     except OSError:
         comparison = dataclasses.replace(comparison, failure=why, folder="")
     return comparison
