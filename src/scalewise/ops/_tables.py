@@ -32,6 +32,7 @@ class FunctionErrors:
 
     Attributes:
         name: the function's.
+        domain: of the inputs: ``"all"`` finite numbers of the format, or the ``"normal"`` ones.
         arithmetic: ``"native"``: computed in the storage type; else the type it was computed in.
         count: inputs where the function is defined: the exact value is a real number.
         max_absolute, mean_absolute, max_relative, mean_relative, max_ulp: errors.
@@ -41,6 +42,7 @@ class FunctionErrors:
     """
 
     name: str
+    domain: str
     arithmetic: str
     count: int
     max_absolute: float
@@ -71,10 +73,15 @@ class CastErrors:
     mean_relative: float
 
 
+DOMAINS = ("all", "normal")
+
+
 def function_table(
-    fmt: Format | str | Any, names: Iterable[str] | None = None
+    fmt: Format | str | Any,
+    names: Iterable[str] | None = None,
+    domain: str | Iterable[str] = "all",
 ) -> Iterator[FunctionErrors]:
-    """The errors of elementary functions over every finite input of a format, one after the other.
+    """The errors of elementary functions over every input of a domain, one after the other.
 
     Each function comes twice: computed in the format's own dtype as JAX does it under ``jit``, and
     in float32 with one rounding. The exact values are found by NumPy in float64, wherever an error
@@ -83,9 +90,16 @@ def function_table(
     Args:
         fmt: a format of up to 16 bits with a storage dtype.
         names: of functions in ``functions.FUNCTIONS``; all if not given.
+        domain: ``"all"``: every finite number of the format; ``"normal"``: those that are neither
+            zero nor subnormal, as published tables have them; or several of these.
 
     Raises:
-        ValueError: another format, or an unknown function.
+        ValueError: another format, or an unknown function or domain.
+
+    Example:
+        >>> _, rsqrt = function_table("fp16", ["rsqrt"], domain="normal")
+        >>> round(rsqrt.max_absolute, 6)
+        0.031227
     """
     fmt = format_(fmt)
     if fmt.bits > 16 or fmt.dtype is None or not fmt.zero:
@@ -96,19 +110,31 @@ def function_table(
     names = list(FUNCTIONS if names is None else names)
     if unknown := [n for n in names if n not in FUNCTIONS]:
         raise ValueError(f"no function is called {unknown[0]!r}; there are {', '.join(FUNCTIONS)}")
-    return _rows(fmt, names)
+    domains = (domain,) if isinstance(domain, str) else tuple(domain)
+    if unknown := [d for d in domains if d not in DOMAINS]:
+        raise ValueError(
+            f"function_table: domain is {unknown[0]!r}; expected one of 'all', 'normal'"
+        )
+    return _rows(fmt, names, domains)
 
 
-def _rows(fmt: Format, names: list[str]) -> Iterator[FunctionErrors]:
+def _rows(fmt: Format, names: list[str], domains: tuple[str, ...]) -> Iterator[FunctionErrors]:
     values = fmt.values()
     x = np.unique(values[np.isfinite(values)])
+    if "all" not in domains:
+        x = x[np.abs(x) >= float(fmt.smallest_normal)]
+    normal = np.abs(x) >= float(fmt.smallest_normal)
     for name in names:
         function = FUNCTIONS[name]
         exact, rounded = reference(fmt, function, x)
         for arithmetic in ("native", "float32"):
             got = _computed(fmt, function, x, arithmetic)
-            if got is not None:
-                yield _compare(fmt, name, arithmetic, x, got, exact, rounded)
+            if got is None:
+                continue
+            for domain in domains:
+                chosen = normal if domain == "normal" else np.ones_like(normal)
+                numbers = [v[chosen] for v in (x, got, exact, rounded)]
+                yield _compare(fmt, (name, domain, arithmetic), *numbers)
 
 
 def reference(fmt: Format, function: Elementary, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -167,8 +193,7 @@ def _computed(
 
 def _compare(
     fmt: Format,
-    name: str,
-    arithmetic: str,
+    what: tuple[str, str, str],
     x: np.ndarray,
     got: np.ndarray,
     exact: np.ndarray,
@@ -186,8 +211,7 @@ def _compare(
         ulps = np.where(both | right, ulps, np.inf)
     compared = max(int(both.sum()), 1)
     return FunctionErrors(
-        name=name,
-        arithmetic=arithmetic,
+        *what,
         count=len(x),
         max_absolute=float(error.max(initial=0)),
         mean_absolute=float(error.sum() / compared),
