@@ -4,6 +4,8 @@ A rounding is monotone, so an input just below each threshold and one on it deci
 thresholds are those of ``proofs/oracle.py``, which shares no code with the casts.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,13 +26,18 @@ FORMATS = [
     Format("e3m0", 3, 0, nan="all_ones"),
     Format("e1m3", 1, 3, infinities=False, nan="none"),
     Format("e5m2n", 5, 2, subnormals=False),
-    Format("gapped", 8, 2, subnormals=False),  # its smallest number is subnormal in float32
+]
+SUBNORMAL = [  # their smallest numbers are subnormals of float32
+    Format("gapped", 8, 2, subnormals=False),
     Format("flat", 8, 0, bias=130, subnormals=False, nan="all_ones"),
+]
+CASES = [
+    *itertools.product(FORMATS, oracle.DETERMINISTIC),
+    *itertools.product(SUBNORMAL, ("away_from_zero", "to_odd")),
 ]
 
 
-@pytest.mark.parametrize("rounding", oracle.DETERMINISTIC)
-@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize(("fmt", "rounding"), CASES, ids=lambda v: getattr(v, "name", v))
 def test_both_sides_of_every_threshold(fmt, rounding):
     for saturate in SATURATE if rounding == "nearest_even" else (False,):
         both = oracle.edges(fmt, rounding, saturate)
