@@ -52,6 +52,7 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.gallery
 	$(BIN)/python -m proofs.two_processes
 	$(BIN)/python -m proofs.resume
+	$(BIN)/python -m proofs.functions
 
 fuzz: $(VENV)/.ready     ## random programs, malformed files and damaged run folders, seeded
 	$(BIN)/python -m proofs.fuzz $(ARGS)

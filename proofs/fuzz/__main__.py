@@ -17,7 +17,9 @@ TARGETS = {"programs": 1000, "files": 500, "folders": 100}  # how many cases a f
 
 def run(target: str, count: int, seed: int, first: int = 0) -> int:
     """Runs ``count`` cases of a target, prints the failures, and returns how many cases failed."""
-    check = importlib.import_module(f"proofs.fuzz.{target}").check
+    module = importlib.import_module(f"proofs.fuzz.{target}")
+    getattr(module, "prepare", lambda: None)()
+    check = module.check
     failed, began = 0, time.perf_counter()
     for index in range(first, first + count):
         failures = check(seed, index)

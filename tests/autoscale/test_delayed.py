@@ -143,3 +143,17 @@ def test_a_step_differentiated_from_outside_is_refused():
     history = delayed.init(W, X)
     with pytest.raises(TypeError, match="can't be differentiated from outside"):
         jax.grad(lambda w: jnp.sum(delayed.step(history, w, X)[0]))(W)
+
+
+def test_attributes_of_a_callable_object_are_not_taken_over():
+    class Layer:
+        steps, recipe = "mine", "mine"
+
+        def __init__(self):
+            self.steps = self.recipe = self.f = "mine"
+
+        def __call__(self, x):
+            return x @ x
+
+    scaled = sw.autoscale(Layer(), "fp8_delayed")
+    assert scaled.init(jnp.ones((4, 4))).amaxes.shape[1] == 16

@@ -161,7 +161,7 @@ class WithHistory:
         self.current = dataclasses.replace(recipe, scaling=Amax(recipe.scaling.power_of_two))
         transform(f, Boundaries(self.current), name=NAME)  # refuses what is no function
         self.f = f
-        functools.update_wrapper(self, f)
+        functools.update_wrapper(self, f, updated=())  # a callable object's attributes stay its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         exceptions = Exceptions(self.current.keep)

@@ -1,0 +1,189 @@
+"""Every function of JAX's numeric modules on floats, under each interpretation, beside float32.
+
+``emulate`` (in FP32), ``autocast``, and ``autoscale`` with the fp16 and fp16_every_op recipes;
+eager and jitted; the value and the gradient with respect to all arguments. ``.prove/`` remembers
+what was done, so that it goes on where it stopped. Names restrict it: ``python -m proofs.functions
+jnp.sin lax`` checks one function and one module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import scalewise as sw
+from proofs import function_calls
+from proofs.function_calls import Call, call, names
+
+BATCH = 8  # functions in one jitted program
+
+# name: (the transformation, and how far it may be from float32, relative to the largest result)
+TRANSFORMS: dict[str, tuple[Callable, float]] = {
+    "emulate": (lambda f: sw.emulate(f, "fp32"), 2e-4),
+    "autocast": (sw.autocast, 1e-2),
+    "fp16": (lambda f: sw.autoscale(f, "fp16"), 1e-2),
+    "fp16_every_op": (lambda f: sw.autoscale(f, "fp16_every_op"), 5e-2),
+}
+
+# Of these a rounding before decides more than a rounding of the result: only FP32 is compared.
+DISCONTINUOUS = {
+    "jnp": """ceil floor rint round around trunc fix sign frexp modf floor_divide divmod mod
+        remainder fmod nextafter spacing unique unique_values unique_all unique_counts
+        unique_inverse digitize searchsorted astype""",
+    "lax": """ceil floor round rem nextafter bitcast_convert_type sign""",
+    "random": """choice categorical poisson binomial geometric permutation shuffle bernoulli
+        multinomial gamma loggamma beta chisquare f t dirichlet""",
+}
+
+
+def outputs(one: Call, gradient: bool) -> Callable:
+    """The function's results, and the gradients of their sum."""
+
+    def total(*arguments: Any) -> jax.Array:
+        leaves = jax.tree.leaves(one.function(*arguments))
+        parts = [jnp.sum(y.astype(jnp.float32)) for y in leaves if _is_float(y)]
+        return sum(parts[1:], parts[0])
+
+    def both(*arguments: Any) -> tuple[list[Any], list[Any]]:
+        leaves = [y for y in jax.tree.leaves(one.function(*arguments)) if _is_number(y)]
+        places = tuple(i for i, a in enumerate(arguments) if _is_float(a))
+        return leaves, list(jax.grad(total, places)(*arguments)) if gradient else []
+
+    return both
+
+
+def _is_float(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _is_number(x: Any) -> bool:
+    return not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def differentiable(one: Call) -> bool:
+    """Whether JAX itself differentiates the function."""
+    if not any(map(_is_float, one.arguments)):
+        return False
+    try:
+        jax.eval_shape(outputs(one, True), *one.arguments)
+    except (TypeError, NotImplementedError, ValueError, IndexError, AssertionError):
+        return False
+    return True
+
+
+def differences(name: str, transform: str, got: Any, want: Any) -> list[str]:
+    """Where a transformed function's results are not what they should be, as sentences."""
+    tolerance, found = TRANSFORMS[transform][1], []
+    module, _, function = name.partition(".")
+    discontinuous = function in DISCONTINUOUS.get(module, "").split()
+    for kind, ours, theirs in zip(("value", "gradient"), got, want, strict=True):
+        for y, z in zip(ours, theirs, strict=True):
+            if y.shape != z.shape or y.dtype != z.dtype:
+                found.append(f"{kind}: {y.dtype}{y.shape} for {z.dtype}{z.shape}")
+                continue
+            if transform != "emulate" and (not _is_float(z) or discontinuous):
+                continue
+            a, b = (np.asarray(v, complex if v.dtype.kind == "c" else float) for v in (y, z))
+            finite = np.isfinite(b)
+            if not np.array_equal(np.isfinite(a), finite):
+                found.append(f"{kind}: {a.ravel()[:4]} for {b.ravel()[:4]}, not finite")
+                continue
+            size = np.abs(b[finite]).max(initial=1e-2)
+            error = np.abs(a - b)[finite].max(initial=0) / size
+            if not error <= tolerance:
+                found.append(f"{kind}: off by {error:.2g} of the largest number, {size:.3g}")
+    return found
+
+
+def _run(f: Callable, *arguments: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Explicitly requested dtype")
+        warnings.filterwarnings("ignore", message=".*can't be transformed")
+        return jax.tree.map(jnp.asarray, f(*arguments))
+
+
+def check(calls: Sequence[Call]) -> dict[str, list[str]]:
+    """The failures of each function, by its name."""
+    jobs = {one.name: outputs(one, differentiable(one)) for one in calls}
+    arguments = {one.name: one.arguments for one in calls}
+    failures: dict[str, list[str]] = {name: [] for name in jobs}
+
+    def together(some: Sequence[str], transform: Callable) -> Callable:
+        def every(given: Any) -> Any:
+            return {name: jobs[name](*given[name]) for name in some}
+
+        return jax.jit(transform(every))
+
+    def compiled(some: Sequence[str], transform: Callable) -> dict[str, Any]:
+        """All of them in one program; one by one, if that fails."""
+        try:
+            return _run(together(some, transform), {name: arguments[name] for name in some})
+        except Exception as error:
+            if len(some) == 1:
+                return {some[0]: error}
+            parts = [compiled([name], transform) for name in some]
+            return {name: result for part in parts for name, result in part.items()}
+
+    want = compiled(list(jobs), lambda f: f)
+    for transform, (apply, _) in TRANSFORMS.items():
+        found = compiled(list(jobs), apply)
+        for name, job in jobs.items():
+            try:
+                eager = _run(apply(job), *arguments[name])
+            except Exception as error:
+                eager = error
+            for mode, got in (("jitted", found[name]), ("eager", eager)):
+                what = (
+                    [f"{type(got).__name__}: {str(got).splitlines()[0][:160]}"]
+                    if isinstance(got, Exception)
+                    else differences(name, transform, got, want[name])
+                )
+                failures[name] += [f"{transform}, {mode}: {w}" for w in what]
+    return failures
+
+
+def fingerprint() -> str:
+    """Of all code that the record speaks of."""
+    package = Path(sw.__file__).parent
+    sources = [*sorted(package.rglob("*.py")), Path(function_calls.__file__), Path(__file__)]
+    return hashlib.sha256(b"".join(s.read_bytes() for s in sources)).hexdigest()[:12]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Checks the functions named, all by default; 1 if one failed or nobody said how to call it."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    chosen = [n for n in names() if not arguments or {n, n.partition(".")[0]} & set(arguments)]
+    record = Path(".prove") / f"functions-{fingerprint()}-{jax.__version__}.json"
+    done: dict[str, list[str]] = json.loads(record.read_text()) if record.exists() else {}
+    began = time.perf_counter()
+    todo = [n for n in chosen if n not in done]
+    for i in range(0, len(todo), BATCH):
+        some = {n: call(n) for n in todo[i : i + BATCH]}
+        known = [c for c in some.values() if c is not None]
+        done |= check(known) | {n: ["no call"] for n, c in some.items() if c is None}
+        record.parent.mkdir(exist_ok=True)
+        record.write_text(json.dumps(done))
+        for n in some:
+            for failure in done[n]:
+                print(f"{n}: {failure}", flush=True)
+        seconds = time.perf_counter() - began
+        print(f"functions: {i + len(some)} of {len(todo)}, {seconds:.0f} s", flush=True)
+        if i // BATCH % 8 == 7:  # memory; what eager equations have in common is compiled once
+            jax.clear_caches()
+    failed = [n for n in chosen if done[n]]
+    print(f"functions: {len(chosen)} checked, {len(failed)} failed: {' '.join(failed)}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
