@@ -1,0 +1,45 @@
+"""Every file that scalewise writes goes through the one package that writes safely."""
+
+import ast
+from pathlib import Path
+
+import scalewise
+
+ROOT = Path(scalewise.__file__).parent
+SOURCES = [p for p in sorted(ROOT.rglob("*.py")) if p.relative_to(ROOT).parts[0] != "_output"]
+WRITERS = {
+    *("write_text", "write_bytes", "NamedTemporaryFile", "mkstemp", "mkdtemp", "touch"),
+    *("save", "savez", "savetxt", "tofile", "memmap", "open_memmap", "symlink_to", "fdopen"),
+}
+OWN = {"report", "checkpoints", "manager"}  # whose `save` is a method of ours, or Orbax's
+
+
+def writes(call: ast.Call) -> bool:
+    """Whether a call opens a file to write, or writes one at once."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    owner = getattr(function, "value", None)
+    owner = getattr(owner, "attr", None) or getattr(owner, "id", "")
+    if name == "open":
+        modes = [*call.args, *(k.value for k in call.keywords if k.arg == "mode")]
+        given = [m.value for m in modes if isinstance(m, ast.Constant) and isinstance(m.value, str)]
+        return any(set(mode) & set("wax+") for mode in given)
+    return (name in WRITERS and owner not in OWN) or (owner, name) in {("os", "replace")}
+
+
+def test_the_test_sees_writers():
+    for text in ("p.open('wb')", "open(p, mode='a')", "np.save(p, x)", "p.write_text('')",
+                 "os.replace(a, b)", "tempfile.mkstemp()"):  # fmt: skip
+        assert writes(ast.parse(text).body[0].value)  # pyright: ignore
+    for text in ("p.open('rb')", "open(p)", "report.save(p)", "a.replace('x', 'y')"):
+        assert not writes(ast.parse(text).body[0].value)  # pyright: ignore
+
+
+def test_modules_write_through_the_output_package():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and writes(node)
+    ]
+    assert not found, f"files are written by {found}; use scalewise._output.replacing"
