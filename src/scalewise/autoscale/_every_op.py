@@ -3,7 +3,7 @@
 What a machine without float32 would do: an operation's operands are FP16 or BF16 numbers, its
 result is rounded to that format once, and powers of two beside the data keep them in its range. The
 scales are propagated by the rules of each family, and found anew from the data where the recipe
-says so.
+says so, or where propagated ones would leave the format's range.
 """
 
 from __future__ import annotations
@@ -20,32 +20,68 @@ from jax import lax
 
 from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float, rebind
-from ..scaled import LeastSquares, at_least, exponent_of, power_of_two, predicted_size
+from ..scaled import power_of_two
+from ._align import MASK, aligned, finite_factor
 from ._keep import refuse_opaque
 from ._narrow import abstract, has_exponent, is_stored, put
-from ._predict import SUMS, terms_of
+from ._predict import terms_of
 from ._products import Operand, multiplied
 from ._recipe import Recipe
 from ._rescale import is_rescale
-from ._rules import FALLBACK, INFINITE, RULES, Family, compute_dtype
-from ._value import InFlight, leading, per_slice, settle
+from ._rules import FALLBACK, RULES, Family, compute_dtype
+from ._search import NOTHING, TOP, bound_of, moved, scaled_down, to_format, zeros_exponent
+from ._value import InFlight, leading, per_slice, settle, wide_dtype
 
-HELD = 4096  # elements from which a result is made once though no search for a scale reads it
-COMPUTED = (Family.ALIGNED, Family.PRODUCT, Family.POWER, Family.CONTRACTIVE)
-NOTHING = -(1 << 20)  # the exponent of zeros: it is never the larger one
-LOWEST, HIGHEST = np.int32(-126), np.int32(126)  # exponents whose powers float32 has, both ways
-MASK = 20  # log2 of what is meant as "minus infinity" when somebody writes -1e9
 # Operations that give values of their operands, or no more than twice them.
 KEEPS = (
     "neg", "abs", "max", "min", "reduce_max", "reduce_min", "cummax", "cummin", "pmax", "pmin",
     "reduce_window_max", "reduce_window_min", "select_n", "concatenate", "pad", "clamp", "real",
     "dynamic_update_slice", "imag",
 )  # fmt: skip
+# Operations whose results are numbers of the format if their one operand's are.
+EXACT = ("neg", "abs", "reduce_max", "reduce_min", "real", "stop_gradient")
 # Each device has exponents of its own: what they exchange are plain numbers.
 COLLECTIVES = (
     "psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "all_to_all",
     "ppermute", "reduce_scatter",
 )  # fmt: skip
+FULL_RANGE = (
+    Family.FALLBACK,
+    Family.POWER,
+)  # results that span more than unit size leaves room for
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class EveryOpValue(InFlight):
+    """A value of :class:`EveryOp`.
+
+    Attributes:
+        bound: log2 of the largest magnitude that finite data can have.
+        independent: whether it depends on no float argument: on constants, integers and random
+            bits alone. Its data are in the compute dtype then, its exponent is 0.
+    """
+
+    bound: int = TOP
+    independent: bool = False
+
+    def tree_flatten(self):
+        static = (self.side, self.uniform, self.spread, self.bound, self.independent)
+        if isinstance(self.exponent, int):
+            return (self.data,), (self.exponent, *static)
+        return (self.data, self.exponent), (None, *static)
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        exponent, side, uniform, spread, bound, independent = static
+        data, *rest = children
+        exponent = rest[0] if rest else exponent
+        return cls(data, exponent, side, uniform, spread, bound=bound, independent=independent)
+
+
+def is_independent(x: Any) -> bool:
+    """Whether a value depends on no float argument."""
+    return x.uniform is not None or (isinstance(x, EveryOpValue) and x.independent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +93,13 @@ class EveryOp(Interpretation):
     of its numbers to more than twice its precision, so that rounding a second time changes
     nothing). Contractions and sums add up in float32, or as ``recipe.arithmetic`` says.
 
-    What stands outside of forward and backward pass, an optimizer, keeps the format's subnormals:
-    the squares in a second moment span twice the gradients' range, and an element whose square is
-    lost, or is given the smallest normal number instead, no longer learns as it should.
+    What depends on no float argument (a random draw from its bits on, an expression of constants, a
+    step counter) is computed in float32, and rounded when an operation reads it together with
+    something that does depend on one, or a loop carries it. Rounded earlier, a uniform number
+    becomes 1 and the normal number made of it infinite.
+
+    What is not zero is never flushed to zero: an element whose square is lost in a second moment,
+    or that somebody divides by, would become infinite.
     """
 
     unrounds: ClassVar[bool] = False  # whether results stay as they are: of what is exempt
@@ -86,9 +126,13 @@ class EveryOp(Interpretation):
 
     def lift(self, x: Any, aval: Any) -> InFlight:
         if has_exponent(x):
-            return self.rescaled(InFlight(x.data.astype(jnp.float32), x.scale), gradual=True)
-        plain = jnp.asarray(x.value() if is_stored(x) else x).astype(jnp.float32)
-        return self.rescaled(InFlight(plain), gradual=True)
+            return self.lifted(InFlight(x.data.astype(jnp.float32), x.scale))
+        plain = jnp.asarray(x.value() if is_stored(x) else x)
+        return self.lifted(InFlight(plain.astype(wide_dtype(plain.dtype))))
+
+    def lifted(self, x: InFlight) -> InFlight:
+        """A float argument at a scale of its own."""
+        return self.rescaled(x, full_range=True)
 
     def constant(self, x: np.ndarray, aval: Any) -> InFlight:
         if x.size == 1 and math.isfinite(float(x)):
@@ -99,7 +143,7 @@ class EveryOp(Interpretation):
         return self.rounded(InFlight(jnp.asarray(x, jnp.float32), 0, uniform=uniform))
 
     def lower(self, value: Any, aval: Any) -> jax.Array:
-        return settle(widened(value)).astype(aval.dtype)
+        return settle(widened(value, wide_dtype(aval.dtype))).astype(aval.dtype)
 
     def emit(self, value: Any, aval: Any, path: str) -> Any:
         storage = self.recipe.stored_as(path, value.data.size)
@@ -117,16 +161,16 @@ class EveryOp(Interpretation):
     def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> InFlight:
         if boundary == "mapped":  # devices may have different exponents: float32 between them
             return InFlight(settle(widened(value)), 0, "forward")
-        if value.data.dtype != self.dtype:  # of a mapped value: float32
-            value = self.rescaled(value, gradual=True)
-        exponent = jnp.asarray(value.exponent, jnp.int32)
-        return InFlight(value.data, exponent, "forward")
+        value = self.read(value)
+        return InFlight(value.data, jnp.asarray(value.exponent, jnp.int32), "forward")
 
     def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> InFlight:
-        (a, b), exponent = _aligned([widened(on_true), widened(on_false)])
-        return self.rounded(InFlight(lax.select(predicate, a.data, b.data), exponent, "forward"))
+        (a, b), exponent = aligned([widened(on_true), widened(on_false)], TOP)
+        chosen = self.rounded(InFlight(lax.select(predicate, a.data, b.data), exponent))
+        return InFlight(chosen.data, jnp.asarray(exponent, jnp.int32), "forward")
 
-    def spread(self, value: Any, aval: Any) -> InFlight:
+    def spread(self, value: Any, aval: Any) -> Any:
+        value = self.read(value)
         exponent = jnp.broadcast_to(jnp.asarray(value.exponent, jnp.int32), aval.shape[:1])
         return InFlight(value.data, exponent, value.side)
 
@@ -134,10 +178,10 @@ class EveryOp(Interpretation):
         """A stack of slices, each with an exponent, at the largest of them."""
         if not per_slice(value):
             return value
-        exponent = jnp.max(value.exponent, initial=NOTHING)
+        exponent = jnp.max(value.exponent, initial=np.int32(NOTHING))
         factor = power_of_two(jnp.clip(value.exponent - exponent, -126, 0))
         data = value.data.astype(jnp.float32) * leading(factor, value.data)
-        return self.rounded(InFlight(data, exponent), in_range=True)
+        return self.rounded(InFlight(data, exponent))
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -147,59 +191,148 @@ class EveryOp(Interpretation):
         if not self.unrounds:
             refuse_opaque(equation)
         rule = FALLBACK if equation.name in COLLECTIVES else RULES[equation.name]
+        floats = [x for x in inputs if isinstance(x, InFlight)]
+        moves = rule.family is Family.STRUCTURAL and len(floats) == 1
+        if all(map(is_independent, floats)) and not (moves and floats[0].uniform is not None):
+            return state, self._independent(equation, inputs)
+        compares = rule.family is Family.COMPARISON
+        inputs = [self.read(x, exact=compares) if isinstance(x, InFlight) else x for x in inputs]
+        if (moves or equation.name in EXACT) and equation.name != "convert_element_type":
+            own = next(x for x in inputs if isinstance(x, InFlight))
+            if rule is not FALLBACK and not per_slice(own) and not is_rescale(equation):
+                return state, self._moved(equation, inputs, own)
         contraction = rule.family is Family.CONTRACTION  # its operands go in as they are
+        dtype = _widest(equation)
         wide = [
-            widened(x) if isinstance(x, InFlight) and not (contraction and not per_slice(x)) else x
+            widened(x, dtype)
+            if isinstance(x, InFlight) and not (contraction and not per_slice(x))
+            else x
             for x in inputs
         ]
-        constant = any(isinstance(x, InFlight) and x.uniform is not None for x in wide)
-        common = None
+        operands, common = (
+            [finite_factor(x) for x in wide] if equation.name == "mul" else wide,
+            None,
+        )
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
-            wide, common = _aligned(wide)
-        if equation.name == "mul":
-            wide = [_finite(x) for x in wide]
-        outs = rule.rule(self, equation, wide)
-        outs = [
-            self._result(y, equation, rule.family, common, constant) if is_float(a) else y
+            operands, common = aligned(wide, self.room)
+        outs = rule.rule(self, equation, operands)
+        stacked = any(isinstance(x, InFlight) and per_slice(x) for x in wide)
+        family = Family.FALLBACK if stacked else rule.family
+        return state, [
+            self._result(y, equation, family, common, wide) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
-        computed = rule.family in COMPUTED and equation.name not in KEEPS
-        if self.recipe.rescale is None and computed and equation.direction != "update":
-            outs = [_held(y) if isinstance(y, InFlight) else y for y in outs]
-        return state, outs
+
+    def _independent(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        """An equation of constants, integers and random bits: plain numbers, not rounded."""
+        dtype = _widest(equation)
+        plain = [settle(widened(x, dtype)) if isinstance(x, InFlight) else x for x in inputs]
+        outs = rebind(equation, plain, dtype)
+        return [
+            EveryOpValue(y.astype(wide_dtype(a.dtype)), 0, "forward", independent=True)
+            if is_float(a)
+            else y
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
+
+    def _moved(self, equation: Equation, inputs: Sequence[Any], own: InFlight) -> list[Any]:
+        """An equation that gives elements of its operand: narrow data, as they are."""
+        data = [x.data if isinstance(x, InFlight) else x for x in inputs]
+        outs = rebind(equation, data, own.data.dtype)
+        uniform = own.uniform if equation.name not in EXACT else None
+        return [
+            EveryOpValue(y, own.exponent, own.side, uniform, bound=_bound(own))
+            if is_float(a)
+            else y
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
+
+    def read(self, x: InFlight, exact: bool = False) -> InFlight:
+        """A value as an equation reads it that depends on float arguments: rounded.
+
+        Args:
+            x: the value.
+            exact: whether only a truth value is made of it, for which it needn't be rounded.
+        """
+        if x.uniform is not None or x.data.dtype == self.dtype or per_slice(x):
+            return x
+        if self.unrounds and not is_independent(x):
+            return x
+        if exact:
+            data, exponent = scaled_down(x.data, "max", self.fmt)
+            return InFlight(data, jnp.where(exponent == NOTHING, exponent, exponent + x.exponent))
+        if self.dtype not in x.memo:
+            x.memo[self.dtype] = self.rescaled(x, full_range=True)
+        independent = is_independent(x)
+        return dataclasses.replace(x.memo[self.dtype], independent=independent)
 
     def _result(
-        self, y: InFlight, equation: Equation, family: Family, common: Any, constant: bool
+        self, y: InFlight, equation: Equation, family: Family, common: Any, inputs: Sequence[Any]
     ) -> InFlight:
-        """A rule's float32 result: its scale as the recipe has it, rounded."""
-        gradual = equation.direction == "update"
+        """A rule's result: its scale as the recipe has it, rounded."""
+        optimizer = equation.direction == "update"
         if common is not None:
             y = InFlight(y.data, common)
         if is_rescale(equation):
             return self.rescaled(y)
-        if family in (Family.STRUCTURAL, Family.ORDERED):
-            return self.rounded(y, in_range=True, gradual=gradual)
-        chosen = equation.name == "select_n" and not constant  # its scale is that of what it chose
-        if y.uniform is not None or (equation.name in KEEPS and not chosen):
-            return self.rounded(y, gradual=gradual)
-        # an epsilon, or a second moment by which somebody divides, is never lost
-        nonzero = constant or family is Family.POWER
-        # the constant's data lie between 1/2 and 1; but one divided by zeros has their exponent
-        if family is Family.PRODUCT and constant and not _inverse(equation):
-            return self.rounded(y, nonzero=True, gradual=gradual)
-        if self.recipe.rescale is not None or family is Family.FALLBACK:
-            costly = family in (Family.FALLBACK, Family.CONTRACTIVE)
-            return self.rescaled(y, barrier=costly, nonzero=nonzero, gradual=gradual)
-        if equation.name in SUMS and family is Family.HOMOGENEOUS:
-            terms = predicted_size(equation.in_avals[0].shape) // predicted_size(y.shape)
-            return self.rounded(_moved(y, round(math.log2(max(1, terms)) / 2)))
-        if family is Family.CONTRACTION:
-            return self.rounded(_moved(y, round(math.log2(max(1, terms_of(equation))) / 2)))
-        if _inverse(equation) or family is Family.POWER:  # of zeros: infinities, or zeros again
-            beyond = lax.abs(jnp.int32(y.exponent)) > -NOTHING // 4
-            y = dataclasses.replace(y, exponent=jnp.where(beyond, NOTHING, y.exponent))
-        # a sum in an optimizer that is all but zero isn't zero: others divide by it
-        return self.rounded(y, nonzero=gradual and family is Family.ALIGNED, gradual=gradual)
+        floats = [x for x in inputs if isinstance(x, InFlight)]
+        if family in (Family.STRUCTURAL, Family.ORDERED) or y.uniform is not None:
+            return self.rounded(y, max(map(_bound, floats)))
+        constant = any(x.uniform is not None for x in floats)
+        if equation.name == "div" and _nonzero_constant(floats[1]) and not optimizer:
+            y = InFlight(moved(y.data, 1), y.exponent + 1)  # the constant's data lie above 1/2
+        bound = self._bound_without_search(equation, family, floats, constant)
+        if bound is None or bound > TOP:
+            full = optimizer or family in FULL_RANGE or family is Family.ALIGNED  # or of a mask
+            return self.rescaled(y, full_range=full)
+        if family is Family.POWER:
+            y = dataclasses.replace(y, exponent=zeros_exponent(y.exponent))
+        return self.rounded(y, bound)
+
+    def _bound_without_search(
+        self, equation: Equation, family: Family, floats: Sequence[InFlight], constant: bool
+    ) -> int | None:
+        """log2 of a result's largest data, or None where its scale is found from the data.
+
+        Propagated scales serve where a result's size is known from its operands': a product's,
+        the sum's of two. Sums of many, products of matrices, quotients and functions without a rule
+        are smaller than any bound, and how much smaller nobody knows before: one such operation
+        after the other, they left data at a thousandth of unit size, and gradients were lost.
+        """
+        name = equation.name
+        bounds = [self._bound_aligned(x) if family is Family.ALIGNED else _bound(x) for x in floats]
+        if name == "select_n" and not constant:
+            return None  # its scale is that of what it chose
+        if name in KEEPS:
+            return max(bounds)
+        if family is Family.INVARIANT:
+            return 0
+        if constant and name == "mul":
+            return sum(bounds)
+        if name == "div" and _nonzero_constant(floats[1]) and equation.direction != "update":
+            return bounds[0]
+        if self.recipe.rescale is not None:
+            return None
+        match name:
+            case "mul":
+                return sum(bounds)
+            case "add" | "sub" | "add_any":
+                return max(bounds) + 1
+            case "rem":
+                return bounds[0]
+            case "sqrt" | "cbrt":
+                return max(bounds) // 2 + 2
+        return None
+
+    @property
+    def room(self) -> int:
+        """log2 of the largest data that constants beside others may come to."""
+        return 14 if self.recipe.rescale == "max" else 7
+
+    def _bound_aligned(self, x: InFlight) -> int:
+        if not x.uniform or not math.isfinite(x.uniform):
+            return _bound(x) if x.uniform is None else 0
+        return TOP if abs(x.uniform) >= 2.0**MASK else self.room
 
     def flight_dtype(self, aval: Any) -> Any:
         """What a rule computes a float in, before its result is rounded."""
@@ -234,160 +367,53 @@ class EveryOp(Interpretation):
 
     # -- rounding --------------------------------------------------------------------------------
 
-    def rounded(
-        self, x: InFlight, in_range: bool = False, nonzero: bool = False, gradual: bool = False
-    ) -> InFlight:
+    def rounded(self, x: InFlight, bound: int = TOP, signs: jax.Array | None = None) -> InFlight:
         """The value with its data rounded to the format, once; what is finite stays finite.
 
-        By ``reduce_precision``, since XLA drops a convert there and back; it flushes the format's
-        subnormals, as much hardware does, unless they are asked for (``gradual``; BF16 has range
-        enough without). With ``nonzero`` what was flushed becomes the smallest number that isn't.
+        Args:
+            x: whose data are in the compute dtype.
+            bound: log2 of their largest finite magnitude.
+            signs: the data before they were scaled down.
         """
-        data, gradual = x.data, gradual and self.fmt.exponent_bits < 8
+        data = x.data
         if data.dtype != self.dtype:
-            if not in_range:
-                top = np.float32(float(self.fmt.max))
-                infinite = lax.abs(data) == np.float32(np.inf)
-                data = lax.select(infinite, data, lax.clamp(-top, data, top))
-            if nonzero:
-                least = self.fmt.smallest if gradual else self.fmt.smallest_normal
-                least = np.float32(float(least))
-                lost = (data != 0) & (lax.abs(data) < least)
-                data = jnp.where(lost, jnp.copysign(least, data), data)
-            data = _nearest(data, self.fmt, gradual)
-            data = data.astype(self.dtype)
-        return InFlight(data, x.exponent, x.side, x.uniform)
+            data = data.astype(jnp.float32)
+            signs = data if signs is None else signs
+            data = to_format(data, signs, self.fmt, clip=bound > TOP)
+        return EveryOpValue(data, x.exponent, x.side, x.uniform, bound=min(bound, TOP))
 
-    def rescaled(
-        self, x: InFlight, barrier: bool = False, nonzero: bool = False, gradual: bool = False
-    ) -> InFlight:
+    def rescaled(self, x: InFlight, *, full_range: bool = False) -> InFlight:
         """The value, its exponent found from the data, rounded once."""
-        # scales that are only propagated rest on data of unit size
-        measure = self.recipe.rescale or "l2"
-        exponent, zero = magnitude_exponent(x.data, measure, self.fmt)
-        data = x.data * power_of_two(-exponent)
-        exponent = lax.select(zero, np.int32(NOTHING), exponent + x.exponent)
-        y = self.rounded(InFlight(data, exponent), measure == "max", nonzero, gradual)
-        if barrier:
-            y = dataclasses.replace(y, data=_materialised(y.data, exponent))
-        return y
+        measure = self._measure(full_range)
+        data, exponent = scaled_down(x.data, measure, self.fmt)
+        exponent = jnp.where(exponent == NOTHING, exponent, exponent + jnp.int32(x.exponent))
+        y = InFlight(data, exponent, x.side)
+        return self.rounded(y, bound_of(measure, data.size), x.data)
+
+    def _measure(self, full_range: bool) -> str:
+        """How an exponent is found. Scales that are propagated rest on data of unit size."""
+        if self.recipe.rescale is None and full_range and self.recipe.arithmetic == "float32":
+            return "max"
+        return self.recipe.rescale or "l2"
 
 
-def _nearest(data: jax.Array, fmt: Format, subnormals: bool) -> jax.Array:
-    """float32 data rounded to the format, its subnormals flushed or kept."""
-    whole = lax.reduce_precision(data, fmt.exponent_bits, fmt.mantissa_bits)
-    if not subnormals:
-        return whole
-    unit = np.float32(float(fmt.smallest))
-    few = lax.round(data * (1 / unit), lax.RoundingMethod.TO_NEAREST_EVEN) * unit
-    return lax.select(lax.abs(data) < np.float32(float(fmt.smallest_normal)), few, whole)
+def _bound(x: InFlight) -> int:
+    """log2 of the largest finite data; a constant's lie between 1/2 and 1."""
+    if x.uniform is not None:
+        return 0
+    return x.bound if isinstance(x, EveryOpValue) else TOP
 
 
-def _inverse(equation: Equation) -> bool:
-    """Whether zeros, whose exponent is hugely negative, come out with one as hugely positive."""
-    return equation.name in ("div", "rsqrt")
+def _nonzero_constant(x: InFlight) -> bool:
+    return bool(x.uniform) and math.isfinite(x.uniform or 0)
 
 
-def _materialised(data: jax.Array, exponent: jax.Array) -> jax.Array:
-    """``data`` really stored: a branch that is always taken, which the compiler doesn't know.
-
-    Else XLA computes what led to an operation once more for each reader of its result, and what led
-    there, and so on, up to a product or the search for a scale: without those a GPT's kernels grew
-    to 1,550 operations and its step took 2.8 times as long. It takes optimization barriers out
-    before it fuses.
-    """
-    return lax.cond(exponent > 2 * NOTHING, lambda x: x, jnp.zeros_like, data)
+def _widest(equation: Equation) -> Any:
+    """float64 if a float operand or result of the equation is, else float32."""
+    own = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
+    return jnp.float64 if np.dtype("float64") in own else jnp.float32
 
 
-def _held(x: InFlight) -> InFlight:
-    """A large result made once, where no search for a scale has XLA make it once anyway."""
-    if not at_least(x.data.size, HELD) or x.uniform is not None or jnp.ndim(x.exponent):
-        return x
-    return dataclasses.replace(x, data=_materialised(x.data, jnp.int32(x.exponent)))
-
-
-def magnitude_exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
-    """The exponent, -126 to 126, that float32 data is divided by to lie well in a format.
-
-    By the largest magnitude, that comes to between 2^14 and 2^15, all that FP16 has room for; by
-    the mean of the magnitudes or of their squares, that comes to 1. NaN and infinities don't count.
-    And whether all of it is zero.
-    """
-    size = lax.abs(data)
-    size = lax.select(size < np.float32(np.inf), size, lax.full_like(size, 0))
-    top = jnp.max(size, initial=0.0)
-    zero = top == 0
-    if measure == "least_squares":
-        return exponent_of(LeastSquares().scale(data, fmt, range(data.ndim))[0]), zero
-    biased = lax.bitcast_convert_type(top, jnp.int32) >> 23
-    if measure == "max":
-        return lax.clamp(LOWEST, biased - np.int32(127 + 14), HIGHEST), zero
-    exponent = biased - 127
-    part = size * power_of_two(-jnp.clip(exponent, -126, 126))
-    mean = jnp.mean(part) if measure == "l1" else jnp.sqrt(jnp.mean(jnp.square(part)))
-    lower = (lax.bitcast_convert_type(mean, jnp.int32) >> 23) - 127
-    return jnp.clip(exponent + lower, -126, 126), zero
-
-
-def _moved(x: InFlight, bits: int) -> InFlight:
-    """The same value, ``bits`` powers of two moved from the data to the exponent."""
-    return InFlight(x.data * np.float32(2.0**-bits), x.exponent + bits)
-
-
-def widened(x: InFlight) -> InFlight:
-    return dataclasses.replace(x, data=x.data.astype(jnp.float32), memo={})
-
-
-def _aligned(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
-    """Float operands brought to one exponent, which is returned and taken off them.
-
-    A constant counts like any other operand, lest its data overflow. One that is meant as an
-    infinity (a mask) only asks to be far away: the others keep what they have above 2^-20.
-    """
-    floats = [x for x in inputs if isinstance(x, InFlight)]
-    if not floats:
-        return list(inputs), None
-    varying = [x.exponent for x in floats if x.uniform is None]
-    known = [e for e in varying if isinstance(e, int)]
-    known += [n for x in floats if x.uniform is not None and (n := _needed(x.uniform)) is not None]
-    common: Any = max(known, default=None)
-    for exponent in varying:
-        if not isinstance(exponent, int):
-            common = exponent if common is None else jnp.maximum(common, exponent)
-    common = 0 if common is None else common
-    return [_down_to(x, common) if isinstance(x, InFlight) else x for x in inputs], common
-
-
-def _finite(x: InFlight) -> InFlight:
-    """A factor that is meant as an infinity (``(1 - mask) * finfo.min``) as one of 2^MASK.
-
-    What it is added to has to keep something at the scale of their sum.
-    """
-    if x.uniform is None or not math.isfinite(x.uniform) or abs(x.uniform) < 2.0**INFINITE:
-        return x
-    far = math.copysign(2.0**MASK, x.uniform)
-    return InFlight(jnp.full_like(x.data, math.copysign(0.5, far)), MASK + 1, uniform=far)
-
-
-def _needed(uniform: float) -> int | None:
-    """The exponent that a constant asks for."""
-    if not uniform or not math.isfinite(uniform):
-        return None
-    exponent = math.frexp(uniform)[1]
-    return MASK - 15 if exponent > MASK else exponent - 14
-
-
-def _down_to(x: InFlight, common: Any) -> InFlight:
-    """``x.data`` at an exponent that isn't lower than its own; taken off it.
-
-    Below 2^-126 of the other operand there is nothing to keep, and nothing is kept: what was left
-    would pass for a number. A mask is held at float32's ends.
-    """
-    down, least = x.exponent - common, np.float32(2.0**-126)
-    if isinstance(down, int):
-        factor: Any = np.float32(2.0 ** max(-126, min(126, down)))
-        rest: Any = least if down < -126 else np.float32(1)
-    else:
-        factor = power_of_two(lax.clamp(LOWEST, down, HIGHEST))
-        rest = lax.select(down < -126, least, np.float32(1))
-    return InFlight(x.data * factor * rest, 0)  # an infinity times zero would be NaN
+def widened(x: InFlight, dtype: Any = jnp.float32) -> InFlight:
+    """The value with its data in a compute dtype."""
+    return dataclasses.replace(x, data=x.data.astype(dtype), memo={})

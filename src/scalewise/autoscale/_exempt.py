@@ -11,9 +11,10 @@ import jax
 import numpy as np
 
 from ..interpret import Boundary, Equation
-from ._every_op import EveryOp, widened
+from ._every_op import EveryOp, is_independent, widened
 from ._keep import Exceptions
 from ._rules import Family
+from ._search import TOP
 from ._value import InFlight
 
 
@@ -24,15 +25,13 @@ class Unrounded(EveryOp):
     unrounds: ClassVar[bool] = True
 
     def _result(
-        self, y: InFlight, equation: Equation, family: Family, common: Any, constant: bool
+        self, y: InFlight, equation: Equation, family: Family, common: Any, inputs: Sequence[Any]
     ) -> InFlight:
         if common is not None:
             y = dataclasses.replace(y, exponent=common)
         return y if y.uniform is not None else self.rescaled(y)
 
-    def rounded(
-        self, x: InFlight, in_range: bool = False, nonzero: bool = False, gradual: bool = False
-    ) -> InFlight:
+    def rounded(self, x: InFlight, bound: int = TOP, signs: Any = None) -> InFlight:
         return x
 
 
@@ -81,7 +80,9 @@ def _stored(x: Any, by: EveryOp) -> Any:
     """A value in the format of another interpretation, rounded when it is first asked for."""
     if not isinstance(x, InFlight) or x.data.dtype == by.dtype:
         return x
+    if x.uniform is None and is_independent(x):  # rounded when it meets what isn't
+        return x
     if by.dtype not in x.memo:
         known = x.uniform is not None
-        x.memo[by.dtype] = by.rounded(x) if known else by.rescaled(widened(x), gradual=True)
+        x.memo[by.dtype] = by.rounded(x) if known else by.lifted(widened(x))
     return x.memo[by.dtype]

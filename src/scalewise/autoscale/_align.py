@@ -1,0 +1,100 @@
+"""Operands of one exponent, for the operations of ``store="every_op"`` that mix elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..scaled import power_of_two
+from ._rules import INFINITE
+from ._search import HIGHEST, LOWEST, TOP, clipped
+from ._value import InFlight
+
+MASK = 20  # log2 of what is meant as "minus infinity" when somebody writes -1e9
+
+
+def aligned(inputs: Sequence[Any], room: int) -> tuple[list[Any], Any]:
+    """Float operands brought to one exponent, which is returned and taken off them.
+
+    A constant counts like any other operand, lest its data overflow. One that is meant as an
+    infinity (a mask) only asks to be far away: the others keep what they have above 2^-20. So do
+    arrays made of constants and integers alone, as a mask that is added is.
+
+    Args:
+        inputs: values with wide data; what isn't a value stays.
+        room: log2 of the largest data that a constant may come to.
+
+    Returns:
+        The operands, their exponents 0; and the exponent, None without a float operand.
+    """
+    floats = [x for x in inputs if isinstance(x, InFlight)]
+    if not floats:
+        return list(inputs), None
+    wanted = [_wanted(x, room) for x in floats]
+    known = [e for e in wanted if isinstance(e, int)]
+    common: Any = max(known, default=None)
+    for exponent in wanted:
+        if exponent is not None and not isinstance(exponent, int):
+            common = exponent if common is None else lax.max(jnp.int32(common), exponent)
+    common = 0 if common is None else common
+    return [_down_to(x, common) if isinstance(x, InFlight) else x for x in inputs], common
+
+
+def _wanted(x: InFlight, room: int) -> Any:
+    """The exponent that an operand asks for: an integer, an int32 array or None."""
+    if x.uniform is not None:
+        return wanted_by_constant(x.uniform, room)
+    if isinstance(x.exponent, int):
+        return x.exponent
+    exponent = jnp.int32(x.exponent)
+    return lax.min(exponent, np.int32(MASK - TOP)) if is_soft(x) else exponent
+
+
+def is_soft(x: InFlight) -> bool:
+    """Whether an operand is an array made of constants and integers, which may be a mask."""
+    return getattr(x, "independent", False)
+
+
+def wanted_by_constant(uniform: float, room: int) -> int | None:
+    """The exponent at which a constant's data are below ``2**room``; for a mask, at the end."""
+    if not uniform or not math.isfinite(uniform):
+        return None
+    exponent = math.frexp(uniform)[1]
+    return MASK - TOP if exponent > MASK else exponent - room
+
+
+def finite_factor(x: Any) -> Any:
+    """A factor that is meant as an infinity (``(1 - mask) * finfo.min``) as one of 2^MASK.
+
+    What it is added to has to keep something at the scale of their sum.
+    """
+    if not isinstance(x, InFlight) or x.uniform is None or not math.isfinite(x.uniform):
+        return x
+    if abs(x.uniform) < 2.0 ** (1016 if x.data.dtype == jnp.float64 else INFINITE):
+        return x
+    far = math.copysign(2.0**MASK, x.uniform)
+    return InFlight(jnp.full_like(x.data, math.copysign(0.5, far)), MASK + 1, uniform=far)
+
+
+def _down_to(x: InFlight, common: Any) -> InFlight:
+    """``x.data`` at an exponent that isn't lower than its own; taken off it.
+
+    Below 2^-126 of the other operand there is nothing to keep, and nothing is kept: what was left
+    would pass for a number. A mask is held at the format's ends.
+    """
+    down, least = x.exponent - common, x.data.dtype.type(2.0**-126)
+    if isinstance(down, int):
+        factor: Any = x.data.dtype.type(2.0 ** max(-126, min(126, down)))
+        data = x.data * factor * least if down < -126 else x.data * factor
+    else:
+        factor = power_of_two(lax.clamp(LOWEST, down, HIGHEST)).astype(x.data.dtype)
+        rest = lax.select(down < -126, least, x.data.dtype.type(1))
+        data = x.data * factor * rest  # an infinity times zero would be NaN
+    if is_soft(x) or (x.uniform is not None and abs(x.uniform) >= 2.0**MASK):
+        data = clipped(data, 2.0**TOP)
+    return InFlight(data, 0)

@@ -1,0 +1,126 @@
+"""Exponents found from data, and rounding to a narrow format: what ``store="every_op"`` does."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..formats import Format
+from ..scaled import LeastSquares, exponent_of, is_known, power_of_two
+
+NOTHING = -(1 << 20)  # the exponent of zeros: it is never the larger one
+LOWEST, HIGHEST = np.int32(-126), np.int32(126)  # exponents whose powers float32 has, both ways
+TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
+
+
+def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
+    """``data / 2**exponent`` and the exponent that brings float data well into a format.
+
+    By the largest magnitude (``"max"``), that comes to between 2^14 and 2^15, all that FP16 has
+    room for; by the root mean square (``"l2"``), the mean (``"l1"``) or the smallest squared error
+    (``"least_squares"``), the data come to unit size. NaN and infinities don't count.
+
+    Args:
+        data: float32 or float64. Of ``"l2"``, squares below float32's smallest number count as
+            zeros.
+        measure: one of the four.
+        fmt: the format that ``"least_squares"`` rounds to.
+
+    Returns:
+        The data, and an int32 exponent, -126 to 126, or :data:`NOTHING` if all data are zeros.
+        The quotient is exact. XLA doesn't repeat a division in each of the kernels that read its
+        result, as it repeats a product: that made an optimizer step compile three times as long.
+    """
+    if data.dtype == jnp.float64:
+        data, moved = _as_float32(data)
+        data, exponent = scaled_down(data, measure, fmt)
+        return data, jnp.where(exponent == NOTHING, exponent, exponent + moved)
+    exponent, zero = _exponent(data, measure, fmt)
+    exponent = lax.clamp(LOWEST, exponent, HIGHEST)
+    return data / power_of_two(exponent), lax.select(zero, np.int32(NOTHING), exponent)
+
+
+def _exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
+    size = lax.abs(data)
+    size = lax.select(size < np.float32(np.inf), size, lax.full_like(size, 0))
+    if measure == "l2":
+        if is_known(size.size) and not size.size:
+            return jnp.int32(0), jnp.bool_(True)
+        mean = jnp.mean(lax.square(size))
+        return _log2(mean) >> 1, mean == 0
+    top = jnp.max(size, initial=0.0)
+    if measure == "max":
+        return _log2(top) - np.int32(14), top == 0
+    if measure == "least_squares":
+        return exponent_of(LeastSquares().scale(data, fmt, range(data.ndim))[0]), top == 0
+    exponent = lax.clamp(LOWEST, _log2(top), HIGHEST)
+    mean = jnp.mean(size * power_of_two(-exponent))
+    return exponent + _log2(mean), top == 0
+
+
+def _log2(x: jax.Array) -> jax.Array:
+    """The exponent of a float32 number that is not negative."""
+    return (lax.bitcast_convert_type(x, jnp.int32) >> 23) - np.int32(127)
+
+
+def _as_float32(data: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """float64 data divided by the power of two of their largest finite magnitude; its log2."""
+    size = jnp.where(jnp.isfinite(data), jnp.abs(data), 0)
+    moved = exponent_of(jnp.maximum(jnp.max(size, initial=0.0), 2.0**-1000))
+    moved = lax.clamp(np.int32(-1000), moved.astype(jnp.int32), np.int32(1000))
+    return (data * power_of_two(-moved, jnp.float64)).astype(jnp.float32), moved
+
+
+def bound_of(measure: str, size: Any) -> int:
+    """log2 of the largest magnitude that ``size`` data can have after :func:`scaled_down`."""
+    if measure == "l2" and is_known(size):  # one element holds all of the sum of squares
+        return 1 + math.ceil(math.log2(max(1, size)) / 2)
+    return TOP if measure == "max" else TOP + 1
+
+
+def to_format(data: jax.Array, signs: jax.Array, fmt: Format, *, clip: bool) -> jax.Array:
+    """float32 data rounded to the nearest number of a 16-bit format, in its dtype.
+
+    FP16's subnormals are kept, and what is too small for them becomes the smallest one rather than
+    zero: somebody may divide by it, or take its logarithm. (BF16 has float32's range.) By
+    ``reduce_precision``, which knows no subnormals, since XLA drops a convert there and back.
+
+    Args:
+        data: to be rounded, once.
+        signs: the same numbers before they were scaled down, which may have made some of them zero.
+        fmt: FP16 or BF16.
+        clip: whether finite data may lie beyond the format's largest number, to which they are
+            brought then; infinities stay.
+    """
+    if clip:
+        data = clipped(data, float(fmt.max))
+    whole = lax.reduce_precision(data, fmt.exponent_bits, fmt.mantissa_bits)
+    if fmt.exponent_bits == 8:
+        return whole.astype(fmt.dtype)
+    size, unit = lax.abs(data), np.float32(float(fmt.smallest))
+    few = lax.round(data * np.float32(1 / unit), lax.RoundingMethod.TO_NEAREST_EVEN) * unit
+    few = lax.select(size < unit, lax.sign(signs).astype(jnp.float32) * unit, few)
+    return lax.select(size < np.float32(float(fmt.smallest_normal)), few, whole).astype(fmt.dtype)
+
+
+def clipped(data: jax.Array, top: float) -> jax.Array:
+    """Finite data brought between ``-top`` and ``top``; infinities stay."""
+    limit = data.dtype.type(top)
+    infinite = lax.abs(data) == data.dtype.type(np.inf)
+    return lax.select(infinite, data, lax.clamp(-limit, data, limit))
+
+
+def moved(data: jax.Array, bits: int) -> jax.Array:
+    """``data * 2**-bits``."""
+    return data * data.dtype.type(2.0**-bits)
+
+
+def zeros_exponent(exponent: Any) -> Any:
+    """An exponent that a chain of roots or powers made of :data:`NOTHING`, as that again."""
+    beyond = lax.abs(jnp.int32(exponent)) > -NOTHING // 4
+    return jnp.where(beyond, np.int32(NOTHING), jnp.int32(exponent))
