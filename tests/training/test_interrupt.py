@@ -1,10 +1,13 @@
 """Ctrl-C waits for the end of a step, and isn't lost where Python can't raise it."""
 
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
+from scalewise.training import _interrupt
 from scalewise.training._interrupt import held_interrupts, signal_of
 
 
@@ -93,3 +96,23 @@ def test_a_thread_holds_nothing_back():
     thread.start()
     thread.join()
     assert not raised
+
+
+FORKED = """
+import os, runpy, signal, sys, time
+
+with runpy.run_path(sys.argv[1])["held_interrupts"]():
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(0.1)
+    os.kill(child, signal.SIGTERM)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_can_be_terminated():
+    command = [sys.executable, "-S", "-c", FORKED, _interrupt.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=50)
+    assert done.stdout == f"{-signal.SIGTERM}\n"

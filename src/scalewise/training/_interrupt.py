@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM between steps: none is torn in two, and none is lost."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -38,14 +39,21 @@ def held_interrupts() -> Iterator[Callable[[], None]]:
     printed and forgotten (JAX has such a callback). SIGTERM and SIGHUP would end the process at
     once. A second Ctrl-C isn't held back.
 
+    A child process that is forked meanwhile has the handlers from before: it can be terminated.
+
     Yields:
         A function to call between steps: it raises :class:`Interrupted`, a ``KeyboardInterrupt``,
         if a signal came. In a thread, and where somebody else handles a signal or ignores it,
         that signal isn't held back.
     """
     came: list[int] = []
+    process = os.getpid()
 
     def hold(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != process:  # a child that was forked meanwhile, a loader of data, say
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+            return
         if number == signal.SIGINT and number in came:
             signal.default_int_handler(number, frame)
         came.append(number)

@@ -204,7 +204,7 @@ class _Run:
         self.done, self.state, self.identity = found.step, found.state, found.run
         self.saved = self.done
         for text in found.damaged:
-            self.console.print(text, highlight=False, markup=False)
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
         self.console.print(f"resumed after step {self.done}", highlight=False)
 
     def train(self, folder: Folder, text: bytes, seed: int, steps: int, every: int) -> Trained:
@@ -294,7 +294,7 @@ class _Run:
         else:
             why = f"a gradient isn't finite at a loss scale of {row['scale']:g}"
         if wrong or row["loss"] is None or self.out_in_a_row == PATIENCE:
-            self.console.print(f"step {self.done} left out: {why}", highlight=False)
+            self.console.print(f"step {self.done} left out: {why}", highlight=False, soft_wrap=True)
         if self.out_in_a_row >= PATIENCE:
             raise TrainingError(
                 f"{PATIENCE} steps in a row were left out, the last because {why}; weights and "
