@@ -14,6 +14,7 @@ from .autoscale import Recipe as Recipe
 from .autoscale import Rooted as Rooted
 from .autoscale import Storage as Storage
 from .autoscale import autoscale as autoscale
+from .autoscale import explain as explain
 from .autoscale import recipes as recipes
 from .autoscale import rescale as rescale
 from .autoscale import rescale_gradient as rescale_gradient

@@ -7,6 +7,9 @@ from ._boundaries import Boundaries as Boundaries
 from ._delayed import AmaxHistory as AmaxHistory
 from ._delayed import WithHistory as WithHistory
 from ._every_op import EveryOp as EveryOp
+from ._explain import Explanation as Explanation
+from ._explain import ExplanationRow as ExplanationRow
+from ._explain import explain as explain
 from ._keep import Exceptions as Exceptions
 from ._keep import scope_parts as scope_parts
 from ._narrow import Rooted as Rooted

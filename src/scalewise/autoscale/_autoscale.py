@@ -82,7 +82,11 @@ def interpretation(recipe: Recipe, *, traced: bool = False) -> Boundaries | Ever
         traced: whether an argument comes with an integer exponent of its own.
     """
     if recipe.store == "every_op":
-        return EveryOpBut(recipe, Exceptions(recipe.keep)) if recipe.keep else EveryOp(recipe)
+        return (
+            EveryOpBut(recipe, exceptions=Exceptions(recipe.keep))
+            if recipe.keep
+            else EveryOp(recipe)
+        )
     return Boundaries(recipe, traced, Exceptions(recipe.keep))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import jax
@@ -61,11 +61,13 @@ class Boundaries(Interpretation):
         recipe: the formats.
         traced: an argument came with an integer exponent, so exponents are numbers at run time.
         exceptions: the recipe's ``keep``, and what of it has been met.
+        record: called with each decision on a format, by ``explain``; see ``_explain._Recorder``.
     """
 
     recipe: Recipe
     traced: bool = False
     exceptions: Exceptions = dataclasses.field(default_factory=lambda: Exceptions(()))
+    record: Callable[..., None] | None = None
 
     def flight_dtype(self, aval: Any) -> Any:
         """What a float of the program is computed in, as ``recipe.flight`` says."""
@@ -98,6 +100,8 @@ class Boundaries(Interpretation):
     def emit(self, value: Any, aval: Any, path: str) -> Any:
         value = awake(value)
         storage = self.recipe.stored_as(path, value.data.size)
+        if self.record is not None:
+            self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
             return put(settle(value), storage)
         if not isinstance(value.exponent, int) and value.exponent.ndim == 0:
@@ -118,14 +122,20 @@ class Boundaries(Interpretation):
         side = "backward" if equation.direction == "backward" else "forward"
         storage = self.recipe.storage
         value = made(value)
-        if boundary == "stacked" and storage and equation.direction == "forward" and aval.shape:
-            if isinstance(value, AtRest):
-                return value
-            if not holds(value.data.dtype, storage):
-                return at_rest(_marked(value), storage)
+        waits = boundary == "stacked" and equation.direction == "forward" and aval.shape
+        if (
+            waits
+            and storage
+            and not (isinstance(value, InFlight) and holds(value.data.dtype, storage))
+        ):
+            self._recorded(boundary, equation, value, storage)
+            return value if isinstance(value, AtRest) else at_rest(_marked(value), storage)
         value = awake(value)
-        if boundary == "carry" and self.recipe.carry is not None and aval.shape:
-            value = at_rest(value, self.recipe.carry).wake()
+        carry = self.recipe.carry if boundary == "carry" and aval.shape else None
+        if boundary in ("carry", "stacked"):
+            self._recorded(boundary, equation, value, carry)
+        if carry is not None:
+            value = at_rest(value, carry).wake()
         if not self.traced or boundary == "mapped":  # devices may have different exponents
             narrowed = boundary == "stacked" and _is_narrowed(value)
             return InFlight(settle(value), 0, side, narrowed=narrowed)
@@ -241,6 +251,10 @@ class Boundaries(Interpretation):
     ) -> tuple[tuple[Operand, Operand], Any]:
         """A contraction's operands, rounded to the recipe's formats, and the result's exponent."""
         axes, formats = contracted_axes(equation), self.formats(equation, values)
+        if self.record is not None:
+            pairs = zip(values, formats, strict=True)
+            given = [value.data.dtype if fmt is None else fmt for value, fmt in pairs]
+            self.record("contraction", equation, equation.out_avals[0].shape, given)
         a, b = (
             self._operand(value, equation, fmt, contracted, position)
             for position, (value, fmt, contracted) in enumerate(
@@ -330,14 +344,31 @@ class Boundaries(Interpretation):
     def gathered(self, value: InFlight, axis_name: Any, equation: Equation) -> ScaledArray | None:
         """What a collective sends: narrow, behind a scale that all devices agreed upon."""
         fmt = self.exceptions.find(equation, self.recipe.collective)
-        if fmt is None or not isinstance(fmt, Format):
-            return None
-        if holds(value.data.dtype, fmt):
+        narrow = isinstance(fmt, Format) and not holds(value.data.dtype, fmt)
+        self._recorded("collective", equation, value, fmt if narrow else None)
+        if not narrow:
             return None
         x = value.data.astype(wide_dtype(value.data.dtype))
         scale, _ = Amax().scale(x, fmt, range(x.ndim))
         scale = lax.pmax(scale, axis_name)
         return ScaledArray(encode(x * (1 / scale), fmt), scale)
+
+    # -- what `explain` is told ------------------------------------------------------------------
+
+    def _recorded(self, kind: str, equation: Equation, value: Any, fmt: Format | None) -> None:
+        if self.record is not None and getattr(value, "uniform", None) is None:
+            self.record(kind, equation, value.data.shape, [fmt or value.data.dtype])
+
+    def _record_residual(self, equation: Equation, value: Any, fmt: Format | None) -> None:
+        """Reads off a value's memo how it was stored for a backward equation."""
+        if not isinstance(value, InFlight) or value.side != "forward" or value.uniform is not None:
+            return
+        source = value if value.lineage is None else value.lineage.source or value
+        narrow = [x for x in (value, source) if ("rest", fmt) in x.memo]
+        stored = narrow[0] if narrow else source
+        if "recorded" not in stored.memo:
+            stored.memo["recorded"] = True
+            self._recorded("residual", equation, stored, fmt if narrow else None)
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -355,7 +386,11 @@ class Boundaries(Interpretation):
         if equation.direction == "backward" and rule.family is not Family.CONTRACTION:
             fmt = self.exceptions.find(equation, self.recipe.storage)
             fmt = fmt if isinstance(fmt, Format) else None
-            inputs = [self._late(x, fmt) for x in inputs]
+            late = [self._late(x, fmt) for x in inputs]
+            if self.record is not None:
+                for x in inputs:
+                    self._record_residual(equation, x, fmt)
+            inputs = late
         outs = rule.rule(self, equation, inputs)
         if equation.name == "add_any" and at_least(outs[0].data.size, HELD):
             data = _held(outs[0].data, inputs[0].data)

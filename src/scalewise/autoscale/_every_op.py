@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -32,6 +32,7 @@ from ._rules import FALLBACK, RULES, Family, compute_dtype
 from ._search import NOTHING, TOP, bound_of, moved, scaled_down, to_format, zeros_exponent
 from ._value import InFlight, leading, per_slice, settle, wide_dtype
 
+SCALE = "scale"  # in a value's memo: by which measure its scale was found
 # Operations that give values of their operands, or no more than twice them.
 KEEPS = (
     "neg", "abs", "max", "min", "reduce_max", "reduce_min", "cummax", "cummin", "pmax", "pmin",
@@ -105,6 +106,7 @@ class EveryOp(Interpretation):
     unrounds: ClassVar[bool] = False  # whether results stay as they are: of what is exempt
 
     recipe: Recipe
+    record: Callable[..., None] | None = None
 
     @property
     def fmt(self) -> Format:
@@ -147,6 +149,8 @@ class EveryOp(Interpretation):
 
     def emit(self, value: Any, aval: Any, path: str) -> Any:
         storage = self.recipe.stored_as(path, value.data.size)
+        if self.record is not None:
+            self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
             return put(settle(widened(value)), storage)
         return self.lower(value, aval)
@@ -186,6 +190,24 @@ class EveryOp(Interpretation):
     # -- equations -------------------------------------------------------------------------------
 
     def apply(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        state, outs = self._applied(state, equation, inputs)
+        for y in outs if self.record is not None else ():
+            self._recorded(equation, y)
+        return state, outs
+
+    def _recorded(self, equation: Equation, y: Any) -> None:
+        """Tells ``explain`` of a result, whose scale was found or propagated."""
+        if self.record is None or not isinstance(y, InFlight) or y.uniform is not None:
+            return
+        contraction = RULES[equation.name].family is Family.CONTRACTION
+        kind, count = ("contraction", 2) if contraction else ("result", 1)
+        narrow = y.data.dtype == self.dtype and not self.unrounds
+        scale = y.memo.get(SCALE, "propagated") if narrow else "none"
+        self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
+
+    def _applied(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
         if not self.unrounds:
@@ -388,7 +410,9 @@ class EveryOp(Interpretation):
         data, exponent = scaled_down(x.data, measure, self.fmt)
         exponent = jnp.where(exponent == NOTHING, exponent, exponent + jnp.int32(x.exponent))
         y = InFlight(data, exponent, x.side)
-        return self.rounded(y, bound_of(measure, data.size), x.data)
+        y = self.rounded(y, bound_of(measure, data.size), x.data)
+        y.memo[SCALE] = measure
+        return y
 
     def _measure(self, full_range: bool) -> str:
         """How an exponent is found. Scales that are propagated rest on data of unit size."""

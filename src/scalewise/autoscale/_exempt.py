@@ -49,7 +49,7 @@ class EveryOpBut(EveryOp):
     @functools.cached_property
     def unrounded(self) -> EveryOp:
         plain = dataclasses.replace(self.recipe, keep=(), rescale="max", arithmetic="float32")
-        return Unrounded(plain)
+        return Unrounded(plain, self.record)
 
     def lift(self, x: Any, aval: Any) -> InFlight:
         return self.unrounded.lift(x, aval)
@@ -72,7 +72,7 @@ class EveryOpBut(EveryOp):
             return self.unrounded.apply(state, equation, plain)
         if fmt == self.fmt:
             return super().apply(state, equation, [_stored(x, self) for x in inputs])
-        other = EveryOp(dataclasses.replace(self.recipe, keep=(), storage=fmt))
+        other = EveryOp(dataclasses.replace(self.recipe, keep=(), storage=fmt), self.record)
         return other.apply(state, equation, [_stored(x, other) for x in inputs])
 
 

@@ -1,0 +1,217 @@
+"""``explain``: the format and the scale of each contraction and stored value of a program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from ..formats import BlockFormat, Format
+from ..formats import format as format_
+from ..interpret import Equation, transform
+from ..scaled import Amax, Delayed
+from ._autoscale import interpretation
+from ._delayed import DelayedBoundaries
+from ._keep import Exceptions
+from ._narrow import has_exponent, is_stored
+from ._recipe import Recipe
+from .recipes import fp16
+from .recipes import recipe as recipe_
+
+Kind = Literal["contraction", "result", "residual", "carry", "stacked", "collective", "output"]
+ARRAYS = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct
+
+
+@dataclasses.dataclass(frozen=True)
+class ExplanationRow:
+    """One contraction, or one value that is stored.
+
+    Attributes:
+        kind: ``"contraction"``; ``"result"`` of any other operation (``store="every_op"``);
+            ``"residual"``, read by the backward pass; ``"carry"`` of a loop and what it has
+            ``"stacked"``; ``"collective"``, sent between devices; ``"output"``.
+        name: the primitive; of a residual, the one that reads it; of an output, its path.
+        shape: of the value, or of the contraction's result. A symbolic dimension is text.
+        format: the format's name; of a contraction, those of its operands: ``"e4m3fn x e5m2"``.
+        scale: how the scale is found, ``"none"`` where there is none; of a contraction, for each
+            operand if they differ.
+        direction: ``"forward"``, ``"backward"`` or ``"update"`` (an optimizer).
+        file: of the user's code; empty if unknown, as for outputs.
+        line: in the file; 0 if unknown.
+        function: around the line.
+    """
+
+    kind: Kind
+    name: str
+    shape: tuple[int | str, ...]
+    format: str
+    scale: str
+    direction: str
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What :func:`explain` found: one row for each contraction and stored value, in program order.
+
+    Attributes:
+        recipe: that the program was explained for.
+        rows: of the program; values of one loop or equation that agree in all else share a row.
+    """
+
+    recipe: Recipe
+    rows: tuple[ExplanationRow, ...]
+
+    def show(self) -> None:
+        """Prints the table."""
+        print(self)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The rows as dictionaries that ``json.dumps`` takes."""
+        return [dataclasses.asdict(row) | {"shape": list(row.shape)} for row in self.rows]
+
+    def __str__(self) -> str:
+        heads = ("kind", "name", "shape", "format", "scale", "direction", "source")
+        cells = [heads, *map(_cells, self.rows)]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
+        lines = ("  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)) for r in cells)
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _cells(row: ExplanationRow) -> tuple[str, ...]:
+    shape = "x".join(map(str, row.shape)) or "()"
+    source = f"{row.file}:{row.line} ({row.function})" if row.file else ""
+    return row.kind, row.name, shape, row.format, row.scale, row.direction, source
+
+
+def explain(f: Callable, recipe: Recipe | str = fp16) -> Callable[..., Explanation]:
+    """A function of ``f``'s arguments that says what ``autoscale(f, recipe)`` stores, and how.
+
+    The rows are recorded where ``autoscale`` decides on a format, while it traces the program, so
+    that they are what runs. Nothing is computed. What the backward pass reads is only there if
+    ``f`` computes its gradient: explain a whole training step.
+
+    Args:
+        f: any function that :func:`autoscale` takes.
+        recipe: a :class:`Recipe`, or the name of one.
+
+    Returns:
+        A function that returns an :class:`Explanation`. Its arguments may be arrays or their types
+        (``jax.ShapeDtypeStruct``).
+
+    Raises:
+        TypeError, ValueError: as :func:`autoscale`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, scalewise as sw
+        >>> def f(x, w):
+        ...     with jax.named_scope("head"):
+        ...         return jnp.tanh(x @ w)
+        >>> x, w = jnp.ones((8, 16)), jnp.ones((16, 4))
+        >>> for row in sw.explain(f, "fp8")(x, w).rows:
+        ...     print(row.kind, row.name, row.format, row.scale, row.direction)
+        contraction dot_general e4m3fn x e4m3fn amax forward
+        output [] fp32 none forward
+    """
+    recipe = recipe_(recipe)
+    record = _Recorder(recipe)
+    transform(f, record.interpretation(traced=False), name="explain")  # refuses non-callables
+
+    def explained(*args: Any, **kwargs: Any) -> Explanation:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, ARRAYS)}
+        record = _Recorder(recipe)
+
+        def dry(arrays: Any) -> list[Any]:
+            args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
+            stored = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
+            chosen = record.interpretation(traced=any(map(has_exponent, stored)))
+            outs = transform(f, chosen, name="explain")(*args, **kwargs)
+            return [x for x in jax.tree.leaves(outs) if isinstance(x, jax.Array)]
+
+        jax.eval_shape(dry, arrays)
+        record.exceptions.check("explain")
+        return Explanation(recipe, record.result())
+
+    return explained
+
+
+class _Recorder:
+    """Collects rows, each once however often a loop's body is traced."""
+
+    def __init__(self, recipe: Recipe):
+        self.recipe, self.exceptions = recipe, Exceptions(recipe.keep)
+        self.rows: dict[Any, ExplanationRow] = {}
+
+    def interpretation(self, *, traced: bool) -> Any:
+        """What ``autoscale`` interprets a function by, which calls this recorder."""
+        if isinstance(self.recipe.scaling, Delayed):
+            chosen: Any = DelayedBoundaries(self.recipe, noted={})
+        else:
+            chosen = interpretation(self.recipe, traced=traced)
+        fields = {"exceptions": self.exceptions} if hasattr(chosen, "exceptions") else {}
+        if not fields:
+            self.exceptions = Exceptions(())
+        return dataclasses.replace(chosen, record=self, **fields)
+
+    def __call__(
+        self,
+        kind: Kind,
+        where: Equation | str,
+        shape: Any,
+        formats: list[Any],
+        scale: str | None = None,
+    ) -> None:
+        """Adds a row.
+
+        Args:
+            kind: of the row.
+            where: the equation, or an output's path.
+            shape: of the value.
+            formats: a format, block format or dtype for each operand, or for the value.
+            scale: how the scale is found; None for what the recipe says of the formats.
+        """
+        names = [_name(fmt) for fmt in formats]
+        operands = kind == "contraction"
+        scales = [scale or _scale(self.recipe, fmt, operands=operands) for fmt in formats]
+        text = scales[0] if len(set(scales)) == 1 else " x ".join(scales)
+        dims = tuple(int(n) if isinstance(n, int) else str(n) for n in shape)
+        if isinstance(where, str):
+            key, fields = where, {"name": where or "[]", "direction": "forward"}
+        else:
+            file, line, function = where.source or ("", 0, "")
+            key = where.path, where.name
+            fields = {"name": where.name, "direction": where.direction}
+            fields |= {"file": file, "line": line, "function": function}
+        row = ExplanationRow(kind, shape=dims, format=" x ".join(names), scale=text, **fields)
+        self.rows.setdefault((kind, key, dims, row.format), row)
+
+    def result(self) -> tuple[ExplanationRow, ...]:
+        rows = self.rows.values()
+        if any(row.direction == "backward" for row in rows):
+            last = [dataclasses.replace(r, direction="update") for r in rows if r.kind == "output"]
+            return (*(r for r in rows if r.kind != "output"), *last)
+        # without a backward pass there is no optimizer either
+        return tuple(dataclasses.replace(row, direction="forward") for row in rows)
+
+
+def _name(fmt: Any) -> str:
+    return fmt.name if isinstance(fmt, Format | BlockFormat) else format_(fmt).name
+
+
+def _scale(recipe: Recipe, fmt: Any, *, operands: bool) -> str:
+    """How the scale of an array in a format is found; a dtype has none."""
+    if isinstance(fmt, BlockFormat):
+        return f"one for {fmt.size} elements"
+    if not isinstance(fmt, Format):
+        return "none"
+    if not operands:
+        return "amax"
+    scaling = recipe.scaling
+    how = "amax" if isinstance(scaling, Amax) else type(scaling).__name__.lower()
+    return how if recipe.per == "tensor" else f"{how} per channel"
