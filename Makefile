@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-newest check unit format prove fuzz parity references bench clean
+.PHONY: demo test test-newest check unit format prove fuzz parity references bench gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -79,9 +79,29 @@ bench: .venv-bench/.ready ## casts beside np.copyto and the other libraries
 	.venv-bench/bin/python -m pip install --quiet --editable . --group bench
 	@touch $@
 
+# The CUDA compiler is in the wheels of JAX's CUDA plugin (182 MB); nothing else of CUDA is needed.
+GPU_PLUGIN = .gpu-plugin
+gpu-hlo: $(GPU_PLUGIN)/.ready  ## what training steps compile to for an H100, checked; no GPU needed
+	PYTHONPATH=$(GPU_PLUGIN) $(BIN)/python -m benchmarks.gpu_hlo $(or $(ARGS),--check)
+
+$(GPU_PLUGIN)/.ready: $(VENV)/.ready
+	V=$$($(BIN)/python -c "import jax; print(jax.__version__)") && \
+		$(BIN)/python -m pip install --quiet --upgrade --no-deps --target=$(GPU_PLUGIN) \
+			jax-cuda12-plugin==$$V jax-cuda12-pjrt==$$V
+	@touch $@
+
+tpu-hlo: .venv-tpu/.ready  ## XLA's estimated cycles of one program on a TPU; no TPU needed
+	.venv-tpu/bin/python -m benchmarks.tpu_hlo $(ARGS)
+
+.venv-tpu/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-tpu
+	.venv-tpu/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-tpu/bin/python -m pip install --quiet --editable . --group tpu
+	@touch $@
+
 format: $(VENV)/.ready    ## mend what lint and format can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(NEWEST_VENV) .venv-bench
+	rm -rf $(VENV) $(NEWEST_VENV) .venv-bench .venv-tpu $(GPU_PLUGIN)

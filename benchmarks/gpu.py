@@ -3,30 +3,32 @@
 Prints one JSON line for each check, so that docs/gpu.md can say where its figures come from:
 
 - casts: bits on the GPU against bits on the CPU, over every exponent and random mantissas;
-- products: the formats in which the optimised HLO of a training step really multiplies;
-- steps: a large MLP's and an attention block's training step (loss, gradients, SGD), each recipe
-  beside BF16 as people write it, medians of interleaved runs in one process.
+- products: the formats in which the optimised HLO of a training step multiplies, kernels, bound;
+- steps: the steps of `benchmarks.programs` under each recipe, beside bfloat16 (``plain``), FP8
+  written by hand and Flax's FP8 layers, medians of interleaved runs in one process.
+
+The argument, if there is one, is a folder for the HLO texts.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import scalewise as sw
+from benchmarks import hlo
+from benchmarks.programs import BY_HAND, PROGRAMS, variant
 
-RECIPES = ("bf16", "fp16", "fp8", "fp8_delayed", "unit_scaling", "mxfp8")
+WAYS = ("plain", "bf16", "fp16", "fp8", "fp8_delayed", "unit_scaling", "mxfp8", "hand", "flax")
+DEVICE = hlo.Device(3.35e12, {8: 1979e12, 16: 989e12, 32: 494e12})  # an H100's rates
 CASTS = ("fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz", "e2m1fn", "dlfloat16", "e8m0", "tf32")
 ROUNDINGS = ("nearest_even", "toward_zero", "toward_positive", "to_odd")
 
@@ -106,117 +108,49 @@ def interleaved(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, f
 # -- training steps ------------------------------------------------------------------------------
 
 
-def mlp(weights, x, y):
-    for w in weights[:-1]:
-        x = jax.nn.gelu(x @ w)
-    return jnp.mean(jnp.square(x @ weights[-1] - y))
-
-
-def mlp_arguments(width: int, batch: int, layers: int = 4):
-    keys = jax.random.split(jax.random.key(0), layers + 1)
-    weights = [jax.random.normal(k, (width, width)) * width**-0.5 for k in keys[:-1]]
-    x = jax.random.normal(keys[-1], (batch, width))
-    return weights, x, jnp.roll(x, 1, 1)
-
-
-def attention(weights, x, y):
-    def norm(x):
-        x = x - x.mean(-1, keepdims=True)
-        return x * lax.rsqrt(jnp.mean(jnp.square(x), -1, keepdims=True) + 1e-5)
-
-    batch, length, width = x.shape
-    heads = width // 128
-    for q, k, v, o, up, down in weights:
-        h = norm(x)
-        split = lambda w, h=h: (h @ w).reshape(batch, length, heads, 128)  # noqa: E731
-        scores = jnp.einsum("bthd,bshd->bhts", split(q), split(k)) * 128**-0.5
-        mixed = jnp.einsum("bhts,bshd->bthd", jax.nn.softmax(scores), split(v))
-        x = x + mixed.reshape(x.shape) @ o
-        x = x + jax.nn.gelu(norm(x) @ up) @ down
-    return jnp.mean(jnp.square(x - y))
-
-
-def attention_arguments(width: int, length: int, batch: int, layers: int = 2):
-    keys = iter(jax.random.split(jax.random.key(0), 6 * layers + 1))
-    shapes = [(width, width)] * 4 + [(width, 4 * width), (4 * width, width)]
-    weights = [
-        [jax.random.normal(next(keys), s) * s[0] ** -0.5 for s in shapes] for _ in range(layers)
-    ]
-    x = jax.random.normal(next(keys), (batch, length, width))
-    return weights, x, jnp.roll(x, 1, 1)
-
-
-def step(loss, dtype=None):
-    """Loss, gradients and SGD; in ``dtype`` as people write mixed precision by hand."""
-
-    def cast(tree):
-        return jax.tree.map(lambda a: a.astype(dtype) if dtype else a, tree)
-
-    def f(weights, x, y):
-        value, grads = jax.value_and_grad(lambda w: loss(cast(w), cast(x), cast(y)))(weights)
-        return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, grads), value
-
-    return f
-
-
-def products(compiled: Any) -> dict[str, int]:
-    """How many matrix products of the optimised program have operands of which types."""
-    text = compiled.as_text()
-    types = {m[1]: m[2] for m in re.finditer(r"%?([\w.\-]+) = \(?(\w+)\[", text)}
-    found: Counter[str] = Counter()
-    for line in text.splitlines():
-        call = re.search(r"(?:custom-call|dot|convolution)\(([^)]*)\)", line)
-        gemm = "__cublas" in line or "__cudnn" in line or re.search(r"\b(dot|convolution)\(", line)
-        if call and gemm:
-            names = re.findall(r"%?([\w.\-]+)(?:,|$)", call[1])[:2]
-            inline = re.findall(r"(\w+)\[[\d,]*\]", call[1])[:2]
-            kinds = inline if len(inline) == 2 else [types.get(n, "?") for n in names]
-            found[" x ".join(kinds)] += 1
-    fusions = len(re.findall(r"__triton_gemm|__cudnn\$fusion|kind=kCustom", text))
-    return dict(found) | ({"custom fusions": fusions} if fusions else {})
-
-
-def steps(name: str, loss, arguments, repeats: int = 15, dump: str | None = None) -> None:
-    runs, first = {}, {}
-    for who in ("float32", "bf16 by hand", *RECIPES):
-        if who in RECIPES and who not in sw.recipes.CATALOGUE:
+def steps(name: str, size: str, repeats: int = 15, dump: Path | None = None) -> None:
+    """Products and times of a program's step under each recipe and by hand, in one process."""
+    runs, losses = {}, {}
+    for who in WAYS:
+        if name != "mlp" and who in BY_HAND[1:]:
             continue
-        plain = step(loss, jnp.bfloat16 if who == "bf16 by hand" else None)
-        f = jax.jit(sw.autoscale(plain, who) if who in RECIPES else plain)
         try:
+            program = variant(name, size, who)
+            arguments = jax.jit(program.make)()
             began = time.perf_counter()
-            compiled = f.lower(*arguments).compile()
+            compiled: Any = jax.jit(program.step).lower(*arguments).compile()
             seconds = time.perf_counter() - began
-            value = float(compiled(*arguments)[1])
+            losses[who] = program.loss(compiled(*arguments))
         except Exception as error:
             what = f"{type(error).__name__}: {error}"[:600]
-            say(check="step", model=name, recipe=who, error=what)
+            say(check="step", program=name, recipe=who, error=what)
             continue
-        first[who] = value
-        say(check="products", model=name, recipe=who, loss=value, compile_s=round(seconds, 1),
-            temp_MiB=compiled.memory_analysis().temp_size_in_bytes >> 20,
-            products=products(compiled))  # fmt: skip
+        text = compiled.as_text()
+        found = hlo.summary(hlo.parse(text), DEVICE)
+        say(check="products", program=name, recipe=who, loss=losses[who],
+            compile_s=round(seconds, 1), products=found.lines, kernels=found.kernels,
+            bound_ms=round(found.seconds * 1e3, 3),
+            temporary_MiB=compiled.memory_analysis().temp_size_in_bytes >> 20)  # fmt: skip
         if dump:
-            with open(f"{dump}/{name}_{who.replace(' ', '_')}.hlo", "w") as file:
-                file.write(compiled.as_text())
-        runs[who] = lambda c=compiled: c(*arguments)
+            (dump / f"{name}_{who}.hlo").write_text(text)
+        runs[who] = lambda c=compiled, a=arguments: c(*a)
     times = interleaved(runs, repeats)
-    base = times["bf16 by hand"]
     for who, seconds in times.items():
-        say(check="step", model=name, recipe=who, ms=round(seconds * 1e3, 2),
-            to_bf16=round(seconds / base, 3), loss=first[who])  # fmt: skip
+        say(check="step", program=name, size=size, recipe=who, ms=round(seconds * 1e3, 3),
+            of_plains_speed=round(times["plain"] / seconds, 3), loss=losses[who])  # fmt: skip
 
 
 def main() -> None:
-    dump = sys.argv[1] if len(sys.argv) > 1 else None
-    small = jax.default_backend() == "cpu"
+    dump = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+    if dump:
+        dump.mkdir(parents=True, exist_ok=True)
+    on_cpu = jax.default_backend() == "cpu"
     device()
-    if not small:
+    if not on_cpu:
         casts()
         cast_speed()
-    steps("mlp", mlp, mlp_arguments(*((64, 32) if small else (8192, 8192))), dump=dump)
-    shape = (128, 16, 2) if small else (4096, 2048, 4)
-    steps("attention", attention, attention_arguments(*shape), dump=dump)
+    for name in PROGRAMS:
+        steps(name, "tiny" if on_cpu else "full", dump=dump)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,322 @@
+"""``make gpu-hlo``: what training steps compile to for an H100 or a B200; no GPU is needed.
+
+    python -m benchmarks.gpu_hlo [--device b200] [--size full] [--programs mlp] [--recipes fp8 ...]
+
+compiles two programs (`benchmarks.programs`) ahead of time by XLA's CUDA compiler, which is in the
+wheels of JAX's CUDA plugin, and prints for each variant: matrix products by dtypes and library
+function, kernels, bytes that kernels outside of products move, a roofline bound, and temporary
+memory. ``--fsdp N`` shards weights and batch over N devices and prints the traffic of one of
+them. ``--check`` compiles the small sizes, compares their figures with `CHECKS` and fails with a
+sentence for each one that moved. docs/gpu.md says what the figures mean.
+"""
+
+from __future__ import annotations
+
+import os
+
+# JAX and XLA read these when they are imported. There is no driver, so nothing can be tuned by
+# running it; Triton's products can only be chosen by tuning.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["XLA_FLAGS"] = " ".join(
+    [os.environ.get("XLA_FLAGS", ""), "--xla_gpu_autotune_level=0",
+     "--xla_gpu_enable_triton_gemm=false"]
+)  # fmt: skip
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import hlo
+from benchmarks.programs import BY_HAND, PROGRAMS, SIZES, compiled, variant
+
+DESCRIPTIONS = Path(__file__).parent / "devices"
+# Dense rates of the data sheets (H100 SXM5, B200 SXM): bytes/s and operations/s; 32 is TF32.
+DEVICES = {
+    "h100": hlo.Device(3.35e12, {8: 1979e12, 16: 989e12, 32: 494e12}),
+    "b200": hlo.Device(7.7e12, {8: 4500e12, 16: 2250e12, 32: 1100e12}),
+}
+RECIPES = ("plain", "bf16", "fp16", "fp8", "fp8_delayed", "mxfp8", "hand", "flax")
+NODE = 8  # devices that share a host
+LOUD = 1 << 16  # collectives of fewer bytes are scales
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is compiled: `fsdp` is the number of devices that weights are sharded over, or 0."""
+
+    program: str
+    recipe: str
+    size: str = "small"
+    device: str = "h100"
+    fsdp: int = 0
+
+    @property
+    def plain(self) -> Run:
+        """The same program in bfloat16, without a recipe."""
+        return replace(self, recipe="plain")
+
+    def __str__(self) -> str:
+        shards = f", sharded over {self.fsdp}" if self.fsdp else ""
+        return f"{self.program} under {self.recipe} ({self.size}, {self.device}{shards})"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Figures of one compiled run; `temporary` in bytes, `compile_s` in seconds."""
+
+    run: Run
+    summary: hlo.Summary
+    kernels: list[hlo.Kernel]
+    temporary: int
+    compile_s: float
+
+    def record(self) -> dict[str, Any]:
+        """The figures as a JSON object."""
+        s = self.summary
+        return asdict(self.run) | {
+            "jax": jax.__version__, "products": s.lines, "kernels": s.kernels,
+            "gb_outside": round(s.bytes_outside / 1e9, 3), "ms": round(s.seconds * 1e3, 3),
+            "ms_products": round(s.seconds_products * 1e3, 3),
+            "ms_outside": round(s.seconds_outside * 1e3, 3),
+            "temporary_gib": round(self.temporary / 2**30, 3),
+            "operands_mb": megabytes(s.collectives), "sent_mb": megabytes(s.sent),
+            "compile_s": round(self.compile_s, 1),
+        }  # fmt: skip
+
+
+def megabytes(traffic: Counter[tuple[str, str]]) -> dict[str, float]:
+    return {" ".join(key): round(n / 2**20, 3) for key, n in sorted(traffic.items())}
+
+
+# -- compilation ---------------------------------------------------------------------------------
+
+
+def gpus(device: str, count: int = 1) -> list[Any]:
+    """Described devices, as many as a mesh needs, in nodes of eight.
+
+    Raises:
+        RuntimeError: without the CUDA plugin of this JAX.
+    """
+    description = (DESCRIPTIONS / f"{device}.txtpb").read_text()
+    nodes, each = -(-count // NODE), min(count, NODE)
+    try:
+        topology = topologies.get_topology_desc(
+            device, "cuda", target_config=description, topology=f"1x{nodes}x{each}"
+        )
+    except Exception as error:
+        raise RuntimeError(
+            f"expected the CUDA plugin of JAX {jax.__version__} on the path, as "
+            f'"make gpu-hlo" installs it: {error}'
+        ) from error
+    return list(topology.devices)[:count]
+
+
+def measure(run: Run, dump: Path | None = None) -> Result:
+    """Compiles a run and reads its figures from the optimised HLO."""
+    devices = gpus(run.device, max(1, run.fsdp))
+    began = time.perf_counter()
+    program = variant(run.program, run.size, run.recipe, len(devices))
+    executable = compiled(program, devices, "cuda")
+    seconds = time.perf_counter() - began
+    text = executable.as_text()
+    if dump:
+        dump.mkdir(parents=True, exist_ok=True)
+        (dump / f"{'_'.join(map(str, asdict(run).values()))}.hlo").write_text(text)
+    print(f"{run}: {seconds:.0f} s", file=sys.stderr)
+    module = hlo.parse(text)
+    figures = hlo.summary(module, DEVICES[run.device])
+    temporary = executable.memory_analysis().temp_size_in_bytes
+    return Result(run, figures, hlo.kernels(module), temporary, seconds)
+
+
+# -- checks --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Bounds of a run's figures; those of other runs are relative to the plain program's.
+
+    Args:
+        narrow: matrix products with 8-bit operands, exactly; with the others as many as plain has.
+        kernels: launches, at most.
+        outside: bytes moved outside of products, at most, of plain's.
+        target: part of the name of the library function of each narrow product.
+        gathered: dtypes in which more than scales is gathered over devices.
+        sent: bytes sent to other devices, at most, of plain's.
+    """
+
+    narrow: int
+    kernels: int
+    outside: float
+    target: str = "cublas$lt$matmul$f8"
+    gathered: tuple[str, ...] = ()
+    sent: float = 0.0
+
+
+CHECKS: dict[Run, Expected] = {
+    Run("mlp", "bf16"): Expected(narrow=0, kernels=22, outside=1.0),
+    Run("mlp", "fp16"): Expected(narrow=0, kernels=22, outside=1.0),
+    Run("mlp", "fp8"): Expected(narrow=8, kernels=60, outside=1.5),
+    Run("mlp", "fp8_delayed"): Expected(narrow=8, kernels=48, outside=1.3),
+    Run("gpt", "fp16"): Expected(narrow=0, kernels=150, outside=1.0),
+    Run("gpt", "fp8"): Expected(narrow=27, kernels=270, outside=1.25),
+    Run("gpt", "fp8_delayed"): Expected(narrow=27, kernels=245, outside=1.2),
+}
+
+
+def moved(result: Result, plain: Result, expected: Expected) -> Iterator[str]:
+    """A sentence for each figure of a run that is not as expected."""
+    s, p = result.summary, plain.summary
+
+    def least(what: str, got: float, most: float) -> Iterator[str]:
+        if got > most:
+            yield f"{result.run}: {what} {got:.4g}, expected at most {most:.4g}"
+
+    narrow = {x: n for x, n in s.products.items() if x.bits <= 8}
+    count, total = sum(narrow.values()), s.products.total()
+    if count != expected.narrow:
+        yield f"{result.run}: {count} products have 8-bit operands, expected {expected.narrow}"
+    if total != p.products.total():
+        yield f"{result.run}: {total} products, expected the plain program's {p.products.total()}"
+    if others := {x.target for x in narrow if expected.target not in x.target}:
+        yield f"{result.run}: narrow products by {sorted(others)}, expected {expected.target!r}"
+    if wide := {x.result for x in s.products} - {"bf16"}:
+        yield f"{result.run}: products return {sorted(wide)}, expected ['bf16']"
+    yield from least("kernels", s.kernels, expected.kernels)
+    outside = s.bytes_outside / p.bytes_outside
+    yield from least("bytes outside of products, of plain's,", outside, expected.outside)
+    if result.run.fsdp:
+        gathered = {t for (op, t), n in s.collectives.items() if op == "all-gather" and n > LOUD}
+        if gathered != set(expected.gathered):
+            names = sorted(expected.gathered)
+            yield f"{result.run}: gathers {sorted(gathered)} over devices, expected {names}"
+        reduced = {t for (op, t), n in s.collectives.items() if "reduce" in op and n > LOUD}
+        if reduced != {"bf16"}:
+            yield f"{result.run}: reduces {sorted(reduced)} over devices, expected ['bf16']"
+        yield from least("bytes sent, of plain's,", s.sent.total() / p.sent.total(), expected.sent)
+
+
+# -- output --------------------------------------------------------------------------------------
+
+HEADINGS = (
+    "program", "recipe", "products", "kernels", "GB outside of products",
+    "bound, ms (products + rest)", "of plain's speed", "temporary GiB", "sent, MB",
+)  # fmt: skip
+
+
+def cells(result: Result, plain: Result | None) -> list[str]:
+    """A row of the table; speeds and traffic beside the same program without a recipe."""
+    s = result.summary
+    parts = f"({s.seconds_products * 1e3:.3g} + {s.seconds_outside * 1e3:.3g})"
+    sent = [f"{n / 2**20:.0f} {' '.join(key)}" for key, n in sorted(s.sent.items()) if n >= 2**20]
+    if sent and plain:
+        sent.append(f"{s.sent.total() / plain.summary.sent.total():.2f} of plain's")
+    return [
+        result.run.program, result.run.recipe, "\n".join(s.lines), str(s.kernels),
+        f"{s.bytes_outside / 1e9:.3g}", f"{s.seconds * 1e3:.4g} {parts}",
+        f"{plain.summary.seconds / s.seconds:.2f}" if plain else "",
+        f"{result.temporary / 2**30:.2f}", "\n".join(sent),
+    ]  # fmt: skip
+
+
+def rows(results: list[Result]) -> list[list[str]]:
+    by_run = {r.run: r for r in results}
+    return [cells(r, by_run.get(r.run.plain)) for r in results]
+
+
+def show(results: list[Result]) -> None:
+    """Prints a table for each device and number of shards."""
+    for title in dict.fromkeys((r.run.size, r.run.device, r.run.fsdp) for r in results):
+        table = Table(title="{}, compiled for {}".format(*title), show_lines=True)
+        for heading in HEADINGS:
+            table.add_column(heading)
+        for row in rows([r for r in results if (r.run.size, r.run.device, r.run.fsdp) == title]):
+            table.add_row(*row)
+        Console(width=max(150, Console().width)).print(table)
+
+
+def markdown(results: list[Result]) -> str:
+    """The table for a page."""
+    lines = [list(HEADINGS), ["---"] * len(HEADINGS), *rows(results)]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("\n", "<br>") for cell in line) + " |" for line in lines
+    )
+
+
+def costliest(result: Result, count: int) -> Iterator[str]:
+    """One line for each of the kernels with the largest bounds."""
+    seconds = DEVICES[result.run.device].seconds
+    for kernel in sorted(result.kernels, key=seconds, reverse=True)[:count]:
+        reads, writes = (" ".join(map(str, a)) for a in (kernel.reads, kernel.writes))
+        yield (
+            f"{seconds(kernel) * 1e6:8.1f} us {kernel.count:3} x {kernel.name[:48]:48} "
+            f"{kernel.product or ''!s:40} {reads} -> {writes}"
+        )
+
+
+# -- main ----------------------------------------------------------------------------------------
+
+
+def given_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What training steps compile to for a GPU.")
+    parser.add_argument("--device", choices=sorted(DEVICES), default="h100")
+    parser.add_argument("--size", choices=sorted({s for _, s in SIZES}), default="small")
+    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
+    parser.add_argument("--recipes", nargs="+", metavar="RECIPE", default=RECIPES)
+    parser.add_argument("--fsdp", type=int, default=0, metavar="N", help="shard over N devices")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line each")
+    parser.add_argument("--markdown", action="store_true", help="print a table for a page")
+    parser.add_argument("--kernels", type=int, default=0, metavar="N", help="list the costliest")
+    parser.add_argument("--dump", type=Path, metavar="FOLDER", help="write the HLO texts there")
+    parser.add_argument("--check", action="store_true", help="compare with the expected figures")
+    return parser.parse_args()
+
+
+def runs(given: argparse.Namespace) -> list[Run]:
+    """Those that a check needs, or those asked for; what is written for the MLP only, for it."""
+    if given.check:
+        return list(dict.fromkeys(r for run in CHECKS for r in (run.plain, run)))
+    return [
+        Run(program, recipe, given.size, given.device, given.fsdp)
+        for program in given.programs
+        for recipe in given.recipes
+        if program == "mlp" or recipe not in BY_HAND[1:]
+    ]
+
+
+def main() -> None:
+    given, results = given_arguments(), []
+    for run in runs(given):
+        result = measure(run, given.dump)
+        results.append(result)
+        if given.json:
+            with given.json.open("a") as file:
+                file.write(json.dumps(result.record()) + "\n")
+        for line in costliest(result, given.kernels):
+            print(line)
+    print(markdown(results)) if given.markdown else show(results)
+    if given.check:
+        by_run = {r.run: r for r in results}
+        faults = [
+            fault
+            for run, expected in CHECKS.items()
+            for fault in moved(by_run[run], by_run[run.plain], expected)
+        ]
+        sys.exit("\n".join(faults) or None)
+
+
+if __name__ == "__main__":
+    main()

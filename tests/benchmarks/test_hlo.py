@@ -1,0 +1,162 @@
+"""What benchmarks/hlo.py reads from HLO text, on short modules written for the purpose."""
+
+import pytest
+
+from benchmarks import hlo
+
+DEVICE = hlo.Device(1e9, {8: 4e9, 16: 2e9, 32: 1e9})
+
+STEP = """\
+HloModule jit_step, is_scheduled=true
+
+%fused_gelu (param_0: f32[4,8]) -> bf16[4,8] {
+  %param_0 = f32[4,8]{1,0} parameter(0)
+  ROOT %convert.1 = bf16[4,8]{1,0} convert(%param_0)
+}
+
+%fused_dot (param_1: bf16[4,8], param_2: bf16[8,16]) -> f32[4,16] {
+  %param_1 = bf16[4,8]{1,0} parameter(0)
+  %param_2 = bf16[8,16]{1,0} parameter(1)
+  ROOT %dot.1 = f32[4,16]{1,0} dot(%param_1, %param_2), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (x: f32[4,8], w: bf16[8,16]) -> f32[4,16] {
+  %x = f32[4,8]{1,0} parameter(0), metadata={op_name="x"}
+  %w = bf16[8,16]{1,0} parameter(1)
+  %gelu = bf16[4,8]{1,0} fusion(%x), kind=kLoop, calls=%fused_gelu, metadata={op_name="f/g(x)"}
+  %same = bf16[4,8]{1,0} bitcast(%gelu)
+  ROOT %product = f32[4,16]{1,0} fusion(%same, %w), kind=kCustom, calls=%fused_dot
+}
+"""  # noqa: E501
+
+
+def module(body, *computations):
+    entry = "ENTRY %main (x: f32[]) -> f32[] {\n  " + "\n  ".join(body) + "\n}\n"
+    return hlo.parse("\n".join([*computations, entry]))
+
+
+def test_kernels_and_the_product_in_a_fusion():
+    gelu, product = hlo.kernels(hlo.parse(STEP))
+    assert (gelu.bytes, gelu.product) == (4 * 8 * (4 + 2), None)
+    assert product.product == hlo.Product(("bf16", "bf16"), "f32", "dot", 2 * 4 * 16 * 8)
+    assert product.bytes == 2 * (4 * 8 + 8 * 16) + 4 * 4 * 16
+
+
+def test_bound_is_the_larger_of_bytes_and_operations():
+    s = hlo.summary(hlo.parse(STEP), DEVICE)
+    assert s.seconds_outside == pytest.approx(192 / 1e9)  # bytes
+    assert s.seconds_products == pytest.approx(576 / 1e9)  # bytes again: 1024 operations take 512
+    assert s.seconds == s.seconds_products + s.seconds_outside
+    assert (s.kernels, s.bytes_outside) == (2, 192)
+    slow = hlo.Device(1e12, DEVICE.peaks)
+    assert hlo.summary(hlo.parse(STEP), slow).seconds_products == pytest.approx(1024 / 2e9)
+
+
+GEMM = (
+    '{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
+    '"rhs_contracting_dimensions":["1"]}}}'
+)
+
+
+def test_a_librarys_product_without_its_workspace():
+    text = (
+        "%y = (bf16[4,16]{1,0}, /*index=1*/s8[1024]{0}) custom-call(%a, %b, %s), "
+        f'custom_call_target="__cublas$lt$matmul$f8", backend_config={GEMM}'
+    )
+    [kernel] = hlo.kernels(
+        module([
+            "%a = f8e4m3fn[4,8]{1,0} parameter(0)", "%b = f8e5m2[16,8]{1,0} parameter(1)",
+            "%s = f32[] constant(1)", text,
+        ])
+    )  # fmt: skip
+    assert kernel.bytes == 4 * 8 + 16 * 8 + 4 + 2 * 4 * 16
+    assert kernel.product.flops == 2 * 4 * 16 * 8
+    assert str(kernel.product) == "f8e4m3fn x f8e5m2 -> bf16, cublas f8"
+    assert kernel.product.bits == 8
+
+
+def test_block_scaled_product():
+    [kernel] = hlo.kernels(
+        module([
+            "%a = f8e4m3fn[1,64,128]{2,1,0} parameter(0)",
+            "%b = f8e4m3fn[1,32,128]{2,1,0} parameter(1)",
+            "%y = (bf16[1,64,32]{2,1,0}, s8[0]{0}) custom-call(%a, %b), "
+            'custom_call_target="__cudnn$blockScaledDot"',
+        ])
+    )  # fmt: skip
+    assert kernel.product.flops == 2 * 64 * 32 * 128
+
+
+def test_convolution_and_cycles_of_a_tpu():
+    body = (
+        "%a = bf16[4,8]{1,0:T(8,128)(2,1)} parameter(0)",
+        "%b = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(1)",
+        "%y = bf16[4,16]{1,0:T(8,128)(2,1)} convolution(%a, %b), dim_labels=bf_io->bf, "
+        'backend_config={"estimated_cycles":"700"}',
+    )
+    s = hlo.summary(module(body), DEVICE)
+    [product] = s.products
+    assert (product.flops, s.cycles) == (2 * 4 * 16 * 8, 700)
+
+
+def test_loops_count_by_their_trips_and_branches_by_the_costliest():
+    small = "%small (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n" \
+            "  ROOT %copy.1 = f32[8]{0} copy(%p)\n}"  # fmt: skip
+    large = small.replace("%small", "%large").replace("[8]", "[64]").replace(".1", ".2")
+    large = large.replace("%p", "%q").replace("(p:", "(q:")
+    body = (
+        "%x = f32[64]{0} parameter(0)",
+        "%w = f32[8]{0} while(%x), condition=%no, body=%small, "
+        'backend_config={"known_trip_count":{"n":"5"}}',
+        "%c = f32[64]{0} conditional(%x, %x), branch_computations={%small, %large}",
+        "%d = f32[8]{0} call(%x), to_apply=%small",
+    )
+    found = [(k.name, k.count) for k in hlo.kernels(module(body, small, large))]
+    assert found == [("copy.1", 5), ("copy.2", 1), ("copy.1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("line", "sent"),
+    [
+        ("all-gather-start(%x), replica_groups=mesh['a'=2,'b'=4] {'b'}, dimensions={0}", 3 * 128),
+        ("reduce-scatter(%x), replica_groups=[1,8]<=[8], dimensions={0}", 7 / 8 * 128),
+        ("all-reduce-start(%x), replica_groups={{0,1,2,3}}, to_apply=%add", 2 * 3 / 4 * 128),
+        ("all-reduce(%x), replica_groups={{0},{1}}, to_apply=%add", 0),
+        ("collective-permute(%x), source_target_pairs={{0,1},{1,0}}", 128),
+    ],
+)
+def test_bytes_that_a_device_sends(line, sent):
+    body = ["%x = bf16[64]{0} parameter(0)", f"%y = bf16[64]{{0}} {line}"]
+    s = hlo.summary(module(body), DEVICE)
+    assert s.sent.total() == sent
+    assert s.kernels == 0
+    assert set(s.collectives.values()) == {128}
+
+
+def test_asynchronous_calls_count_once():
+    wrapped = "%async (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n" \
+              "  ROOT %rs = f32[2]{0} reduce-scatter(%p), replica_groups=[1,4]<=[4]\n}"  # fmt: skip
+    body = (
+        "%x = f32[8]{0} parameter(0)",
+        "%s = ((f32[8]{0}), f32[2]{0}) async-start(%x), calls=%async",
+        "%d = f32[2]{0} async-done(%s)",
+    )
+    [collective] = hlo.collectives(module(body, wrapped))
+    assert (collective.opcode, collective.bytes, collective.sent) == ("reduce-scatter", 32, 24)
+    assert hlo.kernels(module(body, wrapped)) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [("pred", 8), ("s4", 4), ("f4e2m1fn", 4), ("f8e8m0fnu", 8), ("bf16", 16), ("c64", 64),
+     ("token", 0)],
+)  # fmt: skip
+def test_bits(dtype, bits):
+    assert hlo.bits_of(dtype) == bits
+
+
+def test_unusable_input():
+    with pytest.raises(ValueError, match="unknown HLO dtype 'x9'"):
+        hlo.bits_of("x9")
+    with pytest.raises(ValueError, match="ENTRY computation"):
+        hlo.parse("HloModule empty")
