@@ -117,9 +117,10 @@ def cast(
 
         The derivative is straight-through. A dtype of 8 bits hands a cotangent on in x's dtype,
         unrounded: ``cast(x, "e4m3fn").astype(x.dtype)`` has the gradient of x, as
-        :func:`round_to` has. A dtype of 16 bits or more is one to compute in: there a cotangent has
-        that dtype, as JAX's own ``astype`` has it, and ``astype(x.dtype)`` behind the cast rounds
-        the cotangent to it; :func:`round_to` does not.
+        :func:`round_to` has. (Widen such an array before you compute with it: JAX can't
+        differentiate arithmetic between it and its wider tangent.) A dtype of 16 bits or more is
+        one to compute in: there a cotangent has that dtype, as behind JAX's own ``astype``, and is
+        rounded to it by ``cast(x, "fp16").astype(x.dtype)``; :func:`round_to` rounds none.
 
     Raises:
         TypeError, ValueError: as for :func:`round_to`.
