@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from ..formats import BlockFormat, Format
 from ..interpret import Boundary, Equation, Interpretation
@@ -27,6 +26,7 @@ from ..scaled import (
     quantize_measured,
 )
 from ._keep import OPAQUE, Exceptions, refuse_opaque
+from ._layout import stored_copy
 from ._narrow import AtRest, abstract, at_rest, has_exponent, holds, is_stored, put
 from ._predict import of_argument, predict
 from ._products import Operand, Product, carried, multiplied
@@ -309,7 +309,7 @@ class Boundaries(Interpretation):
             return carried(copy, fmt, value.data.dtype), None
         assert isinstance(copy.scale, jax.Array)
         data = copy.data if isinstance(copy.data, jax.Array) else copy.data.astype(jnp.float32)
-        return _laid_out(data, again), copy.scale
+        return stored_copy(data, again), copy.scale
 
     def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
         """A contraction of two operands, added up in float32 at least, in ``dtype``."""
@@ -482,22 +482,3 @@ def _marked(value: InFlight) -> InFlight:
 
 def _bits(fmt: Format | BlockFormat) -> int:
     return fmt.element.bits if isinstance(fmt, BlockFormat) else fmt.bits
-
-
-def _laid_out(data: jax.Array, again: bool) -> jax.Array:
-    """A narrow copy as products read it.
-
-    On a CPU the backward pass (``again``) reads one that is really stored: XLA there would keep the
-    wide original, or compute it once more. On other platforms it is written in row-major order,
-    whatever order a product asks for: XLA then writes it and its transpose by one kernel, where
-    else it might transpose the wide original first.
-    """
-
-    def on_cpu(data):
-        return lax.optimization_barrier(data) if again else data
-
-    def on_device(data):
-        order = Layout(tuple(range(data.ndim)))
-        return with_layout_constraint(data, order) if data.ndim > 1 else data
-
-    return lax.platform_dependent(data, cpu=on_cpu, default=on_device)

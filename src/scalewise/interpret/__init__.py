@@ -6,6 +6,7 @@ calls, recomputation and custom derivatives are handled here, once. Nothing here
 """
 
 from ._compat import gather_invariant as gather_invariant
+from ._compat import is_partitioned as is_partitioned
 from ._compat import member as member
 from ._compat import type_like as type_like
 from ._compat import vary as vary

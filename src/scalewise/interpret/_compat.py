@@ -177,3 +177,18 @@ def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]
         return [UNTRACKED[primitive.name](*inputs, **params)]
     outs = primitive.bind(*inputs, **primitive.get_bind_params(params))
     return list(outs) if primitive.multiple_results else [outs]
+
+
+def is_partitioned(ctx: Any) -> bool:
+    """Whether XLA partitions the program that a primitive is lowered in over several devices.
+
+    Within a ``shard_map`` over all axes of its mesh it doesn't: each device has its own arrays.
+
+    Args:
+        ctx: what a lowering rule is given.
+    """
+    axes = ctx.module_context.axis_context
+    manual, mesh = getattr(axes, "manual_axes", frozenset()), getattr(axes, "mesh", None)
+    if mesh is not None:
+        return mesh.size > 1 and frozenset(mesh.axis_names) != frozenset(manual)
+    return getattr(axes, "num_devices", None) != 1

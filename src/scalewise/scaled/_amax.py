@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -81,37 +80,16 @@ def _by_parts(x: jax.Array, axes: Sequence[int]) -> jax.Array:
 
 
 def _by_keys(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    key, flag, zero = _largest_key(x, axes)
-    return lax.bitcast_convert_type((key & ~flag) - zero, x.dtype)
+    """The maximum of magnitudes' bits, moved so that those of infinities and NaN are negative.
 
-
-def all_finite(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    """Whether all elements over the axes are finite: found in the pass that finds :func:`amax`."""
-    key, flag, _ = _largest_key(x, axes)
-    return key < flag
-
-
-def _largest_key(x: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, Any, Any]:
-    """The largest finite magnitude and whether there are others, as one unsigned integer.
-
-    An element's key is the bits of its magnitude, moved up so far that those of infinities and NaN
-    reach the highest bit: the flag. What they leave below it is less than the key of zero. So one
-    reduction finds both: a maximum below the flag, beside a flag that stays. It reads each element
-    once, by a chain of single operations; of two reductions, or of a select, XLA's GPU backend
-    would write the operand out first, transposed if a product reads it transposed.
-
-    Returns:
-        The key of the largest, the flag, and the key of zero.
+    One maximum of integers, which devices also find among themselves, of a chain of single
+    operations: of a select XLA's GPU backend writes the operand out first.
     """
-    integer = np.uint64 if x.dtype == jnp.float64 else np.uint32
-    flag = integer(np.iinfo(integer).max // 2 + 1)
-    zero = flag - np.asarray(np.inf, x.dtype).view(integer)
-    keys = (lax.bitcast_convert_type(x, integer) & ~flag) + zero
-
-    def larger(a: jax.Array, b: jax.Array) -> jax.Array:
-        return lax.max(a & ~flag, b & ~flag) | ((a | b) & flag)
-
-    return lax.reduce(keys, zero, larger, tuple(axes)), flag, zero
+    integer = np.int64 if x.dtype == jnp.float64 else np.int32
+    zero = integer(np.iinfo(integer).min) - np.asarray(np.inf, x.dtype).view(integer)
+    bits = lax.bitcast_convert_type(x, integer) & integer(np.iinfo(integer).max)
+    largest = lax.max(lax.reduce_max(bits + zero, axes), zero)
+    return lax.bitcast_convert_type(largest - zero, x.dtype)
 
 
 def _finite_bits(x: jax.Array) -> jax.Array:

@@ -8,17 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..formats import BLOCK_FORMATS, CATALOGUE, FP32, BlockFormat, Format, block_format
 from ..formats import format as format_
 from ..rounding import encode, has_float64, round_to
-from ._amax import all_finite
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
 from ._power import exponent_of, shrink
 from ._scaling import Amax, Propagated, Scaling
-from ._sizes import is_known
 
 
 def storable(fmt: Format) -> Format:
@@ -162,49 +159,12 @@ def _quantized(
     scale, inverse = scaling.scale(measured, fmt, over, keepdims=axis is not None)
     exact = getattr(scaling, "power_of_two", True)
     data = shrink(x, jnp.broadcast_to(inverse, x.shape), rounding) if exact else x / scale
-    settings = {"rounding": rounding, "key": key}
     if saturate is None:
-        saturate = "finite" if scaling.saturates else False
-        if _may_exceed(scaling, fmt):
-            settings["bound"] = measured, over
+        saturate = "finite" if scaling.saturates or _may_exceed(scaling, fmt) else False
     if nan_scale and fmt.nan_code is None:
         finite = jnp.all(jnp.isfinite(x), axis=over, keepdims=axis is not None)
         scale = jnp.where(finite, scale, jnp.nan)
-    if "bound" in settings:
-        return ScaledArray(_encoded_within(data, fmt, **settings), scale)
-    return ScaledArray(encode(data, fmt, saturate=saturate, **settings), scale)
-
-
-def _encoded_within(
-    data: jax.Array, fmt: Format, bound: tuple[jax.Array, tuple[int, ...]], **settings: Any
-) -> Any:
-    """Data in the format, finite elements held within its range; infinities stay infinite.
-
-    A comparison for each element costs nothing on a CPU. On other platforms it is a second array to
-    transpose where a product reads the result transposed, hence a second kernel: there the bound
-    is one number for all data behind a scale, found in the kernel that finds the scale.
-
-    Args:
-        data: already divided by its scale.
-        fmt: the format.
-        bound: the data before that, and the axes that share a scale.
-        settings: as for :func:`encode`.
-    """
-
-    def compared(data: jax.Array, x: jax.Array) -> Any:
-        return encode(data, fmt, saturate="finite", **settings)
-
-    def clamped(data: jax.Array, x: jax.Array) -> Any:
-        finite = lax.expand_dims(all_finite(x, over), over)
-        top, infinity = (np.asarray(n, x.dtype) for n in (float(fmt.max), np.inf))
-        top = jnp.where(finite, top, infinity)
-        top = jnp.broadcast_to(top, data.shape)
-        return encode(lax.clamp(-top, data, top), fmt, saturate=False, **settings)
-
-    x, over = bound
-    if is_known(x.size) and not x.size:
-        return compared(data, x)
-    return lax.platform_dependent(data, lax.stop_gradient(x), cpu=compared, default=clamped)
+    return ScaledArray(encode(data, fmt, rounding=rounding, saturate=saturate, key=key), scale)
 
 
 def _may_exceed(scaling: Scaling, fmt: Format) -> bool:
