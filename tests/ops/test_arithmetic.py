@@ -181,7 +181,7 @@ def test_orders_of_summation_bit_for_bit_as_numpys_halves(reference, n):
 
 
 def test_where_sums_stall():
-    """1 more is nothing to 2048 in FP16, to 256 in BF16 (facts.md, trouble.md)."""
+    """1 more is nothing to 2048 in FP16, to 256 in BF16."""
     ones = jnp.ones(4096, jnp.float32)
     assert float(accumulate(Arithmetic(format_("fp16")), ones, "sequential")) == 2048
     bf16 = Arithmetic(format_("bf16"))

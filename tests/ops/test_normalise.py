@@ -41,7 +41,7 @@ def test_where_the_square_is_beyond_the_format():
 
 
 def test_a_mean_far_beyond_the_deviation():
-    """One pass has a variance of 0 here (trouble.md, 3.7)."""
+    """One pass has a variance of 0 here."""
     x = (RNG.standard_normal((4, 256)) + 100).astype(np.float16)
     got = np.asarray(layer_norm(jnp.asarray(x)), np.float64)
     np.testing.assert_allclose(got, oracle(x.astype(np.float64), 1e-5, True), rtol=0.01, atol=0.002)

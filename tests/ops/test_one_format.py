@@ -71,7 +71,7 @@ def test_nothing_overflows_or_is_swamped_on_the_way():
     row = ops.softmax(jnp.zeros(300), arithmetic="e4m3")
     assert row.tolist() == [2.0**-8] * 300
     x = (RNG.standard_normal(4096) + 100).astype(np.float16)
-    got = float(ops.var(jnp.asarray(x), arithmetic="fp16"))  # 0 in one pass: trouble.md 3.7
+    got = float(ops.var(jnp.asarray(x), arithmetic="fp16"))  # 0 in one pass
     assert got == pytest.approx(x.astype(np.float64).var(), rel=2e-3)
 
 

@@ -54,7 +54,7 @@ def test_the_classic_failures():
     assert float(ops.mean(jnp.full(1 << 20, 1e-5, jnp.float16))) == float(jnp.float16(1e-5))
     assert jnp.isinf(ops.dot(sixteens, sixteens))  # 2^20 is no number of FP16
     assert float(ops.dot(sixteens, sixteens, out=jnp.float32)) == 2.0**20
-    # facts.md, trouble.md 3.7: N(100, 1) has variance 0 in one FP16 pass
+    # N(100, 1) has variance 0 in one FP16 pass
     x = (RNG.standard_normal(4096) + 100).astype(np.float16)
     assert float(ops.var(jnp.asarray(x))) == pytest.approx(x.astype(np.float64).var(), rel=1e-3)
 
@@ -115,7 +115,7 @@ def test_fp16_accumulation_is_numpys_halves():
 
 
 def test_14_bits_are_cured_by_promotion_every_128_terms():
-    """DeepSeek-V3 and facts.md 3.8: K = 4096, U(0, 1): 7 % off; with promotion next to nothing."""
+    """As DeepSeek-V3 reports: K = 4096, U(0, 1): 7 % off; with promotion next to nothing."""
     a, b = (jnp.asarray(RNG.random(s), jnp.float8_e4m3fn) for s in ((8, 4096), (4096, 8)))
     exact = np.asarray(a).astype(np.float64) @ np.asarray(b).astype(np.float64)
     errors = {}

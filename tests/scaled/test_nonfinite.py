@@ -15,9 +15,8 @@ FINITE = np.float32(np.outer([1.5, 0.25, -3e-3, 40.0], np.linspace(0.5, 1, 9)))
 PLACES = np.arange(FINITE.size).reshape(FINITE.shape) % 3 == 1
 MIXED = np.where(PLACES, np.resize(SPECIAL, FINITE.shape), FINITE)
 SCALINGS = [
-    sw.Amax(), sw.Amax(power_of_two=False), sw.Rms(2.0), sw.Rms(2.0, power_of_two=False),
-    sw.LeastSquares(), sw.LeastSquares(power_of_two=False), sw.Unit(), sw.Delayed(),
-    sw.Delayed().update(MIXED), sw.scaled.Mx(), sw.Propagated(),
+    sw.Amax(), sw.Amax(power_of_two=False), sw.LeastSquares(), sw.scaled.Mx(),
+    sw.LeastSquares(16, power_of_two=False), sw.Delayed().update(MIXED),
 ]  # fmt: skip
 
 
@@ -27,47 +26,51 @@ def expected(x, fmt):
     return np.where(np.isnan(x) | (fmt.infinity_code is None), np.nan, x)
 
 
-@pytest.mark.parametrize("fmt", ["fp16", "e4m3fn"])
-@pytest.mark.parametrize("scaling", SCALINGS, ids=repr)
-def test_scales_come_from_the_finite_elements(scaling, fmt):
-    got = sw.quantize(MIXED, fmt, scaling=scaling)
-    want = sw.quantize(FINITE[~PLACES], fmt, scaling=scaling)
-    np.testing.assert_allclose(got.scale, want.scale, rtol=3e-7)
-    np.testing.assert_allclose(got.value()[~PLACES], want.value(), rtol=3e-7)
-    np.testing.assert_array_equal(got.value()[PLACES], expected(MIXED[PLACES], fmt))
+@pytest.mark.parametrize(
+    ("scaling", "fmt", "axis"),
+    [
+        *((s, "fp16", None) for s in SCALINGS),
+        (sw.Amax(), "e4m3fn", None), (sw.Amax(), "fp16", 0), (sw.LeastSquares(), "fp16", 0),
+    ],
+)  # fmt: skip
+def test_scales_come_from_the_finite_elements(scaling, fmt, axis):
+    x = MIXED.copy()
+    x[-1] = np.nan  # a channel without a finite element
+    finite = np.isfinite(x)
+    got = sw.quantize(x, fmt, scaling=scaling, axis=axis)
+    want = sw.quantize(np.where(finite, x, 0), fmt, scaling=scaling, axis=axis)
+    np.testing.assert_array_equal(got.scale, want.scale)
+    value = np.asarray(got.value())
+    np.testing.assert_array_equal(value[finite], np.asarray(want.value())[finite])
+    np.testing.assert_array_equal(value[~finite], expected(x[~finite], fmt))
 
 
-@pytest.mark.parametrize("scaling", [sw.Amax(), sw.Rms(2.0), sw.LeastSquares()], ids=repr)
-def test_scales_of_channels_come_from_their_finite_elements(scaling):
-    x = np.concatenate([MIXED, np.full_like(MIXED[:1], np.nan), FINITE[:1]])
-    got = sw.quantize(x, "fp16", scaling=scaling, axis=0)
-    for row, (value, scale) in enumerate(zip(got.value(), got.scale, strict=True)):
-        kept = np.isfinite(x[row])
-        want = sw.quantize(x[row, kept], "fp16", scaling=scaling)
-        assert float(scale[0]) == float(want.scale)
-        np.testing.assert_array_equal(np.asarray(value)[kept], want.value())
-        np.testing.assert_array_equal(np.asarray(value)[~kept], x[row, ~kept])
+def test_the_root_mean_square_is_that_of_the_finite_elements():
+    got = sw.quantize(MIXED, "fp16", scaling=sw.Rms(2.0, power_of_two=False)).scale
+    want = 2 * np.sqrt(np.mean(np.square(FINITE[~PLACES]))) / 65504
+    np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("fmt", ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp4", "nvfp4"])
-@pytest.mark.parametrize("special", SPECIAL)
-def test_blocks(fmt, special):
-    clean = np.asarray(jax.random.normal(jax.random.key(0), (3, 64))) * np.float32(1e-3)
+@pytest.mark.parametrize("name", ["mxfp8_e5m2", "mxfp8_e4m3", "mxfp4", "nvfp4"])
+def test_blocks(name):
+    fmt = sw.formats.block_format(name)
+    clean = np.array(jax.random.normal(jax.random.key(0), (3, 64))) * np.float32(1e-3)
     clean[1, 5] = 0
-    x = clean.copy()
-    x[1, 5] = special
-    x[2] = special  # blocks without a finite element
-    got, want = (np.asarray(sw.quantize(v, fmt).value()) for v in (x, clean * [[1], [1], [0]]))
-    fmt = sw.formats.block_format(fmt)
-    broken = np.zeros(x.shape, bool)
-    broken[2] = True
-    if fmt.element.nan_code is None:
-        broken[1, : fmt.size] = True
-        assert np.isnan(got[broken]).all()
-    else:
-        broken[1, 5] = True
-        np.testing.assert_array_equal(got[broken], expected(x, fmt.element)[broken])
-    np.testing.assert_array_equal(got[~broken], want[~broken])
+    quantized = jax.jit(lambda x: sw.quantize(x, name).value())
+    want = np.asarray(quantized(clean * np.float32([[1], [1], [0]])))
+    for special in SPECIAL:
+        x = clean.copy()
+        x[1, 5] = special
+        x[2] = special  # blocks without a finite element
+        got = np.asarray(quantized(x))
+        broken = np.zeros(x.shape, bool)
+        broken[2] = broken[1, 5] = True
+        if fmt.element.nan_code is None:
+            broken[1, : fmt.size] = True
+            assert np.isnan(got[broken]).all()
+        else:
+            np.testing.assert_array_equal(got[broken], expected(x, fmt.element)[broken])
+        np.testing.assert_array_equal(got[~broken], want[~broken])
 
 
 @pytest.mark.parametrize("special", SPECIAL)
@@ -83,15 +86,16 @@ def test_the_scale_is_nan_where_the_format_has_none(special):
     assert np.asarray(exponent.scale).ravel().tolist() == [299, 299]
 
 
-@pytest.mark.parametrize("rounding", ["toward_zero", "away_from_zero", "to_odd"])
-def test_directed_roundings(rounding):
-    got = sw.quantize(MIXED, "fp16", rounding=rounding).value()
+def test_directed_roundings():
+    got = sw.quantize(MIXED, "fp16", rounding="away_from_zero").value()
     np.testing.assert_array_equal(got[PLACES], MIXED[PLACES])
     assert np.isfinite(got[~PLACES]).all()
 
 
-@pytest.mark.parametrize("rows", [2, SMALL // 64, LARGE // 64 + 5])
-@pytest.mark.parametrize("axes", [(0, 1), (1,), (0,)])
+@pytest.mark.parametrize(
+    ("rows", "axes"),
+    [(2, (1,)), (SMALL // 64, (0, 1)), *((LARGE // 64 + 5, a) for a in ((0, 1), (1,), (0,)))],
+)
 def test_the_largest_finite_magnitude(rows, axes):
     x = np.asarray(jax.random.normal(jax.random.key(0), (rows, 64)))
     largest = jax.jit(lambda x: amax(x, axes, True))
