@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from ..formats import BlockFormat, Format
-from ..interpret import Boundary, Equation, Interpretation
+from ..interpret import Boundary, Equation, Interpretation, alike
 from ..rounding import encode
 from ..scaled import (
     Amax,
@@ -435,7 +435,8 @@ def _held(total: jax.Array, part: jax.Array) -> jax.Array:
     def selected(total: jax.Array, part: jax.Array) -> jax.Array:
         return lax.select(lax.ne(part, part), part, total)
 
-    return lax.platform_dependent(total, part, cpu=selected, default=lambda total, _: total)
+    arrays = alike((total, part))
+    return lax.platform_dependent(*arrays, cpu=selected, default=lambda total, _: total)
 
 
 def _turned(equation: Equation, inputs: Sequence[Any]) -> InFlight | None:

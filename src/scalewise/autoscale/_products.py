@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..formats import E8M0, BlockFormat, Format
-from ..interpret import Equation, bind
+from ..interpret import Equation, alike, bind
 from ..scaled import ScaledArray
 from ._value import InFlight, Side, leading, wide_dtype
 
@@ -168,7 +168,7 @@ def multiplied(
         return Scaled(_bound(equation, settings, (a, b), dtype))
     if together is None:
         return Scaled(wide(operands)[0])
-    return Scaled(*lax.platform_dependent(tuple(operands), cpu=wide, default=narrow))
+    return Scaled(*lax.platform_dependent(alike(tuple(operands)), cpu=wide, default=narrow))
 
 
 def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

@@ -5,6 +5,7 @@ equation does to values, and in which form values meet where control flow does. 
 calls, recomputation and custom derivatives are handled here, once. Nothing here knows a format.
 """
 
+from ._compat import alike as alike
 from ._compat import gather_invariant as gather_invariant
 from ._compat import is_partitioned as is_partitioned
 from ._compat import member as member

@@ -158,16 +158,15 @@ UNTRACKED = {
 }
 
 
-def alike(inputs: Sequence[Any]) -> Sequence[Any]:
-    """Operands, each of which varies over all mesh axes that one of them varies over.
+def alike(inputs: Any) -> Any:
+    """A pytree of arrays, each of which varies over all mesh axes that one of them varies over.
 
     Within a ``shard_map`` that checks what varies, arrays made here (a constant, a scale) vary over
     no axis: they are cast to the axes of the others, as JAX's own functions do.
     """
     if not manual_now():
         return inputs
-    axes = frozenset().union(*map(varying, inputs))
-    return [vary(x, axes) for x in inputs]
+    return vary(inputs, frozenset().union(*map(varying, jax.tree.leaves(inputs))))
 
 
 def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
