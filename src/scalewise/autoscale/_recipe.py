@@ -60,7 +60,8 @@ class Recipe:
             pass (weights, activations); None leaves them in the compute dtype. Blocks lie along
             the contracted axis.
         backward: of a contraction's operands that carry a gradient.
-        storage: format of everything else that the backward pass reads from the forward pass; with
+        storage: format of what else waits for the backward pass, which computes from it what it
+            reads; and of attention's operands where the others have at most 8 bits. With
             ``store="every_op"``, of everything.
         carry: format of a loop's carry between two iterations; None keeps the compute dtype, since
             a sum carried through a loop swamps in a narrow one.
