@@ -47,6 +47,7 @@ test-newest:              ## tests on the newest Python and JAX at hand, if ther
 prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it stopped; and what else is claimed
 	$(BIN)/python -m proofs.casts $(ARGS)
 	$(BIN)/python -m proofs.arithmetic
+	$(BIN)/python -m proofs.converts
 	$(BIN)/python -m proofs.halves
 	$(BIN)/python -m proofs.probabilities
 	$(BIN)/python -m proofs.gallery

@@ -23,10 +23,11 @@ from .recipes import recipe as recipe_
 def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
     """A function of the same signature that survives narrow formats.
 
-    Forward, backward and optimizer in one go: wrap the whole training step. Values in flight stay
-    float32; what the recipe calls stored (operands of contractions, values that the backward pass
-    reads, the named parts of the state) is rounded to its narrow format behind a power-of-two
-    scale found from the tensor itself, so that nothing overflows and nothing saturates.
+    Forward, backward and optimizer in one go: wrap the whole training step. Values in flight keep
+    a wide dtype (``Recipe.flight``). What the recipe calls stored (operands of contractions, values
+    that the backward pass reads, the named parts of the state) is rounded to its narrow format
+    behind a power-of-two scale found from the tensor itself, so that nothing overflows and nothing
+    saturates.
 
     Args:
         f: any function of pytrees made of JAX primitives. Float leaves of arguments may be plain

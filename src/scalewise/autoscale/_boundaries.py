@@ -1,4 +1,4 @@
-"""The interpretation behind ``store="boundaries"``: float32 in flight, narrow where stored."""
+"""The interpretation behind ``store="boundaries"``: narrow where stored, wider in flight."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Recipe:
             ``jax.tree_util.keystr`` prints it) matches is returned so stored.
         smallest: residuals with fewer elements (the statistics of a norm, say) stay in the compute
             dtype: what a narrow copy saves isn't worth its scale.
-        store: ``"boundaries"``: values in flight stay float32 and only what is really stored is
+        store: ``"boundaries"``: values in flight are as ``flight`` says, and only what is stored is
             rounded. ``"every_op"``: each result is rounded to ``storage`` behind a scale of its
             own, the arithmetic of a machine without float32.
         scaling: how an operand's scale is chosen, see :func:`scalewise.quantize`. By default its
