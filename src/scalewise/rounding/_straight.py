@@ -30,7 +30,9 @@ def straight_through(y: jax.Array, x: jax.Array) -> jax.Array:
 def _jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
     y = straight_through_p.bind(*primals)
     tangent = tangents[1]
-    return y, ad.Zero.from_primal_value(y) if type(tangent) is ad.Zero else tangent
+    if type(tangent) is ad.Zero:
+        return y, ad.Zero.from_primal_value(y)  # pyright: ignore[reportAttributeAccessIssue]
+    return y, tangent
 
 
 def _batched(args: tuple[Any, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
