@@ -91,9 +91,11 @@ class Recipe:
             ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another),
             have operands and residuals in that format, FP32 for none. The first that matches wins.
             With ``store="every_op"`` they are computed and kept in FP32, FP16 or BF16.
-        rescale: with ``store="every_op"``, after which operations the scale is found anew from the
-            data: None for none (scales are propagated alone), ``"max"``, ``"l1"``, ``"l2"`` or
-            ``"least_squares"`` for each that can change the magnitude, by that measure.
+        rescale: with ``store="every_op"``, where the scale is found anew from the data. ``"max"``,
+            ``"l1"``, ``"l2"`` and ``"least_squares"``: after each operation that can change the
+            magnitude, by that measure. None: after contractions, sums, powers, quotients and
+            functions without a rule, in an optimizer, and where a propagated scale could overflow
+            the format; elsewhere scales are propagated.
         arithmetic: with ``store="every_op"``, in which contractions add up: ``"float32"``,
             ``"storage"`` (the device's own product of that dtype, whose sums may overflow), or
             ``"auto"``: in the narrow one where, at run time, the operands' magnitudes let no sum
