@@ -62,7 +62,7 @@ EXPLICIT: dict[str, tuple[Callable, tuple]] = {
     "jnp.astype": (lambda x: jnp.astype(x, jnp.float16), (X,)),
     "jnp.broadcast_to": (lambda x: jnp.broadcast_to(x, (2, 4, 4)), (X,)),
     "jnp.choose": (lambda x: jnp.choose(jnp.asarray([0, 1, 0, 1]), [x[0], x[1]]), (X,)),
-    "jnp.compress": (lambda x: jnp.compress(np.array([True, False, True]), x, 0), (X[:3],)),
+    "jnp.compress": (lambda x: jnp.compress(np.array([True, False, True]), x, 0, size=2), (X[:3],)),
     "jnp.cross": (lambda x, y: jnp.cross(x, y), (X[:3, :3], P[:3, :3])),
     "jnp.dsplit": (lambda x: jnp.dsplit(x, 2), (IMAGE[0],)),
     "jnp.einsum": (lambda x, y: jnp.einsum("ij,kj->ik", x, y), (X, P)),

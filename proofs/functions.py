@@ -135,6 +135,11 @@ def check(calls: Sequence[Call]) -> dict[str, list[str]]:
             return {name: result for part in parts for name, result in part.items()}
 
     want = compiled(list(jobs), lambda f: f)
+    for name in [n for n, result in want.items() if isinstance(result, Exception)]:
+        failures[name] = [f"float32: {want[name]!r:.200}"]
+        del jobs[name]
+    if not jobs:
+        return failures
     for transform, (apply, _) in TRANSFORMS.items():
         found = compiled(list(jobs), apply)
         for name, job in jobs.items():

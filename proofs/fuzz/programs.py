@@ -198,7 +198,8 @@ def inputs(rng: random.Random) -> tuple[list[jax.Array], str]:
 # element decides how far the smallest is off)
 Transform = Callable[[Callable], Callable]
 TRANSFORMS: dict[str, tuple[Transform, float, bool]] = {
-    "emulate fp32": (lambda f: sw.emulate(f, "fp32"), 2.0**-24, False),
+    # of float32 XLA's elementary functions are some ulps off, and cancellation enlarges that
+    "emulate fp32": (lambda f: sw.emulate(f, "fp32"), 2.0**-20, False),
     "autocast bf16": (lambda f: sw.autocast(f, "bfloat16"), 2.0**-9, False),
     "fp16": (lambda f: sw.autoscale(f, "fp16"), 2.0**-11, True),
     "bf16": (lambda f: sw.autoscale(f, "bf16"), 2.0**-9, True),
@@ -293,7 +294,8 @@ def _failures(
     for place, (a, b) in enumerate(zip(got, want, strict=True)):
         others = [d[place] for d in disturbed]
         finite = np.isfinite(b) & np.all([np.isfinite(d) for d in others], axis=0)
-        if not np.isfinite(a[finite]).all():
+        far = name in STATIC and kind in ("huge", "tiny", "subnormal", "inf", "-inf")
+        if not far and not np.isfinite(a[finite]).all():
             failures.append(f"result {place} is not finite where float32 is")
         if kind == "nan" and np.isfinite(a[np.isnan(b)]).any():
             failures.append(f"result {place} has lost a NaN")

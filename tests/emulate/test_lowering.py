@@ -42,6 +42,8 @@ CASES = {
     "apply": lambda x, p: x.at[jnp.array([0, 2])].apply(jnp.sin),
     "apply_twice": lambda x, p: p.at[jnp.array([1, 1])].apply(lambda y: jnp.sqrt(y) * 3),
     "scatter_mul": lambda x, p: x.at[jnp.array([0, 2])].multiply(p[:2]),
+    "complex": lambda x, p: lax.complex(x, p) * 2j,
+    "parts": lambda x, p: jnp.abs(lax.complex(x, p)) * p + jnp.real(jnp.fft.fft(x)) + p,
     "cumprod": lambda x, p: lax.cumprod(x, 1),
 }
 
@@ -53,6 +55,7 @@ def test_under_jit():
     want = jax.jit(every)(X, P)
     got = jax.jit(sw.emulate(every, "fp32"))(X, P)
     for name in CASES:
+        assert got[name].dtype == want[name].dtype, name
         np.testing.assert_allclose(got[name], want[name], rtol=2e-5, atol=2e-6, err_msg=name)
 
 
@@ -98,3 +101,11 @@ def test_transformed_from_outside_under_jit(f):
     got = jax.jit(every(sw.emulate(f, "fp32")))(P)
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_without_64_bit_arrays_there_is_no_scope():
+    def f(x):  # complex64 and keys have elements of 64 bits
+        return jnp.abs(jnp.fft.fft(x)) + jax.random.uniform(jax.random.key(0), x.shape)
+
+    assert "x64_scope" not in str(jax.make_jaxpr(sw.autoscale(f, "fp16"))(X))
+    assert "x64_scope" in str(jax.make_jaxpr(sw.emulate(lambda x: jnp.cumsum(x, 0), "fp16"))(X))

@@ -74,10 +74,15 @@ def _is_wide(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation has 64-bit arrays though x64 is off: it was traced where it was on."""
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return False
-    return any(
-        getattr(getattr(v.aval, "dtype", None), "itemsize", 0) == 8
-        for v in eqn.outvars + eqn.invars
-    )
+    return any(is_64_bit(v.aval) for v in eqn.outvars + eqn.invars)
+
+
+def is_64_bit(x: Any) -> bool:
+    """Whether an array or abstract array has a dtype that JAX has with x64 alone.
+
+    A complex64 and a random key have elements of 64 bits, and are made without.
+    """
+    return str(getattr(x, "dtype", "")) in ("float64", "int64", "uint64", "complex128")
 
 
 def user_frame(eqn: jex.JaxprEqn) -> tuple[str, int, str] | None:

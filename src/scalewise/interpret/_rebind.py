@@ -75,7 +75,17 @@ def rebind(
             if constants in params:  # the function is open: its constants stand beside it
                 params[name], consts = _compat.open_jaxpr(traced)
                 params[constants] = tuple(consts)
-    return bind(equation.primitive, params, inputs)
+    outs = bind(equation.primitive, params, inputs)
+    return [_typed(y, a, own) for y, a in zip(outs, equation.out_avals, strict=True)]
+
+
+def _typed(x: Any, aval: Any, dtype: Any) -> Any:
+    """A float in ``dtype``; a complex number, which stays a plain array, as the equation has it."""
+    if jnp.issubdtype(aval.dtype, jnp.complexfloating):
+        dtype = aval.dtype
+    elif not is_float(aval):
+        return x
+    return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
 
 
 def _is_float_dtype(x: Any) -> bool:

@@ -54,14 +54,10 @@ def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]
         inputs: plain arrays.
     """
     traced = any(isinstance(x, Tracer) for x in inputs)
-    if traced and primitive.name not in DIRECT and any(map(_is_wide, inputs)):
+    if traced and primitive.name not in DIRECT and any(map(_compat.is_64_bit, inputs)):
         inputs = _compat.alike(inputs)
         return scope_p.bind(*inputs, operation=primitive, params=tuple(params.items()))
     return _compat.bind(primitive, params, inputs)
-
-
-def _is_wide(x: Any) -> bool:
-    return getattr(getattr(x, "dtype", None), "itemsize", 0) == 8
 
 
 def _bound(primitive: jex.Primitive, params: Any, *inputs: Any) -> list[Any]:
