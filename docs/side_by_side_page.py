@@ -65,8 +65,9 @@ These figures of `scalify`, and those in the tables, are of scales that were pro
 of the GPT, seed 0, mean of the last 20, ended at 3.598 then, where float32 and `fp16_every_op` ended at
 3.018: gradients lay at a thousandth of unit size after a few operations of the backward pass, and
 squares of gradients were lost in the optimizer. The recipe now finds a scale anew after contractions,
-sums, powers and quotients, and in the optimizer. On a pre-norm transformer of 2 layers and width 16, the
-gradient of each array of parameters is within 0.4 % of float32's, and the loss after one step of AdamW
+sums, powers and quotients, and in the optimizer, and the same 60 steps end at 3.018
+(`python -m proofs.parity --models gpt --recipes float32 scalify --steps 60`). On a pre-norm transformer
+of 2 layers and width 16, the gradient of each array of parameters is within 0.4 % of float32's, and the loss after one step of AdamW
 is 3.7469 (float32: 3.7472; with propagated scales alone: 94).
 """,
 }
