@@ -181,6 +181,8 @@ class _Recorder:
         scales = [scale or _scale(self.recipe, fmt, operands=operands) for fmt in formats]
         text = scales[0] if len(set(scales)) == 1 else " x ".join(scales)
         dims = tuple(int(n) if isinstance(n, int) else str(n) for n in shape)
+        fields: dict[str, Any]
+        key: Any
         if isinstance(where, str):
             key, fields = where, {"name": where or "[]", "direction": "forward"}
         else:

@@ -168,7 +168,8 @@ def multiplied(
         return Scaled(_bound(equation, settings, (a, b), dtype))
     if together is None:
         return Scaled(wide(operands)[0])
-    return Scaled(*lax.platform_dependent(alike(tuple(operands)), cpu=wide, default=narrow))
+    found: Any = lax.platform_dependent(alike(tuple(operands)), cpu=wide, default=narrow)
+    return Scaled(*found)
 
 
 def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
