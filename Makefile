@@ -48,6 +48,7 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.casts $(ARGS)
 	$(BIN)/python -m proofs.arithmetic
 	$(BIN)/python -m proofs.converts
+	$(BIN)/python -m proofs.norms dominated
 	$(BIN)/python -m proofs.halves
 	$(BIN)/python -m proofs.probabilities
 	$(BIN)/python -m proofs.gallery

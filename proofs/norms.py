@@ -2,6 +2,8 @@
 
 ``python -m proofs.norms`` writes ``docs/norms.csv`` (the torture set) and ``docs/norms_sweep.csv``
 (error against magnitude), in minutes; names of formats restrict it to those and print only.
+``python -m proofs.norms dominated`` proves that no method of ours fails where epsilon is most of
+the sum.
 """
 
 from __future__ import annotations
@@ -10,21 +12,25 @@ import csv
 import math
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from scalewise.formats import Format, ulp
+from scalewise.formats import CATALOGUE, Format, ulp
 from scalewise.formats import format as format_
-from scalewise.ops import METHODS, l2_norm
+from scalewise.ops import METHODS, l2_norm, ulp_bound
 
 FORMATS = ("fp16", "bf16", "e5m2", "e4m3", "dlfloat16")
 LENGTHS = (1, 2, 3, 16, 256, 4096, 65536)
 SEEDS = 3
 DOCS = Path(__file__).parents[1] / "docs"
-COLUMNS = ("format", "n", "case", "method", "worst", "mean", "overflows", "flushes", "count")
+COLUMNS = (
+    "format", "n", "case", "method", "worst", "mean", "overflows", "flushes", "failures", "count",
+)  # fmt: skip
+OURS = ("auto", "power_of_two", "two_segment_overflow_mended", "two_segment_underflow_mended")
 SWEEP = ("format", "n", "log2", "method", "worst")
 
 
@@ -65,7 +71,28 @@ def cases(fmt: Format, n: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     below = np.where(near < sums, near, rounded(fmt, near - np.array([ulp(fmt, s) for s in near])))
     out["ε near Σx²"] = x, near
     out["ε near -Σx²"] = x, -below
+    out |= dominated(fmt, rng, shape)
     return out
+
+
+def dominated(
+    fmt: Format, rng: np.random.Generator, shape: tuple[int, int]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Vectors whose epsilon is most of the sum: large, middling and small ones."""
+    top, normal = float(fmt.max), float(fmt.smallest_normal)
+    eps = rounded(fmt, np.resize([top, math.sqrt(top * normal), normal], SEEDS))
+    base = rng.standard_normal(shape) / math.sqrt(shape[1])
+    tiny = float(fmt.smallest) * rng.integers(0, 3, shape)
+    return {
+        "ε of 4 Σx²": (rounded(fmt, base * np.sqrt(eps / 4)[:, None]), eps),
+        "ε of 1000 Σx²": (rounded(fmt, base * np.sqrt(eps / 1000)[:, None]), eps),
+        "ε beside tiny x": (tiny, eps),
+        "ε alone": (0 * base, eps),
+        "ε beyond half the largest": (
+            rounded(fmt, base * math.sqrt(top / 2)),
+            rounded(fmt, np.resize([top, 0.75 * top, 0.5 * top], SEEDS)),
+        ),
+    }
 
 
 def exact_norm(x: np.ndarray, eps: float) -> float:
@@ -79,6 +106,11 @@ def errors(fmt: Format, got: np.ndarray, want: list[float]) -> list[float]:
         abs(g - w) / ulp(fmt, w) if math.isfinite(g) else math.inf
         for g, w in zip(got, want, strict=True)
     ]
+
+
+def fails(fmt: Format, error: float, want: float) -> bool:
+    """Whether an error in ulps is a failure: not finite, or above 1 % and 2 ulps."""
+    return not error <= max(2.0, 0.01 * want / ulp(fmt, want))
 
 
 def run(fmt: Format, method: str, x: np.ndarray, eps: np.ndarray) -> np.ndarray:
@@ -109,6 +141,7 @@ def torture(fmt: Format, n: int, methods: tuple[str, ...] = METHODS) -> Iterator
                 "mean": f"{sum(finite) / max(len(finite), 1):.4g}",
                 "overflows": SEEDS - len(finite),
                 "flushes": sum(g == 0 < w for g, w in zip(got[rows], want[rows], strict=True)),
+                "failures": sum(map(partial(fails, fmt), each[rows], want[rows])),
                 "count": SEEDS,
             }
 
@@ -133,6 +166,74 @@ def sweep(fmt: Format, n: int, methods: tuple[str, ...] = METHODS) -> Iterator[d
             }
 
 
+def pairs(fmt: Format, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of n numbers and an epsilon each, of every magnitude, that is most of the sum."""
+    rng = np.random.default_rng(n)
+    low = max(2 * math.ceil(fmt.min_exponent / 2), 2 * fmt.min_exponent)
+    exponents = np.arange(max(low, fmt.min_exponent - fmt.mantissa_bits), fmt.max_exponent + 1)
+    exponents = exponents[:: max(1, len(exponents) // 40)]
+    last = 2 - float(fmt.eps)
+    eps = rounded(fmt, np.outer([1.0, rng.uniform(1, last), last], 2.0**exponents).ravel())
+    eps = np.unique(eps[eps > 0])
+    share = np.concatenate([[0, 0.25, 0.5], 2.0 ** np.arange(-60.0, -2, 6)])
+    base = rng.standard_normal((len(eps), len(share), n))
+    base /= np.sqrt(np.square(base).sum(-1, keepdims=True))
+    x = rounded(fmt, base * np.sqrt(eps[:, None] * share)[..., None])
+    eps = np.broadcast_to(eps[:, None], x.shape[:2]).ravel()
+    x = x.reshape(-1, n)
+    kept = np.square(x).sum(-1) <= eps
+    return x[kept], eps[kept]
+
+
+def bound(fmt: Format, method: str, n: int) -> float:
+    """How many ulps a norm may err whose epsilon is most of the sum."""
+    if method == "auto":
+        return ulp_bound(fmt, n)
+    if method != "power_of_two":  # may flush squares that count, or a subnormal root
+        return math.inf
+    # additions one upon the other and the root; and what falls off below, of x and of its square
+    lost = 2 * n * float(fmt.smallest) * 2.0 ** (fmt.precision - fmt.max_exponent + 2)
+    return 2 + max(n - 1, 0).bit_length() / 2 + lost
+
+
+def prove(fmt: Format, lengths: tuple[int, ...] = (1, 17)) -> tuple[int, list[str]]:
+    """Compares methods of ours where epsilon dominates; how many results, and what is wrong."""
+    compared, wrong = 0, []
+    for n in lengths:
+        x, eps = pairs(fmt, n)
+        want = [exact_norm(*row) for row in zip(x, eps, strict=True)]
+        for method in OURS:
+            both = run(fmt, method, np.concatenate([x, x]), np.concatenate([eps, -eps]))
+            got, negative = both[: len(x)], both[len(x) :]
+            each, sums = errors(fmt, got, want), np.square(x).sum(-1)
+            compared += 2 * len(x)
+            wrong += [
+                f"{fmt.name} {method}(|x| <= {abs(v).max():g}, {e:g}) is {g:g}, not {w:g}"
+                for v, e, g, w, error in zip(x, eps, got, want, each, strict=True)
+                if not error <= bound(fmt, method, n) or not g > 0
+            ]
+            wrong += [
+                f"{fmt.name} {method}(|x| <= {abs(v).max():g}, {-e:g}) is {g:g}, not NaN"
+                for v, e, g, s in zip(x, eps, negative, sums, strict=True)
+                if s < e and not math.isnan(g)
+            ]
+    return compared, wrong
+
+
+def dominated_everywhere() -> None:
+    """``prove`` for every signed format of the catalogue with up to 25 significant bits."""
+    total, mismatches = 0, 0
+    for fmt in CATALOGUE.values():
+        if not (fmt.zero and fmt.signed and fmt.precision <= 25):
+            continue
+        compared, wrong = prove(fmt)
+        total, mismatches = total + compared, mismatches + len(wrong)
+        print(f"{fmt.name:<12} {compared:6,} norms with a dominating epsilon", flush=True)
+        print("\n".join(wrong[:3]), end="\n" * bool(wrong))
+    print(f"{total:,} norms with a dominating epsilon: {mismatches} mismatches")
+    sys.exit(mismatches > 0)
+
+
 def write(path: Path, columns: tuple[str, ...], records: list[dict]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, lineterminator="\n")
@@ -142,6 +243,8 @@ def write(path: Path, columns: tuple[str, ...], records: list[dict]) -> None:
 
 def main() -> None:
     names = sys.argv[1:]
+    if names == ["dominated"]:
+        dominated_everywhere()
     records, curves = [], []
     for name in names or FORMATS:
         fmt = format_(name)

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from proofs.arithmetic import IN_FLOAT64, TestFloat, expected
-from proofs.oracle import DETERMINISTIC
 
 from scalewise.formats import Format
 from scalewise.formats import format as format_
@@ -83,8 +82,9 @@ def test_the_root_is_the_exact_one_rounded(name, rounding):
             assert here**2 <= Fraction(x) < high**2
 
 
-@pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3fn"])
-@pytest.mark.parametrize("operation", IN_FLOAT64)
+@pytest.mark.parametrize(
+    ("name", "operation"), [*(("fp16", f) for f in IN_FLOAT64), ("bf16", "add"), ("e4m3fn", "div")]
+)
 def test_every_rounding_of_testfloats_operands(name, operation):
     """A sample of ``python -m proofs.arithmetic``, eagerly."""
     fmt = format_(name)
@@ -129,7 +129,7 @@ def test_a_constant_divisor():
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("rounding", DETERMINISTIC)
+@pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero", "toward_positive"])
 def test_shifts_beyond_the_carrier(rounding):
     """Neither a zero nor an infinity that is not the rounding's own."""
     fmt = format_("e5m2")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from proofs.norms import torture
+from proofs.norms import prove, torture
 
 from scalewise.formats import CATALOGUE, Format
 from scalewise.formats import format as format_
@@ -48,18 +48,37 @@ def test_the_bound_is_near_half_an_ulp_in_every_format():
             assert all(0.5 < ulp_bound(fmt, n) <= 0.625 + 2.0**-28 for n in (1, 100, 65536)), fmt
 
 
+@pytest.mark.parametrize("name", ["fp16"])
+def test_no_method_of_ours_fails_where_epsilon_dominates(name):
+    compared, wrong = prove(format_(name), (3,))
+    assert compared > 4000
+    assert not wrong, wrong[:5]
+
+
+@pytest.mark.parametrize("method", ["auto", "power_of_two", "blue", "two_segment_overflow_mended"])
+def test_an_epsilon_beyond_the_scale_of_the_vector(method):
+    x = half([[2e-4, 0, 0], [2, 200, 3], [2, 6, 3], [2.0**-8, 2.0**-9, 0]])
+    eps = np.array([1e-4, 60000, 65504, -(2.0**-17)])  # the last cancels most of small squares
+    got = np.asarray(l2_norm(x, eps, axis=1, method=method), np.float64)
+    want = np.sqrt(np.square(np.asarray(x, np.float64)).sum(1) + eps)
+    rows = slice(3 if method == "two_segment_overflow_mended" else 4)  # which flushes
+    np.testing.assert_allclose(got[rows], want[rows], rtol=1e-3)
+    if method == "auto":
+        assert math.isinf(l2_norm(half([200.0, 0, 0]), 60000.0, method="direct"))  # as published
+
+
 def half(x):
     return jnp.asarray(x, jnp.float16)
 
 
 def test_4096_sixteens():
-    """facts.md, section 2: infinity in FP16, by the direct way."""
+    """The direct norm is infinite in FP16."""
     x = jnp.full(4096, 16, jnp.float16)
     assert jnp.isinf(l2_norm(x, method="direct"))
     assert float(l2_norm(x)) == 1024
 
 
-def test_the_published_methods_fail_where_facts_md_says():
+def test_the_published_methods_fail_where_known():
     # a Taylor step from 257 to 257 and 255: 6 % off
     x, exactly = half([257, 255]), math.hypot(257, 255)
     published = float(l2_norm(x, method="two_segment_overflow"))

@@ -92,12 +92,10 @@ def two_segment_overflow_mended(s: Setting, a: jax.Array, eps: jax.Array | None)
     beta = _safe_exponent(s, a.shape[-1])
     big, rest = _segments(a, a >= A.const(2.0**beta))
     # the largest just below 2^beta: no smaller than need be, so that little falls off below
-    k = A.exponent(x) + 1 - beta
+    k = jnp.where(x < A.const(2.0**beta), 0, A.exponent(x) + 1 - beta)
     total = s.squares(A.shift(big, -k[..., None]))
-    q = s.plus(s.squares(rest), eps)
-    total = A.add(total, A.shift(q, -2 * k))
-    scaled = A.shift(A.sqrt(total), k)
-    return jnp.where(x < A.const(2.0**beta), direct(s, a, eps), scaled)
+    total = A.add(total, A.shift(s.squares(rest), -2 * k))
+    return _root(A, *_plus(A, total, k, eps))
 
 
 def two_segment_underflow_mended(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
@@ -109,25 +107,22 @@ def two_segment_underflow_mended(s: Setting, a: jax.Array, eps: jax.Array | None
     cut = math.ceil((A.fmt.min_exponent + 1) / 2)  # squares from here on keep their p bits
     small, rest = _segments(a, a < A.const(2.0**cut))
     x = _largest(small)
-    k = A.exponent(x) + 1 - _safe_exponent(s, a.shape[-1])
-    k = jnp.where(x > 0, k, 0)
+    k = jnp.where(x > 0, A.exponent(x) + 1 - _safe_exponent(s, a.shape[-1]), 0)
     tiny = s.squares(A.shift(small, -k[..., None]))
-    q = s.plus(s.squares(rest), eps)
-    # where the rest is next to nothing it moves up to the small ones, else they move down to it
-    low = A.exponent(jnp.abs(q)) - 2 * k < A.fmt.max_exponent - 1
-    meet = jnp.where(low, A.add(tiny, A.shift(q, -2 * k)), A.add(A.shift(tiny, 2 * k), q))
-    return A.shift(A.sqrt(meet), jnp.where(low, k, 0))
+    q, down = _plus(A, s.squares(rest), jnp.zeros_like(k), eps)
+    return _root(A, *_scaled_sum(A, tiny, k, q, down))
 
 
 def power_of_two(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
-    """2^k ||2^-k a||, so that n squares just fit: exact and cheap scaling, one pass more."""
+    """2^k ||2^-k a||, so that n squares just fit: exact and cheap scaling, one pass more.
+
+    Epsilon and the sum meet at the exponent of the larger.
+    """
     A = s.arithmetic
     x = _largest(a)
     k = jnp.where(x > 0, A.exponent(x) + 1 - _safe_exponent(s, a.shape[-1]), 0)
     total = s.squares(A.shift(a, -k[..., None]))
-    if eps is not None:
-        total = A.add(total, A.shift(eps, -2 * k))
-    return A.shift(A.sqrt(total), k)
+    return _root(A, *_plus(A, total, k, eps))
 
 
 def wide_scalar(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
@@ -145,7 +140,8 @@ def blue(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
     """Three accumulators for small, middle and large magnitudes (Blue 1978), as in LAPACK 3.10.
 
     Thresholds and scales are Anderson's (ACM TOMS 44:1, 2017, algorithm 978) for any format: with
-    Fortran's exponents, whose significands lie in [1/2, 1). Epsilon joins the middle.
+    Fortran's exponents, whose significands lie in [1/2, 1). Epsilon joins the middle, or the large
+    ones where it is beyond half the largest power of two.
     """
     A = s.arithmetic
     low, high, digits = A.fmt.min_exponent + 1, A.fmt.max_exponent + 1, A.fmt.precision
@@ -155,16 +151,21 @@ def blue(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
     big, _ = _segments(a, is_big)
     small, rest = _segments(a, is_small)
     middle = jnp.where(is_big, A.const(0), rest)
-    sums = [s.squares(A.shift(v, k)) for v, k in ((big, down), (small, up))]
-    large, tiny = sums
-    q = s.plus(s.squares(middle), eps)
+    large, tiny = (s.squares(A.shift(v, k)) for v, k in ((big, down), (small, up)))
+    q = s.squares(middle)
+    if eps is not None:
+        large_eps, small_eps = _segments(eps, jnp.abs(eps) > A.const(2.0 ** (high - 2)))
+        large = A.add(large, A.shift(large_eps, 2 * down))
+        q = A.add(q, small_eps)
     with_large = A.shift(A.sqrt(A.add(large, A.shift(q, 2 * down))), -down)
-    roots = A.sqrt(q), A.shift(A.sqrt(tiny), -up)
+    roots = A.sqrt(jnp.maximum(q, 0)), A.shift(A.sqrt(tiny), -up)
     more, less = jnp.maximum(*roots), jnp.minimum(*roots)
     ratio = A.div(less, jnp.where(more > 0, more, A.const(1)))
     both = A.sqrt(A.mul(A.mul(more, more), A.add(A.const(1), A.mul(ratio, ratio))))
     without = jnp.where(tiny > 0, jnp.where(q == 0, roots[1], both), roots[0])
-    return jnp.where(large > 0, with_large, without)
+    difference = A.shift(A.sqrt(A.add(tiny, A.shift(q, 2 * up))), -up)  # epsilon is negative
+    without = jnp.where(q < 0, difference, without)
+    return jnp.where(large != 0, with_large, without)
 
 
 METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where none is asked for
@@ -182,6 +183,23 @@ METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where n
 
 def _largest(a: jax.Array) -> jax.Array:
     return jnp.max(a, axis=-1, initial=0)
+
+
+def _plus(A: Arithmetic, total: jax.Array, k: jax.Array, eps: jax.Array | None) -> tuple[Any, Any]:
+    """``total 2^2k + eps``, as a number and its own k."""
+    return (total, k) if eps is None else _scaled_sum(A, total, k, eps, jnp.zeros_like(k))
+
+
+def _scaled_sum(A: Arithmetic, a: Any, a_k: Any, b: Any, b_k: Any) -> tuple[jax.Array, jax.Array]:
+    """``a 2^2a_k + b 2^2b_k`` as a number and its own k, with which the sum just fits."""
+    sizes = [jnp.where(x == 0, -(1 << 12), A.exponent(x) + 2 * k) for x, k in ((a, a_k), (b, b_k))]
+    k = -((A.fmt.max_exponent - 2 - jnp.maximum(*sizes)) // 2)  # both below half 2^max_exponent
+    return A.add(A.shift(a, 2 * (a_k - k)), A.shift(b, 2 * (b_k - k))), k
+
+
+def _root(A: Arithmetic, total: jax.Array, k: jax.Array) -> jax.Array:
+    """The root of ``total 2^2k``."""
+    return A.shift(A.sqrt(total), k)
 
 
 def _segments(a: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
