@@ -61,7 +61,7 @@ EXPLICIT: dict[str, tuple[Callable, tuple]] = {
     "jnp.argwhere": (lambda x: jnp.argwhere(x > 0, size=4), (X,)),
     "jnp.astype": (lambda x: jnp.astype(x, jnp.float16), (X,)),
     "jnp.broadcast_to": (lambda x: jnp.broadcast_to(x, (2, 4, 4)), (X,)),
-    "jnp.choose": (lambda x: jnp.choose(jnp.asarray([0, 1, 0, 1]), [x[0], x[1]]), (X,)),
+    "jnp.choose": (lambda x: jnp.choose(np.array([0, 1, 0, 1]), [x[0], x[1]], mode="clip"), (X,)),
     "jnp.compress": (lambda x: jnp.compress(np.array([True, False, True]), x, 0, size=2), (X[:3],)),
     "jnp.cross": (lambda x, y: jnp.cross(x, y), (X[:3, :3], P[:3, :3])),
     "jnp.dsplit": (lambda x: jnp.dsplit(x, 2), (IMAGE[0],)),
