@@ -166,6 +166,7 @@ class Expected:
     sent: float = 0.0
 
 
+NARROW_GATHERS: Any = {"gathered": ("f8e4m3fn",), "sent": 0.76}
 CHECKS: dict[Run, Expected] = {
     Run("mlp", "bf16"): Expected(narrow=0, kernels=22, outside=1.0),
     Run("mlp", "fp16"): Expected(narrow=0, kernels=22, outside=1.0),
@@ -174,6 +175,8 @@ CHECKS: dict[Run, Expected] = {
     Run("gpt", "fp16"): Expected(narrow=0, kernels=150, outside=1.0),
     Run("gpt", "fp8"): Expected(narrow=27, kernels=270, outside=1.25),
     Run("gpt", "fp8_delayed"): Expected(narrow=27, kernels=245, outside=1.2),
+    Run("mlp", "fp8", fsdp=8): Expected(8, kernels=70, outside=2.6, **NARROW_GATHERS),
+    Run("mlp", "fp8_delayed", fsdp=8): Expected(8, kernels=66, outside=2.3, **NARROW_GATHERS),
 }
 
 

@@ -262,9 +262,13 @@ def kernels(module: Module) -> list[Kernel]:
         writes = line.results
         if line.target.startswith("__cu") and len(writes) > 1:
             writes = writes[:-1]
-        cycles = int(line.config.get("estimated_cycles", 0))
-        product = product_of(module, line)
-        found.append(Kernel(line.name, count, module.operands(line), writes, product, cycles))
+        cycles = re.search(r'"estimated_cycles":"(\d+)"', line.attributes)  # XLA's, for a TPU
+        found.append(
+            Kernel(
+                line.name, count, module.operands(line), writes, product_of(module, line),
+                int(cycles[1]) if cycles else 0,
+            )
+        )  # fmt: skip
     return found
 
 

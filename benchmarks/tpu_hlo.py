@@ -16,6 +16,8 @@ os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 import argparse
 import time
+from pathlib import Path
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--topology", default="tpu7x:2x2x1", help="v5e:2x2, v6e:2x2, v5p:2x2x1...")
     parser.add_argument("--size", choices=sorted({s for _, s in SIZES}), default="small")
     parser.add_argument("--recipes", nargs="+", default=["plain", "fp8"])
+    parser.add_argument("--dump", type=Path, metavar="FOLDER", help="write the HLO texts there")
     given = parser.parse_args()
     device = topologies.get_topology_desc(platform="tpu", topology_name=given.topology).devices[0]
     table = Table(title=f"MLP, {given.size}, compiled for {given.topology}, JAX {jax.__version__}")
@@ -45,9 +48,13 @@ def main() -> None:
     plain = 0
     for recipe in given.recipes:
         began = time.perf_counter()
-        executable = compiled(variant("mlp", given.size, recipe), [device], "tpu")
+        executable: Any = compiled(variant("mlp", given.size, recipe), [device], "tpu")
         seconds = time.perf_counter() - began
-        s = hlo.summary(hlo.parse(executable.as_text()), DEVICE)
+        text = executable.as_text()
+        if given.dump:
+            given.dump.mkdir(parents=True, exist_ok=True)
+            (given.dump / f"{given.topology.replace(':', '_')}_{recipe}.hlo").write_text(text)
+        s = hlo.summary(hlo.parse(text), DEVICE)
         plain = s.cycles if recipe == "plain" else plain
         gib = executable.memory_analysis().temp_size_in_bytes / 2**30
         speed = f"{plain / s.cycles:.2f}" if plain else ""

@@ -92,7 +92,7 @@ def test_convolution_and_cycles_of_a_tpu():
         "%a = bf16[4,8]{1,0:T(8,128)(2,1)} parameter(0)",
         "%b = bf16[8,16]{1,0:T(8,128)(2,1)} parameter(1)",
         "%y = bf16[4,16]{1,0:T(8,128)(2,1)} convolution(%a, %b), dim_labels=bf_io->bf, "
-        'backend_config={"estimated_cycles":"700"}',
+        'backend_config={"window_config":{"estimated_cycles":"700"}}',
     )
     s = hlo.summary(module(body), DEVICE)
     [product] = s.products
