@@ -61,14 +61,15 @@ not kept above; the mean over the last 50 steps to float32's, and at once): `bf1
 `fp16_every_op` 1.0004, 0.13 %; `fp8` 1.0008, 0.10 %; `fp8_delayed` 1.0010, 0.11 %;
 `unit_scaling` 1.0044, 0.10 %; `mxfp8` 1.0091, 0.36 %.
 
-These figures of `scalify`, and those in the tables, are of scales that were propagated alone. 60 steps
-of the GPT, seed 0, mean of the last 20, ended at 3.598 then, where float32 and `fp16_every_op` ended at
-3.018: gradients lay at a thousandth of unit size after a few operations of the backward pass, and
-squares of gradients were lost in the optimizer. The recipe now finds a scale anew after contractions,
-sums, powers and quotients, and in the optimizer, and the same 60 steps end at 3.018
-(`python -m proofs.parity --models gpt --recipes float32 scalify --steps 60`). On a pre-norm transformer
-of 2 layers and width 16, the gradient of each array of parameters is within 0.4 % of float32's, and the loss after one step of AdamW
-is 3.7469 (float32: 3.7472; with propagated scales alone: 94).
+These figures of `scalify`, and those in the tables, are of scales that were propagated alone. 60
+steps of the GPT, seed 0, mean of the last 20, ended at 3.598 then, where float32 and
+`fp16_every_op` ended at 3.018: gradients lay at a thousandth of unit size after a few operations of
+the backward pass, and squares of gradients were lost in the optimizer. The recipe now finds a scale
+anew after contractions, sums, powers and quotients, and in the optimizer, and the same 60 steps end
+at 3.018 (`python -m proofs.parity --models gpt --recipes float32 scalify --steps 60`). On a
+pre-norm transformer of 2 layers and width 16, the gradient of each array of parameters is within
+0.4 % of float32's, and the loss after one step of AdamW is 3.7469 (float32: 3.7472; with propagated
+scales alone: 94).
 """,
 }
 
