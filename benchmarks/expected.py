@@ -1,0 +1,64 @@
+"""Bounds of a compiled program's figures, and a sentence for each figure beyond them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.hlo import Summary
+
+LOUD = 1 << 16  # collectives of fewer bytes are scales
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Bounds of a run's figures; those of other runs are relative to the plain program's.
+
+    Args:
+        narrow: matrix products with 8-bit operands, exactly; with the others as many as plain has.
+        kernels: launches, at most.
+        outside: bytes moved outside of products, at most, of plain's.
+        target: part of the name of the library function of each narrow product.
+        gathered: dtypes in which more than scales is gathered over devices.
+        sent: bytes sent to other devices, at most, of plain's.
+    """
+
+    narrow: int
+    kernels: int
+    outside: float
+    target: str = "cublas$lt$matmul$f8"
+    gathered: tuple[str, ...] = ()
+    sent: float = 0.0
+
+
+def moved(name: str, s: Summary, plain: Summary, expected: Expected) -> Iterator[str]:
+    """A sentence for each figure of a program that is not as expected; it begins with `name`."""
+
+    def least(what: str, got: float, most: float) -> Iterator[str]:
+        if got > most:
+            yield f"{name}: {what} {got:.4g}, expected at most {most:.4g}"
+
+    narrow = {x: n for x, n in s.products.items() if x.bits <= 8}
+    count, total = sum(narrow.values()), s.products.total()
+    if count != expected.narrow:
+        yield f"{name}: {count} products have 8-bit operands, expected {expected.narrow}"
+    if total != plain.products.total():
+        yield f"{name}: {total} products, expected the plain program's {plain.products.total()}"
+    if others := {x.target for x in narrow if expected.target not in x.target}:
+        yield f"{name}: narrow products by {sorted(others)}, expected {expected.target!r}"
+    if wide := {x.result for x in s.products} - {"bf16"}:
+        yield f"{name}: products return {sorted(wide)}, expected ['bf16']"
+    yield from least("kernels", s.kernels, expected.kernels)
+    outside = s.bytes_outside / plain.bytes_outside
+    yield from least("bytes outside of products, of plain's,", outside, expected.outside)
+    if expected.gathered:
+        gathered = {t for (op, t), n in s.collectives.items() if op == "all-gather" and n > LOUD}
+        if gathered != set(expected.gathered):
+            names = sorted(expected.gathered)
+            yield f"{name}: gathers {sorted(gathered)} over devices, expected {names}"
+        reduced = {t for (op, t), n in s.collectives.items() if "reduce" in op and n > LOUD}
+        if reduced != {"bf16"}:
+            yield f"{name}: reduces {sorted(reduced)} over devices, expected ['bf16']"
+        yield from least(
+            "bytes sent, of plain's,", s.sent.total() / plain.sent.total(), expected.sent
+        )
