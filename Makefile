@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-newest check unit format prove fuzz parity references bench gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest check unit format prove fuzz parity references bench gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -29,7 +29,10 @@ check: $(VENV)/.ready     ## lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-unit: $(VENV)/.ready      ## the tests
+unit: $(VENV)/.ready      ## the tests, but for those that are marked slow
+	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+
+test-all: check           ## every test
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 # What stands on the interpreter, where releases of JAX differ; "make test-newest ARGS=tests" runs all.

@@ -340,7 +340,13 @@ def test_the_low_lane_can_be_another_interpretation():
         assert any(row.primitive == "dot_general" for row in report.rows)
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, jax.grad], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        pytest.param(lambda f: f, id="forward"),
+        pytest.param(jax.grad, id="backward", marks=pytest.mark.slow),
+    ],
+)
 def test_a_policys_lane_is_autocast_to_the_bit(wrap):
     """Its arrays are kept flat, zeros behind them, of which nothing may come in."""
 
@@ -403,5 +409,6 @@ MESH = """
 """
 
 
+@pytest.mark.slow
 def test_a_mesh_of_devices():
     run_on_devices(2, MESH)

@@ -75,6 +75,7 @@ def step(w, x, scale=1.0):
     return w - 1e5 * (gradients(w) / scale)
 
 
+@pytest.mark.slow
 def test_a_step_under_a_policy_gets_it_and_the_error_is_that_of_a_scale_by_hand():
     report = sw.audit(step, POLICY, trials=1)(WEIGHTS, X)
     worst = report.findings[0]

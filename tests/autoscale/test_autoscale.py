@@ -435,11 +435,6 @@ class TestState:
             TypeError,
             r"takes a function, not a str",
         ),
-        (
-            lambda: sw.autoscale(lambda x: {"a": object()})(1.0),
-            TypeError,
-            r"output\['a'\].*a object",
-        ),
         (lambda: sw.Recipe(forward="e4m3fm"), ValueError, "no format is called 'e4m3fm'; did you"),
         (
             lambda: sw.Recipe(store="always"),

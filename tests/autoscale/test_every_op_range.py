@@ -70,6 +70,7 @@ def test_programs_of_either_width(recipe, x64):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.slow
 def test_float64_numbers_beyond_float32(recipe):
     def f(x):
         return (x * 1e60) * (x * 1e100), jnp.sqrt(x * 1e-200), jnp.exp(x + 700) / jnp.exp(x + 699)
@@ -132,7 +133,9 @@ def several(x, w):
     return h - h.mean(-1, keepdims=True)
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", ["scalify", pytest.param("fp16_every_op", marks=pytest.mark.slow)]
+)
 def test_a_non_finite_element_leaves_the_others_as_they_are(recipe):
     """Forward and backward: the rows without it are those of float32."""
 

@@ -173,12 +173,12 @@ def test_few_features_have_no_fp8():
 
     def formats(channels, recipe):
         x, k = jnp.ones((2, 4, 4, channels)), jnp.ones((3, 3, channels, 8))
-        text = str(jax.make_jaxpr(sw.autoscale(f, recipe))(x, k))
-        return {name for name in ("f8_e4m3fn", "f16") if name in text}
+        text = jax.jit(sw.autoscale(f, recipe)).lower(x, k).as_text()
+        return {name for name in ("f8E4M3FN", "f16") if f"x{name}>" in text}
 
     assert formats(3, "fp8") == {"f16"}
-    assert formats(4, "fp8") == {"f8_e4m3fn"}
-    assert formats(3, dataclasses.replace(sw.recipes.fp8, features=1)) == {"f8_e4m3fn"}
+    assert formats(4, "fp8") == {"f8E4M3FN"}
+    assert formats(3, dataclasses.replace(sw.recipes.fp8, features=1)) == {"f8E4M3FN"}
     assert formats(
         3, dataclasses.replace(sw.recipes.fp8, keep={"conv_general_dilated": E4M3FN})
-    ) == {"f8_e4m3fn"}
+    ) == {"f8E4M3FN"}

@@ -21,6 +21,7 @@ def call(*arguments):
 
 
 @pytest.mark.parametrize("model", ["cnn", "lstm", "mlp", "moe"])  # gpt: tests/examples
+@pytest.mark.slow
 def test_an_example_trains_in_mixed_precision(tmp_path, model):
     out = tmp_path / "run"
     recipe = "p=f32,c=bf16,o=f32"

@@ -90,6 +90,7 @@ def test_an_update_function_runs_in_float32_under_autocast():
     lambda x: jnp.sum(special.gammainc(1.5, x) * special.i0e(x)),
     lambda x: jnp.sum(lax.cumsum(x, 0) ** 2) + jnp.sum(x[jnp.array([0, 2])] ** 3),
 ])  # fmt: skip
+@pytest.mark.slow
 def test_transformed_from_outside_under_jit(f):
     def second(f):
         return jax.grad(lambda x: jnp.sum(jnp.sin(jax.grad(f)(x))))

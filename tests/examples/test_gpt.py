@@ -34,6 +34,7 @@ def test_it_imports_nothing_of_scalewise():
     assert not [n for n in names if n and n.startswith("scalewise")]
 
 
+@pytest.mark.slow
 def test_it_learns(gpt):
     state, step = gpt.init(0), jax.jit(gpt.train_step)
     losses = []

@@ -44,7 +44,10 @@ def demo_table(summary: dict) -> list[str]:
     return rows
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/autoscale.md"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/autoscale.md", marks=SLOW)])
 def test_its_python_runs(page):
     text = (ROOT / page).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -83,7 +83,12 @@ def test_the_root_is_the_exact_one_rounded(name, rounding):
 
 
 @pytest.mark.parametrize(
-    ("name", "operation"), [*(("fp16", f) for f in IN_FLOAT64), ("bf16", "add"), ("e4m3fn", "div")]
+    ("name", "operation"),
+    [
+        *(("fp16", f) for f in IN_FLOAT64),
+        pytest.param("bf16", "add", marks=pytest.mark.slow),
+        ("e4m3fn", "div"),
+    ],
 )
 def test_every_rounding_of_testfloats_operands(name, operation):
     """A sample of ``python -m proofs.arithmetic``, eagerly."""

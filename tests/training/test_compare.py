@@ -73,6 +73,7 @@ def test_float32_row_is_the_plain_program(tmp_path):
     assert result.records[0].final_loss == pytest.approx(np.mean(losses))
 
 
+@pytest.mark.slow
 def test_every_built_in_recipe_trains(tmp_path):
     result, text = run(tmp_path, training.DEMO, steps=4)
     float32, plain, *scaled = result.records
@@ -91,6 +92,7 @@ def test_every_built_in_recipe_trains(tmp_path):
 SCALING = ("float32", "static-scale", "dynamic-scale", "autocast-bf16", "five-bytes")
 
 
+@pytest.mark.slow
 def test_methods_that_scale_the_loss_show_their_scales(tmp_path):
     result, text = run(tmp_path, SCALING, program=SCALED, steps=5)
     float32, static, dynamic, _, five = result.records
@@ -109,6 +111,7 @@ def test_methods_that_scale_the_loss_show_their_scales(tmp_path):
     assert all(r.temporary_bytes > 0 for r in result.records)
 
 
+@pytest.mark.slow
 def test_every_recipe_of_autoscale_is_a_row(tmp_path):
     assert set(recipes.CATALOGUE) <= set(training.METHODS)
     names = ("float32", "fp8", "fp8_delayed", "mxfp8", "unit_scaling", "fp16_every_op", "scalify")
@@ -119,7 +122,9 @@ def test_every_recipe_of_autoscale_is_a_row(tmp_path):
     program = dataclasses.replace(TINY, batches=falling)
     result, _ = run(tmp_path, names, program=program, steps=3, seeds=2)
     float32, *others = result.records
-    assert len({r.losses for r in result.records}) == len(names)  # no row is another in disguise
+    # no row is another in disguise; but FP16 is FP16 behind any power of two (scalify)
+    distinct = {r.losses for r in result.records if r.name != "scalify"}
+    assert len(distinct) == len(names) - 1
     for record in others:
         assert record.death is None
         assert record.final_loss == pytest.approx(float32.final_loss, rel=0.05)

@@ -56,6 +56,7 @@ def test_without_a_format_it_is_pmean():
     np.testing.assert_allclose(np.asarray(over(x)[2]), np.asarray(want), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one():
     """With sharded state, and by hand with gradients sent in FP8: `prove` refuses what differs.
 

@@ -119,6 +119,7 @@ def test_the_losses_are_those_of_the_step_by_hand(tmp_path):
     np.testing.assert_allclose([r["loss"] for r in rows(tmp_path / "run")], losses, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_costs_no_bit(tmp_path):
     """One kill here; `python -m proofs.resume` makes twenty."""
     (tmp_path / "tiny.py").write_text(PROGRAM)
