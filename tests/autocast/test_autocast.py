@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-import scalewise as sw
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.autocast import FULL, LOW, Policy, Rule, autocast, placements, policy
 
