@@ -119,7 +119,7 @@ def test_an_exception_where_every_result_is_rounded():
     low, want = sw.autoscale(f, kept)(x), f(x)
     errors = [jnp.linalg.norm(y - s) / jnp.linalg.norm(s) for y, s in zip(low, want, strict=True)]
     assert worst.error_after == pytest.approx(float(errors[0]), abs=1e-6)
-    assert worst.error_after < 1e-3 < 0.1 < worst.error_before
+    assert worst.error_after < 1e-5 < 1e-4 < worst.error_before  # FP16's rounding, and none
     outputs = sw.audit(f, kept, trials=0)(x).outputs  # like operations in scopes kept and not
     assert [e.relative for _, e in outputs] == pytest.approx([float(e) for e in errors], abs=1e-6)
-    assert outputs[1][1].relative > 0.1
+    assert outputs[1][1].relative > 1e-4

@@ -1,0 +1,103 @@
+"""Random draws under ``emulate``: computed wide from their bits on, rounded where they are used."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..interpret import Boundary, Equation, is_float, rebind
+from ._emulation import Emulation
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """A value that comes from random bits and from constants alone, float64, unrounded."""
+
+    exact: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """What depends on no argument and no random bits, float64: unrounded, and rounded each step."""
+
+    exact: jax.Array
+    rounded: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class EmulationWithDraws(Emulation):
+    """``Emulation`` that rounds a random draw once, not on the way from its bits.
+
+    ``jax.random`` makes a float of random bits, and of that a normal or another variate. In a
+    narrow format the first step would round numbers next to 1 up to 1, where the next is infinite.
+    A machine of that format has a sampler made for it; here the draw is computed as the program
+    has it, and rounded where it meets a value that depends on an argument, at a loop's carry, a
+    branch or an output. A comparison reads it unrounded.
+    """
+
+    def constant(self, x: np.ndarray, aval: Any) -> Constant:
+        exact = jnp.asarray(np.asarray(x, np.float64))
+        return Constant(exact, super().constant(x, aval))
+
+    def lower(self, value: Any, aval: Any) -> jax.Array:
+        return super().lower(self._rounded(value), aval)
+
+    def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Any:
+        return self._rounded(value)
+
+    def residual(self, value: Any, aval: Any) -> Any:
+        return self._rounded(value)
+
+    def apply(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
+        drawn = _is_drawn(equation, floats)
+        constant = not drawn and all(isinstance(x, Constant) for x in floats)
+        exact = []
+        if drawn or constant:
+            exact = rebind(equation, [_exact(x) for x in inputs], jnp.float64)
+        if drawn:
+            return state, _wrapped(equation, exact, Draw)
+        compared = not any(map(is_float, equation.out_avals))
+        plain = [x.exact if compared and isinstance(x, Draw) else self._rounded(x) for x in inputs]
+        state, outs = super().apply(state, equation, plain)
+        if constant:
+            outs = _wrapped(equation, list(zip(exact, outs, strict=True)), _constant)
+        return state, outs
+
+    def _rounded(self, x: Any) -> Any:
+        if isinstance(x, Constant):
+            return x.rounded
+        return self._round(x.exact) if isinstance(x, Draw) else x
+
+
+def _exact(x: Any) -> Any:
+    return x.exact if isinstance(x, Draw | Constant) else x
+
+
+def _constant(pair: tuple[Any, Any]) -> Constant:
+    return Constant(*pair)
+
+
+def _wrapped(equation: Equation, outs: Sequence[Any], wrap: Callable) -> list[Any]:
+    """Floats among the results as another value; what isn't a float as it is."""
+    return [
+        wrap(y) if is_float(a) else (y[1] if isinstance(y, tuple) else y)
+        for y, a in zip(outs, equation.out_avals, strict=True)
+    ]
+
+
+def _is_drawn(equation: Equation, floats: Sequence[Any]) -> bool:
+    """Whether an equation is a step from random bits to a variate."""
+    if not floats:
+        return equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
+    drawn = any(isinstance(x, Draw) for x in floats)
+    return drawn and all(isinstance(x, Draw | Constant) for x in floats)

@@ -1,0 +1,75 @@
+"""The interpretation behind ``emulate``: every result rounded to one format."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..formats import Format
+from ..interpret import (
+    Equation,
+    Interpretation,
+    is_float,
+    rebind,
+    warn_kernel,
+)
+from ..rounding import from_float64, round_to, to_float64
+
+# Primitives whose results are among their operands' values, negated or not: nothing to round.
+EXACT = frozenset({
+    "abs", "argsort", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "cummax",
+    "cummin", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "max", "min", "neg",
+    "optimization_barrier", "pad", "reduce_max", "reduce_min", "reshape", "rev", "scatter",
+    "select_n", "sharding_constraint", "sign", "slice", "sort", "split", "squeeze",
+    "stop_gradient", "top_k", "transpose",
+})  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Emulation(Interpretation):
+    """Values are float64 arrays that hold numbers of a format; each result is rounded to it.
+
+    float64 carries every format up to 25 significant bits so that ``+ - * /`` and the square root,
+    rounded to float64 and then to the format, are the correctly rounded exact results (53 bits are
+    at least 2p + 2: Figueroa, "When is double rounding innocuous?", 1995), and no backend flushes
+    what is a subnormal of the format.
+    """
+
+    fmt: Format
+    saturate: bool | str = False
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        return jax.enable_x64(True)
+
+    def _round(self, x: jax.Array) -> jax.Array:
+        return round_to(x, self.fmt, saturate=self.saturate)
+
+    def lift(self, x: Any, aval: Any) -> jax.Array:
+        return self._round(to_float64(jnp.asarray(x)))
+
+    def constant(self, x: np.ndarray, aval: Any) -> jax.Array:
+        rounded = self.fmt.decode(self.fmt.encode(x, saturate=self.saturate))
+        return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), jnp.float64)
+
+    def lower(self, value: jax.Array, aval: Any) -> jax.Array:
+        return from_float64(value, aval.dtype)
+
+    def apply(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        warn_kernel(equation, "emulate")
+        # an update function's equations are rounded one by one; a reduction's operator isn't
+        inside = self if equation.name == "scatter_apply" else None
+        outs = rebind(equation, inputs, jnp.float64, inside)
+        if equation.name in EXACT:
+            return state, outs
+        return state, [
+            self._round(y) if is_float(a) else y
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
