@@ -36,8 +36,8 @@ test-all: check           ## every test
 	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 # What stands on the interpreter, where releases of JAX differ; "make test-newest ARGS=tests" runs all.
-ON_THE_INTERPRETER = $(addprefix tests/,interpret autocast audit/test_lockstep.py training/test_step.py \
-	$(addprefix autoscale/test_,autoscale.py composition.py coverage.py laws.py))
+ON_THE_INTERPRETER = $(addprefix tests/,interpret audit/test_lockstep.py training/test_step.py \
+	$(addprefix autoscale/test_,composition.py coverage.py products.py shard_map.py))
 
 test-newest:              ## tests on the newest Python and JAX at hand, if there is one
 	@if [ -n "$(NEWEST)" ]; then \

@@ -174,7 +174,8 @@ def test_an_export_whose_batch_is_symbolic(recipe):
     assert exported.out_avals[1].shape == (16, 16)
     if recipe == "fp8":
         got, want = exported.call(params, X), program(params, X)
-        np.testing.assert_allclose(got["w"], want["w"], rtol=1e-3, atol=1e-3)
+        # what counts as large is stored for the backward pass: another rounding here and there
+        np.testing.assert_allclose(got["w"], want["w"], rtol=1e-3, atol=4e-3)
 
 
 def test_a_flax_step_that_updates_its_model_in_place():

@@ -161,6 +161,7 @@ MESH = """
 """
 
 
+@pytest.mark.slow
 def test_a_mesh_of_devices_with_narrow_collectives():
     run_on_devices(4, MESH)
 

@@ -48,6 +48,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 def test_under_jit():
     def every(x, p):
         return {name: f(x, p) for name, f in CASES.items()}

@@ -100,6 +100,7 @@ def test_what_native_arithmetic_costs():
     assert wide.max_ulp <= 0.5
 
 
+@pytest.mark.slow
 def test_casts_to_fp16_over_every_float32_number():
     """Exhaustive; the largest relative error is 1/3 at 1.5 * 2^-24 by theory."""
     every, normal = cast_table("fp16")

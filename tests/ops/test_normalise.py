@@ -47,6 +47,7 @@ def test_a_mean_far_beyond_the_deviation():
     np.testing.assert_allclose(got, oracle(x.astype(np.float64), 1e-5, True), rtol=0.01, atol=0.002)
 
 
+@pytest.mark.slow
 def test_zeros_nans_and_nothing():
     zeros = jnp.zeros((2, 4), jnp.float16)
     for f in (rms_norm, layer_norm):

@@ -75,6 +75,7 @@ def test_nothing_overflows_or_is_swamped_on_the_way():
     assert got == pytest.approx(x.astype(np.float64).var(), rel=2e-3)
 
 
+@pytest.mark.slow
 def test_what_is_defined_of_the_undefined():
     inf, nan = math.inf, math.nan
     half = lambda *x: jnp.asarray(x, jnp.float16)  # noqa: E731
@@ -94,6 +95,7 @@ def test_what_is_defined_of_the_undefined():
     assert ops.logsumexp(jnp.zeros((2, 0)), arithmetic="fp16").tolist() == [-inf] * 2
 
 
+@pytest.mark.slow
 def test_axes_and_gradients_are_the_wide_ones():
     x = jnp.asarray(RNG.standard_normal((2, 3, 4)), jnp.float32)
     for f, axes in (
