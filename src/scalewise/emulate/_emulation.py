@@ -53,7 +53,7 @@ class Emulation(Interpretation):
     def lift(self, x: Any, aval: Any) -> jax.Array:
         return self._round(to_float64(jnp.asarray(x)))
 
-    def constant(self, x: np.ndarray, aval: Any) -> jax.Array:
+    def constant(self, x: np.ndarray, aval: Any) -> Any:
         rounded = self.fmt.decode(self.fmt.encode(x, saturate=self.saturate))
         return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), jnp.float64)
 
