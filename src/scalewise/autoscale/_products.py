@@ -160,7 +160,7 @@ def multiplied(
     def narrow(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         assert together is not None
         factors = [x.astype(d) for (x, _), d in zip(arrays, together, strict=True)]
-        precision = _precision(settings["precision"], equation)
+        precision = _precision(settings["precision"], equation, factors)
         out = _bound(equation, settings | {"precision": precision}, factors, dtype)
         return out, _ordered(tuple(scale for _, scale in arrays if scale is not None))
 
@@ -189,13 +189,13 @@ def _bound(equation: Equation, params: Mapping[str, Any], operands: Any, dtype: 
     return bind(equation.primitive, changed, equation.varied(operands))[0]
 
 
-def _precision(precision: Any, equation: Equation) -> Any:
-    """The precision of a product of narrow numbers."""
+def _precision(precision: Any, equation: Equation, factors: Sequence[jax.Array]) -> Any:
+    """The precision of a product of narrow numbers: the program's own, or an exact backward sum."""
     own = precision if isinstance(precision, tuple) else (precision,)
     if precision is not None and all(isinstance(p, lax.Precision) for p in own):
         return precision
     # an algorithm (``lax.DotAlgorithm``) names the dtypes of wide operands
-    exact = equation.direction == "backward"
+    exact = equation.direction == "backward" and all(x.dtype.itemsize == 1 for x in factors)
     return (lax.Precision.HIGHEST,) * 2 if exact else None
 
 
