@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import json
 import random
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ import safetensors
 from rich.console import Console
 
 import scalewise as sw
+from proofs.fuzz.cases import run_case
 from scalewise.audit import diff
 from scalewise.cli._checkpoint import read as read_npy
 from scalewise.rounding import EncodedArray
@@ -277,11 +277,4 @@ KINDS = (a_safetensors_file, a_safetensors_file, our_metadata, an_npy_file, save
 
 def check(seed: int, index: int) -> list[str]:
     """Makes file number ``index`` of a seed and reads it; the failures, a sentence each."""
-    rng = random.Random(f"files {seed} {index}")
-    kind = KINDS[index % len(KINDS)]
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            failures = kind(rng, Path(folder))
-        except Exception as error:
-            failures = [f"{type(error).__name__}: {error}"]
-    return [f"{kind.__name__}: {failure[:1000]}" for failure in failures]
+    return run_case("files", KINDS, seed, index)

@@ -31,9 +31,9 @@ def step(x, w):
 def test_a_row_that_is_not_finite_leaves_the_others_as_they_are(recipe):
     run = jax.jit(sw.autoscale(step, recipe))
     for number in (np.nan, np.inf, -np.inf):
-        marred, clean = X.at[2, 5].set(number), X.at[2, 5].set(0)
-        wanted = step(marred, W)
-        for got, same, want in zip(run(marred, W), run(clean, W), wanted, strict=True):
+        tainted, clean = X.at[2, 5].set(number), X.at[2, 5].set(0)
+        wanted = step(tainted, W)
+        for got, same, want in zip(run(tainted, W), run(clean, W), wanted, strict=True):
             others = np.delete(np.arange(len(X)), 2)
             np.testing.assert_array_equal(np.asarray(got)[others], np.asarray(same)[others])
             bad = ~np.isfinite(np.asarray(want)[2])

@@ -139,7 +139,7 @@ def rescue_folder() -> Iterator[Path]:
     It stays if the block ends without an error; if the block raises, it is removed.
 
     Raises:
-        OSError: there is no room for it either.
+        OSError: the folder cannot be created.
     """
     folder = Path(tempfile.mkdtemp(prefix="scalewise-"))
     try:

@@ -18,7 +18,7 @@ from ._value import InFlight
 MASK = 20  # log2 of what is meant as "minus infinity" when somebody writes -1e9
 
 
-def aligned(inputs: Sequence[Any], room: int) -> tuple[list[Any], Any]:
+def aligned(inputs: Sequence[Any], limit: int) -> tuple[list[Any], Any]:
     """Float operands brought to one exponent, which is returned and taken off them.
 
     A constant counts like any other operand, lest its data overflow. One that is meant as an
@@ -27,7 +27,7 @@ def aligned(inputs: Sequence[Any], room: int) -> tuple[list[Any], Any]:
 
     Args:
         inputs: values with wide data; what isn't a value stays.
-        room: log2 of the largest data that a constant may come to.
+        limit: a constant's data are brought below ``2**limit``.
 
     Returns:
         The operands, their exponents 0; and the exponent, None without a float operand.
@@ -35,7 +35,7 @@ def aligned(inputs: Sequence[Any], room: int) -> tuple[list[Any], Any]:
     floats = [x for x in inputs if isinstance(x, InFlight)]
     if not floats:
         return list(inputs), None
-    wanted = [_wanted(x, room) for x in floats]
+    wanted = [_wanted(x, limit) for x in floats]
     known = [e for e in wanted if isinstance(e, int)]
     common: Any = max(known, default=None)
     for exponent in wanted:
@@ -45,10 +45,10 @@ def aligned(inputs: Sequence[Any], room: int) -> tuple[list[Any], Any]:
     return [_down_to(x, common) if isinstance(x, InFlight) else x for x in inputs], common
 
 
-def _wanted(x: InFlight, room: int) -> Any:
+def _wanted(x: InFlight, limit: int) -> Any:
     """The exponent that an operand asks for: an integer, an int32 array or None."""
     if x.uniform is not None:
-        return wanted_by_constant(x.uniform, room)
+        return wanted_by_constant(x.uniform, limit)
     if isinstance(x.exponent, int):
         return x.exponent
     exponent = jnp.int32(x.exponent)
@@ -60,12 +60,12 @@ def is_soft(x: InFlight) -> bool:
     return getattr(x, "independent", False)
 
 
-def wanted_by_constant(uniform: float, room: int) -> int | None:
-    """The exponent at which a constant's data are below ``2**room``; for a mask, at the end."""
+def wanted_by_constant(uniform: float, limit: int) -> int | None:
+    """The exponent at which a constant's data are below ``2**limit``; for a mask, at the end."""
     if not uniform or not math.isfinite(uniform):
         return None
     exponent = math.frexp(uniform)[1]
-    return MASK - TOP if exponent > MASK else exponent - room
+    return MASK - TOP if exponent > MASK else exponent - limit
 
 
 def finite_factor(x: Any) -> Any:

@@ -49,7 +49,7 @@ COLLECTIVES = (
 FULL_RANGE = (
     Family.FALLBACK,
     Family.POWER,
-)  # results that span more than unit size leaves room for
+)  # families whose results need the format's whole range
 
 
 @jax.tree_util.register_pytree_node_class
@@ -236,7 +236,7 @@ class EveryOp(Interpretation):
             None,
         )
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
-            operands, common = aligned(wide, self.room)
+            operands, common = aligned(wide, self.constant_limit)
         outs = rule.rule(self, equation, operands)
         stacked = any(isinstance(x, InFlight) and per_slice(x) for x in wide)
         family = Family.FALLBACK if stacked else rule.family
@@ -347,14 +347,14 @@ class EveryOp(Interpretation):
         return None
 
     @property
-    def room(self) -> int:
-        """log2 of the largest data that constants beside others may come to."""
+    def constant_limit(self) -> int:
+        """Returns log2 of the bound on a constant's data where it is aligned with other values."""
         return 14 if self.recipe.rescale == "max" else 7
 
     def _bound_aligned(self, x: InFlight) -> int:
         if not x.uniform or not math.isfinite(x.uniform):
             return _bound(x) if x.uniform is None else 0
-        return TOP if abs(x.uniform) >= 2.0**MASK else self.room
+        return TOP if abs(x.uniform) >= 2.0**MASK else self.constant_limit
 
     def flight_dtype(self, aval: Any) -> Any:
         """What a rule computes a float in, before its result is rounded."""

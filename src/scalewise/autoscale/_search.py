@@ -21,9 +21,9 @@ TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
 def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
     """``data / 2**exponent`` and the exponent that brings float data well into a format.
 
-    By the largest magnitude (``"max"``), that comes to between 2^14 and 2^15, all that FP16 has
-    room for; by the root mean square (``"l2"``), the mean (``"l1"``) or the smallest squared error
-    (``"least_squares"``), the data come to unit size. NaN and infinities don't count.
+    The largest magnitude (``"max"``) is brought to between 2^14 and 2^15, the top of FP16's range.
+    By the root mean square (``"l2"``), the mean (``"l1"``) or the smallest squared error
+    (``"least_squares"``) the data are brought to unit size. NaN and infinities don't count.
 
     Args:
         data: float32 or float64. Of ``"l2"``, squares below float32's smallest number count as
