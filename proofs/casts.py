@@ -8,10 +8,12 @@ formats or roundings restrict it: ``make prove ARGS="fp16 e4m3fn nearest_even"``
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,56 +45,81 @@ def inputs(first: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(first + lax.iota(jnp.uint32, CHUNK), jnp.float32)
 
 
-def compare(wrong: list[str], what: str, first: int, got: np.ndarray, want: np.ndarray) -> int:
-    """Notes the first inputs that differ; returns how many were compared."""
-    if not np.array_equal(got, want):
-        for i in np.flatnonzero(got != want)[:3]:
-            x = np.uint32(first + i).view(np.float32)
-            wrong.append(f"{what} of {x!r}: {got[i]:#010x} for {want[i]:#010x}")
-    return len(got)
+def numbers(stored: jax.Array, fmt: Format) -> jax.Array:
+    """What ``cast`` returned, codes or a dtype, as float32 numbers."""
+    coded = jnp.issubdtype(stored.dtype, jnp.integer)
+    return decode(stored, fmt) if coded else stored.astype(jnp.float32)
+
+
+def routes(fmt: Format, direction: str) -> list[tuple[str, Case, Any]]:
+    """(name, what it has to give, the function from inputs to canonical bits), compared by bits."""
+    found: list[tuple[str, Case, Any]] = []
+    for s in SATURATE:
+        case, name = Case(fmt, direction, s), f"{direction}, saturate={s}"
+
+        def rounded(x: jax.Array, s: Any = s) -> jax.Array:
+            return canonical(round_to(x, fmt, rounding=direction, saturate=s))
+
+        def casted(x: jax.Array, s: Any = s) -> jax.Array:
+            y = canonical(numbers(cast(x, fmt, saturate=s), fmt))
+            if fmt.nan_code is None:  # no code for it: zero's
+                y = jnp.where(jnp.isnan(x) & (y == 0), jnp.uint32(NAN), y)
+            return y
+
+        found.append((name, case, rounded))
+        # a cast to nearest even has routes of its own: XLA's converts, or codes made in one go
+        if direction == "nearest_even":
+            found.append((f"cast, {name}", case, casted))
+    return found
+
+
+def named(what: str, first: int, got: np.ndarray, want: np.ndarray) -> list[str]:
+    """The first inputs that differ, in words."""
+    return [
+        f"{what} of {np.uint32(first + i).view(np.float32)!r}: {got[i]:#010x} for {want[i]:#010x}"
+        for i in np.flatnonzero(got != want)[:3]
+    ]
 
 
 def prove(name: str, direction: str) -> dict[str, object]:
     """All inputs for one format and direction: how many comparisons, and the first that differ."""
     fmt = FORMATS[name]
-    cases = [Case(fmt, direction, s) for s in SATURATE]
-    rounds = [
-        jax.jit(
-            lambda first, s=c.saturate: canonical(
-                round_to(inputs(first), fmt, rounding=direction, saturate=s)
-            )
-        )
-        for c in cases
-    ]
+    todo = routes(fmt, direction)
     # E8M0 has as many readings of "nearest" as there are libraries, and what has no NaN turns it
     # into something else each time: those stand against the thresholds alone
     native = direction == "nearest_even" and fmt.dtype and fmt.zero and fmt.nan_code is not None
     stored = jax.jit(lambda first: cast(inputs(first), fmt))
-    # a cast to nearest even has routes of its own: XLA's converts, or codes made in one go
-    casts = [
-        jax.jit(
-            lambda first, s=c.saturate: canonical(numbers(cast(inputs(first), fmt, saturate=s)))
-        )
-        for c in (cases if direction == "nearest_even" else [])
-    ]
+    each = [jax.jit(lambda first, f=f: f(inputs(first))) for _, _, f in todo]
 
-    def numbers(stored: jax.Array) -> jax.Array:
-        coded = jnp.issubdtype(stored.dtype, jnp.integer)
-        return decode(stored, fmt) if coded else stored.astype(jnp.float32)
+    @jax.jit
+    def unlike(first: jax.Array, wants: list[jax.Array]) -> jax.Array:
+        """One number, which is 0 if each route gave every wanted bit."""
+        x = inputs(first)
+        pairs = zip(todo, wants, strict=True)
+        bits = functools.reduce(jnp.bitwise_or, (f(x) ^ want for (_, _, f), want in pairs))
+        return lax.reduce(bits, jnp.uint32(0), lax.bitwise_or, (0,))
+
+    def wanted(first: int) -> list[jax.Array]:
+        """Of each route; the same array where the same is wanted."""
+        wants, arrays = [], dict[tuple[bytes, bytes], jax.Array]()
+        for _, case, _ in todo:
+            ends, results = case.runs(first, CHUNK)
+            key = ends.tobytes(), results.tobytes()
+            if key not in arrays:
+                arrays[key] = jnp.asarray(case.expected(first, CHUNK))
+            wants.append(arrays[key])
+        return wants
 
     wrong: list[str] = []
     compared, began = 0, time.monotonic()
     for first in range(0, 1 << 32, CHUNK):
         start = np.uint32(first)
-        for i, (case, round_) in enumerate(zip(cases, rounds, strict=True)):
-            want = case.expected(first, CHUNK)
-            what = f"{direction}, saturate={case.saturate}"
-            compared += compare(wrong, what, first, np.asarray(round_(start)), want)
-            if casts:
-                if fmt.nan_code is None:  # no code for it: zero's
-                    want = np.where(want == NAN, np.uint32(0), want)
-                got = np.asarray(casts[i](start))
-                compared += compare(wrong, f"cast, {what}", first, got, want)
+        wants = wanted(first)
+        compared += CHUNK * len(todo)
+        if unlike(start, wants):
+            for (what, _, _), f, want in zip(todo, each, wants, strict=True):
+                wrong += named(what, first, np.asarray(f(start)), np.asarray(want))
+            assert wrong, f"inputs from {first:#x} differ in one program, and in none by itself"
         if native:
             with np.errstate(over="ignore", invalid="ignore"):
                 x = np.arange(CHUNK, dtype=np.uint32)
@@ -101,7 +128,9 @@ def prove(name: str, direction: str) -> dict[str, object]:
                 code = fmt.code_dtype
                 nan = np.isnan(ours) & np.isnan(theirs)
                 a, b = (np.where(nan, 0, y.view(code)).astype(np.uint32) for y in (ours, theirs))
-            compared += compare(wrong, f"cast, {fmt.dtype}", first, a, b)
+            compared += CHUNK
+            if not np.array_equal(a, b):
+                wrong += named(f"cast, {fmt.dtype}", first, a, b)
         if len(wrong) > 20:
             break
     seconds = round(time.monotonic() - began, 1)

@@ -33,12 +33,22 @@ class Case:
 
         The inputs have one sign.
         """
+        ends, results = self.runs(first, count)
+        if len(results) > 1024:
+            return np.repeat(results, np.diff(ends, prepend=0))
+        bits, begin = np.empty(count, results.dtype), 0
+        for end, result in zip(ends, results, strict=True):  # a slice each is quicker
+            bits[begin:end], begin = result, end
+        return bits
+
+    def runs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same as where each run of equal results ends, counted from ``first``, and those."""
         magnitude, negative = first & 0x7FFFFFFF, first >= 1 << 31
         starts, results = _segments(self, negative)
         low = np.searchsorted(starts, magnitude, side="right") - 1
         high = np.searchsorted(starts, magnitude + count, side="left")
-        edges = np.concatenate([starts[low:high], [magnitude + count]]) - magnitude
-        return np.repeat(results[low:high], np.diff(np.maximum(edges, 0)))
+        ends = np.concatenate([starts[low + 1 : high], [magnitude + count]]) - magnitude
+        return ends, results[low:high]
 
 
 @functools.lru_cache(maxsize=8)
