@@ -1,37 +1,39 @@
-"""Low-precision arithmetic for JAX: what a narrow float format does to a program, and the cure."""
+"""Low-precision arithmetic for JAX: what a narrow float format does to a program, and the cure.
 
-from . import formats as formats
-from . import ops as ops
-from .audit import Finding as Finding
-from .audit import Monitor as Monitor
-from .audit import Report as Report
-from .audit import audit as audit
-from .audit import literals as literals
-from .audit import tune as tune
-from .autocast import Policy as Policy
-from .autocast import autocast as autocast
-from .autoscale import Recipe as Recipe
-from .autoscale import Rooted as Rooted
-from .autoscale import Storage as Storage
-from .autoscale import autoscale as autoscale
-from .autoscale import explain as explain
-from .autoscale import recipes as recipes
-from .autoscale import rescale as rescale
-from .autoscale import rescale_gradient as rescale_gradient
-from .autoscale import store as store
-from .emulate import emulate as emulate
-from .formats import Format as Format
-from .formats import format as format
-from .rounding import cast as cast
-from .rounding import round_to as round_to
-from .scaled import Amax as Amax
-from .scaled import Delayed as Delayed
-from .scaled import LeastSquares as LeastSquares
-from .scaled import Mx as Mx
-from .scaled import Propagated as Propagated
-from .scaled import Rms as Rms
-from .scaled import ScaledArray as ScaledArray
-from .scaled import Unit as Unit
-from .scaled import dequantize as dequantize
-from .scaled import quantize as quantize
-from .scaled import rebalance as rebalance
+Importing this package imports neither JAX nor any of its own subpackages. A public name is imported
+when it is first used; `__init__.pyi` lists all of them.
+"""
+
+import ast
+import importlib
+from pathlib import Path
+
+
+def _public() -> dict[str, str]:
+    """Each public name and the subpackage that defines it, as the stub says."""
+    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: node.module or alias.name for node in imports for alias in node.names}
+
+
+_MODULES = _public()
+__all__ = sorted([*_MODULES, "__version__"])
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: object = version("scalewise")
+    elif name in _MODULES:
+        module = importlib.import_module(f".{_MODULES[name]}", __name__)
+        # `audit`, `autocast`, ... are subpackages that can be called: `_callable.py`
+        value = module if _MODULES[name] == name else getattr(module, name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -5,10 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 # Unicode's explicit direction marks, embeddings, overrides and isolates (UAX #9, section 2):
 # text between two of them is shown in another order than it is written.
@@ -28,13 +24,6 @@ def visible(text: str) -> str:
     return CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", text)
 
 
-def _shown(value: Any) -> Any:
-    """What a template's expression prints; our own markup as it is."""
-    if isinstance(value, Markup):
-        return value
-    return visible(value if isinstance(value, str) else str(value))
-
-
 def policy(html: str) -> str:
     """The Content-Security-Policy that allows a page's own style and script and nothing else."""
     sources = {}
@@ -43,30 +32,3 @@ def policy(html: str) -> str:
         digests = (base64.b64encode(hashlib.sha256(x.encode()).digest()).decode() for x in found)
         sources[tag] = " ".join(f"'sha256-{d}'" for d in digests) or "'none'"
     return f"{POLICY}; style-src {sources['style']}; script-src {sources['script']}"
-
-
-class _Pages(Environment):
-    """Templates of a package, whose first ``<meta charset=...>`` is followed by the policy."""
-
-    def rendered(self, name: str, **values: Any) -> str:
-        html = self.get_template(name).render(**values)
-        head = '<meta charset="utf-8">\n'
-        assert html.count(head) == 1
-        tag = f'<meta http-equiv="Content-Security-Policy" content="{policy(html)}">\n'
-        return html.replace(head, head + tag)
-
-
-def page_environment(package: str) -> _Pages:
-    """The templates beside a package's modules: escaped, strict, with visible control characters.
-
-    Returns:
-        An environment whose ``rendered(name, **values)`` is a page with a Content-Security-Policy.
-    """
-    return _Pages(
-        loader=PackageLoader(package, "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )

@@ -1,5 +1,6 @@
 """The audit: which operation on which line, why, and a fix that was tried."""
 
+from .._callable import make_callable
 from ._audit import audit as audit
 from ._file import arguments as arguments
 from ._file import blamed as blamed
@@ -18,3 +19,5 @@ from ._search._literals import Literal as Literal
 from ._search._literals import literals as literals
 from ._tune import Tuning as Tuning
 from ._tune import tune as tune
+
+make_callable(__name__)

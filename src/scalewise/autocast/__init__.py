@@ -1,5 +1,6 @@
 """Which operation runs in which dtype: matmuls low, sums and powers float32, the rest follow."""
 
+from .._callable import make_callable
 from ._autocast import Autocast as Autocast
 from ._autocast import autocast as autocast
 from ._lists import FULL as FULL
@@ -9,3 +10,5 @@ from ._placement import placements as placements
 from ._policy import Policy as Policy
 from ._policy import Rule as Rule
 from ._policy import policy as policy
+
+make_callable(__name__)

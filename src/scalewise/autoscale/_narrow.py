@@ -15,6 +15,7 @@ from ..rounding import encode
 from ..scaled import ScaledArray, quantize
 from ._recipe import Recipe, Storage
 from ._value import InFlight, leading
+from .recipes import recipe as recipe_
 
 
 @jax.tree_util.register_pytree_node_class
@@ -134,12 +135,13 @@ def _nonzero(data: Any, x: jax.Array, fmt: Format) -> Any:
     return encode(jnp.where((wide == 0) & (x != 0), tiny, wide), fmt)
 
 
-def store(tree: Any, recipe: Recipe) -> Any:
+def store(tree: Any, recipe: Recipe | str) -> Any:
     """A pytree with the leaves that the recipe's ``state`` names stored narrow.
 
     Args:
         tree: a training state, say; leaves are arrays.
-        recipe: its ``state`` patterns are matched against each leaf's path within ``tree``.
+        recipe: a recipe or the name of one; its ``state`` patterns are matched against each leaf's
+            path within ``tree``.
 
     Returns:
         The same tree; leaves whose path matches are :class:`ScaledArray` or :class:`Rooted`. What
@@ -151,6 +153,8 @@ def store(tree: Any, recipe: Recipe) -> Any:
         >>> sw.store({"w": jnp.ones(3), "n": jnp.int32(1)}, recipe)["w"].data.dtype
         dtype('float16')
     """
+
+    recipe = recipe_(recipe)
 
     def leaf(path, x):
         if is_stored(x) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..formats import BF16, BLOCK_FORMATS, FP16, BlockFormat, Format, block_format
+from ..formats import BF16, BLOCK_FORMATS, CATALOGUE, FP16, BlockFormat, Format, block_format
 from ..formats import format as format_
-from ..scaled import Amax, Delayed, Propagated, Scaling, at_least, storable
+from ..scaled import Amax, Delayed, Propagated, Scaling, at_least, check_scaling, storable
 
 CURRENT = Amax()
+_NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +151,14 @@ class Recipe:
                     f"Recipe.state: {entry[0]!r} is no regular expression: {error}"
                 ) from None
 
+    def __repr__(self) -> str:
+        """The fields that differ from the defaults; a catalogue format is its name."""
+        fields = [(f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self)]
+        shown = (f"{name}={_shown(value)}" for name, value, default in fields if value != default)
+        return f"Recipe({', '.join(shown)})"
+
     def _check_combinations(self) -> None:
+        check_scaling(self.scaling, "Recipe.scaling")
         if isinstance(self.scaling, Propagated):
             raise ValueError(
                 "Recipe.scaling is Propagated, which needs a scale to begin with; "
@@ -159,6 +167,11 @@ class Recipe:
         if isinstance(self.scaling, Delayed):
             self._check_delayed()
         if self.store == "every_op":
+            if self.scaling != CURRENT:
+                raise ValueError(
+                    f"store='every_op' finds scales as rescale says: scaling={self.scaling!r} "
+                    "would be ignored"
+                )
             if self.storage not in (FP16, BF16):
                 name = self.storage and self.storage.name
                 raise ValueError(f"store='every_op' computes in fp16 or bf16; storage is {name}")
@@ -195,6 +208,16 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "rescale": (None, "max", "l1", "l2", "least_squares"),
     "arithmetic": ("float32", "storage", "auto"),
 }
+
+
+def _shown(value: Any) -> str:
+    """A field's value as it may be passed to :class:`Recipe` again, short where it has a name."""
+    if isinstance(value, tuple):
+        inner = ", ".join(map(_shown, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, Format | BlockFormat) and value in _NAMED:
+        return repr(value.name)
+    return repr(value)
 
 
 def _operand(fmt: Any) -> Format | BlockFormat | None:

@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import typer
 
 from .._output import check_target, replacing
-from ._checkpoint import cast_checkpoint, read, report, same_file
 from ._refusal import refusal
 
 
@@ -27,8 +25,11 @@ def cast(
     In a .safetensors file each tensor gets a scale of its own, or one a block in a block format; a
     .npy in a block format becomes a .safetensors file, since it has scales.
     """
+    import numpy as np  # numpy and JAX take time to import: not for --help
+
     from ..formats import BLOCK_FORMATS
     from ..formats import format as format_
+    from ._checkpoint import cast_checkpoint, read, report, same_file
 
     with refusal(ValueError):
         if data.suffix == ".safetensors" or to.lower().replace("-", "_") in BLOCK_FORMATS:

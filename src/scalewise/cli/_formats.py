@@ -1,8 +1,10 @@
 """`scalewise formats` and `scalewise inspect`: the catalogue, and the anatomy of a number."""
 
+from __future__ import annotations
+
 import math
 from fractions import Fraction
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -10,13 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from .._output import print_table
-from ..formats import CATALOGUE, Format, next_down, next_up
-from ..formats import format as format_
 from ._refusal import refusal
+
+if TYPE_CHECKING:
+    from ..formats import Format
 
 
 def formats() -> None:
     """List the catalogue: widths, range, spacing, infinities and NaNs."""
+    from ..formats import CATALOGUE  # numpy takes 0.2 s to import: not for --help
+
     table = Table(box=None, pad_edge=False)
     for name in ("format", "bits", "s-e-m", "bias", "max", "smallest", "eps", "inf", "NaN"):
         table.add_column(name, justify="left" if name in ("format", "NaN") else "right")
@@ -49,6 +54,8 @@ def inspect(
     fmt: Annotated[str, typer.Option("--format", help="A format's name.")] = "fp32",
 ) -> None:
     """Show numbers in a format: bits, formula, exact value, neighbours, rounding error."""
+    from ..formats import format as format_
+
     console = Console(highlight=False, soft_wrap=True)  # a number is never broken in two
     with refusal(ValueError):
         f = format_(fmt)
@@ -81,6 +88,8 @@ def _parse(text: str, fmt: Format) -> tuple[int, Fraction | None]:
 
 
 def _show(console: Console, fmt: Format, text: str, code: int, given: Fraction | None) -> None:
+    from ..formats import next_down, next_up
+
     value = float(fmt.decode(code))
     e, m = fmt.exponent_bits, fmt.mantissa_bits
     bits = f"{code:0{fmt.bits}b}"

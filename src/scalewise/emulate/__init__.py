@@ -1,5 +1,8 @@
 """Emulation: every result rounded to a format, exactly as a machine of that format would."""
 
+from .._callable import make_callable
 from ._emulate import emulate as emulate
 from ._emulation import EXACT as EXACT
 from ._emulation import Emulation as Emulation
+
+make_callable(__name__)

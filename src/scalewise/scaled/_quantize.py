@@ -15,7 +15,7 @@ from ..rounding import encode, has_float64, round_to
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
 from ._power import exponent_of, shrink
-from ._scaling import Amax, Propagated, Scaling
+from ._scaling import Amax, Propagated, Scaling, check_scaling
 
 
 def storable(fmt: Format) -> Format:
@@ -89,8 +89,8 @@ def quantize(
         ([2.0], [896.0, 1.0, -3.0])
     """
     fmt = _format(fmt)
-    if scaling is not None and not hasattr(scaling, "scale"):
-        raise TypeError(f"quantize: scaling is {scaling!r}; accepted: Amax(), Rms(), Unit(), ...")
+    if scaling is not None:
+        check_scaling(scaling, "quantize: scaling")
     if isinstance(x, ScaledArray):
         return _again(x, fmt, scaling, axis, rounding=rounding, saturate=saturate, key=key)
     if getattr(x, "dtype", None) == np.float64 and not has_float64():

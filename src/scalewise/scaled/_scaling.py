@@ -43,6 +43,25 @@ class Scaling(Protocol):
         ...
 
 
+def check_scaling(scaling: Any, where: str) -> None:
+    """Refuses what is no instance of a scaling strategy.
+
+    Args:
+        where: the argument or field, for the message.
+
+    Raises:
+        TypeError: a name, a class instead of an instance, or an object without ``scale``.
+    """
+    if isinstance(scaling, type) and hasattr(scaling, "scale"):
+        name = scaling.__name__
+        raise TypeError(f"{where} is the class {name}: pass an instance, such as {name}()")
+    if not hasattr(scaling, "scale"):
+        raise TypeError(
+            f"{where} is {scaling!r}; expected an instance such as Amax(), Rms(), LeastSquares(), "
+            "Unit() or Delayed()"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Amax:
     """The scale that the largest magnitude asks for.
@@ -224,7 +243,10 @@ class Delayed:
         return self.tree_unflatten(self.power_of_two, (amaxes,))
 
     def __repr__(self) -> str:
-        return f"Delayed(amaxes={self.amaxes!r}, power_of_two={self.power_of_two})"
+        power = "" if self.power_of_two else ", power_of_two=False"
+        if isinstance(self.amaxes, np.ndarray) and not self.amaxes.any():
+            return f"Delayed(history={len(self.amaxes)}{power})"
+        return f"Delayed(amaxes={self.amaxes!r}{power})"
 
     def tree_flatten(self):
         return (self.amaxes,), self.power_of_two

@@ -1,0 +1,39 @@
+# The public names, and where each is defined: `__init__.py` imports them when they are first used.
+from . import formats as formats
+from . import ops as ops
+from . import training as training
+from .audit import Finding as Finding
+from .audit import Monitor as Monitor
+from .audit import Report as Report
+from .audit import audit as audit
+from .audit import literals as literals
+from .audit import tune as tune
+from .autocast import Policy as Policy
+from .autocast import autocast as autocast
+from .autoscale import Recipe as Recipe
+from .autoscale import Rooted as Rooted
+from .autoscale import Storage as Storage
+from .autoscale import autoscale as autoscale
+from .autoscale import explain as explain
+from .autoscale import recipes as recipes
+from .autoscale import rescale as rescale
+from .autoscale import rescale_gradient as rescale_gradient
+from .autoscale import store as store
+from .emulate import emulate as emulate
+from .formats import Format as Format
+from .formats import format as format
+from .rounding import cast as cast
+from .rounding import round_to as round_to
+from .scaled import Amax as Amax
+from .scaled import Delayed as Delayed
+from .scaled import LeastSquares as LeastSquares
+from .scaled import Mx as Mx
+from .scaled import Propagated as Propagated
+from .scaled import Rms as Rms
+from .scaled import ScaledArray as ScaledArray
+from .scaled import Unit as Unit
+from .scaled import dequantize as dequantize
+from .scaled import quantize as quantize
+from .scaled import rebalance as rebalance
+
+__version__: str

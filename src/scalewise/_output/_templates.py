@@ -1,0 +1,39 @@
+"""Jinja templates whose pages state what they may load and show every character."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ._page import policy, visible
+
+
+def _shown(value: Any) -> Any:
+    """What a template's expression prints; our own markup as it is."""
+    if isinstance(value, Markup):
+        return value
+    return visible(value if isinstance(value, str) else str(value))
+
+
+class Pages(Environment):
+    """A package's templates, whose first ``<meta charset=...>`` is followed by the policy."""
+
+    def __init__(self, package: str):
+        super().__init__(
+            loader=PackageLoader(package, "."),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=_shown,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+
+    def rendered(self, name: str, **values: Any) -> str:
+        """The page that the template `name` makes of the values."""
+        html = self.get_template(name).render(**values)
+        head = '<meta charset="utf-8">\n'
+        assert html.count(head) == 1
+        tag = f'<meta http-equiv="Content-Security-Policy" content="{policy(html)}">\n'
+        return html.replace(head, head + tag)

@@ -1,0 +1,38 @@
+"""Recipes refuse what means nothing, and print what they are."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+import scalewise as sw
+
+
+@pytest.mark.parametrize("scaling", ["amax", sw.Amax, sw.Delayed, 3])
+def test_a_scaling_that_is_no_instance_of_a_strategy_is_refused(scaling):
+    with pytest.raises(TypeError, match=r"Recipe.scaling is .*instance"):
+        sw.Recipe(scaling=scaling)
+    with pytest.raises(TypeError, match=r"quantize: scaling is .*instance"):
+        sw.quantize(jnp.ones(3), "e4m3fn", scaling=scaling)
+
+
+def test_a_scaling_that_every_op_would_ignore_is_refused():
+    with pytest.raises(ValueError, match="would be ignored"):
+        sw.Recipe(store="every_op", scaling=sw.Rms())
+
+
+def test_a_name_stands_for_its_recipe():
+    tree = {"w": jnp.ones(3)}
+    assert sw.store(tree, "fp8")["w"] is tree["w"]
+    with pytest.raises(ValueError, match="did you mean 'fp8_delayed'"):
+        sw.store(tree, "fp8-delayed")
+
+
+@pytest.mark.parametrize("name", sw.recipes.CATALOGUE)
+def test_what_a_recipe_prints_makes_it_again(name):
+    recipe = sw.recipes.CATALOGUE[name]
+    assert len(repr(recipe)) < 120
+    if not isinstance(recipe.scaling, sw.Delayed):  # its history is an array
+        assert eval(repr(recipe), vars(sw) | {"Recipe": sw.Recipe, "Unit": sw.Unit}) == recipe
+    storage = dataclasses.replace(recipe, state=((r"\.mu", sw.Storage("e4m3fn")),))
+    assert repr(storage).count("Storage(") == 1
