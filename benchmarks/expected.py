@@ -21,6 +21,7 @@ class Expected:
         target: part of the name of the library function of each narrow product.
         gathered: dtypes in which more than scales is gathered over devices.
         sent: bytes sent to other devices, at most, of plain's.
+        reductions: launches of all-reduces, at most.
     """
 
     narrow: int
@@ -29,6 +30,7 @@ class Expected:
     target: str = "cublas$lt$matmul$f8"
     gathered: tuple[str, ...] = ()
     sent: float = 0.0
+    reductions: int = 0
 
 
 def moved(name: str, s: Summary, plain: Summary, expected: Expected) -> Iterator[str]:
@@ -59,6 +61,7 @@ def moved(name: str, s: Summary, plain: Summary, expected: Expected) -> Iterator
         reduced = {t for (op, t), n in s.collectives.items() if "reduce" in op and n > LOUD}
         if reduced != {"bf16"}:
             yield f"{name}: reduces {sorted(reduced)} over devices, expected ['bf16']"
+        yield from least("all-reduces", s.launches["all-reduce"], expected.reductions)
         yield from least(
             "bytes sent, of plain's,", s.sent.total() / plain.sent.total(), expected.sent
         )

@@ -155,16 +155,32 @@ class Collective:
 
 @dataclass(frozen=True)
 class Device:
-    """Bytes a second to and from memory, and operations a second by the operands' bits."""
+    """Rates of a device.
+
+    Attributes:
+        bandwidth: bytes a second to and from memory.
+        peaks: operations a second by the operands' bits.
+        link: bytes a second that a device sends to others of its node.
+        network: the same in a ring over several nodes, whose every device has its own adapter.
+        node: devices that `link` joins.
+    """
 
     bandwidth: float
     peaks: dict[int, float]
+    link: float = math.inf
+    network: float = math.inf
+    node: int = 8
 
     def seconds(self, kernel: Kernel) -> float:
         """Roofline bound of all launches of a kernel."""
         product = kernel.product
         compute = product.flops / self.peaks[max(8, product.bits)] if product else 0.0
         return kernel.count * max(kernel.bytes / self.bandwidth, compute)
+
+    def seconds_sending(self, collective: Collective) -> float:
+        """Time in which a device sends what a collective asks of it, at the full rate."""
+        rate = self.link if collective.group <= self.node else self.network
+        return collective.sent / rate
 
 
 def bits_of(dtype: str) -> int:
@@ -327,7 +343,10 @@ def _contracted(line: Instruction, a: Array, b: Array) -> int:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a program costs on a device; times in seconds, traffic in bytes by opcode and dtype."""
+    """What a program costs on a device; times in seconds, traffic in bytes by opcode and dtype.
+
+    `launches` counts collectives by opcode: XLA joins those of one kind whose operands are ready.
+    """
 
     products: Counter[Product]
     kernels: int
@@ -337,10 +356,18 @@ class Summary:
     cycles: int
     collectives: Counter[tuple[str, str]]
     sent: Counter[tuple[str, str]]
+    seconds_sending: float
+    launches: Counter[str]
 
     @property
     def seconds(self) -> float:
+        """The kernels' bound; collectives are not in it."""
         return self.seconds_products + self.seconds_outside
+
+    @property
+    def seconds_overlapped(self) -> float:
+        """The bound of kernels and collectives that run at the same time throughout."""
+        return max(self.seconds, self.seconds_sending)
 
     @property
     def lines(self) -> list[str]:
@@ -359,7 +386,8 @@ def summary(module: Module, device: Device) -> Summary:
     rest = [k for k in launches if not k.product]
     counts: Counter[tuple[str, str]] = Counter()
     sent: Counter[tuple[str, str]] = Counter()
-    for c in collectives(module):
+    exchanged = collectives(module)
+    for c in exchanged:
         counts[c.opcode, c.dtype] += c.bytes * c.count
         sent[c.opcode, c.dtype] += round(c.sent)
     return Summary(
@@ -371,6 +399,8 @@ def summary(module: Module, device: Device) -> Summary:
         cycles=sum(k.cycles * k.count for k in launches),
         collectives=counts,
         sent=sent,
+        seconds_sending=sum(map(device.seconds_sending, exchanged)),
+        launches=_counted((op, n) for x, n in executed(module) if (op := collective_of(x))),
     )
 
 

@@ -230,7 +230,9 @@ def under(program: Program, recipe: str) -> Program:
 MIN_SHARDED = 1 << 16  # smaller arrays are kept whole on each device
 
 
-def compiled(program: Program, devices: list[Any], platform: str) -> Any:
+def compiled(
+    program: Program, devices: list[Any], platform: str, options: dict[str, Any] | None = None
+) -> Any:
     """The step compiled for a device, or with its state and batch sharded over several.
 
     An array of state is split along its first axis that the number of devices divides, an array of
@@ -261,4 +263,4 @@ def compiled(program: Program, devices: list[Any], platform: str) -> Any:
     arguments = *placed(states, of_state), *placed(batches, of_batch)
     out = jax.tree.map(of_state, jax.eval_shape(program.step, *arguments))
     step = jax.jit(program.step, donate_argnums=tuple(range(len(states))), out_shardings=out)
-    return step.trace(*arguments).lower(lowering_platforms=(platform,)).compile()
+    return step.trace(*arguments).lower(lowering_platforms=(platform,)).compile(options)

@@ -17,14 +17,18 @@ PLAIN = Summary(
     products=Counter({WIDE: 5}), kernels=10, bytes_outside=1000, seconds_products=1.0,
     seconds_outside=1.0, cycles=0, collectives=Counter({("all-gather", "bf16"): 1 << 20}),
     sent=Counter({("all-gather", "bf16"): 4 << 20, ("reduce-scatter", "bf16"): 4 << 20}),
+    seconds_sending=1.0, launches=Counter({"all-gather": 4, "reduce-scatter": 1}),
 )  # fmt: skip
 GOOD = replace(
     PLAIN, products=Counter({NARROW: 3, WIDE: 2}), kernels=20, bytes_outside=1200,
     collectives=Counter({("all-gather", "f8e4m3fn"): 1 << 20, ("reduce-scatter", "bf16"): 1 << 20,
                          ("all-reduce", "f32"): 4}),
     sent=Counter({("all-gather", "f8e4m3fn"): 2 << 20, ("reduce-scatter", "bf16"): 4 << 20}),
+    launches=Counter({"all-gather": 4, "reduce-scatter": 1, "all-reduce": 9}),
 )  # fmt: skip
-EXPECTED = Expected(narrow=3, kernels=20, outside=1.2, gathered=("f8e4m3fn",), sent=0.75)
+EXPECTED = Expected(
+    narrow=3, kernels=20, outside=1.2, gathered=("f8e4m3fn",), sent=0.75, reductions=9
+)
 
 
 def test_nothing_is_said_of_what_is_expected():
@@ -54,6 +58,7 @@ def test_nothing_is_said_of_what_is_expected():
             {"collectives": GOOD.collectives | Counter({("reduce-scatter", "f32"): 1 << 20})},
             "reduces ['bf16', 'f32'] over devices, expected ['bf16']",
         ),
+        ({"launches": Counter({"all-reduce": 10})}, "all-reduces 10, expected at most 9"),
         ({"sent": PLAIN.sent}, "bytes sent, of plain's, 1, expected at most 0.75"),
     ],
 )

@@ -133,6 +133,20 @@ def test_bytes_that_a_device_sends(line, sent):
     assert set(s.collectives.values()) == {128}
 
 
+def test_sending_takes_the_rate_of_the_node_or_of_the_network():
+    body = (
+        "%x = bf16[64]{0} parameter(0)",
+        "%y = bf16[64]{0} all-gather(%x), replica_groups=[1,8]<=[8], dimensions={0}",
+        "%z = (bf16[64]{0}, bf16[64]{0}) all-reduce(%x, %x), replica_groups=[1,16]<=[16]",
+    )
+    device = hlo.Device(1e9, DEVICE.peaks, link=7.0, network=2.0)
+    s = hlo.summary(module(body), device)
+    assert s.seconds_sending == 7 * 128 / 7 + 2 * 2 * 15 / 16 * 128 / 2
+    assert s.seconds_overlapped == s.seconds_sending > s.seconds == 0
+    assert s.launches == {"all-gather": 1, "all-reduce": 1}
+    assert hlo.summary(module(body), DEVICE).seconds_sending == 0
+
+
 def test_asynchronous_calls_count_once():
     wrapped = "%async (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n" \
               "  ROOT %rs = f32[2]{0} reduce-scatter(%p), replica_groups=[1,4]<=[4]\n}"  # fmt: skip
