@@ -56,6 +56,7 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.probabilities
 	$(BIN)/python -m proofs.gallery
 	$(BIN)/python -m proofs.two_processes
+	$(BIN)/python -m proofs.processes
 	$(BIN)/python -m proofs.resume
 	$(BIN)/python -m proofs.functions
 

@@ -8,10 +8,9 @@ gradients overflow. Compared are losses, loss scales, skipped steps and the fina
 """
 
 import json
-import os
-import socket
-import subprocess
 import sys
+
+from proofs.workers import free_port, results, start, tell
 
 STEPS, SIZE, WIDTH = 10, 8, 16
 WAYS = ("data", "sharded", "mapped", "fp16", "e5m2")
@@ -54,7 +53,7 @@ def worker(number: int, count: int, port: int, ways: tuple[str, ...]) -> None:
             "weights": np.asarray(weights.addressable_data(0), np.float64).ravel().tolist(),
             "sharded": sharded and count > 1,
         }
-    print("FOUND" + json.dumps(found), flush=True)
+    tell(found)
 
 
 def make_step(way: str):
@@ -113,26 +112,6 @@ def batch(index: int) -> dict:
     return {"x": rng.normal(size=(SIZE, WIDTH)).astype(np.float32), "y": y}
 
 
-def start(number: int, count: int, port: int, ways: tuple[str, ...]) -> subprocess.Popen:
-    mine = [str(number), str(count), str(port), *ways]
-    arguments = [sys.executable, "-m", "proofs.two_processes", *mine]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    return subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def results(workers: list[subprocess.Popen]) -> list[dict]:
-    found = []
-    for process in workers:
-        out, err = process.communicate(timeout=280)
-        if process.returncode:
-            raise SystemExit(f"a worker ended with {process.returncode}:\n{err[-3000:]}")
-        line = next(line for line in out.splitlines() if line.startswith("FOUND"))
-        found.append(json.loads(line.removeprefix("FOUND")))
-    return found
-
-
 def prove(ways: tuple[str, ...] = WAYS) -> dict[str, dict]:
     """What the ways differ by.
 
@@ -142,11 +121,9 @@ def prove(ways: tuple[str, ...] = WAYS) -> dict[str, dict]:
     """
     import numpy as np
 
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    (alone,) = results([start(0, 1, port, ("data",))])
-    first, second = results([start(n, 2, port, ways) for n in (0, 1)])
+    (alone,) = results([start("proofs.two_processes", 0, 1, 0, "data")])
+    port = free_port()
+    first, second = results([start("proofs.two_processes", n, 2, port, *ways) for n in (0, 1)])
     if first != second:
         raise SystemExit("the two processes took different decisions")
     report = {}

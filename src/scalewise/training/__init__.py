@@ -35,6 +35,7 @@ from ._step import step as step
 from ._train import RECIPES as RECIPES
 from ._train import CheckpointError as CheckpointError
 from ._train import Log as Log
+from ._train import Sharding as Sharding
 from ._train import Trained as Trained
 from ._train import TrainingError as TrainingError
 from ._train import train as train

@@ -3,11 +3,13 @@
 A state is written as a flat list of arrays beside a description of what they are, a digest of
 each one's bytes and a digest of the description, so that a damaged checkpoint, one of another step,
 run, model or recipe, and a folder under another checkpoint's name are told from a good one.
+
+Arrays that are split over devices are written and read part by part, each by the process that has
+it. All processes of a run call the same methods and see the same folder.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import shutil
@@ -16,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ import numpy as np
 
 from .._compare import InputError
 from ._meta import KIND, DamagedError, ForeignError, Meta, read_meta
+from ._processes import exchange, from_first, is_first
+from ._sharding import digests, is_whole, like
 
 Tree = Any
 
@@ -86,8 +90,8 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
-        arrays = [np.asarray(x) for x in _plain(jax.tree.leaves(state))]
-        meta = Meta(KIND, run, step, dict(about), _described(state), [_digest(x) for x in arrays])
+        arrays = [np.asarray(x) if is_whole(x) else x for x in plain(jax.tree.leaves(state))]
+        meta = Meta(KIND, run, step, dict(about), _described(state), digests(arrays))
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(_named(arrays)),
             meta=ocp.args.JsonSave(meta.sealed().as_dict()),
@@ -99,7 +103,7 @@ class Checkpoints:
                     raise OSError("Orbax declined to save")
                 manager.wait_until_finished()
         except Exception as error:  # whatever Orbax, tensorstore or the system raises
-            for left in self._folder.glob(f"{step}.orbax-checkpoint-tmp*"):
+            for left in self._folder.glob(f"{step}.orbax-checkpoint-tmp*") if is_first() else ():
                 shutil.rmtree(left, ignore_errors=True)
             manager.reload()
             good = [s for s in self.steps() if s != step]
@@ -135,6 +139,12 @@ class Checkpoints:
                 metas[folder] = self._meta(folder)
             except DamagedError as error:
                 damaged[folder] = _damage(folder, error)
+        seen = {folder.name: meta.seal for folder, meta in metas.items()}
+        if any(other != seen for other in exchange(seen)):
+            raise InputError(
+                f"the processes of this run see different checkpoints in {self._folder}: give them "
+                "a folder on a file system that all of them share"
+            )
         if run is None and metas:
             runs = [meta.run for meta in metas.values()]
             run = max(runs, key=runs.count)
@@ -156,9 +166,8 @@ class Checkpoints:
         if found is None:
             return None
         sentences = [
-            f"{damaged[folder]}; set aside as {_set_aside(folder)}"
-            for folder in self._folders()
-            if folder in damaged
+            f"{damaged[folder]}; set aside as {from_first(partial(_set_aside, folder))}"
+            for folder in sorted(damaged, key=lambda p: -int(p.name))
         ]
         meta, state = found
         return Restored(meta.step, state, meta.run, sentences)
@@ -190,18 +199,33 @@ class Checkpoints:
                 f"model's: {_first_difference(meta.arrays, _described(template))}"
             )
         leaves, treedef = jax.tree.flatten(template)
-        names = _named([np.empty(x.shape, x.dtype) for x in _plain(leaves)])
+        data = plain(leaves)
+        names, arrays, failed = _named(list(map(_expected, data))), [], None
         try:
-            _probe(folder / "state", list(names))
+            if is_first():
+                _probe(folder / "state", list(names))
             with _closed_loops_ignored():
                 found = _restored(folder / "state", names)
-            arrays = [np.asarray(found[name]) for name in names]
+            arrays = [
+                np.asarray(found[name]) if is_whole(x) else found[name]
+                for name, x in zip(names, data, strict=True)
+            ]
         except Exception as error:
-            raise DamagedError(_sentence(error)) from error
-        for entry, array, digest in zip(meta.arrays, arrays, meta.digests, strict=True):
-            if _digest(array) != digest:
+            failed = error
+        sentences = exchange(failed and _sentence(failed))
+        if why := next(filter(None, sentences), None):
+            raise DamagedError(why) from failed
+        for entry, found, digest in zip(meta.arrays, digests(arrays), meta.digests, strict=True):
+            if found != digest:
                 raise DamagedError(f"{entry[0]} has other bytes than were written")
-        return jax.tree.unflatten(treedef, map(_like, leaves, arrays))
+        return jax.tree.unflatten(treedef, map(_typed, leaves, map(like, data, arrays)))
+
+
+def _expected(x: Any) -> Any:
+    """What Orbax restores an array as: in this process' memory, or split as it is."""
+    if is_whole(x):
+        return np.empty(x.shape, x.dtype)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 def _restored(folder: Path, names: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -272,13 +296,12 @@ def _set_aside(folder: Path) -> str:
     return name
 
 
-def _plain(leaves: list[Any]) -> list[Any]:
+def plain(leaves: list[Any]) -> list[Any]:
     """Keys as the integers that they are."""
     return [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
 
 
-def _like(leaf: Any, array: np.ndarray) -> jax.Array:
-    x = jnp.asarray(array)
+def _typed(leaf: Any, x: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else x
 
 
@@ -291,15 +314,12 @@ def _named(arrays: list[Any]) -> dict[str, Any]:
 
 
 def _described(state: Tree) -> list[list[Any]]:
-    """Path, dtype and shape of each leaf, as JSON has them."""
+    """Path, dtype and shape of each leaf, as JSON has them, and how it is split if it is."""
     return [
         [jax.tree_util.keystr(path), str(x.dtype), list(x.shape)]
+        + ([] if is_whole(x) else [f" split as {x.sharding.spec}"])
         for path, x in jax.tree_util.tree_leaves_with_path(state)
     ]
-
-
-def _digest(x: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
 
 
 def _same_run(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> None:
@@ -314,7 +334,8 @@ def _same_run(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -
 def _first_difference(there: list[Any], here: list[Any]) -> str:
     for a, b in zip(there, here, strict=False):
         if a != b:
-            return f"there {a[0]} is {a[1]}{a[2]}, here {b[0]} is {b[1]}{b[2]}"
+            one, other = ("".join(map(str, x[1:])) for x in (a, b))
+            return f"there {a[0]} is {one}, here {b[0]} is {other}"
     return f"there are {len(there)} of them, here {len(here)}"
 
 

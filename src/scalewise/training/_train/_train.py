@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
@@ -31,11 +30,13 @@ from .._compare import (
 )
 from .._interrupt import held_interrupts, signal_of
 from .._step import Step, TrainState
-from ._checkpoint import CheckpointError, Checkpoints
+from ._checkpoint import CheckpointError, Checkpoints, plain
 from ._identity import FILE, identify, run_folder, write_identity
 from ._metrics import Log
+from ._processes import claimed, exchange, from_first, is_first, together
 from ._progress import Progress
 from ._recipes import step_for
+from ._sharding import Sharding, check_processes, digests, is_whole
 
 Watch = Callable[[int, TrainState], Mapping[str, float | None]]
 PATIENCE = 100  # steps left out in a row before a run is given up
@@ -56,7 +57,8 @@ class Trained:
         scale: the loss scale at the end.
         skipped: steps left out.
         interrupted: whether an interrupt ended it; it was saved all the same.
-        digest: SHA-256 over the bytes of the whole training state.
+        digest: SHA-256 over the bytes of the whole training state; of a sharded one, over the
+            digests of its parts.
         folder: where metrics and checkpoints are.
         state: the state itself.
         signal: the signal that ended it (SIGINT, SIGTERM, SIGHUP); 0 if none did.
@@ -88,6 +90,7 @@ def train(
     keep: int = 3,
     console: Console | None = None,
     watch: Watch | None = None,
+    sharding: Sharding | None = None,
     **options: Any,
 ) -> Trained:
     """Trains a program under a recipe, with metrics and checkpoints.
@@ -95,6 +98,13 @@ def train(
     The batches of a step depend on the seed and the step alone, and a checkpoint holds the whole
     state, so that a run that was killed and resumed, however often, ends with the bits that it
     would have had anyway.
+
+    With ``sharding`` a run is split over the devices of a mesh. They may belong to several
+    processes joined by ``jax.distributed.initialize``, each of which calls this function with the
+    same arguments and a folder that all of them see. The first process writes metrics and
+    ``run.json``, each one its part of the checkpoints. A signal to one ends the run of all after
+    the same step. If one is killed, JAX ends the others; started again with ``resume=True`` they
+    continue from the last checkpoint.
 
     Args:
         program: a file with ``init``, ``loss_of``, ``OPTIMIZER``, ``train_step``, ``batches``; the
@@ -110,6 +120,8 @@ def train(
         console: where progress is shown.
         watch: called with step and state after each step; the numbers that it returns, by name,
             join that step's line of metrics (see ``scalewise.audit.Monitor.numbers``).
+        sharding: how state and batches are split over devices; None for JAX's default device.
+            ``program.init`` is then traced, so that no device ever has the whole state.
         options: further arguments of :func:`step` (``clip``, ``accumulate``, ``weights``, ...).
 
     Returns:
@@ -117,13 +129,14 @@ def train(
 
     Raises:
         InputError: something given can't be used, doesn't fit what is to be resumed, or another
-            process works in the folder.
+            run works in the folder.
         CheckpointError: a checkpoint couldn't be written; the last good one is named.
         TrainingError: a hundred steps in a row had to be left out, or the metrics can't be written
             any more; what was computed is saved.
         OSError: the folder can't be created or read.
     """
-    console = console or Console()
+    check_processes(sharding)
+    console = (console or Console()) if is_first() else Console(quiet=True)
     for name, number in (("steps", steps), ("every", every), ("keep", keep)):
         if number < 1:
             raise InputError(f"{name} is {number}: at least 1 is accepted")
@@ -137,32 +150,47 @@ def train(
         "seed": seed,
         "options": {k: repr(v) for k, v in sorted(options.items()) if v is not None},
         "data": hashlib.sha256(text).hexdigest()[:16],
+        **({} if sharding is None else {"mesh": sharding.about}),
     }
-    place = run_folder(out, resume, about)
-    state = _initial(program, train_step, text, seed)
-    with tolerant(console), place.claimed() as folder:
-        identity = identify(folder, about)
+    places: list[Folder] = []  # in the first process
+    from_first(lambda: places.append(run_folder(out, resume, about)))
+    state = _initial(program, train_step, text, seed, sharding)
+    with tolerant(console), claimed(places) as folder:
+        identity = from_first(lambda: identify(folder, about))
         checkpoints = Checkpoints(folder.path / "checkpoints", keep=keep)
         try:
-            run = _Run(program, recipe, train_step, state, checkpoints, console, about, watch)
+            run = _Run(
+                program, recipe, train_step, state, checkpoints, console, about, watch, sharding
+            )
             run.restore(identity)
             if identity is None:
-                write_identity(folder, about, run.identity)
+                from_first(lambda: write_identity(folder, about, run.identity))
             return run.train(folder, text, seed, steps, every)
         finally:
             checkpoints.close()
 
 
-def _initial(program: Program, train_step: Step, text: bytes, seed: int) -> TrainState:
+def _initial(
+    program: Program, train_step: Step, text: bytes, seed: int, sharding: Sharding | None
+) -> TrainState:
     """The training state before the first step."""
-    initial = guarded(program.init, f"{program.name}.init", seed)
-    parameter_count(initial, program)  # refuses what has no params
-    params = initial["params"] if isinstance(initial, dict) else initial.params
     batch = next(endless(program, text, seed))
+
+    def params() -> Any:
+        initial = guarded(program.init, f"{program.name}.init", seed)
+        parameter_count(initial, program)  # refuses what has no params
+        return initial["params"] if isinstance(initial, dict) else initial.params
 
     def init() -> TrainState:
         try:
-            return jax.jit(train_step.init)(params, batch)
+            if sharding is None:
+                return jax.jit(train_step.init)(params(), batch)
+            placed = sharding.place(batch)
+            make = lambda batch: train_step.init(params(), batch)  # noqa: E731
+            shardings = sharding.of_state(jax.eval_shape(make, placed))
+            return jax.jit(make, out_shardings=shardings)(placed)
+        except InputError:
+            raise
         except (TypeError, ValueError) as error:  # what it says of params and optimizer is whole
             raise InputError(str(error)) from error
 
@@ -182,10 +210,11 @@ class _Run:
         console: Console,
         about: dict[str, Any],
         watch: Watch | None,
+        sharding: Sharding | None,
     ):
         self.program, self.recipe, self.step, self.state = program, recipe, step, state
         self.checkpoints, self.console = checkpoints, console
-        self.about, self.watch = about, watch
+        self.about, self.watch, self.sharding = about, watch, sharding
         self.identity = ""
         self.done, self.saved, self.out_in_a_row = 0, 0, 0
         self.losses: list[float] = []
@@ -210,11 +239,11 @@ class _Run:
     def train(self, folder: Folder, text: bytes, seed: int, steps: int, every: int) -> Trained:
         stream = itertools.islice(endless(self.program, text, seed), self.done, None)
         interrupted: KeyboardInterrupt | None = None
-        log = Log(folder, after=self.done)
+        log = Log(folder, after=self.done) if is_first() else None
         with held_interrupts() as check_interrupt:
             try:
                 if self.done < steps:
-                    self._all(stream, steps, every, log, check_interrupt)
+                    self._all(stream, steps, every, log, together(check_interrupt))
             except KeyboardInterrupt as error:
                 interrupted = error
             except OSError as error:
@@ -226,11 +255,13 @@ class _Run:
             except (CheckpointError, TrainingError):
                 raise
             except Exception:  # the program's failure, say: what was computed is kept
-                with suppress(CheckpointError):
-                    self._save()
+                if jax.process_count() == 1:  # the others may wait for this one in a step
+                    with suppress(CheckpointError):
+                        self._save()
                 raise
             finally:
-                log.close()
+                if log is not None:
+                    log.close()
             self._save()
         return self._ended(interrupted, folder)
 
@@ -239,14 +270,13 @@ class _Run:
         stream: Iterator[Any],
         steps: int,
         every: int,
-        log: Log,
+        log: Log | None,
         check_interrupt: Callable[[], None],
     ) -> None:
         batch = next(stream)
-        jitted = jax.jit(self.step)
+        jitted, what = self._jitted(), f"{self.program.name}.loss_of"
         with self.console.status(f"compiling {self.program.name} under {self.recipe}"):
-            lowered = guarded(jitted.lower, f"{self.program.name}.loss_of", self.state, batch)
-            compiled = lowered.compile()
+            compiled = guarded(jitted.lower, what, self.state, self._placed(batch)).compile()
         with Progress(self.console, self.program.name, self.done, steps) as progress:
             while True:
                 check_interrupt()
@@ -258,11 +288,21 @@ class _Run:
                     return
                 batch = next(stream)
 
-    def _one(self, compiled: Any, batch: Any, log: Log) -> dict[str, Any]:
+    def _jitted(self) -> Any:
+        """The step, to be compiled: what comes out of it lies as what goes in."""
+        if self.sharding is None:
+            return jax.jit(self.step)
+        same = jax.tree.map(lambda x: x.sharding, self.state)
+        return jax.jit(self.step, out_shardings=(same, self.sharding.replicated))
+
+    def _placed(self, batch: Any) -> Any:
+        return batch if self.sharding is None else self.sharding.place(batch)
+
+    def _one(self, compiled: Any, batch: Any, log: Log | None) -> dict[str, Any]:
         """Makes a step; the state changes once the step's line of metrics is written."""
         start = time.perf_counter()
         state, metrics = guarded(
-            _finished, f"{self.program.name}: step", compiled, self.state, batch
+            _finished, f"{self.program.name}: step", compiled, self.state, self._placed(batch)
         )
         seconds = time.perf_counter() - start
         loss = float(metrics.loss)
@@ -274,7 +314,7 @@ class _Run:
             "ms": round(seconds * 1e3, 3),
             **(self.watch(self.done + 1, state) if self.watch else {}),
         }
-        log.step(row)
+        _written(log, row)
         self.state, self.done = state, self.done + 1
         self.losses.append(loss)
         self._patience(batch, row, bool(metrics.finite))
@@ -331,6 +371,25 @@ def _finished(compiled: Any, state: TrainState, batch: Any) -> Any:
     return jax.block_until_ready(compiled(state, batch))
 
 
+def _written(log: Log | None, row: Mapping[str, Any]) -> None:
+    """Writes a line of metrics, in the first process.
+
+    Raises:
+        OSError: the first process can't write it; in all processes.
+    """
+    failed: OSError | None = None
+    try:
+        if log is not None:
+            log.step(row)
+    except OSError as error:
+        failed = error
+    why = exchange(failed and sentence(failed))[0]
+    if failed is not None:
+        raise failed
+    if why is not None:
+        raise OSError(why)
+
+
 def example(program: str | Path) -> Path:
     """The file of a program: a path, or the name of one of the examples."""
     path = Path(program)
@@ -363,9 +422,15 @@ def non_finite(batch: Any) -> str | None:
 
 
 def digest(tree: Any) -> str:
-    """SHA-256 over the bytes of every array in a pytree, in order."""
+    """SHA-256 over the bytes of every array in a pytree, in order.
+
+    Where arrays are split over devices it is that over the digests of all arrays.
+    """
+    arrays = plain(jax.tree.leaves(tree))
     total = hashlib.sha256()
-    for x in jax.tree.leaves(tree):
-        key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        total.update(np.ascontiguousarray(jax.random.key_data(x) if key else x).tobytes())
+    if all(map(is_whole, arrays)):
+        for x in arrays:
+            total.update(np.ascontiguousarray(x).tobytes())
+    else:
+        total.update("\n".join(digests(arrays)).encode())
     return total.hexdigest()

@@ -1,0 +1,46 @@
+"""Processes of one module, started on this machine and waited for."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+MARK = "FOUND"
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+def start(module: str, *arguments: object) -> subprocess.Popen:
+    """``python -m module arguments``, on CPUs alone."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+    )  # fmt: skip
+
+
+def tell(found: object) -> None:
+    """Prints what a worker found, for :func:`results`."""
+    print(MARK + json.dumps(found), flush=True)
+
+
+def results(workers: list[subprocess.Popen], seconds: float = 900) -> list:
+    """What each of the workers told.
+
+    Raises:
+        SystemExit: one of them ended otherwise than with exit code 0.
+    """
+    found = []
+    for process in workers:
+        out, err = process.communicate(timeout=seconds)
+        if process.returncode:
+            raise SystemExit(f"a worker ended with {process.returncode}:\n{out}\n{err[-3000:]}")
+        line = next(line for line in out.splitlines() if line.startswith(MARK))
+        found.append(json.loads(line.removeprefix(MARK)))
+    return found
