@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from ..formats import Format
-from ..interpret import Boundary, Equation, Interpretation, is_float, rebind
+from ..interpret import Boundary, Equation, Interpretation, is_float, outlined, rebind
 from ..scaled import power_of_two
 from ._align import MASK, aligned, finite_factor
 from ._keep import refuse_opaque
@@ -29,7 +29,16 @@ from ._products import Operand, multiplied
 from ._recipe import Recipe
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES, Family, compute_dtype
-from ._search import NOTHING, TOP, bound_of, moved, scaled_down, to_format, zeros_exponent
+from ._search import (
+    NOTHING,
+    TOP,
+    bound_of,
+    moved,
+    rescaled,
+    rounded,
+    scaled_down,
+    zeros_exponent,
+)
 from ._value import InFlight, leading, per_slice, settle, wide_dtype
 
 SCALE = "scale"  # in a value's memo: by which measure its scale was found
@@ -137,12 +146,13 @@ class EveryOp(Interpretation):
         return self.rescaled(x, full_range=True)
 
     def constant(self, x: np.ndarray, aval: Any) -> InFlight:
-        if x.size == 1 and math.isfinite(float(x)):
-            mantissa, exponent = math.frexp(float(x))
-            data = jnp.full(x.shape, mantissa, jnp.float32)
-            return self.rounded(InFlight(data, exponent, uniform=float(x)))
-        uniform = float(x) if x.size == 1 else None
-        return self.rounded(InFlight(jnp.asarray(x, jnp.float32), 0, uniform=uniform))
+        if x.size != 1:
+            return self.rounded(InFlight(jnp.asarray(x, jnp.float32)))
+        number = float(x)
+        mantissa, exponent = math.frexp(number) if math.isfinite(number) else (number, 0)
+        dtype = jnp.float32 if self.unrounds else self.dtype
+        data = jnp.full(x.shape, np.float32(mantissa).astype(dtype))
+        return EveryOpValue(data, exponent, uniform=number)
 
     def lower(self, value: Any, aval: Any) -> jax.Array:
         return settle(widened(value, wide_dtype(aval.dtype))).astype(aval.dtype)
@@ -389,28 +399,29 @@ class EveryOp(Interpretation):
 
     # -- rounding --------------------------------------------------------------------------------
 
-    def rounded(self, x: InFlight, bound: int = TOP, signs: jax.Array | None = None) -> InFlight:
+    def rounded(self, x: InFlight, bound: int = TOP) -> InFlight:
         """The value with its data rounded to the format, once; what is finite stays finite.
 
         Args:
             x: whose data are in the compute dtype.
             bound: log2 of their largest finite magnitude.
-            signs: the data before they were scaled down.
         """
         data = x.data
         if data.dtype != self.dtype:
-            data = data.astype(jnp.float32)
-            signs = data if signs is None else signs
-            data = to_format(data, signs, self.fmt, clip=bound > TOP)
+            (data,) = outlined(rounded, (self.fmt, bound > TOP), data.astype(jnp.float32))
         return EveryOpValue(data, x.exponent, x.side, x.uniform, bound=min(bound, TOP))
 
     def rescaled(self, x: InFlight, *, full_range: bool = False) -> InFlight:
         """The value, its exponent found from the data, rounded once."""
         measure = self._measure(full_range)
-        data, exponent = scaled_down(x.data, measure, self.fmt)
-        exponent = jnp.where(exponent == NOTHING, exponent, exponent + jnp.int32(x.exponent))
-        y = InFlight(data, exponent, x.side)
-        y = self.rounded(y, bound_of(measure, data.size), x.data)
+        exponent = jnp.asarray(x.exponent, jnp.int32)
+        options = (measure, self.fmt, not self.unrounds)
+        data, exponent = outlined(rescaled, options, x.data, exponent)
+        if self.unrounds:
+            y = InFlight(data, exponent, x.side)
+        else:
+            bound = min(bound_of(measure, data.size), TOP)
+            y = EveryOpValue(data, exponent, x.side, bound=bound)
         y.memo[SCALE] = measure
         return y
 

@@ -31,7 +31,7 @@ class Unrounded(EveryOp):
             y = dataclasses.replace(y, exponent=common)
         return y if y.uniform is not None else self.rescaled(y)
 
-    def rounded(self, x: InFlight, bound: int = TOP, signs: Any = None) -> InFlight:
+    def rounded(self, x: InFlight, bound: int = TOP) -> InFlight:
         return x
 
 

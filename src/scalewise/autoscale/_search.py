@@ -45,6 +45,32 @@ def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, 
     return data / power_of_two(exponent), lax.select(zero, np.int32(NOTHING), exponent)
 
 
+def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.Array]:
+    """``data * 2**exponent`` behind an exponent that is found from the data.
+
+    Args:
+        options: the measure and the format, as for :func:`scaled_down`, and whether to round.
+        data: float32 or float64.
+        exponent: int32.
+
+    Returns:
+        Data in the format's dtype, rounded once, or in float32; and an int32 exponent.
+    """
+    measure, fmt, rounds = options
+    down, found = scaled_down(data, measure, fmt)
+    exponent = jnp.where(found == NOTHING, found, found + exponent)
+    if not rounds:
+        return [down, exponent]
+    clip = bound_of(measure, data.size) > TOP
+    return [to_format(down, data.astype(jnp.float32), fmt, clip=clip), exponent]
+
+
+def rounded(options: tuple, data: jax.Array) -> list[jax.Array]:
+    """float32 data in a format's dtype; options are the format and ``to_format``'s ``clip``."""
+    fmt, clip = options
+    return [to_format(data, data, fmt, clip=clip)]
+
+
 def _exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
     size = lax.abs(data)
     size = lax.select(size < np.float32(np.inf), size, lax.full_like(size, 0))

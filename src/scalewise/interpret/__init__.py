@@ -19,6 +19,7 @@ from ._interpretation import Boundary as Boundary
 from ._interpretation import Interpretation as Interpretation
 from ._kernels import KERNELS as KERNELS
 from ._kernels import warn_kernel as warn_kernel
+from ._outline import outlined as outlined
 from ._program import Program as Program
 from ._program import lifted as lifted
 from ._program import run as run

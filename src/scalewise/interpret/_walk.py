@@ -22,7 +22,7 @@ from ._interpretation import Interpretation
 # body is "call_jaxpr" (custom_jvp_call, custom_vjp_call, closed_call, eval_jaxpr, ...), but for:
 BODIES = {
     "custom_vmap_call": "call", "linear_call": "callee", "composite": "jaxpr",
-    "remat_opt": "fwd_jaxpr", "custom_partitioning": "call",
+    "remat_opt": "fwd_jaxpr", "custom_partitioning": "call", "outlined": "jaxpr",
 }  # fmt: skip
 SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
 

@@ -1,0 +1,69 @@
+"""Calls that a CPU's program keeps: same results, one compiled function, any transformation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from scalewise.interpret import outlined
+
+X = jnp.linspace(-2, 2, 12).reshape(3, 4)
+
+
+def waved(factor, x, y):
+    return [jnp.sin(x * y) * factor, jnp.sum(y)]
+
+
+def thrice(x, y):
+    for _ in range(3):
+        x, _ = outlined(waved, 2.0, x, y)
+    return x
+
+
+def thrice_inline(x, y):
+    for _ in range(3):
+        x, _ = waved(2.0, x, y)
+    return x
+
+
+def lowered(platform):
+    return jax.jit(thrice).trace(X, X).lower(lowering_platforms=(platform,))
+
+
+TRANSFORMED = {
+    "eager": lambda f: f(X, X),
+    "jit": lambda f: jax.jit(f)(X, X),
+    "vmap": lambda f: jax.jit(jax.vmap(f, in_axes=(0, None)))(X, X[0]),
+    "grad": lambda f: jax.jit(jax.grad(lambda x: f(x, X).sum()))(X),
+    "scan": lambda f: jax.lax.scan(lambda c, x: (f(c, x), None), X[0], X)[0],
+    "emulate": lambda f: jax.jit(sw.emulate(f, "bf16"))(X, X),
+    "x64": lambda f: f(*[np.asarray(X, np.float64)] * 2),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_outlined_functions_return_what_the_function_returns(name):
+    with jax.enable_x64(name == "x64"):
+        got, want = (TRANSFORMED[name](f) for f in (thrice, thrice_inline))
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+        assert got.dtype == want.dtype
+
+
+def test_a_program_for_a_cpu_keeps_the_calls_of_one_function():
+    text = lowered("cpu").as_text()
+    assert text.count("func.func") == 2
+    assert text.count('inlineable = "false"') == 3
+    assert (lowered("cpu").compile().as_text() or "").count(" call(") == 3
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_programs_for_other_platforms_are_inlined(platform):
+    assert "inlineable" not in lowered(platform).as_text()
+
+
+def test_within_shard_map_types_keep_what_they_vary_over():
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("x")
+    f = jax.shard_map(thrice, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    np.testing.assert_allclose(jax.jit(f)(X, X), thrice_inline(X, X), rtol=1e-6)
