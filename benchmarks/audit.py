@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from examples import gpt
-from scalewise.audit._run._lanes import Rounded, Wide
+from scalewise.audit._run._interpretations import Reference, TableEmulation
 from scalewise.audit._run._session import Session
 from scalewise.formats import FP16
 from scalewise.interpret import trace
@@ -74,15 +74,15 @@ def plain_step() -> Callable[[], Any]:
 
 
 def audited_step() -> Callable[[], Any]:
-    """The audit's two lanes; what is traced once is traced by the first call."""
+    """Both runs of the audit; the first call traces the program."""
     state, batch = example()
     sessions: list[Session] = []
 
     def run():
         if not sessions:
-            lane = Rounded(FP16)
-            program = trace(gpt.train_step, lane, (state, batch), {}, name="audit")
-            sessions.append(Session(program, lane, Wide(np.dtype(np.float32))))
+            low = TableEmulation(FP16)
+            program = trace(gpt.train_step, low, (state, batch), {}, name="audit")
+            sessions.append(Session(program, low, Reference(np.dtype(np.float32))))
         return sessions[0].run().low
 
     return run

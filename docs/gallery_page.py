@@ -1,6 +1,6 @@
-"""Writes docs/gallery.md: what the audit says of each failure in examples/gallery.py.
+"""Writes docs/gallery.md: the audit's first finding for each failure in examples/gallery.py.
 
-`python docs/gallery_page.py` from the root of the repository.
+Run as `python docs/gallery_page.py` from the root of the repository.
 """
 
 import inspect
@@ -16,20 +16,20 @@ from scalewise.audit._report._terminal import alone, error  # noqa: E402
 
 HEAD = """# Failures that people lost days over, and what the audit says
 
-Written by `python docs/gallery_page.py`; `python -m proofs.gallery` holds each case to its
-marked line, and to a fix that at least halves the error. Error is of the outputs against float32,
-relative, root mean square.
+Written by `python docs/gallery_page.py`. `python -m proofs.gallery` checks that the audit finds
+each marked line and a fix that at least halves the error, the relative error of the outputs against
+float32, root mean square.
 """
 
 
 def section(name: str, case: gallery.Case) -> str:
-    """One case: its source, the first finding, and its fix."""
+    """Returns the section of one case: its source, the first finding, and its fix."""
     report = sw.audit(case.call, case.low, trials=10)(*case.arguments())
     worst = report.findings[0]
     call = case.call if case.call.__name__ != "<lambda>" else gallery.apply_update
     source = inspect.getsource(call).rstrip()
-    before = error(worst.error_before, worst.broken_before)
-    after = error(worst.error_after, worst.broken_after) + alone(worst)
+    before = error(worst.error_before, worst.non_finite_before)
+    after = error(worst.error_after, worst.non_finite_after) + alone(worst)
     return (
         f"\n## {name}\n\n{case.reference}; in {report.low}.\n\n```python\n{source}\n```\n\n"
         f"**{worst.kind}** at line {worst.line}, `{worst.primitive}`, {worst.direction}: "

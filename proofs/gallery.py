@@ -1,6 +1,6 @@
-"""Every failure of examples/gallery.py: found at its marked line, and mended by what is suggested.
+"""Checks that the audit finds each failure of examples/gallery.py at its marked line and fixes it.
 
-`python -m proofs.gallery` takes some minutes; `tests/audit/test_gallery.py` runs a handful of them.
+`python -m proofs.gallery` takes some minutes; `tests/audit/test_gallery.py` checks five of them.
 """
 
 import inspect
@@ -11,7 +11,7 @@ from examples import gallery
 
 
 def marked(case: gallery.Case) -> list[int]:
-    """The lines that ``# <- here`` marks in the function that the case calls."""
+    """Returns the lines marked ``# <- here`` in the function that the case calls."""
     function = case.call
     if function.__name__ == "<lambda>":
         function = gallery.apply_update
@@ -20,10 +20,10 @@ def marked(case: gallery.Case) -> list[int]:
 
 
 def check(name: str) -> str:
-    """One case audited; what was found, in a line.
+    """Audits one case and returns its first finding in a line.
 
     Raises:
-        AssertionError: it wasn't found at its line, under its name, or no change mended it.
+        AssertionError: the first finding has another line or kind, or its fix doesn't help.
     """
     case = gallery.GALLERY[name]
     report = sw.audit(case.call, case.low, trials=10)(*case.arguments())
@@ -31,14 +31,15 @@ def check(name: str) -> str:
     worst = report.findings[0]
     lines = marked(case)
     assert lines, "no line is marked"
-    assert worst.file is not None, "no line is named"
+    assert worst.file is not None, "the finding has no line"
     assert Path(worst.file).name == "gallery.py", worst.file
     assert worst.line in lines, f"line {worst.line}, not {lines}"
     assert worst.kind in case.kinds, f"{worst.kind}, not {case.kinds}"
-    assert worst.fix, "no change mended it"
+    assert worst.fix, "no fix helps"
     halved = worst.error_after <= 0.5 * worst.error_before
-    assert halved or worst.broken_after < worst.broken_before, "the change doesn't halve the error"
-    assert report.error_fixed <= report.error, "all changes together make it worse"
+    fewer = worst.non_finite_after < worst.non_finite_before
+    assert halved or fewer, "the fix doesn't halve the error"
+    assert report.error_fixed <= report.error, "all fixes together increase the error"
     return f"{worst.kind} at line {worst.line}: {worst.fix}"
 
 

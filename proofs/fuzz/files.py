@@ -251,10 +251,11 @@ def report(rng: random.Random) -> dict[str, Any]:
         "primitive": "mul",
         "direction": "forward",
     }
-    row = place | {"numbers": {"inherited2": rng.choice((0.0, 2.5)), "shadow2": 4.0}}
+    row = place | {"numbers": {"inherited2": rng.choice((0.0, 2.5)), "reference2": 4.0}}
     finding = place | {"kind": "overflow", "evidence": "3 numbers"}
-    error = {"broken": rng.choice((0, 2)), "relative": rng.choice((0.5, "nan", "inf"))}
-    return {"function": "f", "low": "fp16", "findings": [finding], "rows": [row], "error": error}
+    error = {"non_finite": rng.choice((0, 2)), "relative": rng.choice((0.5, "nan", "inf"))}
+    lists = {"findings": [finding], "equations": [row]}
+    return {"function": "f", "low": "fp16", "error": error} | lists
 
 
 def saved_reports(rng: random.Random, folder: Path) -> list[str]:

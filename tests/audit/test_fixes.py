@@ -1,4 +1,4 @@
-"""Which changes are offered: norms, other formats, exceptions; their order."""
+"""Fixes that are tried: norms, other formats, exceptions to policies and recipes; their order."""
 
 import dataclasses
 
@@ -17,12 +17,12 @@ def norm(x):
 
 
 @pytest.mark.parametrize("size", [16.0, 1e-5])
-def test_a_norm_that_is_written_out_is_replaced(size):
+def test_a_written_out_norm_is_replaced_by_l2_norm(size):
     x = jnp.full(4096, size)
     report = sw.audit(norm, "fp16", trials=3)(x)
     worst = report.findings[0]
     assert worst.fix == "ops.l2_norm in place of the root of a sum of squares"
-    really = ops.l2_norm(x.astype(jnp.float16))  # what it says, done
+    really = ops.l2_norm(x.astype(jnp.float16))  # the fix, applied by hand
     error = abs(float(really) / float(norm(x)) - 1)
     assert worst.error_after == pytest.approx(error, abs=1e-6)
 
@@ -36,7 +36,7 @@ def test_a_norm_over_several_arrays_with_an_epsilon():
     assert report.findings[0].error_after < 1e-3
 
 
-def test_a_root_of_no_sum_of_squares_is_left_alone():
+def test_a_root_of_a_plain_sum_is_no_norm():
     report = sw.audit(lambda x: jnp.sqrt(jnp.sum(x)), "fp16", trials=4)(jnp.full(64, 6e4))
     assert report.findings[0].fix.startswith("scale its result by 2^")
 
@@ -44,14 +44,14 @@ def test_a_root_of_no_sum_of_squares_is_left_alone():
 @pytest.mark.parametrize(("low", "other", "x"), [("fp16", "bf16", 12.0), ("e4m3fn", "e5m2", 7.0)])
 def test_another_narrow_format(low, other, x):
     def f(x):
-        return jnp.log(jnp.exp(x))  # one scale can't hold both
+        return jnp.log(jnp.exp(x))  # no one scale keeps both in range
 
     worst = sw.audit(f, low, trials=4)(jnp.array([x, -1.5 * x, -1.55 * x, -1.6 * x])).findings[0]
     assert (worst.fix, worst.primitive) == (f"{other} for this exp", "exp")
     assert worst.error_before == float("inf") > 0.1 > worst.error_after
 
 
-def test_findings_come_by_what_their_fix_did():
+def test_findings_are_sorted_by_the_effect_of_their_fix():
     def f(x):
         small = (x + 1024.0) - 1024.0  # loses a little
         large = jnp.exp(x) * 1e-6  # overflows
@@ -59,8 +59,8 @@ def test_findings_come_by_what_their_fix_did():
 
     report = sw.audit(f, "fp16", trials=16)(jnp.array([12.3, 11.7]))
     fixed = [k for k in report.findings if k.fix]
-    mended = [k.broken_before - k.broken_after for k in fixed]
-    assert mended == sorted(mended, reverse=True)
+    made_finite = [k.non_finite_before - k.non_finite_after for k in fixed]
+    assert made_finite == sorted(made_finite, reverse=True)
     assert sorted(k.order for k in fixed) == list(range(1, len(fixed) + 1))
     tried = [k.tried for k in report.findings]
     assert tried == sorted(tried, reverse=True)
@@ -97,14 +97,14 @@ def test_an_exception_to_a_recipe():
     error = jnp.linalg.norm(sw.autoscale(f, kept)(x, x.T) - want) / jnp.linalg.norm(want)
     assert worst.error_after == pytest.approx(float(error), abs=1e-6)
     assert worst.error_before > 100 * worst.error_after
-    assert sw.audit(f, kept, trials=0)(x, x.T).error.relative < 1e-6  # it is heeded in the audit
+    assert sw.audit(f, kept, trials=0)(x, x.T).error.relative < 1e-6  # the audit applies `keep`
 
 
-def test_an_exception_where_every_result_is_rounded():
+def test_an_exception_to_an_every_op_recipe():
     def f(x):
         with jax.named_scope("norms"):
             inner = jnp.sum(x * x, axis=1) * jnp.array([1.0, 2.0**30])
-        return inner, jnp.sum(x * x, axis=1) * jnp.array([1.0, 2.0**30])  # as before, not in it
+        return inner, jnp.sum(x * x, axis=1) * jnp.array([1.0, 2.0**30])  # outside of it
 
     def within(x):
         return f(x)[0]
@@ -113,13 +113,13 @@ def test_an_exception_where_every_result_is_rounded():
     report = sw.audit(within, sw.recipes.scalify, trials=3)(x)
     worst = report.findings[0]
     assert report.low == "autoscale scalify"
-    # smaller numbers than the format holds are not flushed, they become its smallest
+    # scalify rounds numbers below the format's smallest up to it, and flushes none
     assert (worst.kind, worst.fix) == ("precision", "keep={'norms': FP32} in the recipe")
     kept = dataclasses.replace(sw.recipes.scalify, keep={"norms": FP32})
     low, want = sw.autoscale(f, kept)(x), f(x)
     errors = [jnp.linalg.norm(y - s) / jnp.linalg.norm(s) for y, s in zip(low, want, strict=True)]
     assert worst.error_after == pytest.approx(float(errors[0]), abs=1e-6)
-    assert worst.error_after < 1e-5 < 1e-4 < worst.error_before  # FP16's rounding, and none
-    outputs = sw.audit(f, kept, trials=0)(x).outputs  # like operations in scopes kept and not
+    assert worst.error_after < 1e-5 < 1e-4 < worst.error_before  # float32's error, FP16's
+    outputs = sw.audit(f, kept, trials=0)(x).outputs  # one in the scope, one not
     assert [e.relative for _, e in outputs] == pytest.approx([float(e) for e in errors], abs=1e-6)
     assert outputs[1][1].relative > 1e-4

@@ -1,6 +1,6 @@
-"""Real failures, each found at the marked line and fixed by what the audit suggests.
+"""Real failures: the audit finds the marked line, and its fix reduces the error.
 
-A handful of them, one of each kind; `make prove` runs all of them.
+One failure of each kind; `make prove` runs all of them.
 """
 
 import pytest
@@ -16,5 +16,5 @@ FEW = (
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_found_at_its_line_and_fixed(name):
+def test_line_kind_and_fix(name):
     assert check(name)

@@ -1,4 +1,4 @@
-"""Readings are what rounding would do; a monitor writes them every so many steps."""
+"""Readings equal the effect of rounding; a monitor writes them every so many steps."""
 
 import json
 
@@ -12,7 +12,7 @@ from scalewise.audit import Monitor, readings
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3fn", "e5m2"])
-def test_readings_are_what_rounding_does(name):
+def test_readings_equal_the_effect_of_rounding(name):
     fmt = sw.format(name)
     random = np.random.default_rng(0)
     x = random.normal(size=(7, 11, 13)) * 2.0 ** random.integers(-40, 20, (7, 11, 13))
@@ -61,5 +61,5 @@ def test_a_monitor_in_a_training_loop(tmp_path):
     assert list((tmp_path / "tensorboard").iterdir())
     assert monitor.numbers(4, w) == {}
     assert monitor.numbers(6, {"w": w})["w/amax"] == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="every is 0; accepted: 1 or more"):
+    with pytest.raises(ValueError, match="every is 0; expected 1 or more"):
         Monitor(every=0)

@@ -1,4 +1,4 @@
-"""A loss scale that is tried is the one that a user would write: by hand, to the bit."""
+"""A loss scale that the audit tries has the bits of one written by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def pooled(w, x):
 
 
 @pytest.mark.parametrize("loss", [layers, branches, pooled])
-def test_it_is_what_a_user_writes(loss):
+def test_equals_a_loss_scale_by_hand_to_the_bit(loss):
     """Under 2^-24 half of a gradient is lost in FP16; through loops, branches and custom rules."""
     factor, power = jnp.float32(1e-7), 20
 
@@ -58,8 +58,8 @@ def test_it_is_what_a_user_writes(loss):
 
     plain = jax.value_and_grad(tiny)
     want = jax.jit(sw.autocast(by_hand, POLICY))(WEIGHTS, X)[1]
-    lane = LossScaled(Autocast(POLICY), power)
-    got = jax.jit(transform(plain, lane, name="audit"))(WEIGHTS, X)[1]
+    low = LossScaled(Autocast(POLICY), power)
+    got = jax.jit(transform(plain, low, name="audit"))(WEIGHTS, X)[1]
     np.testing.assert_array_equal(got, want)
     right = plain(WEIGHTS, X)[1]
     assert jnp.linalg.norm(got - right) < 0.02 * jnp.linalg.norm(right)
@@ -76,12 +76,12 @@ def step(w, x, scale=1.0):
 
 
 @pytest.mark.slow
-def test_a_step_under_a_policy_gets_it_and_the_error_is_that_of_a_scale_by_hand():
+def test_error_of_a_step_under_a_policy_equals_that_of_a_scale_by_hand():
     report = sw.audit(step, POLICY, trials=1)(WEIGHTS, X)
     worst = report.findings[0]
     assert (worst.kind, worst.direction) == ("underflow", "backward")
     power = int(worst.fix.removeprefix("loss scale 2^"))
-    table = report.loss_scales()  # what it was chosen from
+    table = report.loss_scales()  # from which it was chosen
     assert table[power] == (0.0, 0.0) < table[0]
     want = step(WEIGHTS, X)
 
@@ -93,8 +93,8 @@ def test_a_step_under_a_policy_gets_it_and_the_error_is_that_of_a_scale_by_hand(
     assert worst.error_after < 0.05 * worst.error_before
 
 
-def test_a_format_gets_it_without_what_is_computed_once_more():
-    """Of a rematerialised layer the backward pass has numbers of 2^15; its gradients have 2^-30."""
+def test_rematerialised_values_are_not_scaled():
+    """The backward pass has recomputed values of 2^15 and gradients of 2^-30."""
 
     @jax.checkpoint
     def layer(x, w):
@@ -109,7 +109,7 @@ def test_a_format_gets_it_without_what_is_computed_once_more():
     assert worst.error_after == 0.0 < 0.5 < worst.error_before
 
 
-def test_two_that_help_only_together():
+def test_a_pair_of_fixes_that_help_only_together():
     report = sw.audit(gallery.normalised_step, "fp16", trials=10)(
         *gallery.GALLERY["A loss scale isn't enough"].arguments()
     )
@@ -118,10 +118,6 @@ def test_two_that_help_only_together():
     assert two.fix.startswith("loss scale 2^")
     assert two.fix.endswith(f", together with float32 for line {one.line} ({one.where})")
     assert one.order == two.order == 1
-    assert (one.broken_before, one.broken_alone, two.broken_alone, one.broken_after) == (
-        16,
-        16,
-        16,
-        0,
-    )
+    alone = one.non_finite_alone, two.non_finite_alone
+    assert (one.non_finite_before, *alone, one.non_finite_after) == (16, 16, 16, 0)
     assert one.error_after == two.error_after < 1e-3

@@ -1,4 +1,4 @@
-"""Tuned formats keep the tolerance, also where autocast runs them; few runs."""
+"""Tuned formats keep the tolerance, also under autocast, and are found in few runs."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def arguments():
     return jnp.full((8, 4), 0.3), jnp.linspace(0.5, 2.0, 128).reshape(16, 8)
 
 
-def test_what_overflows_stays_wide_and_the_rest_goes_narrow():
+def test_only_the_operation_that_overflows_stays_float32():
     found = sw.tune(model, arguments(), 2e-2, ["fp16"])
     lowered = {primitive for _, primitive in found.formats}
     assert "exp" not in lowered  # e^15 is beyond 65504
@@ -27,7 +27,7 @@ def test_what_overflows_stays_wide_and_the_rest_goes_narrow():
     assert found.policy is None  # autocast would round exp's result where mul reads it
 
 
-def test_a_policy_for_autocast():
+def test_policy_for_autocast():
     def layer(w, x):
         return jnp.sum(jnp.tanh(x @ w), axis=0)
 
@@ -37,7 +37,7 @@ def test_a_policy_for_autocast():
     assert float(jnp.linalg.norm(got - want)) <= 1e-2 * float(jnp.linalg.norm(want))
 
 
-def test_a_tight_tolerance_leaves_all_wide_and_two_formats_are_mixed():
+def test_a_tight_tolerance_and_two_formats():
     found = sw.tune(model, arguments(), 1e-7, ["bf16"])
     assert "dot_general" not in {p for _, p in found.formats}
     found = sw.tune(
@@ -47,6 +47,6 @@ def test_a_tight_tolerance_leaves_all_wide_and_two_formats_are_mixed():
     assert found.policy is None or found.policy.compute == jnp.bfloat16
 
 
-def test_refused():
-    with pytest.raises(ValueError, match="tolerance is 0; accepted: a positive number"):
+def test_a_tolerance_of_zero_is_rejected():
+    with pytest.raises(ValueError, match="tolerance is 0; expected a positive number"):
         sw.tune(jnp.sin, (jax.numpy.ones(2),), 0)

@@ -45,7 +45,7 @@ def test_each_result_is_a_number_of_the_format():
     for y in jax.jit(f)(x, x.T):
         mantissa, _ = np.frexp(np.asarray(y))
         np.testing.assert_array_equal(mantissa * 2**8, np.round(mantissa * 2**8))
-    # facts: under jit bf16 (1 + 2^-8) + 2^-8 reads back as 1.00390625; rounded each time it is 1
+    # XLA: under jit bf16 (1 + 2^-8) + 2^-8 reads back as 1.00390625; rounded each time it is 1
     tiny = jnp.full(3, 2.0**-8)
     g = jax.jit(sw.autoscale(lambda o, t: (o + t) + t, BRAIN))
     np.testing.assert_array_equal(g(jnp.ones(3), tiny), np.ones(3))

@@ -61,7 +61,7 @@ def run(*arguments):
     return CliRunner().invoke(app, list(arguments))
 
 
-def test_a_users_function_is_audited_and_written(folder):
+def test_a_users_function_is_audited_and_the_report_written(folder):
     done = run("audit", "net.py:norm", "--args", "big", "--trials", "3",
                "--out", "a.html", "--out", "a.json")  # fmt: skip
     assert done.exit_code == 1  # not finite
@@ -75,7 +75,7 @@ def test_a_users_function_is_audited_and_written(folder):
     assert difference.exit_code == 0
     assert "norm in fp16 -> norm in bf16: error 1 not finite -> " in difference.output
     assert "- overflow  net.py:6" in difference.output
-    assert "No finding came or went" in run("diff", "b.json", "b.json").output
+    assert "No finding is gone or new" in run("diff", "b.json", "b.json").output
 
 
 def test_arguments_from_annotations_or_by_name(folder):
@@ -96,8 +96,8 @@ def test_several_steps_with_their_batches(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("audit", "net.py"), "'net.py' names no function: path/to/file.py:function is accepted"),
-        (("audit", "gone.py:f"), "no file at 'gone.py': a Python file is accepted"),
+        (("audit", "net.py"), "'net.py' names no function: expected path/to/file.py:function"),
+        (("audit", "gone.py:f"), "no file at 'gone.py': expected a Python file"),
         (("audit", "net.py:nor"), "net.py defines no function 'nor'; there are: norm, big"),
         (("audit", "broken.py:f"), "broken.py doesn't run: ModuleNotFoundError"),
         (("audit", "net.py:norm", "--args", "small"), "defines no factory 'small'"),
@@ -114,11 +114,11 @@ def test_several_steps_with_their_batches(folder):
         (("audit", "net.py:norm", "--args", "big", "--out", "a.pdf"), "with .html, .json or .csv"),
         (("audit", "net.py:norm", "--args", "big", "--out", "no/a.csv"), "there is no folder 'no'"),
         (("audit", "net.py:norm", "--args", "big", "--batches", "batch"), "leave the second"),
-        (("diff", "net.py", "net.py"), "'net.py' is no JSON: a report saved as .json is accepted"),
+        (("diff", "net.py", "net.py"), "'net.py' is no JSON: expected a report saved as .json"),
         (("diff", "a.json", "net.py"), "can't read 'a.json': No such file"),
     ],
 )
-def test_what_cannot_be_audited_is_said_in_one_sentence(folder, arguments, message):
+def test_errors_are_one_sentence(folder, arguments, message):
     done = run(*arguments)
     assert done.exit_code == 2
     assert message in done.output

@@ -78,7 +78,7 @@ def sentence(done, code=2):
 class Report:
     """What the command needs of one."""
 
-    error = SimpleNamespace(broken=0)
+    error = SimpleNamespace(non_finite=0)
 
     def show(self, *, everything):
         print("the findings")
@@ -202,7 +202,7 @@ def test_reports_that_are_none(folder):
         {"error": {"broken": float("inf"), "relative": 1}},
     ):  # fmt: skip
         (folder / "bad.json").write_text(json.dumps(good | changes))
-        with pytest.raises(InputError, match=r"'bad.json' is no report: what report.save wrote"):
+        with pytest.raises(InputError, match=r"'bad.json' is no report: expected a file that"):
             diff("good.json", "bad.json")
     (folder / "bad.json").write_text("[" * 100_000)
     with pytest.raises(InputError, match=r"'bad.json' is no JSON"):

@@ -79,7 +79,7 @@ def test_midpoints_and_their_neighbours_round_as_in_ml_dtypes(fmt):
 
 
 def test_published_constants():
-    """facts.md section 4 (ONNX) and section 2; DLFloat16 from IBM's paper."""
+    """ONNX's float8 page; IEEE 754 for FP16; IBM's DLFloat16 paper (ARITH 2019)."""
     f = formats
     assert (f.E4M3FN.bias, float(f.E4M3FN.max), f.E4M3FN.smallest) == (7, 448, Fraction(1, 2**9))
     assert (f.E4M3FNUZ.bias, float(f.E4M3FNUZ.max)) == (8, 240)

@@ -170,7 +170,7 @@ def test_a_scales_roundings():
 
 
 def test_published_double_roundings_round_once():
-    """facts.md section 6."""
+    """Values that ml_dtypes, torch and (to BF16) JAX round twice on the way from float64."""
     with jax.enable_x64(True):
         assert float(round_to(jnp.float64(1.0625 + 2.0**-40), "e4m3fn")) == 1.125
         assert float(round_to(jnp.float64(1.0625 - 2.0**-40), "e4m3fn")) == 1.0

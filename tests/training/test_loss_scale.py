@@ -108,7 +108,7 @@ def test_unscaling_is_in_float32_and_exact():
 
 
 def test_scaling_reaches_what_fp16_flushes():
-    """facts.md section 2: [2^-27, 2^-24) has to be kept, and a scale of 8 keeps it."""
+    """arXiv 1710.03740, figure 3: [2^-27, 2^-24) has to be kept, and a scale of 8 keeps it."""
     tiny = jnp.asarray([2.0**-27, 2.0**-26, 2.0**-25.5], jnp.float32)
 
     def loss(w):  # the weight's gradient passes through FP16, as a narrow backward pass makes it

@@ -1,4 +1,4 @@
-"""A function in a user's file, and arguments for it."""
+"""Loads a function from a user's file and makes arguments for it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ..training import InputError
 
 
 def load_function(target: str) -> tuple[Callable, ModuleType]:
-    """The function that ``path/to/file.py:name`` means, and its module.
+    """Runs the file of ``path/to/file.py:name``; returns the function and its module.
 
     Raises:
-        InputError: no such file, it doesn't run, or nothing of that name in it can be called.
+        InputError: no such file, the file fails, or it defines no function of that name.
     """
     path, colon, name = target.rpartition(":")
     if not colon or not name:
-        raise InputError(f"{target!r} names no function: path/to/file.py:function is accepted")
+        raise InputError(f"{target!r} names no function: expected path/to/file.py:function")
     file = Path(path)
     if not file.is_file():
-        raise InputError(f"no file at {path!r}: a Python file is accepted")
+        raise InputError(f"no file at {path!r}: expected a Python file")
     module = _run(file)
     function = getattr(module, name, None)
     if not callable(function):
@@ -45,25 +45,25 @@ def _run(file: Path) -> ModuleType:
     name = f"scalewise_audited_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InputError(f"no program at {str(file)!r}: a Python file (.py) is accepted")
+        raise InputError(f"no program at {str(file)!r}: expected a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever a user's file raises
+    except BaseException as error:  # a user's file may raise anything
         del sys.modules[name]
         raise InputError(f"{file} doesn't run: {described(error)}") from error
     return module
 
 
 @contextmanager
-def blamed(module: ModuleType) -> Iterator[None]:
-    """What goes wrong within a user's own lines is his program's failure, and said with the line.
+def user_errors(module: ModuleType) -> Iterator[None]:
+    """Replaces an exception that passed through the user's module by one that names the line.
 
     Raises:
-        InputError: in the place of any error that passed through a line of the module.
+        InputError: in place of any such exception.
     """
     try:
         yield
@@ -78,7 +78,7 @@ def blamed(module: ModuleType) -> Iterator[None]:
 
 
 def described(error: BaseException, frames: Sequence[traceback.FrameSummary] | None = None) -> str:
-    """An error in one line, with the place where it was raised, or the last of these frames."""
+    """Returns an error as one line, with the place where it was raised, or the last frame."""
     frames = traceback.extract_tb(error.__traceback__) if frames is None else frames
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     text = str(error)
@@ -91,15 +91,15 @@ def described(error: BaseException, frames: Sequence[traceback.FrameSummary] | N
 def arguments(
     function: Callable, module: ModuleType, factory: str | None, seed: int = 0
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Positional and keyword arguments: a factory's, or random ones from annotated shapes.
+    """Returns positional and keyword arguments: a factory's, or random ones of annotated shapes.
 
     Args:
-        function: what is to be audited.
+        function: the function to call.
         module: its module.
-        factory: a function of that module without arguments that returns a tuple of positional
-            arguments (or a dict of keyword arguments); None for annotations such as jaxtyping's
-            ``Float[Array, "8 16"]``, filled with standard normal numbers.
-        seed: of the random ones.
+        factory: the name of a function of that module, called without arguments, that returns a
+            tuple of positional arguments (or a dict of keyword arguments). None for standard normal
+            numbers of the shapes that annotations give (jaxtyping's ``Float[Array, "8 16"]``).
+        seed: of the random numbers.
 
     Raises:
         InputError: no such factory, it fails, or a parameter has no usable annotation.
@@ -119,7 +119,7 @@ def arguments(
         return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
-    except Exception as error:  # annotations are expressions of the user's
+    except Exception as error:  # annotations may be arbitrary expressions
         raise InputError(
             f"the annotations of {name_of(function)} can't be evaluated: {described(error)}"
         ) from error
@@ -148,7 +148,7 @@ def name_of(function: Callable) -> str:
 
 
 def shape_of(annotation: Any) -> tuple[int, ...] | None:
-    """The shape that a jaxtyping annotation spells in numbers; ``batch=8`` is 8."""
+    """Returns the shape of a jaxtyping annotation whose sizes are numbers (``batch=8`` is 8)."""
     text = getattr(annotation, "dim_str", None)
     if text is None:
         return None

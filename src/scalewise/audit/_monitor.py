@@ -1,4 +1,4 @@
-"""A light monitor of a real training: how its numbers lie in a format's range, every n steps."""
+"""Monitors a training run: every n steps, how much of its state is outside a format's range."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ BARE = re.compile(r"\['?(.*?)'?\]|\.(\w+)")  # a key of keystr: ['w'], [0] or .f
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How the numbers of some arrays lie in a format's range; float32 scalars.
+    """Statistics of a group of arrays with respect to a format; float32 scalars.
 
     Attributes:
         amax: largest finite magnitude.
         flushed: share of the nonzero numbers that the format would flush to zero.
         saturated: share of all numbers at or beyond the format's largest, infinities included.
-        nonfinite: how many are infinite or NaN.
+        nonfinite: how many numbers are infinite or NaN.
     """
 
     amax: Any
@@ -46,21 +46,21 @@ class Reading:
 def readings(
     tree: Any, fmt: Format | str | Any = "float16", groups: Groups = 1
 ) -> dict[str, Reading]:
-    """A pytree's float arrays by groups, one pass over each; may stand inside a jitted step.
+    """Reads a pytree's float arrays by group, in one pass over each; works inside a jitted step.
 
     Args:
         tree: any pytree: parameters, gradients, activations, an optimizer's state. Arrays that
             aren't real floats are left out.
         fmt: a format, or a name or dtype of one.
         groups: how many keys of a path name a group (``1``: ``params``; ``2``: ``params/blocks``),
-            or regular expressions by the group's name: the first that matches an array's path (as
-            ``jax.tree_util.keystr`` has it) takes it.
+            or a dict from names of groups to regular expressions: an array belongs to the first
+            that matches its path (as ``jax.tree_util.keystr`` prints it).
 
     Returns:
         A :class:`Reading` for each group, in the order of the tree (or of ``groups``).
 
     Raises:
-        ValueError: an unknown format, groups that name nothing in the tree.
+        ValueError: an unknown format, or a group without a float array.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,7 +79,7 @@ def readings(
     empty = [f"group {name!r} ({named[name]!r})" for name, x in found.items() if not x]
     if empty or not found:
         what = empty[0] if empty else "tree"
-        raise ValueError(f"readings: the {what} holds no float array; accepted: one with some")
+        raise ValueError(f"readings: the {what} holds no float array; expected at least one")
     return {name: _read(arrays, fmt) for name, arrays in found.items()}
 
 
@@ -92,7 +92,7 @@ def _group(path: Sequence[Any], groups: Groups) -> str | None:
 
 
 def _read(arrays: Sequence[jax.Array], fmt: Format) -> Reading:
-    parts = [_pass(jnp.asarray(x), fmt) for x in arrays]
+    parts = [_read_array(jnp.asarray(x), fmt) for x in arrays]
     amax = functools.reduce(jnp.maximum, [p[0] for p in parts])
     nonzero, flushed, saturated, nonfinite = (
         functools.reduce(jnp.add, [p[i] for p in parts]) for i in range(1, 5)
@@ -101,37 +101,38 @@ def _read(arrays: Sequence[jax.Array], fmt: Format) -> Reading:
     return Reading(amax, flushed / jnp.maximum(nonzero, 1), saturated / max(size, 1), nonfinite)
 
 
-def _pass(x: jax.Array, fmt: Format) -> list[jax.Array]:
-    """Largest finite magnitude; numbers not zero, flushed, saturated, not finite: float32."""
+def _read_array(x: jax.Array, fmt: Format) -> list[jax.Array]:
+    """Returns the largest finite magnitude, and how many numbers are nonzero, flushed, saturated,
+    non-finite; float32."""
     size = jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
     finite = jnp.isfinite(size)
-    half = float(fmt.smallest) / 2  # itself a tie, to even: zero
+    half = float(fmt.smallest) / 2  # itself a tie, which rounds to even: to zero
     counted = [size != 0, (size > 0) & (size <= half), ~(size < float(fmt.max)), ~finite]
-    rows = tuple(range(1, x.ndim)) or tuple(range(x.ndim))  # int32 holds what one row counts
+    axes = tuple(range(1, x.ndim)) or tuple(range(x.ndim))  # counts of one row fit int32
     amax, *counts = lax.reduce(
         (jnp.where(finite, size, 0), *(c.astype(jnp.int32) for c in counted)),
         (np.zeros((), size.dtype), *[np.int32(0)] * len(counted)),
         lambda a, b: (jnp.maximum(a[0], b[0]), *(p + q for p, q in zip(a[1:], b[1:], strict=True))),
-        rows,
+        axes,
     )
     return [jnp.max(amax).astype(jnp.float32), *(jnp.sum(c.astype(jnp.float32)) for c in counts)]
 
 
 class Monitor:
-    """Readings every so many steps, as numbers, or written as a training goes on.
+    """Takes :func:`readings` every so many steps of a training loop, and writes or returns them.
 
-    ``monitor(step, tree)`` in a training loop writes a line of ``metrics.jsonl``, and events for
-    TensorBoard if tensorboardX is there, when a step is due, and does nothing otherwise. It doesn't
-    wait for the device: what was read is written when the next reading is made, or at the end.
+    ``monitor(step, tree)`` writes a line of ``metrics.jsonl``, and TensorBoard events if
+    tensorboardX is installed, at every ``every``-th step, and does nothing at other steps. It
+    doesn't wait for the device: a reading is written when the next one is taken, or at the end.
 
     Args:
         fmt: the format whose range counts.
         every: steps between two readings.
         groups: as for :func:`readings`.
-        out: the folder to write to; lines that are there stay. None: nothing is written.
+        out: the folder to write to; existing lines are kept. None: nothing is written.
 
     Raises:
-        ValueError: an unknown format, ``every`` under 1.
+        ValueError: an unknown format; ``every`` below 1.
 
     Example:
         >>> import jax.numpy as jnp, tempfile
@@ -153,7 +154,7 @@ class Monitor:
         out: str | os.PathLike[str] | None = None,
     ):
         if every < 1:
-            raise ValueError(f"Monitor: every is {every}; accepted: 1 or more")
+            raise ValueError(f"Monitor: every is {every}; expected 1 or more")
         self.every = every
         self._read: Callable = jax.jit(functools.partial(readings, fmt=format_(fmt), groups=groups))
         self._out = None if out is None else Path(out)
@@ -161,18 +162,18 @@ class Monitor:
         self._pending: tuple[int, dict[str, Reading]] | None = None
 
     def __call__(self, step: int, tree: Any) -> None:
-        """Reads ``tree`` if ``step`` is due."""
+        """Reads ``tree`` if ``step`` is a multiple of ``every``."""
         if step % self.every == 0:
             found = self._read(tree)
             self._write()
             self._pending = step, found
 
     def numbers(self, step: int, tree: Any) -> dict[str, float | None]:
-        """The reading of a step that is due as plain numbers, by ``group/name``; {} of others."""
+        """Returns the reading by ``group/name``; {} unless ``every`` divides ``step``."""
         return _flat(self._read(tree)) if step % self.every == 0 else {}
 
     def close(self) -> None:
-        """Writes what was read last."""
+        """Writes the last reading and closes the log."""
         self._write()
         if self._log is not None:
             self._log.close()

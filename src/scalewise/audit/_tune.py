@@ -1,4 +1,4 @@
-"""``tune``: the cheapest formats that keep a function's outputs within a tolerance."""
+"""``tune``: finds cheap formats that keep a function's outputs within a tolerance."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..autocast import Autocast, Policy, Rule
 from ..formats import BF16, FP16, FP32, Format
 from ..formats import format as format_
 from ..interpret import trace
-from ._run._lanes import Rounded, Wide
-from ._run._rounding import as_row
-from ._run._rows import Row
-from ._run._session import Error, Outcome, Session
+from ._run._equation_statistics import EquationStatistics
+from ._run._interpretations import Reference, TableEmulation
+from ._run._rounding import format_params
+from ._run._session import Outcome, OutputError, Session
 
-Part = tuple[str, str]  # a user's function, a primitive: what a rule of autocast can name
+Part = tuple[str, str]  # (user's function, primitive), which a rule of autocast can name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +25,17 @@ class Tuning:
     """An assignment of formats to operations.
 
     Attributes:
-        formats: the format of each (function, primitive), by name; what isn't there is float32.
+        formats: the name of the format of each (function, primitive); all others are float32.
         error: of the outputs under it, measured.
-        cost: bits written by all results, as a share of what float32 writes.
+        cost: bits that all results take, as a share of float32's.
         runs: how many runs were made.
-        policy: the same for :func:`scalewise.autocast`, where the narrow format is FP16 or BF16
-            and one alone, and a run under it kept the tolerance; else None (autocast rounds an
-            operation's operands as well, here only results are).
+        policy: the same assignment for :func:`scalewise.autocast`, if its only narrow format is
+            FP16 or BF16 and a run under it kept the tolerance; else None (autocast also rounds an
+            operation's operands, ``tune`` only results).
     """
 
     formats: dict[Part, str]
-    error: Error
+    error: OutputError
     cost: float
     runs: int
     policy: Policy | None
@@ -47,18 +47,18 @@ def tune(
     tolerance: float,
     formats: Sequence[Format | str | Any] = (BF16,),
 ) -> Tuning:
-    """The cheapest formats found for ``f``'s operations, its outputs within a tolerance.
+    """Searches for the cheapest formats that keep the outputs of ``f`` within a tolerance.
 
-    Operations are taken together by the user's function and the primitive. For each format, the
-    narrowest first, all parts that are still float32 are tried at once; a set that leaves the
-    tolerance is halved, so that a run of k parts with b bad ones takes about ``2 b log2(k)`` runs
-    and not 2^k. Cost model: the bits that all results take, no credit for faster arithmetic.
+    Operations are grouped by the user's function and the primitive. For each format, the narrowest
+    first, all groups that are still float32 are tried at once. A set that exceeds the tolerance is
+    halved, so that k groups of which b need float32 take about ``2 b log2(k)`` runs instead of 2^k.
+    The cost is the number of bits of all results; faster arithmetic isn't counted.
 
     Args:
         f: any function of pytrees made of JAX primitives.
-        args: its positional arguments; they decide.
+        args: its positional arguments; the result holds for them.
         tolerance: for the outputs' relative error (root mean square) against float32.
-        formats: to choose from, besides float32.
+        formats: the formats to choose from, besides float32.
 
     Raises:
         ValueError: the tolerance isn't positive, or an unknown format.
@@ -72,10 +72,10 @@ def tune(
         ['convert_element_type', 'mul', 'reduce_sum']
     """
     if not tolerance > 0:
-        raise ValueError(f"tune: tolerance is {tolerance!r}; accepted: a positive number")
+        raise ValueError(f"tune: tolerance is {tolerance!r}; expected a positive number")
     narrow = sorted((format_(x) for x in formats), key=lambda fmt: fmt.bits)
-    program = trace(f, Rounded(FP32), args, {}, name="tune")
-    session = Session(program, Rounded(FP32), Wide(np.dtype(np.float32)))
+    program = trace(f, TableEmulation(FP32), args, {}, name="tune")
+    session = Session(program, TableEmulation(FP32), Reference(np.dtype(np.float32)))
     start = session.run()
     search = _Search(session, start, tolerance, session.formats())
     for fmt in narrow:
@@ -91,23 +91,23 @@ def tune(
 
 
 class _Search:
-    """The parts of a program, and the formats given to them so far."""
+    """The formats that parts of a program have got so far."""
 
     def __init__(self, session: Session, start: Outcome, tolerance: float, table: np.ndarray):
         self.session, self.tolerance, self.table = session, tolerance, table
         self.error = start.error
         self.chosen: dict[Part, Format] = {}
-        self.parts: dict[Part, list[Row]] = {}
-        for row in start.rows:
-            self.parts.setdefault((row.function, row.primitive), []).append(row)
+        self.parts: dict[Part, list[EquationStatistics]] = {}
+        for e in start.equations:
+            self.parts.setdefault((e.function, e.primitive), []).append(e)
 
     def lower(self, parts: Sequence[Part], fmt: Format) -> None:
-        """Gives ``fmt`` to all of these parts that can take it."""
+        """Gives ``fmt`` to those of these parts with which the tolerance is kept."""
         if not parts:
             return
         table = self.table.copy()
         for part in parts:
-            table[[row.index for row in self.parts[part]]] = as_row(fmt)
+            table[[e.index for e in self.parts[part]]] = format_params(fmt)
         error = self.session.run(table).error
         if float(error) <= self.tolerance:
             self.table, self.error = table, error
@@ -118,14 +118,14 @@ class _Search:
             self.lower(parts[half:], fmt)
 
     def cost(self) -> float:
-        """Bits of all results, to those of float32."""
-        sizes = {p: sum(r["elements"] for r in rows) for p, rows in self.parts.items()}
+        """Returns the bits of all results as a share of float32's."""
+        sizes = {p: sum(e["elements"] for e in found) for p, found in self.parts.items()}
         bits = sum(n * self.chosen.get(p, FP32).bits for p, n in sizes.items())
         return bits / max(32 * sum(sizes.values()), 1)
 
 
 def _policy(chosen: dict[Part, Format], parts: Sequence[Part]) -> Policy | None:
-    """Rules that say the same to autocast: what was lowered is low, all else is float32."""
+    """Returns autocast rules with the same assignment; None if it has no one 16-bit format."""
     formats = set(chosen.values())
     if len(formats) != 1 or not formats <= {FP16, BF16}:
         return None
@@ -137,8 +137,8 @@ def _policy(chosen: dict[Part, Format], parts: Sequence[Part]) -> Policy | None:
 
 
 def _checked(policy: Policy | None, session: Session, tolerance: float) -> Policy | None:
-    """The policy, if autocast under it keeps the tolerance."""
+    """Returns the policy if autocast under it keeps the tolerance, else None."""
     if policy is None:
         return None
-    error = Session(session.program, Autocast(policy), session.shadow).run().error
+    error = Session(session.program, Autocast(policy), session.reference).run().error
     return policy if float(error) <= tolerance else None

@@ -21,7 +21,10 @@ def audit(
         str | None,
         typer.Option(help="A function of that file that makes the arguments, as a tuple or dict."),
     ] = None,
-    shadow: Annotated[str | None, typer.Option(help="float32 or float64.")] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference", "--shadow", help="float32 or float64."),
+    ] = None,
     trials: Annotated[int, typer.Option(help="Runs that may be spent on trying fixes.")] = 24,
     steps: Annotated[int, typer.Option(help="Calls, the first result as first argument.")] = 1,
     batches: Annotated[
@@ -35,15 +38,15 @@ def audit(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show what is benign too.")] = False,
 ) -> None:
-    """Say which operation of which line a narrow format breaks, and what mends it.
+    """Say which operation on which line a narrow format breaks, and what fixes it.
 
-    Exits with 1 if outputs aren't finite, with 2 if it can't be audited or a file can't be written.
+    Exits with 1 if outputs aren't finite, with 2 if the audit or writing a file fails.
     """
-    from scalewise import audit as room  # JAX takes a second to import: not for --help
-    from scalewise.audit import arguments, blamed, load_function, writable
+    from scalewise import audit as run_audit  # JAX takes a second to import: not for --help
+    from scalewise.audit import arguments, load_function, user_errors, writable
     from scalewise.autoscale.recipes import recipe as named
 
-    def fed(module):
+    def batches_of(module):
         if batches is not None and not callable(getattr(module, batches, None)):
             raise ValueError(f"{target.rpartition(':')[0]} defines no function {batches!r}")
         return batches and getattr(module, batches)
@@ -53,9 +56,10 @@ def audit(
         function, module = load_function(target)
         positional, keywords = arguments(function, module, args, seed)
         low = fmt if recipe is None else named(recipe)
-        options = {"shadow": shadow, "trials": trials, "steps": steps, "batches": fed(module)}
-        with blamed(module):
-            report = room(function, low, **options)(*positional, **keywords)
+        options = {"trials": trials, "steps": steps, "batches": batches_of(module)}
+        with user_errors(module):
+            low_run = run_audit(function, low, reference=reference, **options)
+            report = low_run(*positional, **keywords)
         saved = [_saved(report, path) for path in paths]  # first: the terminal may be gone
         report.show(everything=everything)
         for path in saved:
@@ -63,7 +67,7 @@ def audit(
                 typer.echo(f"wrote {path}")
     if None in saved:
         raise typer.Exit(UNUSABLE)
-    if report.error.broken:
+    if report.error.non_finite:
         raise typer.Exit(1)
 
 

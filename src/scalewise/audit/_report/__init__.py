@@ -1,1 +1,1 @@
-"""What was found, for a terminal, a browser and other programs."""
+"""Reports for a terminal, a browser and other programs."""

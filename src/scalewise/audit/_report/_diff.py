@@ -1,4 +1,4 @@
-"""Two saved reports compared: which findings went, which came, where the error moved."""
+"""Comparison of two saved reports: findings gone and new, and where the error changed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from rich.text import Text
 
 from ..._output import TargetError, check_source
 from ...training import InputError
+from .._deprecated import RenamedKeys, with_new_keys
 
-NEEDED = ("function", "low", "findings", "rows", "error")
+REQUIRED = ("function", "low", "findings", "equations", "error")
+EXPECTED = "expected a file that report.save wrote"
 Place = tuple[str, int, str, str]  # file, line, primitive, direction
 
 
@@ -23,11 +25,11 @@ class Difference:
     """What changed from one report to another.
 
     Attributes:
-        names: function and format of each.
-        errors: of the outputs, each (numbers not finite, relative).
-        gone, new, kept: findings by kind and place, as sentences.
-        moved: operations whose error against the shadow changed at least twofold: place, before,
-            after; the largest change first.
+        names: function and format of each report.
+        errors: of the outputs in each report: (non-finite numbers, relative error).
+        gone, new, kept: findings by kind and place, a sentence each.
+        moved: operations whose error against the reference run changed at least twofold: (place,
+            before, after), the largest change first.
     """
 
     names: tuple[str, str]
@@ -38,7 +40,7 @@ class Difference:
     moved: tuple[tuple[str, float, float], ...]
 
     def show(self, console: Console | None = None) -> None:
-        """Prints it."""
+        """Prints the comparison."""
         console = console or Console()
         before, after = (f"{n:,} not finite" if n else f"{x:.2g}" for n, x in self.errors)
         console.print(Text(f"{self.names[0]} -> {self.names[1]}: error {before} -> {after}"))
@@ -49,12 +51,12 @@ class Difference:
         for place, old, new in self.moved[:10]:
             console.print(Text(f"  {place}: error {old:.2g} -> {new:.2g}"))
         if not (self.gone or self.new or self.moved):
-            console.print("No finding came or went, no operation's error changed twofold.")
+            console.print("No finding is gone or new; no operation's error changed twofold.")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Saved:
-    """What a comparison needs of a saved report."""
+    """The parts of a saved report that are compared."""
 
     name: str
     error: tuple[int, float]
@@ -63,34 +65,34 @@ class _Saved:
 
 
 def load_report(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """A report saved as JSON.
+    """Reads a report that was saved as JSON, also by the release before this one.
 
     Raises:
-        InputError: nothing there, or no report.
+        InputError: there is no such file, or it is no report.
     """
     path = Path(path)
     try:
         check_source(path)
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = with_new_keys(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(f"can't read {str(path)!r}: {error.strerror}") from None
     except TargetError as error:
         raise InputError(str(error)) from None
     except (ValueError, RecursionError):
-        raise InputError(f"{str(path)!r} is no JSON: a report saved as .json is accepted") from None
-    if not isinstance(data, dict) or any(name not in data for name in NEEDED):
-        raise InputError(f"{str(path)!r} is no report: what report.save wrote is accepted")
-    return data
+        raise InputError(f"{str(path)!r} is no JSON: expected a report saved as .json") from None
+    if not isinstance(data, dict) or any(name not in data for name in REQUIRED):
+        raise InputError(f"{str(path)!r} is no report: {EXPECTED}")
+    return RenamedKeys(data)
 
 
 def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Difference:
-    """Compares two reports saved as JSON.
+    """Compares two reports that were saved as JSON.
 
     Args:
         before, after: paths.
 
     Raises:
-        InputError: one of them can't be read, or is no report.
+        InputError: a file can't be read, or is no report.
     """
     a, b = _saved(before), _saved(after)
     old, new = a.findings, b.findings
@@ -109,14 +111,13 @@ def _saved(path: str | os.PathLike[str]) -> _Saved:
     try:
         return _Saved(
             f"{report['function']} in {report['low']}",
-            (int(report["error"]["broken"]), float(report["error"]["relative"])),
+            (int(report["error"]["non_finite"]), float(report["error"]["relative"])),
             _findings(report),
             _errors(report),
         )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InputError(
-            f"{str(path)!r} is no report: what report.save wrote is accepted "
-            f"({type(error).__name__}: {error})"
+            f"{str(path)!r} is no report: {EXPECTED} ({type(error).__name__}: {error})"
         ) from None
 
 
@@ -131,11 +132,11 @@ def _findings(report: dict[str, Any]) -> dict[tuple, str]:
 
 def _errors(report: dict[str, Any]) -> dict[Place, float]:
     found: dict[Place, float] = {}
-    for row in report["rows"]:
-        numbers = row["numbers"]
-        noise, signal = float(numbers["inherited2"]), float(numbers["shadow2"])
-        file, line = str(row["file"] or "?"), int(row["line"])
-        key = (file, line, str(row["primitive"]), str(row["direction"]))
+    for equation in report["equations"]:
+        numbers = equation["numbers"]
+        noise, signal = float(numbers["inherited2"]), float(numbers["reference2"])
+        file, line = str(equation["file"] or "?"), int(equation["line"])
+        key = (file, line, str(equation["primitive"]), str(equation["direction"]))
         if min(noise, signal) < 0:
             raise ValueError(f"a squared error is {min(noise, signal)}")
         if signal:

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else."""
+"""A report as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from ._panels import panels
 from ._source import sources
 from ._summary import Summary
 from ._table import by_scope
-from ._terminal import alone, error, scales
+from ._terminal import alone, error, no_fix, scales
 
 
 def page(report: Summary) -> str:
-    """The page; every name in it is escaped."""
+    """Returns the HTML; every name in it is escaped."""
     environment = page_environment("scalewise.audit._report")
     environment.filters["error"] = lambda f, which: error(
-        getattr(f, f"error_{which}"), getattr(f, f"broken_{which}")
+        getattr(f, f"error_{which}"), getattr(f, f"non_finite_{which}")
     )
     environment.filters["alone"] = alone
     return environment.rendered(
         "report.html.j2",
         report=report,
         panels=panels(report),
-        groups=by_scope(report.rows),
+        groups=by_scope(report.equations),
         scales=scales(report),
-        sources=sources(report.rows, report.findings),
+        no_fix=no_fix(report),
+        sources=sources(report.equations, report.findings),
     )

@@ -1,4 +1,4 @@
-"""Pictures of a report: exponent histograms with the format's range, error along the program."""
+"""A report's charts: exponent histograms beside the format's range, error along the program."""
 
 from __future__ import annotations
 
@@ -7,40 +7,43 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from .._run._rows import Row
+from .._run._equation_statistics import EquationStatistics
 from .._run._statistics import BINS, LOWEST
 from ._summary import Summary
 
 WIDTH, HEIGHT = 640, 110
-ARGUMENTS = 8  # that have a picture: weights, moments, data
+ARGUMENTS = 8  # with a histogram each: weights, moments, data
 
 
 def panels(report: Summary) -> list[tuple[str, Markup]]:
-    """Titles and SVG pictures: made of numbers alone, so that nothing in them needs escaping."""
+    """Returns titles and SVG charts; the charts contain numbers only, and need no escaping."""
     found = [
         (f"argument {name}", histogram(counts, report))
         for name, counts in report.ranges[:ARGUMENTS]
         if any(counts)
     ]
-    for title, rows in _parts(report.rows):
-        counts = [sum(row.histogram[i] for row in rows) for i in range(BINS)]
+    for title, equations in _by_direction(report.equations):
+        counts = [sum(e.histogram[i] for e in equations) for i in range(BINS)]
         if any(counts):
             found.append((title, histogram(counts, report)))
-    found.append(("error along the program, low against shadow", growth(report.rows)))
+    title = "error along the program: made here and carried in, against the reference run"
+    found.append((title, growth(report.equations)))
     return found
 
 
-def _parts(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def _by_direction(
+    equations: Sequence[EquationStatistics],
+) -> list[tuple[str, list[EquationStatistics]]]:
     names = {
         "forward": "activations (results of the forward pass)",
         "backward": "gradients (results of the backward pass)",
         "optimizer": "updates (results of the optimizer)",
     }
-    return [(title, [r for r in rows if r.direction == key]) for key, title in names.items()]
+    return [(title, [e for e in equations if e.direction == key]) for key, title in names.items()]
 
 
 def histogram(counts: Sequence[int], report: Summary) -> Markup:
-    """Bars of log2 |x|, with flushed, subnormal, normal and overflowing ranges shaded."""
+    """Returns bars over log2 |x|; flushed, subnormal, normal and overflowing ranges are shaded."""
     top = max(counts)
     bar = WIDTH / BINS
 
@@ -68,12 +71,12 @@ def histogram(counts: Sequence[int], report: Summary) -> Markup:
     return _svg(parts)
 
 
-def growth(rows: Sequence[Row]) -> Markup:
-    """Relative error against the shadow, operation by operation, from 2^-30 to 2^4."""
+def growth(equations: Sequence[EquationStatistics]) -> Markup:
+    """Returns the error against the reference run operation by operation, from 2^-30 to 2^4."""
     points = []
-    for i, row in enumerate(rows):
-        error = min(max(row.inherited, 2.0**-30), 2.0**4)
-        x = WIDTH * i / max(len(rows) - 1, 1)
+    for i, equation in enumerate(equations):
+        error = min(max(equation.inherited, 2.0**-30), 2.0**4)
+        x = WIDTH * i / max(len(equations) - 1, 1)
         y = (HEIGHT - 18) * (4 - math.log2(error)) / 34
         points.append(f"{x:.1f},{y:.1f}")
     parts = [f'<polyline points="{" ".join(points)}"/>']

@@ -1,4 +1,4 @@
-"""The user's source with what happened on each line beside it."""
+"""The user's source, annotated with what happened on each line."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import linecache
 import math
 from collections.abc import Sequence
 
-from .._run._rows import Row
+from .._run._equation_statistics import EquationStatistics
 from .._search._findings import Finding
 
-AROUND = 2  # lines shown before and after one on which something is computed
-MOST = 600  # lines of a file; the first of them
+AROUND = 2  # lines shown before and after each line that computes something
+MOST = 600  # lines shown of a file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +19,12 @@ class Line:
     """A line of source.
 
     Attributes:
-        number, text: of it.
-        forward, backward: the lowest signal to noise against the shadow of what it computes there,
-            in dB, the optimizer counting as forward; None if it computes nothing there.
+        number, text: its line number and its text.
+        forward, backward: the lowest SQNR in dB of what it computes in each pass (the optimizer
+            counts as forward); None if it computes nothing there.
         marks: what happened, a word each, the kinds of findings first.
-        finding: the number of the first finding on it, from 1; 0 without one.
-        gap: whether lines were left out before it.
+        finding: the number of its first finding, from 1; 0 without one.
+        gap: whether lines before it are left out.
     """
 
     number: int
@@ -36,26 +36,29 @@ class Line:
     gap: bool
 
 
-def sources(rows: Sequence[Row], findings: Sequence[Finding]) -> list[tuple[str, list[Line]]]:
-    """Files and their lines, those with findings first; files that can't be read are left out.
+def sources(
+    equations: Sequence[EquationStatistics], findings: Sequence[Finding]
+) -> list[tuple[str, list[Line]]]:
+    """Returns the files with findings and their lines; files that can't be read are left out.
 
-    Of a file without a finding nothing is shown, unless none has one: then the one with most
-    operations.
+    Without any finding, it is the file with most operations.
     """
     found = list(dict.fromkeys(f.file for f in findings if f.file))
     if not found:
-        files = [r.file for r in rows if r.file]
+        files = [e.file for e in equations if e.file]
         found = [max(files, key=files.count)] if files else []
-    result = [(file, _lines(file, rows, findings)) for file in found]
+    result = [(file, _lines(file, equations, findings)) for file in found]
     return [(file, lines) for file, lines in result if lines]
 
 
-def _lines(file: str, rows: Sequence[Row], findings: Sequence[Finding]) -> list[Line]:
+def _lines(
+    file: str, equations: Sequence[EquationStatistics], findings: Sequence[Finding]
+) -> list[Line]:
     source = linecache.getlines(file)
-    here: dict[int, list[Row]] = {}
-    for row in rows:
-        if row.file == file and 0 < row.line <= len(source):
-            here.setdefault(row.line, []).append(row)
+    here: dict[int, list[EquationStatistics]] = {}
+    for equation in equations:
+        if equation.file == file and 0 < equation.line <= len(source):
+            here.setdefault(equation.line, []).append(equation)
     near = {n + d for n in here for d in range(-AROUND, AROUND + 1)}
     shown = sorted(n for n in near if 0 < n <= len(source))[:MOST]
     lines, last = [], 0
@@ -65,8 +68,8 @@ def _lines(file: str, rows: Sequence[Row], findings: Sequence[Finding]) -> list[
             Line(
                 number=n,
                 text=source[n - 1].rstrip("\n"),
-                forward=_worst([r for r in here.get(n, ()) if r.direction != "backward"]),
-                backward=_worst([r for r in here.get(n, ()) if r.direction == "backward"]),
+                forward=_worst([e for e in here.get(n, ()) if e.direction != "backward"]),
+                backward=_worst([e for e in here.get(n, ()) if e.direction == "backward"]),
                 marks=_marks(here.get(n, ()), [f for _, f in at]),
                 finding=at[0][0] if at else 0,
                 gap=n != last + 1 and last > 0,
@@ -76,22 +79,22 @@ def _lines(file: str, rows: Sequence[Row], findings: Sequence[Finding]) -> list[
     return lines
 
 
-def _worst(rows: Sequence[Row]) -> float | None:
-    return min((r.sqnr for r in rows), default=None)
+def _worst(equations: Sequence[EquationStatistics]) -> float | None:
+    return min((e.sqnr for e in equations), default=None)
 
 
-def _marks(rows: Sequence[Row], findings: Sequence[Finding]) -> tuple[str, ...]:
+def _marks(equations: Sequence[EquationStatistics], findings: Sequence[Finding]) -> tuple[str, ...]:
     marks = [f.kind for f in findings]
-    if any(r["nan"] for r in rows):
+    if any(e["nan"] for e in equations):
         marks.append("nan")
-    if any(r["overflowed"] for r in rows):
+    if any(e["overflowed"] for e in equations):
         marks.append("overflow")
-    elements = sum(r["elements"] for r in rows)
-    flushed = sum(r["flushed"] for r in rows)
+    elements = sum(e["elements"] for e in equations)
+    flushed = sum(e["flushed"] for e in equations)
     if flushed and flushed >= 0.01 * elements:
         marks.append(f"{math.floor(100 * flushed / elements)}% flushed")
-    added = sum(r["added"] for r in rows)
-    swamped = sum(r["swamped"] for r in rows)
+    added = sum(e["added"] for e in equations)
+    swamped = sum(e["swamped"] for e in equations)
     if swamped and swamped >= 0.01 * added:
         marks.append(f"{math.floor(100 * swamped / added)}% swamped")
     return tuple(dict.fromkeys(marks))

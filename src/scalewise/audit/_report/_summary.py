@@ -1,39 +1,41 @@
-"""What an audit found, as plain data."""
+"""The result of an audit as plain data."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from .._deprecated import renamed
+from .._run._equation_statistics import EquationStatistics
 from .._run._loss_scale import shares
-from .._run._rows import Row
-from .._run._session import Error
+from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._literals import Literal
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes:
         function: its name.
-        low, shadow: what the two lanes computed in.
+        low, reference: the arithmetic of the low-precision run and of the reference run.
         semantics: what is modelled, in a sentence.
-        findings: those whose fix changed the outputs, what it did to them most first (fixes were
-            applied on top of each other, see ``Finding.order``); then those that nothing mended,
-            last what nothing was tried for.
-        idle: findings with evidence whose fixes changed nothing, or that weren't tried.
+        findings: first those with a fix that helped, the largest effect on the outputs first (each
+            fix was applied on top of others, see ``Finding.order``). Unfixed findings follow;
+            untried ones come last.
+        unfixed: findings without effect on the outputs: no fix helped, or none was tried.
         literals: constants that the format changes.
-        arguments: those with numbers that overflow or vanish on the way in, a sentence each.
-        ranges: of the arguments, by the first two keys of their paths: counts of the exponents of
-            their nonzero numbers from ``2**LOWEST`` up.
-        benign: what looks bad and is so by design, a sentence each.
-        error: of the outputs against the shadow.
-        error_fixed: with the fixes of all findings applied.
-        error_wide: with float32 for all operations: what is left comes in with the arguments, which
-            the format holds. 0 where that wasn't run.
+        arguments: which arguments have numbers that overflow or vanish in the format, a sentence
+            each.
+        ranges: for each group of arguments (the first two keys of their paths), how many of their
+            numbers have each exponent from ``LOWEST`` up.
+        benign: non-finite values that are intended, a sentence each.
+        error: of the outputs, against the reference run.
+        error_fixed: the same with the fixes of all findings.
+        error_float32: the same with float32 for every operation: the error that is left comes in
+            with the arguments, which stay in the format. 0 if that wasn't run.
         outputs: each output's path and error.
-        rows: one for each equation that rounds.
+        equations: the statistics of each equation that rounds.
         largest, smallest_normal, smallest, precision: of the low format.
         runs: how many runs of the program were made.
         environment: versions and device.
@@ -41,19 +43,19 @@ class Summary:
 
     function: str
     low: str
-    shadow: str
+    reference: str
     semantics: str
     findings: tuple[Finding, ...]
-    idle: tuple[Finding, ...]
+    unfixed: tuple[Finding, ...]
     literals: tuple[Literal, ...]
     arguments: tuple[str, ...]
     ranges: tuple[tuple[str, tuple[int, ...]], ...]
     benign: tuple[str, ...]
-    error: Error
-    error_fixed: Error
-    error_wide: Error
-    outputs: tuple[tuple[str, Error], ...]
-    rows: tuple[Row, ...]
+    error: OutputError
+    error_fixed: OutputError
+    error_float32: OutputError
+    outputs: tuple[tuple[str, OutputError], ...]
+    equations: tuple[EquationStatistics, ...]
     largest: float
     smallest_normal: float
     smallest: float
@@ -61,23 +63,24 @@ class Summary:
     runs: int
     environment: tuple[tuple[str, str], ...]
 
+    rows, shadow = renamed("rows"), renamed("shadow")
+    idle, error_wide = renamed("idle"), renamed("error_wide")
+
     @property
     def updates_lost(self) -> float:
-        """The share of additions to the optimizer's arrays and weights that changed nothing.
+        """The share of the optimizer's additions that changed nothing, over a sample.
 
-        A change under 2^-p of what it is added to is lost, p the format's precision: the 2^-11 rule
-        for FP16, 2^-8 for BF16. (Sampled, as all that concerns additions.)
+        An update below 2^-p of the weight is lost, where p is the format's precision: 2^-11 for
+        FP16, 2^-8 for BF16.
         """
-        rows = [r for r in self.rows if r.direction == "optimizer" and r["added"]]
-        return sum(r["swamped"] for r in rows) / max(sum(r["added"] for r in rows), 1.0)
+        found = [e for e in self.equations if e.direction == "optimizer" and e["added"]]
+        return sum(e["swamped"] for e in found) / max(sum(e["added"] for e in found), 1.0)
 
     def loss_scales(self, powers: range = range(25)) -> dict[int, tuple[float, float]]:
-        """What a loss scale of ``2**k`` would do to the gradients, for each k.
+        """Returns for each ``k`` which shares of the backward pass's nonzero numbers a loss scale
+        of ``2**k`` would leave flushed, and make overflow.
 
-        Returns:
-            The shares of the backward pass's nonzero numbers that would still be flushed, and that
-            would overflow; from the histograms of the shadow, whole binades. Nothing if there is no
-            backward pass.
+        From the reference run's histograms, in whole binades; empty without a backward pass.
         """
-        rows = [row for row in self.rows if row.direction == "backward"]
-        return shares(rows, self.smallest / 2, self.largest, powers) if rows else {}
+        found = [e for e in self.equations if e.direction == "backward"]
+        return shares(found, self.smallest / 2, self.largest, powers) if found else {}

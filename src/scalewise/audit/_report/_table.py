@@ -1,4 +1,4 @@
-"""The operations of a report as a table: by scope, and as CSV."""
+"""The operations of a report as a table, grouped by scope, and as CSV."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 
 from ...autoscale import scope_parts
-from .._run._rows import Row
+from .._run._equation_statistics import EquationStatistics
 
 COUNTS = ("elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled")
 COLUMNS = (
@@ -16,24 +16,26 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def by_scope(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by the user's own names around them, or else by the function that they stand in."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        name = "/".join(scope_parts(row.scope)) or row.function or "elsewhere"
-        found.setdefault(name, []).append(row)
+def by_scope(
+    equations: Sequence[EquationStatistics],
+) -> list[tuple[str, list[EquationStatistics]]]:
+    """Returns equations grouped by their named scope, or else by their function."""
+    found: dict[str, list[EquationStatistics]] = {}
+    for e in equations:
+        name = "/".join(scope_parts(e.scope)) or e.function or "elsewhere"
+        found.setdefault(name, []).append(e)
     return list(found.items())
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    """One line for each operation, with a head."""
+def as_csv(equations: Sequence[EquationStatistics]) -> str:
+    """Returns CSV with a header and one line for each operation."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for row in rows:
-        shape = "x".join(map(str, row.shape))
-        place = (row.file or "", row.line, row.function, row.caller, row.scope, row.direction)
-        counts = [int(row[name]) for name in COUNTS]
-        errors = (row["amax"], row.introduced, row.inherited, row.sqnr, row["ulps"])
-        writer.writerow((row.index, row.primitive, shape, *place, *counts, *errors))
+    for e in equations:
+        shape = "x".join(map(str, e.shape))
+        place = (e.file or "", e.line, e.function, e.caller, e.scope, e.direction)
+        counts = [int(e[name]) for name in COUNTS]
+        errors = (e["amax"], e.introduced, e.inherited, e.sqnr, e["ulps"])
+        writer.writerow((e.index, e.primitive, shape, *place, *counts, *errors))
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""A report in the terminal: at most a screen, the worst first."""
+"""A report in the terminal: about one screen, the worst finding first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from rich.console import Console
 from rich.text import Text
 
-from .._run._session import Error
+from .._run._session import OutputError
 from .._search._findings import Finding
 from ._summary import Summary
 
@@ -16,26 +16,28 @@ SHOWN = 12
 
 
 def show(report: Summary, console: Console, *, everything: bool = False) -> None:
-    """Prints verdict, findings with their fixes, constants, and how much is benign."""
-    head = Text(f"audit  {report.function}  {report.low} against {report.shadow}")
-    head.append(f"   {len(report.rows)} rounded operations, {report.runs} runs", style="dim")
+    """Prints the verdict, findings with their fixes, and constants."""
+    head = Text(f"audit  {report.function}  {report.low} against {report.reference}")
+    count = len(report.equations)
+    head.append(f"   {count} rounded operations, {report.runs} runs", style="dim")
     console.print(head)
     verdict = Text("outputs: error ")
-    verdict.append(str(report.error), style="bold red" if report.error.broken else "bold")
+    verdict.append(str(report.error), style="bold red" if report.error.non_finite else "bold")
     verdict.append(f" (one rounding: up to {2.0**-report.precision:.2g})", style="dim")
     if report.findings:
         verdict.append("; with the fixes below ")
         verdict.append(str(report.error_fixed), style="bold green")
-    if not report.error_wide <= Error(0, max(report.error.relative / 10, 1e-6)):
-        verdict.append(f"; float32 throughout, the arguments in {report.low}, ")
-        verdict.append(str(report.error_wide), style="bold")
+    if not report.error_float32 <= OutputError(0, max(report.error.relative / 10, 1e-6)):
+        verdict.append(f"; with float32 operations on arguments in {report.low} ")
+        verdict.append(str(report.error_float32), style="bold")
     console.print(verdict)
     if report.findings:
         _findings(report, console)
     else:
-        console.print("No change to any operation was found that would help.")
+        console.print(no_fix(report))
     if report.updates_lost > 0.01:
-        console.print(Text(f"updates  {report.updates_lost:.0%} of the optimizer's additions lost"))
+        lost = f"{report.updates_lost:.0%} of the optimizer's additions change nothing"
+        console.print(Text(f"updates  {lost}"))
     gradients = scales(report)
     if gradients:
         console.print(Text(f"gradients  {gradients}"))
@@ -44,16 +46,17 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
     for literal in [x for x in report.literals if not x.masks]:
         console.print(Text(f"constant  {literal.where}  {literal}", style="yellow"))
     if everything:
-        for finding in report.idle[:SHOWN]:
+        for finding in report.unfixed[:SHOWN]:
             text = f"{finding.kind}  {finding.where}  {finding.primitive}: {finding.evidence}"
             console.print(Text(f"no effect  {text}", style="dim"))
         for line in report.benign:
             console.print(Text(f"benign  {line}", style="dim"))
     else:
-        hidden = len(report.benign) + len(report.idle)
+        hidden = len(report.benign) + len(report.unfixed)
         if hidden:
-            console.print(Text(f"{hidden} without effect on the outputs aren't shown", style="dim"))
-    console.print(Text(f"Modelled: {report.semantics}.", style="dim"))
+            text = f"{hidden} findings without effect on the outputs aren't shown"
+            console.print(Text(text, style="dim"))
+    console.print(Text(f"Model: {report.semantics}.", style="dim"))
 
 
 def _findings(report: Summary, console: Console) -> None:
@@ -63,30 +66,34 @@ def _findings(report: Summary, console: Console) -> None:
         head.append(f"  {finding.where}", style="bold")
         head.append(f"  {finding.primitive}, {finding.direction}")
         if finding.iteration is not None:
-            head.append(f", turn {finding.iteration}")
+            head.append(f", iteration {finding.iteration}")
         head.append(f": {finding.evidence}")
         console.print(head)
         if finding.source:
             console.print(Text(f"     {finding.source}", style="dim"))
         if finding.called:
             console.print(Text(f"     {finding.called}", style="dim"))
-        before = error(finding.error_before, finding.broken_before)
+        before = error(finding.error_before, finding.non_finite_before)
         if finding.fix is None:
-            tried = "no change that was tried helps" if finding.tried else "no change was tried yet"
+            tried = "none of the fixes tried helps" if finding.tried else "no fix was tried"
             console.print(Text(f"     {tried}: error {before}"))
             continue
-        after = error(finding.error_after, finding.broken_after)
+        after = error(finding.error_after, finding.non_finite_after)
         line = f"     {finding.fix}: error {before} -> {after}"
         console.print(Text(line + alone(finding), style="green"))
     if len(report.findings) > SHOWN:
         console.print(Text(f"and {len(report.findings) - SHOWN} more", style="dim"))
 
 
-def scales(report: Summary) -> str:
-    """What a loss scale would do to the gradients; "" if there are none that need one.
+def no_fix(report: Summary) -> str:
+    """Returns the sentence that takes the place of findings."""
+    trials = report.runs - 1
+    return f"No fix helps the outputs: {trials} tried." if trials else "No fix was tried."
 
-    Under a recipe each tensor has a scale of its own.
-    """
+
+def scales(report: Summary) -> str:
+    """Returns a sentence about loss scales; "" if no gradient needs one, and under a recipe, which
+    scales each tensor."""
     table = {} if report.low.startswith("autoscale") else report.loss_scales()
     lost, over = table.get(0, (0.0, 0.0))
     if max(lost, over) < 1e-3:
@@ -102,15 +109,15 @@ def scales(report: Summary) -> str:
     return text + (f"; from 2^{beyond} more overflow" if beyond is not None else "")
 
 
-def error(relative: float, broken: int) -> str:
-    """``0.0012``, or ``17 not finite``."""
-    if broken:
-        return f"{broken:,} not finite"
+def error(relative: float, non_finite: int) -> str:
+    """Returns ``0.0012``, or ``17 not finite``."""
+    if non_finite:
+        return f"{non_finite:,} not finite"
     return "?" if math.isnan(relative) else f"{relative:.2g}"
 
 
 def alone(finding: Finding) -> str:
-    """What one of two fixes did alone; nothing if it is the only one."""
-    if not finding.broken_alone and math.isnan(finding.error_alone):
+    """Returns the error that one of two fixes left alone; "" for a single fix."""
+    if not finding.non_finite_alone and math.isnan(finding.error_alone):
         return ""
-    return f" (without the other {error(finding.error_alone, finding.broken_alone)})"
+    return f" (without the other fix {error(finding.error_alone, finding.non_finite_alone)})"

@@ -1,1 +1,1 @@
-"""Both lanes over a program, equation by equation, and what is noted on the way."""
+"""Runs a program in low precision and as a reference, and records statistics of each equation."""

@@ -1,7 +1,7 @@
-"""The few operations that most numbers come from: both lanes, rounded and noted by one program.
+"""Sums, products, quotients and roots: both runs, rounded and counted by one compiled program.
 
-Which operation it is, and which operands are arrays and which one number, is data, as the format
-is: all sums, differences and products of one size share a program, quotients and roots another.
+The operation, and which operands are arrays and which scalars, is data, as the format is: all sums,
+differences and products of one size share a program, and so do quotients and roots.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from ...interpret import Equation
 from ._pair import Pair
 from ._rounding import round_by
-from ._statistics import COUNT, OPERATION, WHOLE, Tally, counted, positions
+from ._statistics import COUNT, IS_ARRAY, OPERATION, Tally, count, sample_positions
 
-GIVEN, SAME, ADD, SUB, MUL, DIV, SQRT = range(7)  # GIVEN: its exact result, made elsewhere
+OTHER, SAME, ADD, SUB, MUL, DIV, SQRT = range(7)  # OTHER: the exact result is passed as operand
 NAMES = {
     "add": ADD, "add_any": ADD, "sub": SUB, "mul": MUL, "square": MUL, "div": DIV, "sqrt": SQRT,
 }  # fmt: skip
@@ -26,85 +26,86 @@ POWERS = {1: SAME, 2: MUL}
 
 
 def operation(equation: Equation) -> int:
-    """Which of the operations an equation is, GIVEN if none."""
+    """Returns the code of an elementary operation, or OTHER."""
     if equation.name == "integer_pow":
-        return POWERS.get(equation.params["y"], GIVEN)
-    return NAMES.get(equation.name, GIVEN)
+        return POWERS.get(equation.params["y"], OTHER)
+    return NAMES.get(equation.name, OTHER)
 
 
 def product(code: Any, a: jax.Array, b: jax.Array) -> jax.Array:
-    """A sum, a difference, a product, or the first operand as it is."""
+    """Returns ``a + b``, ``a - b``, ``a * b`` or ``a``, as ``code`` says."""
     total = jnp.where(code == MUL, a * b, a + jnp.where(code == SUB, -b, b))
     return jnp.where(code < ADD, a, total)
 
 
 def quotient(code: Any, a: jax.Array, b: jax.Array) -> jax.Array:
-    """A quotient, or the first operand's root."""
+    """Returns ``a / b`` or ``sqrt(a)``, as ``code`` says."""
     return jnp.where(code == DIV, a / b, jnp.sqrt(a))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def elementary(
     combine: Callable,
-    about: jax.Array,
+    op_params: jax.Array,
     arrays: Sequence[Pair],
     scalars: Sequence[Pair],
 ):
-    """An operation on flat operands in both lanes.
+    """Computes an operation on flat operands in both runs, rounds the low result and counts.
 
     Args:
         combine: :func:`product` or :func:`quotient`.
-        about: float64[ABOUT].
-        arrays, scalars: two each: where ``about`` says so the array is the operand, else the first
-            number of the other. Whatever of them is no operand, its mark counts.
+        op_params: float64[OP_PARAMS].
+        arrays, scalars: two each. ``op_params`` selects each operand: the whole of ``arrays[i]``
+            or the first number of ``scalars[i]``. The ``tainted`` flags of all four count.
 
     Returns:
-        See :func:`finished`.
+        See :func:`round_and_count`.
     """
 
-    def operands(lane: str, at: Any = slice(None)) -> list[jax.Array]:
-        pairs = [(getattr(x, lane), getattr(c, lane)) for x, c in zip(arrays, scalars, strict=True)]
-        whole = [about[WHOLE + i] != 0 for i in range(2)]
-        return [jnp.where(w, x[at], c[0]) for w, (x, c) in zip(whole, pairs, strict=True)]
+    def operands(run: str, at: Any = slice(None)) -> list[jax.Array]:
+        pairs = [(getattr(x, run), getattr(c, run)) for x, c in zip(arrays, scalars, strict=True)]
+        is_array = [op_params[IS_ARRAY + i] != 0 for i in range(2)]
+        return [jnp.where(w, x[at], c[0]) for w, (x, c) in zip(is_array, pairs, strict=True)]
 
     def exact(dtype: Any) -> jax.Array:
-        return combine(about[OPERATION], *[x.astype(dtype) for x in operands("low")])
+        return combine(op_params[OPERATION], *[x.astype(dtype) for x in operands("low")])
 
-    shadow = combine(about[OPERATION], *operands("shadow"))
-    addends = [x.astype(jnp.float64) for x in operands("low", positions(about[COUNT], shadow.size))]
-    samples = combine(about[OPERATION], *addends), *addends
-    marks = [x.marred for x in (*arrays, *scalars)]
-    return finished(about, exact, arrays[0].low.dtype, shadow, marks, samples)
+    reference = combine(op_params[OPERATION], *operands("reference"))
+    at = sample_positions(op_params[COUNT], reference.size)
+    addends = [x.astype(jnp.float64) for x in operands("low", at)]
+    samples = combine(op_params[OPERATION], *addends), *addends
+    taints = [x.tainted for x in (*arrays, *scalars)]
+    return round_and_count(op_params, exact, arrays[0].low.dtype, reference, taints, samples)
 
 
-def finished(
-    about: jax.Array,
+def round_and_count(
+    op_params: jax.Array,
     exact: Callable[[Any], jax.Array],
     dtype: Any,
-    shadow: jax.Array,
-    marks: Sequence[Any],
+    reference: jax.Array,
+    taints: Sequence[Any],
     samples: Any,
 ) -> tuple[Pair, tuple[Tally, jax.Array]]:
-    """What comes after an operation: rounding, counting, samples.
+    """Rounds an exact result to the format in ``op_params``, counts events and takes samples.
 
     Args:
-        about: float64[ABOUT].
-        exact: the low inputs' exact result (see :func:`counted`).
-        dtype: of the low lane.
-        shadow: its shadow, flat.
-        marks: whether inputs were marred.
-        samples: float64[3, SAMPLE], of the exact result and of addends.
+        op_params: float64[OP_PARAMS].
+        exact: returns the exact result of the low inputs in a dtype (see :func:`count`).
+        dtype: of the low-precision run's values.
+        reference: the reference run's result, flat.
+        taints: the ``tainted`` flag of each input.
+        samples: float64[3, SAMPLE], of the exact result and of both addends.
 
     Returns:
-        Both lanes, and tally and samples (see :class:`Note`).
+        The result in both runs; its tally and samples (see :class:`Record`).
     """
-    low = round_by(exact(dtype), about)
-    tally, marred = counted(low, exact, shadow, about, marks)
-    return Pair(low, shadow, marred), (tally, joint(low, shadow, samples, about))
+    low = round_by(exact(dtype), op_params)
+    tally, tainted = count(low, exact, reference, op_params, taints)
+    return Pair(low, reference, tainted), (tally, stack_samples(low, reference, samples, op_params))
 
 
-def joint(low: jax.Array, shadow: jax.Array, samples: Any, about: jax.Array):
-    """All samples of a :class:`Note`: of both lanes, and those that there are already."""
-    at = positions(about[COUNT], low.size)
-    low, shadow = (x[at].astype(jnp.float64) for x in (low, shadow))
-    return jnp.stack([low, samples[0], shadow, *samples[1:]])
+def stack_samples(low: jax.Array, reference: jax.Array, samples: Any, op_params: jax.Array):
+    """Returns the samples of a :class:`Record`: those of both runs joined to ``samples``."""
+    at = sample_positions(op_params[COUNT], low.size)
+    low, reference = (x[at].astype(jnp.float64) for x in (low, reference))
+    return jnp.stack([low, samples[0], reference, *samples[1:]])

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 SMALL = (1024, 65536)
 
-# What acts on each number by itself: it may be computed flat, padding and all.
+# Primitives that act on each number separately, so that they may be computed on padded arrays.
 ELEMENTWISE = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh", "cbrt",
     "ceil", "convert_element_type", "copy", "cos", "cosh", "digamma", "div", "erf", "erf_inv",
@@ -21,12 +21,15 @@ ELEMENTWISE = frozenset({
     "mul", "neg", "pow", "rem", "round", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "sub",
     "tan", "tanh",
 })  # fmt: skip
-# The same numbers in the same order.
+# Primitives that return their operand's numbers in the same order.
 RESHAPES = frozenset({"reshape", "squeeze", "expand_dims", "copy", "copy_p", "stop_gradient"})
 
 
-def room(size: int) -> int:
-    """The padded size: at most a quarter more than needed, but for what is small anyway."""
+def padded_size(size: int) -> int:
+    """Returns the padded length of an array of ``size`` numbers.
+
+    At most a quarter is padding, except below 65,536 numbers, where two sizes serve all.
+    """
     for small in SMALL:
         if size <= small:
             return small
@@ -35,7 +38,10 @@ def room(size: int) -> int:
 
 
 def flat(x: Any, length: int) -> Any:
-    """``x`` in one dimension, zeros behind it; on the host where it is known: nothing compiles."""
+    """Returns ``x`` in one dimension, padded with zeros to ``length``.
+
+    A concrete array is padded by NumPy on the host, so that nothing is compiled.
+    """
     if x.shape == (length,):
         return x
     if isinstance(x, Tracer):
@@ -46,12 +52,12 @@ def flat(x: Any, length: int) -> Any:
 
 
 def is_flat(x: Any, shape: Sequence[int]) -> bool:
-    """Whether an array of ``shape`` is kept flat (or is of one dimension anyway)."""
-    return isinstance(x, jax.Array) and x.shape == (room(math.prod(shape)),)
+    """Returns True if ``x`` is the flat, padded form of an array of ``shape``."""
+    return isinstance(x, jax.Array) and x.shape == (padded_size(math.prod(shape)),)
 
 
 def unflat(x: Any, shape: Sequence[int]) -> Any:
-    """The array itself again."""
+    """Returns the array of ``shape`` that ``x`` holds flat and padded."""
     if x.shape == tuple(shape):
         return x
     return x[: math.prod(shape)].reshape(shape)

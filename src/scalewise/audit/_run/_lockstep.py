@@ -1,4 +1,4 @@
-"""The interpretation behind an audit: a low lane and its shadow, equation by equation."""
+"""The interpretation behind an audit: the low-precision run and the reference run in lockstep."""
 
 from __future__ import annotations
 
@@ -15,67 +15,68 @@ import numpy as np
 from jax.core import Tracer
 
 from ...interpret import Boundary, Equation, Interpretation, Program, run
-from ._elementary import DIV, GIVEN, SQRT, elementary, finished, product, quotient
-from ._flat import flat, is_flat, room
-from ._lane import alike, number_by_number
-from ._lanes import Rounded, Wide
-from ._ledger import Ledger
-from ._pair import Pair, shaped
-from ._rounding import as_row
-from ._statistics import Note, Statistics, take
-from ._steps import (
+from ._accumulator import Accumulator
+from ._elementary import DIV, OTHER, SQRT, elementary, product, quotient, round_and_count
+from ._equation import (
     Plan,
-    anyhow,
+    any_tainted,
+    broadcast_flat,
     compiled,
-    either,
-    exactly,
-    joined,
-    laid_out,
-    lanes,
-    lifted,
-    lifted_anyhow,
-    marks_of,
-    noted,
-    plan,
-    reshapes,
-    sampled,
+    count_result,
+    lift_any,
+    lift_from_table,
+    make_plan,
+    only_reshapes,
+    operand_samples,
+    run_and_count,
+    run_both,
+    split,
+    taints_of,
     unrounded,
+    unrounded_pairs,
 )
+from ._flat import flat, is_flat, padded_size
+from ._interpretations import Reference, TableEmulation
+from ._pair import Pair, shaped
+from ._rounding import format_params
+from ._specialize import is_elementwise, specialize
+from ._statistics import Record, Statistics, add_record
 
-EAGER = 2000  # results up to which a loop is walked turn by turn: nothing of it is compiled
+MAX_EAGER = 2000  # results of a loop up to which its iterations run one by one, without compiling
 
 
 @dataclasses.dataclass(eq=False)
 class Lockstep(Interpretation):
-    """Two interpretations side by side, and statistics of each equation as the state.
+    """Interprets a program in two ways at once and records statistics of each equation.
 
-    The low lane is just what ``low`` alone would compute, the shadow what ``shadow`` alone would.
-    The state is a :class:`Ledger`: the program runs equation by equation, each compiled once for
-    its primitive, parameters and types, branches and short loops too. In a long loop, which is
-    compiled as a whole, it is :class:`Statistics`.
+    The low-precision run computes exactly what ``low`` alone would, the reference run what
+    ``reference`` alone would. The program runs equation by equation, short loops and branches too,
+    with an :class:`Accumulator` as the state; code is compiled once for each primitive, parameters
+    and types. A long loop is compiled as a whole; in it the state is :class:`Statistics`.
 
     Attributes:
-        low: any interpretation; :class:`Rounded` takes each equation's format from the state.
-        shadow: of float32 or float64.
-        rows: the row of each equation met so far, by its path.
-        seen: the equations, in the order of their rows.
-        kept: compiled loops, by path.
-        plans: how each equation outside of loops is computed, and the compiled code, by path.
-        constants: literals that the low lane has otherwise, by number; one that is its own
-            replacement is kept as it is, not rounded.
+        low: any interpretation; :class:`TableEmulation` takes each equation's format from the
+            state.
+        reference: in float32 or float64.
+        indices: the index of each recorded equation, by its path.
+        recorded: the recorded equations by index.
+        loops: compiled loops by path.
+        plans: by path, how each equation outside of loops is computed, and its compiled code.
+        constants: literals replaced in the low-precision run: number to number. One that is mapped
+            to itself is left unrounded.
         literals: scalars lifted so far.
-        known: the results of equations that depend on no float, by path, until they are met.
+        precomputed: by path, results that depend on no float and that weren't needed yet.
     """
 
     low: Interpretation
-    shadow: Wide
-    rows: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
-    seen: list[Equation] = dataclasses.field(default_factory=list)
-    kept: dict[tuple[int, ...], Callable] = dataclasses.field(default_factory=dict)
+    reference: Reference
+    indices: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
+    recorded: list[Equation] = dataclasses.field(default_factory=list)
+    loops: dict[tuple[int, ...], Callable] = dataclasses.field(default_factory=dict)
     plans: dict[tuple[int, ...], tuple[Plan, Callable]] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
     literals: dict[tuple[float, Any], Pair] = dataclasses.field(default_factory=dict)
-    known: dict[tuple[int, ...], list[Any]] = dataclasses.field(default_factory=dict)
+    precomputed: dict[tuple[int, ...], list[Any]] = dataclasses.field(default_factory=dict)
 
     inline = True
 
@@ -83,10 +84,10 @@ class Lockstep(Interpretation):
         return jax.enable_x64(True)
 
     @property
-    def stored(self) -> Any:
-        """The dtype in which the numbers of a low lane of one format wait."""
-        assert isinstance(self.low, Rounded)
-        return self.low.stored
+    def carrier(self) -> Any:
+        """The dtype that holds the low-precision run's numbers, if ``low`` emulates a format."""
+        assert isinstance(self.low, TableEmulation)
+        return self.low.carrier
 
     def is_argument(self, leaf: Any) -> bool:
         return self.low.is_argument(leaf)
@@ -95,34 +96,35 @@ class Lockstep(Interpretation):
         return self.low.abstract(leaf)
 
     def lift(self, x: Any, aval: Any) -> Pair:
-        if isinstance(self.low, Rounded):
-            whole = flat(x, room(math.prod(aval.shape)))
-            row = as_row(self.low.fmt, self.low.saturate)
-            return Pair(*self.call(lifted, self.low, self.shadow, whole, row))
+        if isinstance(self.low, TableEmulation):
+            x = flat(x, padded_size(math.prod(aval.shape)))
+            params = format_params(self.low.fmt, self.low.saturate)
+            return Pair(*self.call(lift_from_table, self.low, self.reference, x, params))
         shape = aval.shape
-        if number_by_number(self.low):
-            x = flat(x, room(math.prod(shape)))
+        if is_elementwise(self.low):
+            x = flat(x, padded_size(math.prod(shape)))
             shape = x.shape
         aval = jax.ShapeDtypeStruct(shape, aval.dtype)
-        return Pair(*self.call(lifted_anyhow, self.low, self.shadow, aval, x))
+        return Pair(*self.call(lift_any, self.low, self.reference, aval, x))
 
     def constant(self, x: np.ndarray, aval: Any) -> Pair:
         value = float(x) if x.size == 1 else math.nan
         if value in self.constants:
             new = np.full(x.shape, self.constants[value])
             kept = new == value
-            low = jnp.asarray(new, self.stored) if kept else self.low.constant(new, aval)
-            return Pair(low, self.shadow.constant(x, aval), np.bool_(False))
+            low = jnp.asarray(new, self.carrier) if kept else self.low.constant(new, aval)
+            return Pair(low, self.reference.constant(x, aval), np.bool_(False))
         key = (value, aval.dtype) if x.ndim == 0 and value == value else None
         if key is None or key not in self.literals:
-            low, shadow = self.low.constant(x, aval), self.shadow.constant(x, aval)
+            from_table = isinstance(self.low, TableEmulation)
+            low, reference = self.low.constant(x, aval), self.reference.constant(x, aval)
             if key is None or isinstance(low, Tracer):
-                return Pair(low, shadow, np.bool_(False))
-            result = np.asarray(low if isinstance(self.low, Rounded) else self.low.lower(low, aval))
-            marred = np.isfinite(x) & ~np.isfinite(result.astype(np.float64))
-            if isinstance(self.low, Rounded):  # as any other number
-                low, shadow = flat(low, room(1)), flat(shadow, room(1))
-            self.literals[key] = Pair(low, shadow, np.bool_(marred))
+                return Pair(low, reference, np.bool_(False))
+            result = np.asarray(low if from_table else self.low.lower(low, aval))
+            tainted = np.isfinite(x) & ~np.isfinite(result.astype(np.float64))
+            if from_table:  # laid out like any other array
+                low, reference = flat(low, padded_size(1)), flat(reference, padded_size(1))
+            self.literals[key] = Pair(low, reference, np.bool_(tainted))
         return self.literals[key]
 
     def lower(self, value: Pair, aval: Any) -> jax.Array:
@@ -132,189 +134,197 @@ class Lockstep(Interpretation):
         value = shaped(value, aval)
         return Pair(
             self.low.canonical(value.low, aval, boundary, equation),
-            self.shadow.canonical(value.shadow, aval, boundary, equation),
-            jnp.asarray(value.marred),
+            self.reference.canonical(value.reference, aval, boundary, equation),
+            jnp.asarray(value.tainted),
         )
 
     def select(self, predicate: jax.Array, on_true: Pair, on_false: Pair) -> Pair:
         return Pair(
             self.low.select(predicate, on_true.low, on_false.low),
-            self.shadow.select(predicate, on_true.shadow, on_false.shadow),
-            on_true.marred | on_false.marred,
+            self.reference.select(predicate, on_true.reference, on_false.reference),
+            on_true.tainted | on_false.tainted,
         )
 
     def spread(self, value: Pair, aval: Any) -> Pair:
         value = shaped(value, aval)
-        spread = jnp.broadcast_to if isinstance(value.marred, Tracer) else np.broadcast_to
+        spread = jnp.broadcast_to if isinstance(value.tainted, Tracer) else np.broadcast_to
         return Pair(
             self.low.spread(value.low, aval),
-            self.shadow.spread(value.shadow, aval),
-            spread(value.marred, aval.shape[:1]),
+            self.reference.spread(value.reference, aval),
+            spread(value.tainted, aval.shape[:1]),
         )
 
     def gather(self, value: Pair, aval: Any) -> Pair:
         return Pair(
             self.low.gather(value.low, aval),
-            self.shadow.gather(value.shadow, aval),
-            value.marred.any(),
+            self.reference.gather(value.reference, aval),
+            value.tainted.any(),
         )
 
     def stepwise(self, state: Any, equation: Equation) -> int:
-        """Turns that are walked one by one: as many as make EAGER results."""
-        return EAGER // equation.inner if isinstance(state, Ledger) else 0
+        """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
+        return MAX_EAGER // equation.inner if isinstance(state, Accumulator) else 0
 
     def control(self, equation: Equation, run: Callable) -> Callable:
         def with_shapes(state, inputs):
             pairs = zip(inputs, equation.in_avals, strict=True)
             return run(state, [shaped(x, a) for x, a in pairs])
 
-        whole = self.kept.setdefault(equation.path, jax.jit(with_shapes))
+        loop = self.loops.setdefault(equation.path, jax.jit(with_shapes))
 
-        def called(state, inputs):
-            if not isinstance(state, Ledger):
+        def run_loop(state, inputs):
+            if not isinstance(state, Accumulator):
                 return with_shapes(state, inputs)
-            statistics, outs = whole(state.settle(), inputs)
+            statistics, outs = loop(state.flush(), inputs)
             state.replace(statistics)
             return state, outs
 
-        return called
+        return run_loop
 
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        if self.passes(equation, inputs):
+        if self.is_reshape(equation, inputs):
             return state, inputs[:1]
-        if not isinstance(state, Ledger):
-            how = plan(self.low, equation, inputs)
-            return self._traced(state, how, inputs)
-        how, step = self.planned(equation, inputs)
-        row = self._row(how, equation)
-        about = state.about(row, how.about)
-        outs, found = self.both((how, step), inputs, about)
-        if found:
-            tally, samples = found
-            state.add(row, Note(tally, samples, about), how.length)
+        if not isinstance(state, Accumulator):
+            return self._apply_traced(state, make_plan(self.low, equation, inputs), inputs)
+        plan, step = self.planned(equation, inputs)
+        index = self._index(plan, equation)
+        op_params = state.op_params(index, plan.op_params)
+        outs, counted = self.evaluate((plan, step), inputs, op_params)
+        if counted:
+            tally, samples = counted
+            state.add(index, Record(tally, samples, op_params), plan.length)
         return state, outs
 
     def unlifted(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        outs = self.known.pop(equation.path, None)
+        outs = self.precomputed.pop(equation.path, None)
         return state, equation.bind(*inputs) if outs is None else outs
 
-    def walked(self, program: Program, state: Any, values: Sequence[Any]) -> tuple[Any, list[Any]]:
-        """The program on pairs (see :func:`run`); what depends on no float is computed at once."""
+    def interpret(
+        self, program: Program, state: Any, values: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """Interprets the program on pairs (see :func:`run`); float-independent values are computed
+        first, in one jitted call."""
         with self.context():
-            self.known = program.integers.known(values, self.call)
+            self.precomputed = program.integers.known(values, self.call)
         return run(program, self, state, values=values)
 
-    def passes(self, equation: Equation, inputs: Sequence[Any]) -> bool:
-        """Whether an equation only gives flat values another shape: nothing is to be done."""
+    def is_reshape(self, equation: Equation, inputs: Sequence[Any]) -> bool:
+        """Returns True if the result is the first input, flat: nothing has to be computed."""
         if not inputs or not isinstance(inputs[0], Pair):
             return False
         shape = equation.in_avals[0].shape
-        return reshapes(equation) and is_flat(inputs[0].low, shape)
+        return only_reshapes(equation) and is_flat(inputs[0].low, shape)
 
     def planned(self, equation: Equation, inputs: Sequence[Any]) -> tuple[Plan, Callable]:
-        """How an equation outside of loops is computed, found out once."""
+        """Returns the cached plan and compiled code of an equation outside of loops."""
         if equation.path not in self.plans:
-            how = plan(self.low, equation, inputs)
-            alone = self._alone(how)
-            low = self.low if alone else alike(self.low, equation)[0]
-            step = compiled(exactly if alone else either, (low, self.shadow), how)
-            self.plans[equation.path] = how, step
+            plan = make_plan(self.low, equation, inputs)
+            apart = self._rounds_apart(plan)
+            low = self.low if apart else specialize(self.low, equation)[0]
+            step = compiled(unrounded_pairs if apart else run_both, (low, self.reference), plan)
+            self.plans[equation.path] = plan, step
         return self.plans[equation.path]
 
-    def both(self, planned: tuple[Plan, Callable], inputs: Sequence[Any], about: Any):
-        """An equation's results, and tally and samples if it is noted."""
-        how, step = planned
-        if not self._alone(how):
-            outs, found = self.call(step, about, list(inputs))
-            if not found:
-                return outs, found
-            marred, *found = self.call(_noted, about, *found)
-            outs = [dataclasses.replace(x, marred=marred) if isinstance(x, Pair) else x
+    def evaluate(self, planned: tuple[Plan, Callable], inputs: Sequence[Any], op_params: Any):
+        """Returns an equation's results in both runs; if it is recorded, its tally and samples."""
+        plan, step = planned
+        if not self._rounds_apart(plan):
+            outs, uncounted = self.call(step, op_params, list(inputs))
+            if not uncounted:
+                return outs, uncounted
+            tainted, *counted = self.call(_count_result, op_params, *uncounted)
+            outs = [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x
                     for x in outs]  # fmt: skip
-            return outs, found
-        if how.operation == GIVEN:
-            arrays, scalars = self._given(self.call(step, about, list(inputs)), inputs)
+            return outs, counted
+        if plan.operation == OTHER:
+            arrays, scalars = self._as_operands(self.call(step, op_params, list(inputs)), inputs)
         else:
-            arrays, scalars = self._operands(how, inputs)
-        combine = quotient if how.operation in (DIV, SQRT) else product
-        out, found = self.call(elementary, combine, about, arrays, scalars)
-        return [out], found
+            arrays, scalars = self._operands(plan, inputs)
+        combine = quotient if plan.operation in (DIV, SQRT) else product
+        out, counted = self.call(elementary, combine, op_params, arrays, scalars)
+        return [out], counted
 
-    def _operands(self, how: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
-        """Two flat arrays and two numbers, of which two are an equation's operands."""
-        own, whole = how.equation.out_avals[0].shape, how.whole
+    def _operands(self, plan: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+        """Returns two flat arrays and two scalars: the operands and, elsewhere, placeholders."""
+        out_shape, is_array = plan.equation.out_avals[0].shape, plan.is_array
         pairs = []
-        for x, aval, w in zip(inputs, how.equation.in_avals, whole, strict=False):
-            shape, length = (own, how.length) if w else ((), room(1))
-            if x.low.shape != (length,) or aval.shape not in (own, ()):
-                x = self.call(_laid_out, aval.shape if w else (), shape, length, x)
+        for x, aval, w in zip(inputs, plan.equation.in_avals, is_array, strict=False):
+            shape, length = (out_shape, plan.length) if w else ((), padded_size(1))
+            if x.low.shape != (length,) or aval.shape not in (out_shape, ()):
+                x = self.call(_broadcast_flat, aval.shape if w else (), shape, length, x)
             pairs.append(x)
         pairs = (pairs * 2)[:2]
-        some = pairs[0 if whole[0] else 1]
-        arrays = [x if w else some for x, w in zip(pairs, whole, strict=True)]
-        return arrays, [self._nothing if w else x for x, w in zip(pairs, whole, strict=True)]
+        some = pairs[0 if is_array[0] else 1]
+        arrays = [x if w else some for x, w in zip(pairs, is_array, strict=True)]
+        return arrays, [self._zeros if w else x for x, w in zip(pairs, is_array, strict=True)]
 
-    def _given(self, result: tuple[Any, Any], inputs: Sequence[Any]):
-        """The same of an exact result that only has to be rounded, with the inputs' marks."""
-        marks = marks_of(inputs)
-        marks = marks if len(marks) <= 4 else [self.call(_joined, marks)]
-        marks = (marks + [self._nothing.marred] * 4)[:4]
-        blank = self._nothing
+    def _as_operands(self, result: tuple[Any, Any], inputs: Sequence[Any]):
+        """Returns an exact result in this form, to be rounded; its inputs' taints on the four."""
+        taints = taints_of(inputs)
+        taints = taints if len(taints) <= 4 else [self.call(_any_tainted, taints)]
+        taints = (taints + [self._zeros.tainted] * 4)[:4]
+        zeros = self._zeros
         return (
-            [Pair(*result, marred) for marred in marks[:2]],
-            [Pair(blank.low, blank.shadow, marred) for marred in marks[2:]],
+            [Pair(*result, tainted) for tainted in taints[:2]],
+            [Pair(zeros.low, zeros.reference, tainted) for tainted in taints[2:]],
         )
 
     @functools.cached_property
-    def _nothing(self) -> Pair:
-        """What stands for a number where there is none."""
-        low, shadow = (np.zeros(room(1), t) for t in (self.stored, self.shadow.dtype))
-        return jax.device_put(Pair(low, shadow, np.False_))
+    def _zeros(self) -> Pair:
+        """The placeholder of a scalar operand."""
+        low, reference = (np.zeros(padded_size(1), t) for t in (self.carrier, self.reference.dtype))
+        return jax.device_put(Pair(low, reference, np.False_))
 
     def call(self, f: Callable, *arguments: Any) -> Any:
-        """One of the compiled functions, run."""
+        """Calls a jitted function; a subclass may compile it instead."""
         return f(*arguments)
 
-    def _traced(self, state: Statistics, how: Plan, inputs: Sequence[Any]):
-        """The same in a loop that is compiled as a whole."""
-        row = self._row(how, how.equation)
-        about = jnp.concatenate([state.formats[row], jnp.asarray(how.about)])
-        if self._alone(how):
-            assert isinstance(self.low, Rounded)
-            lows, shadows = lanes(how, inputs)
-            exact, shadow = unrounded(self.low, self.shadow, how, about, lows, shadows)
-            marks, samples = [joined(marks_of(inputs))], sampled(how, exact, lows, about)
-            out, found = finished(about, exact.astype, exact.dtype, shadow, marks, samples)
+    def _apply_traced(self, state: Statistics, plan: Plan, inputs: Sequence[Any]):
+        """Applies one equation of a loop that is compiled as a whole."""
+        index = self._index(plan, plan.equation)
+        op_params = jnp.concatenate([state.formats[index], jnp.asarray(plan.op_params)])
+        if self._rounds_apart(plan):
+            assert isinstance(self.low, TableEmulation)
+            lows, references = split(plan, inputs)
+            exact, reference = unrounded(
+                self.low, self.reference, plan, op_params, lows, references
+            )
+            taints = [any_tainted(taints_of(inputs))]
+            samples = operand_samples(plan, exact, lows, op_params)
+            out, counted = round_and_count(
+                op_params, exact.astype, exact.dtype, reference, taints, samples
+            )
             outs = [out]
         else:
-            outs, found = anyhow(self.low, self.shadow, how, about, inputs)
-        if not found:
+            outs, counted = run_and_count(self.low, self.reference, plan, op_params, inputs)
+        if not counted:
             return state, outs
-        tally, samples = found
-        return take(state, row, Note(tally, samples, about)), outs
+        tally, samples = counted
+        return add_record(state, index, Record(tally, samples, op_params)), outs
 
-    def _alone(self, how: Plan) -> bool:
-        """Whether the rounding is a program of its own: one result, in a lane of one format."""
-        return how.noted and isinstance(self.low, Rounded) and len(how.equation.out_avals) == 1
+    def _rounds_apart(self, plan: Plan) -> bool:
+        """Returns True if the rounding is a program of its own: for one result, under emulation."""
+        one_result = len(plan.equation.out_avals) == 1
+        return plan.recorded and isinstance(self.low, TableEmulation) and one_result
 
-    def _row(self, how: Plan, equation: Equation) -> int:
-        """The equation's row, a new one if it is met for the first time; 0 if nothing is noted."""
-        if not how.noted:
+    def _index(self, plan: Plan, equation: Equation) -> int:
+        """Returns the equation's index, a new one at its first visit; 0 if it isn't recorded."""
+        if not plan.recorded:
             return 0
-        row = self.rows.setdefault(equation.path, len(self.rows))
-        if row == len(self.seen):
-            self.seen.append(equation)
-        return row
+        index = self.indices.setdefault(equation.path, len(self.indices))
+        if index == len(self.recorded):
+            self.recorded.append(equation)
+        return index
 
 
-_noted = jax.jit(noted)
-_joined = jax.jit(joined)
+_count_result = jax.jit(count_result)
+_any_tainted = jax.jit(any_tainted)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _laid_out(shape: Sequence[int], own: Sequence[int], length: int, x: Pair) -> Pair:
-    return laid_out(x, shape, own, length)
+def _broadcast_flat(shape: Sequence[int], target: Sequence[int], length: int, x: Pair) -> Pair:
+    return broadcast_flat(x, shape, target, length)

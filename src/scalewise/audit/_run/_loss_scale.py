@@ -1,8 +1,9 @@
-"""A loss scale: a power of two that the backward pass carries, from its first number to its last.
+"""A loss scale, tried without changing the program: the backward pass carries ``2**power``.
 
-It enters where a backward pass begins, at the literal 1 that is the loss's own gradient; goes along
-with all that is linear in it; and leaves, in float32, where anybody else reads a gradient: an
-optimizer, a clipping, an output. What isn't linear in the gradient is computed on plain numbers.
+The scale enters where a backward pass begins, at the literal 1 that is the loss's own gradient;
+every operation that is linear in the gradient passes it on; it is divided out, in float32, where
+anything else reads a gradient: the optimizer, gradient clipping, an output. Operations that aren't
+linear in the gradient are computed on unscaled numbers.
 """
 
 from __future__ import annotations
@@ -20,121 +21,119 @@ from ...autocast import Autocast, Policy
 from ...autoscale import RULES, Family
 from ...formats import Format
 from ...interpret import Boundary, Equation, Interpretation, Program, is_float, run
-from ._rows import Row
+from ._equation_statistics import EquationStatistics
 from ._statistics import LOWEST
 
 POWERS = range(-40, 41)
-# Linear in one operand, given the others, and in no family.
+# Primitives linear in one operand, given the others, that belong to no family.
 BILINEAR = frozenset({"ragged_dot", "ragged_dot_general", "select_and_scatter_add"})
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class Carried:
-    """A value of ``low``, and whether it is a gradient times the loss scale."""
+class Tagged:
+    """A value of an autocast run, and whether the loss scale multiplies it."""
 
     value: Any
     scaled: bool = dataclasses.field(metadata={"static": True})
 
     @property
-    def neutral(self) -> bool:
-        """Whether a scale changes nothing: all of it is zero, or infinite."""
-        uniform = self.value.uniform
-        return uniform is not None and (uniform == 0 or math.isinf(uniform))
+    def scale_invariant(self) -> bool:
+        """Whether a scale changes nothing: every number is known to be zero, or infinite."""
+        constant = self.value.uniform
+        return constant is not None and (constant == 0 or math.isinf(constant))
 
 
 @dataclasses.dataclass(frozen=True)
 class LossScaled(Interpretation):
-    """A lane of autocast whose backward pass carries ``2**power``.
+    """An autocast run whose backward pass carries ``2**power``.
 
     Attributes:
-        low: the lane without it.
-        power: of two.
-        note: called with each equation whose result carries the scale.
+        low: the run without the scale.
+        power: exponent of the scale.
+        on_scaled: called with each equation whose result carries the scale.
     """
 
     low: Autocast
     power: int
-    note: Callable[[Equation], None] | None = None
+    on_scaled: Callable[[Equation], None] | None = None
 
-    def lift(self, x: Any, aval: Any) -> Carried:
-        return Carried(self.low.lift(x, aval), False)
+    def lift(self, x: Any, aval: Any) -> Tagged:
+        return Tagged(self.low.lift(x, aval), False)
 
-    def constant(self, x: np.ndarray, aval: Any) -> Carried:
-        return Carried(self.low.constant(x, aval), False)
+    def constant(self, x: np.ndarray, aval: Any) -> Tagged:
+        return Tagged(self.low.constant(x, aval), False)
 
-    def lower(self, value: Carried, aval: Any) -> jax.Array:
-        return self.low.lower(self.brought(value, False).value, aval)
+    def lower(self, value: Tagged, aval: Any) -> jax.Array:
+        return self.low.lower(self.rescaled(value, False).value, aval)
 
-    def canonical(
-        self, value: Carried, aval: Any, boundary: Boundary, equation: Equation
-    ) -> Carried:
+    def canonical(self, value: Tagged, aval: Any, boundary: Boundary, equation: Equation) -> Tagged:
         backward = equation.direction == "backward" and boundary != "mapped"
         scaled = value.scaled if boundary == "stacked" else backward
-        value = self.brought(value, scaled)
-        return Carried(self.low.canonical(value.value, aval, boundary, equation), scaled)
+        value = self.rescaled(value, scaled)
+        return Tagged(self.low.canonical(value.value, aval, boundary, equation), scaled)
 
-    def select(self, predicate: jax.Array, on_true: Carried, on_false: Carried) -> Carried:
+    def select(self, predicate: jax.Array, on_true: Tagged, on_false: Tagged) -> Tagged:
         chosen = self.low.select(predicate, on_true.value, on_false.value)
-        return Carried(chosen, on_true.scaled)
+        return Tagged(chosen, on_true.scaled)
 
-    def spread(self, value: Carried, aval: Any) -> Carried:
-        return Carried(self.low.spread(value.value, aval), value.scaled)
+    def spread(self, value: Tagged, aval: Any) -> Tagged:
+        return Tagged(self.low.spread(value.value, aval), value.scaled)
 
-    def gather(self, value: Carried, aval: Any) -> Carried:
-        return Carried(self.low.gather(value.value, aval), value.scaled)
+    def gather(self, value: Tagged, aval: Any) -> Tagged:
+        return Tagged(self.low.gather(value.value, aval), value.scaled)
 
-    def brought(self, x: Carried, scaled: bool) -> Carried:
-        """A value with the scale or without it, in float32 (float64) if that changes it."""
-        if x.scaled == scaled or x.neutral:
-            return Carried(x.value, scaled)
+    def rescaled(self, x: Tagged, scaled: bool) -> Tagged:
+        """Returns a value with or without the scale; to change it, widens to float32 or float64."""
+        if x.scaled == scaled or x.scale_invariant:
+            return Tagged(x.value, scaled)
         factor = 2.0 ** (self.power if scaled else -self.power)
-        uniform, data = x.value.uniform, x.value.data
+        constant, data = x.value.uniform, x.value.data
         data = data.astype(jnp.float64 if data.dtype == jnp.float64 else jnp.float32)
         value = dataclasses.replace(
             x.value,
             data=data * jnp.asarray(factor, data.dtype),
-            uniform=None if uniform is None else uniform * factor,
+            uniform=None if constant is None else constant * factor,
         )
-        return Carried(value, scaled)
+        return Tagged(value, scaled)
 
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        inputs = self._begun(equation, inputs)
-        scaled, wanted = carried(equation, [x for x in inputs if isinstance(x, Carried)])
-        rest = iter(wanted)
-        plain = [self.brought(x, next(rest)).value if isinstance(x, Carried) else x for x in inputs]
+        inputs = self._seeded(equation, inputs)
+        scaled, needed = propagate(equation, [x for x in inputs if isinstance(x, Tagged)])
+        rest = iter(needed)
+        plain = [self.rescaled(x, next(rest)).value if isinstance(x, Tagged) else x for x in inputs]
         state, outs = self.low.apply(state, equation, plain)
-        if scaled and self.note is not None:
-            self.note(equation)
+        if scaled and self.on_scaled is not None:
+            self.on_scaled(equation)
         return state, [
-            Carried(y, scaled) if is_float(a) else y
+            Tagged(y, scaled) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
-    def _begun(self, equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
-        """The inputs, the scale on the literal 1 that a backward pass begins with."""
-        floats = [i for i, x in enumerate(inputs) if isinstance(x, Carried)]
+    def _seeded(self, equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Returns the inputs, with the scale on the literal 1 that a backward pass begins with."""
+        floats = [i for i, x in enumerate(inputs) if isinstance(x, Tagged)]
         if equation.direction != "backward" or any(inputs[i].scaled for i in floats):
             return inputs
         ones = [i for i in floats if inputs[i].value.uniform == 1.0]
-        return [self.brought(x, True) if i in ones[:1] else x for i, x in enumerate(inputs)]
+        return [self.rescaled(x, True) if i in ones[:1] else x for i, x in enumerate(inputs)]
 
 
-def carried(equation: Equation, floats: Sequence[Carried]) -> tuple[bool, list[bool]]:
-    """Whether a result carries the scale, and which of the operands have to.
+def propagate(equation: Equation, floats: Sequence[Tagged]) -> tuple[bool, list[bool]]:
+    """Returns whether an equation's result carries the scale, and which operands have to.
 
-    A scale that several operands bring is one, not its power: then all are freed of it.
+    A product of two scaled operands would carry the scale squared: then it is removed from both.
     """
-    scaled, free = [x.scaled for x in floats], [False] * len(floats)
+    scaled, unscaled = [x.scaled for x in floats], [False] * len(floats)
     if equation.direction != "backward" or not any(scaled):
-        return False, free
+        return False, unscaled
     match RULES[equation.name].family:
         case Family.STRUCTURAL | Family.HOMOGENEOUS if len(floats) == 1:
             return True, scaled
         case Family.ALIGNED | Family.COMPARISON | Family.ORDERED:
-            if all(x.scaled or x.neutral for x in floats):
+            if all(x.scaled or x.scale_invariant for x in floats):
                 return True, [True] * len(floats)
         case Family.INVARIANT:
             return False, scaled
@@ -143,50 +142,55 @@ def carried(equation: Equation, floats: Sequence[Carried]) -> tuple[bool, list[b
                 return True, scaled
         case _ if equation.name in BILINEAR and sum(scaled) == 1:
             return True, scaled
-    return False, free
+    return False, unscaled
 
 
-def carrying(program: Program) -> frozenset[tuple[int, ...]]:
-    """The paths of the equations whose results a loss scale would multiply; nothing is computed."""
+def loss_scaled_paths(program: Program) -> frozenset[tuple[int, ...]]:
+    """Returns the paths of the equations whose results a loss scale would multiply; the program is
+    traced, not run."""
     paths: set[tuple[int, ...]] = set()
-    lane = LossScaled(Autocast(Policy(compute=jnp.float32)), 1, lambda e: paths.add(e.path))
+    low = LossScaled(Autocast(Policy(compute=jnp.float32)), 1, lambda e: paths.add(e.path))
 
-    def dry(arrays):
+    def trace_program(arrays):
         pairs = zip(arrays, program.in_avals, strict=True)
-        values = [lane.lift(x, a) if is_float(a) else x for x, a in pairs]
-        return run(program, lane, (), values=values)[1]
+        values = [low.lift(x, a) if is_float(a) else x for x, a in pairs]
+        return run(program, low, (), values=values)[1]
 
-    jax.eval_shape(dry, list(program.arrays))
+    jax.eval_shape(trace_program, list(program.arrays))
     return frozenset(paths)
 
 
 def shares(
-    rows: Sequence[Row], smallest: float, largest: float, powers: Sequence[int] | range
+    equations: Sequence[EquationStatistics],
+    smallest: float,
+    largest: float,
+    powers: Sequence[int] | range,
 ) -> dict[int, tuple[float, float]]:
-    """Of the rows' nonzero numbers times ``2**k``, those below a number and above another, for each
-    k: shares, from the shadow's histograms, whole binades."""
-    counts = np.sum([row.histogram for row in rows], axis=0) if rows else np.zeros(1)
-    whole, bins = max(float(counts.sum()), 1.0), LOWEST + np.arange(len(counts))
+    """Returns for each ``k`` which shares of the equations' nonzero numbers times ``2**k`` are
+    below ``smallest`` and above ``largest``; from the reference run's histograms, in whole binades.
+    """
+    counts = np.sum([e.histogram for e in equations], axis=0) if equations else np.zeros(1)
+    total, bins = max(float(counts.sum()), 1.0), LOWEST + np.arange(len(counts))
     bottom, top = math.log2(smallest), math.log2(largest)
     return {
         k: (
-            float(counts[bins + k < bottom].sum()) / whole,
-            float(counts[bins + k > top].sum()) / whole,
+            float(counts[bins + k < bottom].sum()) / total,
+            float(counts[bins + k > top].sum()) / total,
         )
         for k in powers
     }
 
 
-def best_power(rows: Sequence[Row], fmt: Format) -> int:
-    """The loss scale 2^k that loses least of these rows' numbers, 0 if none is better than none.
+def best_power(equations: Sequence[EquationStatistics], fmt: Format) -> int:
+    """Returns the exponent of the best loss scale for these equations; 0 if no scale is better.
 
-    Of those k that leave the largest number a binade of headroom, the one with the fewest numbers
-    below the lowest normal one; among equals the smallest change.
+    Of the scales that leave the largest number at least a binade below overflow, it is the one with
+    the fewest numbers below the smallest normal number; of equally good ones, the one nearest 1.
     """
-    top = max((max(r["amax"], r["shadow_max"]) for r in rows), default=0.0)
+    top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
     if not 0 < top < math.inf:
         return 0
-    room = math.floor(math.log2(float(fmt.max) / top)) - 1
-    table = shares(rows, float(fmt.smallest_normal), float(fmt.max), POWERS)
-    safe = [k for k in POWERS if k <= room]
+    headroom = math.floor(math.log2(float(fmt.max) / top)) - 1
+    table = shares(equations, float(fmt.smallest_normal), float(fmt.max), POWERS)
+    safe = [k for k in POWERS if k <= headroom]
     return min(safe, key=lambda k: (table[k][0], abs(k)), default=0)

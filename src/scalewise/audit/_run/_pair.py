@@ -1,4 +1,4 @@
-"""A value of the audit: one float array in two lanes."""
+"""One float array of an audited program, in the low-precision run and in the reference run."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from ._flat import unflat
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
-    """One float array twice.
+    """One float array in both runs.
 
     Attributes:
-        low: the low lane's value; where each number is computed by itself (see
-            :func:`number_by_number`), in its own shape or flat.
-        shadow: the shadow's, in the same way.
-        marred: bool scalar, whether ``low`` isn't finite somewhere where ``shadow`` is.
+        low: the value in the low-precision run, in its own shape, or flat and padded where
+            :func:`is_elementwise` allows that.
+        reference: the value in the reference run, laid out in the same way.
+        tainted: bool scalar, true if ``low`` is non-finite somewhere where ``reference`` is finite.
     """
 
     low: Any
-    shadow: Any
-    marred: Any
+    reference: Any
+    tainted: Any
 
 
 def shaped(value: Any, aval: Any) -> Any:
-    """A value whose arrays have their own shape again, if they were kept flat."""
-    if not isinstance(value, Pair) or value.shadow.shape == aval.shape:
+    """Returns a pair with both arrays in the shape of ``aval``; anything else unchanged."""
+    if not isinstance(value, Pair) or value.reference.shape == aval.shape:
         return value
 
-    def one(x: Any) -> Any:
+    def reshape(x: Any) -> Any:
         return unflat(x, aval.shape)
 
-    return Pair(jax.tree.map(one, value.low), one(value.shadow), value.marred)
+    return Pair(jax.tree.map(reshape, value.low), reshape(value.reference), value.tainted)

@@ -1,4 +1,4 @@
-"""Rounding to a format that is data, so that one compiled program serves every format."""
+"""Rounding to a format passed as data, so that one compiled program serves every format."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from jax import lax
 from ...formats import FP32, FP64, Format
 from ...formats import format as format_
 
-WIDTH = 8  # mantissa bits, lowest exponent, largest, overflow, infinity, smallest, -0, sign
+# Mantissa bits, lowest exponent, largest number, result of overflow, result of rounding an
+# infinity, smallest number, whether -0 exists, whether negative numbers exist.
+FORMAT_PARAMS = 8
 
 
-def as_row(fmt: Format | str, saturate: bool | str = False) -> np.ndarray:
-    """A format as the eight numbers that :func:`round_by` reads.
+def format_params(fmt: Format | str, saturate: bool | str = False) -> np.ndarray:
+    """Returns a format as the eight numbers that :func:`round_by` reads.
 
     Args:
-        fmt: with at least one mantissa bit, and normal numbers from 2^-900 up.
+        fmt: a format with at least one mantissa bit and no number under 2^-900.
         saturate: as for :func:`scalewise.round_to`.
 
     Returns:
         float64[8].
 
     Raises:
-        ValueError: a format that this rounding can't do.
+        ValueError: :func:`round_by` can't round to ``fmt``.
     """
     fmt = format_(fmt)
     if fmt == FP64:
         return np.array([52, -1022, np.finfo(np.float64).max, np.inf, np.inf, 0, 1, 1])
     if fmt.mantissa_bits < 1 or not fmt.zero or fmt.min_exponent - fmt.mantissa_bits < -900:
         raise ValueError(
-            f"audit: {fmt.name} can't be audited; accepted: formats with a zero, at least one "
+            f"audit: {fmt.name} can't be audited; expected a format with a zero, at least one "
             "mantissa bit and no number under 2^-900"
         )
     largest = float(fmt.max)
@@ -52,37 +54,38 @@ def as_row(fmt: Format | str, saturate: bool | str = False) -> np.ndarray:
     ])  # fmt: skip
 
 
-def scaled(row: np.ndarray, power: int) -> np.ndarray:
-    """The row of a format whose numbers are all ``2**-power`` times those of ``row``'s format.
+def scale_params(params: np.ndarray, power: int) -> np.ndarray:
+    """Returns the parameters of a format with every number divided by ``2**power``.
 
-    Rounding to it is multiplying by ``2**power``, rounding, and dividing again: a scale, or a loss
-    scale, without a change to the program.
+    Rounding to that format equals multiplying by ``2**power``, rounding to the original format and
+    dividing again: it models a scale, or a loss scale, without a change to the program.
     """
-    row = row.copy()
-    row[1] -= power
-    row[[2, 3, 4, 5]] *= 2.0**-power
-    return row
+    params = params.copy()
+    params[1] -= power
+    params[[2, 3, 4, 5]] *= 2.0**-power
+    return params
 
 
-SINGLE, DOUBLE = as_row(FP32), as_row(FP64)
+FP32_PARAMS, FP64_PARAMS = format_params(FP32), format_params(FP64)
 
 
-def round_by(x: jax.Array, row: jax.Array) -> jax.Array:
-    """``x`` rounded once, to nearest, ties to even, to the format of ``row``.
+def round_by(x: jax.Array, params: jax.Array) -> jax.Array:
+    """Rounds ``x`` once, to nearest with ties to even, to the format that ``params`` describes.
 
-    Adding a number whose last bit is the last that the format keeps, and taking it off again, drops
-    all bits behind: of a normal number that is one of its own binade, of a subnormal one that of
-    the format's lowest. The same bits as :func:`scalewise.round_to` from that dtype.
+    Adding a power of two whose last bit is the last one that the format keeps, and subtracting it
+    again, rounds all lower bits away. The power is taken from the number's own binade, or from the
+    format's lowest binade for a subnormal number. The result has the same bits as
+    :func:`scalewise.round_to` from the same dtype.
 
     Args:
-        x: float64, or float32 where all the format's numbers are normal there; of a trial's wider
-            format, numbers whose binade has no such other number keep float32's digits.
-        row: float64 that begins with :func:`as_row`'s, known only at run time.
+        x: float64, or float32 if all of the format's numbers are normal in float32. For a wider
+            format tried as a fix, numbers whose binade has no such power keep float32's digits.
+        params: float64 that begins with :func:`format_params`'s numbers, known only at run time.
     """
     digits, integer = jnp.finfo(x.dtype).nmant, _INTEGERS[x.dtype.name]
     top = np.array(np.inf, x.dtype).view(integer)  # the exponent's field, all ones
-    mantissa, lowest = row[0].astype(integer), row[1].astype(integer)
-    largest, beyond, infinite, smallest = (row[i].astype(x.dtype) for i in range(2, 6))
+    mantissa, lowest = params[0].astype(integer), params[1].astype(integer)
+    largest, beyond, infinite, smallest = (params[i].astype(x.dtype) for i in range(2, 6))
     bits = lax.bitcast_convert_type(x, integer)
     magnitude = bits & np.iinfo(integer).max
     size = lax.bitcast_convert_type(magnitude, x.dtype)
@@ -93,22 +96,24 @@ def round_by(x: jax.Array, row: jax.Array) -> jax.Array:
     y = (size + other) - other
     y = jnp.where(size < smallest, jnp.where(size > smallest / 2, smallest, 0), y)
     y = jnp.where(y > largest, jnp.where(size == jnp.inf, infinite, beyond), y)
-    sign = jnp.where((y != 0) | (row[6] != 0), bits ^ magnitude, 0)
+    sign = jnp.where((y != 0) | (params[6] != 0), bits ^ magnitude, 0)
     y = lax.bitcast_convert_type(lax.bitcast_convert_type(y, integer) | sign, x.dtype)
-    y = jnp.where((row[7] == 0) & (x < 0), jnp.nan, y)
+    y = jnp.where((params[7] == 0) & (x < 0), jnp.nan, y)
     return jnp.where(mantissa >= digits, x, y)
 
 
-def narrowed(x: jax.Array, row: jax.Array, dtype: Any) -> jax.Array:
-    """``x`` in a lane's dtype, so that rounding it to the format of ``row`` is rounding ``x``.
+def narrowed(x: jax.Array, params: jax.Array, dtype: Any) -> jax.Array:
+    """Converts ``x`` to ``dtype`` such that rounding the result to the format rounds ``x`` once.
 
-    Rounded to float32 to odd: a last bit that says whether anything was cut off decides ties
-    (Boldo and Melquiond, "When double rounding is odd", 2005). What is too large or too small for
-    float32 stays finite, and other than zero.
+    Float32 results are rounded to odd: the last bit records whether anything was cut off, which
+    decides later ties (Boldo and Melquiond, "When double rounding is odd", 2005). Numbers too large
+    or too small for float32 become its largest or smallest normal number, so that overflow and
+    underflow are left to the format.
 
     Args:
         x: float64.
-        row: float64[8] from :func:`as_row`; float32 itself gets ``x`` rounded to nearest.
+        params: float64[8] from :func:`format_params`; for float32 itself, ``x`` is rounded to
+            nearest.
         dtype: float32 or float64.
     """
     if dtype == jnp.float64:
@@ -117,14 +122,14 @@ def narrowed(x: jax.Array, row: jax.Array, dtype: Any) -> jax.Array:
     rest = bits & np.int64(2**29 - 1)
     odd = lax.bitcast_convert_type((bits ^ rest) | jnp.where(rest != 0, 2**29, 0), jnp.float64)
     size = jnp.clip(jnp.abs(odd), float(limits.tiny), float(limits.max))
-    whole = (odd == 0) | ~jnp.isfinite(odd)
-    odd = jnp.where(whole, odd, jnp.copysign(size, odd))
-    return jnp.where(row[0] > 21, x, odd).astype(jnp.float32)
+    unchanged = (odd == 0) | ~jnp.isfinite(odd)
+    odd = jnp.where(unchanged, odd, jnp.copysign(size, odd))
+    return jnp.where(params[0] > 21, x, odd).astype(jnp.float32)
 
 
 _INTEGERS = {"float32": np.int32, "float64": np.int64}
 
 
 def power_of_two(exponent: jax.Array) -> jax.Array:
-    """2 to an int64 exponent from -1022 to 1023, exactly (``exp2`` isn't, under XLA)."""
+    """Returns 2 to an int64 exponent from -1022 to 1023, exactly (XLA's ``exp2`` isn't exact)."""
     return lax.bitcast_convert_type((exponent + 1023) << 52, jnp.float64)

@@ -1,4 +1,4 @@
-"""A program under audit: traced once, then run as often as fixes are to be tried."""
+"""A program under audit: traced once, then run once for each change that is tried."""
 
 from __future__ import annotations
 
@@ -12,96 +12,101 @@ import jax
 import numpy as np
 
 from ...interpret import Equation, Program, is_float, lifted
-from ._ahead import compile_ahead
-from ._lane import nominal, number_by_number
-from ._lanes import Rounded, Wide
-from ._ledger import Ledger
+from .._deprecated import renamed
+from ._accumulator import Accumulator
+from ._equation_statistics import EquationStatistics, equation_statistics
+from ._interpretations import Reference, TableEmulation
 from ._lockstep import Lockstep
-from ._loss_scale import carrying
+from ._loss_scale import loss_scaled_paths
 from ._pair import shaped
-from ._rounding import as_row
-from ._rows import Row, rows_of
+from ._precompile import compile_ahead
+from ._rounding import format_params
+from ._specialize import is_elementwise, nominal_format
 from ._statistics import Statistics
 
 
 @dataclasses.dataclass(frozen=True, order=True)
-class Error:
-    """How far the low outputs are from the shadow's; ordered, worst last.
+class OutputError:
+    """The error of the low-precision run's outputs against the reference run's; larger is worse.
 
     Attributes:
-        broken: numbers of the outputs that aren't finite where the shadow's are.
-        relative: root mean square over the float outputs of ``||low - shadow|| / ||shadow||``, what
-            isn't finite left out.
+        non_finite: how many numbers are non-finite where the reference run's are finite.
+        relative: root mean square over the float outputs of ``||low - reference|| / ||reference||``
+            over the numbers that are finite in both runs.
     """
 
-    broken: int
+    non_finite: int
     relative: float
 
+    broken = renamed("broken")
+
     def __float__(self) -> float:
-        return math.inf if self.broken else self.relative
+        return math.inf if self.non_finite else self.relative
 
     def __str__(self) -> str:
-        return f"{self.broken:,} not finite" if self.broken else f"{self.relative:.2g}"
+        return f"{self.non_finite:,} not finite" if self.non_finite else f"{self.relative:.2g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One run: what was noted, and the error of each output.
+    """What one run gave.
 
     Attributes:
-        seen, statistics: the equations, and what was noted of each.
+        recorded, statistics: the equations, and the statistics of each.
+        error, outputs: of all outputs, and of each by its path.
+        reference_nans: the paths of outputs with NaN in the reference run.
+        low, reference: the float outputs of both runs.
     """
 
-    seen: tuple[Equation, ...]
+    recorded: tuple[Equation, ...]
     statistics: Statistics
-    error: Error
-    outputs: tuple[tuple[str, Error], ...]
-    shadow_broken: tuple[str, ...]
+    error: OutputError
+    outputs: tuple[tuple[str, OutputError], ...]
+    reference_nans: tuple[str, ...]
     low: tuple[Any, ...]
-    shadow: tuple[Any, ...]
+    reference: tuple[Any, ...]
 
     @functools.cached_property
-    def rows(self) -> list[Row]:
-        """What was noted, by equation; of most trials nobody asks."""
-        return rows_of(self.seen, self.statistics)
+    def equations(self) -> list[EquationStatistics]:
+        """The statistics by equation; computed on demand, since few trials need them."""
+        return equation_statistics(self.recorded, self.statistics)
 
 
 @dataclasses.dataclass(eq=False)
 class Session:
-    """A traced program and its two lanes.
+    """A traced program, and the interpretations of its two runs.
 
     Attributes:
         program: with its arguments.
-        low, shadow: interpretations.
-        steps: how often the program runs, its first result in place of its first argument; each
-            lane goes its own way.
-        batches: of each step, the arrays that take the place of the second argument's; () if they
-            stay the same.
-        runs: how many were made.
-        first: the arguments as pairs, once they are needed.
+        low, reference: interpretations.
+        steps: how often the program is called, its first result as the next first argument; each
+            run continues from its own.
+        batches: for each step, the arrays of the second argument; () if it doesn't change.
+        runs: how many runs were made.
+        arguments: the lifted arguments, once they are needed.
     """
 
     program: Program
     low: Any
-    shadow: Wide
+    reference: Reference
     steps: int = 1
     batches: Sequence[Sequence[Any]] = ()
     runs: int = 0
-    first: list[Any] | None = None
+    arguments: list[Any] | None = None
     lockstep: Lockstep = dataclasses.field(init=False)
 
     def __post_init__(self):
-        self.lockstep = Lockstep(self.low, self.shadow)
+        self.lockstep = Lockstep(self.low, self.reference)
 
     @property
-    def carried(self) -> int:
+    def state_size(self) -> int:
         """How many arrays the first argument has."""
         return sum(path.startswith("[0]") for path in self.program.arguments)
 
     def _inputs(self, step: int, state: list[Any], lockstep: Lockstep) -> list[Any]:
-        """The arguments of a step, as pairs."""
-        if self.first is None:
-            self.first = lifted(self.program, self.lockstep, self.program.arrays)
+        """Returns the arguments of a step as pairs."""
+        if self.arguments is None:
+            self.arguments = lifted(self.program, self.lockstep, self.program.arrays)
         n = len(state)
         if step and self.batches:
             avals, batch = self.program.in_avals[n:], self.batches[step]
@@ -110,31 +115,31 @@ class Session:
                     lockstep.lift(x, a) if is_float(a) else x
                     for x, a in zip(batch, avals, strict=False)
                 ]
-            return [*state, *pairs, *self.first[n + len(batch) :]]
-        return [*state, *self.first[n:]]
+            return [*state, *pairs, *self.arguments[n + len(batch) :]]
+        return [*state, *self.arguments[n:]]
 
-    def with_lane(self, low: Any) -> Session:
-        """The same program in another low lane; its runs count here as well."""
+    def with_low(self, low: Any) -> Session:
+        """Returns the same program with another low interpretation; its run is counted here."""
         self.runs += 1
-        return Session(self.program, low, self.shadow, self.steps, self.batches)
+        return Session(self.program, low, self.reference, self.steps, self.batches)
 
     @property
     def adjustable(self) -> bool:
-        """Whether each equation's format can be chosen, so that fixes can be tried."""
-        return isinstance(self.low, Rounded)
+        """Whether a run may choose the format of each equation."""
+        return isinstance(self.low, TableEmulation)
 
     @functools.cached_property
-    def carrying(self) -> frozenset[int]:
-        """The rows that a loss scale would multiply, once there was a run."""
-        if not any(e.direction == "backward" for e in self.lockstep.seen):
+    def loss_scaled(self) -> frozenset[int]:
+        """The indices of the equations that a loss scale would multiply; needs a run before."""
+        if not any(e.direction == "backward" for e in self.lockstep.recorded):
             return frozenset()
-        paths = carrying(self.program)
-        return frozenset(self.lockstep.rows[path] for path in paths if path in self.lockstep.rows)
+        indices = self.lockstep.indices
+        return frozenset(indices[p] for p in loss_scaled_paths(self.program) if p in indices)
 
     def formats(self) -> np.ndarray:
-        """The table of formats, all of them the low lane's own (see ``as_row``); of a policy or
-        recipe the narrow one, whose units errors are measured in."""
-        own = as_row(nominal(self.low), getattr(self.low, "saturate", False))
+        """Returns a table with ``low``'s format for each equation (see ``format_params``); for a
+        policy or recipe its narrow format, in whose units errors are measured."""
+        own = format_params(nominal_format(self.low), getattr(self.low, "saturate", False))
         return np.tile(own, (max(self.program.equations, 1), 1))
 
     def run(
@@ -142,75 +147,73 @@ class Session:
         formats: np.ndarray | None = None,
         constants: Mapping[float, float] | None = None,
     ) -> Outcome:
-        """Both lanes over the program.
+        """Runs the program in both interpretations.
 
         Args:
-            formats: of each row's results; None for the low lane's own.
-            constants: literals that the low lane has otherwise (see :class:`Lockstep`).
+            formats: the format of each equation's results; None for :meth:`formats`.
+            constants: literals replaced in the low-precision run (see :class:`Lockstep`).
         """
         self.runs += 1
         lockstep = self.lockstep
-        if constants:  # loops have their literals compiled in
-            lockstep = dataclasses.replace(lockstep, constants=dict(constants), kept={})
+        if constants:  # compiled loops contain their literals
+            lockstep = dataclasses.replace(lockstep, constants=dict(constants), loops={})
         with jax.enable_x64(True):
-            ledger = Ledger(self.formats() if formats is None else formats)
+            accumulator = Accumulator(self.formats() if formats is None else formats)
         if not lockstep.plans:
-            compile_ahead(self.program, lockstep, ledger)
+            compile_ahead(self.program, lockstep, accumulator)
         values: list[Any] = []
         for step in range(self.steps):
-            state = values[: self.carried] if step else []
+            state = values[: self.state_size] if step else []
             inputs = self._inputs(step, state, lockstep)
-            values = lockstep.walked(self.program, ledger, inputs)[1]
+            values = lockstep.interpret(self.program, accumulator, inputs)[1]
         with jax.enable_x64(True):
-            statistics = ledger.settle()
-        return self._outcome(tuple(lockstep.seen), statistics, values)
+            statistics = accumulator.flush()
+        return self._outcome(tuple(lockstep.recorded), statistics, values)
 
-    def _outcome(self, seen, statistics, values) -> Outcome:
+    def _outcome(self, recorded, statistics, values) -> Outcome:
+        as_arrays = is_elementwise(self.low)
         pairs = [
-            (path, shaped(jax.tree.map(np.asarray, v) if number_by_number(self.low) else v, a), a)
+            (path, shaped(jax.tree.map(np.asarray, v) if as_arrays else v, a), a)
             for path, v, a in zip(self.program.paths, values, self.program.out_avals, strict=True)
             if is_float(a)
         ]
-        lows = tuple(_plain(self.low, v.low, a) for _, v, a in pairs)
-        shadows = tuple(v.shadow for _, v, _ in pairs)
-        table = [_distance(y, s) for y, s in zip(lows, shadows, strict=True)]
-        errors = [Error(int(n), _root(noise, signal)) for noise, signal, n, _ in table]
+        lows = tuple(v.low if self.adjustable else self.low.lower(v.low, a) for _, v, a in pairs)
+        references = tuple(v.reference for _, v, _ in pairs)
+        table = [_distance(y, s) for y, s in zip(lows, references, strict=True)]
+        errors = [OutputError(int(n), _ratio(noise, signal)) for noise, signal, n, _ in table]
         total = math.sqrt(sum(min(e.relative, 1e150) ** 2 for e in errors) / max(len(errors), 1))
         return Outcome(
-            seen=seen,
+            recorded=recorded,
             statistics=statistics,
-            error=Error(sum(e.broken for e in errors), total),
+            error=OutputError(sum(e.non_finite for e in errors), total),
             outputs=tuple((p, e) for (p, _, _), e in zip(pairs, errors, strict=True)),
-            shadow_broken=tuple(p for (p, _, _), r in zip(pairs, table, strict=True) if r[3]),
+            reference_nans=tuple(p for (p, _, _), r in zip(pairs, table, strict=True) if r[3]),
             low=lows,
-            shadow=shadows,
+            reference=references,
         )
 
 
-def _root(noise: float, signal: float) -> float:
+def _ratio(noise: float, signal: float) -> float:
     if noise == 0:
         return 0.0
     return math.sqrt(noise / signal) if signal else math.sqrt(noise)
 
 
-def _plain(low: Any, value: Any, aval: Any) -> Any:
-    return value if isinstance(low, Rounded) else low.lower(value, aval)
-
-
-def _distance(low: Any, shadow: Any) -> tuple[float, float, int, int]:
-    """Of an output: squared error, squared size, numbers broken, NaNs of the shadow."""
-    y, s = (np.asarray(x).ravel() for x in (low, shadow))  # the shadow float32 at least
+def _distance(low: Any, reference: Any) -> tuple[float, float, int, int]:
+    """Returns an output's squared error, the reference's squared norm, how many low numbers are
+    non-finite where the reference's are finite, and how many of the reference's are NaN."""
+    y, s = (np.asarray(x).ravel() for x in (low, reference))  # s is float32 at least
     with np.errstate(invalid="ignore", over="ignore"):
-        noise, signal = _square(y - s), _square(s)
+        noise, signal = _squared_norm(y - s), _squared_norm(s)
     if math.isfinite(noise) and math.isfinite(signal):
         return noise, signal, 0, 0
     y, s = y.astype(np.float64), s.astype(np.float64)
-    whole = np.isfinite(y) & np.isfinite(s)
-    noise = _square(np.where(whole, y, 0.0) - np.where(whole, s, 0.0))
-    broken = int(np.sum(~np.isfinite(y) & np.isfinite(s)))
-    return noise, _square(np.where(whole, s, 0.0)), broken, int(np.sum(np.isnan(s)))
+    finite = np.isfinite(y) & np.isfinite(s)
+    noise = _squared_norm(np.where(finite, y, 0.0) - np.where(finite, s, 0.0))
+    non_finite = int(np.sum(~np.isfinite(y) & np.isfinite(s)))
+    return noise, _squared_norm(np.where(finite, s, 0.0)), non_finite, int(np.sum(np.isnan(s)))
 
 
-def _square(x: np.ndarray) -> float:
+def _squared_norm(x: np.ndarray) -> float:
     x = x.astype(np.float64, copy=False)
     return float(np.dot(x, x))

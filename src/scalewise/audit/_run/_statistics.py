@@ -1,4 +1,4 @@
-"""What is noted of each equation: counts over all its numbers, the rest from a sample of them."""
+"""Statistics of each equation: counts over all its numbers, errors over a sample of them."""
 
 from __future__ import annotations
 
@@ -12,62 +12,64 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ._rounding import WIDTH, power_of_two
+from ._rounding import FORMAT_PARAMS, power_of_two
 
-SAMPLE = 1024  # numbers of each result, evenly spaced, of which more is asked than counts
-BINS = 128  # of a histogram: exponents from LOWEST up; what lies outside goes to the ends
+SAMPLE = 1024  # numbers of each result, evenly spaced, over which errors are measured
+BINS = 128  # of a histogram: exponents from LOWEST up; exponents outside go to the end bins
 LOWEST = -96
-PARTS = 32  # of a result that are counted on their own: more than one core, and no tree of sums
+PARTS = 32  # of a result, counted separately: this uses several cores and needs no tree of sums
 
-# What a program is told about an equation, all of it data: its format (see ``as_row``), how many
-# numbers its result has, whether it is an addition (1, -1), which operation, whose operands are
-# whole arrays rather than one number.
-COUNT, SIGN, OPERATION, WHOLE = WIDTH, WIDTH + 1, WIDTH + 2, WIDTH + 3
-ABOUT = WHOLE + 2
+# Indices into an equation's op_params, the data that a compiled program gets of it. The format
+# comes first (see ``format_params``); then the number of elements of its result, the sign of an
+# addition (1 or -1, else 0), the operation, and for each of two operands whether it is an array.
+COUNT, SIGN, OPERATION, IS_ARRAY = range(FORMAT_PARAMS, FORMAT_PARAMS + 4)
+OP_PARAMS = IS_ARRAY + 2
 
 COUNTS = (
     "visits", "elements", "overflowed", "flushed", "subnormal", "nan", "sampled", "added",
     "swamped", "cancelled",
 )  # fmt: skip
-FIRST = len(COUNTS)  # the turn at which something first overflowed or became NaN, or -1
+FIRST = len(COUNTS)  # the visit at which an overflow or NaN first occurred, or -1
 PEAKS = ("amax", "bits")  # largest finite exact magnitude; most bits cancelled in one addition
 SUMS = (
-    "introduced2", "exact2", "inherited2", "shadow2", "drift", "drift_size", "bad", "compared",
+    "introduced2", "exact2", "inherited2", "reference2", "drift", "drift_size",
+    "reference_non_finite", "compared",
 )  # fmt: skip
-TOPS = ("introduced_max", "relative_max", "shadow_max", "shadow_min_inverse", "ulps")
+MAXIMA = ("introduced_max", "relative_max", "reference_max", "reference_min_inverse", "ulps")
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Statistics:
-    """One row for each equation; fixed shapes, so that loops can carry it.
+    """Statistics of all equations, one row each; shapes are fixed, so that loops can carry it.
 
     Attributes:
-        formats: float64[n, 8], the format of each equation's results (see ``as_row``): an input.
-        counts: float64[n, ...]: COUNTS, over all numbers of each result and all turns of all loops
-            (the last four over the samples); FIRST; PEAKS.
-        sums, tops: float64[n, ...], of the samples, added up and largest over the turns.
-        histogram: float64[n, BINS], exponents of the shadow's nonzero numbers, of the samples.
+        formats: float64[n, 8], the format of each equation's results (see ``format_params``).
+        counts: float64[n, ...]: COUNTS, summed over all visits (the last four over the samples
+            only); FIRST; PEAKS.
+        sums, maxima: float64[n, ...], over the samples of all visits.
+        histogram: float64[n, BINS], exponents of the reference run's nonzero sampled numbers.
     """
 
     formats: Any
     counts: Any
     sums: Any
-    tops: Any
+    maxima: Any
     histogram: Any
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """Counts over all numbers of each part of a result, as the loops that count hand them over.
+    """Counts over each of PARTS parts of a result, before they are added up.
 
     Attributes:
         flushed, subnormal: integers[PARTS].
         largest: integers[PARTS], the bits of the largest exact magnitude, infinite where the low
-            number isn't finite; all three as wide as the lane's floats.
-        overflowed, nan: int64[PARTS]; 0 unless ``largest`` says that there may be any.
-        finite: int64[PARTS], then the bits of the largest finite exact magnitude, in float64.
+            number is non-finite. These three are as wide as the low run's floats.
+        overflowed, nan: int64[PARTS]; zeros unless ``largest`` shows that there may be any.
+        finite: int64[PARTS], the bits of the largest finite exact magnitude in float64, under the
+            same condition.
     """
 
     flushed: Any
@@ -80,129 +82,131 @@ class Tally:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Note:
-    """What one result has to say, in shapes that don't depend on its own.
+class Record:
+    """What is recorded of one result, in shapes that don't depend on the result's shape.
 
     Attributes:
-        tally: of all its numbers.
-        samples: float64[5, SAMPLE]: low, exact, shadow; of an addition, both operands in the low
-            lane.
-        about: float64[ABOUT].
+        tally: counts over all its numbers.
+        samples: float64[5, SAMPLE]: low, exact and reference values; both low operands of an
+            addition.
+        op_params: float64[OP_PARAMS].
     """
 
     tally: Any
     samples: Any
-    about: Any
+    op_params: Any
 
 
-def blank(formats: np.ndarray) -> Statistics:
-    """Statistics of a program that hasn't run yet, with the formats of its equations."""
+def empty_statistics(formats: np.ndarray) -> Statistics:
+    """Returns statistics of a program that hasn't run, for equations with these formats."""
     n = len(formats)
-    assert formats.shape == (n, WIDTH)
+    assert formats.shape == (n, FORMAT_PARAMS)
 
     counts = np.zeros((n, FIRST + 1 + len(PEAKS)))
     counts[:, FIRST] = -1.0
-    sums, tops, histogram = (np.zeros((n, width)) for width in (len(SUMS), len(TOPS), BINS))
-    numbers = Statistics(formats, counts, sums, tops, histogram)
-    return jax.device_put(numbers, may_alias=False)  # its memory is handed on from note to note
+    sums, maxima, histogram = (np.zeros((n, width)) for width in (len(SUMS), len(MAXIMA), BINS))
+    statistics = Statistics(formats, counts, sums, maxima, histogram)
+    return jax.device_put(statistics, may_alias=False)  # the buffers are donated to each update
 
 
-def positions(count: Any, size: int) -> jax.Array:
-    """Where the samples of ``count`` numbers stand; the last ones again where there are fewer."""
-    spread = jnp.arange(SAMPLE) * jnp.maximum(count.astype(jnp.int64) // SAMPLE, 1)
+def sample_positions(n: Any, size: int) -> jax.Array:
+    """Returns SAMPLE indices spread over the first ``n`` of ``size`` numbers; any beyond ``n`` have
+    to be masked."""
+    spread = jnp.arange(SAMPLE) * jnp.maximum(n.astype(jnp.int64) // SAMPLE, 1)
     return jnp.minimum(spread, size - 1)
 
 
-def counted(
+def count(
     low: jax.Array,
     exact: Callable[[Any], jax.Array],
-    shadow: jax.Array,
-    about: jax.Array,
-    marks: Sequence[Any],
+    reference: jax.Array,
+    op_params: jax.Array,
+    taints: Sequence[Any],
 ) -> tuple[Tally, jax.Array]:
-    """One pass over a result; a second one where something isn't finite or is too large.
+    """Counts a result's events in one pass, in two if a number is non-finite or too large.
 
-    What is cheap is computed again in the second pass rather than handed over, and sums are left in
-    parts, and in integers: each value that is made is one more loop to compile, and to run.
+    Each intermediate array costs a loop to compile and to run. The second pass therefore computes
+    cheap values again, and counts stay integers in PARTS parts.
 
     Args:
-        low, shadow: flat: its low result and the shadow's, with padding behind the first numbers.
-        exact: the exact result of the same low inputs in the dtype given.
-        about: float64[ABOUT].
-        marks: of each low input whether it wasn't finite somewhere where the shadow's was.
+        low, reference: the result in both runs, flat and padded.
+        exact: returns the exact result of the same low inputs in the dtype given.
+        op_params: float64[OP_PARAMS].
+        taints: the ``tainted`` flag of each input.
 
     Returns:
-        The counts, and whether the result is marred in turn.
+        The counts, and whether the result is tainted.
     """
 
     def inside():
-        return lax.iota(jnp.int32, low.size) < about[COUNT].astype(jnp.int32)
+        return lax.iota(jnp.int32, low.size) < op_params[COUNT].astype(jnp.int32)
 
-    def marred():
-        return functools.reduce(jnp.logical_or, marks)
+    def tainted():
+        return functools.reduce(jnp.logical_or, taints)
 
     within, size, zero = inside(), jnp.abs(low), low == 0
-    wide = jnp.where(size < jnp.inf, jnp.abs(exact(low.dtype)), jnp.inf)
-    wide = jnp.where(within, wide, 0)
-    normal = power_of_two(about[1].astype(jnp.int64)).astype(low.dtype)
-    often = _parts([zero & (wide != 0), within & ~zero & (size < normal)], wide)
+    magnitude = jnp.where(size < jnp.inf, jnp.abs(exact(low.dtype)), jnp.inf)
+    magnitude = jnp.where(within, magnitude, 0)
+    normal = power_of_two(op_params[1].astype(jnp.int64)).astype(low.dtype)
+    always = _count_parts([zero & (magnitude != 0), within & ~zero & (size < normal)], magnitude)
 
-    def seldom():
+    def second_pass():
         wide, within = exact(jnp.float64), inside()
-        flags = [f & within for f in _flags(low, wide, shadow, about[:WIDTH], ~marred())]
+        flags = _flags(low, wide, reference, op_params[:FORMAT_PARAMS], ~tainted())
         wide = jnp.where(jnp.isfinite(wide) & within, jnp.abs(wide), 0.0)
-        overflowed, nan, broken, finite = _parts(flags, wide)
-        made = (jnp.maximum(overflowed, nan) > 0) | (marred() & (broken > 0))
-        return (overflowed, nan, finite), jnp.any(made)
+        overflowed, nan, non_finite, finite = _count_parts([f & within for f in flags], wide)
+        created = jnp.maximum(overflowed, nan) > 0
+        return (overflowed, nan, finite), jnp.any(created | (tainted() & (non_finite > 0)))
 
-    def never():
+    def no_events():
         return (jnp.zeros(PARTS, jnp.int64),) * 3, jnp.zeros((), bool)
 
-    rare, mark = lax.cond(_float(jnp.max(often[-1])) < about[2], never, seldom)
-    return Tally(*often, *rare), mark
+    in_range = _float(jnp.max(always[-1])) < op_params[2]
+    rare, result_tainted = lax.cond(in_range, no_events, second_pass)
+    return Tally(*always, *rare), result_tainted
 
 
-def _parts(flags: Sequence[jax.Array], size: jax.Array) -> Sequence[jax.Array]:
-    """Of each part of a result how often each flag is set, and the bits of the largest size.
+def _count_parts(flags: Sequence[jax.Array], size: jax.Array) -> Sequence[jax.Array]:
+    """Returns for each part how often each flag is set, and the bits of the largest size.
 
-    One pass, in integers (nonnegative floats are in their bits' order), which XLA vectorises.
+    One pass over integers, which XLA vectorises; nonnegative floats are ordered as their bits.
     """
     integer = jnp.int32 if size.dtype == jnp.float32 else jnp.int64
     columns = [f.astype(integer) for f in flags] + [lax.bitcast_convert_type(size, integer)]
-    joined = [lax.add] * len(flags) + [lax.max]
+    joins = [lax.add] * len(flags) + [lax.max]
     return lax.reduce(
         [x.reshape(PARTS, -1) for x in columns],
         [np.zeros((), integer)] * len(columns),
-        lambda a, b: [join(x, y) for join, x, y in zip(joined, a, b, strict=True)],
+        lambda a, b: [join(x, y) for join, x, y in zip(joins, a, b, strict=True)],
         (1,),
     )
 
 
 def _float(bits: jax.Array) -> jax.Array:
-    """What float these are the bits of, in float64."""
+    """Returns the float with these bits, as float64."""
     dtype = jnp.float32 if bits.dtype == jnp.int32 else jnp.float64
     return lax.bitcast_convert_type(bits, dtype).astype(jnp.float64)
 
 
-def _flags(low, exact, shadow, fmt, clean) -> Sequence[jax.Array]:
-    """For each number: overflowed, NaN born here, not finite."""
+def _flags(low, exact, reference, fmt, clean) -> Sequence[jax.Array]:
+    """Returns for each number: whether it overflowed, is a NaN created here, is non-finite."""
     size, finite = jnp.abs(low).astype(jnp.float64), jnp.isfinite(exact)
-    broken = ~jnp.isfinite(low) & jnp.isfinite(shadow)
-    divided = clean & (size == jnp.inf) & ~finite  # of finite numbers: by zero, most often
-    clamped = finite & (jnp.abs(exact) > fmt[2]) & (size >= fmt[2]) & jnp.isfinite(shadow)
-    lost = clamped | (broken & (finite | divided))
-    return lost, broken & clean & ~finite & jnp.isnan(low), ~jnp.isfinite(low)
+    non_finite = ~jnp.isfinite(low) & jnp.isfinite(reference)
+    divided = clean & (size == jnp.inf) & ~finite  # infinite from finite inputs: usually x / 0
+    clamped = finite & (jnp.abs(exact) > fmt[2]) & (size >= fmt[2]) & jnp.isfinite(reference)
+    overflowed = clamped | (non_finite & (finite | divided))
+    return overflowed, non_finite & clean & ~finite & jnp.isnan(low), ~jnp.isfinite(low)
 
 
-def take(state: Statistics, row: Any, note: Note) -> Statistics:
-    """The state with one more visit of a row."""
-    fmt = lax.dynamic_index_in_dim(state.formats, row, keepdims=False)
-    return added(state, row, *measured(note, fmt))
+def add_record(state: Statistics, index: Any, record: Record) -> Statistics:
+    """Returns the statistics with one more visit of equation ``index``."""
+    fmt = lax.dynamic_index_in_dim(state.formats, index, keepdims=False)
+    return accumulate(state, index, *summarize(record, fmt))
 
 
-def added(state: Statistics, row: Any, counts, peaks, sums, tops, histogram) -> Statistics:
-    """The state with what was :func:`measured` of a visit."""
-    before = lax.dynamic_index_in_dim(state.counts, row, keepdims=False)
+def accumulate(state: Statistics, index: Any, counts, peaks, sums, maxima, histogram) -> Statistics:
+    """Returns the statistics with the summary of one visit (see :func:`summarize`) added."""
+    before = lax.dynamic_index_in_dim(state.counts, index, keepdims=False)
     names = dict(zip(COUNTS, counts, strict=True))
     event = (names["overflowed"] > 0) | (names["nan"] > 0)
     first = jnp.where(event & (before[FIRST] < 0), before[0], before[FIRST])
@@ -210,27 +214,27 @@ def added(state: Statistics, row: Any, counts, peaks, sums, tops, histogram) -> 
     after = jnp.concatenate([before[:FIRST] + counts, first[None], peaks])
     return dataclasses.replace(
         state,
-        counts=lax.dynamic_update_slice(state.counts, after[None], (row, 0)),
-        sums=state.sums.at[row].add(sums),
-        tops=state.tops.at[row].max(tops),
-        histogram=state.histogram.at[row].add(histogram),
+        counts=lax.dynamic_update_slice(state.counts, after[None], (index, 0)),
+        sums=state.sums.at[index].add(sums),
+        maxima=state.maxima.at[index].max(maxima),
+        histogram=state.histogram.at[index].add(histogram),
     )
 
 
-def measured(note: Note, fmt: jax.Array) -> tuple[jax.Array, ...]:
-    """What a note adds to its row: counts, peaks, sums, tops and histogram, in their order."""
-    tally, count = note.tally, note.about[COUNT]
-    often, seldom = (tally.flushed, tally.subnormal), (tally.overflowed, tally.nan)
-    events = [jnp.sum(x).astype(jnp.float64) for x in (*seldom, *often)]
+def summarize(record: Record, fmt: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns the counts, peaks, sums, maxima and histogram of one visit, in this order."""
+    tally, size = record.tally, record.op_params[COUNT]
+    per_part = tally.overflowed, tally.nan, tally.flushed, tally.subnormal
+    overflowed, nan, flushed, subnormal = [jnp.sum(x).astype(jnp.float64) for x in per_part]
     largest, finite = _float(jnp.max(tally.largest)), _float(jnp.max(tally.finite))
-    amax = jnp.where(largest < note.about[2], largest, finite)
-    sampled = jnp.minimum(count, SAMPLE)
+    amax = jnp.where(largest < record.op_params[2], largest, finite)
+    sampled = jnp.minimum(size, SAMPLE)
     mask = jnp.arange(SAMPLE, dtype=jnp.float64) < sampled
-    *additions, bits = _addition(note, fmt, mask)
-    sums, tops = _measures(note.samples[:3], mask, fmt)
-    columns = [*additions, *sums, bits, *tops]
-    joins = [lax.add] * (len(columns) - len(tops) - 1) + [lax.max] * (len(tops) + 1)
-    whole = lax.reduce(  # one pass
+    *additions, bits = _addition_measures(record, fmt, mask)
+    sums, maxima = _error_measures(record.samples[:3], mask, fmt)
+    columns = [*additions, *sums, bits, *maxima]
+    joins = [lax.add] * (len(columns) - len(maxima) - 1) + [lax.max] * (len(maxima) + 1)
+    totals = lax.reduce(  # one pass
         [x.astype(jnp.float64) for x in columns],
         [np.float64(0)] * len(columns),
         lambda a, b: [join(x, y) for join, x, y in zip(joins, a, b, strict=True)],
@@ -238,23 +242,24 @@ def measured(note: Note, fmt: jax.Array) -> tuple[jax.Array, ...]:
     )
     n, m = len(additions), len(additions) + len(sums)
     one = jnp.ones((), jnp.float64)
-    overflowed, nan, flushed, subnormal = events
-    counts = [one, count, overflowed, flushed, subnormal, nan, sampled, *whole[:n]]
-    parts = counts, [amax, whole[m]], whole[n:m], whole[m + 1 :]
-    return *[jnp.stack(x) for x in parts], _histogram(note.samples[2], mask)
+    counts = [one, size, overflowed, flushed, subnormal, nan, sampled, *totals[:n]]
+    parts = counts, [amax, totals[m]], totals[n:m], totals[m + 1 :]
+    return *[jnp.stack(x) for x in parts], _histogram(record.samples[2], mask)
 
 
-def _histogram(shadow: jax.Array, mask: jax.Array) -> jax.Array:
-    """How many numbers have which exponent; in integers, which XLA scatters fastest."""
-    bins = jnp.clip(_exponent(shadow) - LOWEST, 0, BINS - 1).astype(jnp.int32)
-    bins = jnp.where(mask & (shadow != 0) & jnp.isfinite(shadow), bins, BINS)  # of none
+def _histogram(reference: jax.Array, mask: jax.Array) -> jax.Array:
+    """Returns how many numbers have each exponent, counted in integers (XLA's fastest scatter)."""
+    bins = jnp.clip(_exponent(reference) - LOWEST, 0, BINS - 1).astype(jnp.int32)
+    in_a_bin = mask & (reference != 0) & jnp.isfinite(reference)
+    bins = jnp.where(in_a_bin, bins, BINS)  # the surplus bin is dropped below
     counts = jnp.zeros(BINS + 1, jnp.int32).at[bins].add(1, mode="promise_in_bounds")
     return counts[:BINS].astype(jnp.float64)
 
 
-def _addition(note: Note, fmt, mask) -> list[jax.Array]:
-    """Which are additions of two numbers, changed nothing, cancelled; and how many bits."""
-    (low, exact, _, a, b), sign = note.samples, note.about[SIGN]
+def _addition_measures(record: Record, fmt, mask) -> list[jax.Array]:
+    """Returns which samples are additions of two nonzero numbers, which of them returned one
+    operand unchanged, which cancelled over half the bits, and how many bits cancelled."""
+    (low, exact, _, a, b), sign = record.samples, record.op_params[SIGN]
     both = mask & (sign != 0) & (a != 0) & (b != 0)
     swamped = both & ((low == a) | (low == sign * b)) & (low != exact)
     wide = jnp.where(exact != 0, _exponent(exact), _exponent(jnp.maximum(abs(a), abs(b))) - fmt[0])
@@ -268,20 +273,20 @@ def _exponent(x: jax.Array) -> jax.Array:
     return field.astype(jnp.float64)
 
 
-def _measures(samples, mask, fmt) -> tuple[list[jax.Array], list[jax.Array]]:
-    """What is added up and what is compared, of the numbers that are finite in all lanes.
+def _error_measures(samples, mask, fmt) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns the columns of SUMS and of MAXIMA for numbers that are finite in both runs.
 
-    A unit in the last place is the format's spacing at the shadow's number, that of its subnormals
-    under its normal range.
+    A unit in the last place is the format's spacing at the reference run's number; below the
+    format's normal range it is the spacing of its subnormal numbers.
     """
     y, e, s = samples
-    whole = mask & jnp.isfinite(y) & jnp.isfinite(e) & jnp.isfinite(s)
+    compared = mask & jnp.isfinite(y) & jnp.isfinite(e) & jnp.isfinite(s)
     introduced, inherited, size = y - e, y - s, jnp.abs(s)
     relative = jnp.where(e != 0, jnp.abs(introduced) / jnp.abs(e), 0.0)
     inverse = jnp.where(size > 0, 1 / jnp.where(size > 0, size, 1.0), 0.0)
     unit = jnp.clip(jnp.maximum(_exponent(s), fmt[1]) - fmt[0], -1022, 1022)
     ulps = jnp.abs(inherited) * power_of_two(-unit.astype(jnp.int64))
     sums = [introduced**2, e * e, inherited**2, s * s, introduced, jnp.abs(introduced)]
-    tops = [jnp.abs(introduced), relative, size, inverse, ulps]
-    sums, tops = ([jnp.where(whole, x, 0.0) for x in part] for part in (sums, tops))
-    return [*sums, mask & ~jnp.isfinite(s), whole], tops
+    maxima = [jnp.abs(introduced), relative, size, inverse, ulps]
+    sums, maxima = ([jnp.where(compared, x, 0.0) for x in part] for part in (sums, maxima))
+    return [*sums, mask & ~jnp.isfinite(s), compared], maxima

@@ -1,1 +1,1 @@
-"""What was noted as findings, and the fixes that are tried."""
+"""Turns statistics into findings, and searches for fixes by trial."""

@@ -9,38 +9,39 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...formats import Format
-from .._run._rows import Row
+from .._deprecated import renamed
+from .._run._equation_statistics import EquationStatistics
 
-CALLERS = 3  # shown of those who call a library's line
+CALLERS_SHOWN = 3
 KINDS = ("nan", "overflow", "saturation", "underflow", "swamping", "cancellation", "precision")
-FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which underflow and swamping give a finding its name
+FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which a finding is an underflow, or a swamping
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One operation of one source line, what it did, and a change that was tried.
+    """One operation of one source line, what went wrong there, and a fix that was tried.
 
     Attributes:
         kind: one of ``KINDS``.
         file, line, function: where the user wrote it; None, 0, "" if unknown.
         source: the line itself.
         primitive: the operation.
-        scope: its name stack, of the first of the equations concerned.
+        scope: the name stack of the first of its equations.
         direction: "forward", "backward" or "optimizer".
-        iteration: of the loop around it, at which it first overflowed or became NaN; None outside
-            of loops and where neither happened.
+        iteration: the iteration of the surrounding loop at which it first overflowed or became NaN;
+            None outside of loops and where neither happened.
         introduced: relative error made here, against exact arithmetic on the same low inputs.
-        inherited: relative error against the shadow, with what came in.
+        inherited: relative error against the reference run: made here and carried in.
         evidence: what happened, in numbers.
         fix: a change under which the outputs' error was measured; None if no change helped.
-        error_before, error_after: of the outputs (relative, root mean square over them; infinite if
-            some aren't finite), without it and with it, the fixes of earlier findings applied.
-        broken_before, broken_after: numbers of the outputs that aren't finite.
-        error_alone, broken_alone: of a fix that is one of two that only help together: with this
-            one alone; NaN and 0 of others.
-        rows: of the equations concerned.
-        tried: whether changes were tried for it.
-        order: at which place its fix was applied, from 1; 0 without one.
+        error_before, error_after: the outputs' error (relative, root mean square over them;
+            infinite if some are non-finite) without and with the fix, on top of earlier fixes.
+        non_finite_before, non_finite_after: how many numbers of the outputs are non-finite.
+        error_alone, non_finite_alone: for one of two fixes that only help together, the same with
+            this fix alone; NaN and 0 otherwise.
+        equations: the indices of its equations.
+        tried: whether fixes were tried.
+        order: the position of its fix in the order of application, from 1; 0 without one.
         callers: ``path:line`` of each of the user's lines that call a library's ``file``.
     """
 
@@ -59,14 +60,17 @@ class Finding:
     fix: str | None = None
     error_before: float = math.nan
     error_after: float = math.nan
-    broken_before: int = 0
-    broken_after: int = 0
+    non_finite_before: int = 0
+    non_finite_after: int = 0
     error_alone: float = math.nan
-    broken_alone: int = 0
-    rows: tuple[int, ...] = ()
+    non_finite_alone: int = 0
+    equations: tuple[int, ...] = ()
     tried: bool = False
     order: int = 0
     callers: tuple[str, ...] = ()
+
+    rows, broken_before = renamed("rows"), renamed("broken_before")
+    broken_after, broken_alone = renamed("broken_after"), renamed("broken_alone")
 
     @property
     def where(self) -> str:
@@ -75,43 +79,43 @@ class Finding:
 
     @property
     def called(self) -> str:
-        """``called at model.py:3, model.py:9 and 2 more``; "" if the user wrote it himself."""
-        shown = ", ".join(Path(c).name for c in self.callers[:CALLERS])
-        more = len(self.callers) - CALLERS
+        """``called at model.py:3, model.py:9 and 2 more``; "" for a line of the user's own."""
+        shown = ", ".join(Path(c).name for c in self.callers[:CALLERS_SHOWN])
+        more = len(self.callers) - CALLERS_SHOWN
         return f"called at {shown}" + (f" and {more} more" if more > 0 else "") if shown else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The equations of one source line, primitive and direction."""
+    """The equations with the same source line, primitive and direction."""
 
-    rows: tuple[Row, ...]
+    equations: tuple[EquationStatistics, ...]
 
     @property
-    def first(self) -> Row:
-        return self.rows[0]
+    def first(self) -> EquationStatistics:
+        return self.equations[0]
 
     @property
     def indices(self) -> tuple[int, ...]:
-        return tuple(row.index for row in self.rows)
+        return tuple(e.index for e in self.equations)
 
     def total(self, name: str) -> float:
-        return sum(row[name] for row in self.rows)
+        return sum(e[name] for e in self.equations)
 
     def share(self, name: str) -> float:
-        whole = self.total("added" if name in ("swamped", "cancelled") else "elements")
-        return self.total(name) / whole if whole else 0.0
+        size = self.total("added" if name in ("swamped", "cancelled") else "elements")
+        return self.total(name) / size if size else 0.0
 
     def worst(self, name: str) -> float:
-        return max(getattr(row, name) for row in self.rows)
+        return max(getattr(e, name) for e in self.equations)
 
     @property
     def amplifies(self) -> bool:
-        """Whether additions here cancelled, and what they gave is mostly error."""
-        return any(map(_amplifies, self.rows))
+        """Whether additions here cancelled, so that most of a result is error carried in."""
+        return any(map(_amplifies, self.equations))
 
     def kind(self, fmt: Format, saturate: bool | str) -> str:
-        """The first of ``KINDS`` that there is evidence of."""
+        """Returns the first of ``KINDS`` for which there is evidence."""
         if self.total("nan"):
             return "nan"
         if self.total("overflowed"):
@@ -123,58 +127,57 @@ class Group:
         return "cancellation" if self.amplifies else "precision"
 
     def weight(self, fmt: Format) -> float:
-        """How promising it is to look here first; what it did to the outputs is measured.
+        """Returns a guess of how much this group harms the outputs; the search starts at the
+        largest.
 
-        Terms lost in one addition count by the error that they make, in a loop each one.
+        Additions that change nothing count by the error they make; inside a loop each counts fully.
         """
         score = 0.0
-        for row in self.rows:
-            if row["nan"] or row["overflowed"]:
-                return 1e6 - row.index  # the earliest is the cause of the others, more often
-            heavy = 1.0 if row.looped else min(16 * row.introduced / float(fmt.eps), 1.0)
-            made = min(row.introduced, 10.0) + row.share("flushed") + heavy * row.share("swamped")
-            score += made + (min(row.inherited, 10.0) if _amplifies(row) else 0.0)
+        for e in self.equations:
+            if e["nan"] or e["overflowed"]:
+                return 1e6 - e.index  # the earliest usually causes the others
+            lost = 1.0 if e.looped else min(16 * e.introduced / float(fmt.eps), 1.0)
+            made = min(e.introduced, 10.0) + e.share("flushed") + lost * e.share("swamped")
+            score += made + (min(e.inherited, 10.0) if _amplifies(e) else 0.0)
         return score
 
 
-def _amplifies(row: Row) -> bool:
-    error = row.inherited
-    return row["cancelled"] > 0 and error > 30 * max(row.introduced, 1e-12) and error > 0.01
+def _amplifies(equation: EquationStatistics) -> bool:
+    error, made = equation.inherited, max(equation.introduced, 1e-12)
+    return equation["cancelled"] > 0 and error > 30 * made and error > 0.01
 
 
-def groups(rows: Sequence[Row], fmt: Format) -> list[Group]:
-    """Rows by source line, primitive and direction, the most promising first."""
-    found: dict[tuple, list[Row]] = {}
-    for row in rows:
-        key = (row.file, row.line, row.primitive, row.direction)
-        if row.file is None:
-            key = (row.index,)
-        found.setdefault(key, []).append(row)
-    result = [Group(tuple(rows)) for rows in found.values()]
+def groups(equations: Sequence[EquationStatistics], fmt: Format) -> list[Group]:
+    """Returns equations grouped by source line, primitive and direction, heaviest first."""
+    found: dict[tuple, list[EquationStatistics]] = {}
+    for e in equations:
+        key = (e.index,) if e.file is None else (e.file, e.line, e.primitive, e.direction)
+        found.setdefault(key, []).append(e)
+    result = [Group(tuple(members)) for members in found.values()]
     weighed = [(g.weight(fmt), g) for g in result]
     return [g for weight, g in sorted(weighed, key=lambda x: -x[0]) if weight > 0]
 
 
 def finding(group: Group, fmt: Format, saturate: bool | str) -> Finding:
-    """What a group did, without a fix yet."""
-    row = group.first
+    """Returns a group's finding, without a fix."""
+    first = group.first
     kind = group.kind(fmt, saturate)
-    turns = [r["first"] for r in group.rows if r.looped and r["first"] >= 0]
+    iterations = [e["first"] for e in group.equations if e.looped and e["first"] >= 0]
     return Finding(
         kind=kind,
-        file=row.file,
-        line=row.line,
-        function=row.function,
-        source=source_line(row.file, row.line),
-        primitive=row.primitive,
-        scope=row.scope,
-        direction=row.direction,
-        iteration=int(min(turns)) if turns else None,
+        file=first.file,
+        line=first.line,
+        function=first.function,
+        source=source_line(first.file, first.line),
+        primitive=first.primitive,
+        scope=first.scope,
+        direction=first.direction,
+        iteration=int(min(iterations)) if iterations else None,
         introduced=group.worst("introduced"),
         inherited=group.worst("inherited"),
         evidence=evidence(group, kind, fmt),
-        rows=group.indices,
-        callers=tuple(dict.fromkeys(r.caller for r in group.rows if r.caller)),
+        equations=group.indices,
+        callers=tuple(dict.fromkeys(e.caller for e in group.equations if e.caller)),
     )
 
 
@@ -183,31 +186,38 @@ def source_line(file: str | None, line: int) -> str:
 
 
 def evidence(group: Group, kind: str, fmt: Format) -> str:
-    """What happened, in one phrase with numbers."""
+    """Returns what happened, in one phrase with numbers."""
     elements = int(group.total("elements"))
-    amax = max(row["amax"] for row in group.rows)
+    amax = max(e["amax"] for e in group.equations)
     largest = float(fmt.max)
     match kind:
         case "nan":
-            return f"{int(group.total('nan')):,} of {elements:,} are NaN, of inputs without one"
+            count = int(group.total("nan"))
+            return f"{count:,} of {elements:,} numbers are NaN, though no input is"
         case "overflow" | "saturation":
-            count = int(group.total("overflowed"))
+            count = f"{int(group.total('overflowed')):,} of {elements:,} numbers"
             if amax <= largest:
-                return f"{count:,} of {elements:,} infinite, of finite inputs: a division by 0"
-            need = math.log2(amax) if amax > 0 else 0.0
-            return f"{count:,} of {elements:,} > {largest:.5g}; need 2^{need:.1f}"
+                return f"{count} are infinite, though no input is: a division by 0"
+            return f"{exceeds(amax, fmt)} in {count}"
         case "underflow":
-            smallest = min((1 / r["shadow_min_inverse"] for r in group.rows
-                            if r["shadow_min_inverse"]), default=0.0)  # fmt: skip
-            down = f"; down to 2^{math.log2(smallest):.1f}" if smallest else ""
-            return f"{int(group.total('flushed')):,} of {elements:,} flushed to zero{down}"
+            smallest = min((1 / e["reference_min_inverse"] for e in group.equations
+                            if e["reference_min_inverse"]), default=0.0)  # fmt: skip
+            down = f" (smallest value 2^{math.log2(smallest):.1f})" if smallest else ""
+            return f"{int(group.total('flushed')):,} of {elements:,} numbers flushed to zero{down}"
         case "swamping":
-            drift = max((row.drift for row in group.rows), key=abs)
-            return f"{group.share('swamped'):.0%} of additions change nothing; bias {drift:+.2f}"
+            drift = max((e.drift for e in group.equations), key=abs)
+            share = f"{group.share('swamped'):.0%}"
+            return f"{share} of additions change nothing; bias of the errors {drift:+.2f}"
         case "cancellation":
-            bits = max(row["bits"] for row in group.rows)
+            bits = max(e["bits"] for e in group.equations)
             error = group.worst("inherited")
-            return f"{bits:.0f} of {fmt.precision} bits cancel; error {error:.2g} of what is left"
+            return f"{bits:.0f} of {fmt.precision} bits cancel; relative error left {error:.2g}"
     made = group.worst("introduced")
     unit = float(fmt.eps) / 2
-    return f"error {made:.2g} made here, {made / unit:.2g} times half a unit"
+    return f"error made here {made:.2g}, {made / unit:.2g} times half a unit in the last place"
+
+
+def exceeds(amax: float, fmt: Format) -> str:
+    """``exceeds FP16's maximum by 2^3.1 (largest value 2^19.1)``."""
+    value, ratio = math.log2(amax), math.log2(amax / float(fmt.max))
+    return f"exceeds {fmt.name.upper()}'s maximum by 2^{ratio:.1f} (largest value 2^{value:.1f})"

@@ -1,4 +1,4 @@
-"""Changes that might help, each applied and the program run again."""
+"""Fixes: changes that might help a finding, each applied before the program runs again."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 import numpy as np
 
 from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
-from .._run._lanes import Rounded
+from .._run._equation_statistics import EquationStatistics
+from .._run._interpretations import TableEmulation
 from .._run._loss_scale import best_power
-from .._run._rounding import DOUBLE, SINGLE, as_row, scaled
-from .._run._rows import Row
+from .._run._rounding import FP32_PARAMS, FP64_PARAMS, format_params, scale_params
 from .._run._session import Outcome, Session
 from ._findings import Finding, Group
 from ._literals import Literal
 
 RANGE = ("nan", "overflow", "saturation", "underflow")
-SUBNORMAL = 0.01  # share from which a result lies too low
-WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # as many bits, more range
+SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
+WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a run is given: a table of formats, and literals replaced."""
+    """What a run may choose: a table of formats, and literals replaced (old, new)."""
 
     formats: np.ndarray
     constants: tuple[tuple[float, float], ...] = ()
@@ -33,78 +33,89 @@ class Setting:
     def run(self, session: Session) -> Outcome:
         return session.run(self.formats, dict(self.constants))
 
-    def into(self, rows: Sequence[int], row: np.ndarray) -> Setting:
+    def with_format(self, indices: Sequence[int], params: np.ndarray) -> Setting:
         formats = self.formats.copy()
-        formats[list(rows)] = row
+        formats[list(indices)] = params
         return dataclasses.replace(self, formats=formats)
 
-    def wide(self, rows: Sequence[int]) -> Setting:
-        return self.into(rows, SINGLE)
+    def in_float32(self, indices: Sequence[int]) -> Setting:
+        return self.with_format(indices, FP32_PARAMS)
 
-    def shifted(self, rows: Sequence[int], power: int) -> Setting:
+    def scaled(self, indices: Sequence[int], power: int) -> Setting:
         formats = self.formats.copy()
-        for row in rows:
-            formats[row] = scaled(formats[row], power)
+        for index in indices:
+            formats[index] = scale_params(formats[index], power)
         return dataclasses.replace(self, formats=formats)
 
-    def replaced(self, old: float, new: float) -> Setting:
+    def with_constant(self, old: float, new: float) -> Setting:
         return dataclasses.replace(self, constants=(*self.constants, (old, new)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Fix:
-    """A change, in words and done.
+    """A change to a run.
 
     Attributes:
-        words: as the user is told.
-        change: from a setting, or a lane of a policy or recipe, to the one with the change.
-        size: how much becomes float32 by it, to compare with others for the same finding; 0 if it
-            does something else.
-        without: less than it, which has to help less: or else the rest is none of its merit.
+        words: what the user is told.
+        change: returns a setting, or the interpretation of a policy or recipe, with the change.
+        size: how many operations become float32, to order fixes of one finding; 0 if the change
+            is of another kind.
+        without: a narrower fix; this one is accepted only if that one is measurably worse.
+        loss_scale: whether it is a loss scale.
     """
 
     words: str
     change: Callable[[Any], Any]
     size: int = 0
     without: Fix | None = None
+    loss_scale: bool = False
 
 
-def constant_fixes(literal: Literal, rows: Sequence[Row], fmt: Format) -> Iterator[Fix]:
-    """Changes worth trying for a constant that the format can't hold."""
+def constant_fixes(
+    literal: Literal, equations: Sequence[EquationStatistics], fmt: Format
+) -> Iterator[Fix]:
+    """Yields fixes for a constant that the format can't hold."""
     number = literal.number
     if literal.rounded == 0:
         new = math.copysign(float(fmt.smallest_normal), number)
-        yield _replaced(f"{new:.3g} in place of {literal.written}", number, new)
+        yield _constant(f"{new:.3g} in place of {literal.written}", number, new)
     elif abs(number) > float(fmt.max):
         new = math.copysign(float(fmt.max) / 2, number)
-        yield _replaced(f"{new:.5g} in place of {literal.written}", number, new)
-    yield _replaced(f"{literal.written} kept in float32", number, number)
+        yield _constant(f"{new:.5g} in place of {literal.written}", number, new)
+    yield _constant(f"{literal.written} kept in float32", number, number)
     here = (literal.file, literal.line)
-    line = [r.index for r in rows if literal.file and (r.file, r.line) == here]
+    line = [e.index for e in equations if literal.file and (e.file, e.line) == here]
     if line:
         words = f"float32 for line {literal.line}, its {literal.written} too"
-        both, alone = (lambda now: now.replaced(number, number).wide(line)), _wide("", line)
-        yield Fix(words, both, without=alone)
+        yield Fix(
+            words,
+            lambda now: now.with_constant(number, number).in_float32(line),
+            without=_in_float32("", line),
+        )
 
 
-def _replaced(words: str, old: float, new: float) -> Fix:
-    return Fix(words, lambda now: now.replaced(old, new))
+def _constant(words: str, old: float, new: float) -> Fix:
+    return Fix(words, lambda now: now.with_constant(old, new))
 
 
-def _wide(words: str, rows: Sequence[int]) -> Fix:
-    return Fix(words, lambda now: now.wide(rows), len(rows))
+def _in_float32(words: str, indices: Sequence[int]) -> Fix:
+    return Fix(words, lambda now: now.in_float32(indices), len(indices))
 
 
-def _shifted(words: str, rows: Sequence[int], power: int) -> Fix:
-    return Fix(words, lambda now: now.shifted(rows, power))
+def _scaled(words: str, indices: Sequence[int], power: int) -> Fix:
+    return Fix(words, lambda now: now.scaled(indices, power))
 
 
-def _into(words: str, rows: Sequence[int], row: np.ndarray) -> Fix:
-    return Fix(words, lambda now: now.into(rows, row))
+def _with_format(words: str, indices: Sequence[int], params: np.ndarray) -> Fix:
+    return Fix(words, lambda now: now.with_format(indices, params))
+
+
+def loss_scale_fix(power: int, change: Callable[[Any], Any]) -> Fix:
+    return Fix(f"loss scale 2^{power}", change, loss_scale=True)
 
 
 def constant_finding(literal: Literal) -> Finding:
-    """What a constant does, without a fix yet."""
+    """Returns the finding about a constant that the format can't hold, without a fix."""
     kinds = {"flushed to zero": "underflow", "becomes infinite": "overflow",
              "becomes NaN": "overflow", "saturates": "saturation"}  # fmt: skip
     error = abs(literal.rounded - literal.number) / abs(literal.number)
@@ -127,83 +138,90 @@ def constant_finding(literal: Literal) -> Finding:
 def fixes(
     group: Group,
     kind: str,
-    rows: Sequence[Row],
-    low: Rounded,
+    equations: Sequence[EquationStatistics],
+    low: TableEmulation,
     norms: Sequence[tuple[int, ...]],
-    gradients: Sequence[Row],
-    last: bool,
+    gradients: Sequence[EquationStatistics],
+    final: bool,
 ) -> Iterator[Fix]:
-    """Changes worth trying for a finding, the smallest first.
+    """Yields fixes for a finding of a run in one format, the smallest change first.
 
     Args:
-        group: what it is about.
+        group: the finding's equations.
         kind: of the finding.
-        rows: all of the program's.
-        low: the lane.
-        norms: the rows of norms that are written out.
-        gradients: the rows that a loss scale multiplies.
-        last: whether all smaller changes, and pairs of them, have been tried.
+        equations: all of the program's.
+        low: the emulation of the format.
+        norms: the indices of each written-out norm's equations (see :func:`norms`).
+        gradients: the equations that a loss scale multiplies.
+        final: whether smaller fixes, and pairs of them, were tried, so that another format for the
+            whole program may be.
     """
     here, fmt = group.first, low.fmt
-    power = best_power(gradients, fmt) if narrow_gradients(group, kind) else 0
+    power = best_power(gradients, fmt) if may_need_loss_scale(group, kind) else 0
     if power:
-        yield _shifted(f"loss scale 2^{power}", [r.index for r in gradients], power)
+        scaled = [e.index for e in gradients]
+        yield loss_scale_fix(power, lambda now: now.scaled(scaled, power))
     if kind in RANGE:
-        yield from _of_range(group, low, norms)
-    wide: set[tuple[int, ...]] = set()
+        yield from _range_fixes(group, low, norms)
+    yielded: set[tuple[int, ...]] = set()
     for words, found in (
-        (f"float32 for this {here.primitive}", list(group.rows)),
-        (f"float32 for line {here.line}", _like(here, rows, "file", "line", "direction")),
-        (f"float32 for line {here.line}, both ways", _like(here, rows, "file", "line")),
+        (f"float32 for this {here.primitive}", list(group.equations)),
+        (f"float32 for line {here.line}", _like(here, equations, "file", "line", "direction")),
+        (f"float32 for line {here.line}, both ways", _like(here, equations, "file", "line")),
         (
             f"float32 for all of {here.function.rpartition('.')[2]}",
-            _like(here, rows, "file", "function"),
+            _like(here, equations, "file", "function"),
         ),
-        ("float32 for the optimizer", _optimizer(here, rows)),
+        ("float32 for the optimizer", _optimizer(here, equations)),
     ):
-        indices = tuple(r.index for r in found)
-        known = here.file is not None or len(found) == len(group.rows)
-        if indices and indices not in wide and (known or here.direction == "optimizer"):
-            wide.add(indices)
-            yield _wide(words, indices)
-    if last and kind in RANGE and fmt in WIDER:
-        other = as_row(WIDER[fmt], low.saturate)
-        yield _into(f"{WIDER[fmt].name} throughout", [r.index for r in rows], other)
+        indices = tuple(e.index for e in found)
+        located = here.file is not None or len(found) == len(group.equations)
+        if indices and indices not in yielded and (located or here.direction == "optimizer"):
+            yielded.add(indices)
+            yield _in_float32(words, indices)
+    if final and kind in RANGE and fmt in WIDER:
+        other = format_params(WIDER[fmt], low.saturate)
+        yield _with_format(f"{WIDER[fmt].name} throughout", [e.index for e in equations], other)
 
 
-def narrow_gradients(group: Group, kind: str) -> bool:
-    """Whether a loss scale might help: gradients leave the range, or are in its lowest part."""
+def may_need_loss_scale(group: Group, kind: str) -> bool:
+    """Returns True if gradients here leave the format's range or are partly subnormal."""
     if group.first.direction != "backward":
         return False
     return kind in RANGE or group.share("subnormal") >= SUBNORMAL
 
 
-def _of_range(group: Group, low: Rounded, norms) -> Iterator[Fix]:
-    """A norm that takes care of its range, a scale, a format of more range."""
+def _range_fixes(group: Group, low: TableEmulation, norms) -> Iterator[Fix]:
+    """Yields a norm that avoids overflow, a scale on the result, a format with more range."""
     here = group.first
-    written = [rows for rows in norms if set(rows) & set(group.indices)]
+    written = [indices for indices in norms if set(indices) & set(group.indices)]
     if written:
-        # within 0.05 ulp of an exact sum, rounded once at the root
-        inner = [row for rows in written for row in rows[:-1]]
-        yield _into("ops.l2_norm in place of the root of a sum of squares", inner, DOUBLE)
-    power = power_below(group.rows, low.fmt)
+        # ops.l2_norm is within 0.05 ulp of an exact sum that is rounded once, at the root
+        inner = [index for indices in written for index in indices[:-1]]
+        words = "ops.l2_norm in place of the root of a sum of squares"
+        yield _with_format(words, inner, FP64_PARAMS)
+    power = scale_power(group.equations, low.fmt)
     if power and here.file is not None:
-        yield _shifted(f"scale its result by 2^{power}", group.indices, power)
+        yield _scaled(f"scale its result by 2^{power}", group.indices, power)
     if low.fmt in WIDER:
-        other = as_row(WIDER[low.fmt], low.saturate)
-        yield _into(f"{WIDER[low.fmt].name} for this {here.primitive}", group.indices, other)
+        other = format_params(WIDER[low.fmt], low.saturate)
+        yield _with_format(f"{WIDER[low.fmt].name} for this {here.primitive}", group.indices, other)
 
 
-def _optimizer(here: Row, rows: Sequence[Row]) -> list[Row]:
-    """All of the optimizer's rows, of one of them."""
-    return _like(here, rows, "direction") if here.direction == "optimizer" else []
+def _optimizer(
+    here: EquationStatistics, equations: Sequence[EquationStatistics]
+) -> list[EquationStatistics]:
+    """Returns all of the optimizer's equations if ``here`` is one of them."""
+    return _like(here, equations, "direction") if here.direction == "optimizer" else []
 
 
-def _like(row: Row, rows: Sequence[Row], *names: str) -> list[Row]:
-    return [r for r in rows if all(getattr(r, n) == getattr(row, n) for n in names)]
+def _like(
+    here: EquationStatistics, equations: Sequence[EquationStatistics], *names: str
+) -> list[EquationStatistics]:
+    return [e for e in equations if all(getattr(e, n) == getattr(here, n) for n in names)]
 
 
-def power_below(rows: Sequence[Row], fmt: Format) -> int:
-    """The power of two that leaves the largest number of these rows one binade of headroom."""
-    top = max((max(r["amax"], r["shadow_max"]) for r in rows), default=0.0)
+def scale_power(equations: Sequence[EquationStatistics], fmt: Format) -> int:
+    """Returns the exponent of the scale that puts the largest number a binade below overflow."""
+    top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
     return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0

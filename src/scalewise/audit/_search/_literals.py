@@ -1,4 +1,4 @@
-"""A check that needs no data: which constants of a program become others in a format."""
+"""A check that needs no data: which constants of a program a format changes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...emulate import EXACT
 from ...formats import Format
 from ...formats import format as format_
 from ...interpret import Boundary, Equation, Interpretation, is_float, run, trace
-from .._run._rows import direction_of
+from .._run._equation_statistics import direction_of
 from ._findings import source_line
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
@@ -24,17 +24,17 @@ ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 @dataclasses.dataclass(frozen=True)
 class Literal:
-    """A constant that the format changes in kind, and not only in its last bits.
+    """A constant that a format changes by more than its last bits.
 
     Attributes:
         number: as written.
-        rounded: what the format makes of it.
+        rounded: its value in the format.
         what: "flushed to zero", "becomes 1", "becomes -1", "becomes infinite", "becomes NaN",
-            "saturates" or, among the subnormal numbers, "is off by 19.2%".
-        file, line, source: where it is used.
-        primitive: by what.
-        masks: whether it is a mask by design: only chosen by a select, not computed with.
-        direction, scope: of that use.
+            "saturates" or, if it is subnormal, "is off by 19.2%".
+        file, line, source: where it is first used.
+        primitive: the operation that uses it.
+        masks: whether it is a mask: an operand of select, max, min or clamp.
+        direction, scope: of that operation.
     """
 
     number: float
@@ -57,12 +57,12 @@ class Literal:
 
     @property
     def slight(self) -> bool:
-        """Whether it only loses bits, being among the subnormal numbers."""
+        """Whether it only loses bits, because it is subnormal in the format."""
         return self.what.startswith("is off")
 
     @property
     def written(self) -> str:
-        """The number in as few digits as tell it from its neighbours."""
+        """The number in as few digits as identify it."""
         return written(self.number)
 
 
@@ -77,41 +77,41 @@ def written(number: float) -> str:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Known:
-    """An array, and the number that all of it is, if that is written in the program."""
+class _Value:
+    """An array; its ``constant_value`` if every element is that literal of the program."""
 
     data: Any
-    number: float | None = dataclasses.field(default=None, metadata={"static": True})
+    constant_value: float | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 class _Constants(Interpretation):
-    """Notes where constants are computed with."""
+    """Interprets a program on plain arrays and records which operations use which constants."""
 
     inline = True
 
     def __init__(self):
         self.uses: dict[tuple[str | None, int, str, float], Equation] = {}
 
-    def lift(self, x: Any, aval: Any) -> _Known:
-        return _Known(jnp.asarray(x))
+    def lift(self, x: Any, aval: Any) -> _Value:
+        return _Value(jnp.asarray(x))
 
-    def constant(self, x: np.ndarray, aval: Any) -> _Known:
-        return _Known(jnp.asarray(x), float(x) if x.size == 1 else None)
+    def constant(self, x: np.ndarray, aval: Any) -> _Value:
+        return _Value(jnp.asarray(x), float(x) if x.size == 1 else None)
 
-    def lower(self, value: _Known, aval: Any) -> jax.Array:
+    def lower(self, value: _Value, aval: Any) -> jax.Array:
         return value.data
 
-    def canonical(self, value: _Known, aval: Any, boundary: Boundary, equation: Equation):
-        return _Known(value.data)
+    def canonical(self, value: _Value, aval: Any, boundary: Boundary, equation: Equation):
+        return _Value(value.data)
 
-    def select(self, predicate: jax.Array, on_true: _Known, on_false: _Known) -> _Known:
-        return _Known(jnp.where(predicate, on_true.data, on_false.data))
+    def select(self, predicate: jax.Array, on_true: _Value, on_false: _Value) -> _Value:
+        return _Value(jnp.where(predicate, on_true.data, on_false.data))
 
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        outs = equation.bind(*[x.data if isinstance(x, _Known) else x for x in inputs])
-        numbers = [x.number for x in inputs if isinstance(x, _Known)]
+        outs = equation.bind(*[x.data if isinstance(x, _Value) else x for x in inputs])
+        numbers = [x.constant_value for x in inputs if isinstance(x, _Value)]
         moves = equation.name in EXACT and equation.name not in ("select_n", "max", "min", "clamp")
         kept = None
         if (moves or equation.name == "convert_element_type") and len(numbers) == 1:
@@ -122,14 +122,14 @@ class _Constants(Interpretation):
                 if number is not None:
                     self.uses.setdefault((file, line, equation.name, number), equation)
         return state, [
-            _Known(y, kept) if is_float(a) else y
+            _Value(y, kept) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
 
 def literals(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = False) -> Callable:
-    """``f``'s constants that a format turns into 0, 1, infinity, NaN, its largest number, or a
-    subnormal one that is a percentage off.
+    """Finds the constants of ``f`` that a format turns into 0, 1, infinity, NaN, its largest number
+    or an inexact subnormal number.
 
     Nothing is computed: arguments may be shapes (``jax.ShapeDtypeStruct``). A decay rate of 0.999
     is 1 in bfloat16, an epsilon of 1e-8 is 0 in float16, ``finfo(float32).min`` is -inf in both.
@@ -140,7 +140,7 @@ def literals(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = Fal
         saturate: as for :func:`scalewise.round_to`.
 
     Returns:
-        A function of ``f``'s arguments that gives a tuple of :class:`Literal`, in program order.
+        A function of ``f``'s arguments that returns a tuple of :class:`Literal`, in program order.
 
     Example:
         >>> import jax.numpy as jnp
@@ -159,13 +159,13 @@ def literals(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = Fal
         leaves, tree = jax.tree.flatten((args, kwargs))
         arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, ARRAYS)}
 
-        def dry(arrays):
+        def interpret(arrays):
             args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
             program = trace(f, constants, args, kwargs, name="literals")
             values = run(program, constants, ())[1]
-            return [v.data if isinstance(v, _Known) else v for v in values]
+            return [v.data if isinstance(v, _Value) else v for v in values]
 
-        jax.eval_shape(dry, arrays)
+        jax.eval_shape(interpret, arrays)
         trained = any(use.direction == "backward" for use in constants.uses.values())
         found = [_literal(k, use, fmt, saturate, trained) for k, use in constants.uses.items()]
         return tuple(x for x in found if x is not None)
@@ -192,6 +192,7 @@ def _literal(
 
 
 def _change(number: float, rounded: float, fmt: Format) -> str | None:
+    """Returns ``Literal.what``; None if only the last bits of a normal number change."""
     if math.isnan(rounded):
         return "becomes NaN"
     if math.isinf(rounded):
@@ -204,5 +205,5 @@ def _change(number: float, rounded: float, fmt: Format) -> str | None:
         return "saturates"
     error = abs(rounded / number - 1)
     if abs(rounded) < float(fmt.smallest_normal) and error > float(fmt.eps):
-        return f"is off by {error:.1%}"  # as a subnormal number
+        return f"is off by {error:.1%}"
     return None

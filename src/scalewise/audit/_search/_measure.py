@@ -1,4 +1,4 @@
-"""Which error is better, by how much, and which settings and findings are the same."""
+"""Comparisons of errors, and of settings and findings."""
 
 from __future__ import annotations
 
@@ -7,62 +7,66 @@ from collections.abc import Hashable
 from typing import Any
 
 from ...autoscale import Boundaries
-from .._run._session import Error
+from .._run._session import OutputError
 from ._findings import Finding
 from ._fixes import Setting
 
-ENOUGH = 0.5  # a fix that halves the error is taken before wider ones are tried
-GAIN = 0.95  # and one that leaves more than this of it is none
+ENOUGH = 0.5  # a fix that halves the error is accepted before wider ones are tried
+GAIN = 0.95  # a fix must cut the error by at least 5 %
 
 
 def same(a: Finding, b: Finding) -> bool:
-    """Whether two findings are about the same thing: operations, or a constant in one."""
-    if a.rows or b.rows:
-        return a.rows == b.rows
+    """Returns True if two findings concern the same operations, or the same constant."""
+    if a.equations or b.equations:
+        return a.equations == b.equations
     return (a.file, a.line, a.evidence) == (b.file, b.line, b.evidence)
 
 
-def enough(after: Error, before: Error) -> bool:
-    """Whether nothing else need be tried: an error halved, and more right than wrong."""
+def enough(after: OutputError, before: OutputError) -> bool:
+    """Returns True if the error is halved and below half the outputs' size: no need to try more."""
     return better(after, before, ENOUGH) and after.relative <= ENOUGH
 
 
 def key_of(setting: Any) -> Hashable:
-    """Equal for settings, or lanes, that are the same."""
+    """Returns a key that is equal for equal settings, or equal interpretations."""
     if isinstance(setting, Setting):
         return setting.formats.tobytes(), setting.constants
     return setting.recipe if isinstance(setting, Boundaries) else setting
 
 
-def near(error: Error, floor: Error) -> bool:
-    return error.broken <= floor.broken and error.relative <= 1.5 * floor.relative + 1e-7
+def near(error: OutputError, floor: OutputError) -> bool:
+    """Returns True if the error is at most 1.5 times another, with no more non-finite numbers."""
+    return error.non_finite <= floor.non_finite and error.relative <= 1.5 * floor.relative + 1e-7
 
 
-def better(after: Error, before: Error, share: float) -> bool:
-    """Whether an error is at most a share of another: first what isn't finite, then the rest.
+def better(after: OutputError, before: OutputError, share: float) -> bool:
+    """Returns True if an error is at most ``share`` of another.
 
-    What is finite and off by more than its own size isn't better than what isn't finite.
+    Non-finite numbers are compared first. Outputs that became finite with a relative error above 1
+    aren't better than non-finite ones.
     """
-    if before.broken:
-        return after.broken <= share * before.broken and bool(after.broken or after.relative <= 1)
-    return after.broken == 0 and after.relative <= share * before.relative
+    if before.non_finite:
+        few = after.non_finite <= share * before.non_finite
+        return few and bool(after.non_finite or after.relative <= 1)
+    return after.non_finite == 0 and after.relative <= share * before.relative
 
 
-def mended(what: Finding, order: int, before: Error, after: Error) -> Finding:
+def fixed(what: Finding, order: int, before: OutputError, after: OutputError) -> Finding:
+    """Returns a finding with the errors that its fix changed, and the fix's position."""
     return dataclasses.replace(
         what,
         order=order,
         tried=True,
         error_before=float(before),
         error_after=float(after),
-        broken_before=before.broken,
-        broken_after=after.broken,
+        non_finite_before=before.non_finite,
+        non_finite_after=after.non_finite,
     )
 
 
 def gain(what: Finding) -> tuple[int, float]:
-    """What a fix did to the outputs: numbers made finite, then the error taken off."""
-    mended = what.broken_before - what.broken_after
-    if what.broken_before or not what.error_before:
-        return mended, 0.0
-    return mended, what.error_before - what.error_after
+    """Returns how many numbers a fix made finite, and by how much it lowered the error."""
+    made_finite = what.non_finite_before - what.non_finite_after
+    if what.non_finite_before or not what.error_before:
+        return made_finite, 0.0
+    return made_finite, what.error_before - what.error_after

@@ -11,34 +11,37 @@ from ...interpret import Equation
 BETWEEN = frozenset({"add", "reduce_sum", "div", "convert_element_type"})
 
 
-def norms(seen: Sequence[Equation]) -> list[tuple[int, ...]]:
-    """The rows of each written-out norm: squares, sums, what is added or divided by, the root last.
+def norms(equations: Sequence[Equation]) -> list[tuple[int, ...]]:
+    """Returns the indices of each written-out norm's equations: the squares, the sums, what is
+    added or divided by; the root last.
 
     Args:
-        seen: the equations that round, in the order of their rows.
+        equations: the recorded equations by index.
     """
-    made = {v: row for row, equation in enumerate(seen) for v in equation.eqn.outvars}
-    found = [_back(row, seen, made) for row, e in enumerate(seen) if e.name == "sqrt"]
-    return [rows for rows in found if rows]
+    producer = {v: i for i, equation in enumerate(equations) for v in equation.eqn.outvars}
+    found = [_norm(i, equations, producer) for i, e in enumerate(equations) if e.name == "sqrt"]
+    return [indices for indices in found if indices]
 
 
-def _back(root: int, seen: Sequence[Equation], made: dict[jex.Var, int]) -> tuple[int, ...]:
-    """From a square root back to the squares it is the sum of; () if it isn't of such."""
-    met, waiting, squares = {root}, [root], 0
-    while waiting:
-        for atom in seen[waiting.pop()].eqn.invars:
-            row = made.get(atom) if isinstance(atom, jex.Var) else None
-            if row is None or row in met:
+def _norm(
+    root: int, equations: Sequence[Equation], producer: dict[jex.Var, int]
+) -> tuple[int, ...]:
+    """Returns the norm that ends in a square root; () if its argument is no sum of squares."""
+    found, pending, squares = {root}, [root], 0
+    while pending:
+        for atom in equations[pending.pop()].eqn.invars:
+            index = producer.get(atom) if isinstance(atom, jex.Var) else None
+            if index is None or index in found:
                 continue
-            if _is_square(seen[row]):
+            if _is_square(equations[index]):
                 squares += 1
-            elif seen[row].name in BETWEEN:
-                waiting.append(row)
+            elif equations[index].name in BETWEEN:
+                pending.append(index)
             else:
                 continue
-            met.add(row)
-    sums = any(seen[row].name == "reduce_sum" for row in met)
-    return (*sorted(met - {root}), root) if squares and sums else ()
+            found.add(index)
+    sums = any(equations[i].name == "reduce_sum" for i in found)
+    return (*sorted(found - {root}), root) if squares and sums else ()
 
 
 def _is_square(equation: Equation) -> bool:

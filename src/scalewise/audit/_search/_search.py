@@ -1,4 +1,4 @@
-"""The search for changes that help: each is applied, the program run again, its error measured."""
+"""The search for fixes that help: each is applied, the program run again, its error measured."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from ...formats import Format
-from .._run._lanes import Rounded
-from .._run._session import Error, Outcome, Session
-from ._exceptions import changeable, exceptions
+from .._run._interpretations import TableEmulation
+from .._run._session import Outcome, OutputError, Session
 from ._findings import Finding, Group, finding, groups
 from ._fixes import Fix, Setting, constant_finding, constant_fixes, fixes
 from ._literals import Literal
-from ._measure import ENOUGH, GAIN, better, enough, gain, key_of, mended, near, same
+from ._measure import ENOUGH, GAIN, better, enough, fixed, gain, key_of, near, same
 from ._norms import norms
-from ._pairs import RESERVE, Spare, both, pairs
+from ._pairs import RESERVE, Failed, both, pairs
+from ._policy_fixes import has_fixes, policy_fixes
 
-IDLE = 12  # findings listed where nothing is tried
-LEFT = 6  # and where nothing that was tried helped
+UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
+UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
 EVENTS = ("nan", "overflow", "saturation", "underflow", "swamping")
 
 
 @dataclasses.dataclass
 class Search:
-    """Findings whose fixes change the outputs, each fix on top of those before; then the others.
+    """Tries fixes for findings, each on top of those accepted before.
 
     Attributes:
-        session: what is run.
-        literals: that change in the format.
+        session: the program.
+        literals: the constants that the format changes.
         trials: how many runs may still be made.
-        found: findings with a fix that helped, what it did to the outputs most first; then, if much
-            of the error is left, what no change mended, and last what none was tried for.
-        idle: findings with evidence but without a fix that helped.
-        floor: the error of float32 throughout, where that was run.
-        now, outcome: the fixes found so far, and what a run with them gives.
-        reserve: trials that are kept for pairs of changes: with no more no finding is begun.
-        last: whether pairs were tried too: what changes all of the program is left for then.
-        spare: findings that no change mended alone.
-        seen: settings that were tried.
-        known: what runs gave that were made ahead of their turn.
+        found: findings with a fix that helped, the largest effect on the outputs first. If much of
+            the error is left, unfixed findings follow; untried ones come last.
+        unfixed: findings with evidence but without a fix that helped.
+        float32_error: with float32 for every operation, if that was run.
+        current, outcome: the setting with the fixes accepted so far, and the outcome of its run.
+        reserve: trials reserved for pairs: no finding is begun unless more are left.
+        final: whether pairs were tried, so that the whole program may be changed.
+        failed: findings that no single fix helped.
+        tried: the keys of settings that were tried.
+        results: outcomes by key, of runs that were made before the search needed them.
     """
 
     session: Session
@@ -50,101 +50,103 @@ class Search:
     trials: int
     saturate: bool | str
     found: list[Finding] = dataclasses.field(default_factory=list)
-    idle: list[Finding] = dataclasses.field(default_factory=list)
-    now: Any = dataclasses.field(init=False)
+    unfixed: list[Finding] = dataclasses.field(default_factory=list)
+    current: Any = dataclasses.field(init=False)
     outcome: Outcome = dataclasses.field(init=False)
-    floor: Error = dataclasses.field(default_factory=lambda: Error(0, 0.0))
+    float32_error: OutputError = dataclasses.field(default_factory=lambda: OutputError(0, 0.0))
     reserve: int = 0
-    last: bool = False
-    spare: list[Spare] = dataclasses.field(default_factory=list)
-    seen: set[Hashable] = dataclasses.field(default_factory=set)
-    known: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
+    final: bool = False
+    failed: list[Failed] = dataclasses.field(default_factory=list)
+    tried: set[Hashable] = dataclasses.field(default_factory=set)
+    results: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
 
-    def run(self, start: Outcome) -> Error:
-        """Looks until no change helps or trials are used up; the error with all fixes applied."""
+    def run(self, start: Outcome) -> OutputError:
+        """Searches until no fix helps or no trials are left; returns the error with all fixes."""
         self.outcome = start
-        self.now = Setting(self.session.formats()) if self.session.adjustable else self.session.low
-        self.seen.add(key_of(self.now))
-        if self.trials <= 0 or not (self.session.adjustable or changeable(self.session.low)):
-            self.idle += [self._finding(g) for g in groups(start.rows, self.fmt)[:IDLE]]
+        by_table, low = self.session.adjustable, self.session.low
+        self.current = Setting(self.session.formats()) if by_table else low
+        self.tried.add(key_of(self.current))
+        if self.trials <= 0 or not (by_table or has_fixes(low)):
+            shown = groups(start.equations, self.fmt)[:UNTRIED_SHOWN]
+            self.unfixed += [self._finding(g) for g in shown]
             return start.error
         self.reserve = min(RESERVE, self.trials // 3)
-        self.floor = Error(0, 0.0)
-        if self.session.adjustable:
-            literals = [x for x in self.literals if not x.masks]
-            wide = self.now.wide(range(len(self.now.formats)))
-            for literal in literals:
-                wide = wide.replaced(literal.number, literal.number)
-            self.known[key_of(wide)] = self._try(wide)
-            self.floor = self.known[key_of(wide)].error
-        self._look()
+        if by_table:
+            float32 = self.current.in_float32(range(len(self.current.formats)))
+            for literal in self.literals:
+                if not literal.masks:
+                    float32 = float32.with_constant(literal.number, literal.number)
+            self.results[key_of(float32)] = outcome = self._try(float32)
+            self.float32_error = outcome.error
+        self._search_findings()
         paired = True
         while paired and self.trials > 0 and not self._done:
-            paired = self._pair()
-            self.reserve, self.last = 0, not paired
-            self._look()
+            paired = self._try_pairs()
+            self.reserve, self.final = 0, not paired
+            self._search_findings()
         self.found.sort(key=gain, reverse=True)
         if not self._done:
-            self._unmended()
-        self.idle.sort(key=lambda x: not x.tried)
+            self._list_unfixed()
+        self.unfixed.sort(key=lambda x: not x.tried)
         return self.outcome.error
 
     @property
     def _done(self) -> bool:
-        return near(self.outcome.error, self.floor)
+        return near(self.outcome.error, self.float32_error)
 
-    def _look(self) -> None:
-        """Constants, then one finding after another, the most promising first, until the error is
-        near that of float32 throughout; from the beginning after each that was mended."""
-        self._constants()
+    def _search_findings(self) -> None:
+        """Tries fixes for constants, then for one finding after another, the heaviest first, until
+        the error is near that of float32; starts over after each fix that is accepted."""
+        self._search_constants()
         tried: set[tuple[int, ...]] = set()
-        vain: collections.Counter[str] = collections.Counter()  # not all in one of the directions
+        failures: collections.Counter[str] = collections.Counter()  # so that directions alternate
         while self.trials > self.reserve and not self._done:
-            fresh = [g for g in groups(self.outcome.rows, self.fmt) if g.indices not in tried]
+            found = groups(self.outcome.equations, self.fmt)
+            fresh = [g for g in found if g.indices not in tried]
             if not fresh:
                 break
-            group = min(fresh, key=lambda g: vain[g.first.direction])
+            group = min(fresh, key=lambda g: failures[g.first.direction])
             what = self._finding(group)
             tried.add(group.indices)
-            vain[what.direction] += 1
-            if self._attempt(what, self._options(group, what.kind)):
+            failures[what.direction] += 1
+            if self._try_fixes(what, self._fixes(group, what.kind)):
                 tried.clear()
-                vain.clear()
-                self._constants()
+                failures.clear()
+                self._search_constants()
 
-    def _constants(self) -> None:
-        """Those that the format changes and nothing mended yet."""
-        mended = {(x.file, x.line, x.evidence) for x in self.found}
+    def _search_constants(self) -> None:
+        """Tries fixes for the constants that the format changes and that have none yet."""
+        done = {(x.file, x.line, x.evidence) for x in self.found}
         for literal in self.literals if self.session.adjustable else ():
             what = constant_finding(literal)
-            if literal.slight and not self.last:
+            if literal.slight and not self.final:
                 continue
             if self._done:
                 return
-            if not literal.masks and (what.file, what.line, what.evidence) not in mended:
-                self._attempt(what, constant_fixes(literal, self.outcome.rows, self.fmt))
+            if not literal.masks and (what.file, what.line, what.evidence) not in done:
+                self._try_fixes(what, constant_fixes(literal, self.outcome.equations, self.fmt))
 
-    def _options(self, group: Group, kind: str) -> Iterator[Fix]:
-        low, rows = self.session.low, self.outcome.rows
-        gradients = [row for row in rows if row.index in self.session.carrying]
-        if not isinstance(low, Rounded):
-            return exceptions(group, kind, self.now, gradients)
-        written = norms(self.session.lockstep.seen)
-        return fixes(group, kind, rows, low, written, gradients, self.last)
+    def _fixes(self, group: Group, kind: str) -> Iterator[Fix]:
+        low, equations = self.session.low, self.outcome.equations
+        gradients = [e for e in equations if e.index in self.session.loss_scaled]
+        if not isinstance(low, TableEmulation):
+            return policy_fixes(group, kind, self.current, gradients)
+        written = norms(self.session.lockstep.recorded)
+        return fixes(group, kind, equations, low, written, gradients, self.final)
 
-    def _unmended(self) -> None:
-        """What is left of the error has a cause too: findings without a fix."""
+    def _list_unfixed(self) -> None:
+        """Appends events without a fix to the findings: the error that is left has a cause too."""
         left: list[Finding] = []
-        for group in groups(self.outcome.rows, self.fmt)[:LEFT]:
+        for group in groups(self.outcome.equations, self.fmt)[:UNFIXED_SHOWN]:
             what = self._finding(group)
             if what.kind in EVENTS:
                 error = self.outcome.error
-                tried = any(x.rows == what.rows for x in self.idle)
+                tried = any(x.equations == what.equations for x in self.unfixed)
                 what = dataclasses.replace(
-                    what, error_before=float(error), broken_before=error.broken, tried=tried
+                    what, error_before=float(error), non_finite_before=error.non_finite, tried=tried
                 )
                 left.append(what)
-                self.idle = [x for x in self.idle if x.rows != what.rows]
+                self.unfixed = [x for x in self.unfixed if x.equations != what.equations]
         self.found += sorted(left, key=lambda x: not x.tried)
 
     def _finding(self, group: Group) -> Finding:
@@ -152,95 +154,97 @@ class Search:
 
     def _try(self, setting: Any) -> Outcome:
         self.trials -= 1
-        self.seen.add(key_of(setting))
+        self.tried.add(key_of(setting))
         if isinstance(setting, Setting):
             return setting.run(self.session)
-        return self.session.with_lane(setting).run()
+        return self.session.with_low(setting).run()
 
-    def _attempt(self, what: Finding, changes: Iterator[Fix]) -> bool:
-        """Whether a change helps: the first that helps enough, else the one that helps most."""
+    def _try_fixes(self, what: Finding, changes: Iterator[Fix]) -> bool:
+        """Accepts the first fix that helps enough, else the one that helps most; returns False if
+        none helps."""
         before = self.outcome.error
         best: tuple[Fix, Outcome] | None = None
-        tried: list[tuple[Fix, Error]] = []
+        tried: list[tuple[Fix, OutputError]] = []
         options = list(changes)
-        for fix in self._promising(options, before):
-            setting = fix.change(self.now)
-            after = self.known.get(key_of(setting))
+        for fix in self._selected(options, before):
+            setting = fix.change(self.current)
+            after = self.results.get(key_of(setting))
             if after is None:
-                if self.trials <= 0 or key_of(setting) in self.seen:
+                if self.trials <= 0 or key_of(setting) in self.tried:
                     continue
                 after = self._try(setting)
             tried.append((fix, after.error))
             if (
                 better(after.error, before, GAIN)
                 and (best is None or better(after.error, best[1].error, ENOUGH))
-                and self._merits(fix, after)
+                and self._beats_narrower(fix, after)
             ):
                 best = fix, after
             if best is not None and enough(best[1].error, before):
                 break
         what = dataclasses.replace(what, tried=bool(tried))
-        if best and not self.last and not better(best[1].error, before, ENOUGH):
-            # helps a little: two together may do more, and it is there to be taken at last
-            self.known[key_of(best[0].change(self.now))] = best[1]
+        if best and not self.final and not better(best[1].error, before, ENOUGH):
+            # it helps a little: kept for the final pass, since a pair may do more
+            self.results[key_of(best[0].change(self.current))] = best[1]
             best = None
         if best is None:
             if tried:
-                self.spare.append(Spare(what, tuple(options), tuple(tried), self.now, before))
-            if tried or not any(same(what, x) for x in self.idle):
-                self.idle = [x for x in self.idle if not same(what, x)] + [what]
+                self.failed.append(Failed(what, tuple(options), tuple(tried), self.current, before))
+            if tried or not any(same(what, x) for x in self.unfixed):
+                self.unfixed = [x for x in self.unfixed if not same(what, x)] + [what]
             return False
         fix, after = best
-        self._keep(fix, after, [dataclasses.replace(what, fix=fix.words)])
+        self._accept(fix, after, [dataclasses.replace(what, fix=fix.words)])
         return True
 
-    def _merits(self, fix: Fix, after: Outcome) -> bool:
-        """Whether less than a change helps less."""
+    def _beats_narrower(self, fix: Fix, after: Outcome) -> bool:
+        """Returns True if the narrower alternative is measurably worse, or there is none."""
         if fix.without is None or self.trials <= 0:
             return True
-        setting = fix.without.change(self.now)
-        if key_of(setting) not in self.known:
-            self.known[key_of(setting)] = self._try(setting)
-        return better(after.error, self.known[key_of(setting)].error, GAIN)
+        setting = fix.without.change(self.current)
+        if key_of(setting) not in self.results:
+            self.results[key_of(setting)] = self._try(setting)
+        return better(after.error, self.results[key_of(setting)].error, GAIN)
 
-    def _promising(self, options: list[Fix], before: Error) -> list[Fix]:
-        """Options, once a finding was in vain: if float32 for most doesn't help, less won't."""
+    def _selected(self, options: list[Fix], before: OutputError) -> list[Fix]:
+        """After a failed fix, tries the widest float32 fix first, and drops the others of this kind
+        if it doesn't help."""
         widest = max(options, key=lambda fix: fix.size, default=None)
-        if not self.spare or widest is None or not widest.size:
+        if not self.failed or widest is None or not widest.size:
             return options
-        setting = widest.change(self.now)
-        if key_of(setting) not in self.seen:
+        setting = widest.change(self.current)
+        if key_of(setting) not in self.tried:
             if self.trials <= 0:
                 return []
-            self.known[key_of(setting)] = outcome = self._try(setting)
+            self.results[key_of(setting)] = outcome = self._try(setting)
             if better(outcome.error, before, GAIN):
                 return options
         return [fix for fix in options if not fix.size or fix is widest]
 
-    def _pair(self) -> bool:
-        """Whether two changes help where each alone didn't: the first pair that helps enough."""
+    def _try_pairs(self) -> bool:
+        """Accepts the first pair of fixes that helps enough; returns False if none does."""
         before = self.outcome.error
-        for a, b in pairs(self.spare):
+        for a, b in pairs(self.failed):
             fix = both(a.best, b.best)
-            setting = self._allowed(fix)
+            setting = self._untried(fix)
             if setting is None or self.trials <= 0:
                 continue
             after = self._try(setting)
             if better(after.error, before, ENOUGH):
-                parts, after = self._smaller((a, b), (a.best, b.best), after)
-                self._keep(both(*parts), after, self._halves((a, b), parts))
+                parts, after = self._narrowed((a, b), (a.best, b.best), after)
+                self._accept(both(*parts), after, self._pair_findings((a, b), parts))
                 return True
             if better(after.error, before, GAIN):
-                self.known[key_of(setting)] = after
+                self.results[key_of(setting)] = after
         return False
 
-    def _smaller(self, spares, parts: tuple[Fix, Fix], after: Outcome):
-        """Each part made as small as still helps as much."""
+    def _narrowed(self, failed: Sequence[Failed], parts: tuple[Fix, Fix], after: Outcome):
+        """Replaces each fix of a pair by the narrowest one with which the pair helps as much."""
         before = self.outcome.error
-        for i, spare in enumerate(spares):
-            for fix in spare.smaller(parts[i]):
+        for i, one in enumerate(failed):
+            for fix in one.narrower(parts[i]):
                 tried = (fix, parts[1]) if i == 0 else (parts[0], fix)
-                setting = self._allowed(both(*tried))
+                setting = self._untried(both(*tried))
                 if self.trials <= 0 or setting is None:
                     continue
                 outcome = self._try(setting)
@@ -250,34 +254,37 @@ class Search:
                     break
         return parts, after
 
-    def _halves(self, spares: Sequence[Spare], parts: tuple[Fix, Fix]) -> list[Finding]:
-        """The findings of a pair, each with its own part first, and with what that did alone."""
+    def _pair_findings(self, failed: Sequence[Failed], parts: tuple[Fix, Fix]) -> list[Finding]:
+        """Returns a pair's findings, each with its own fix first and the error with that alone."""
         found = []
-        for own, other, fix, second in zip(spares, spares[::-1], parts, parts[::-1], strict=True):
-            alone = own.alone(fix) if own.base is self.now else None
+        for own, other, fix, second in zip(failed, failed[::-1], parts, parts[::-1], strict=True):
+            alone = own.error_alone(fix) if own.base is self.current else None
             if alone is None and self.trials > 0:
-                alone = self._try(fix.change(self.now)).error
-            alone = alone or Error(0, math.nan)
+                alone = self._try(fix.change(self.current)).error
+            alone = alone or OutputError(0, math.nan)
             words = f"{fix.words}, together with {second.words} ({other.what.where})"
             found.append(
                 dataclasses.replace(
-                    own.what, fix=words, error_alone=float(alone), broken_alone=alone.broken
+                    own.what,
+                    fix=words,
+                    error_alone=float(alone),
+                    non_finite_alone=alone.non_finite,
                 )
             )
         return found
 
-    def _allowed(self, fix: Fix) -> Any:
-        """What a change leads to; None if its parts contradict each other, or it was tried."""
+    def _untried(self, fix: Fix) -> Any:
+        """Returns the setting with a fix; None if its parts conflict, or it was tried."""
         try:
-            setting = fix.change(self.now)
+            setting = fix.change(self.current)
         except ValueError:
             return None
-        return None if key_of(setting) in self.seen else setting
+        return None if key_of(setting) in self.tried else setting
 
-    def _keep(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
-        """A change that helped stays."""
+    def _accept(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
+        """Continues with a fix that helped."""
         order = max((x.order for x in self.found), default=0) + 1
-        self.idle = [x for x in self.idle if not any(same(x, y) for y in findings)]
-        self.found += [mended(x, order, self.outcome.error, after.error) for x in findings]
-        self.spare = []
-        self.now, self.outcome = fix.change(self.now), after
+        self.unfixed = [x for x in self.unfixed if not any(same(x, y) for y in findings)]
+        self.found += [fixed(x, order, self.outcome.error, after.error) for x in findings]
+        self.failed = []
+        self.current, self.outcome = fix.change(self.current), after

@@ -1,4 +1,4 @@
-"""What a program's first run will need, compiled several at a time before it begins."""
+"""Compiles what a program's first run needs, on all cores, before it begins."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...interpret import Equation, Program, is_float, lifted
-from ._ledger import Ledger
+from ._accumulator import Accumulator
 from ._lockstep import Lockstep
 from ._pair import Pair
-from ._statistics import ABOUT
+from ._statistics import OP_PARAMS
 
 
 @dataclasses.dataclass(eq=False)
-class Scout(Lockstep):
-    """A lockstep that is traced, not run: what it would call is handed to a pool to compile.
+class CompilingLockstep(Lockstep):
+    """A lockstep that is traced: functions that it would call are compiled in a thread pool.
 
-    A loop or a branch is passed by: only the types of its results matter here.
+    Loops and branches are skipped: only the types of their results matter here.
     """
 
     pool: ThreadPoolExecutor = dataclasses.field(default_factory=ThreadPoolExecutor)
-    found: dict[Any, Future] = dataclasses.field(default_factory=dict)
+    submitted: dict[Any, Future] = dataclasses.field(default_factory=dict)
 
     def constant(self, x: np.ndarray, aval: Any) -> Pair:
-        with jax.ensure_compile_time_eval():  # a number, as it will be in the run
+        with jax.ensure_compile_time_eval():  # concrete, as it will be in the run
             return super().constant(x, aval)
 
     def stepwise(self, state: Any, equation: Equation) -> int:
         return 0
 
     def control(self, equation: Equation, run: Callable) -> Callable:
-        def passed_by(state, inputs):
+        def skip(state, inputs):
             pairs = zip(inputs, equation.in_avals, strict=True)
             plain = [jnp.zeros(a.shape, a.dtype) if is_float(a) else x for x, a in pairs]
             outs = zip(equation.bind(*plain), equation.out_avals, strict=True)
@@ -46,48 +46,48 @@ class Scout(Lockstep):
                 for y, a in outs
             ]
 
-        return passed_by
+        return skip
 
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        if self.passes(equation, inputs):
+        if self.is_reshape(equation, inputs):
             return state, inputs[:1]
-        about = jnp.zeros(ABOUT, jnp.float64)
-        outs, found = self.both(self.planned(equation, inputs), inputs, about)
-        if found and Ledger not in self.found:
-            integers = found[0].flushed.dtype
-            self.found[Ledger] = self.pool.submit(state.prepare, integers)
+        op_params = jnp.zeros(OP_PARAMS, jnp.float64)
+        outs, counted = self.evaluate(self.planned(equation, inputs), inputs, op_params)
+        if counted and Accumulator not in self.submitted:
+            integers = counted[0].flushed.dtype
+            self.submitted[Accumulator] = self.pool.submit(state.prepare, integers)
         return state, outs
 
     def call(self, f: Any, *arguments: Any) -> Any:
         leaves, tree = jax.tree.flatten(arguments)
         types = [jax.typeof(x) if hasattr(x, "shape") else x for x in leaves]
         key = (f, tree, tuple(map(str, types)))
-        if key not in self.found:
-            blanks = [
+        if key not in self.submitted:
+            shapes = [
                 jax.ShapeDtypeStruct(t.shape, t.dtype, weak_type=t.weak_type)
                 if hasattr(t, "weak_type") else t
                 for t in types
             ]  # fmt: skip
-            lowered = f.lower(*jax.tree.unflatten(tree, blanks))
-            self.found[key] = self.pool.submit(lowered.compile)
+            lowered = f.lower(*jax.tree.unflatten(tree, shapes))
+            self.submitted[key] = self.pool.submit(lowered.compile)
         return f(*arguments)
 
 
-def compile_ahead(program: Program, lockstep: Lockstep, ledger: Ledger) -> None:
-    """Compiles what ``program`` needs outside of its loops, on all cores.
+def compile_ahead(program: Program, lockstep: Lockstep, accumulator: Accumulator) -> None:
+    """Compiles, on all cores, what ``program`` needs outside of its loops.
 
-    JAX keeps what was compiled beside what it lowered, so that the run finds it.
+    JAX caches compiled code by what was lowered, so that the run finds it.
 
     Args:
-        program: traced.
-        lockstep: the program's own.
-        ledger: what takes the notes of the run.
+        program: traced, with its arguments.
+        lockstep: the one that will interpret the program.
+        accumulator: of the run.
     """
 
-    def walked(arrays):
-        return scout.walked(program, ledger, lifted(program, scout, arrays))[1]
+    def interpret(arrays):
+        return tracer.interpret(program, accumulator, lifted(program, tracer, arrays))[1]
 
     arrays = [
         jax.ShapeDtypeStruct(a.shape, x.dtype) if is_float(a)
@@ -95,9 +95,9 @@ def compile_ahead(program: Program, lockstep: Lockstep, ledger: Ledger) -> None:
         for x, a in zip(program.arrays, program.in_avals, strict=True)
     ]  # fmt: skip
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        kept = {"plans": lockstep.plans, "literals": lockstep.literals}
-        scout = Scout(lockstep.low, lockstep.shadow, **kept, pool=pool)
+        shared = {"plans": lockstep.plans, "literals": lockstep.literals}
+        tracer = CompilingLockstep(lockstep.low, lockstep.reference, **shared, pool=pool)
         with lockstep.context():
-            jax.eval_shape(walked, arrays)
-        for future in scout.found.values():
+            jax.eval_shape(interpret, arrays)
+        for future in tracer.submitted.values():
             future.result()

@@ -1,4 +1,4 @@
-"""The two lanes of an audit: arithmetic in a format that is data, and a wide shadow."""
+"""The interpretations of both runs: arithmetic in formats given as data, and the reference."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ import numpy as np
 from ...emulate import EXACT, Emulation
 from ...interpret import Equation, Interpretation, is_float, rebind
 from ...rounding import from_float64, to_float64
-from ._rounding import as_row, round_by
+from ._rounding import format_params, round_by
 
 
 @dataclasses.dataclass(frozen=True)
-class Rounded(Emulation):
-    """Emulation whose state is, at each equation, the format of that equation's results.
+class TableEmulation(Emulation):
+    """Emulation that takes the format of each equation's results as its state, from a table.
 
-    A run with another format for some equations needs nothing compiled anew. Values wait in
-    ``stored``; what a trial's wider format has beyond it (numbers under 2^-126, of float64 most
-    bits) is rounded once more.
+    Another table of formats needs no compilation. Values are held in ``carrier``: under a wider
+    format that is tried as a fix, a value that the carrier can't hold (for float32: below 2^-126,
+    or with more bits) is rounded a second time.
     """
 
     @functools.cached_property
-    def stored(self) -> Any:
-        """float32 if sums, products, quotients and roots of the format's numbers, rounded to it and
-        then to the format, are rounded as if once, else float64.
+    def carrier(self) -> Any:
+        """float32 if rounding to it first never changes a result, else float64.
 
-        That is so if float32 has twice the format's digits and two more (Figueroa, see
-        :class:`Emulation`), and holds all of them as normal numbers (backends flush others).
+        That holds for sums, products, quotients and roots of the format's numbers if float32 has
+        at least twice the format's digits and two more (Figueroa, see :class:`Emulation`), and if
+        all of them are normal in float32 (backends flush subnormal numbers).
         """
         fmt = self.fmt
         lowest, beyond = fmt.min_exponent - fmt.mantissa_bits, fmt.max_exponent + 1
@@ -41,12 +41,12 @@ class Rounded(Emulation):
         return jnp.float32 if fits else jnp.float64
 
     def lift(self, x: Any, aval: Any) -> jax.Array:
-        row = jnp.asarray(as_row(self.fmt, self.saturate))
-        return _lift(jnp.asarray(x), row).astype(self.stored)
+        params = jnp.asarray(format_params(self.fmt, self.saturate))
+        return _round(jnp.asarray(x), params).astype(self.carrier)
 
     def constant(self, x: np.ndarray, aval: Any) -> jax.Array:
         rounded = self.fmt.decode(self.fmt.encode(x, saturate=self.saturate))
-        return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), self.stored)
+        return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), self.carrier)
 
     def lower(self, value: jax.Array, aval: Any) -> jax.Array:
         return super().lower(value.astype(jnp.float64), aval)
@@ -55,15 +55,15 @@ class Rounded(Emulation):
         self, state: jax.Array, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[jax.Array, Sequence[Any]]:
         if equation.name in EXACT:
-            return state, rebind(equation, inputs, self.stored)
+            return state, rebind(equation, inputs, self.carrier)
         return state, [
-            round_by(y, state).astype(self.stored) if is_float(a) else y
+            round_by(y, state).astype(self.carrier) if is_float(a) else y
             for y, a in zip(exact(equation, inputs), equation.out_avals, strict=True)
         ]
 
 
 def exact(equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """An equation's results in float64, on floats of any width."""
+    """Returns an equation's results in float64, from floats of any width."""
     wide = [
         x.astype(jnp.float64) if is_float(a) else x
         for x, a in zip(inputs, equation.in_avals, strict=True)
@@ -72,13 +72,13 @@ def exact(equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 @jax.jit
-def _lift(x: jax.Array, row: jax.Array) -> jax.Array:
-    return round_by(to_float64(x), row)
+def _round(x: jax.Array, params: jax.Array) -> jax.Array:
+    return round_by(to_float64(x), params)
 
 
 @dataclasses.dataclass(frozen=True)
-class Wide(Interpretation):
-    """The program as it stands, every float in one wide dtype: the plain run if that is its own."""
+class Reference(Interpretation):
+    """The program with every float in ``dtype``; if that is its own dtype, the plain program."""
 
     dtype: Any
 

@@ -1,4 +1,4 @@
-"""Changes to a policy of autocast or a recipe of autoscale: exceptions, another format."""
+"""Fixes for autocast policies and autoscale recipes: exceptions, other formats, a loss scale."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from ...autoscale import Boundaries, EveryOp, Recipe, interpretation, scope_part
 from ...formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from ...interpret import Interpretation
 from ...scaled import Amax, Mx
-from .._run._lane import nominal
+from .._run._equation_statistics import EquationStatistics
 from .._run._loss_scale import LossScaled, best_power
-from .._run._rows import Row
+from .._run._specialize import nominal_format
 from ._findings import Group
-from ._fixes import RANGE, Fix, narrow_gradients
+from ._fixes import RANGE, Fix, loss_scale_fix, may_need_loss_scale
 
-OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # wider, or more precise
+OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
 OTHER = {FP16: BF16, BF16: FP16}
 
 
-def changeable(low: Interpretation) -> bool:
-    """Whether changes are known for a lane that isn't of one format."""
+def has_fixes(low: Interpretation) -> bool:
+    """Returns True for the policies and recipes that :func:`policy_fixes` can change."""
     return isinstance(low, Autocast | Boundaries | EveryOp)
 
 
-def exceptions(group: Group, kind: str, now: Any, gradients: Sequence[Row]) -> Iterator[Fix]:
-    """Lanes worth trying for a finding, the smallest change first.
+def policy_fixes(
+    group: Group, kind: str, now: Any, gradients: Sequence[EquationStatistics]
+) -> Iterator[Fix]:
+    """Yields fixes for a finding under a policy or recipe, the smallest change first.
 
     Args:
-        group: what it is about.
+        group: the finding's equations.
         kind: of the finding.
-        now: the lane that is to be changed.
-        gradients: the rows that a loss scale multiplies.
+        now: the interpretation to change.
+        gradients: the equations that a loss scale multiplies.
     """
     if isinstance(now, Autocast | LossScaled):
         return _of_policy(group, kind, now, gradients)
@@ -46,13 +48,13 @@ def exceptions(group: Group, kind: str, now: Any, gradients: Sequence[Row]) -> I
 
 
 def _of_policy(
-    group: Group, kind: str, now: Autocast | LossScaled, gradients: Sequence[Row]
+    group: Group, kind: str, now: Autocast | LossScaled, gradients: Sequence[EquationStatistics]
 ) -> Iterator[Fix]:
     here = group.first
-    fmt = nominal(now)
-    power = best_power(gradients, fmt) if narrow_gradients(group, kind) else 0
+    fmt = nominal_format(now)
+    power = best_power(gradients, fmt) if may_need_loss_scale(group, kind) else 0
     if power and isinstance(now, Autocast):
-        yield Fix(f"loss scale 2^{power}", lambda now: LossScaled(_policy(now), power))
+        yield loss_scale_fix(power, lambda now: LossScaled(_autocast(now), power))
     function = here.function.rpartition(".")[2] or None
     rules = [
         (f"Rule('full', primitive={here.primitive!r}, function={function!r})",
@@ -66,37 +68,37 @@ def _of_policy(
         yield Fix("c=bf16 in the policy", partial(_with_policy, compute=jnp.bfloat16))
 
 
-def _policy(lane: Autocast | LossScaled) -> Autocast:
-    return lane.low if isinstance(lane, LossScaled) else lane
+def _autocast(low: Autocast | LossScaled) -> Autocast:
+    return low.low if isinstance(low, LossScaled) else low
 
 
-def _with_rule(lane: Autocast | LossScaled, rule: Rule) -> Autocast | LossScaled:
-    return _with_policy(lane, rules=(rule, *_policy(lane).policy.rules))
+def _with_rule(low: Autocast | LossScaled, rule: Rule) -> Autocast | LossScaled:
+    return _with_policy(low, rules=(rule, *_autocast(low).policy.rules))
 
 
-def _with_policy(lane: Autocast | LossScaled, **fields: Any) -> Autocast | LossScaled:
-    own = _policy(lane)
+def _with_policy(low: Autocast | LossScaled, **fields: Any) -> Autocast | LossScaled:
+    own = _autocast(low)
     own = dataclasses.replace(own, policy=dataclasses.replace(own.policy, **fields))
-    return dataclasses.replace(lane, low=own) if isinstance(lane, LossScaled) else own
+    return dataclasses.replace(low, low=own) if isinstance(low, LossScaled) else own
 
 
 def _of_recipe(group: Group, recipe: Recipe) -> Iterator[Fix]:
     here = group.first
     if not isinstance(recipe.scaling, Amax | Mx):
         yield _recipe("scaling=Amax()", scaling=Amax())
-    yield from _kept(group)
-    side = "backward" if here.direction == "backward" else "forward"
-    fmt = getattr(recipe, side)
+    yield from _exceptions(group)
+    operands = "backward" if here.direction == "backward" else "forward"
+    fmt = getattr(recipe, operands)
     for other in OPERANDS.get(fmt, ()) if isinstance(fmt, Format) else (FP16,) if fmt else ():
-        yield _recipe(f"{side}={other.name}", **{side: other})
+        yield _recipe(f"{operands}={other.name}", **{operands: other})
     if recipe.storage in OTHER:
         yield _recipe(f"storage={OTHER[recipe.storage].name}", storage=OTHER[recipe.storage])
 
 
 def _of_every_op(group: Group, recipe: Recipe) -> Iterator[Fix]:
-    """Exceptions, how sums are added up, how scales are found, the other format; at last float32 in
-    flight."""
-    yield from _kept(group)
+    """Yields exceptions; another way to add up sums, to find scales; the other format; at last
+    float32 between stores."""
+    yield from _exceptions(group)
     if recipe.arithmetic != "float32":
         yield _recipe("arithmetic='float32'", arithmetic="float32")
     for measure in ("max", "l2"):
@@ -105,26 +107,25 @@ def _of_every_op(group: Group, recipe: Recipe) -> Iterator[Fix]:
     other = OTHER[recipe.storage] if recipe.storage else BF16
     yield _recipe(f"storage={other.name}", storage=other)
     plain = {"store": "boundaries", "rescale": None, "arithmetic": "float32"}
-    if not recipe.keep:
+    if not recipe.keep:  # an exception for one `store` may not apply under another
         yield _recipe("store='boundaries'", **plain)
 
 
-def _kept(group: Group) -> Iterator[Fix]:
-    """float32 for the primitive, for the innermost scope around it, for the outermost."""
+def _exceptions(group: Group) -> Iterator[Fix]:
+    """Yields float32 for the primitive, for the innermost scope around it, for the outermost."""
     here = group.first
     parts = scope_parts(here.scope)
     for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
-        yield Fix(f"keep={{{name!r}: FP32}} in the recipe", partial(_keep, name=name))
+        yield Fix(f"keep={{{name!r}: FP32}} in the recipe", partial(_with_exception, name=name))
 
 
 def _recipe(words: str, **fields: Any) -> Fix:
-    """Other settings of a recipe; an exception made for another way to store is none here."""
-    return Fix(f"{words} in the recipe", partial(_changed, **fields))
+    return Fix(f"{words} in the recipe", partial(_with_fields, **fields))
 
 
-def _changed(lane: Boundaries | EveryOp, **fields: Any) -> Interpretation:
-    return interpretation(dataclasses.replace(lane.recipe, **fields))
+def _with_fields(low: Boundaries | EveryOp, **fields: Any) -> Interpretation:
+    return interpretation(dataclasses.replace(low.recipe, **fields))
 
 
-def _keep(lane: Boundaries | EveryOp, name: str) -> Interpretation:
-    return _changed(lane, keep=((name, FP32), *lane.recipe.keep))
+def _with_exception(low: Boundaries | EveryOp, name: str) -> Interpretation:
+    return _with_fields(low, keep=((name, FP32), *low.recipe.keep))

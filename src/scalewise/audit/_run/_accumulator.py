@@ -1,0 +1,141 @@
+"""Accumulates the statistics of a program that runs equation by equation, in batches of records."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ._rounding import FORMAT_PARAMS
+from ._statistics import (
+    OP_PARAMS,
+    PARTS,
+    SAMPLE,
+    Record,
+    Statistics,
+    Tally,
+    accumulate,
+    empty_statistics,
+    summarize,
+)
+
+BATCH = 32  # records that one call adds to the statistics
+IN_FLIGHT = 1 << 22  # numbers of results dispatched and not yet computed
+TRIM_AFTER = 1 << 27  # numbers of results after which free heap pages return to the OS
+MIN_ROWS = 64  # statistics have this many rows times a power of four: programs share the code
+
+
+class Accumulator:
+    """The statistics of a run, and records that wait to be added to them, in order.
+
+    Attributes:
+        formats: float64[n, 8], the format of each equation's results.
+    """
+
+    def __init__(self, formats: np.ndarray):
+        rows = MIN_ROWS
+        while rows <= len(formats):  # one row to spare, for the padding of a batch
+            rows *= 4
+        self.formats = formats
+        padded = np.concatenate([formats, np.tile(formats[:1], (rows - len(formats), 1))])
+        self._statistics = empty_statistics(padded)
+        self._pending: list[tuple[int, Record]] = []
+        self._in_flight: collections.deque[tuple[int, Tally]] = collections.deque()
+        self._in_flight_numbers = 0
+        self._since_trim = 0
+
+    def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
+        """Returns the format of equation ``index`` and ``rest`` as one array on the device."""
+        return _on_device(self.formats[index].tobytes() + rest.tobytes())
+
+    def add(self, index: int, record: Record, numbers: int) -> None:
+        """Adds a visit of equation ``index`` whose result has ``numbers`` numbers.
+
+        Waits while more than IN_FLIGHT numbers are being computed, so that freed memory is reused.
+        """
+        self._pending.append((index, record))
+        self._in_flight.append((numbers, record.tally))
+        self._in_flight_numbers += numbers
+        self._since_trim += numbers
+        while self._in_flight_numbers > IN_FLIGHT and len(self._in_flight) > 1:
+            before, tally = self._in_flight.popleft()
+            self._in_flight_numbers -= before
+            tally.flushed.block_until_ready()
+        if self._since_trim > TRIM_AFTER:
+            self._since_trim = 0
+            if (trim := _malloc_trim()) is not None:  # saves a third of a large model's memory
+                trim(0)
+        if len(self._pending) == BATCH:
+            self.flush()
+
+    def prepare(self, integers: Any) -> None:
+        """Compiles the update for a low run whose floats are as wide as ``integers``; any thread
+        may call it."""
+        with jax.enable_x64(True):
+            _compiled_update(len(self._statistics.formats), integers)
+
+    def flush(self) -> Statistics:
+        """Adds the pending records and returns the statistics."""
+        if self._pending:
+            count, integers = len(self._statistics.formats), self._pending[0][1].tally.flushed.dtype
+            padding = [(count - 1, _empty_record(integers))] * (BATCH - len(self._pending))
+            indices, records = zip(*self._pending, *padding, strict=True)
+            arguments = self._statistics, np.array(indices), records
+            self._statistics = _compiled_update(count, integers)(*arguments)
+            self._pending = []
+        return self._statistics
+
+    def replace(self, statistics: Statistics) -> None:
+        """Sets the statistics to those that a compiled loop returned, given the flushed ones."""
+        assert not self._pending
+        self._statistics = statistics
+
+
+@functools.cache
+def _malloc_trim() -> Callable | None:
+    """Returns glibc's function that gives free heap pages back to the OS; None elsewhere."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def _empty_record(integers: Any) -> Record:
+    """Returns a record without events, for a low run whose floats are as wide as ``integers``."""
+    narrow, wide = np.zeros(PARTS, integers), np.zeros(PARTS, np.int64)
+    tally = Tally(narrow, narrow, narrow, wide, wide, wide)
+    return Record(tally, samples=np.zeros((5, SAMPLE)), op_params=np.zeros(OP_PARAMS))
+
+
+def _update(state: Statistics, indices: Any, records: Sequence[Record]) -> Statistics:
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *records)
+    summaries = jax.vmap(summarize)(stacked, state.formats[indices])
+
+    def one(state, x):
+        return accumulate(state, *x), None
+
+    return lax.scan(one, state, (indices, *summaries))[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled_update(rows: int, integers: Any) -> Callable:
+    """Compiles ``_update`` for statistics with this many rows.
+
+    Ahead of time: under ``jit`` it would compile again for each tracing context.
+    """
+    empty = empty_statistics(np.zeros((rows, FORMAT_PARAMS)))
+    example = empty, np.zeros(BATCH, np.int64), (_empty_record(integers),) * BATCH
+    return jax.jit(_update, donate_argnums=0).lower(*example).compile()
+
+
+@functools.lru_cache(maxsize=8192)
+def _on_device(content: bytes) -> jax.Array:
+    return jax.device_put(np.frombuffer(content))

@@ -1,0 +1,313 @@
+"""One equation in both runs: how it is computed, rounded and recorded, and the compiled code."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...emulate import EXACT
+from ...interpret import Equation, Interpretation, is_float
+from ...rounding import to_float64
+from ._elementary import OTHER, operation, stack_samples
+from ._flat import ELEMENTWISE, RESHAPES, flat, padded_size, unflat
+from ._interpretations import Reference, TableEmulation, exact
+from ._pair import Pair, shaped
+from ._rounding import FORMAT_PARAMS, narrowed, round_by
+from ._specialize import is_elementwise, result_format_params, specialize
+from ._statistics import COUNT, SAMPLE, count, sample_positions
+
+ADDITIONS = {"add": 1, "add_any": 1, "sub": -1}
+CHOOSES = frozenset({"select_n", "max", "min", "clamp", "gather", "slice", "dynamic_slice"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an equation is computed; equal plans share compiled code.
+
+    Attributes:
+        key: primitive, parameters and types. The equation's place is left out, and so is the shape
+            if each number is computed on its own.
+        equation: an equation with this key.
+        at: the index of the first float result, or -1.
+        length: the padded size of that result.
+        flat: whether the operands are flat and padded too.
+        recorded: whether its results are rounded, and statistics of them recorded.
+        operation: the code of an elementary operation, or OTHER.
+    """
+
+    key: Hashable
+    equation: Equation = dataclasses.field(compare=False)
+    at: int = dataclasses.field(compare=False)
+    length: int = dataclasses.field(compare=False)
+    flat: bool = dataclasses.field(compare=False)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the first float result; 0 if there is none."""
+        return math.prod(self.equation.out_avals[self.at].shape) if self.at >= 0 else 0
+
+    @functools.cached_property
+    def recorded(self) -> bool:
+        return self.equation.name not in EXACT and self.at >= 0
+
+    @functools.cached_property
+    def operation(self) -> int:
+        return operation(self.equation) if self.flat else OTHER
+
+    @functools.cached_property
+    def is_array(self) -> tuple[bool, ...]:
+        """For each of two operands whether it is an array; a single operand counts twice."""
+        is_array = array_operands(self.equation) if self.operation else ()
+        return (is_array * 2)[:2] or (True, True)
+
+    @functools.cached_property
+    def op_params(self) -> np.ndarray:
+        """The equation's ``OP_PARAMS`` without its format."""
+        sign = ADDITIONS.get(self.equation.name, 0)
+        return np.array([self.size, sign, self.operation, *self.is_array], np.float64)
+
+
+def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Any]) -> Plan:
+    """Returns how ``equation`` is to be computed on these inputs."""
+    at = next((i for i, a in enumerate(equation.out_avals) if is_float(a)), -1)
+    length = padded_size(math.prod(equation.out_avals[at].shape)) if at >= 0 else 0
+    from_table, is_array = isinstance(low, TableEmulation), array_operands(equation)
+    types: Any = tuple((a.shape, a.dtype) for a in equation.in_avals + equation.out_avals)
+    is_flat = bool(is_array) and is_elementwise(low) and all(isinstance(x, Pair) for x in inputs)
+    if is_flat and not from_table:  # here no separate program broadcasts the operands
+        is_flat = all(a.shape in (equation.out_avals[0].shape, ()) for a in equation.in_avals)
+    if is_flat:
+        types = (length, is_array, tuple(a.dtype for a in equation.in_avals + equation.out_avals))
+    key: Hashable = (equation.name, tuple(sorted(equation.params.items())), types)
+    try:
+        hash(key)
+    except TypeError:
+        key = id(equation.eqn)
+    key = key if from_table else (key, specialize(low, equation)[1])
+    return Plan(key, equation, at, length, is_flat)
+
+
+def array_operands(equation: Equation) -> tuple[bool, ...]:
+    """Returns for each operand of an elementwise equation whether it is an array, not a scalar.
+
+    () for other equations. Operands of elementary operations are broadcast to the result's shape;
+    another elementwise equation with an operand that would need it gets () too.
+    """
+    if equation.name not in ELEMENTWISE or not is_float(equation.out_avals[0]):
+        return ()
+    shape = equation.out_avals[0].shape
+    if operation(equation) == OTHER and any(a.shape not in (shape, ()) for a in equation.in_avals):
+        return ()
+    return tuple(a.shape != () or shape == () for a in equation.in_avals)
+
+
+def only_reshapes(equation: Equation) -> bool:
+    """Returns True if the result is the operand's numbers in the same order."""
+    if equation.name == "broadcast_in_dim":  # for example after a sum with keepdims
+        return equation.in_avals[0].size == equation.out_avals[0].size
+    return equation.name in RESHAPES
+
+
+@functools.lru_cache(maxsize=8192)
+def compiled(step: Callable, static: tuple[Any, ...], plan: Plan) -> Callable:
+    """Returns ``step`` under ``jit``, with its leading non-array arguments bound."""
+
+    def run(*arguments):
+        return step(*static, plan, *arguments)
+
+    run.__name__ = plan.equation.name.replace("-", "_")
+    return jax.jit(run)
+
+
+def taints_of(inputs: Sequence[Any]) -> list[Any]:
+    """Returns the ``tainted`` flag of each pair."""
+    return [x.tainted for x in inputs if isinstance(x, Pair)]
+
+
+def any_tainted(taints: Sequence[Any]) -> jax.Array:
+    """Returns whether any of these flags is set."""
+    return functools.reduce(jnp.logical_or, taints, jnp.zeros((), bool))
+
+
+def split(plan: Plan, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Returns the inputs of the low-precision run and those of the reference run."""
+    avals = plan.equation.in_avals
+    if plan.flat:
+        shape = plan.equation.out_avals[0].shape
+        operands = zip(inputs, avals, array_operands(plan.equation), strict=True)
+        inputs = [
+            broadcast_flat(x, a.shape if w else (), shape, plan.length) for x, a, w in operands
+        ]
+    else:
+        inputs = [shaped(x, a) for x, a in zip(inputs, avals, strict=True)]
+    lows = [x.low if isinstance(x, Pair) else x for x in inputs]
+    return lows, [x.reference if isinstance(x, Pair) else x for x in inputs]
+
+
+def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length: int) -> Pair:
+    """Returns an operand broadcast to the result's shape, flat and padded; or as a scalar.
+
+    Args:
+        x: a pair, in its own shape or flat.
+        shape: its own shape; () to get its first number.
+        target: the result's shape.
+        length: the padded size of ``target``.
+    """
+
+    def one(x: Any) -> Any:
+        if not shape and target:
+            return x if x.ndim == 0 else x.reshape(-1)[0]
+        if tuple(shape) != tuple(target):
+            x = jnp.broadcast_to(unflat(x, shape), target)
+        return flat(x, length)
+
+    return Pair(jax.tree.map(one, x.low), one(x.reference), x.tainted)
+
+
+def unrounded(
+    low: TableEmulation,
+    reference: Reference,
+    plan: Plan,
+    op_params: jax.Array,
+    lows: Sequence[Any],
+    references: Sequence[Any],
+) -> tuple[jax.Array, jax.Array]:
+    """Computes one equation without its rounding, the only part that depends on the primitive.
+
+    Returns:
+        The exact result of the low inputs, ready to be rounded (see :func:`narrowed`), and the
+        reference run's result; both flat, so that what follows depends only on the size.
+    """
+    (result,) = exact(plan.equation, lows)
+    (wide,) = reference.apply((), plan.equation, references)[1]
+    result = flat(result, plan.length).astype(jnp.float64)  # a weak type would compile all anew
+    wide = flat(wide, plan.length).astype(reference.dtype)
+    return narrowed(result, op_params[:FORMAT_PARAMS], low.carrier), wide
+
+
+def unrounded_pairs(
+    low: TableEmulation,
+    reference: Reference,
+    plan: Plan,
+    op_params: jax.Array,
+    inputs: Sequence[Any],
+) -> tuple[jax.Array, jax.Array]:
+    """:func:`unrounded` of inputs that are pairs."""
+    return unrounded(low, reference, plan, op_params, *split(plan, inputs))
+
+
+def operand_samples(
+    plan: Plan, exact: jax.Array, lows: Sequence[jax.Array], op_params: jax.Array
+) -> jax.Array:
+    """Returns samples of the exact result and of an addition's operands: float64[3, SAMPLE]."""
+    length = plan.length
+    at = sample_positions(op_params[COUNT], length)
+    addends: Sequence[Any] = [jnp.zeros(SAMPLE)] * 2
+    if plan.equation.name in ADDITIONS:
+        addends = [flat(x, length)[at] if x.ndim else jnp.broadcast_to(x, at.shape) for x in lows]
+    return jnp.stack([x.astype(jnp.float64) for x in (exact[at], *addends)])
+
+
+def run_and_count(
+    low: Interpretation,
+    reference: Reference,
+    plan: Plan,
+    op_params: jax.Array,
+    inputs: Sequence[Any],
+):
+    """Runs one equation in both runs, under any low interpretation.
+
+    Returns:
+        Its outputs; if it is recorded, its tally and samples (see :class:`Record`).
+    """
+    outs, uncounted = run_both(low, reference, plan, op_params, inputs)
+    if not uncounted:
+        return outs, uncounted
+    tainted, *counted = count_result(op_params, *uncounted)
+    outs = [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
+    return outs, counted
+
+
+def count_result(
+    op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Any
+):
+    """Returns whether a result is tainted, its tally and samples, given what :func:`run_both`
+    returned of it."""
+    op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
+    tally, tainted = count(low, exact.astype, reference, op_params, [tainted])
+    return tainted, tally, stack_samples(low, reference, samples, op_params)
+
+
+def run_both(
+    low: Interpretation,
+    reference: Reference,
+    plan: Plan,
+    op_params: jax.Array,
+    inputs: Sequence[Any],
+):
+    """Runs one equation in both runs without counting, which is one program for each size.
+
+    Returns:
+        Its outputs; if it is recorded, of its first float result the low, exact and reference
+        values (flat), the format, samples, and whether an input was tainted.
+    """
+    equation, from_table = plan.equation, isinstance(low, TableEmulation)
+    fmt, tainted = op_params[:FORMAT_PARAMS], any_tainted(taints_of(inputs))
+    lows, references = split(plan, inputs)
+    low_outs = low.apply(fmt if from_table else (), equation, lows)[1]
+    reference_outs = reference.apply((), equation, references)[1]
+    uncounted = None
+    if plan.recorded:
+        plain = [_plain(low, x, a) for x, a in zip(lows, equation.in_avals, strict=True)]
+        aval = equation.out_avals[plan.at]
+        result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
+        right = flat(exact(equation, plain)[plan.at], plan.length).astype(jnp.float64)
+        wide = flat(reference_outs[plan.at], plan.length).astype(reference.dtype)
+        fmt = fmt if from_table else jnp.asarray(result_format_params(low, low_outs[plan.at]))
+        samples = operand_samples(plan, right, plain, op_params)
+        uncounted = result, narrowed(right, fmt, result.dtype), wide, fmt, samples, tainted
+    elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
+        result = _plain(low, low_outs[0], equation.out_avals[0])
+        tainted = tainted & (~jnp.isfinite(result) & jnp.isfinite(reference_outs[0])).any()
+
+    def laid_out(x, aval):
+        if not is_elementwise(low):
+            return x
+        length = plan.length if plan.flat else padded_size(math.prod(aval.shape))
+        return jax.tree.map(lambda leaf: flat(leaf, length), x)
+
+    outs = [
+        Pair(laid_out(y, a), laid_out(s, a), tainted) if is_float(a) else y
+        for y, s, a in zip(low_outs, reference_outs, equation.out_avals, strict=True)
+    ]
+    return outs, uncounted
+
+
+def _plain(low, value, aval):
+    """Returns the low-precision run's numbers in float64; a value that isn't float unchanged."""
+    if not is_float(aval) or isinstance(low, TableEmulation):
+        return value
+    return to_float64(low.lower(value, aval))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def lift_from_table(low: TableEmulation, reference: Reference, x: jax.Array, params: jax.Array):
+    """Lifts a flat argument into both runs; also returns whether it is tainted."""
+    value, wide = round_by(to_float64(x), params).astype(low.carrier), reference.lift(x, x)
+    return value, wide, (~jnp.isfinite(value) & jnp.isfinite(wide)).any()
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def lift_any(low: Interpretation, reference: Reference, aval: Any, x: Any):
+    """The same for any low interpretation; ``x`` is flat if :func:`is_elementwise`."""
+    value = low.lift(x, aval)
+    wide = reference.lift(x.value() if low.is_argument(x) else x, aval)
+    result = to_float64(low.lower(value, aval))
+    return value, wide, (~jnp.isfinite(result) & jnp.isfinite(wide)).any()

@@ -1,0 +1,142 @@
+"""The statistics of one equation by name, and where the user wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from ...interpret import Equation, is_float
+from .._deprecated import RenamedKeys
+from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class EquationStatistics:
+    """Statistics of one equation over all iterations of the loops around it.
+
+    Attributes:
+        index: its place among the equations, in the order in which they first ran.
+        primitive, shape, dtype: of its first float result.
+        file, line, function: where the user wrote it; None, 0, "" where JAX doesn't know.
+        caller: ``path:line`` of the user's own line that called the library's ``file``; "" if
+            ``file`` is the user's.
+        scope: the name stack.
+        direction: "forward", "backward" or "optimizer".
+        looped: whether it ran more than once.
+        numbers: statistics by name, see ``_statistics``.
+        histogram: how many of the reference run's numbers have each exponent from ``LOWEST`` up.
+    """
+
+    index: int
+    primitive: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: str | None
+    line: int
+    function: str
+    caller: str
+    scope: str
+    direction: str
+    looped: bool
+    numbers: dict[str, float]
+    histogram: tuple[int, ...]
+
+    def __getitem__(self, name: str) -> float:
+        return self.numbers[name]
+
+    @property
+    def short(self) -> str:
+        """``file.py:12``."""
+        return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+
+    @cached_property
+    def introduced(self) -> float:
+        """Relative error (root mean square) made here, against the exact result of the same low
+        inputs."""
+        return _ratio(self["introduced2"], self["exact2"])
+
+    @cached_property
+    def inherited(self) -> float:
+        """Relative error (root mean square) against the reference run: the error made here and the
+        error carried in with the inputs."""
+        return _ratio(self["inherited2"], self["reference2"])
+
+    @property
+    def sqnr(self) -> float:
+        """Signal to quantization noise ratio against the reference run in dB; -inf if no sampled
+        number is finite in both runs."""
+        if self["sampled"] and not self["compared"]:
+            return -math.inf
+        return -20 * math.log10(self.inherited) if self.inherited else math.inf
+
+    @property
+    def drift(self) -> float:
+        """Bias of the rounding errors made here: 1 or -1 if all have one sign, 0 if they cancel."""
+        return self["drift"] / self["drift_size"] if self["drift_size"] else 0.0
+
+    def share(self, name: str) -> float:
+        """Returns a count as a share of all numbers (swamped, cancelled: of all additions)."""
+        total = self["added"] if name in ("swamped", "cancelled") else self["elements"]
+        return self[name] / total if total else 0.0
+
+
+def _ratio(noise: float, signal: float) -> float:
+    if noise == 0:
+        return 0.0
+    return math.sqrt(noise / signal) if signal else math.inf
+
+
+def equation_statistics(
+    equations: Sequence[Equation], statistics: Statistics
+) -> list[EquationStatistics]:
+    """Returns the statistics of every equation that ran."""
+    arrays = statistics.counts, statistics.sums, statistics.maxima
+    counts, sums, maxima = (np.asarray(x).tolist() for x in arrays)
+    histogram = np.asarray(statistics.histogram).astype(int).tolist()
+    trained = any(e.direction == "backward" for e in equations)
+    found = []
+    for i, equation in enumerate(equations):
+        if not counts[i][0]:
+            continue
+        numbers = RenamedKeys(zip(COUNTS, counts[i][:FIRST], strict=True))
+        numbers["first"] = counts[i][FIRST]
+        numbers |= zip(PEAKS, counts[i][FIRST + 1 :], strict=True)
+        numbers |= zip(SUMS, sums[i], strict=True)
+        numbers |= zip(MAXIMA, maxima[i], strict=True)
+        found.append(_of_equation(i, equation, trained, numbers, histogram[i]))
+    return found
+
+
+def _of_equation(
+    i: int, equation: Equation, trained: bool, numbers: dict, histogram: list[int]
+) -> EquationStatistics:
+    file, line, function = equation.source or (None, 0, "")
+    aval = next(a for a in equation.out_avals if is_float(a))
+    return EquationStatistics(
+        index=i,
+        primitive=equation.name,
+        shape=tuple(aval.shape),
+        dtype=str(aval.dtype),
+        file=file,
+        line=line,
+        function=function,
+        caller="{}:{}".format(*equation.caller) if equation.caller else "",
+        scope=equation.scope,
+        direction=direction_of(equation, trained),
+        looped=numbers["visits"] > 1,
+        numbers=numbers,
+        histogram=tuple(histogram),
+    )
+
+
+def direction_of(equation: Equation, trained: bool) -> str:
+    """Returns "forward", "backward" or "optimizer": what is outside of the differentiated function
+    is the optimizer, if the program has a backward pass."""
+    if equation.direction == "update":
+        return "optimizer" if trained else "forward"
+    return equation.direction

@@ -1,0 +1,99 @@
+"""A policy or recipe specialised to one equation, so that equations share compiled code."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from ...autocast import Autocast, Policy
+from ...autoscale import Boundaries, EveryOp, Exceptions, Recipe, interpretation
+from ...formats import FP32, FP64, Format
+from ...formats import format as format_
+from ...interpret import Equation, Interpretation
+from ._interpretations import TableEmulation
+from ._loss_scale import LossScaled
+from ._rounding import format_params
+
+Kept = tuple[tuple[str, Any], ...]
+
+
+def specialize(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hashable]:
+    """Returns an interpretation that acts on ``equation`` as ``low`` does, equal for as many
+    equations as possible.
+
+    Equations with equal interpretations share compiled code, and so do runs under other policies.
+
+    Returns:
+        The interpretation; what else of the equation's place its code depends on.
+    """
+    match low:
+        case Autocast():
+            return _policy_of(low.policy, equation), equation.direction
+        case LossScaled():
+            inner = _policy_of(low.low.policy, equation)
+            return LossScaled(inner, low.power), equation.direction
+        case Boundaries(traced=False) | EveryOp():
+            own = _recipe(low.recipe, _exception(low.recipe, equation))
+            return own, (equation.direction, _copy_scope(equation))
+    return low, (equation.scope, equation.source)
+
+
+def is_elementwise(low: Interpretation) -> bool:
+    """Returns True if ``low`` treats each number of an array on its own, without a common scale;
+    only then arrays may be kept flat and padded."""
+    return isinstance(low, TableEmulation | Autocast | LossScaled)
+
+
+def _policy_of(policy: Policy, equation: Equation) -> Autocast:
+    """Returns the policy reduced to its decision on one equation."""
+    run, only = policy.run(equation), frozenset({equation.name})
+    low, full = (only if run == name else frozenset() for name in ("low", "full"))
+    return Autocast(Policy(compute=policy.compute, low=low, full=full))
+
+
+def _exception(recipe: Recipe, equation: Equation) -> Kept:
+    """Returns the entry of ``Recipe.keep`` for an equation, or one that never matches."""
+    keep: Any = recipe.keep  # pairs, once there is a recipe
+    if not keep:
+        return ()
+    fmt = Exceptions(keep).find(equation, keep)  # `keep` itself: no exception applies
+    return (("", FP32),) if fmt is keep else ((equation.name, fmt),)
+
+
+@functools.lru_cache(maxsize=1024)
+def _recipe(recipe: Recipe, keep: Kept) -> Interpretation:
+    return interpretation(dataclasses.replace(recipe, keep=keep))
+
+
+def _copy_scope(equation: Equation) -> str:
+    """Returns a copy's scope: in some scopes a copy requests another scale."""
+    return equation.scope if equation.name.startswith("copy") else ""
+
+
+def nominal_format(low: Interpretation) -> Format:
+    """Returns the narrow format whose range and units a report uses."""
+    match low:
+        case TableEmulation():
+            return low.fmt
+        case Autocast():
+            return format_(low.policy.compute)
+        case LossScaled():
+            return nominal_format(low.low)
+        case EveryOp():
+            return low.fmt
+        case Boundaries():
+            fmt = low.recipe.forward or FP32
+            return fmt if isinstance(fmt, Format) else fmt.element
+    return FP32
+
+
+def result_format_params(low: Interpretation, value: Any) -> np.ndarray:
+    """Returns the parameters of a result's format: its dtype's under a policy, FP64's behind a
+    scale."""
+    if isinstance(low, LossScaled):
+        return result_format_params(low.low, value.value)
+    return format_params(format_(value.data.dtype) if isinstance(low, Autocast) else FP64)
