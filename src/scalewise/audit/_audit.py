@@ -6,7 +6,7 @@ import inspect
 import itertools
 import platform
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -271,13 +271,17 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     )
 
 
+def _float_arguments(program: Program) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the path and the float64 magnitudes of each float argument."""
+    for path, x, aval in zip(program.arguments, program.arrays, program.in_avals, strict=True):
+        if is_float(aval):
+            yield path, np.abs(np.asarray(x).astype(np.float64))
+
+
 def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:
     """Returns a sentence for each argument with numbers that the format can't hold."""
     lines = []
-    for path, x, aval in zip(program.arguments, program.arrays, program.in_avals, strict=True):
-        if not is_float(aval):
-            continue
-        size = np.abs(np.asarray(x).astype(np.float64))
+    for path, size in _float_arguments(program):
         over = int(((size > float(fmt.max)) & np.isfinite(size)).sum())
         flushed = int(((size < float(fmt.smallest) / 2) & (size > 0)).sum())
         if over or flushed:
@@ -289,14 +293,12 @@ def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:
 def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Returns exponent histograms of the arguments, by the first two keys of their paths."""
     found: dict[str, np.ndarray] = {}
-    for path, x, aval in zip(program.arguments, program.arrays, program.in_avals, strict=True):
-        if is_float(aval):
-            keys = re.match(r"(\[[^]]*\](?:\[[^]]*\]|\.\w+)?)", path)
-            size = np.abs(np.asarray(x).astype(np.float64))
-            exponents = np.frexp(size[(size > 0) & np.isfinite(size)])[1] - 1
-            bins = np.clip(exponents - LOWEST, 0, BINS - 1)
-            name = keys[1] if keys else path
-            found[name] = found.get(name, 0) + np.bincount(bins, minlength=BINS)
+    for path, size in _float_arguments(program):
+        keys = re.match(r"(\[[^]]*\](?:\[[^]]*\]|\.\w+)?)", path)
+        exponents = np.frexp(size[(size > 0) & np.isfinite(size)])[1] - 1
+        bins = np.clip(exponents - LOWEST, 0, BINS - 1)
+        name = keys[1] if keys else path
+        found[name] = found.get(name, 0) + np.bincount(bins, minlength=BINS)
     return tuple((name, tuple(counts.tolist())) for name, counts in found.items())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from .._run._equation_statistics import EquationStatistics
+from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._statistics import BINS, LOWEST
 from ._summary import Summary
 
@@ -31,9 +31,7 @@ def panels(report: Summary) -> list[tuple[str, Markup]]:
     return found
 
 
-def _by_direction(
-    equations: Sequence[EquationStatistics],
-) -> list[tuple[str, list[EquationStatistics]]]:
+def _by_direction(equations: Equations) -> list[tuple[str, list[EquationStatistics]]]:
     names = {
         "forward": "activations (results of the forward pass)",
         "backward": "gradients (results of the backward pass)",
@@ -71,7 +69,7 @@ def histogram(counts: Sequence[int], report: Summary) -> Markup:
     return _svg(parts)
 
 
-def growth(equations: Sequence[EquationStatistics]) -> Markup:
+def growth(equations: Equations) -> Markup:
     """Returns the error against the reference run operation by operation, from 2^-30 to 2^4."""
     points = []
     for i, equation in enumerate(equations):

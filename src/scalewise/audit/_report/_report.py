@@ -31,7 +31,7 @@ class Report(Summary):
     """The result of an audit, with the fields of :class:`Summary`."""
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
-        """Prints verdict, findings and literals; with ``everything`` also what has no effect."""
+        """Prints verdict, findings and literals; with ``everything`` also those without a fix."""
         show(self, console or Console(), everything=everything)
 
     def __str__(self) -> str:

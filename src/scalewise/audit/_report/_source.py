@@ -7,7 +7,7 @@ import linecache
 import math
 from collections.abc import Sequence
 
-from .._run._equation_statistics import EquationStatistics
+from .._run._equation_statistics import Equations, EquationStatistics
 from .._search._findings import Finding
 
 AROUND = 2  # lines shown before and after each line that computes something
@@ -36,9 +36,7 @@ class Line:
     gap: bool
 
 
-def sources(
-    equations: Sequence[EquationStatistics], findings: Sequence[Finding]
-) -> list[tuple[str, list[Line]]]:
+def sources(equations: Equations, findings: Sequence[Finding]) -> list[tuple[str, list[Line]]]:
     """Returns the files with findings and their lines; files that can't be read are left out.
 
     Without any finding, it is the file with most operations.
@@ -51,9 +49,7 @@ def sources(
     return [(file, lines) for file, lines in result if lines]
 
 
-def _lines(
-    file: str, equations: Sequence[EquationStatistics], findings: Sequence[Finding]
-) -> list[Line]:
+def _lines(file: str, equations: Equations, findings: Sequence[Finding]) -> list[Line]:
     source = linecache.getlines(file)
     here: dict[int, list[EquationStatistics]] = {}
     for equation in equations:
@@ -79,11 +75,11 @@ def _lines(
     return lines
 
 
-def _worst(equations: Sequence[EquationStatistics]) -> float | None:
+def _worst(equations: Equations) -> float | None:
     return min((e.sqnr for e in equations), default=None)
 
 
-def _marks(equations: Sequence[EquationStatistics], findings: Sequence[Finding]) -> tuple[str, ...]:
+def _marks(equations: Equations, findings: Sequence[Finding]) -> tuple[str, ...]:
     marks = [f.kind for f in findings]
     if any(e["nan"] for e in equations):
         marks.append("nan")

@@ -23,7 +23,7 @@ class Summary:
         findings: first those with a fix that helped, the largest effect on the outputs first (each
             fix was applied on top of others, see ``Finding.order``). Unfixed findings follow;
             untried ones come last.
-        unfixed: findings without effect on the outputs: no fix helped, or none was tried.
+        unfixed: other findings with evidence: no fix helped, or none was tried.
         literals: constants that the format changes.
         arguments: which arguments have numbers that overflow or vanish in the format, a sentence
             each.

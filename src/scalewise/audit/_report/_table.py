@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
 
 from ...autoscale import scope_parts
-from .._run._equation_statistics import EquationStatistics
+from .._run._equation_statistics import Equations, EquationStatistics
 
 COUNTS = ("elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled")
 COLUMNS = (
@@ -16,9 +15,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def by_scope(
-    equations: Sequence[EquationStatistics],
-) -> list[tuple[str, list[EquationStatistics]]]:
+def by_scope(equations: Equations) -> list[tuple[str, list[EquationStatistics]]]:
     """Returns equations grouped by their named scope, or else by their function."""
     found: dict[str, list[EquationStatistics]] = {}
     for e in equations:
@@ -27,7 +24,7 @@ def by_scope(
     return list(found.items())
 
 
-def as_csv(equations: Sequence[EquationStatistics]) -> str:
+def as_csv(equations: Equations) -> str:
     """Returns CSV with a header and one line for each operation."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")

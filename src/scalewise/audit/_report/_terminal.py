@@ -48,14 +48,13 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
     if everything:
         for finding in report.unfixed[:SHOWN]:
             text = f"{finding.kind}  {finding.where}  {finding.primitive}: {finding.evidence}"
-            console.print(Text(f"no effect  {text}", style="dim"))
+            console.print(Text(f"no fix  {text}", style="dim"))
         for line in report.benign:
             console.print(Text(f"benign  {line}", style="dim"))
     else:
         hidden = len(report.benign) + len(report.unfixed)
         if hidden:
-            text = f"{hidden} findings without effect on the outputs aren't shown"
-            console.print(Text(text, style="dim"))
+            console.print(Text(f"{hidden} findings without a fix aren't shown", style="dim"))
     console.print(Text(f"Model: {report.semantics}.", style="dim"))
 
 

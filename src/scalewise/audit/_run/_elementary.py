@@ -45,10 +45,7 @@ def quotient(code: Any, a: jax.Array, b: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def elementary(
-    combine: Callable,
-    op_params: jax.Array,
-    arrays: Sequence[Pair],
-    scalars: Sequence[Pair],
+    combine: Callable, op_params: jax.Array, arrays: Sequence[Pair], scalars: Sequence[Pair]
 ):
     """Computes an operation on flat operands in both runs, rounds the low result and counts.
 

@@ -17,7 +17,7 @@ from ...interpret import Equation, Interpretation, is_float
 from ...rounding import to_float64
 from ._elementary import OTHER, operation, stack_samples
 from ._flat import ELEMENTWISE, RESHAPES, flat, padded_size, unflat
-from ._interpretations import Reference, TableEmulation, exact
+from ._interpretations import Runs, TableEmulation, exact
 from ._pair import Pair, shaped
 from ._rounding import FORMAT_PARAMS, narrowed, round_by
 from ._specialize import is_elementwise, result_format_params, specialize
@@ -116,11 +116,11 @@ def only_reshapes(equation: Equation) -> bool:
 
 
 @functools.lru_cache(maxsize=8192)
-def compiled(step: Callable, static: tuple[Any, ...], plan: Plan) -> Callable:
-    """Returns ``step`` under ``jit``, with its leading non-array arguments bound."""
+def compiled(step: Callable, runs: Runs, plan: Plan) -> Callable:
+    """Returns ``step`` under ``jit``, with ``runs`` and ``plan`` bound."""
 
     def run(*arguments):
-        return step(*static, plan, *arguments)
+        return step(runs, plan, *arguments)
 
     run.__name__ = plan.equation.name.replace("-", "_")
     return jax.jit(run)
@@ -172,12 +172,7 @@ def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length:
 
 
 def unrounded(
-    low: TableEmulation,
-    reference: Reference,
-    plan: Plan,
-    op_params: jax.Array,
-    lows: Sequence[Any],
-    references: Sequence[Any],
+    runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]
 ) -> tuple[jax.Array, jax.Array]:
     """Computes one equation without its rounding, the only part that depends on the primitive.
 
@@ -185,22 +180,12 @@ def unrounded(
         The exact result of the low inputs, ready to be rounded (see :func:`narrowed`), and the
         reference run's result; both flat, so that what follows depends only on the size.
     """
+    lows, references = split(plan, inputs)
     (result,) = exact(plan.equation, lows)
-    (wide,) = reference.apply((), plan.equation, references)[1]
+    (wide,) = runs.reference.apply((), plan.equation, references)[1]
     result = flat(result, plan.length).astype(jnp.float64)  # a weak type would compile all anew
-    wide = flat(wide, plan.length).astype(reference.dtype)
-    return narrowed(result, op_params[:FORMAT_PARAMS], low.carrier), wide
-
-
-def unrounded_pairs(
-    low: TableEmulation,
-    reference: Reference,
-    plan: Plan,
-    op_params: jax.Array,
-    inputs: Sequence[Any],
-) -> tuple[jax.Array, jax.Array]:
-    """:func:`unrounded` of inputs that are pairs."""
-    return unrounded(low, reference, plan, op_params, *split(plan, inputs))
+    wide = flat(wide, plan.length).astype(runs.reference.dtype)
+    return narrowed(result, op_params[:FORMAT_PARAMS], runs.low.carrier), wide
 
 
 def operand_samples(
@@ -215,19 +200,13 @@ def operand_samples(
     return jnp.stack([x.astype(jnp.float64) for x in (exact[at], *addends)])
 
 
-def run_and_count(
-    low: Interpretation,
-    reference: Reference,
-    plan: Plan,
-    op_params: jax.Array,
-    inputs: Sequence[Any],
-):
+def run_and_count(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]):
     """Runs one equation in both runs, under any low interpretation.
 
     Returns:
         Its outputs; if it is recorded, its tally and samples (see :class:`Record`).
     """
-    outs, uncounted = run_both(low, reference, plan, op_params, inputs)
+    outs, uncounted = run_both(runs, plan, op_params, inputs)
     if not uncounted:
         return outs, uncounted
     tainted, *counted = count_result(op_params, *uncounted)
@@ -245,19 +224,14 @@ def count_result(
     return tainted, tally, stack_samples(low, reference, samples, op_params)
 
 
-def run_both(
-    low: Interpretation,
-    reference: Reference,
-    plan: Plan,
-    op_params: jax.Array,
-    inputs: Sequence[Any],
-):
+def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]):
     """Runs one equation in both runs without counting, which is one program for each size.
 
     Returns:
         Its outputs; if it is recorded, of its first float result the low, exact and reference
         values (flat), the format, samples, and whether an input was tainted.
     """
+    low, reference = runs
     equation, from_table = plan.equation, isinstance(low, TableEmulation)
     fmt, tainted = op_params[:FORMAT_PARAMS], any_tainted(taints_of(inputs))
     lows, references = split(plan, inputs)
@@ -297,16 +271,18 @@ def _plain(low, value, aval):
     return to_float64(low.lower(value, aval))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def lift_from_table(low: TableEmulation, reference: Reference, x: jax.Array, params: jax.Array):
+@functools.partial(jax.jit, static_argnums=0)
+def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
     """Lifts a flat argument into both runs; also returns whether it is tainted."""
+    low, reference = runs
     value, wide = round_by(to_float64(x), params).astype(low.carrier), reference.lift(x, x)
     return value, wide, (~jnp.isfinite(value) & jnp.isfinite(wide)).any()
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def lift_any(low: Interpretation, reference: Reference, aval: Any, x: Any):
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def lift_any(runs: Runs, aval: Any, x: Any):
     """The same for any low interpretation; ``x`` is flat if :func:`is_elementwise`."""
+    low, reference = runs
     value = low.lift(x, aval)
     wide = reference.lift(x.value() if low.is_argument(x) else x, aval)
     result = to_float64(low.lower(value, aval))

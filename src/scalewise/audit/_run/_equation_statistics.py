@@ -85,6 +85,9 @@ class EquationStatistics:
         return self[name] / total if total else 0.0
 
 
+Equations = Sequence[EquationStatistics]
+
+
 def _ratio(noise: float, signal: float) -> float:
     if noise == 0:
         return 0.0

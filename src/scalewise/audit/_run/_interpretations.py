@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -99,3 +99,10 @@ class Reference(Interpretation):
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
         return state, rebind(equation, inputs, self.dtype)
+
+
+class Runs(NamedTuple):
+    """The interpretations of the low-precision run and of the reference run."""
+
+    low: Any
+    reference: Reference

@@ -33,10 +33,9 @@ from ._equation import (
     split,
     taints_of,
     unrounded,
-    unrounded_pairs,
 )
 from ._flat import flat, is_flat, padded_size
-from ._interpretations import Reference, TableEmulation
+from ._interpretations import Reference, Runs, TableEmulation
 from ._pair import Pair, shaped
 from ._rounding import format_params
 from ._specialize import is_elementwise, specialize
@@ -84,6 +83,10 @@ class Lockstep(Interpretation):
         return jax.enable_x64(True)
 
     @property
+    def runs(self) -> Runs:
+        return Runs(self.low, self.reference)
+
+    @property
     def carrier(self) -> Any:
         """The dtype that holds the low-precision run's numbers, if ``low`` emulates a format."""
         assert isinstance(self.low, TableEmulation)
@@ -99,13 +102,13 @@ class Lockstep(Interpretation):
         if isinstance(self.low, TableEmulation):
             x = flat(x, padded_size(math.prod(aval.shape)))
             params = format_params(self.low.fmt, self.low.saturate)
-            return Pair(*self.call(lift_from_table, self.low, self.reference, x, params))
+            return Pair(*self.call(lift_from_table, self.runs, x, params))
         shape = aval.shape
         if is_elementwise(self.low):
             x = flat(x, padded_size(math.prod(shape)))
             shape = x.shape
         aval = jax.ShapeDtypeStruct(shape, aval.dtype)
-        return Pair(*self.call(lift_any, self.low, self.reference, aval, x))
+        return Pair(*self.call(lift_any, self.runs, aval, x))
 
     def constant(self, x: np.ndarray, aval: Any) -> Pair:
         value = float(x) if x.size == 1 else math.nan
@@ -225,7 +228,8 @@ class Lockstep(Interpretation):
             plan = make_plan(self.low, equation, inputs)
             apart = self._rounds_apart(plan)
             low = self.low if apart else specialize(self.low, equation)[0]
-            step = compiled(unrounded_pairs if apart else run_both, (low, self.reference), plan)
+            runs = Runs(low, self.reference)
+            step = compiled(unrounded if apart else run_both, runs, plan)
             self.plans[equation.path] = plan, step
         return self.plans[equation.path]
 
@@ -288,19 +292,15 @@ class Lockstep(Interpretation):
         index = self._index(plan, plan.equation)
         op_params = jnp.concatenate([state.formats[index], jnp.asarray(plan.op_params)])
         if self._rounds_apart(plan):
-            assert isinstance(self.low, TableEmulation)
-            lows, references = split(plan, inputs)
-            exact, reference = unrounded(
-                self.low, self.reference, plan, op_params, lows, references
-            )
+            exact, reference = unrounded(self.runs, plan, op_params, inputs)
             taints = [any_tainted(taints_of(inputs))]
-            samples = operand_samples(plan, exact, lows, op_params)
+            samples = operand_samples(plan, exact, split(plan, inputs)[0], op_params)
             out, counted = round_and_count(
                 op_params, exact.astype, exact.dtype, reference, taints, samples
             )
             outs = [out]
         else:
-            outs, counted = run_and_count(self.low, self.reference, plan, op_params, inputs)
+            outs, counted = run_and_count(self.runs, plan, op_params, inputs)
         if not counted:
             return state, outs
         tally, samples = counted

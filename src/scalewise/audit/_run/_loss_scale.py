@@ -21,7 +21,7 @@ from ...autocast import Autocast, Policy
 from ...autoscale import RULES, Family
 from ...formats import Format
 from ...interpret import Boundary, Equation, Interpretation, Program, is_float, run
-from ._equation_statistics import EquationStatistics
+from ._equation_statistics import Equations
 from ._statistics import LOWEST
 
 POWERS = range(-40, 41)
@@ -161,10 +161,7 @@ def loss_scaled_paths(program: Program) -> frozenset[tuple[int, ...]]:
 
 
 def shares(
-    equations: Sequence[EquationStatistics],
-    smallest: float,
-    largest: float,
-    powers: Sequence[int] | range,
+    equations: Equations, smallest: float, largest: float, powers: Sequence[int] | range
 ) -> dict[int, tuple[float, float]]:
     """Returns for each ``k`` which shares of the equations' nonzero numbers times ``2**k`` are
     below ``smallest`` and above ``largest``; from the reference run's histograms, in whole binades.
@@ -181,7 +178,7 @@ def shares(
     }
 
 
-def best_power(equations: Sequence[EquationStatistics], fmt: Format) -> int:
+def best_power(equations: Equations, fmt: Format) -> int:
     """Returns the exponent of the best loss scale for these equations; 0 if no scale is better.
 
     Of the scales that leave the largest number at least a binade below overflow, it is the one with

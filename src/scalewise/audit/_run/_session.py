@@ -143,9 +143,7 @@ class Session:
         return np.tile(own, (max(self.program.equations, 1), 1))
 
     def run(
-        self,
-        formats: np.ndarray | None = None,
-        constants: Mapping[float, float] | None = None,
+        self, formats: np.ndarray | None = None, constants: Mapping[float, float] | None = None
     ) -> Outcome:
         """Runs the program in both interpretations.
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from ...formats import Format
 from .._deprecated import renamed
-from .._run._equation_statistics import EquationStatistics
+from .._run._equation_statistics import Equations, EquationStatistics
 
 CALLERS_SHOWN = 3
 KINDS = ("nan", "overflow", "saturation", "underflow", "swamping", "cancellation", "precision")
@@ -147,7 +146,7 @@ def _amplifies(equation: EquationStatistics) -> bool:
     return equation["cancelled"] > 0 and error > 30 * made and error > 0.01
 
 
-def groups(equations: Sequence[EquationStatistics], fmt: Format) -> list[Group]:
+def groups(equations: Equations, fmt: Format) -> list[Group]:
     """Returns equations grouped by source line, primitive and direction, heaviest first."""
     found: dict[tuple, list[EquationStatistics]] = {}
     for e in equations:

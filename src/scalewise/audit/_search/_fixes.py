@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
-from .._run._equation_statistics import EquationStatistics
+from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._interpretations import TableEmulation
 from .._run._loss_scale import best_power
 from .._run._rounding import FP32_PARAMS, FP64_PARAMS, format_params, scale_params
@@ -71,43 +72,23 @@ class Fix:
     loss_scale: bool = False
 
 
-def constant_fixes(
-    literal: Literal, equations: Sequence[EquationStatistics], fmt: Format
-) -> Iterator[Fix]:
+def constant_fixes(literal: Literal, equations: Equations, fmt: Format) -> Iterator[Fix]:
     """Yields fixes for a constant that the format can't hold."""
-    number = literal.number
+    number, written = literal.number, literal.written
+    replace = partial(Setting.with_constant, old=number)
     if literal.rounded == 0:
         new = math.copysign(float(fmt.smallest_normal), number)
-        yield _constant(f"{new:.3g} in place of {literal.written}", number, new)
+        yield Fix(f"{new:.3g} in place of {written}", partial(replace, new=new))
     elif abs(number) > float(fmt.max):
         new = math.copysign(float(fmt.max) / 2, number)
-        yield _constant(f"{new:.5g} in place of {literal.written}", number, new)
-    yield _constant(f"{literal.written} kept in float32", number, number)
+        yield Fix(f"{new:.5g} in place of {written}", partial(replace, new=new))
+    yield Fix(f"{written} kept in float32", partial(replace, new=number))
     here = (literal.file, literal.line)
     line = [e.index for e in equations if literal.file and (e.file, e.line) == here]
     if line:
-        words = f"float32 for line {literal.line}, its {literal.written} too"
-        yield Fix(
-            words,
-            lambda now: now.with_constant(number, number).in_float32(line),
-            without=_in_float32("", line),
-        )
-
-
-def _constant(words: str, old: float, new: float) -> Fix:
-    return Fix(words, lambda now: now.with_constant(old, new))
-
-
-def _in_float32(words: str, indices: Sequence[int]) -> Fix:
-    return Fix(words, lambda now: now.in_float32(indices), len(indices))
-
-
-def _scaled(words: str, indices: Sequence[int], power: int) -> Fix:
-    return Fix(words, lambda now: now.scaled(indices, power))
-
-
-def _with_format(words: str, indices: Sequence[int], params: np.ndarray) -> Fix:
-    return Fix(words, lambda now: now.with_format(indices, params))
+        words = f"float32 for line {literal.line}, its {written} too"
+        alone = Fix("", partial(Setting.in_float32, indices=line))
+        yield Fix(words, lambda now: replace(now, new=number).in_float32(line), without=alone)
 
 
 def loss_scale_fix(power: int, change: Callable[[Any], Any]) -> Fix:
@@ -138,10 +119,10 @@ def constant_finding(literal: Literal) -> Finding:
 def fixes(
     group: Group,
     kind: str,
-    equations: Sequence[EquationStatistics],
+    equations: Equations,
     low: TableEmulation,
     norms: Sequence[tuple[int, ...]],
-    gradients: Sequence[EquationStatistics],
+    gradients: Equations,
     final: bool,
 ) -> Iterator[Fix]:
     """Yields fixes for a finding of a run in one format, the smallest change first.
@@ -159,8 +140,8 @@ def fixes(
     here, fmt = group.first, low.fmt
     power = best_power(gradients, fmt) if may_need_loss_scale(group, kind) else 0
     if power:
-        scaled = [e.index for e in gradients]
-        yield loss_scale_fix(power, lambda now: now.scaled(scaled, power))
+        indices = [e.index for e in gradients]
+        yield loss_scale_fix(power, partial(Setting.scaled, indices=indices, power=power))
     if kind in RANGE:
         yield from _range_fixes(group, low, norms)
     yielded: set[tuple[int, ...]] = set()
@@ -178,10 +159,11 @@ def fixes(
         located = here.file is not None or len(found) == len(group.equations)
         if indices and indices not in yielded and (located or here.direction == "optimizer"):
             yielded.add(indices)
-            yield _in_float32(words, indices)
+            yield Fix(words, partial(Setting.in_float32, indices=indices), len(indices))
     if final and kind in RANGE and fmt in WIDER:
         other = format_params(WIDER[fmt], low.saturate)
-        yield _with_format(f"{WIDER[fmt].name} throughout", [e.index for e in equations], other)
+        words, everywhere = f"{WIDER[fmt].name} throughout", [e.index for e in equations]
+        yield Fix(words, partial(Setting.with_format, indices=everywhere, params=other))
 
 
 def may_need_loss_scale(group: Group, kind: str) -> bool:
@@ -199,29 +181,27 @@ def _range_fixes(group: Group, low: TableEmulation, norms) -> Iterator[Fix]:
         # ops.l2_norm is within 0.05 ulp of an exact sum that is rounded once, at the root
         inner = [index for indices in written for index in indices[:-1]]
         words = "ops.l2_norm in place of the root of a sum of squares"
-        yield _with_format(words, inner, FP64_PARAMS)
+        yield Fix(words, partial(Setting.with_format, indices=inner, params=FP64_PARAMS))
     power = scale_power(group.equations, low.fmt)
     if power and here.file is not None:
-        yield _scaled(f"scale its result by 2^{power}", group.indices, power)
+        change = partial(Setting.scaled, indices=group.indices, power=power)
+        yield Fix(f"scale its result by 2^{power}", change)
     if low.fmt in WIDER:
         other = format_params(WIDER[low.fmt], low.saturate)
-        yield _with_format(f"{WIDER[low.fmt].name} for this {here.primitive}", group.indices, other)
+        change = partial(Setting.with_format, indices=group.indices, params=other)
+        yield Fix(f"{WIDER[low.fmt].name} for this {here.primitive}", change)
 
 
-def _optimizer(
-    here: EquationStatistics, equations: Sequence[EquationStatistics]
-) -> list[EquationStatistics]:
+def _optimizer(here: EquationStatistics, equations: Equations) -> list[EquationStatistics]:
     """Returns all of the optimizer's equations if ``here`` is one of them."""
     return _like(here, equations, "direction") if here.direction == "optimizer" else []
 
 
-def _like(
-    here: EquationStatistics, equations: Sequence[EquationStatistics], *names: str
-) -> list[EquationStatistics]:
+def _like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
     return [e for e in equations if all(getattr(e, n) == getattr(here, n) for n in names)]
 
 
-def scale_power(equations: Sequence[EquationStatistics], fmt: Format) -> int:
+def scale_power(equations: Equations, fmt: Format) -> int:
     """Returns the exponent of the scale that puts the largest number a binade below overflow."""
     top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
     return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...autoscale import Boundaries, EveryOp, Recipe, interpretation, scope_part
 from ...formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from ...interpret import Interpretation
 from ...scaled import Amax, Mx
-from .._run._equation_statistics import EquationStatistics
+from .._run._equation_statistics import Equations
 from .._run._loss_scale import LossScaled, best_power
 from .._run._specialize import nominal_format
 from ._findings import Group
@@ -29,9 +29,7 @@ def has_fixes(low: Interpretation) -> bool:
     return isinstance(low, Autocast | Boundaries | EveryOp)
 
 
-def policy_fixes(
-    group: Group, kind: str, now: Any, gradients: Sequence[EquationStatistics]
-) -> Iterator[Fix]:
+def policy_fixes(group: Group, kind: str, now: Any, gradients: Equations) -> Iterator[Fix]:
     """Yields fixes for a finding under a policy or recipe, the smallest change first.
 
     Args:
@@ -48,7 +46,7 @@ def policy_fixes(
 
 
 def _of_policy(
-    group: Group, kind: str, now: Autocast | LossScaled, gradients: Sequence[EquationStatistics]
+    group: Group, kind: str, now: Autocast | LossScaled, gradients: Equations
 ) -> Iterator[Fix]:
     here = group.first
     fmt = nominal_format(now)

@@ -265,10 +265,7 @@ class Search:
             words = f"{fix.words}, together with {second.words} ({other.what.where})"
             found.append(
                 dataclasses.replace(
-                    own.what,
-                    fix=words,
-                    error_alone=float(alone),
-                    non_finite_alone=alone.non_finite,
+                    own.what, fix=words, error_alone=float(alone), non_finite_alone=alone.non_finite
                 )
             )
         return found
