@@ -246,7 +246,7 @@ def executed(module: Module, name: str = "", count: int = 1) -> Iterator[tuple[I
         if line.opcode == "while":
             trips = int(line.config.get("known_trip_count", {}).get("n", 1))
             yield from executed(module, line.called("body")[0], count * trips)
-        elif line.opcode in ("call", "async-start"):
+        elif line.opcode in ("call", "async-start", "call-start"):
             yield from executed(module, line.called("to_apply", "calls")[0], count)
         elif line.opcode == "conditional":
             names = line.called("branch_computations", "true_computation", "false_computation")

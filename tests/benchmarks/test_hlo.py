@@ -147,12 +147,15 @@ def test_sending_takes_the_rate_of_the_node_or_of_the_network():
     assert hlo.summary(module(body), DEVICE).seconds_sending == 0
 
 
-def test_asynchronous_calls_count_once():
+@pytest.mark.parametrize(
+    "start", ["async-start(%x), calls=%async", "call-start(%x), to_apply=%async"]
+)
+def test_asynchronous_calls_count_once(start):
     wrapped = "%async (p: f32[8]) -> f32[8] {\n  %p = f32[8]{0} parameter(0)\n" \
               "  ROOT %rs = f32[2]{0} reduce-scatter(%p), replica_groups=[1,4]<=[4]\n}"  # fmt: skip
     body = (
         "%x = f32[8]{0} parameter(0)",
-        "%s = ((f32[8]{0}), f32[2]{0}) async-start(%x), calls=%async",
+        f"%s = ((f32[8]{{0}}), f32[2]{{0}}) {start}",
         "%d = f32[2]{0} async-done(%s)",
     )
     [collective] = hlo.collectives(module(body, wrapped))
