@@ -24,6 +24,7 @@ from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
 from ._deprecated import warn_renamed
+from ._file import name_of
 from ._report._report import SEMANTICS, Report
 from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
@@ -119,7 +120,7 @@ def _with_batch(f: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         inspect.signature(f).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(
-            f"audit: {_name_of(f)} with a batch as its second argument: {error}; leave the second "
+            f"audit: {name_of(f)} with a batch as its second argument: {error}; leave the second "
             "argument out of the call if batches= is given"
         ) from None
     return args
@@ -170,10 +171,6 @@ def low_interpretation(low: Any, saturate: bool | str = False) -> Interpretation
     return TableEmulation(fmt, saturate)
 
 
-def _name_of(f: Any) -> str:
-    return getattr(f, "__name__", repr(f))
-
-
 def _reference_dtype(reference: Any, program: Program) -> np.dtype:
     if reference is None:
         avals = [a for a in [*program.in_avals, *program.out_avals] if is_float(a)]
@@ -186,7 +183,7 @@ def _reference_dtype(reference: Any, program: Program) -> np.dtype:
 
 
 def _check_program(program: Program, f: Any) -> None:
-    name = _name_of(f)
+    name = name_of(f)
     if any(isinstance(x, Tracer) for x in program.arrays):
         raise TypeError(
             f"audit({name}, ...) was called under jit, grad or vmap; call it with arrays, and put "
@@ -211,7 +208,7 @@ def _check_steps(session: Session, f: Any) -> None:
         after = [(a.shape, a.dtype) for a in program.out_avals[:n]]
         if not n or before != after:
             raise ValueError(
-                f"audit: steps={session.steps}, but the first result of {_name_of(f)} has other "
+                f"audit: steps={session.steps}, but the first result of {name_of(f)} has other "
                 "shapes or dtypes than its first argument; expected f(state, ...) -> state, or "
                 "(state, ...)"
             )
@@ -223,7 +220,7 @@ def _check_reference(outcome: Outcome, f: Any) -> None:
     first = next((e for e in outcome.equations if e["reference_non_finite"]), None)
     where = f"; first not finite: {first.primitive} at {first.file}:{first.line}" if first else ""
     raise ValueError(
-        f"audit: {_name_of(f)} gives NaN in the reference run too "
+        f"audit: {name_of(f)} gives NaN in the reference run too "
         f"(output{outcome.reference_nans[0]}){where}; fix that first, or try reference='float64'"
     )
 
@@ -235,7 +232,7 @@ def _check_repeatable(session: Session, outcome: Outcome, f: Any) -> None:
     again = session.run().reference
     if not all(map(partial(np.array_equal, equal_nan=True), outcome.reference, again)):
         raise ValueError(
-            f"audit: {_name_of(f)} calls back to the host, and gets other numbers at each call: "
+            f"audit: {name_of(f)} calls back to the host, and gets other numbers at each call: "
             "draw them before, or with jax.random and a key"
         )
 
@@ -247,7 +244,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     search = Search(session, fmt, changed, trials, saturate)
     error_fixed = search.run(outcome)
     return Report(
-        function=_name_of(f),
+        function=name_of(f),
         low=_low_name(session.low),
         reference=str(session.reference.dtype),
         semantics=SEMANTICS,
@@ -315,8 +312,7 @@ def _low_name(low: Interpretation) -> str:
 
 
 def _benign(outcome: Outcome, changed) -> tuple[str, ...]:
-    """Returns a sentence for each mask, and for each operation that is non-finite in the reference
-    run as well."""
+    """Returns a sentence for each mask, and for each operation non-finite in the reference run."""
     lines = [f"{x.where}: {x}, as a mask" for x in changed if x.masks]
     for e in outcome.equations:
         if e["reference_non_finite"] and not outcome.reference_nans:

@@ -102,8 +102,7 @@ def _read(arrays: Sequence[jax.Array], fmt: Format) -> Reading:
 
 
 def _read_array(x: jax.Array, fmt: Format) -> list[jax.Array]:
-    """Returns the largest finite magnitude, and how many numbers are nonzero, flushed, saturated,
-    non-finite; float32."""
+    """Returns amax, and how many numbers are nonzero, flushed, saturated, non-finite; float32."""
     size = jnp.abs(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
     finite = jnp.isfinite(size)
     half = float(fmt.smallest) / 2  # itself a tie, which rounds to even: to zero

@@ -76,8 +76,7 @@ class Accumulator:
             self.flush()
 
     def prepare(self, integers: Any) -> None:
-        """Compiles the update for a low run whose floats are as wide as ``integers``; any thread
-        may call it."""
+        """Compiles, in any thread, the update for a low run with floats as wide as ``integers``."""
         with jax.enable_x64(True):
             _compiled_update(len(self._statistics.formats), integers)
 

@@ -217,8 +217,7 @@ def run_and_count(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence
 def count_result(
     op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Any
 ):
-    """Returns whether a result is tainted, its tally and samples, given what :func:`run_both`
-    returned of it."""
+    """Returns whether a result of :func:`run_both` is tainted, its tally and its samples."""
     op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
     tally, tainted = count(low, exact.astype, reference, op_params, [tainted])
     return tainted, tally, stack_samples(low, reference, samples, op_params)

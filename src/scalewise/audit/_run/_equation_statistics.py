@@ -56,20 +56,17 @@ class EquationStatistics:
 
     @cached_property
     def introduced(self) -> float:
-        """Relative error (root mean square) made here, against the exact result of the same low
-        inputs."""
+        """Relative RMS error made here, against the exact result of the same low inputs."""
         return _ratio(self["introduced2"], self["exact2"])
 
     @cached_property
     def inherited(self) -> float:
-        """Relative error (root mean square) against the reference run: the error made here and the
-        error carried in with the inputs."""
+        """Relative RMS error against the reference run: made here and carried in."""
         return _ratio(self["inherited2"], self["reference2"])
 
     @property
     def sqnr(self) -> float:
-        """Signal to quantization noise ratio against the reference run in dB; -inf if no sampled
-        number is finite in both runs."""
+        """Signal to quantization noise ratio in dB; -inf if no number is finite in both runs."""
         if self["sampled"] and not self["compared"]:
             return -math.inf
         return -20 * math.log10(self.inherited) if self.inherited else math.inf

@@ -209,8 +209,7 @@ class Lockstep(Interpretation):
     def interpret(
         self, program: Program, state: Any, values: Sequence[Any]
     ) -> tuple[Any, list[Any]]:
-        """Interprets the program on pairs (see :func:`run`); float-independent values are computed
-        first, in one jitted call."""
+        """Runs the program on pairs; precomputes float-independent values in one jitted call."""
         with self.context():
             self.precomputed = program.integers.known(values, self.call)
         return run(program, self, state, values=values)

@@ -146,8 +146,7 @@ def propagate(equation: Equation, floats: Sequence[Tagged]) -> tuple[bool, list[
 
 
 def loss_scaled_paths(program: Program) -> frozenset[tuple[int, ...]]:
-    """Returns the paths of the equations whose results a loss scale would multiply; the program is
-    traced, not run."""
+    """Traces the program for the paths of equations whose results a loss scale would multiply."""
     paths: set[tuple[int, ...]] = set()
     low = LossScaled(Autocast(Policy(compute=jnp.float32)), 1, lambda e: paths.add(e.path))
 

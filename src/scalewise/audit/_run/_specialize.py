@@ -43,8 +43,7 @@ def specialize(low: Interpretation, equation: Equation) -> tuple[Interpretation,
 
 
 def is_elementwise(low: Interpretation) -> bool:
-    """Returns True if ``low`` treats each number of an array on its own, without a common scale;
-    only then arrays may be kept flat and padded."""
+    """Returns True if ``low`` has no scale per array: then arrays may be kept flat and padded."""
     return isinstance(low, TableEmulation | Autocast | LossScaled)
 
 
@@ -92,8 +91,7 @@ def nominal_format(low: Interpretation) -> Format:
 
 
 def result_format_params(low: Interpretation, value: Any) -> np.ndarray:
-    """Returns the parameters of a result's format: its dtype's under a policy, FP64's behind a
-    scale."""
+    """Returns a result's format: that of its dtype under a policy, FP64 if it has a scale."""
     if isinstance(low, LossScaled):
         return result_format_params(low.low, value.value)
     return format_params(format_(value.data.dtype) if isinstance(low, Autocast) else FP64)

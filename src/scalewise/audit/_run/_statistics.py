@@ -110,8 +110,7 @@ def empty_statistics(formats: np.ndarray) -> Statistics:
 
 
 def sample_positions(n: Any, size: int) -> jax.Array:
-    """Returns SAMPLE indices spread over the first ``n`` of ``size`` numbers; any beyond ``n`` have
-    to be masked."""
+    """Returns SAMPLE indices spread over ``n`` of ``size`` numbers; ``n`` and up are padding."""
     spread = jnp.arange(SAMPLE) * jnp.maximum(n.astype(jnp.int64) // SAMPLE, 1)
     return jnp.minimum(spread, size - 1)
 

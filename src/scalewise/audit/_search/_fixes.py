@@ -145,6 +145,7 @@ def fixes(
     if kind in RANGE:
         yield from _range_fixes(group, low, norms)
     yielded: set[tuple[int, ...]] = set()
+    optimizer = here.direction == "optimizer"
     for words, found in (
         (f"float32 for this {here.primitive}", list(group.equations)),
         (f"float32 for line {here.line}", _like(here, equations, "file", "line", "direction")),
@@ -153,11 +154,11 @@ def fixes(
             f"float32 for all of {here.function.rpartition('.')[2]}",
             _like(here, equations, "file", "function"),
         ),
-        ("float32 for the optimizer", _optimizer(here, equations)),
+        ("float32 for the optimizer", _like(here, equations, "direction") if optimizer else []),
     ):
         indices = tuple(e.index for e in found)
         located = here.file is not None or len(found) == len(group.equations)
-        if indices and indices not in yielded and (located or here.direction == "optimizer"):
+        if indices and indices not in yielded and (located or optimizer):
             yielded.add(indices)
             yield Fix(words, partial(Setting.in_float32, indices=indices), len(indices))
     if final and kind in RANGE and fmt in WIDER:
@@ -190,11 +191,6 @@ def _range_fixes(group: Group, low: TableEmulation, norms) -> Iterator[Fix]:
         other = format_params(WIDER[low.fmt], low.saturate)
         change = partial(Setting.with_format, indices=group.indices, params=other)
         yield Fix(f"{WIDER[low.fmt].name} for this {here.primitive}", change)
-
-
-def _optimizer(here: EquationStatistics, equations: Equations) -> list[EquationStatistics]:
-    """Returns all of the optimizer's equations if ``here`` is one of them."""
-    return _like(here, equations, "direction") if here.direction == "optimizer" else []
 
 
 def _like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:

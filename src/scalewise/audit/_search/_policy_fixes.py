@@ -54,10 +54,8 @@ def _of_policy(
     if power and isinstance(now, Autocast):
         yield loss_scale_fix(power, lambda now: LossScaled(_autocast(now), power))
     function = here.function.rpartition(".")[2] or None
-    rules = [
-        (f"Rule('full', primitive={here.primitive!r}, function={function!r})",
-         Rule("full", primitive=here.primitive, function=function)),
-    ]  # fmt: skip
+    words = f"Rule('full', primitive={here.primitive!r}, function={function!r})"
+    rules = [(words, Rule("full", primitive=here.primitive, function=function))]
     if function is not None:
         rules.append((f"Rule('full', function={function!r})", Rule("full", function=function)))
     for size, (words, rule) in enumerate(rules, 1):
@@ -94,8 +92,7 @@ def _of_recipe(group: Group, recipe: Recipe) -> Iterator[Fix]:
 
 
 def _of_every_op(group: Group, recipe: Recipe) -> Iterator[Fix]:
-    """Yields exceptions; another way to add up sums, to find scales; the other format; at last
-    float32 between stores."""
+    """Yields exceptions, other sums, scales and formats; at last float32 between stores."""
     yield from _exceptions(group)
     if recipe.arithmetic != "float32":
         yield _recipe("arithmetic='float32'", arithmetic="float32")

@@ -160,8 +160,7 @@ class Search:
         return self.session.with_low(setting).run()
 
     def _try_fixes(self, what: Finding, changes: Iterator[Fix]) -> bool:
-        """Accepts the first fix that helps enough, else the one that helps most; returns False if
-        none helps."""
+        """Accepts the first fix that helps enough, else the best; returns False if none helps."""
         before = self.outcome.error
         best: tuple[Fix, Outcome] | None = None
         tried: list[tuple[Fix, OutputError]] = []
