@@ -143,7 +143,7 @@ def measure(run: Run, dump: Path | None = None) -> Result:
 def _measured(run: Run, triton: bool, dump: Path | None) -> Result:
     devices = gpus(run.device, max(1, run.fsdp))
     began = time.perf_counter()
-    program = variant(run.program, run.size, run.recipe, len(devices))
+    program = variant(run.program, run.size, run.recipe, len(devices), run.device)
     executable = compiled(program, devices, "cuda", {"xla_gpu_enable_triton_gemm": triton})
     seconds = time.perf_counter() - began
     text = executable.as_text()

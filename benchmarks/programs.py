@@ -11,6 +11,7 @@ written. `variant` returns a step under a recipe, or as other people write it:
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -192,8 +193,17 @@ SIZES = {
 PROGRAMS = ("mlp", "gpt")
 
 
-def variant(program: str, size: str, recipe: str, devices: int = 1) -> Program:
+def variant(
+    program: str, size: str, recipe: str, devices: int = 1, device: str | None = None
+) -> Program:
     """A program at a size under a recipe, or by hand; the GPT with a sequence for each device.
+
+    Args:
+        program: one of ``PROGRAMS``.
+        size: as in ``SIZES``.
+        recipe: a name of scalewise's, or of ``BY_HAND``.
+        devices: how many there are.
+        device: the recipe's, for which the program is compiled.
 
     Raises:
         ValueError: if the variant is written for the MLP only.
@@ -202,19 +212,21 @@ def variant(program: str, size: str, recipe: str, devices: int = 1) -> Program:
         if recipe in BY_HAND[1:]:
             raise ValueError(f"{recipe!r} is written for 'mlp', got 'gpt'")
         sizes = SIZES[program, size]
-        return under(gpt(**sizes | {"batch": max(sizes["batch"], devices)}), recipe)
+        return under(gpt(**sizes | {"batch": max(sizes["batch"], devices)}), recipe, device)
     sizes = SIZES[program, size]
     if recipe == "flax":
         return mlp_of_flax(**sizes)
     dots = {"hand": dot_by_hand, "jax_mxfp8": dot_in_blocks}
-    return under(mlp(**sizes, dot=dots.get(recipe, lambda: jnp.matmul)()), recipe)
+    return under(mlp(**sizes, dot=dots.get(recipe, lambda: jnp.matmul)()), recipe, device)
 
 
-def under(program: Program, recipe: str) -> Program:
-    """A program under a recipe; with delayed scaling its history is the first argument."""
+def under(program: Program, recipe: str, device: str | None = None) -> Program:
+    """A program under a recipe for a device, by default the one at hand; with delayed scaling its
+    history is the first argument."""
     if recipe in BY_HAND:
         return program
-    wrapped: Any = sw.autoscale(program.step, recipe)
+    chosen = dataclasses.replace(sw.recipes.CATALOGUE[recipe], device=device)
+    wrapped: Any = sw.autoscale(program.step, chosen)
     if not hasattr(wrapped, "init"):
         return Program(wrapped, program.make)
 

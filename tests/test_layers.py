@@ -10,6 +10,7 @@ import scalewise
 HOUSE = [  # bottom to top
     "_output",
     "formats",
+    "devices",
     "rounding",
     "scaled",
     "ops",

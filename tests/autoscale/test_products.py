@@ -1,6 +1,7 @@
 """Where a device multiplies narrow numbers itself, it gets them narrow."""
 
 import re
+import warnings
 from dataclasses import replace
 
 import jax
@@ -9,6 +10,9 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from scalewise.autoscale._block_product import block_product
+from scalewise.devices import DEVICES
+from scalewise.scaled import quantize
 
 W = jax.random.normal(jax.random.key(0), (16, 16)) / 4
 X = jax.random.normal(jax.random.key(1), (8, 16))
@@ -60,20 +64,102 @@ def test_convolutions_have_no_narrower_units_than_fp16():
     assert operands(lowered(f, KERNEL)) == {"f16 f16"}
 
 
-@pytest.mark.parametrize("recipe", ["fp8", "mxfp8"])
-def test_both_routes_multiply_the_same_numbers(recipe, monkeypatch):
+NVFP4 = replace(sw.recipes.mxfp8, forward="nvfp4", backward="nvfp4")
+
+
+@pytest.mark.filterwarnings("ignore:autoscale.*no matrix units")
+@pytest.mark.parametrize(
+    ("recipe", "device"),
+    [
+        ("fp8", "h100"),
+        ("fp8", "v5e"),
+        ("mxfp8", "h100"),
+        ("mxfp8", "b200"),
+        pytest.param(NVFP4, "b200", marks=pytest.mark.slow),
+    ],
+)
+def test_both_routes_multiply_the_same_numbers(recipe, device, monkeypatch):
     """The route of a device, run on this one, which computes it by other loops."""
-    f = sw.autoscale(jax.value_and_grad(dense), recipe)
-    want = jax.jit(f)(W)
+    recipe = replace(sw.recipes.recipe(recipe), device=device)
+    want = jax.jit(sw.autoscale(jax.value_and_grad(dense), recipe))(W)
+    platform = DEVICES[device].platform
 
-    def device(*operands, cpu, default):
-        return default(*operands)
+    def routed(*operands, default, **routes):
+        return routes.get(platform, default)(*operands)
 
-    monkeypatch.setattr(jax.lax, "platform_dependent", device)
-    for got, y in zip(
-        jax.jit(sw.autoscale(jax.value_and_grad(dense), recipe))(W), want, strict=True
-    ):
-        np.testing.assert_allclose(got, y, rtol=1e-6, atol=1e-7)
+    monkeypatch.setattr(jax.lax, "platform_dependent", routed)
+    got = jax.jit(sw.autoscale(jax.value_and_grad(dense), recipe))(W)
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore:autoscale.*no matrix units")
+@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4", NVFP4], ids=["mxfp8", "mxfp4", "nvfp4"])
+def test_blocks_go_to_the_units_of_a_device_that_has_them(recipe):
+    recipe = sw.recipes.recipe(recipe)
+    mixed = recipe.forward != recipe.backward  # of MXFP4 by MXFP8, XLA calls no library
+    text = lowered(sw.autoscale(jax.grad(dense), replace(recipe, device="b200")), W)
+    assert ("block_scaled_dot" in text) == (not mixed)
+    assert ("stablehlo.dot_general" in text) == mixed
+
+
+def test_batches_of_blocks_go_to_the_units_too():
+    def f(x, w):
+        return jnp.sum(jnp.square(jnp.einsum("ecd,edf->ecf", x * 2, w)))
+
+    stack = jnp.stack([W, W * 2])
+    mxfp8 = replace(sw.recipes.mxfp8, device="b200")
+    for g, w in ((f, stack), (jax.vmap(f, (None, 0)), jnp.stack([stack, stack]))):
+        text = lowered(sw.autoscale(g, mxfp8), stack, w)
+        assert "block_scaled_dot" in text
+        assert "stablehlo.dot_general" not in text
+
+
+def test_blocks_of_several_contracted_axes_are_multiplied_as_they_lie():
+    """Axes of 3 and 40, of which blocks lie along the one of 40, one of them short."""
+    a = jax.random.normal(jax.random.key(0), (2, 5, 3, 40))
+    b = jax.random.normal(jax.random.key(1), (2, 3, 40, 7))
+    x, y = (quantize(z, "mxfp8_e4m3", axis=i) for z, i in ((a, 3), (b, 2)))
+    params = {"dimension_numbers": (((2, 3), (1, 2)), ((0,), (0,)))}
+    got, _ = block_product(params, x, y, jnp.float32)
+    want = jnp.einsum("nabc,nbcd->nad", x.value(), y.value())
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_fp8_is_multiplied_in_the_format_that_a_tpu_doubles():
+    def text(device, **changes):
+        recipe = replace(sw.recipes.fp8, device=device, **changes)
+        f = jax.jit(sw.autoscale(jax.grad(dense), recipe))
+        return operands(f.trace(W).lower(lowering_platforms=("tpu",)).as_text())
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert text("v6e") == {"f8E4M3B11FNUZ f8E4M3B11FNUZ", "bf16 bf16"}
+    (message,) = {str(w.message) for w in seen}
+    assert "test_products.py" in message
+    assert "v6e has no matrix units for e4m3fn x e5m2" in message
+    assert text("v6e", backward="e4m3fn") == {"f8E4M3B11FNUZ f8E4M3B11FNUZ"}
+    assert text("tpu7x") == {"f8E4M3FN f8E4M3FN", "f8E4M3FN f8E5M2"}
+
+
+def test_a_recipe_that_needs_units_names_those_that_there_are():
+    sw.Recipe(forward="mxfp8_e4m3", backward="mxfp8_e4m3", device="b200", native_products=True)
+    with pytest.raises(ValueError, match=r"h100, which multiply .*bf16 x bf16.*e4m3fn x e5m2"):
+        sw.Recipe(forward="mxfp8_e4m3", device="h100", native_products=True)
+    with pytest.raises(ValueError, match="no device is called 'h10'; did you mean 'h100'"):
+        sw.Recipe(device="h10")
+
+
+def test_a_recipe_without_units_for_it_warns_once():
+    recipe = replace(sw.recipes.mxfp8, device="h100")
+    with pytest.warns(UserWarning, match="h100 has no matrix units for mxfp8_e4m3") as seen:
+        jax.make_jaxpr(sw.autoscale(jax.grad(dense), recipe))(W)
+    assert len(seen) == 1
+
+
+def test_fp8_numbers_are_widened_from_their_codes_where_xla_would_leave_out_both_converts():
+    text = lowered(sw.autoscale(convolution, "fp8"), KERNEL)
+    assert not re.search(r"stablehlo.convert.*f8E4M3FN>\) -> tensor<[^>]*f(16|32)>", text)
 
 
 def test_backward_products_accumulate_exactly():

@@ -50,3 +50,25 @@ def test_what_makes_no_sense_is_refused(arguments, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_devices_formats():
+    rows = {
+        r.split()[0]: r.split()[1:]
+        for r in invoke("formats", "--device", "h100").stdout.splitlines()
+    }
+    assert rows["e4m3fn"] == ["native", "2", "e4m3fn,", "e5m2,", "e4m3"]
+    assert rows["e5m2"] == ["native", "2", "e4m3fn,", "e4m3"]
+    assert rows["e4m3b11fnuz"] == ["storage", "only"]
+    assert rows["mxfp8_e4m3"] == ["storage", "only"]
+    assert rows["nvfp4"] == rows["dlfloat16"] == ["emulated"]
+    shown = invoke("formats", "--device", "v5e").stdout
+    assert "native, as e4m3b11fnuz" in shown
+
+
+def test_an_unknown_device_is_refused_with_those_that_there_are():
+    result = invoke("formats", "--device", "h900")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "no device is called 'h900'" in result.stderr
+    assert "a100, h100, h200, b200" in result.stderr

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..devices import Device, device_for
 from ..formats import BlockFormat, Format
 from ..interpret import Boundary, Equation, Interpretation, alike
 from ..rounding import encode
@@ -29,10 +30,11 @@ from ._keep import OPAQUE, Exceptions, refuse_opaque
 from ._layout import stored_copy
 from ._narrow import AtRest, abstract, at_rest, has_exponent, holds, is_stored, put
 from ._predict import of_argument, predict
-from ._products import Operand, Product, carried, multiplied
+from ._products import Blocks, Operand, Product, multiplied
 from ._recipe import Recipe
 from ._recompute import Copy, apart, is_minor, lineage
 from ._rules import RULES, Family, compute_dtype, contracted_axes, features
+from ._units import Lacking
 from ._value import (
     InFlight,
     at_exponent,
@@ -62,12 +64,19 @@ class Boundaries(Interpretation):
         traced: an argument came with an integer exponent, so exponents are numbers at run time.
         exceptions: the recipe's ``keep``, and what of it has been met.
         record: called with each decision on a format, by ``explain``; see ``_explain._Recorder``.
+        lacking: what has been said of formats that the device's units don't multiply.
     """
 
     recipe: Recipe
     traced: bool = False
     exceptions: Exceptions = dataclasses.field(default_factory=lambda: Exceptions(()))
     record: Callable[..., None] | None = None
+    lacking: Lacking = dataclasses.field(default_factory=Lacking)
+
+    @functools.cached_property
+    def device(self) -> Device | None:
+        """The device that products are written for, where the recipe or JAX tells it."""
+        return device_for(self.recipe.device)
 
     def flight_dtype(self, aval: Any) -> Any:
         """What a float of the program is computed in, as ``recipe.flight`` says."""
@@ -251,6 +260,7 @@ class Boundaries(Interpretation):
     ) -> tuple[tuple[Operand, Operand], Any]:
         """A contraction's operands, rounded to the recipe's formats, and the result's exponent."""
         axes, formats = contracted_axes(equation), self.formats(equation, values)
+        self.lacking.check(equation, formats, self.device)
         if self.record is not None:
             pairs = zip(values, formats, strict=True)
             given = [value.data.dtype if fmt is None else fmt for value, fmt in pairs]
@@ -306,14 +316,14 @@ class Boundaries(Interpretation):
             again = False
         copy = self._rounded(value, fmt, contracted, site)
         if not plain:
-            return carried(copy, fmt, value.data.dtype), None
+            return Blocks(copy, fmt, value.data.dtype), None
         assert isinstance(copy.scale, jax.Array)
         data = copy.data if isinstance(copy.data, jax.Array) else copy.data.astype(jnp.float32)
         return stored_copy(data, again), copy.scale
 
     def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
         """A contraction of two operands, added up in float32 at least, in ``dtype``."""
-        return multiplied(equation, operands, dtype).value()
+        return multiplied(equation, operands, dtype, device=self.device).value()
 
     def _rounded(
         self, value: InFlight, fmt: Format | BlockFormat, contracted: tuple[int, ...], site: str

@@ -12,18 +12,65 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from ..formats import E8M0, BlockFormat, Format
+from ..devices import DEVICES, Device, units_for
+from ..formats import BF16, E8M0, FP16, BlockFormat, Format
+from ..formats import format as format_
 from ..interpret import Equation, alike, bind
+from ..rounding import EncodedArray, decode
 from ..scaled import ScaledArray
+from ._block_product import block_product, takes_blocks
 from ._value import InFlight, Side, leading, wide_dtype
 
-SIXTEEN = (jnp.dtype("float16"), jnp.dtype("bfloat16"))
-EIGHT = (jnp.dtype("float8_e4m3fn"), jnp.dtype("float8_e5m2"))
+SIXTEEN = (FP16.dtype, BF16.dtype)
+ASSUMED = DEVICES["h100"]  # where no other device is named or at hand
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Blocks:
+    """An operand whose blocks have scales of their own.
+
+    Attributes:
+        copy: numbers and scales.
+        format: a block format, or an element format with scales along some axes.
+        dtype: the one that the operand had in flight.
+    """
+
+    copy: ScaledArray
+    format: BlockFormat | Format
+    dtype: Any
+
+    @property
+    def ndim(self) -> int:
+        return self.copy.ndim
+
+    def value(self) -> jax.Array:
+        """The numbers multiplied out, in the narrowest dtype that holds them.
+
+        BF16 has float32's exponents, so it holds an FP8, FP6 or FP4 number times a power of two.
+        """
+        fmt, dtype = self.format, self.dtype
+        exact = False
+        if isinstance(fmt, BlockFormat):
+            exact = fmt.scale == E8M0 and fmt.element.mantissa_bits <= BF16.mantissa_bits
+        holds = exact and dtype in (jnp.float32, jnp.bfloat16)
+        data = widened(self.copy.data, jnp.float32)
+        copy = dataclasses.replace(self.copy, data=data)
+        return copy.value().astype(jnp.bfloat16 if holds else dtype)
+
+    def tree_flatten(self):
+        return (self.copy,), (self.format, self.dtype)
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        return cls(*children, *static)
+
 
 # An operand's numbers, and the power of two that each stands for a multiple of; None for 1.
-Operand = tuple[jax.Array, jax.Array | None]
+Operand = tuple[jax.Array | Blocks, jax.Array | None]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -42,6 +89,7 @@ class Product:
         exponent: of the result.
         side: of the result, as in :class:`InFlight`.
         spread: of the result.
+        device: whose units compute it, as :func:`multiplied` takes it.
     """
 
     equation: Equation
@@ -50,6 +98,7 @@ class Product:
     exponent: int | jax.Array
     side: Side = "stored"
     spread: float = 0.0
+    device: Device | None = None
     memo: dict[str, InFlight] = dataclasses.field(default_factory=dict, repr=False)
 
     def wake(self) -> InFlight:
@@ -59,7 +108,7 @@ class Product:
                 data = lax.transpose(self.memo["turned"].data, self._exchange(1, 0))
                 base = None
             else:
-                product = multiplied(self.equation, self.operands, self.dtype)
+                product = multiplied(self.equation, self.operands, self.dtype, device=self.device)
                 data, base = product.value(), product
             self.memo["plain"] = self._as_value(data, base)
         return self.memo["plain"]
@@ -76,7 +125,8 @@ class Product:
                 "dimension_numbers": tuple((b, a) for a, b in numbers),
                 "precision": precision[::-1] if isinstance(precision, tuple) else precision,
             }
-            product = multiplied(self.equation, self.operands[::-1], self.dtype, changed)
+            swapped = self.operands[::-1]
+            product = multiplied(self.equation, swapped, self.dtype, changed, self.device)
             self.memo["turned"] = self._as_value(product.value(), product)
         return self.memo["turned"]
 
@@ -125,51 +175,116 @@ def multiplied(
     operands: Sequence[Operand],
     dtype: Any,
     params: Mapping[str, Any] | None = None,
+    device: Device | None = None,
 ) -> Scaled:
     """A contraction of narrow operands and their scales, powers of two.
 
-    Products of two narrow numbers are exact in float32, so that both ways give the same result but
+    Products of two narrow numbers are exact in float32, so that all ways give the same result but
     for the order in which sums are added up, and what leaves float32's range in between.
 
     - On a CPU, which has no narrow units for all shapes, operands are widened and the scales are
       multiplied into them: what reads the product needs no rescale.
-    - All other platforms multiply the numbers as they are stored, if their units take such a pair,
-      and scale the result. Sums are added up in float32. A backward product asks for the exact
-      accumulation that Hopper's FP8 units otherwise shorten to 14 bits (``Precision.HIGHEST``), a
-      forward product keeps the program's own ``precision``.
+    - All other platforms multiply the numbers as they are stored, if the device's units take such a
+      pair, and scale the result. Sums are added up in float32. A backward product asks for the
+      exact accumulation that Hopper's FP8 units otherwise shorten to 14 bits
+      (``Precision.HIGHEST``), a forward product keeps the program's own ``precision``.
+    - Blocks with scales of their own go to the device's block-scaled units; if it has none for
+      them, they are multiplied out to 16 bits.
 
     Args:
         equation: the contraction, a ``dot_general`` or ``conv_general_dilated``.
-        operands: data in any float dtype, and a scale whose axes are data's first ones, or None.
+        operands: data in any float dtype, and a scale whose axes are data's first ones, or None;
+            or blocks, and None.
         dtype: of the result; sums are added up in float32 at least.
         params: parameters in place of the equation's own.
+        device: whose matrix units the product is written for, when it isn't lowered for a CPU;
+            None for an H100's.
     """
-    (a, scale_a), (b, scale_b) = operands
     settings = {**equation.params, **(params or {})}
     total = wide_dtype(dtype)
-    together = _together(equation, a, b) if total == jnp.float32 else None
+    device = ASSUMED if device is None or device.platform == "cpu" else device
+    by_blocks = total == jnp.float32 and has_block_units(equation, operands, device)
+    if not by_blocks:
+        operands = _plain(operands)
+    scales = tuple(scale for _, scale in operands if scale is not None)
+    together = _together(equation, operands, dtype, device) if total == jnp.float32 else None
 
     def wide(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         factors = [
             x.astype(total) if scale is None else x.astype(total) * leading(scale, x).astype(total)
-            for x, scale in arrays
+            for x, scale in _plain(arrays)
         ]
         out = _bound(equation, settings, factors, total).astype(dtype)
-        return out, tuple(jnp.ones_like(scale) for _, scale in arrays if scale is not None)
+        return out, tuple(map(jnp.ones_like, _upper_scales(arrays) or scales))
 
     def narrow(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         assert together is not None
-        factors = [x.astype(d) for (x, _), d in zip(arrays, together, strict=True)]
+        arrays, ones = _plain(arrays), tuple(map(jnp.ones_like, _upper_scales(arrays)))
+        factors = [widened(x, d, k) for (x, _), (d, k) in zip(arrays, together, strict=True)]
         precision = _precision(settings["precision"], equation, factors)
         out = _bound(equation, settings | {"precision": precision}, factors, dtype)
-        return out, _ordered(tuple(scale for _, scale in arrays if scale is not None))
+        return out, ones or _ordered(
+            tuple(
+                scale if k == 0 else scale * np.asarray(2.0**k, scale.dtype)
+                for (_, scale), (_, k) in zip(arrays, together, strict=True)
+                if scale is not None
+            )
+        )
 
-    if a.dtype == b.dtype == dtype and scale_a is scale_b is None:
-        return Scaled(_bound(equation, settings, (a, b), dtype))
+    def by_units(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        (a, _), (b, _) = arrays
+        assert isinstance(a, Blocks)
+        assert isinstance(b, Blocks)
+        return block_product(settings, a.copy, b.copy, dtype)
+
+    if not by_blocks and not scales and all(x.dtype == dtype for x, _ in operands):
+        return Scaled(_bound(equation, settings, [x for x, _ in operands], dtype))
     if together is None:
         return Scaled(wide(operands)[0])
-    found: Any = lax.platform_dependent(alike(tuple(operands)), cpu=wide, default=narrow)
+    routes: dict[str, Any] = {device.platform: by_units} if by_blocks else {}
+    arrays = alike(tuple(operands))
+    found: Any = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
     return Scaled(*found)
+
+
+def is_narrow(operand: Operand) -> bool:
+    """Whether an operand has scales, so that its product had better not be transposed."""
+    return operand[1] is not None or isinstance(operand[0], Blocks)
+
+
+def has_block_units(equation: Equation, operands: Sequence[Operand], device: Device) -> bool:
+    """Whether a device has block-scaled units for a product of two operands."""
+    (a, _), (b, _) = operands
+    if not (isinstance(a, Blocks) and isinstance(b, Blocks)):
+        return False
+    known = units_for(a.format, b.format, device) is not None
+    return known and takes_blocks(equation, a.copy, b.copy)
+
+
+def _plain(operands: Sequence[Operand]) -> list[tuple[jax.Array, jax.Array | None]]:
+    """Operands without blocks: these multiplied out."""
+    return [(x.value() if isinstance(x, Blocks) else x, scale) for x, scale in operands]
+
+
+def _upper_scales(operands: Sequence[Operand]) -> tuple[jax.Array, ...]:
+    """The scales of whole operands above those of their blocks (NVFP4)."""
+    copies = [x.copy.scale for x, _ in operands if isinstance(x, Blocks)]
+    return tuple(s.scale.astype(jnp.float32) for s in copies if isinstance(s, ScaledArray))
+
+
+def widened(x: Any, dtype: Any, shift: int = 0) -> jax.Array:
+    """``x / 2**shift`` in a dtype that holds it.
+
+    XLA takes two converts, to FP8 and back, for one that changes nothing, and on a GPU or a TPU
+    leaves both out. So FP8 numbers are widened from their codes.
+    """
+    if x.dtype == dtype and not shift:
+        return x
+    if isinstance(x, EncodedArray) or x.dtype.itemsize > 1:
+        return x.astype(dtype)
+    if not shift:
+        return decode(lax.bitcast_convert_type(x, jnp.uint8), format_(x.dtype)).astype(dtype)
+    return (x.astype(jnp.float32) * np.float32(2.0**-shift)).astype(dtype)
 
 
 def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -199,23 +314,23 @@ def _precision(precision: Any, equation: Equation, factors: Sequence[jax.Array])
     return (lax.Precision.HIGHEST,) * 2 if exact else None
 
 
-def _together(equation: Equation, a: jax.Array, b: jax.Array) -> tuple[Any, Any] | None:
-    """The dtypes in which a device multiplies two operands; None where only float32 holds both."""
-    dtypes = {a.dtype, b.dtype}
-    if not dtypes <= {*SIXTEEN, *EIGHT} or dtypes == set(SIXTEEN):
+def _together(
+    equation: Equation, operands: Sequence[Operand], dtype: Any, device: Device
+) -> tuple[tuple[Any, int], tuple[Any, int]] | None:
+    """For each operand the dtype in which a device multiplies it, and the power of two that it is
+    divided by first; None where only float32 holds both."""
+    a, b = (jnp.dtype(jnp.bfloat16) if isinstance(x, Blocks) else x.dtype for x, _ in operands)
+    narrow = [d for d in (a, b) if d.itemsize == 1]
+    if len(narrow) == 2 and equation.name == "dot_general":
+        units = units_for(format_(a), format_(b), device)
+        if units is not None:
+            (x, y), (j, k) = units.formats, units.shifts
+            return (x.dtype, j), (y.dtype, k)  # pyright: ignore[reportAttributeAccessIssue]
+    wider = {d for d in (a, b) if d.itemsize > 1}
+    if not wider <= set(SIXTEEN) or len(wider) == 2:
         return None
-    eight = equation.name == "dot_general" and dtypes <= set(EIGHT)
-    if eight and EIGHT[0] in dtypes:  # no GPU's unit multiplies E5M2 by E5M2
-        return a.dtype, b.dtype
-    wider = next(iter(dtypes & set(SIXTEEN)), SIXTEEN[0])  # each holds every FP8 number
-    return wider, wider
-
-
-def carried(x: ScaledArray, fmt: Format | BlockFormat, dtype: Any) -> jax.Array:
-    """An array of several scales multiplied out, in the narrowest dtype that holds its numbers.
-
-    BF16 has float32's exponents, so it holds an FP8, FP6 or FP4 number times a power of two.
-    """
-    exact = isinstance(fmt, BlockFormat) and fmt.scale == E8M0 and fmt.element.mantissa_bits <= 7
-    holds = exact and dtype in (jnp.float32, jnp.bfloat16)
-    return x.value().astype(jnp.bfloat16 if holds else dtype)
+    own = dtype if dtype in SIXTEEN else FP16.dtype  # each holds every FP8 number
+    if not device.rate(FP16, FP16):
+        own = BF16.dtype
+    common = next(iter(wider), own)
+    return (common, 0), (common, 0)

@@ -7,9 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ..devices import device, device_for
 from ..formats import BF16, BLOCK_FORMATS, CATALOGUE, FP16, BlockFormat, Format, block_format
 from ..formats import format as format_
 from ..scaled import Amax, Delayed, Propagated, Scaling, at_least, check_scaling, storable
+from ._units import require_native
 
 CURRENT = Amax()
 _NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
@@ -102,6 +104,12 @@ class Recipe:
             ``"auto"``: in the narrow one where, at run time, the operands' magnitudes let no sum
             overflow, else in float32. That is for scales that leave data of unit size (propagated
             ones, ``rescale="l2"``); ``"max"`` puts them too high for sums of FP16.
+        device: a name of :data:`scalewise.devices.DEVICES`: whose matrix units products are written
+            for, where the program isn't lowered for a CPU. None: those of JAX's default backend,
+            or an H100's where that is none of the table. To compile ahead of time for another
+            device, name it. Operands that its units don't multiply are widened, with a warning.
+        native_products: True to raise ValueError instead: every product of ``forward`` and
+            ``backward`` formats has to run in units that multiply them.
 
     Raises:
         ValueError: formats, names or combinations that mean nothing.
@@ -122,8 +130,12 @@ class Recipe:
     keep: Mapping[str, Format] | tuple[tuple[str, Format], ...] = ()
     rescale: Literal["max", "l1", "l2", "least_squares"] | None = None
     arithmetic: Literal["float32", "storage", "auto"] = "float32"
+    device: str | None = None
+    native_products: bool = False
 
     def __post_init__(self):
+        if self.device is not None:
+            object.__setattr__(self, "device", device(self.device).name)
         for field in ("forward", "backward"):
             object.__setattr__(self, field, _operand(getattr(self, field)))
         for field in ("storage", "carry", "collective"):
@@ -159,6 +171,8 @@ class Recipe:
 
     def _check_combinations(self) -> None:
         check_scaling(self.scaling, "Recipe.scaling")
+        if self.native_products:
+            require_native((self.forward, self.backward), device_for(self.device))
         if isinstance(self.scaling, Propagated):
             raise ValueError(
                 "Recipe.scaling is Propagated, which needs a scale to begin with; "

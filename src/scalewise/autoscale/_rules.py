@@ -19,7 +19,7 @@ from jax import lax
 
 from ..interpret import Equation, gather_invariant, is_float, rebind
 from ..scaled import is_known
-from ._products import Product
+from ._products import Product, is_narrow
 from ._value import (
     InFlight,
     at_exponent,
@@ -253,8 +253,8 @@ def contraction(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]
     dtype = by.flight_dtype(equation.out_avals[0])
     values = [_settled_stack(x) for x in inputs]
     operands, exponent = by.operands(equation, values)
-    if equation.name == "dot_general" and any(scale is not None for _, scale in operands):
-        return [Product(equation, operands, dtype, exponent)]
+    if equation.name == "dot_general" and any(map(is_narrow, operands)):
+        return [Product(equation, operands, dtype, exponent, device=by.device)]
     return [InFlight(by.product(equation, operands, dtype), exponent)]
 
 

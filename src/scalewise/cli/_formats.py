@@ -18,8 +18,16 @@ if TYPE_CHECKING:
     from ..formats import Format
 
 
-def formats() -> None:
+def formats(
+    device: Annotated[
+        str | None,
+        typer.Option(help="What a device's matrix units multiply: h100, b200, v5e, ..."),
+    ] = None,
+) -> None:
     """List the catalogue: widths, range, spacing, infinities and NaNs."""
+    if device is not None:
+        _show_device(device)
+        return
     from ..formats import CATALOGUE  # numpy takes 0.2 s to import: not for --help
 
     table = Table(box=None, pad_edge=False)
@@ -38,6 +46,38 @@ def formats() -> None:
             fmt.nan.replace("negative_zero", "-0's code").replace("_", " "),
         )
     print_table(Console(), table)
+
+
+def _show_device(name: str) -> None:
+    """The formats that a device's matrix units multiply, that it stores, and all others."""
+    from ..devices import best_units, partners_of
+    from ..devices import device as device_
+    from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat
+
+    with refusal(ValueError):
+        device = device_(name)
+    table = Table(box=None, pad_edge=False)
+    for name in ("format", "products", "rate", "with"):
+        table.add_column(name, justify="right" if name == "rate" else "left")
+    for fmt in (*CATALOGUE.values(), *BLOCK_FORMATS.values()):
+        units = best_units(fmt, device)
+        if units is not None:
+            taken = units.formats[0].name
+            how = "native" if taken == fmt.name else f"native, as {taken}"
+            partners = ", ".join(partners_of(fmt, device))
+            table.add_row(fmt.name, how, f"{units.rate:.3g}", partners)
+        else:
+            element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+            stored = element.dtype is not None and element.bits >= 8
+            table.add_row(fmt.name, "storage only" if stored else "emulated")
+    console = Console()
+    console.print(f"{device.name}: {device.title} ({device.source})")
+    print_table(console, table)
+    console.print(
+        "native: operands of a matrix unit, rate relative to 16 bits; storage only: stored in whole"
+        " bytes, computed wide; emulated: stored as integer codes, computed wide",
+        soft_wrap=True,
+    )
 
 
 def _smallest(fmt: Format) -> str:

@@ -7,8 +7,10 @@ calls, recomputation and custom derivatives are handled here, once. Nothing here
 
 from ._compat import alike as alike
 from ._compat import gather_invariant as gather_invariant
+from ._compat import has_explicit_mesh as has_explicit_mesh
 from ._compat import is_partitioned as is_partitioned
 from ._compat import member as member
+from ._compat import needs_devices as needs_devices
 from ._compat import type_like as type_like
 from ._compat import vary as vary
 from ._equation import CONTRACTIONS as CONTRACTIONS

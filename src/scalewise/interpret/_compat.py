@@ -13,7 +13,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jax._src import core, source_info_util
+from jax._src import core, dispatch, source_info_util
 from jax._src.interpreters import pxla
 from jax.core import ShapedArray
 
@@ -196,3 +196,14 @@ def is_partitioned(ctx: Any) -> bool:
     if mesh is not None:
         return mesh.size > 1 and frozenset(mesh.axis_names) != frozenset(manual)
     return getattr(axes, "num_devices", None) != 1
+
+
+def needs_devices(primitive: jex.Primitive) -> None:
+    """Says of a primitive that its lowering rule reads the devices of a program."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def has_explicit_mesh() -> bool:
+    """Whether types carry how arrays are split over a mesh (``AxisType.Explicit``)."""
+    types = jax.sharding.get_abstract_mesh().axis_types
+    return any(t == jax.sharding.AxisType.Explicit for t in types)

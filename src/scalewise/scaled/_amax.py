@@ -49,7 +49,7 @@ def amax(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
         largest = _by_select(x, axes)
     else:
         largest = lax.platform_dependent(
-            x, cpu=lambda x: _by_parts(x, axes), default=lambda x: _by_keys(x, axes)
+            x, cpu=lambda x: _by_parts(x, axes), default=lambda x: amax_by_keys(x, axes)
         )
     return lax.expand_dims(largest, axes) if keepdims else largest
 
@@ -79,11 +79,11 @@ def _by_parts(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     return lax.reduce_max(lax.bitcast_convert_type(bits, x.dtype), axes)
 
 
-def _by_keys(x: jax.Array, axes: Sequence[int]) -> jax.Array:
+def amax_by_keys(x: jax.Array, axes: Sequence[int]) -> jax.Array:
     """The maximum of magnitudes' bits, moved so that those of infinities and NaN are negative.
 
     One maximum of integers, which devices also find among themselves, of a chain of single
-    operations: of a select XLA's GPU backend writes the operand out first.
+    operations: of a select XLA's GPU backend writes the operand out first. 0 for no elements.
     """
     integer = np.int64 if x.dtype == jnp.float64 else np.int32
     zero = integer(np.iinfo(integer).min) - np.asarray(np.inf, x.dtype).view(integer)

@@ -12,10 +12,12 @@ import numpy as np
 from jax import lax
 
 from ..formats import E8M0, BlockFormat, Format, rounding_mode
-from ..rounding import EncodedArray, encode
+from ..rounding import EncodedArray, cast, encode
+from ._amax import amax_by_keys
 from ._array import ScaledArray
 from ._power import exponent_of, layout, power_of_two, shrink
 from ._scaling import Amax, Scaling, to_top
+from ._sizes import is_known
 
 # How the exponent of a scale is found from the largest magnitude of a block, by torchao's names.
 EXPONENTS = ("floor", "ceil", "even", "rceil")
@@ -45,11 +47,7 @@ class Mx:
         """int32 exponents over the axes, held at E8M0's ends, -127 and 127."""
         signed, mantissa_bits, bias = layout(x.dtype)
         integer = np.uint64 if signed is np.int64 else np.uint32
-        bits = lax.bitcast_convert_type(x, signed)
-        magnitude = bits & np.iinfo(signed).max
-        finite = magnitude < signed(2 * bias + 1 << mantissa_bits)
-        amax = jnp.max(jnp.where(finite, magnitude, 0), axis=tuple(axes), initial=signed(0))
-        amax = amax.astype(integer)
+        amax = lax.bitcast_convert_type(amax_by_keys(x, axes), integer)
         field = (amax >> integer(mantissa_bits)).astype(jnp.int32)  # a subnormal's 0 ends at -127
         exponent = field - bias - element.max_exponent
         fraction = amax & integer((1 << mantissa_bits) - 1)
@@ -78,37 +76,47 @@ def quantize_blocks(
     short = count * fmt.size - length
     padding = [(0, short if a == axis else 0) for a in range(x.ndim)]
     split = (*x.shape[:axis], count, fmt.size, *x.shape[axis + 1 :])
-    blocks = jnp.pad(x, padding).reshape(split)
-    finite = jnp.isfinite(blocks)
-    usable = jnp.where(finite, blocks, 0)
-    broken = ~jnp.all(finite, axis=axis + 1) if fmt.element.nan_code is None else None
+    even = is_known(length) and not short
+    blocks = (x if even else jnp.pad(x, padding)).reshape(split)
+    broken = None
+    if fmt.element.nan_code is None:
+        broken = ~jnp.all(jnp.isfinite(blocks), axis=axis + 1)
 
-    def stored(blocks: jax.Array) -> jax.Array | EncodedArray:
+    def whole(blocks: jax.Array) -> jax.Array:
         data = blocks.reshape(tuple(n + p for n, (_, p) in zip(x.shape, padding, strict=True)))
-        data = lax.slice_in_dim(data, 0, length, axis=axis)
-        return encode(data, fmt.element, **options)
+        return data if even else lax.slice_in_dim(data, 0, length, axis=axis)
+
+    def stored(blocks: jax.Array, **own: Any) -> jax.Array | EncodedArray:
+        if fmt.element.dtype is None or fmt.element.bits < 8:  # codes, packed along the last axis
+            return encode(whole(blocks), fmt.element, **options)
+        # in the blocks' shape, in which XLA on a GPU fuses all that leads here
+        return whole(cast(blocks, fmt.element, **options | own))
 
     if fmt.scale == E8M0:
-        exponent = _exponents(usable, fmt, axis + 1, scaling)
-        data = _over_powers(blocks, exponent, axis + 1, fmt.element, stored, options["rounding"])
+        exponent = _exponents(blocks, fmt, axis + 1, scaling)
+        data = _over_powers(blocks, exponent, axis + 1, fmt.element, stored, options)
         code = (exponent + 127).astype(jnp.uint8)
         if broken is not None:
             code = jnp.where(broken, jnp.uint8(255), code)
         scale = lax.bitcast_convert_type(code, jnp.float8_e8m0fnu)
     else:
-        scale, factor = _scales(usable, broken, fmt, axis + 1, scaling)
+        scale, factor = _scales(_usable(blocks), broken, fmt, axis + 1, scaling)
         data = stored(blocks / jnp.expand_dims(factor, axis + 1).astype(blocks.dtype))
     return ScaledArray(data, scale, (axis, fmt.size))
 
 
-def _exponents(usable, fmt: BlockFormat, axis: int, scaling: Scaling | None) -> jax.Array:
+def _usable(blocks: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(blocks), blocks, 0)
+
+
+def _exponents(blocks, fmt: BlockFormat, axis: int, scaling: Scaling | None) -> jax.Array:
     """The blocks' exponents, int32 from -127 to 127."""
     scaling = scaling or Mx()
     if isinstance(scaling, Mx):
-        return scaling.exponents(usable, fmt.element, (axis,))
+        return scaling.exponents(blocks, fmt.element, (axis,))
     if not getattr(scaling, "power_of_two", True):
         raise ValueError(f"{fmt.name} has powers of two for scales, {scaling!r} has others")
-    scale, _ = scaling.scale(usable, fmt.element, (axis,))
+    scale, _ = scaling.scale(_usable(blocks), fmt.element, (axis,))
     return jnp.clip(exponent_of(scale), -127, 127)
 
 
@@ -138,17 +146,28 @@ def _over_powers(
     exponent: jax.Array,
     axis: int,
     element: Format,
-    stored: Callable[[jax.Array], Any],
-    rounding: str,
+    stored: Callable[..., Any],
+    options: dict[str, Any],
 ) -> Any:
     """``x / 2**exponent``, stored; float32's subnormals counted although backends flush them."""
     exponent = jnp.expand_dims(exponent, axis)
     # an exponent of 127 takes an amax of 2^127 and an element format below 2: its inverse flushes
     lowest = 2 - layout(x.dtype)[2]
     inverse = power_of_two(jnp.maximum(-exponent, lowest - 1), x.dtype)
+    rounding = options["rounding"]
 
     def plainly() -> Any:
         return stored(shrink(x, inverse, rounding))
+
+    def on_gpu() -> Any:
+        # XLA on NVIDIA's GPUs flushes no subnormals (`xla_gpu_ftz`), and transposes what it stores
+        # in the same kernel, if nothing is selected on the way there: an infinity becomes NaN by
+        # its product with 0
+        if options["saturate"] != "finite" or element.infinities:
+            return plainly()
+        y = shrink(x, inverse, rounding)
+        top, zero = (np.asarray(n, x.dtype) for n in (float(element.max), 0.0))
+        return stored(lax.clamp(-top, y, top) + y * zero, saturate=False)
 
     def with_subnormals() -> Any:
         bits = lax.bitcast_convert_type(x, jnp.int32)
@@ -164,4 +183,8 @@ def _over_powers(
         return with_subnormals()
     # they count where a whole block is so small that 2^-126 / 2^exponent isn't nothing
     least = -126 - (element.min_exponent - element.mantissa_bits - 1)
-    return lax.cond(jnp.any(exponent <= least), with_subnormals, plainly)
+
+    def where_they_count() -> Any:
+        return lax.cond(jnp.any(exponent <= least), with_subnormals, plainly)
+
+    return lax.platform_dependent(cpu=where_they_count, cuda=on_gpu, default=with_subnormals)

@@ -1,0 +1,11 @@
+"""Devices: which operands their matrix units multiply, and which of them computes a program."""
+
+from ._find import device_for as device_for
+from ._find import present as present
+from ._table import DEVICES as DEVICES
+from ._table import Device as Device
+from ._table import device as device
+from ._units import Units as Units
+from ._units import best_units as best_units
+from ._units import partners_of as partners_of
+from ._units import units_for as units_for

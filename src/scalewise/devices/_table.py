@@ -1,0 +1,141 @@
+"""The table of devices: operands that their matrix units multiply, as XLA can ask for them."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+
+from ..formats import BlockFormat, Format
+
+Pair = tuple[str, str]
+
+
+def _rates(rate: float, *pairs: str) -> dict[Pair, float]:
+    """Pairs of formats by name, ``"e4m3fn"`` or ``"e4m3fn x e5m2"``, at one rate."""
+    found: dict[Pair, float] = {}
+    for text in pairs:
+        first, _, second = text.partition(" x ")
+        found |= {(first, second or first): rate, (second or first, first): rate}
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """What the matrix units of a device multiply.
+
+    Attributes:
+        name: lower case, as in ``Recipe(device="h100")``.
+        title: in words.
+        platform: as JAX lowers for it: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"tpu"``.
+        kinds: beginnings of ``jax.Device.device_kind``, in lower case.
+        products: pairs of formats (of block formats, too) by name, with the rate of their products
+            relative to those of 16-bit operands. All are added up in float32 (float64's in it).
+            Pairs that XLA computes otherwise, or not at all, are left out whatever the data sheet
+            says of the unit.
+        source: where that is written.
+
+    Example:
+        >>> device("h100").rate("e4m3fn", "e5m2"), device("h100").rate("e5m2", "e5m2")
+        (2.0, 0.0)
+    """
+
+    name: str
+    title: str
+    platform: str
+    kinds: tuple[str, ...]
+    products: tuple[tuple[Pair, float], ...]
+    source: str
+
+    def rate(self, a: Format | BlockFormat | str, b: Format | BlockFormat | str) -> float:
+        """Rate of a product of two formats relative to 16-bit operands; 0 if there is no unit."""
+        names = tuple(x if isinstance(x, str) else x.name for x in (a, b))
+        return dict(self.products).get((names[0], names[1]), 0.0)
+
+    @property
+    def pairs(self) -> list[str]:
+        """The products of the units, each pair once: ``"e4m3fn x e5m2"``."""
+        return list(dict.fromkeys(" x ".join(sorted(pair)) for pair, _ in self.products))
+
+
+def _device(
+    name: str, title: str, platform: str, kinds: tuple[str, ...], source: str, *rates: dict
+) -> Device:
+    products = tuple(item for table in rates for item in table.items())
+    return Device(name, title, platform, kinds, products, source)
+
+
+# cuBLASLt multiplies E4M3 by E4M3 and by E5M2, not E5M2 by E5M2 (cuBLAS documentation, table of
+# cublasLtMatmul() for FP8 kernels).
+_AMPERE = _rates(1.0, "fp16", "bf16") | _rates(0.5, "tf32")
+_HOPPER = _AMPERE | _rates(2.0, "e4m3fn", "e4m3fn x e5m2")
+# cuDNN's block-scaled products, as XLA calls them (`__cudnn$blockScaledDot`). The units also take
+# MXFP6 and MXFP4 (PTX ISA, tcgen05.mma), which no library that XLA calls offers.
+_BLACKWELL = _HOPPER | _rates(2.0, "mxfp8_e4m3", "mxfp8_e4m3 x mxfp8_e5m2") | _rates(4.0, "nvfp4")
+_TPU = _rates(1.0, "bf16")
+# By XLA's cost model for products of 4096 x 4096 (libtpu of JAX 0.10.2): these two pairs, and no
+# others of 8 bits, take fewer cycles than bfloat16's.
+_PAIRS = ("e5m2", "e4m3b11fnuz")
+
+DEVICES: dict[str, Device] = {
+    d.name: d
+    for d in (
+        _device(
+            "cpu", "a CPU", "cpu", ("cpu",),
+            "XLA's CPU backend, which widens narrower operands to float32",
+            _rates(1.0, "fp32"), _rates(0.5, "fp64"),
+        ),
+        _device(
+            "a100", "NVIDIA A100", "cuda", ("nvidia a100",),
+            "NVIDIA A100 Tensor Core GPU data sheet", _AMPERE, _rates(1 / 16, "fp64"),
+        ),
+        _device(
+            "h100", "NVIDIA H100", "cuda", ("nvidia h100", "nvidia gh200"),
+            "NVIDIA H100 Tensor Core GPU data sheet (SXM)", _HOPPER, _rates(67 / 989, "fp64"),
+        ),
+        _device(
+            "h200", "NVIDIA H200", "cuda", ("nvidia h200",),
+            "NVIDIA H200 Tensor Core GPU data sheet (SXM)", _HOPPER, _rates(67 / 989, "fp64"),
+        ),
+        _device(
+            "b200", "NVIDIA B200", "cuda", ("nvidia b200", "nvidia gb200"),
+            "NVIDIA DGX B200 data sheet", _BLACKWELL, _rates(37 / 2250, "fp64"),
+        ),
+        _device(
+            "mi300x", "AMD Instinct MI300X", "rocm", ("amd instinct mi300x",),
+            "AMD Instinct MI300X data sheet; AMD CDNA 3 instruction set architecture",
+            _rates(1.0, "fp16", "bf16"), _rates(0.5, "tf32"), _rates(1 / 8, "fp32", "fp64"),
+            _rates(2.0, "e4m3fnuz", "e4m3fnuz x e5m2fnuz", "e5m2fnuz"),
+        ),
+        _device(
+            "v5e", "TPU v5e", "tpu", ("tpu v5 lite", "tpu v5e"),
+            "XLA's cost model for TPU v5e", _TPU, _rates(2.0, *_PAIRS),
+        ),
+        _device(
+            "v5p", "TPU v5p", "tpu", ("tpu v5", "tpu v5p"),
+            "XLA's cost model for TPU v5p", _TPU, _rates(2.0, *_PAIRS),
+        ),
+        _device(
+            "v6e", "TPU v6e", "tpu", ("tpu v6 lite", "tpu v6e"),
+            "XLA's cost model for TPU v6e", _TPU, _rates(1.28, *_PAIRS),
+        ),
+        _device(
+            "tpu7x", "TPU7x", "tpu", ("tpu7x", "tpu v7"),
+            "XLA's cost model for TPU7x", _TPU, _rates(2.0, "e4m3fn", "e4m3fn x e5m2", "e5m2"),
+        ),
+    )
+}  # fmt: skip
+
+
+def device(name: str | Device) -> Device:
+    """The device of a name; a Device is itself.
+
+    Raises:
+        ValueError: no device of the table is called so; the known ones are listed.
+    """
+    if isinstance(name, Device):
+        return name
+    if found := DEVICES.get(str(name).lower()):
+        return found
+    near = difflib.get_close_matches(str(name).lower(), list(DEVICES), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    raise ValueError(f"no device is called {name!r}{hint} known are {', '.join(DEVICES)}")
