@@ -1,4 +1,5 @@
 # The public names, and where each is defined: `__init__.py` imports them when they are first used.
+from . import devices as devices
 from . import formats as formats
 from . import ops as ops
 from . import training as training

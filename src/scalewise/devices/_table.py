@@ -137,5 +137,5 @@ def device(name: str | Device) -> Device:
     if found := DEVICES.get(str(name).lower()):
         return found
     near = difflib.get_close_matches(str(name).lower(), list(DEVICES), n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
-    raise ValueError(f"no device is called {name!r}{hint} known are {', '.join(DEVICES)}")
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"no device is called {name!r}{hint}; known are {', '.join(DEVICES)}")
