@@ -167,6 +167,10 @@ CHECKS: dict[Run, Expected] = {
     Run("mlp", "fp16"): Expected(narrow=0, kernels=22, outside=0.9),
     Run("mlp", "fp8"): Expected(narrow=8, kernels=56, outside=1.4),
     Run("mlp", "fp8_delayed"): Expected(narrow=8, kernels=49, outside=1.25),
+    Run("mlp", "mxfp8"): Expected(narrow=0, kernels=56, outside=1.75),
+    Run("mlp", "mxfp8", device="b200"): Expected(
+        narrow=8, kernels=75, outside=1.87, target="cudnn$blockScaledDot"
+    ),
     Run("gpt", "fp16"): Expected(narrow=0, kernels=150, outside=1.0),
     Run("gpt", "fp8"): Expected(narrow=27, kernels=265, outside=1.25),
     Run("gpt", "fp8_delayed"): Expected(narrow=27, kernels=240, outside=1.2),

@@ -338,7 +338,8 @@ class Boundaries(Interpretation):
             if isinstance(fmt, BlockFormat):
                 axis = max(contracted, default=value.data.ndim - 1)
                 scaling = None if isinstance(scaling, Amax) else scaling
-                copy = quantize(value.data, fmt, scaling=scaling, axis=axis)
+                # given twice: XLA on a GPU chooses a layout for the maxima and one for the numbers
+                copy = quantize_measured(value.data, value.data, fmt, scaling, axis)
             elif self.recipe.per == "channel":
                 kept = tuple(a for a in range(value.data.ndim) if a not in contracted)
                 copy = quantize(value.data, fmt, scaling=scaling, axis=kept)

@@ -68,19 +68,33 @@ class Mx:
 
 
 def quantize_blocks(
-    x: jax.Array, fmt: BlockFormat, axis: int, scaling: Scaling | None, **options: Any
+    x: jax.Array,
+    fmt: BlockFormat,
+    axis: int,
+    scaling: Scaling | None,
+    measured: jax.Array,
+    **options: Any,
 ) -> ScaledArray:
-    """``x``, float32 or float64, in a block format (see :func:`scalewise.quantize`)."""
+    """``x``, float32 or float64, in a block format (see :func:`scalewise.quantize`).
+
+    Args:
+        x: what is rounded.
+        fmt: the block format.
+        axis: along which the blocks lie.
+        scaling: how the scales are found; None for the format's own way.
+        measured: what they are found from: ``x``, or the same numbers computed apart from it.
+        options: of the elements' rounding.
+    """
     length = x.shape[axis]
     count = -(-length // fmt.size)  # of blocks; the last may be short
     short = count * fmt.size - length
     padding = [(0, short if a == axis else 0) for a in range(x.ndim)]
     split = (*x.shape[:axis], count, fmt.size, *x.shape[axis + 1 :])
     even = is_known(length) and not short
-    blocks = (x if even else jnp.pad(x, padding)).reshape(split)
+    blocks, measured = ((z if even else jnp.pad(z, padding)).reshape(split) for z in (x, measured))
     broken = None
     if fmt.element.nan_code is None:
-        broken = ~jnp.all(jnp.isfinite(blocks), axis=axis + 1)
+        broken = ~jnp.all(jnp.isfinite(measured), axis=axis + 1)
 
     def whole(blocks: jax.Array) -> jax.Array:
         data = blocks.reshape(tuple(n + p for n, (_, p) in zip(x.shape, padding, strict=True)))
@@ -93,14 +107,14 @@ def quantize_blocks(
         return whole(cast(blocks, fmt.element, **options | own))
 
     if fmt.scale == E8M0:
-        exponent = _exponents(blocks, fmt, axis + 1, scaling)
+        exponent = _exponents(measured, fmt, axis + 1, scaling)
         data = _over_powers(blocks, exponent, axis + 1, fmt.element, stored, options)
         code = (exponent + 127).astype(jnp.uint8)
         if broken is not None:
             code = jnp.where(broken, jnp.uint8(255), code)
         scale = lax.bitcast_convert_type(code, jnp.float8_e8m0fnu)
     else:
-        scale, factor = _scales(_usable(blocks), broken, fmt, axis + 1, scaling)
+        scale, factor = _scales(_usable(measured), broken, fmt, axis + 1, scaling)
         data = stored(blocks / jnp.expand_dims(factor, axis + 1).astype(blocks.dtype))
     return ScaledArray(data, scale, (axis, fmt.size))
 

@@ -113,20 +113,26 @@ def _of_array(x, key, fmt, scaling, axis, rounding, saturate, nan_scale=True) ->
 
 
 def quantize_measured(
-    x: jax.Array, measured: jax.Array, fmt: Format, scaling: Scaling
+    x: jax.Array,
+    measured: jax.Array,
+    fmt: Format | BlockFormat,
+    scaling: Scaling | None,
+    axis: int | None = None,
 ) -> ScaledArray:
-    """:func:`quantize` with one scale, found from another array of the same numbers.
+    """:func:`quantize` with scales found from another array of the same numbers.
 
     Args:
         x: floats, any shape.
         measured: ``x`` as well, computed apart from it: what a compiler need not store for both.
-        fmt: an element format.
-        scaling: as for :func:`quantize`.
+        fmt: an element format, for one scale, or a block format.
+        scaling: as for :func:`quantize`; None for a block format's own.
+        axis: the one along which blocks lie; None for an element format.
     """
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     x, measured = x.astype(dtype), measured.astype(dtype)
-    options = (fmt, None, (), "nearest_even", None, False)
-    compiled = _compiled if _is_plain(scaling) else _quantized
+    axes = _axes(x, axis, isinstance(fmt, BlockFormat))
+    options = (fmt, None, axes, "nearest_even", None, False)
+    compiled = _compiled if scaling is None or _is_plain(scaling) else _quantized
     return compiled(x, None, scaling, options, measured)
 
 
@@ -149,13 +155,13 @@ def _quantized(
     measured: jax.Array | None = None,
 ) -> ScaledArray:
     fmt, axis, axes, rounding, saturate, nan_scale = options
+    measured = x if measured is None else measured
     if isinstance(fmt, BlockFormat):
         saturate = "finite" if saturate is None else saturate
         settings = {"rounding": rounding, "saturate": saturate, "key": key}
-        return quantize_blocks(x, fmt, axes[0], scaling, **settings)
+        return quantize_blocks(x, fmt, axes[0], scaling, measured, **settings)
     scaling = Amax() if scaling is None else scaling
     over = tuple(a for a in range(x.ndim) if a not in axes)
-    measured = x if measured is None else measured
     scale, inverse = scaling.scale(measured, fmt, over, keepdims=axis is not None)
     exact = getattr(scaling, "power_of_two", True)
     data = shrink(x, jnp.broadcast_to(inverse, x.shape), rounding) if exact else x / scale
