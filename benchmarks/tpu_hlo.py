@@ -69,6 +69,7 @@ def main() -> None:
     given = given_arguments()
     devices = topologies.get_topology_desc(platform="tpu", topology_name=given.topology).devices
     devices = list(devices) if given.shard else [devices[0]]
+    generation = given.topology.partition(":")[0]  # as in scalewise.devices
     table = Table(
         title=f"{given.program}, {given.size}, compiled for {len(devices)} of {given.topology}, "
         f"JAX {jax.__version__}",
@@ -79,7 +80,7 @@ def main() -> None:
     plain: hlo.Summary | None = None
     for recipe in given.recipes:
         began = time.perf_counter()
-        program = variant(given.program, given.size, recipe, len(devices))
+        program = variant(given.program, given.size, recipe, len(devices), generation)
         executable: Any = compiled(program, devices, "tpu")
         seconds = time.perf_counter() - began
         text = executable.as_text()

@@ -74,6 +74,7 @@ def _arranged(
     """
     assert x.block is not None
     data, scale = _numbers(x.data), x.scale.data if isinstance(x.scale, ScaledArray) else x.scale
+    assert isinstance(scale, jax.Array)
     axis, size = x.block
     free = [i for i in range(x.ndim) if i not in (*contracted, *batch)]
     order = (*batch, *free, *contracted)

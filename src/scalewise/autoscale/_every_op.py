@@ -379,7 +379,7 @@ class EveryOp(Interpretation):
 
     def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
         """A contraction, added up in float32, in the storage dtype, or in what fits at run time."""
-        (a, _), (b, _) = operands
+        a, b = (x for x, _ in operands if isinstance(x, jax.Array))
 
         def wide(a, b):
             return multiplied(equation, ((a, None), (b, None)), dtype).value()

@@ -215,7 +215,8 @@ def multiplied(
             for x, scale in _plain(arrays)
         ]
         out = _bound(equation, settings, factors, total).astype(dtype)
-        return out, tuple(map(jnp.ones_like, _upper_scales(arrays) or scales))
+        given = [scale for _, scale in arrays if scale is not None]
+        return out, tuple(map(jnp.ones_like, _upper_scales(arrays) or given))
 
     def narrow(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         assert together is not None
