@@ -1,7 +1,7 @@
 """Failures that people lost days over, each in a few lines, with the line that causes it marked.
 
-`scalewise audit examples/gallery.py:adam --format fp16` and so on; proofs/gallery.py holds
-each against its marked line, docs/gallery.md is what the audit says of them.
+For example, `scalewise audit examples/gallery.py:adam --format fp16`. proofs/gallery.py checks
+that the audit finds each marked line; docs/gallery.md lists its findings.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class Case:
-    """A failure: where it was reported, what shows it, and what an audit has to say.
+    """A failure: where it was reported, a program that shows it, and the expected finding.
 
     Attributes:
         reference: a thread or a paper.
-        call: the function.
-        arguments: makes its arguments.
-        low: the format, or a policy of autocast.
-        kinds: any of these is a right name for it.
+        call: the function to audit.
+        arguments: returns its arguments.
+        low: the format, or an autocast policy.
+        kinds: the kinds of finding that are correct.
     """
 
     reference: str
