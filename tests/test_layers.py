@@ -14,6 +14,7 @@ HOUSE = [  # bottom to top
     "rounding",
     "scaled",
     "ops",
+    "primitives",
     "interpret",
     "emulate",
     "autocast",

@@ -22,16 +22,13 @@ from ..interpret import (
     transform,
     warn_kernel,
 )
+from ..primitives import having
 from ._policy import Policy
 from ._policy import policy as policy_
 
-# Primitives that hand a constant on as it is, and those among whose operands a constant that the
-# dtype can't hold may be the nearest number that it can: a mask's finfo.min is no infinity.
-MOVES = frozenset({
-    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy", "copy_p", "stop_gradient",
-    "transpose", "slice",
-})  # fmt: skip
-CHOICES = frozenset({"select_n", "max", "min", "clamp", "pad", "concatenate", "scatter", "gather"})
+# Among the operands of what chooses, a constant that the dtype can't hold may be the nearest number
+# that it can: a mask's finfo.min is no infinity.
+MOVES, CHOICES = having("keeps_constant"), having("chooses")
 
 
 @jax.tree_util.register_dataclass

@@ -1,6 +1,7 @@
 """(data, scale) pairs through any JAX function: the transformation, its recipes, stored states."""
 
 from .._callable import make_callable
+from ..primitives import Family as Family
 from . import recipes as recipes
 from ._autoscale import autoscale as autoscale
 from ._autoscale import interpretation as interpretation
@@ -20,6 +21,5 @@ from ._recipe import Storage as Storage
 from ._rescale import rescale as rescale
 from ._rescale import rescale_gradient as rescale_gradient
 from ._rules import RULES as RULES
-from ._rules import Family as Family
 
 make_callable(__name__)

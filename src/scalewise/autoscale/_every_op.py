@@ -20,6 +20,7 @@ from jax import lax
 
 from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float, outlined, rebind
+from ..primitives import having
 from ..scaled import power_of_two
 from ._align import MASK, aligned, finite_factor
 from ._keep import refuse_opaque
@@ -51,10 +52,7 @@ KEEPS = (
 # Operations whose results are numbers of the format if their one operand's are.
 EXACT = ("neg", "abs", "reduce_max", "reduce_min", "real", "stop_gradient")
 # Each device has exponents of its own: what they exchange are plain numbers.
-COLLECTIVES = (
-    "psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "all_to_all",
-    "ppermute", "reduce_scatter",
-)  # fmt: skip
+COLLECTIVES = having("collective")
 FULL_RANGE = (
     Family.FALLBACK,
     Family.POWER,

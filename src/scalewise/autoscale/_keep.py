@@ -6,13 +6,14 @@ import re
 from typing import Any
 
 from ..interpret import KERNELS, Equation, warn_kernel
+from ..primitives import Family, names
 
 # What JAX itself writes into a name stack around the user's own names.
 TRANSFORMS = re.compile(r"\b(?:transpose|jvp|vmap|jit|rematted_computation|checkpoint|remat)\b")
 
 # Primitives that call back into Python: what they do to a scale, nobody can see.
-CALLBACKS = ("pure_callback", "io_callback")
-OPAQUE = (*CALLBACKS, *KERNELS)
+CALLBACKS = names(lambda row: row.family is Family.CALLBACK)
+OPAQUE = CALLBACKS | KERNELS
 
 
 class Exceptions:

@@ -7,7 +7,6 @@ compute dtype (``Family.FALLBACK``), which is always right within that dtype's r
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..interpret import Equation, gather_invariant, is_float, rebind
+from ..primitives import Family, names
 from ..scaled import is_known
 from ._products import Product, is_narrow
 from ._value import (
@@ -30,23 +30,6 @@ from ._value import (
     shift,
     wide_dtype,
 )
-
-
-class Family(enum.Enum):
-    """How a primitive's result depends on its operands' scales."""
-
-    STRUCTURAL = "moves elements of one operand: the exponent goes along"
-    ALIGNED = "mixes elements of several operands: first brought to one exponent"
-    HOMOGENEOUS = "scales as its one operand does"
-    COMPARISON = "compares operands brought to one exponent; no float comes out"
-    INVARIANT = "doesn't depend on its operand's scale"
-    PRODUCT = "exponents add or subtract"
-    POWER = "the exponent is multiplied"
-    CONTRACTIVE = "odd and never larger than a small operand, whose scale it keeps"
-    ORDERED = "sorts: each result keeps its own operand's exponent"
-    CONTRACTION = "operands are rounded to the recipe's formats, exponents add"
-    FALLBACK = "computed on plain numbers in the compute dtype"
-
 
 INFINITE = 120  # log2 of the least constant that is taken for an infinity
 
@@ -394,8 +377,6 @@ def convert(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 FALLBACK = Rule(Family.FALLBACK, fallback)
-SPARSE = """bcoo_dot_general bcoo_dot_general_sampled bcoo_spdot_general bcsr_dot_general coo_matmat
-    coo_matvec csr_matmat csr_matvec coo_spmm coo_spmv csr_spmm csr_spmv spsolve"""
 
 
 class RuleTable(dict[str, Rule]):
@@ -404,8 +385,8 @@ class RuleTable(dict[str, Rule]):
     def __missing__(self, name: str) -> Rule:
         return FALLBACK
 
-    def add(self, family: Family, rule: Function, names: str) -> RuleTable:
-        self.update(dict.fromkeys(names.split(), Rule(family, rule)))
+    def add(self, family: Family, rule: Function, primitives: str) -> RuleTable:
+        self.update(dict.fromkeys(primitives.split(), Rule(family, rule)))
         return self
 
 
@@ -454,6 +435,6 @@ RULES = (
     .add(Family.CONTRACTION, grouped, "ragged_dot_general ragged_dot")
     .add(Family.FALLBACK, scaled_product, "scaled_dot")
     .add(Family.FALLBACK, gram, "symmetric_product")
-    .add(Family.FALLBACK, sparse, SPARSE)
+    .add(Family.FALLBACK, sparse, " ".join(names(lambda row: row.family is Family.SPARSE)))
     .add(Family.STRUCTURAL, convert, "convert_element_type")
 )

@@ -19,16 +19,10 @@ from ..interpret import (
     rebind,
     warn_kernel,
 )
+from ..primitives import having
 from ..rounding import from_float64, round_to, to_float64
 
-# Primitives whose results are among their operands' values, negated or not: nothing to round.
-EXACT = frozenset({
-    "abs", "argsort", "broadcast_in_dim", "clamp", "concatenate", "copy", "copy_p", "cummax",
-    "cummin", "dynamic_slice", "dynamic_update_slice", "expand_dims", "gather", "max", "min", "neg",
-    "optimization_barrier", "pad", "reduce_max", "reduce_min", "reshape", "rev", "scatter",
-    "select_n", "sharding_constraint", "sign", "slice", "sort", "split", "squeeze",
-    "stop_gradient", "top_k", "transpose",
-})  # fmt: skip
+EXACT = having("exact")
 
 
 @dataclasses.dataclass(frozen=True)

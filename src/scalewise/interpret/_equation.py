@@ -11,12 +11,11 @@ from typing import Any, Literal
 import jax.extend.core as jex
 import jax.numpy as jnp
 
+from ..primitives import Family, having, names
 from . import _compat, _wide
 
 Direction = Literal["forward", "backward", "update"]
-CONTRACTIONS = frozenset({
-    "dot_general", "conv_general_dilated", "ragged_dot", "ragged_dot_general", "scaled_dot",
-})  # fmt: skip
+CONTRACTIONS = names(lambda row: row.family is Family.CONTRACTION) | having("contraction")
 LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib")})
 
 

@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import warnings
 
+from ..primitives import Family, names
 from . import _compat
-from ._equation import Equation, bodies
+from ._equation import CONTRACTIONS, Equation, bodies
 
-KERNELS = (
-    "pallas_call", "core_map", "mpmd_map", "ffi_call", "custom_call", "tpu_custom_call",
-    "mosaic_gpu_p", "inline_mgpu_p", "call_exported", "buffer_callback", "compute_on",
-    "xla_metadata_call", "fused_call", "custom_fusion", "fusible", "rnn_fwd", "rnn_bwd",
-    "cudnn_fusion", "scaled_matmul", "scaled_matmul_wrapper", "call_hi_primitive",
-    "call_hi_primitive_linearized",
-    *(f"dot_product_attention_{x}" for x in ("fwd", "bwd", "fp8_fwd", "fp8_bwd")),
-    *(f"dot_product_attention_{x}_wrapper" for x in ("fwd", "bwd", "fp8_fwd", "fp8_bwd")),
-    "custom_linear_solve",
-)  # fmt: skip
-CONTRACTIONS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+KERNELS = names(lambda row: row.family is Family.KERNEL) | {"custom_linear_solve"}
 
 
 def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> None:

@@ -13,21 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..primitives import having
 from . import _compat
 from ._equation import Equation, is_float
 from ._interpretation import Interpretation
 from ._walk import walk
 from ._wide import bind
 
-# Primitives that mean the bits of their operand's own dtype, or hold code traced for that dtype.
-OWN_DTYPE = frozenset({
-    "bitcast_convert_type", "reduce_precision", "nextafter", "custom_linear_solve", "custom_root",
-    "pure_callback", "io_callback", "ffi_call", "pallas_call", "approx_top_k", "rng_uniform",
-    "select_and_gather_add", "tridiagonal_solve", "random_gamma", "random_gamma_grad",
-    "eig", "eigh", "svd", "lu", "qr", "householder_product", "geqrf", "geqp3", "cholesky",
-    "triangular_solve", "schur", "hessenberg", "tridiagonal", "cholesky_update", "fft",
-    "debug_callback", "debug_print", "custom_call", "scaled_dot",
-})  # fmt: skip
+OWN_DTYPE = having("own_dtype")
 
 # Parameters with the function that an operation applies to scalars, and the one with its constants.
 FUNCTIONS = {

@@ -12,18 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..primitives import PRIMITIVES
 from . import _compat
 from ._body import Atom, Body, Number, body_of
 from ._equation import Equation, is_float
 from ._interpretation import Interpretation
 
 # Calls that are no more than their body once nobody differentiates them any more, and nobody does:
-# a function is differentiated before it is interpreted (see _transform.py). The parameter with the
-# body is "call_jaxpr" (custom_jvp_call, custom_vjp_call, closed_call, eval_jaxpr, ...), but for:
-BODIES = {
-    "custom_vmap_call": "call", "linear_call": "callee", "composite": "jaxpr",
-    "remat_opt": "fwd_jaxpr", "custom_partitioning": "call", "outlined": "jaxpr",
-}  # fmt: skip
+# a function is differentiated before it is interpreted (see _transform.py). By the name of the
+# parameter with the body.
+BODIES = {row.name: row.body for row in PRIMITIVES.values() if row.body is not None}
+BODIES["outlined"] = "jaxpr"  # scalewise's own
 SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
 
 

@@ -19,27 +19,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 
+from ..primitives import having
 from . import _compat
 
-# Primitives whose lowering is one operation of their operands' own types, or re-issues jaxprs that
-# are traced already: they need no scope. A name that is missing here only costs time.
-DIRECT = frozenset({
-    "abs", "add", "add_any", "all_gather", "all_to_all", "and", "axis_index",
-    "bitcast_convert_type",
-    "broadcast_in_dim", "ceil", "clamp", "concatenate", "cond", "conv_general_dilated",
-    "convert_element_type", "copy", "copy_p", "cos", "div", "dot_general", "dynamic_slice",
-    "dynamic_update_slice", "eq", "exp", "expm1", "floor", "ge", "gt", "iota", "is_finite",
-    "jit", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "name", "ne", "neg", "not",
-    "optimization_barrier", "or", "pad", "pjit", "pmax", "pmin", "population_count", "ppermute",
-    "psum", "psum_invariant", "pvary", "reduce_and", "reduce_max", "reduce_min", "reduce_or",
-    "reduce_precision", "reduce_scatter", "reduce_sum", "rem", "reshape", "rev", "round", "rsqrt",
-    "scan", "select_n", "shard_map", "shift_left", "shift_right_arithmetic", "shift_right_logical",
-    "sign", "sin", "slice", "split", "sqrt", "square", "squeeze", "stop_gradient", "sub",
-    "tan", "tanh", "transpose", "while", "xor", "all_gather_invariant", "pcast",
-    "ragged_all_to_all",
-    "custom_jvp_call", "custom_vjp_call", "closed_call", "remat2", "checkpoint",
-    "sharding_constraint",
-})  # fmt: skip
+DIRECT = having("direct")  # they need no scope; a name that is missing only costs time
 
 scope_p = jex.Primitive("x64_scope")
 scope_p.multiple_results = True

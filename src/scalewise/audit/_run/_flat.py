@@ -11,18 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from ...primitives import having
+
 SMALL = (1024, 65536)
 
 # Primitives that act on each number separately, so that they may be computed on padded arrays.
-ELEMENTWISE = frozenset({
-    "abs", "acos", "acosh", "add", "add_any", "asin", "asinh", "atan", "atan2", "atanh", "cbrt",
-    "ceil", "convert_element_type", "copy", "cos", "cosh", "digamma", "div", "erf", "erf_inv",
-    "erfc", "exp", "exp2", "expm1", "floor", "integer_pow", "lgamma", "log", "log1p", "logistic",
-    "mul", "neg", "pow", "rem", "round", "rsqrt", "sign", "sin", "sinh", "sqrt", "square", "sub",
-    "tan", "tanh",
-})  # fmt: skip
+ELEMENTWISE = having("elementwise") - having("chooses") - having("series") - having("own_dtype")
 # Primitives that return their operand's numbers in the same order.
-RESHAPES = frozenset({"reshape", "squeeze", "expand_dims", "copy", "copy_p", "stop_gradient"})
+RESHAPES = having("same_order")
 
 
 def padded_size(size: int) -> int:

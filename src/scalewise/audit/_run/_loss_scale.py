@@ -21,12 +21,13 @@ from ...autocast import Autocast, Policy
 from ...autoscale import RULES, Family
 from ...formats import Format
 from ...interpret import Boundary, Equation, Interpretation, Program, is_float, run
+from ...primitives import having
 from ._equation_statistics import Equations
 from ._statistics import LOWEST
 
 POWERS = range(-40, 41)
 # Primitives linear in one operand, given the others, that belong to no family.
-BILINEAR = frozenset({"ragged_dot", "ragged_dot_general", "select_and_scatter_add"})
+BILINEAR = having("bilinear")
 
 
 @jax.tree_util.register_dataclass

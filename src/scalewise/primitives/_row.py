@@ -1,0 +1,128 @@
+"""What a row of the table means, and the sets of names that it is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable
+from types import MappingProxyType
+
+from ._table import TABLE
+
+
+class Family(enum.Enum):
+    """How a primitive's result depends on its operands' scales; or why that isn't asked."""
+
+    STRUCTURAL = "moves elements of one operand: the exponent goes along"
+    ALIGNED = "mixes elements of several operands: first brought to one exponent"
+    HOMOGENEOUS = "scales as its one operand does"
+    COMPARISON = "compares operands brought to one exponent; no float comes out"
+    INVARIANT = "doesn't depend on its operand's scale"
+    PRODUCT = "exponents add or subtract"
+    POWER = "the exponent is multiplied"
+    CONTRACTIVE = "odd and never larger than a small operand, whose scale it keeps"
+    ORDERED = "sorts: each result keeps its own operand's exponent"
+    CONTRACTION = "operands are rounded to the recipe's formats, exponents add"
+    FALLBACK = "computed on plain numbers in the compute dtype"
+    SPARSE = "a product of a sparse matrix, whose operands stay wide"
+    CALL = "its body is interpreted"
+    NO_FLOATS = "no floats"
+    KERNEL = "a kernel or foreign program, which can't be transformed: it gets plain numbers"
+    CALLBACK = "calls Python, unless the recipe's `keep` names it"
+    REFERENCE = "interpreted on the values that the array holds"
+    INTERNAL = "exists only while JAX traces, differentiates or compares"
+
+
+# The dtype in which autocast runs a primitive, and why; a row with "-" runs in the widest dtype
+# among its operands.
+AUTOCAST = MappingProxyType({
+    "low": "a contraction: products of narrow numbers, summed in float32 by the hardware",
+    "range": "float32: exponentials, logarithms and powers leave FP16's range (256 * 256)",
+    "sum": "float32: a narrow accumulator stagnates at 2048 (FP16) or 256 (BF16)",
+    "difference": "float32: what cancels was rounded before; in FP16 x - max(x) = -20 is off by "
+    "0.008, its exponential by 0.8 %",
+    "function": "float32: applies a function that was traced for one dtype",
+    "-": "the widest dtype among the operands, constants apart",
+})  # fmt: skip
+
+FACTS = MappingProxyType({
+    "exact": "results are among the operands' values, negated or not: nothing to round",
+    "elementwise": "a real function of the operands' elements at each index",
+    "series": "elementwise, by a loop or a long expansion",
+    "chooses": "picks among its operands' elements",
+    "same_order": "the operand's elements in the same order",
+    "keeps_constant": "of an operand whose elements are all equal, the result's are as well",
+    "own_dtype": "means the bits of its operand's dtype, or holds code traced for that dtype",
+    "contraction": "multiplies and adds, in a form that no rule of contractions covers",
+    "bilinear": "linear in one operand, given the others, whatever its family",
+    "collective": "exchanges data between the devices of a mesh",
+    "direct": "lowered to one operation of its operands' types, or re-issues traced jaxprs",
+})  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Primitive:
+    """What is known of one primitive.
+
+    Attributes:
+        name: as JAX prints it.
+        family: how the result depends on its operands' scales.
+        autocast: a key of :data:`AUTOCAST`.
+        facts: keys of :data:`FACTS`.
+        body: name of the parameter that holds the jaxpr which a call stands for, or None.
+    """
+
+    name: str
+    family: Family
+    autocast: str
+    facts: frozenset[str]
+    body: str | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether autocast runs it in float32."""
+        return self.autocast not in ("low", "-") or self.own_dtype
+
+    @property
+    def own_dtype(self) -> bool:
+        return "own_dtype" in self.facts
+
+
+def parsed(table: str) -> dict[str, Primitive]:
+    """Rows by name.
+
+    Raises:
+        ValueError: a word that no column knows, or a name that stands twice.
+    """
+    rows: dict[str, Primitive] = {}
+    for line in table.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        name, family, autocast, *facts = line.split()
+        bodies = [f.removeprefix("body=") for f in facts if f.startswith("body=")]
+        known = frozenset(f for f in facts if not f.startswith("body="))
+        if name in rows or autocast not in AUTOCAST or not known <= set(FACTS):
+            raise ValueError(f"primitives/_table.py: a name twice or an unknown word in {line!r}")
+        body = bodies[0] if bodies else None
+        rows[name] = Primitive(name, Family[family.upper()], autocast, known, body)
+    return rows
+
+
+PRIMITIVES = MappingProxyType(parsed(TABLE))
+
+
+def names(holds: Callable[[Primitive], object]) -> frozenset[str]:
+    """The names of the primitives of which something holds."""
+    return frozenset(name for name, row in PRIMITIVES.items() if holds(row))
+
+
+def having(fact: str) -> frozenset[str]:
+    """The names of the primitives with one of :data:`FACTS`.
+
+    Example:
+        >>> "reshape" in having("exact"), "add" in having("exact")
+        (True, False)
+    """
+    if fact not in FACTS:
+        raise ValueError(f"{fact!r} is no fact of a primitive; expected one of {', '.join(FACTS)}")
+    return names(lambda row: fact in row.facts)

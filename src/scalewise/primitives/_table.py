@@ -1,0 +1,405 @@
+"""One row for each primitive of JAX: all that scalewise knows of it.
+
+Columns: the name; the family (how a result depends on its operands' scales, or what kind of
+operation it is where no floats are computed: see :class:`Family`); autocast's class (`AUTOCAST`);
+facts (`FACTS`). `tests/primitives` fails for a primitive of the installed JAX without a row: add a
+line here, and a rule in `autoscale/_rules.py` if its family needs another than the family's.
+"""
+
+TABLE = """
+# Move elements of one operand.
+all_gather                           structural   -          exact collective direct
+all_gather_invariant                 structural   -          exact collective direct
+all_to_all                           structural   -          exact collective direct
+broadcast_in_dim                     structural   -          exact keeps_constant direct
+convert_element_type                 structural   -          elementwise direct
+copy                                 structural   -          exact same_order keeps_constant direct
+copy_p                               structural   -          exact same_order keeps_constant direct
+device_put                           structural   -          exact
+dynamic_slice                        structural   -          exact direct
+expand_dims                          structural   -          exact same_order keeps_constant
+gather                               structural   -          exact chooses
+layout_constraint                    structural   -          exact
+mesh_cast                            structural   -          exact
+name                                 structural   -          exact direct
+optimization_barrier                 structural   -          exact direct
+pbroadcast                           structural   -          exact
+ppermute                             structural   -          exact collective direct
+pcast                                structural   -          exact keeps_constant direct
+pvary                                structural   -          exact keeps_constant direct
+relayout                             structural   -          exact
+reshape                              structural   -          exact same_order keeps_constant direct
+reshard                              structural   -          exact
+rev                                  structural   -          exact direct
+sharding_constraint                  structural   -          exact direct
+slice                                structural   -          exact keeps_constant direct
+split                                structural   -          exact direct
+squeeze                              structural   -          exact same_order keeps_constant direct
+stop_gradient                        structural   -          exact same_order keeps_constant direct
+tile                                 structural   -          exact
+transpose                            structural   -          exact keeps_constant direct
+unstack                              structural   -          exact
+
+# Mix elements of several operands.
+add                                  aligned      -          elementwise direct
+add_any                              aligned      -          elementwise direct
+clamp                                aligned      -          exact elementwise chooses direct
+concatenate                          aligned      -          exact chooses direct
+dynamic_update_slice                 aligned      -          exact direct
+max                                  aligned      -          exact elementwise chooses direct
+min                                  aligned      -          exact elementwise chooses direct
+pad                                  aligned      -          exact chooses direct
+rem                                  aligned      difference elementwise direct
+scatter                              aligned      -          exact chooses
+scatter-add                          aligned      sum
+scatter-max                          aligned      -          exact
+scatter-min                          aligned      -          exact
+scatter-sub                          aligned      -
+scatter_add                          aligned      sum
+scatter_max                          aligned      -          exact
+scatter_min                          aligned      -          exact
+scatter_sub                          aligned      -
+select_n                             aligned      -          exact elementwise chooses direct
+stack                                aligned      -          exact
+sub                                  aligned      difference elementwise direct
+
+# Scale as their one operand does.
+abs                                  homogeneous  -          exact elementwise direct
+cummax                               homogeneous  -          exact
+cummin                               homogeneous  -          exact
+cumsum                               homogeneous  sum
+imag                                 homogeneous  -
+neg                                  homogeneous  -          exact elementwise direct
+pmax                                 homogeneous  -          exact collective direct
+pmin                                 homogeneous  -          exact collective direct
+psum                                 homogeneous  sum        collective direct
+psum_invariant                       homogeneous  sum        collective direct
+real                                 homogeneous  -
+reduce_max                           homogeneous  -          exact direct
+reduce_min                           homogeneous  -          exact direct
+reduce_scatter                       homogeneous  sum        collective direct
+reduce_sum                           homogeneous  sum        direct
+reduce_window_max                    homogeneous  -          exact
+reduce_window_min                    homogeneous  -          exact
+reduce_window_sum                    homogeneous  sum
+
+# Compare two operands.
+eq                                   comparison   -          elementwise direct
+ge                                   comparison   -          elementwise direct
+gt                                   comparison   -          elementwise direct
+le                                   comparison   -          elementwise direct
+lt                                   comparison   -          elementwise direct
+ne                                   comparison   -          elementwise direct
+
+# Don't depend on a positive scale of their operand.
+argmax                               invariant    -
+argmin                               invariant    -
+is_finite                            invariant    -          elementwise direct
+sign                                 invariant    -          exact elementwise direct
+
+# Exponents add or subtract.
+div                                  product      difference elementwise direct
+mul                                  product      -          elementwise direct
+
+# The exponent is multiplied.
+cbrt                                 power        range      elementwise
+integer_pow                          power        range      elementwise
+reduce_prod                          power        sum
+rsqrt                                power        range      elementwise direct
+sqrt                                 power        range      elementwise direct
+square                               power        range      elementwise direct
+
+# Odd, and never larger than a small operand.
+asinh                                contractive  range      elementwise
+atan                                 contractive  -          elementwise
+erf                                  contractive  -          elementwise
+sin                                  contractive  -          elementwise direct
+tanh                                 contractive  -          elementwise direct
+
+# Sort.
+approx_top_k                         ordered      -          own_dtype
+sort                                 ordered      -          exact
+top_k                                ordered      -          exact
+
+# Sums of products of two operands.
+conv_general_dilated                 contraction  low        direct
+dot_general                          contraction  low        direct
+ragged_dot                           contraction  low        bilinear
+ragged_dot_general                   contraction  low        bilinear
+
+# All others that compute with floats.
+acos                                 fallback     -          elementwise
+acosh                                fallback     range      elementwise
+all_gather_done                      fallback     -
+all_gather_reduced                   fallback     -
+all_gather_reduced_start             fallback     -
+all_gather_start                     fallback     -
+all_to_all_done                      fallback     -
+all_to_all_start                     fallback     -
+asin                                 fallback     -          elementwise
+atan2                                fallback     -          elementwise
+atanh                                fallback     range      elementwise
+bcoo_extract                         fallback     -
+bcoo_fromdense                       fallback     -
+bcoo_sort_indices                    fallback     -
+bcoo_sum_duplicates                  fallback     -
+bcoo_todense                         fallback     -
+bcoo_transpose                       fallback     -
+bcsr_extract                         fallback     -
+bcsr_fromdense                       fallback     -
+bcsr_todense                         fallback     -
+bessel_i0e                           fallback     range      elementwise series
+bessel_i1e                           fallback     range      elementwise series
+bitcast_convert_type                 fallback     -          own_dtype direct
+ceil                                 fallback     -          elementwise direct
+cholesky                             fallback     -          own_dtype
+cholesky_update                      fallback     -          own_dtype
+complex                              fallback     -
+conj                                 fallback     -
+coo_fromdense                        fallback     -
+coo_todense                          fallback     -
+cos                                  fallback     -          elementwise direct
+cosh                                 fallback     range      elementwise
+csr_fromdense                        fallback     -
+csr_todense                          fallback     -
+cumlogsumexp                         fallback     sum
+cumprod                              fallback     sum
+custom_linear_solve                  fallback     -          own_dtype
+custom_root                          fallback     -          own_dtype
+debug_callback                       fallback     -          own_dtype
+debug_print                          fallback     -          own_dtype
+digamma                              fallback     range      elementwise
+eig                                  fallback     -          own_dtype
+eigh                                 fallback     -          own_dtype
+empty                                fallback     -
+erf_inv                              fallback     range      elementwise
+erfc                                 fallback     range      elementwise
+exp                                  fallback     range      elementwise direct
+exp2                                 fallback     range      elementwise
+expm1                                fallback     range      elementwise direct
+fft                                  fallback     -          own_dtype
+floor                                fallback     -          elementwise direct
+geqp3                                fallback     -          own_dtype
+geqrf                                fallback     -          own_dtype
+global_array_to_host_local_array     fallback     -
+hessenberg                           fallback     -          own_dtype
+host_local_array_to_global_array     fallback     -
+householder_product                  fallback     -          own_dtype
+igamma                               fallback     range      elementwise series
+igamma_grad_a                        fallback     -          elementwise series
+igammac                              fallback     range      elementwise series
+inspect_sharding                     fallback     -
+lgamma                               fallback     range      elementwise
+log                                  fallback     range      elementwise direct
+log1p                                fallback     range      elementwise direct
+log2                                 fallback     range      elementwise
+logistic                             fallback     -          elementwise direct
+lu                                   fallback     -          own_dtype
+nextafter                            fallback     -          elementwise own_dtype
+one_minus_square                     fallback     -          elementwise
+ormqr                                fallback     -
+pbroadcast_done                      fallback     -
+pbroadcast_dynamic                   fallback     -
+pbroadcast_start                     fallback     -
+polygamma                            fallback     range      elementwise series
+polynomial                           fallback     -
+pow                                  fallback     range      elementwise
+ppermute_done                        fallback     -
+ppermute_start                       fallback     -
+precv                                fallback     -
+preduced                             fallback     -
+psend                                fallback     -
+psum_done                            fallback     -
+psum_invariant_start                 fallback     -
+psum_start                           fallback     -
+qr                                   fallback     -          own_dtype
+ragged_all_to_all                    fallback     -          direct
+random_gamma                         fallback     -          own_dtype
+random_gamma_grad                    fallback     range      elementwise own_dtype series
+reduce                               fallback     sum
+reduce_precision                     fallback     -          elementwise own_dtype direct
+reduce_scatter_done                  fallback     -
+reduce_scatter_start                 fallback     -
+reduce_window                        fallback     sum
+reduced_vary_cast                    fallback     -
+reduced_vary_cast_p                  fallback     -
+regularized_incomplete_beta          fallback     range      elementwise series
+rng_uniform                          fallback     -          own_dtype
+round                                fallback     -          elementwise direct
+scaled_dot                           fallback     -          own_dtype contraction
+scatter-mul                          fallback     sum
+scatter_apply                        fallback     function
+scatter_mul                          fallback     sum
+schur                                fallback     -          own_dtype
+select_and_gather_add                fallback     -          own_dtype
+select_and_scatter                   fallback     sum
+select_and_scatter_add               fallback     sum        bilinear
+shard_alike                          fallback     -
+sinh                                 fallback     range      elementwise
+svd                                  fallback     -          own_dtype
+symmetric_product                    fallback     -
+tan                                  fallback     range      elementwise direct
+tie                                  fallback     -
+todense                              fallback     -
+triangular_solve                     fallback     -          own_dtype
+tridiagonal                          fallback     -          own_dtype
+tridiagonal_solve                    fallback     -          own_dtype
+unreduced_pmax                       fallback     -
+unreduced_pmin                       fallback     -
+unreduced_psum                       fallback     -
+unreduced_psum_start                 fallback     -
+unreduced_reduce_scatter             fallback     -
+unreduced_reduce_scatter_start       fallback     -
+vary_unreduced_cast                  fallback     -
+vary_unreduced_cast_p                fallback     -
+xla_metadata_value                   fallback     -
+zeta                                 fallback     range      elementwise series
+
+# Products of sparse matrices.
+bcoo_dot_general                     sparse       -
+bcoo_dot_general_sampled             sparse       -
+bcoo_spdot_general                   sparse       -
+bcsr_dot_general                     sparse       -
+coo_matmat                           sparse       -
+coo_matvec                           sparse       -
+coo_spmm                             sparse       -
+coo_spmv                             sparse       -
+csr_matmat                           sparse       -
+csr_matvec                           sparse       -
+csr_spmm                             sparse       -
+csr_spmv                             sparse       -
+spsolve                              sparse       -
+
+# Calls and control flow: their bodies are interpreted.
+call                                 call         -          body=call_jaxpr
+checkpoint                           call         -          direct
+closed_call                          call         -          direct body=call_jaxpr
+composite                            call         -          body=jaxpr
+cond                                 call         -          direct
+custom_jvp_call                      call         -          direct body=call_jaxpr
+custom_partitioning                  call         -          body=call
+custom_vjp_call                      call         -          direct body=call_jaxpr
+custom_vmap_call                     call         -          body=call
+eval_jaxpr                           call         -          body=call_jaxpr
+jit                                  call         -          direct
+linear_call                          call         -          body=callee
+pjit                                 call         -          direct
+program_order                        call         -          body=call_jaxpr
+remat2                               call         -          direct
+remat_opt                            call         -          body=fwd_jaxpr
+scan                                 call         -          direct
+shard_map                            call         -          direct
+while                                call         -          direct
+
+# Integers, booleans, keys and tokens.
+after_all                            no_floats    -
+and                                  no_floats    -          direct
+assert_consumed_value                no_floats    -
+axis_index                           no_floats    -          direct
+check                                no_floats    -
+clz                                  no_floats    -
+consume                              no_floats    -
+create_token                         no_floats    -
+dce_sink                             no_floats    -
+dim_as_value                         no_floats    -
+dimension_size                       no_floats    -
+empty2                               no_floats    -
+from_edtype                          no_floats    -
+iota                                 no_floats    -          direct
+iota_2x32_shape                      no_floats    -
+lu_pivots_to_permutation             no_floats    -
+mulhi                                no_floats    -
+not                                  no_floats    -          direct
+or                                   no_floats    -          direct
+philox2x32                           no_floats    -
+philox4x32                           no_floats    -
+platform_index                       no_floats    -
+population_count                     no_floats    -          direct
+random_bits                          no_floats    -
+random_clone                         no_floats    -
+random_fold_in                       no_floats    -
+random_seed                          no_floats    -
+random_split                         no_floats    -
+random_unwrap                        no_floats    -
+random_wrap                          no_floats    -
+reduce_and                           no_floats    -          direct
+reduce_or                            no_floats    -          direct
+reduce_xor                           no_floats    -
+rng_bit_generator                    no_floats    -
+shape_assertion                      no_floats    -
+shift_left                           no_floats    -          direct
+shift_right_arithmetic               no_floats    -          direct
+shift_right_logical                  no_floats    -          direct
+threefry2x32                         no_floats    -
+threefry4x32                         no_floats    -
+to_edtype                            no_floats    -
+xor                                  no_floats    -          direct
+
+# Kernels and foreign programs, whose inside isn't interpreted.
+buffer_callback                      kernel       -
+call_exported                        kernel       -
+call_hi_primitive                    kernel       -
+call_hi_primitive_linearized         kernel       -
+compute_on                           kernel       -
+core_map                             kernel       -
+cudnn_fusion                         kernel       -
+custom_call                          kernel       -          own_dtype
+custom_fusion                        kernel       -
+dot_product_attention_bwd            kernel       -
+dot_product_attention_bwd_wrapper    kernel       -
+dot_product_attention_fp8_bwd        kernel       -
+dot_product_attention_fp8_bwd_wrapper kernel       -
+dot_product_attention_fp8_fwd        kernel       -
+dot_product_attention_fp8_fwd_wrapper kernel       -
+dot_product_attention_fwd            kernel       -
+dot_product_attention_fwd_wrapper    kernel       -
+ffi_call                             kernel       -          own_dtype
+fused_call                           kernel       -
+fusible                              kernel       -
+inline_mgpu_p                        kernel       -
+mosaic_gpu_p                         kernel       -
+mpmd_map                             kernel       -
+pallas_call                          kernel       -          own_dtype
+rnn_bwd                              kernel       -
+rnn_fwd                              kernel       -
+scaled_matmul                        kernel       -
+scaled_matmul_wrapper                kernel       -
+tpu_custom_call                      kernel       -
+xla_metadata_call                    kernel       -
+
+# Call Python.
+io_callback                          callback     -          own_dtype
+pure_callback                        callback     -          own_dtype
+
+# Read and write mutable arrays.
+accum_grad_in_ref                    reference    -
+addupdate                            reference    -
+box_get                              reference    -
+box_set                              reference    -
+broadcast_to                         reference    -
+create_linear                        reference    -
+empty_ref                            reference    -
+free_ref                             reference    -
+freeze                               reference    -
+get                                  reference    -
+log_extend                           reference    -
+log_read                             reference    -
+new_box                              reference    -
+new_log                              reference    -
+new_ref                              reference    -
+pin                                  reference    -
+run_state                            reference    -
+swap                                 reference    -
+unpin                                reference    -
+with_memory_space_constraint         reference    -
+
+# Exist only while JAX traces, differentiates or compares.
+custom_jvp_call_jaxpr                internal     -
+custom_lin                           internal     -
+eq_to                                internal     -
+le_to                                internal     -
+lt_to                                internal     -
+stage                                internal     -
+unreachable                          internal     -
+zeros_like                           internal     -
+"""

@@ -1,0 +1,93 @@
+"""The table of primitives: its rows mean what their columns say, and the rules agree with it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from primitives import FLOATS
+from scalewise.autoscale import RULES
+from scalewise.primitives import AUTOCAST, FACTS, PRIMITIVES, Family, having, names
+from scalewise.primitives._row import parsed
+
+SCALED = list(Family)[: list(Family).index(Family.FALLBACK)]
+
+
+def magnitudes(tree):
+    floats = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
+    return {float(v) for x in floats for v in np.abs(np.asarray(x, np.float64)).ravel()}
+
+
+def calls(name):
+    """(operands, results) of each equation of that primitive in its example."""
+    f, arguments = FLOATS[name]
+    found = []
+
+    def evaluated(jaxpr, consts, arguments):
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
+        for e in jaxpr.eqns:
+            inputs = [v.val if hasattr(v, "val") else values[v] for v in e.invars]
+            if e.primitive.name in ("jit", "pjit"):
+                outs = evaluated(e.params["jaxpr"].jaxpr, e.params["jaxpr"].consts, inputs)
+            else:
+                outs = e.primitive.bind(*inputs, **e.primitive.get_bind_params(e.params))
+                outs = list(outs) if e.primitive.multiple_results else [outs]
+            if e.primitive.name == name:
+                found.append((inputs, outs))
+            values.update(zip(e.outvars, outs, strict=True))
+        return [v.val if hasattr(v, "val") else values[v] for v in jaxpr.outvars]
+
+    closed = jax.make_jaxpr(f)(*map(jnp.asarray, arguments))
+    evaluated(closed.jaxpr, closed.consts, [jnp.asarray(a) for a in arguments])
+    assert found
+    return found
+
+
+def of(fact):
+    return pytest.mark.parametrize("name", sorted(having(fact) & FLOATS.keys()))
+
+
+@of("exact")
+def test_results_of_an_exact_primitive_are_among_its_operands(name):
+    for given, got in calls(name):
+        filled = {np.inf, 1.0} if name in ("gather", "sign", "reduce_window_max") else set()
+        assert magnitudes(got) <= magnitudes(given) | {0.0} | filled
+
+
+@of("same_order")
+def test_what_keeps_the_order_keeps_it(name):
+    for given, got in calls(name):
+        np.testing.assert_array_equal(np.ravel(got[0]), np.ravel(given[0]))
+
+
+@of("elementwise")
+def test_an_elementwise_primitive_has_a_result_for_each_index(name):
+    for given, got in calls(name):
+        shape = jnp.broadcast_shapes(*map(jnp.shape, given))
+        assert {x.shape for x in got} == {shape}
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_a_rule_is_of_the_family_that_the_table_names(name):
+    family = PRIMITIVES[name].family
+    assert RULES[name].family is (Family.FALLBACK if family is Family.SPARSE else family)
+
+
+def test_a_family_that_scales_has_a_rule_for_each_of_its_primitives():
+    assert names(lambda row: row.family in SCALED) <= RULES.keys()
+
+
+@pytest.mark.parametrize(
+    "line", ["sin contractive - fast", "sin contractive wide", "sin contractive -\nsin power -"]
+)
+def test_a_line_that_means_nothing_is_refused(line):
+    with pytest.raises(ValueError, match=r"primitives/_table.py.*'sin"):
+        parsed(line)
+
+
+def test_every_word_of_the_table_is_used():
+    assert {row.autocast for row in PRIMITIVES.values()} == set(AUTOCAST)
+    assert frozenset().union(*(row.facts for row in PRIMITIVES.values())) == set(FACTS)
+    assert {row.family for row in PRIMITIVES.values()} == set(Family)
+    with pytest.raises(ValueError, match="'exakt' is no fact"):
+        having("exakt")
