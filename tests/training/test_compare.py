@@ -111,9 +111,13 @@ def test_methods_that_scale_the_loss_show_their_scales(tmp_path):
     assert all(r.temporary_bytes > 0 for r in result.records)
 
 
+def test_train_and_compare_share_their_recipes():
+    assert set(recipes.CATALOGUE) <= set(training.RECIPES)
+    assert set(training.METHODS) - set(training.RECIPES) == {"fp16-plain", "fp8-narrow-state"}
+
+
 @pytest.mark.slow
 def test_every_recipe_of_autoscale_is_a_row(tmp_path):
-    assert set(recipes.CATALOGUE) <= set(training.METHODS)
     names = ("float32", "fp8", "fp8_delayed", "mxfp8", "unit_scaling", "fp16_every_op", "scalify")
 
     def falling(data, seed):  # what was largest last time isn't any more

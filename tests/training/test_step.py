@@ -175,6 +175,15 @@ def test_a_recipe_works_as_a_policy():
     assert not np.array_equal(np.asarray(state.params["a"]), np.asarray(want.params["a"]))
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp16", "bf16"])
+def test_the_name_of_a_recipe_is_the_recipe(name):
+    def traced(policy):
+        train = step(loss, optax.sgd(1.0), policy)
+        return str(jax.make_jaxpr(train)(train.init(params()), batch()))
+
+    assert traced(name) == traced(sw.recipes.CATALOGUE[name])
+
+
 def test_aux_comes_with_the_metrics():
     def with_aux(p, b):
         return loss(p, b), {"n": b["x"].shape[0], "mean": b["x"].mean()}

@@ -394,6 +394,7 @@ def test_resume_begins_where_there_is_nothing_yet(tmp_path):
     ("changes", "message"),
     [
         ({"recipe": "autocast-fp61"}, "unknown recipe 'autocast-fp61': .* did you mean 'auto"),
+        ({"recipe": "fp8-narrow-state"}, "changes the whole program and its state"),
         ({"recipe": "c=f61"}, "'f61' is no dtype to compute in"),
         ({"steps": 0}, "steps is 0: at least 1"),
         ({"every": 0}, "every is 0: at least 1"),

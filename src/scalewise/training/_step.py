@@ -14,6 +14,7 @@ import optax
 from ..autocast import Policy, autocast
 from ..autocast import policy as policy_
 from ..autoscale import AmaxHistory, Recipe, WithHistory, autoscale
+from ..autoscale.recipes import CATALOGUE
 from ..interpret import member
 from ..scaled import Delayed
 from ._finite import choose, widened
@@ -278,9 +279,10 @@ def step(
             given to ``init``.
         optimizer: any optax transformation.
         policy: what runs in which precision: a :class:`~scalewise.Policy` or its string, for
-            :func:`~scalewise.autocast`; a :class:`~scalewise.Recipe`, for
-            :func:`~scalewise.autoscale` (with delayed scaling ``init`` takes a batch, too, and
-            all microbatches of a step, on all devices, have one history); None: the loss as it is.
+            :func:`~scalewise.autocast`; a :class:`~scalewise.Recipe` or the name of one
+            (``"fp8"``), for :func:`~scalewise.autoscale` (with delayed scaling ``init`` takes a
+            batch, too, and all microbatches of a step, on all devices, have one history); None: the
+            loss as it is.
         scaling: by default :class:`DynamicLossScale` where the policy computes in float16, and
             none (a scale of 1, bad steps left out all the same) elsewhere.
         weights: how narrow weights (``p=f16`` or ``p=bf16`` in the policy) are updated:
@@ -314,6 +316,8 @@ def step(
         >>> bool(metrics.loss < 1e-2), int(metrics.skipped), float(metrics.scale)
         (True, 1, 32768.0)
     """
+    if isinstance(policy, str):  # "fp16" is the recipe here, as in autoscale; the dtype is "f16"
+        policy = CATALOGUE.get(policy, policy)
     transform, params, narrow = _transform(policy)
     delayed = policy if isinstance(policy, Recipe) and isinstance(policy.scaling, Delayed) else None
     if weights is None:

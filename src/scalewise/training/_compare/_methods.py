@@ -34,6 +34,8 @@ class Method:
         what: half a line for the report.
         options: if given, the step isn't the program's but ``training.step`` of its ``loss_of``
             and ``OPTIMIZER`` with these arguments: for methods that scale the loss.
+        equivalent: arguments of ``training.step`` that do the same, for methods without options;
+            None where there are none: `scalewise train` can't run it.
     """
 
     name: str
@@ -41,6 +43,12 @@ class Method:
     transform: Callable[[Step], Step] = same
     what: str = ""
     options: Mapping[str, Any] | None = None
+    equivalent: Mapping[str, Any] | None = None
+
+    @property
+    def step_options(self) -> Mapping[str, Any] | None:
+        """Arguments of ``training.step`` that do to a loss what this method does; or None."""
+        return self.equivalent if self.options is None else self.options
 
     def build(self, program: Program) -> tuple[Callable[[Tree, Any], Tree], Step]:
         """What makes this method's state of the program's and a first batch, and the step.
@@ -117,8 +125,17 @@ def scaled(name: str, recipe: Recipe, what: str) -> Method:
     """`autoscale` of the whole step; what the recipe stores narrow is so from the start."""
     # store's paths start at the state, the step's at (state, loss): `search` serves both
     return Method(
-        name, lambda state: store(state, recipe), lambda step: autoscale(step, recipe), what
+        name,
+        lambda state: store(state, recipe),
+        lambda step: autoscale(step, recipe),
+        what,
+        equivalent=None if recipe.state else {"policy": recipe},
     )
+
+
+def stepped(name: str, what: str, **options: Any) -> Method:
+    """``training.step`` with these arguments."""
+    return Method(name, what=what, options=options)
 
 
 NARROW_STATE = (  # but for biases and a norm's gains, half a percent of the example's parameters
@@ -130,7 +147,7 @@ NARROW_STATE = (  # but for biases and a norm's gains, half a percent of the exa
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
-        Method("float32", what="the program as it is"),
+        Method("float32", what="the program as it is", equivalent={}),
         plain("fp16-plain", jnp.float16, "all of it cast to FP16, nothing else done"),
         scaled("fp16", recipes.fp16, "autoscale, FP16 operands"),
         scaled(
@@ -156,31 +173,60 @@ METHODS: dict[str, Method] = {
             )
             for norm in ("l1", "l2")
         ),
-        Method(
+        stepped(
             "scalify-loss",
-            what="scalify of loss and gradients, which a float32 optimizer takes",
-            options={"policy": recipes.scalify},
+            "scalify of loss and gradients, which a float32 optimizer takes",
+            policy=recipes.scalify,
         ),
         scaled(
             "fp8-narrow-state",
             dataclasses.replace(recipes.fp8, state=NARROW_STATE),
             "fp8; FP16 weights, E4M3 first and FP16 root of second moment",
         ),
-        Method(
+        stepped(
             "static-scale",
-            what="autocast FP16, the loss times 32768 for ever",
-            options={"policy": "c=f16", "scaling": StaticLossScale(2.0**15)},
+            "autocast FP16, the loss times 32768 for ever",
+            policy="c=f16",
+            scaling=StaticLossScale(2.0**15),
         ),
-        Method(
+        stepped(
             "dynamic-scale",
-            what="autocast FP16, automatic loss scaling",
-            options={"policy": "c=f16", "scaling": DynamicLossScale(interval=100)},
+            "autocast FP16, automatic loss scaling, doubled after 100 steps",
+            policy="c=f16",
+            scaling=DynamicLossScale(interval=100),
         ),
-        Method("autocast-bf16", what="autocast BF16", options={"policy": "c=bf16"}),
-        Method(
+        stepped("autocast-fp16", "autocast FP16, automatic loss scaling", policy="c=f16"),
+        stepped("autocast-bf16", "autocast BF16", policy="c=bf16"),
+        stepped(
+            "master-fp16",
+            "FP16 weights beside a float32 copy, automatic loss scaling",
+            policy="p=f16,c=f16",
+            weights="master",
+        ),
+        stepped(
+            "master-bf16",
+            "BF16 weights beside a float32 copy",
+            policy="p=bf16,c=bf16",
+            weights="master",
+        ),
+        stepped(
+            "stochastic-bf16",
+            "BF16 weights rounded stochastically",
+            policy="p=bf16,c=bf16",
+            weights="stochastic",
+        ),
+        stepped(
+            "compensated-bf16",
+            "BF16 weights with the rounding error of each update carried on",
+            policy="p=bf16,c=bf16",
+            weights="compensated",
+        ),
+        stepped(
             "five-bytes",
-            what="FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
-            options={"policy": "p=f16,c=f16", "weights": "stochastic", "moments": NARROW_ADAM},
+            "FP16 weights rounded stochastically, narrow moments, automatic loss scaling",
+            policy="p=f16,c=f16",
+            weights="stochastic",
+            moments=NARROW_ADAM,
         ),
     )
 }

@@ -1,31 +1,16 @@
-"""What ``scalewise train --recipe`` may say: arguments of ``training.step`` by name; policies."""
+"""What ``scalewise train --recipe`` accepts: methods that ``training.step`` can do; policies."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from ...autoscale.recipes import CATALOGUE
-from .._compare import InputError, Program
-from .._moments import NARROW_ADAM
+from .._compare import METHODS, InputError, Program, method
 from .._step import Step, step
 
-# One row each: what training.step gets. Every recipe of autoscale is one.
+# What training.step gets, by the name of the method.
 RECIPES: dict[str, Mapping[str, Any]] = {
-    "float32": {},
-    "autocast-fp16": {"policy": "p=f32,c=f16,o=f32"},
-    "autocast-bf16": {"policy": "p=f32,c=bf16,o=f32"},
-    "master-fp16": {"policy": "p=f16,c=f16,o=f32", "weights": "master"},
-    "master-bf16": {"policy": "p=bf16,c=bf16,o=f32", "weights": "master"},
-    "stochastic-bf16": {"policy": "p=bf16,c=bf16,o=f32", "weights": "stochastic"},
-    "compensated-bf16": {"policy": "p=bf16,c=bf16,o=f32", "weights": "compensated"},
-    "five-bytes": {
-        "policy": "p=f16,c=f16,o=f32",
-        "weights": "stochastic",
-        "moments": NARROW_ADAM,
-    },
-    **{name: {"policy": recipe} for name, recipe in CATALOGUE.items()},
+    name: m.step_options for name, m in METHODS.items() if m.step_options is not None
 }
 
 
@@ -47,15 +32,21 @@ def step_for(program: Program, recipe: str, **options: Any) -> Step:
             "loss scale needs both (scalewise compare does without)"
         )
     given = {name: value for name, value in options.items() if value is not None}
-    if recipe not in RECIPES and "=" not in recipe:
-        close = difflib.get_close_matches(recipe.lower(), RECIPES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(
-            f"unknown recipe {recipe!r}: accepted are {', '.join(RECIPES)}, or a policy such as "
-            f"'p=f32,c=bf16,o=f32'{hint}"
-        )
-    row = RECIPES.get(recipe, {"policy": recipe})
     try:
-        return step(program.loss_of, program.optimizer, **{**row, **given})
+        return step(program.loss_of, program.optimizer, **{**_arguments(recipe), **given})
     except (ValueError, TypeError) as error:
         raise InputError(str(error)) from error
+
+
+def _arguments(recipe: str) -> Mapping[str, Any]:
+    """Of ``training.step``, for a recipe's name or a policy."""
+    if "=" in recipe:
+        return {"policy": recipe}
+    found = method(recipe)
+    if found.step_options is None:
+        raise InputError(
+            f"{recipe} changes the whole program and its state: run it with scalewise compare; "
+            f"scalewise train expects one of {', '.join(RECIPES)}, or a policy such as "
+            "'p=f32,c=bf16,o=f32'"
+        )
+    return found.step_options
