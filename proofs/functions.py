@@ -8,6 +8,7 @@ jnp.sin lax`` checks one function and one module.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sys
@@ -24,16 +25,23 @@ import numpy as np
 import scalewise as sw
 from proofs import function_calls
 from proofs.function_calls import Call, call, names
+from proofs.fuzz import disturbed as disturbed_runs
+from proofs.fuzz import programs
+from proofs.fuzz.disturbed import Model, Rounding, disturbed, traced, wide
+from proofs.fuzz.programs import SAMPLES, SLACK
 
 BATCH = 8  # functions in one jitted program
 
-# name: (the transformation, and how far it may be from float32, relative to the largest result)
-TRANSFORMS: dict[str, tuple[Callable, float]] = {
-    "emulate": (lambda f: sw.emulate(f, "fp32"), 2e-4),
-    "autocast": (sw.autocast, 1e-2),
-    "fp16": (lambda f: sw.autoscale(f, "fp16"), 1e-2),
-    "fp16_every_op": (lambda f: sw.autoscale(f, "fp16_every_op"), 5e-2),
-}
+# name: (the transformation, how far it may be from float32, relative to the largest result, and
+# what it rounds: where a result is further off, what random roundings of the same size explain)
+TRANSFORMS: dict[str, tuple[Callable, float, Model]] = {
+    "emulate": (lambda f: sw.emulate(f, "fp32"), 2e-4, programs.TRANSFORMS["emulate fp32"][1]),
+    "autocast": (sw.autocast, 1e-2, Model(Rounding(10), Rounding(10), Rounding(10))),
+    "fp16": (lambda f: sw.autoscale(f, "fp16"), 1e-2, programs.TRANSFORMS["fp16"][1]),
+    "fp16_every_op": (
+        lambda f: sw.autoscale(f, "fp16_every_op"), 5e-2, programs.TRANSFORMS["fp16_every_op"][1],
+    ),
+}  # fmt: skip
 
 # Of these a rounding before decides more than a rounding of the result: only FP32 is compared.
 DISCONTINUOUS = {
@@ -81,28 +89,58 @@ def differentiable(one: Call) -> bool:
     return True
 
 
-def differences(name: str, transform: str, got: Any, want: Any) -> list[str]:
-    """Where a transformed function's results are not what they should be, as sentences."""
+def differences(
+    one: Call, transform: str, got: Any, want: Any, spread: Callable[[], Any]
+) -> list[str]:
+    """Where a transformed function's results are not what they should be, as sentences.
+
+    ``spread`` returns by how much random roundings move the same results: asked for only where the
+    tolerance is exceeded.
+    """
     tolerance, found = TRANSFORMS[transform][1], []
-    module, _, function = name.partition(".")
+    module, _, function = one.name.partition(".")
     discontinuous = function in DISCONTINUOUS.get(module, "").split()
-    for kind, ours, theirs in zip(("value", "gradient"), got, want, strict=True):
-        for y, z in zip(ours, theirs, strict=True):
+    for place, (kind, ours, theirs) in enumerate(
+        zip(("value", "gradient"), got, want, strict=True)
+    ):
+        for number, (y, z) in enumerate(zip(ours, theirs, strict=True)):
             if y.shape != z.shape or y.dtype != z.dtype:
                 found.append(f"{kind}: {y.dtype}{y.shape} for {z.dtype}{z.shape}")
                 continue
             if transform != "emulate" and (not _is_float(z) or discontinuous):
                 continue
-            a, b = (np.asarray(v, complex if v.dtype.kind == "c" else float) for v in (y, z))
+            a, b = wide(y), wide(z)
             finite = np.isfinite(b)
             if not np.array_equal(np.isfinite(a), finite):
                 found.append(f"{kind}: {a.ravel()[:4]} for {b.ravel()[:4]}, not finite")
                 continue
             size = np.abs(b[finite]).max(initial=1e-2)
             error = np.abs(a - b)[finite].max(initial=0) / size
-            if not error <= tolerance:
+            if error <= tolerance:
+                continue
+            moved = SLACK * spread()[place][number][finite]
+            if not (np.abs(a - b)[finite] <= np.maximum(tolerance * size, moved)).all():
                 found.append(f"{kind}: off by {error:.2g} of the largest number, {size:.3g}")
     return found
+
+
+def roundings(one: Call, gradient: bool, transform: str, want: Any) -> Callable[[], Any]:
+    """By how much random roundings move the values and the gradients of a function."""
+
+    @functools.cache
+    def spread() -> Any:
+        program = traced(outputs(one, gradient), one.arguments)
+        model, rng = TRANSFORMS[transform][2], np.random.default_rng(0)
+        moved = [disturbed(program, model, rng) for _ in range(SAMPLES)]
+        leaves, tree = jax.tree.flatten(want)
+        runs = zip(*moved, strict=True)
+        far = [
+            np.max([np.abs(m - wide(z)) for m in some], 0)
+            for some, z in zip(runs, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(tree, far)
+
+    return spread
 
 
 def _run(f: Callable, *arguments: Any) -> Any:
@@ -114,7 +152,8 @@ def _run(f: Callable, *arguments: Any) -> Any:
 
 def check(calls: Sequence[Call]) -> dict[str, list[str]]:
     """The failures of each function, by its name."""
-    jobs = {one.name: outputs(one, differentiable(one)) for one in calls}
+    differentiated = {one.name: differentiable(one) for one in calls}
+    jobs = {one.name: outputs(one, differentiated[one.name]) for one in calls}
     arguments = {one.name: one.arguments for one in calls}
     failures: dict[str, list[str]] = {name: [] for name in jobs}
 
@@ -140,9 +179,11 @@ def check(calls: Sequence[Call]) -> dict[str, list[str]]:
         del jobs[name]
     if not jobs:
         return failures
-    for transform, (apply, _) in TRANSFORMS.items():
+    for transform, (apply, _, _) in TRANSFORMS.items():
         found = compiled(list(jobs), apply)
-        for name, job in jobs.items():
+        for one in (one for one in calls if one.name in jobs):
+            name, job = one.name, jobs[one.name]
+            spread = roundings(one, differentiated[name], transform, want[name])
             try:
                 eager = _run(apply(job), *arguments[name])
             except Exception as error:
@@ -151,7 +192,7 @@ def check(calls: Sequence[Call]) -> dict[str, list[str]]:
                 what = (
                     [f"{type(got).__name__}: {str(got).splitlines()[0][:160]}"]
                     if isinstance(got, Exception)
-                    else differences(name, transform, got, want[name])
+                    else differences(one, transform, got, want[name], spread)
                 )
                 failures[name] += [f"{transform}, {mode}: {w}" for w in what]
     return failures
@@ -160,7 +201,9 @@ def check(calls: Sequence[Call]) -> dict[str, list[str]]:
 def fingerprint() -> str:
     """Of all code that the record speaks of."""
     package = Path(sw.__file__).parent
-    sources = [*sorted(package.rglob("*.py")), Path(function_calls.__file__), Path(__file__)]
+    modules = (function_calls, disturbed_runs, programs)
+    sources = [*sorted(package.rglob("*.py")), Path(__file__)]
+    sources += [Path(module.__file__) for module in modules]
     return hashlib.sha256(b"".join(s.read_bytes() for s in sources)).hexdigest()[:12]
 
 

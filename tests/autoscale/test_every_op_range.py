@@ -153,3 +153,16 @@ def test_a_non_finite_element_leaves_the_others_as_they_are(recipe):
             np.testing.assert_array_equal(np.isfinite(got), ok)
             np.testing.assert_allclose(got[ok], want[ok], rtol=0.01, atol=0.01)
             assert ok[[0, 2]].all()
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_constant_beside_a_huge_number_keeps_its_value(recipe):
+    """Where it bounds or replaces that number, whose scale would round it to 2^21."""
+    x = jnp.asarray([1e18, 0.5, 3.0], jnp.float32)
+
+    def bounded(x):
+        valid = jnp.where(jnp.abs(x) < 1e9, x, 1.0)
+        several = jnp.clip(x, -2, 2), jnp.minimum(x, 6.0), jax.lax.clamp(0.0, x, 3.0), valid
+        return jnp.stack([y[0] for y in several])
+
+    np.testing.assert_array_equal(sw.autoscale(bounded, recipe)(x), [2, 6, 3, 1])

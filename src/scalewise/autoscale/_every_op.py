@@ -49,6 +49,8 @@ KEEPS = (
     "reduce_window_max", "reduce_window_min", "select_n", "concatenate", "pad", "clamp", "real",
     "dynamic_update_slice", "imag",
 )  # fmt: skip
+# Of these, the ones that a constant may make much smaller than their operands.
+BOUNDED = ("max", "min", "clamp", "select_n")
 # Operations whose results are numbers of the format if their one operand's are.
 EXACT = ("neg", "abs", "reduce_max", "reduce_min", "real", "stop_gradient")
 # Each device has exponents of its own: what they exchange are plain numbers.
@@ -333,6 +335,8 @@ class EveryOp(Interpretation):
         bounds = [self._bound_aligned(x) if family is Family.ALIGNED else _bound(x) for x in floats]
         if name == "select_n" and not constant:
             return None  # its scale is that of what it chose
+        if name in BOUNDED and any(map(_may_bound, floats)):
+            return None  # of clip(x, -1, 1) and where(ok, x, 1): at a huge x's scale 1 is lost
         if name in KEEPS:
             return max(bounds)
         if family is Family.INVARIANT:
@@ -439,6 +443,13 @@ def _bound(x: InFlight) -> int:
 
 def _nonzero_constant(x: InFlight) -> bool:
     return bool(x.uniform) and math.isfinite(x.uniform or 0)
+
+
+def _may_bound(x: InFlight) -> bool:
+    """Whether an operand is made of constants, unless it is zero or meant as an infinity."""
+    if x.uniform is None:
+        return is_independent(x)
+    return _nonzero_constant(x) and abs(x.uniform) < 2.0**MASK
 
 
 def _widest(equation: Equation) -> Any:

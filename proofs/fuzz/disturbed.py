@@ -1,0 +1,283 @@
+"""A program whose roundings are random: how far a transformation may be from float32.
+
+Each equation of a program, those of its backward pass, of loops and of branches included, is
+computed in float32, and what the transformation rounds there is rounded to one of the two numbers
+beside it, at random, the nearer one more often: on the grid that the format has behind the scale
+that the transformation documents. What results differ by in a few such runs is what the roundings
+alone explain, ties that they make among the arguments of a maximum included.
+
+Nothing is counted twice: a recipe that rounds the operands of products moves nothing else, but for
+float32's own errors, and a number that is on the grid stays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from scalewise.autoscale._predict import of_argument, predict
+from scalewise.autoscale._rules import RULES, Family, contracted_axes
+from scalewise.autoscale._value import InFlight
+from scalewise.formats import BlockFormat, Format
+from scalewise.interpret import (
+    CONTRACTIONS,
+    Equation,
+    Interpretation,
+    Program,
+    is_float,
+    run,
+    trace,
+)
+
+# Of float32 XLA's elementary functions are some ulps off, and sums are added in another order.
+FLOAT32 = 2.0**-20
+LEAST = 1e-37  # about float32's smallest normal number, below which XLA flushes to zero
+# Operations whose results are some of their operands' numbers, at the largest of their scales.
+TAKES = (
+    "neg", "abs", "reduce_max", "reduce_min", "cummax", "cummin", "real", "stop_gradient", "sort",
+    "max", "min", "select_n", "concatenate", "pad", "dynamic_update_slice", "clamp",
+)  # fmt: skip
+BOUNDED = ("max", "min", "select_n", "clamp")  # their scale is found anew beside a constant
+SUMS = (*CONTRACTIONS, "reduce_sum", "cumsum", "scatter-add")
+MASK = 2.0**20  # a constant beyond it is meant as an infinity: its scale is that of this number
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounding:
+    """The grid that numbers are rounded to.
+
+    Attributes:
+        bits: of the significand, without the leading one.
+        least: the smallest number, as a multiple of the power of two below the magnitude that the
+            tensor's scale is found from.
+        most: the largest number, as a multiple of the same; what lies beyond saturates.
+        nonzero: a number that isn't zero becomes the smallest one at least.
+        finer: the scale may be so many binades smaller than the largest magnitude asks for, where
+            something else decides (a mean, what was known before): each rounding draws one.
+    """
+
+    bits: int
+    least: float = 0.0
+    most: float = math.inf
+    nonzero: bool = False
+    finer: int = 0
+
+
+def current(fmt: Format | BlockFormat) -> Rounding:
+    """Rounding to a format behind a scale found from the largest magnitude.
+
+    That lies below the format's last full binade, and not above 2^15. OCP MX brings it into the
+    last binade, full or not.
+    """
+    if isinstance(fmt, BlockFormat):
+        last = 2.0**fmt.element.max_exponent
+        return Rounding(
+            fmt.element.mantissa_bits,
+            float(fmt.element.smallest) / last,
+            float(fmt.element.max) / last,
+        )
+    return Rounding(fmt.mantissa_bits, float(fmt.smallest) / 2.0 ** min(fmt.max_exponent - 1, 14))
+
+
+def static(fmt: Format) -> Rounding:
+    """Rounding to a format behind a scale that isn't found from the tensor."""
+    return Rounding(fmt.mantissa_bits, float(fmt.smallest), float(fmt.max))
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What a transformation rounds; None for nothing.
+
+    Attributes:
+        results: each equation's results, and the arguments.
+        forward, backward: a product's operands, of the forward pass, and those that carry a
+            gradient.
+        blocks: they have a scale for each block along the contracted axis.
+        stacked: what a scan stacks for its backward pass, a scale for each turn.
+        propagated: products and sums of two values have the scale that their operands' imply,
+            whatever their own largest magnitude is.
+        predicted: the operands' scale is that of ``InFlight.spread``, the standard deviation that
+            the recipe predicts from shapes.
+    """
+
+    results: Rounding | None = None
+    forward: Rounding | None = None
+    backward: Rounding | None = None
+    blocks: bool = False
+    stacked: Rounding | None = None
+    propagated: bool = False
+    predicted: bool = False
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Value(InFlight):
+    """A value of :class:`Disturbed`; ``size`` is the power of two below what its scale was found
+    from."""
+
+    size: Any = 0.0
+
+    def tree_flatten(self):
+        return (self.data, self.size), (self.side, self.uniform, self.spread)
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        side, uniform, spread = static
+        return cls(children[0], 0, side, uniform, spread, size=children[1])
+
+
+class Disturbed(Interpretation):
+    """One run of a program with random roundings, on the host."""
+
+    inline = True
+
+    def __init__(self, model: Model, rng: np.random.Generator):
+        self.model, self.rng = model, rng
+
+    def lift(self, x: Any, aval: Any) -> Value:
+        x = np.asarray(x)
+        y = self.rounded(x, self.model.results, largest(x))
+        size = power_below(largest(x))
+        return Value(y, 0, "stored", spread=of_argument(aval.shape), size=size)
+
+    def constant(self, x: Any, aval: Any) -> Value:
+        x = np.asarray(x, aval.dtype)
+        uniform = float(x) if x.size == 1 else None
+        size = 2 * power_below(largest(x))  # its data lie between 1/2 and 1
+        return Value(self.rounded(x, self.model.results, 0.0), 0, uniform=uniform, size=size)
+
+    def lower(self, value: Any, aval: Any) -> Any:
+        return value.data
+
+    def stepwise(self, state: Any, equation: Equation) -> int:
+        return 1 << 20
+
+    def canonical(self, value: Any, aval: Any, boundary: Any, equation: Equation) -> Value:
+        side = "backward" if equation.direction == "backward" else "forward"
+        data = np.asarray(value.data)
+        if boundary == "stacked" and equation.direction == "forward" and aval.shape:
+            data = self.rounded(data, self.model.stacked, largest(data))
+        return Value(data, 0, side, size=np.asarray(np.max(value.size)))
+
+    def spread(self, value: Any, aval: Any) -> Value:
+        size = np.broadcast_to(np.max(value.size), aval.shape[:1])
+        return dataclasses.replace(value, size=size, memo={})
+
+    def gather(self, value: Any, aval: Any) -> Value:
+        return dataclasses.replace(value, size=np.max(value.size), memo={})
+
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> tuple[Any, Any]:
+        floats = [x for x in inputs if isinstance(x, Value)]
+        data = [x.data if isinstance(x, Value) else x for x in inputs]
+        if equation.name in CONTRACTIONS:
+            axes = contracted_axes(equation)
+            data[:2] = [self.operand(x, over) for x, over in zip(inputs[:2], axes, strict=True)]
+        outs = equation.bind(*data)
+        if equation.name in SUMS:  # in another order: relative to the terms, not to their sum
+            terms = equation.bind(*[np.abs(x) if is_float(x) else x for x in data])
+            pairs = zip(map(np.asarray, outs), map(np.asarray, terms), strict=True)
+            outs = [self.as_float32(y, t) for y, t in pairs]
+        family = RULES[equation.name].family
+        side = "backward" if equation.direction == "backward" else "forward"
+        if family is Family.STRUCTURAL and all(x.side == "stored" for x in floats):
+            side = "stored"
+        spread = predict(equation, family, inputs) if self.model.predicted else 0.0
+        return state, [
+            self.result(equation, family, np.asarray(y), floats, side, spread) if is_float(a) else y
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
+
+    def result(
+        self, equation: Equation, family: Family, y: np.ndarray, floats: Sequence[Value],
+        side: Any, spread: float,
+    ) -> Value:  # fmt: skip
+        sizes = [min(float(np.max(x.size)), MASK if x.uniform else math.inf) for x in floats]
+        if family is Family.STRUCTURAL and floats:
+            return Value(y, 0, side, floats[0].uniform, spread, size=max(sizes))
+        constants = [abs(x.uniform) for x in floats if x.uniform is not None]
+        propagated, size = self.model.propagated, float(power_below(largest(y)))
+        uniform = float(y) if not floats and y.size == 1 else None
+        if equation.name not in TAKES:
+            y = self.as_float32(y, np.abs(y))
+        elif equation.name not in BOUNDED or not any(
+            0 < abs(x.uniform or 0) < MASK for x in floats
+        ):
+            size = max(sizes)
+        if equation.name == "mul" and (constants or propagated):
+            size = math.prod(sizes)
+        elif equation.name == "div" and floats[1].uniform and equation.direction != "update":
+            size = 2 * sizes[0] / sizes[1]
+        elif equation.name in ("add", "sub", "add_any", "rem") and propagated:
+            size = max(sizes)
+        elif equation.name == "sqrt" and propagated:
+            size = math.sqrt(max(sizes))
+        y = self.rounded(y, self.model.results, size)
+        return Value(y, 0, side, uniform, spread, size=size)
+
+    def operand(self, x: Value, contracted: tuple[int, ...]) -> np.ndarray:
+        rounding = self.model.backward if x.side == "backward" else self.model.forward
+        size: Any = largest(x.data)
+        if self.model.predicted:
+            size = 2.0 ** round(x.spread)
+        elif self.model.blocks:
+            size = np.max(finite(x.data), contracted, keepdims=True, initial=0)
+        return self.rounded(np.asarray(x.data), rounding, size)
+
+    def as_float32(self, y: np.ndarray, terms: np.ndarray) -> np.ndarray:
+        """A result with float32's errors, which are relative to the terms that it is the sum of."""
+        moved = np.where(np.isfinite(terms), terms, 0) * FLOAT32 * self.noise(-1, y)
+        return y + moved.astype(y.dtype)
+
+    def rounded(self, x: np.ndarray, rounding: Rounding | None, size: Any) -> np.ndarray:
+        """``x`` rounded at random; zeros, signs and what isn't finite stay."""
+        if rounding is None:
+            return x
+        magnitude = finite(x).astype(np.float64)
+        scale = power_below(size) * 2.0 ** -self.rng.integers(0, rounding.finer, endpoint=True)
+        step = np.maximum(power_below(magnitude) * 2.0**-rounding.bits, rounding.least * scale)
+        step = np.maximum(step, np.finfo(np.float64).smallest_normal)
+        near = step * np.floor(magnitude / step + self.noise(0, x))
+        if rounding.nonzero:
+            near = np.maximum(near, step)
+        near = np.minimum(near, rounding.most * scale) if rounding.most < math.inf else near
+        return np.where(magnitude > 0, np.copysign(near, x), x).astype(x.dtype)
+
+    def noise(self, low: float, x: np.ndarray) -> np.ndarray:
+        return self.rng.uniform(low, 1, x.shape)
+
+
+def finite(x: Any) -> np.ndarray:
+    """Magnitudes, those of NaN and infinities 0."""
+    return np.abs(np.where(np.isfinite(x), x, 0))
+
+
+def largest(x: Any) -> float:
+    """The largest finite magnitude."""
+    return float(np.max(finite(x), initial=0))
+
+
+def power_below(x: Any) -> np.ndarray:
+    """The largest power of two that isn't above a magnitude; 0 for 0."""
+    return np.where(np.asarray(x) > 0, np.ldexp(1.0, np.frexp(x)[1] - 1), 0)
+
+
+def traced(f: Any, arguments: Sequence[Any]) -> Program:
+    """A function as :func:`disturbed` runs it."""
+    return trace(f, Interpretation(), arguments, {}, name="disturbed")
+
+
+def disturbed(program: Program, model: Model, rng: np.random.Generator) -> list[np.ndarray]:
+    """The results of one disturbed run, in float64."""
+    values = run(program, Disturbed(model, rng), ())[1]
+    return [wide(y.data if isinstance(y, Value) else y) for y in values]
+
+
+def wide(x: Any) -> np.ndarray:
+    """Numbers in float64, complex ones in complex128."""
+    x = np.asarray(x)
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
