@@ -62,6 +62,11 @@ def test_programs_for_other_platforms_are_inlined(platform):
     assert "inlineable" not in lowered(platform).as_text()
 
 
+def test_options_that_cannot_be_hashed_are_passed_on():
+    got, _ = outlined(waved, np.ones((3, 4)), X, X)
+    np.testing.assert_allclose(got, waved(1.0, X, X)[0], rtol=1e-6)
+
+
 def test_within_shard_map_types_keep_what_they_vary_over():
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("x")

@@ -14,7 +14,7 @@ from jax import lax
 
 from ..devices import Device, device_for
 from ..formats import BlockFormat, Format
-from ..interpret import Boundary, Equation, Interpretation, alike
+from ..interpret import Boundary, Equation, Interpretation, alike, outlined
 from ..rounding import encode
 from ..scaled import (
     Amax,
@@ -338,8 +338,7 @@ class Boundaries(Interpretation):
             if isinstance(fmt, BlockFormat):
                 axis = max(contracted, default=value.data.ndim - 1)
                 scaling = None if isinstance(scaling, Amax) else scaling
-                # given twice: XLA on a GPU chooses a layout for the maxima and one for the numbers
-                copy = quantize_measured(value.data, value.data, fmt, scaling, axis)
+                copy = outlined(_in_blocks, (fmt, scaling, axis), value.data)
             elif self.recipe.per == "channel":
                 kept = tuple(a for a in range(value.data.ndim) if a not in contracted)
                 copy = quantize(value.data, fmt, scaling=scaling, axis=kept)
@@ -422,6 +421,12 @@ class Boundaries(Interpretation):
             if how is not None or minor:
                 outs = [dataclasses.replace(outs[0], lineage=how, minor=minor), *outs[1:]]
         return state, outs
+
+
+def _in_blocks(options: tuple, x: jax.Array) -> ScaledArray:
+    fmt, scaling, axis = options
+    # given twice: XLA on a GPU chooses a layout for the maxima and one for the numbers
+    return quantize_measured(x, x, fmt, scaling, axis)
 
 
 def awake(x: Any) -> Any:

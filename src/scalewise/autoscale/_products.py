@@ -18,7 +18,7 @@ from jax import lax
 from ..devices import DEVICES, Device, units_for
 from ..formats import BF16, E8M0, FP16, BlockFormat, Format
 from ..formats import format as format_
-from ..interpret import Equation, alike, bind
+from ..interpret import Equation, alike, bind, outlined
 from ..rounding import EncodedArray, decode
 from ..scaled import ScaledArray
 from ._block_product import block_product, takes_blocks
@@ -52,14 +52,7 @@ class Blocks:
 
         BF16 has float32's exponents, so it holds an FP8, FP6 or FP4 number times a power of two.
         """
-        fmt, dtype = self.format, self.dtype
-        exact = False
-        if isinstance(fmt, BlockFormat):
-            exact = fmt.scale == E8M0 and fmt.element.mantissa_bits <= BF16.mantissa_bits
-        holds = exact and dtype in (jnp.float32, jnp.bfloat16)
-        data = widened(self.copy.data, jnp.float32)
-        copy = dataclasses.replace(self.copy, data=data)
-        return copy.value().astype(jnp.bfloat16 if holds else dtype)
+        return outlined(_multiplied_out, None, self)
 
     def tree_flatten(self):
         return (self.copy,), (self.format, self.dtype)
@@ -67,6 +60,17 @@ class Blocks:
     @classmethod
     def tree_unflatten(cls, static, children):
         return cls(*children, *static)
+
+
+def _multiplied_out(_: None, blocks: Blocks) -> jax.Array:
+    fmt, dtype = blocks.format, blocks.dtype
+    exact = False
+    if isinstance(fmt, BlockFormat):
+        exact = fmt.scale == E8M0 and fmt.element.mantissa_bits <= BF16.mantissa_bits
+    holds = exact and dtype in (jnp.float32, jnp.bfloat16)
+    data = widened(blocks.copy.data, jnp.float32)
+    copy = dataclasses.replace(blocks.copy, data=data)
+    return copy.value().astype(jnp.bfloat16 if holds else dtype)
 
 
 # An operand's numbers, and the power of two that each stands for a multiple of; None for 1.

@@ -17,8 +17,8 @@ outlined_p = jex.Primitive("outlined")
 outlined_p.multiple_results = True
 
 
-def outlined(function: Callable[..., Any], options: Any, *arrays: jax.Array) -> list[jax.Array]:
-    """``function(options, *arrays)``, traced, lowered and (on a CPU) compiled once per type.
+def outlined(function: Callable[..., Any], options: Any, *operands: Any) -> Any:
+    """``function(options, *operands)``, traced, lowered and (on a CPU) compiled once per type.
 
     XLA inlines calls, and fuses what they compute with the operations of each caller, each time in
     another way. On a CPU, where a kernel takes a compiler some 20 to 60 ms, a program that rounds
@@ -27,28 +27,39 @@ def outlined(function: Callable[..., Any], options: Any, *arrays: jax.Array) -> 
     in programs that XLA partitions, the call is inlined.
 
     Args:
-        function: of a module, so that it is the same object at each call; gives a sequence of
-            arrays.
-        options: its first argument, hashable.
-        arrays: its others.
+        function: of a module, so that it is the same object at each call.
+        options: its first argument; where it isn't hashable, the function is called as it is.
+        operands: its others, pytrees of arrays.
+
+    Returns:
+        What the function returns, a pytree of arrays.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> [y] = outlined(_scaled_sum, 2, jnp.ones(3), jnp.ones(3))
-        >>> y.tolist()
+        >>> outlined(_scaled_sum, 2, jnp.ones(3), jnp.ones(3)).tolist()
         [4.0, 4.0, 4.0]
     """
-    arrays = tuple(map(jnp.asarray, arrays))
-    call = partial(_jitted(function), options)
+    if not _is_hashable(options):
+        return function(options, *operands)
     if not jax.sharding.get_abstract_mesh().empty:  # types carry more than shapes and dtypes
-        return list(call(*arrays))
+        return _jitted(function)(options, *operands)
+    arrays, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, operands))
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    jaxpr = _jitted(function).trace(options, *types).jaxpr
-    return outlined_p.bind(*arrays, jaxpr=jaxpr, function=function, options=options)
+    traced = _jitted(function).trace(options, *jax.tree.unflatten(tree, types))
+    outs = outlined_p.bind(*arrays, jaxpr=traced.jaxpr, call=(function, options, tree))
+    return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
 
-def _scaled_sum(factor: float, x: jax.Array, y: jax.Array) -> list[jax.Array]:
-    return [factor * (x + y)]
+def _is_hashable(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
+
+
+def _scaled_sum(factor: float, x: jax.Array, y: jax.Array) -> jax.Array:
+    return factor * (x + y)
 
 
 @cache
@@ -56,29 +67,30 @@ def _jitted(function: Callable[..., Any]) -> Any:
     return jax.jit(function, static_argnums=0)
 
 
-def _called(*arrays: jax.Array, jaxpr: Any, function: Any, options: Any) -> list[jax.Array]:
+def _called(*arrays: jax.Array, jaxpr: Any, call: Any) -> list[jax.Array]:
     del jaxpr
-    return list(_jitted(function)(options, *arrays))
+    function, options, tree = call
+    return jax.tree.leaves(_jitted(function)(options, *jax.tree.unflatten(tree, arrays)))
 
 
 def _lower_as_call(ctx: Any, *arrays: Any, **params: Any) -> Any:
     results = _lower_inline(ctx, *arrays, **params)
     if results and not _compat.is_partitioned(ctx):
         call = results[0].owner
-        name = mlir.ir.StringAttr.get("false")
-        call.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get({"inlineable": name})
+        kept = mlir.ir.StringAttr.get("false")
+        call.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get({"inlineable": kept})
     return results
 
 
-def _batched(arrays: Any, dims: Any, *, jaxpr: Any, function: Any, options: Any) -> Any:
-    del jaxpr
-    outs = outlined(_over_axis, (function, options, tuple(dims)), *arrays)
+def _batched(arrays: Any, dims: Any, **params: Any) -> Any:
+    call, dims = params["call"], tuple(dims)
+    outs = outlined(_over_axis, (call, dims), *arrays)
     return outs, [0] * len(outs)
 
 
 def _over_axis(options: Any, *arrays: jax.Array) -> list[jax.Array]:
-    function, own, dims = options
-    return list(jax.vmap(partial(function, own), in_axes=dims)(*arrays))
+    call, dims = options
+    return jax.vmap(partial(_called, jaxpr=None, call=call), in_axes=dims)(*arrays)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -88,7 +100,7 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 _lower_inline = mlir.lower_fun(_called, multiple_results=True)
 outlined_p.def_impl(_called)
-outlined_p.def_abstract_eval(lambda *arrays, jaxpr, function, options: jaxpr.out_avals)
+outlined_p.def_abstract_eval(lambda *arrays, jaxpr, call: jaxpr.out_avals)
 batching.primitive_batchers[outlined_p] = _batched
 ad.primitive_jvps[outlined_p] = _jvp
 mlir.register_lowering(outlined_p, _lower_inline)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import E8M0, BlockFormat, Format, rounding_mode
+from ..formats import E8M0, BlockFormat, Format
 from ..rounding import EncodedArray, cast, encode
 from ._amax import amax_by_keys
 from ._array import ScaledArray
@@ -193,12 +193,5 @@ def _over_powers(
 
     if x.dtype == jnp.float64:
         return plainly()
-    if not rounding_mode(rounding).underflows_to_zero:
-        return with_subnormals()
-    # they count where a whole block is so small that 2^-126 / 2^exponent isn't nothing
-    least = -126 - (element.min_exponent - element.mantissa_bits - 1)
-
-    def where_they_count() -> Any:
-        return lax.cond(jnp.any(exponent <= least), with_subnormals, plainly)
-
-    return lax.platform_dependent(cpu=where_they_count, cuda=on_gpu, default=with_subnormals)
+    # without a branch for blocks that are large enough: it made two programs of each rounding
+    return lax.platform_dependent(cuda=on_gpu, default=with_subnormals)

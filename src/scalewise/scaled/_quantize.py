@@ -184,7 +184,7 @@ def _may_exceed(scaling: Scaling, fmt: Format) -> bool:
 
 
 # One program where nobody else compiles.
-_compiled = jax.jit(_quantized, static_argnums=(2, 3), inline=True)
+_compiled = jax.jit(_quantized, static_argnums=(2, 3))
 
 
 def _format(fmt: Any) -> Format | BlockFormat:
