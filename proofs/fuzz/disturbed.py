@@ -59,6 +59,7 @@ class Rounding:
         nonzero: a number that isn't zero becomes the smallest one at least.
         finer: the scale may be so many binades smaller than the largest magnitude asks for, where
             something else decides (a mean, what was known before): each rounding draws one.
+        infinite: whether there are infinities; where not, they become NaN.
     """
 
     bits: int
@@ -66,6 +67,7 @@ class Rounding:
     most: float = math.inf
     nonzero: bool = False
     finer: int = 0
+    infinite: bool = True
 
 
 def current(fmt: Format | BlockFormat) -> Rounding:
@@ -80,13 +82,16 @@ def current(fmt: Format | BlockFormat) -> Rounding:
             fmt.element.mantissa_bits,
             float(fmt.element.smallest) / last,
             float(fmt.element.max) / last,
+            infinite=False,
         )
-    return Rounding(fmt.mantissa_bits, float(fmt.smallest) / 2.0 ** min(fmt.max_exponent - 1, 14))
+    least = float(fmt.smallest) / 2.0 ** min(fmt.max_exponent - 1, 14)
+    return Rounding(fmt.mantissa_bits, least, infinite=fmt.infinities)
 
 
 def static(fmt: Format) -> Rounding:
     """Rounding to a format behind a scale that isn't found from the tensor."""
-    return Rounding(fmt.mantissa_bits, float(fmt.smallest), float(fmt.max))
+    least, most = float(fmt.smallest), float(fmt.max)
+    return Rounding(fmt.mantissa_bits, least, most, infinite=fmt.infinities)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +174,9 @@ class Disturbed(Interpretation):
         return dataclasses.replace(value, size=size, memo={})
 
     def gather(self, value: Any, aval: Any) -> Value:
-        return dataclasses.replace(value, size=np.max(value.size), memo={})
+        size = float(np.max(value.size))
+        data = self.rounded(np.asarray(value.data), self.model.results, size)
+        return dataclasses.replace(value, data=data, size=size, memo={})
 
     def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> tuple[Any, Any]:
         floats = [x for x in inputs if isinstance(x, Value)]
@@ -245,6 +252,7 @@ class Disturbed(Interpretation):
         if rounding.nonzero:
             near = np.maximum(near, step)
         near = np.minimum(near, rounding.most * scale) if rounding.most < math.inf else near
+        x = x if rounding.infinite else np.where(np.isinf(x), np.nan, x).astype(x.dtype)
         return np.where(magnitude > 0, np.copysign(near, x), x).astype(x.dtype)
 
     def noise(self, low: float, x: np.ndarray) -> np.ndarray:
