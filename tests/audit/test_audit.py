@@ -286,6 +286,11 @@ def drawn(x):
         (lambda: sw.audit(jnp.sin, "fp17"), ValueError, "no format is called 'fp17'"),
         (lambda: sw.audit(jnp.sin, "e8m0"), ValueError, "e8m0 can't be audited; expected"),
         (lambda: sw.audit(jnp.sin, None), ValueError, "low is None; expected a format, a policy"),
+        (
+            lambda: sw.audit(jnp.sin, "fp9"),
+            ValueError,
+            "fp9.*; or a recipe: fp8, fp8_delayed, mxfp8",
+        ),
         (lambda: sw.audit(jnp.sin, "fp8"), ValueError, "'fp8' is a recipe .*: pass scalewise.reci"),
         (
             lambda: sw.audit(drawn, "fp16", trials=0)(jnp.ones(2)),
@@ -322,3 +327,11 @@ def drawn(x):
 def test_unusable_arguments_are_rejected(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_the_name_of_a_recipe_is_the_recipe_unless_it_names_a_format():
+    from scalewise.audit._audit import low_interpretation
+    from scalewise.emulate import Emulation
+
+    assert low_interpretation("fp8").recipe is sw.recipes.fp8
+    assert isinstance(low_interpretation("fp16"), Emulation)

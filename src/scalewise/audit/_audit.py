@@ -20,6 +20,7 @@ from ..autocast import Autocast, Policy, policy
 from ..autoscale import Boundaries, EveryOp, Recipe, interpretation
 from ..autoscale.recipes import CATALOGUE
 from ..emulate import Emulation
+from ..formats import CATALOGUE as FORMATS
 from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
@@ -35,6 +36,8 @@ from ._search._literals import literals
 from ._search._search import Search
 
 # Primitives that give other numbers at each call, and what to do instead.
+# Recipes whose names are no formats' names: as `low`, "fp16" is the format.
+RECIPES = {name: recipe for name, recipe in CATALOGUE.items() if name not in FORMATS}
 UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
 
 
@@ -59,7 +62,8 @@ def audit(
     Args:
         f: any function of pytrees made of JAX primitives: a loss, a gradient, a training step.
         low: a format, or a name or dtype of one; a policy of :func:`scalewise.autocast` (also
-            ``"p=f32,c=bf16,o=f32"``); a recipe of :func:`scalewise.autoscale`; or an
+            ``"p=f32,c=bf16,o=f32"``); a recipe of :func:`scalewise.autoscale` or the
+            name of one (``"fp16"`` and ``"bf16"`` name the formats: pass ``recipes.fp16``); or an
             interpretation. Fixes are tried for all but the last. Under a format they need no
             compilation; an exception to a policy or recipe compiles what it changes.
         reference: ``"float32"`` or ``"float64"``; None for float64 if ``f`` has any, else float32.
@@ -156,6 +160,8 @@ def low_interpretation(low: Any, saturate: bool | str = False) -> Interpretation
         return Autocast(policy(low))
     if isinstance(low, Policy):
         return Autocast(low)
+    if isinstance(low, str) and low in RECIPES:
+        low = RECIPES[low]
     if isinstance(low, Recipe):
         return interpretation(low)
     if isinstance(low, Emulation):
@@ -164,9 +170,10 @@ def low_interpretation(low: Any, saturate: bool | str = False) -> Interpretation
         return low
     if low is None:
         raise ValueError("audit: low is None; expected a format, a policy, a recipe, an emulation")
-    if isinstance(low, str) and low in CATALOGUE and low not in ("fp16", "bf16"):
-        raise ValueError(f"audit: {low!r} is a recipe of autoscale: pass scalewise.recipes.{low}")
-    fmt = format_(low)
+    try:
+        fmt = format_(low)
+    except ValueError as error:
+        raise ValueError(f"{error}; or a recipe: {', '.join(RECIPES)}") from None
     format_params(fmt, saturate)  # raises if the audit can't round to it
     return TableEmulation(fmt, saturate)
 
