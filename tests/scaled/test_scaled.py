@@ -203,7 +203,7 @@ def test_what_makes_no_sense_is_refused(call, error, message):
 
 
 def test_a_choice_of_scale_that_is_none():
-    with pytest.raises(TypeError, match="scaling is 'amax'; accepted: Amax"):
+    with pytest.raises(TypeError, match="scaling is 'amax'; expected an instance such as Amax"):
         sw.quantize(jnp.ones(3), "e4m3fn", scaling="amax")
 
 
