@@ -100,6 +100,7 @@ def test_a_function_without_a_rule_has_the_formats_whole_range(recipe):
     np.testing.assert_allclose(got, np.exp([8.0, 32]), rtol=0.05)
 
 
+@pytest.mark.slow
 def test_gradients_through_a_transformer_block_keep_their_size():
     """Propagated by guesses, they lay at a thousandth of unit size after a few operations."""
 

@@ -97,6 +97,7 @@ SPLIT = """
 """
 
 
+@pytest.mark.slow
 def test_a_run_split_over_devices_resumes_to_the_same_bits():
     """`python -m proofs.processes` has the same in four processes, one of which is killed."""
     run_on_devices(4, SPLIT)
