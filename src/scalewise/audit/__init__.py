@@ -1,10 +1,8 @@
 """Audits a function: which operation on which line loses accuracy, why, and a tried fix."""
 
-from typing import Any
-
 from .._callable import make_callable
+from .._deprecated import renamed_exports
 from ._audit import audit as audit
-from ._deprecated import warn_renamed
 from ._file import arguments as arguments
 from ._file import load_function as load_function
 from ._file import user_errors as user_errors
@@ -24,11 +22,6 @@ from ._tune import Tuning as Tuning
 from ._tune import tune as tune
 
 make_callable(__name__)
-_RENAMED = {"Error": "OutputError", "Row": "EquationStatistics", "blamed": "user_errors"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn_renamed(f"{__name__}.{name}", _RENAMED[name])
-    return globals()[_RENAMED[name]]
+__getattr__ = renamed_exports(
+    __name__, {"Error": "OutputError", "Row": "EquationStatistics", "blamed": "user_errors"}
+)

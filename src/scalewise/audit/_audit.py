@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from .._deprecated import renamed_arguments
 from ..autocast import Autocast, Policy, policy
 from ..autoscale import Boundaries, EveryOp, Recipe, interpretation
 from ..autoscale.recipes import CATALOGUE
@@ -24,7 +25,6 @@ from ..formats import CATALOGUE as FORMATS
 from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
-from ._deprecated import warn_renamed
 from ._file import name_of
 from ._report._report import SEMANTICS, Report
 from ._run._interpretations import Reference, TableEmulation
@@ -41,6 +41,7 @@ RECIPES = {name: recipe for name, recipe in CATALOGUE.items() if name not in FOR
 UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
 
 
+@renamed_arguments(shadow="reference")
 def audit(
     f: Callable,
     low: Any = "float16",
@@ -50,7 +51,6 @@ def audit(
     trials: int = 24,
     steps: int = 1,
     batches: Iterable[Any] | Callable[[int], Any] | None = None,
-    shadow: Any = None,
 ) -> Callable:
     """Returns a function of ``f``'s arguments that returns a :class:`Report` of running ``f`` in
     low precision.
@@ -74,7 +74,6 @@ def audit(
             from 0.
         batches: the second argument of ``f`` at each step, all of the same shapes: an iterable, or
             a function of the step's number. None: the one that it is called with, at every step.
-        shadow: deprecated name of ``reference``.
 
     Returns:
         A function to be called with arrays, not under ``jit``; with ``batches``, without the second
@@ -96,9 +95,6 @@ def audit(
     """
     if not callable(f):
         raise TypeError(f"audit(f, ...) takes a function, not a {type(f).__name__}: {f!r}")
-    if shadow is not None:
-        warn_renamed("audit(shadow=...)", "reference=")
-        reference = shadow
     low_run = low_interpretation(low, saturate)
 
     def audited(*args: Any, **kwargs: Any) -> Report:

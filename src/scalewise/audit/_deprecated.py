@@ -1,9 +1,10 @@
-"""Old names, which warn and return what the new ones do; each is kept for one release."""
+"""Old keys of reports, which warn and return what the new ones do; kept for one release."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
+
+from .._deprecated import renamed_attribute, warn_renamed
 
 KEYS = {  # of reports, as attributes and in JSON: old name to new name
     "rows": "equations",
@@ -21,20 +22,9 @@ KEYS = {  # of reports, as attributes and in JSON: old name to new name
 }
 
 
-def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
-    """Warns, at the caller's caller, that ``old`` is now called ``new``."""
-    message = f"{old} is deprecated and will be removed: use {new}"
-    warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
-
-
 def renamed(old: str) -> Any:
     """Returns a property that reads the attribute that ``old`` is now called, with a warning."""
-
-    def read(self: Any) -> Any:
-        warn_renamed(f"{type(self).__name__}.{old}", KEYS[old])
-        return getattr(self, KEYS[old])
-
-    return property(read)
+    return renamed_attribute(old, KEYS[old])
 
 
 class RenamedKeys(dict):

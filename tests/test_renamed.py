@@ -1,0 +1,54 @@
+"""The mechanism behind old names: each warns once, names the new one, and does what it does."""
+
+import dataclasses
+import inspect
+import sys
+from types import ModuleType
+
+import pytest
+
+from scalewise._deprecated import renamed_arguments, renamed_attribute, renamed_exports
+
+
+@renamed_arguments(smallest="min_size")
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    min_size: int = 0
+    size: int = 7
+    extent = renamed_attribute("extent", "size")
+
+
+@renamed_arguments(wire="comm_format")
+def send(x, *, comm_format=None):
+    return x, comm_format
+
+
+def test_arguments_of_a_function():
+    with pytest.warns(DeprecationWarning, match=r"send\(wire=...\) is deprecated.*comm_format="):
+        assert send(1, wire="fp16") == send(1, comm_format="fp16") == (1, "fp16")
+    with pytest.raises(TypeError, match="wire= is the old name of comm_format=, which is given"):
+        send(1, wire="fp16", comm_format="fp16")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'cable'"):
+        send(1, cable="fp16")
+    assert list(inspect.signature(send).parameters) == ["x", "comm_format"]
+
+
+def test_arguments_and_attributes_of_a_dataclass():
+    with pytest.warns(DeprecationWarning, match=r"Keep\(smallest=...\) is deprecated.*min_size="):
+        keep = Keep(smallest=4)
+    assert keep == Keep(4) == dataclasses.replace(Keep(), min_size=4)
+    for old, new in (("smallest", "min_size"), ("extent", "size")):
+        with pytest.warns(DeprecationWarning, match=f"Keep.{old} is deprecated.*use {new}"):
+            assert getattr(keep, old) == getattr(keep, new)
+    assert [f.name for f in dataclasses.fields(keep)] == ["min_size", "size"]
+
+
+def test_exports_of_a_module(monkeypatch):
+    module = ModuleType("renaming")
+    module.New = Keep  # pyright: ignore
+    module.__getattr__ = renamed_exports("renaming", {"Old": "New"})  # pyright: ignore
+    monkeypatch.setitem(sys.modules, "renaming", module)
+    with pytest.warns(DeprecationWarning, match=r"renaming.Old is deprecated.*use New"):
+        assert module.Old is Keep
+    with pytest.raises(AttributeError, match="module 'renaming' has no attribute 'Other'"):
+        module.Other  # noqa: B018
