@@ -1,12 +1,14 @@
-"""The mechanism behind old names: each warns once, names the new one, and does what it does."""
+"""Old public names warn, name the new ones, and do what those do."""
 
 import dataclasses
+import importlib
 import inspect
 import sys
 from types import ModuleType
 
 import pytest
 
+import scalewise as sw
 from scalewise._deprecated import renamed_arguments, renamed_attribute, renamed_exports
 
 
@@ -52,3 +54,28 @@ def test_exports_of_a_module(monkeypatch):
         assert module.Old is Keep
     with pytest.raises(AttributeError, match="module 'renaming' has no attribute 'Other'"):
         module.Other  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("scalewise", "Rooted", "SqrtStored"),
+        ("scalewise.autoscale", "Rooted", "SqrtStored"),
+    ],
+)
+def test_renamed_exports(module, old, new):
+    package = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is deprecated.*use .*{new}"):
+        assert getattr(package, old) is getattr(package, new)
+
+
+@pytest.mark.parametrize(
+    ("make", "value", "old", "new"),
+    [(lambda **size: sw.Storage("fp16", **size), 7, "smallest", "min_size")],
+)
+def test_renamed_fields(make, value, old, new):
+    with pytest.warns(DeprecationWarning, match=rf"\({old}=...\) is deprecated.*use {new}="):
+        made = make(**{old: value})
+    assert made == make(**{new: value})
+    with pytest.warns(DeprecationWarning, match=rf"\.{old} is deprecated.*use {new}"):
+        assert getattr(made, old) == getattr(made, new) == value

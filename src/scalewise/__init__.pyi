@@ -12,7 +12,7 @@ from .audit import tune as tune
 from .autocast import Policy as Policy
 from .autocast import autocast as autocast
 from .autoscale import Recipe as Recipe
-from .autoscale import Rooted as Rooted
+from .autoscale import SqrtStored as SqrtStored
 from .autoscale import Storage as Storage
 from .autoscale import autoscale as autoscale
 from .autoscale import explain as explain

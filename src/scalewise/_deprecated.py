@@ -42,11 +42,11 @@ def renamed_arguments(**names: str) -> Callable[[T], T]:
         names: each old name with the new one.
 
     Example:
-        >>> @renamed_arguments(smallest="min_size")
-        ... def keep(x, *, min_size=0):
-        ...     return len(x) >= min_size
-        >>> keep([1, 2], min_size=3)
-        False
+        >>> @renamed_arguments(wire="comm_format")
+        ... def send(x, *, comm_format=None):
+        ...     return x, comm_format
+        >>> send(1, comm_format="fp16")
+        (1, 'fp16')
     """
 
     def decorate(target: Any) -> Any:

@@ -381,7 +381,7 @@ class TestState:
         assert stored["w"].data.dtype == jnp.float16
         assert stored["m"].data.dtype == E4M3FN.dtype
         assert stored["m"].scale.shape == (16, 1)
-        assert isinstance(stored["v"], sw.Rooted)
+        assert isinstance(stored["v"], sw.SqrtStored)
         assert stored["step"] == 3
         assert_close(stored["w"].value(), self.state()["w"], 4e-4)
         assert_close(np.asarray(stored["v"]) * 1e18, self.state()["v"] * 1e18, 1e-3)
@@ -399,7 +399,7 @@ class TestState:
         )
 
     def test_small_arrays_may_stay(self):
-        recipe = sw.Recipe(state=((".", sw.Storage(FP16, smallest=4)),))
+        recipe = sw.Recipe(state=((".", sw.Storage(FP16, min_size=4)),))
         state = {"bias": jnp.ones(3), "w": jnp.ones(4)}
         for tree in (sw.store(state, recipe), sw.autoscale(lambda s: s, recipe)(state)):
             assert isinstance(tree["w"], sw.ScaledArray)

@@ -76,7 +76,7 @@ def test_a_scaled_state_goes_through_orbax_and_back_bit_for_bit(tmp_path):
     run = jax.jit(scaled.step)
     (state, _), history = run(history, state, X)
     kinds = {type(a) for a in jax.tree.leaves(state, is_leaf=lambda a: hasattr(a, "value"))}
-    assert {sw.ScaledArray, sw.Rooted} <= kinds
+    assert {sw.ScaledArray, sw.SqrtStored} <= kinds
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", (state, history))
         checkpointer.wait_until_finished()

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from scalewise import Rooted, ScaledArray, Storage
+from scalewise import ScaledArray, SqrtStored, Storage
 from scalewise.formats import E4M3FN, E5M2, FP16
 from scalewise.training import NARROW_ADAM, stored_in, widen
 
@@ -70,8 +70,8 @@ def test_any_optimizer_keeps_its_structure_and_its_way(name):
     sizes = [sum(x.nbytes for x in jax.tree.leaves(s)) for s in (a, b)]
     assert sizes[1] < sizes[0]
     assert any(
-        isinstance(x, ScaledArray | Rooted)
-        for x in jax.tree.leaves(b, is_leaf=lambda x: isinstance(x, ScaledArray | Rooted))
+        isinstance(x, ScaledArray | SqrtStored)
+        for x in jax.tree.leaves(b, is_leaf=lambda x: isinstance(x, ScaledArray | SqrtStored))
     )
 
 

@@ -1,6 +1,7 @@
 """(data, scale) pairs through any JAX function: the transformation, its recipes, stored states."""
 
 from .._callable import make_callable
+from .._deprecated import renamed_exports
 from ..primitives import Family as Family
 from . import recipes as recipes
 from ._autoscale import autoscale as autoscale
@@ -14,7 +15,7 @@ from ._explain import ExplanationRow as ExplanationRow
 from ._explain import explain as explain
 from ._keep import Exceptions as Exceptions
 from ._keep import scope_parts as scope_parts
-from ._narrow import Rooted as Rooted
+from ._narrow import SqrtStored as SqrtStored
 from ._narrow import store as store
 from ._recipe import Recipe as Recipe
 from ._recipe import Storage as Storage
@@ -23,3 +24,4 @@ from ._rescale import rescale_gradient as rescale_gradient
 from ._rules import RULES as RULES
 
 make_callable(__name__)
+__getattr__ = renamed_exports(__name__, {"Rooted": "SqrtStored"})

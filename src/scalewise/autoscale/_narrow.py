@@ -74,7 +74,7 @@ def holds(dtype: Any, fmt: Format) -> bool:
 
 
 @jax.tree_util.register_pytree_node_class
-class Rooted:
+class SqrtStored:
     """An array stored as its square root: ``value = root.value() ** 2``.
 
     A second moment spans twice the exponents of the gradients that it is made of; its root spans
@@ -103,7 +103,7 @@ class Rooted:
         return self.value()
 
     def __repr__(self) -> str:
-        return f"Rooted({self.root!r})"
+        return f"SqrtStored({self.root!r})"
 
     def tree_flatten(self):
         return (self.root,), None
@@ -113,7 +113,7 @@ class Rooted:
         return cls(*children)
 
 
-def put(x: jax.Array, storage: Storage) -> ScaledArray | Rooted:
+def put(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
     """``x`` as ``storage`` says."""
     x = jnp.sqrt(x) if storage.root == 2 else x
     fmt = storage.format
@@ -125,7 +125,7 @@ def put(x: jax.Array, storage: Storage) -> ScaledArray | Rooted:
         element = fmt
     if storage.nonzero or storage.root == 2:
         stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, element))
-    return Rooted(stored) if storage.root == 2 else stored
+    return SqrtStored(stored) if storage.root == 2 else stored
 
 
 def _nonzero(data: Any, x: jax.Array, fmt: Format) -> Any:
@@ -144,8 +144,8 @@ def store(tree: Any, recipe: Recipe | str) -> Any:
             path within ``tree``.
 
     Returns:
-        The same tree; leaves whose path matches are :class:`ScaledArray` or :class:`Rooted`. What
-        is no float array, or is stored already, stays as it is.
+        The same tree; leaves whose path matches are :class:`ScaledArray` or :class:`SqrtStored`.
+        Leaves that are no float arrays, or are stored already, stay as they are.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
@@ -168,12 +168,12 @@ def store(tree: Any, recipe: Recipe | str) -> Any:
 
 
 def is_stored(x: Any) -> bool:
-    return isinstance(x, ScaledArray | Rooted)
+    return isinstance(x, ScaledArray | SqrtStored)
 
 
-def abstract(x: ScaledArray | Rooted) -> Any:
+def abstract(x: ScaledArray | SqrtStored) -> Any:
     """The type of the plain array that a stored one stands for, on a mesh where its data are."""
-    data = x.root.data if isinstance(x, Rooted) else x.data
+    data = x.root.data if isinstance(x, SqrtStored) else x.data
     return type_like(x.shape, x.dtype, data)
 
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from .._deprecated import renamed_arguments
 from ..devices import device, device_for
 from ..formats import BF16, BLOCK_FORMATS, CATALOGUE, FP16, BlockFormat, Format, block_format
 from ..formats import format as format_
@@ -17,6 +18,7 @@ CURRENT = Amax()
 _NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
 
 
+@renamed_arguments(smallest="min_size")
 @dataclasses.dataclass(frozen=True)
 class Storage:
     """How one array of a training state lies in memory between two steps.
@@ -27,7 +29,7 @@ class Storage:
         root: 1 stores the array itself, 2 its square root: the right thing for a second moment,
             whose exponents span twice the gradient's (non-negative arrays only).
         axis: axes that keep a scale for each index of theirs; None for one scale a tensor.
-        smallest: arrays with fewer elements (biases, a norm's gains) stay as they are: each that is
+        min_size: arrays with fewer elements (biases, a norm's gains) stay as they are: each that is
             stored costs a few operations of its own, to be traced, compiled and run.
         nonzero: what would be flushed to zero becomes the format's smallest number instead: for
             what others divide by. A root always is stored so.
@@ -36,7 +38,7 @@ class Storage:
     format: Format | BlockFormat
     root: Literal[1, 2] = 1
     axis: int | tuple[int, ...] | None = None
-    smallest: int = 0
+    min_size: int = 0
     nonzero: bool = False
 
     def __post_init__(self):
@@ -212,7 +214,7 @@ class Recipe:
     def stored_as(self, path: str, size: int) -> Storage | None:
         """How an output of ``size`` elements is stored; the first pattern that matches wins."""
         found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
-        return found if found is not None and at_least(size, found.smallest) else None
+        return found if found is not None and at_least(size, found.min_size) else None
 
 
 CHOICES: dict[str, tuple[Any, ...]] = {

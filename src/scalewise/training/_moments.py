@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..autoscale import Recipe, Rooted, Storage, store
+from ..autoscale import Recipe, SqrtStored, Storage, store
 from ..formats import E4M3FN, FP16
 from ..scaled import ScaledArray
 
@@ -43,7 +43,7 @@ def stored_in(
 
     Returns:
         A transformation whose state holds :class:`~scalewise.ScaledArray` and
-        :class:`~scalewise.Rooted` leaves: plain pytrees, jittable, checkpointed as they are.
+        :class:`~scalewise.SqrtStored` leaves: plain pytrees, jittable, checkpointed as they are.
 
     Raises:
         ValueError: no such format or regular expression; or, at ``init``, one that names no leaf.
@@ -76,13 +76,13 @@ def stored_in(
 
 
 def widen(tree: Tree) -> Tree:
-    """A pytree with its stored leaves (ScaledArray, Rooted) as plain arrays."""
+    """A pytree with its stored leaves (ScaledArray, SqrtStored) as plain arrays."""
     return jax.tree.map(lambda x: x.value() if is_stored(x) else x, tree, is_leaf=is_stored)
 
 
 def is_stored(x: Any) -> bool:
     """Whether a node of a pytree is one array, stored narrow."""
-    return isinstance(x, ScaledArray | Rooted)
+    return isinstance(x, ScaledArray | SqrtStored)
 
 
 def _all_used(recipe: Recipe, state: Tree) -> None:

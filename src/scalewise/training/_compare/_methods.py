@@ -139,9 +139,9 @@ def stepped(name: str, what: str, **options: Any) -> Method:
 
 
 NARROW_STATE = (  # but for biases and a norm's gains, half a percent of the example's parameters
-    (re.escape("['params']"), Storage(FP16, smallest=2048)),
-    (r"\.mu\b", Storage(E4M3FN, smallest=2048)),
-    (r"\.nu\b", Storage(FP16, root=2, smallest=2048)),
+    (re.escape("['params']"), Storage(FP16, min_size=2048)),
+    (r"\.mu\b", Storage(E4M3FN, min_size=2048)),
+    (r"\.nu\b", Storage(FP16, root=2, min_size=2048)),
 )
 
 METHODS: dict[str, Method] = {
