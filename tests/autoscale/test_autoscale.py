@@ -209,12 +209,12 @@ def test_equivariance_a_power_of_two_moves_only_the_exponent(k, which):
 
     def run(exponents):
         x, w = example(1).astype(jnp.float16), example(2).astype(jnp.float16)
-        args = [sw.ScaledArray(a, jnp.int32(e)) for a, e in zip((x, w), exponents, strict=True)]
+        args = [sw.ScaledArray.from_exponent(a, e) for a, e in zip((x, w), exponents, strict=True)]
         return jax.jit(sw.autoscale(f))(*args)
 
     base, moved = run([0, 0]), run([k if i == which else 0 for i in range(2)])
     np.testing.assert_array_equal(np.asarray(base.data), np.asarray(moved.data))
-    assert int(moved.scale) - int(base.scale) == k
+    assert int(moved.exponent) - int(base.exponent) == k
 
 
 def test_a_chain_that_leaves_float32s_range_and_returns():
@@ -222,9 +222,9 @@ def test_a_chain_that_leaves_float32s_range_and_returns():
         z = x * x * x  # 2^600
         return z * (y * y * y)
 
-    x, y = (sw.ScaledArray(jnp.float32(1.5), jnp.int32(e)) for e in (200, -190))
+    x, y = (sw.ScaledArray.from_exponent(jnp.float32(1.5), e) for e in (200, -190))
     got = sw.autoscale(f)(x, y)
-    assert float(got.data) * 2.0 ** (int(got.scale) - 30) == 1.5**6
+    assert float(got.data) * 2.0 ** (int(got.exponent) - 30) == 1.5**6
 
 
 @pytest.mark.parametrize("power", [-40, -20, 20, 40])

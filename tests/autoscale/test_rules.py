@@ -14,12 +14,12 @@ PLAIN = sw.Recipe(forward=None, backward=None, storage=None)
 
 
 def at(exponent):
-    return sw.ScaledArray(X, jnp.int32(exponent))
+    return sw.ScaledArray.from_exponent(X, exponent)
 
 
 def parts(y):
     if isinstance(y, sw.ScaledArray):
-        return np.asarray(y.data, np.float64), int(y.scale)
+        return np.asarray(y.data, np.float64), int(y.exponent)
     return np.asarray(y, np.float64), 0
 
 

@@ -34,6 +34,8 @@ def tensors():
         "nv4": sw.quantize(x, "nvfp4", axis=0),
         "mine": sw.quantize(x, sw.Format("e6m9", 6, 9)),
         "codes": encode(x, "dlfloat16"),
+        "tiny": sw.ScaledArray.from_exponent(x, -300),
+        "bare": sw.ScaledArray(x),
     }
 
 
@@ -46,6 +48,13 @@ def test_there_and_back_exactly(tmp_path):
         for a, b in zip(jax.tree.leaves(got[name]), jax.tree.leaves(want), strict=True):
             same(a, b)
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_exponents_that_an_earlier_release_stored_as_a_scale(tmp_path):
+    like = jax.tree.structure(sw.ScaledArray(jnp.ones(2), 1.0))
+    old = jax.tree.unflatten(like, [jnp.ones(2), jnp.int32(3)])
+    save_safetensors(tmp_path / "a.safetensors", {"x": old})
+    assert load_safetensors(tmp_path / "a.safetensors")["x"].value().tolist() == [8, 8]
 
 
 def test_the_official_reader_reads_it(tmp_path):

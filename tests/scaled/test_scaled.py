@@ -35,17 +35,19 @@ def test_power_of_two():
 
 
 @pytest.mark.parametrize(
-    ("scale", "want"),
+    ("given", "want"),
     [
-        (jnp.int32(3), [8, -12]),
-        (jnp.float32(0.5), [0.5, -0.75]),
-        (jnp.float32(0), [0, -0.0]),
-        (jnp.asarray([1, 2], jnp.int32), [2, -6]),
-        (jnp.asarray(4.0, jnp.float8_e8m0fnu), [4, -6]),
+        ({"scale": None}, [1, -1.5]),
+        ({"scale": 3}, [3, -4.5]),  # numbers multiply, whichever their type
+        ({"scale": jnp.float32(0.5)}, [0.5, -0.75]),
+        ({"scale": 0}, [0, -0.0]),
+        ({"scale": jnp.asarray(4.0, jnp.float8_e8m0fnu)}, [4, -6]),
+        ({"exponent": 3}, [8, -12]),
+        ({"exponent": jnp.asarray([1, 2], jnp.int32)}, [2, -6]),
     ],
 )
-def test_value(scale, want):
-    a = sw.ScaledArray(jnp.array([1, -1.5], jnp.float16), scale)
+def test_value(given, want):
+    a = sw.ScaledArray(jnp.array([1, -1.5], jnp.float16), **given)
     np.testing.assert_array_equal(a.value(), np.float32(want))
     np.testing.assert_array_equal(np.asarray(a), np.float32(want))
     np.testing.assert_array_equal(jnp.asarray(a), np.float32(want))
@@ -54,14 +56,20 @@ def test_value(scale, want):
 
 def test_value_of_blocks_the_last_not_full():
     data = jnp.ones((2, 5), jnp.float8_e4m3fn)
-    scale = jnp.array([[0, 1, 2], [3, 4, 5]], jnp.int32)
-    got = sw.ScaledArray(data, scale, block=(1, 2)).value()
+    exponent = jnp.array([[0, 1, 2], [3, 4, 5]], jnp.int32)
+    got = sw.ScaledArray.from_exponent(data, exponent, block=(1, 2)).value()
     np.testing.assert_array_equal(got, [[1, 1, 2, 2, 4], [8, 8, 16, 16, 32]])
 
 
 def test_a_scale_far_out_of_range_doesnt_overflow_on_the_way():
-    a = sw.ScaledArray(jnp.array([2.0**-24], jnp.float16), jnp.int32(150))
+    a = sw.ScaledArray.from_exponent(jnp.array([2.0**-24], jnp.float16), 150)
     assert float(a.value()[0]) == 2.0**126
+
+
+def test_a_scale_of_integers_is_deprecated():
+    with pytest.warns(DeprecationWarning, match="use ScaledArray.from_exponent"):
+        a = sw.ScaledArray(jnp.ones(2), jnp.int32(3))
+    assert (a.scale, int(a.exponent), a.value().tolist()) == (None, 3, [8, 8])
 
 
 def test_a_pytree_through_jit_scan_and_vmap():
@@ -115,9 +123,9 @@ def test_rebalance_moves_a_factor():
     b = sw.rebalance(a, 4.0)
     np.testing.assert_array_equal(b.value(), a.value())
     assert float(b.scale) == 4 * float(a.scale)
-    c = sw.ScaledArray(jnp.array([1.0, 3.0], jnp.float16), jnp.int32(200))
+    c = sw.ScaledArray.from_exponent(jnp.array([1.0, 3.0], jnp.float16), 200)
     d = sw.rebalance(c, 3)
-    assert int(d.scale) == 203
+    assert int(d.exponent) == 203
     np.testing.assert_array_equal(d.data, [0.125, 0.375])
 
 
@@ -156,12 +164,12 @@ def test_a_scale_of_two_levels():
 
 
 def test_quantizing_again_keeps_or_absorbs_the_scale():
-    a = sw.ScaledArray(jnp.array([1.0, 300.0, 500.0]), jnp.int32(400))
+    a = sw.ScaledArray.from_exponent(jnp.array([1.0, 300.0, 500.0]), 400)
     kept = sw.quantize(a, "e4m3fn", scaling=sw.Propagated())
-    assert int(kept.scale) == 400
+    assert int(kept.exponent) == 400
     np.testing.assert_array_equal(kept.data.astype(jnp.float32), [1, 288, 448])
     new = sw.quantize(a, "e4m3fn")
-    assert int(new.scale) == 401  # the largest goes below 2^8, the format's last full binade
+    assert int(new.exponent) == 401  # the largest goes below 2^8, the format's last full binade
     np.testing.assert_array_equal(new.data.astype(jnp.float32), [0.5, 144, 256])
     floats = sw.ScaledArray(jnp.array([1.0, 300.0]), jnp.float32(3))
     np.testing.assert_array_equal(sw.quantize(floats, "fp16").value(), [3, 900])
@@ -174,7 +182,7 @@ def test_quantizing_again_keeps_or_absorbs_the_scale():
         (
             lambda: sw.ScaledArray(jnp.ones((2, 3)), jnp.ones(2)),
             ValueError,
-            r"a scale of shape \(2,\) doesn't broadcast over \(2, 3\)",
+            r"scale of shape \(2,\) doesn't broadcast over \(2, 3\)",
         ),
         (
             lambda: sw.ScaledArray(jnp.ones((2, 5)), jnp.ones((2, 2)), block=(1, 2)),
@@ -184,7 +192,17 @@ def test_quantizing_again_keeps_or_absorbs_the_scale():
         (
             lambda: sw.ScaledArray(jnp.ones(4), jnp.ones(2), block=(1, 2)),
             ValueError,
-            r"block is \(1, 2\); accepted: \(axis, size\)",
+            r"block is \(1, 2\); expected \(axis, size\)",
+        ),
+        (
+            lambda: sw.ScaledArray(jnp.ones(2), 1.0, exponent=1),
+            ValueError,
+            "expected a scale or an exponent, not both",
+        ),
+        (
+            lambda: sw.ScaledArray.from_exponent(jnp.ones(2), 1.0),
+            TypeError,
+            "exponent is float32; expected integers",
         ),
         (lambda: sw.quantize(jnp.arange(3), "fp16"), TypeError, "quantize takes real .* not int32"),
         (lambda: sw.quantize(jnp.ones(3), "fp61"), ValueError, "no format is called 'fp61'"),

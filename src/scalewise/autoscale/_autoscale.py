@@ -38,7 +38,7 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
         The transformed function. It composes with ``jit``, ``grad`` (reverse mode from outside,
         any mode inside) and ``vmap``. Float outputs have ``f``'s own dtypes, but for those that
         ``recipe.state`` names, which are ScaledArrays (or SqrtStored); and, where an argument was a
-        ScaledArray with an int32 exponent, outputs are ScaledArrays whose exponent followed it.
+        ScaledArray with one exponent, outputs are ScaledArrays whose exponent followed it.
         With delayed scaling (``recipes.fp8_delayed``) it is a :class:`WithHistory`, whose ``init``
         and ``step`` take the history as an argument.
 

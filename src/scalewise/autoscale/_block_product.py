@@ -61,8 +61,8 @@ def block_product(
     shape = [a.shape[i] for i in batch[0]]
     for z, axes, own in zip((a, b), contracted, batch, strict=True):
         shape += [n for i, n in enumerate(z.shape) if i not in (*axes, *own)]
-    whole = [z.scale.scale for z in (a, b) if isinstance(z.scale, ScaledArray)]
-    return out.reshape(shape), tuple(s.astype(jnp.float32) for s in whole)
+    scales = [z.tensor_scale for z in (a, b)]
+    return out.reshape(shape), tuple(s.astype(jnp.float32) for s in scales if s is not None)
 
 
 def _arranged(

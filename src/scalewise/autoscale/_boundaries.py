@@ -94,7 +94,7 @@ class Boundaries(Interpretation):
     def lift(self, x: Any, aval: Any) -> InFlight:
         dtype = self.flight_dtype(aval)
         if self.traced and has_exponent(x):
-            return normalised(InFlight(x.data.astype(dtype), x.scale))
+            return normalised(InFlight(x.data.astype(dtype), x.exponent))
         plain = jnp.asarray(x.value() if is_stored(x) else x).astype(dtype)
         return InFlight(plain, spread=of_argument(aval.shape))
 
@@ -114,7 +114,7 @@ class Boundaries(Interpretation):
         if storage is not None:
             return put(settle(value), storage)
         if not isinstance(value.exponent, int) and value.exponent.ndim == 0:
-            return ScaledArray(value.data, value.exponent)
+            return ScaledArray.from_exponent(value.data, value.exponent)
         return self.lower(value, aval)
 
     def cotangent(self, argument: Any, gradient: jax.Array) -> Any:

@@ -137,7 +137,7 @@ class EveryOp(Interpretation):
 
     def lift(self, x: Any, aval: Any) -> InFlight:
         if has_exponent(x):
-            return self.lifted(InFlight(x.data.astype(jnp.float32), x.scale))
+            return self.lifted(InFlight(x.data.astype(jnp.float32), x.exponent))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
         return self.lifted(InFlight(plain.astype(wide_dtype(plain.dtype))))
 

@@ -178,5 +178,5 @@ def abstract(x: ScaledArray | SqrtStored) -> Any:
 
 
 def has_exponent(x: Any) -> bool:
-    """Whether an argument's scale is one int32 exponent, which then follows it to the outputs."""
-    return isinstance(x, ScaledArray) and x.scale.dtype == jnp.int32 and x.scale.ndim == 0
+    """True if an argument has one exponent, which then follows it to the outputs."""
+    return isinstance(x, ScaledArray) and x.exponent is not None and x.exponent.ndim == 0

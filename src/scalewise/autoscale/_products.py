@@ -273,8 +273,8 @@ def _plain(operands: Sequence[Operand]) -> list[tuple[jax.Array, jax.Array | Non
 
 def _upper_scales(operands: Sequence[Operand]) -> tuple[jax.Array, ...]:
     """The scales of whole operands above those of their blocks (NVFP4)."""
-    copies = [x.copy.scale for x, _ in operands if isinstance(x, Blocks)]
-    return tuple(s.scale.astype(jnp.float32) for s in copies if isinstance(s, ScaledArray))
+    scales = [x.copy.tensor_scale for x, _ in operands if isinstance(x, Blocks)]
+    return tuple(s.astype(jnp.float32) for s in scales if s is not None)
 
 
 def widened(x: Any, dtype: Any, shift: int = 0) -> jax.Array:

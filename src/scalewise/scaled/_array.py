@@ -1,15 +1,17 @@
-"""``ScaledArray``: data times a scale, for one scale a tensor, a channel or a block."""
+"""``ScaledArray``: data times one scale per tensor, channel or block."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from ..rounding import EncodedArray
 from ._power import ldexp
@@ -18,38 +20,91 @@ from ._power import ldexp
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledArray:
-    """An array stored as ``data * scale``.
+    """An array stored as ``data * scale``, or as ``data * 2**exponent``.
 
     Attributes:
-        data: the stored numbers, any float dtype or an :class:`scalewise.rounding.EncodedArray`,
-            any shape.
-        scale: factors of any float dtype (E8M0, say), or int32 exponents of two, or a ScaledArray
-            (two levels of scales: NVFP4); a shape that broadcasts to data's, but along the blocked
-            axis, where it has one entry for each block. Zero is a legal scale (a zero array).
-        block: None, or (axis, size): one scale for each run of ``size`` elements along ``axis``;
-            the last may be shorter.
+        data: the stored numbers, of any float dtype or an
+            :class:`scalewise.rounding.EncodedArray`, any shape.
+        scale: what the data are multiplied by: a number, an array of any float dtype (E8M0, say),
+            or a ScaledArray (two levels of scales, as in NVFP4); None for no scale. 0 makes every
+            element zero. Its shape broadcasts to that of data, except along the blocked axis, where
+            it has one entry per block.
+        block: None, or (axis, size): one scale per ``size`` consecutive elements along ``axis``;
+            the last block may be shorter.
+        exponent: in place of a scale, int32 exponents of two, which may leave the range of every
+            float dtype; their shape is subject to the same rule. See :meth:`from_exponent`.
 
     Raises:
-        ValueError: the scale doesn't broadcast, or the block isn't one.
+        ValueError: both a scale and an exponent, one that doesn't broadcast, or an invalid block.
 
     Example:
         >>> import jax.numpy as jnp
-        >>> x = ScaledArray(jnp.array([1.0, 1.5], jnp.float8_e4m3fn), jnp.int32(20))
+        >>> x = ScaledArray(jnp.array([1.0, 1.5], jnp.float8_e4m3fn), 2.0**20)
         >>> x.value().tolist(), x.dtype.name, x.shape
         ([1048576.0, 1572864.0], 'float32', (2,))
     """
 
     data: jax.Array | EncodedArray
-    scale: jax.Array | EncodedArray | ScaledArray
+    scale: jax.Array | EncodedArray | ScaledArray | None = None
     block: tuple[int, int] | None = None
+    exponent: jax.Array | None = None
 
     def __post_init__(self):
-        shape, scale = np.shape(self.data), np.shape(self.scale)
+        if isinstance(self.scale, int | float | np.generic | np.ndarray):
+            dtype = self.dtype if isinstance(self.scale, int | float) else None
+            object.__setattr__(self, "scale", jnp.asarray(self.scale, dtype))
+        if isinstance(self.scale, jax.Array) and jnp.issubdtype(self.scale.dtype, jnp.integer):
+            warnings.warn(
+                "ScaledArray(data, scale) with a scale of integers is deprecated and will be an "
+                "error: use ScaledArray.from_exponent(data, exponent)",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            object.__setattr__(self, "exponent", self.scale)
+            object.__setattr__(self, "scale", None)
+        if self.exponent is not None:
+            if self.scale is not None:
+                raise ValueError("ScaledArray: expected a scale or an exponent, not both")
+            exponent = jnp.asarray(self.exponent)
+            if not jnp.issubdtype(exponent.dtype, jnp.integer):
+                raise TypeError(f"ScaledArray: exponent is {exponent.dtype}; expected integers")
+            object.__setattr__(self, "exponent", exponent.astype(jnp.int32))
+        self._check_shapes()
+
+    @classmethod
+    def from_exponent(
+        cls,
+        data: jax.Array | EncodedArray,
+        exponent: ArrayLike,
+        block: tuple[int, int] | None = None,
+    ) -> ScaledArray:
+        """Returns ``data * 2**exponent``.
+
+        Under :func:`scalewise.autoscale` the scalar exponent of an argument follows it to the
+        outputs, without bound.
+
+        Args:
+            data: as in :class:`ScaledArray`.
+            exponent: an integer, or int32 exponents that broadcast as a scale does.
+            block: as in :class:`ScaledArray`.
+
+        Example:
+            >>> x = ScaledArray.from_exponent(jnp.float32(1.5), -200)
+            >>> y = ScaledArray.from_exponent(x.data, x.exponent + 199)
+            >>> float(y.value())
+            0.75
+        """
+        return cls(data, None, block, jnp.asarray(exponent))
+
+    def _check_shapes(self) -> None:
+        shape = np.shape(self.data)
+        name = "scale" if self.exponent is None else "exponent"
+        scale = np.shape(self._factor) if self._factor is not None else ()
         if self.block is not None:
             axis, size = self.block
             if not -len(shape) <= axis < len(shape) or size < 1:
                 raise ValueError(
-                    f"ScaledArray: block is {self.block!r}; accepted: (axis, size) with an axis of "
+                    f"ScaledArray: block is {self.block!r}; expected (axis, size) with an axis of "
                     f"data of shape {shape} and a positive size"
                 )
             axis %= len(shape)
@@ -58,9 +113,14 @@ class ScaledArray:
         pairs = zip(reversed(scale), reversed(shape), strict=False)
         if len(scale) > len(shape) or not all(s in (1, n) for s, n in pairs):
             raise ValueError(
-                f"ScaledArray: a scale of shape {scale} doesn't broadcast over {shape}"
+                f"ScaledArray: {name} of shape {scale} doesn't broadcast over {shape}"
                 + (f", the blocks of data of shape {np.shape(self.data)}" if self.block else "")
             )
+
+    @property
+    def _factor(self) -> jax.Array | EncodedArray | ScaledArray | None:
+        """The scale or the exponent, whichever there is."""
+        return self.scale if self.exponent is None else self.exponent
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,39 +142,45 @@ class ScaledArray:
     @property
     def nbytes(self) -> int:
         """Bytes of data and scale together."""
-        return self.data.nbytes + self.scale.nbytes
+        return self.data.nbytes + (0 if self._factor is None else self._factor.nbytes)
+
+    @property
+    def tensor_scale(self) -> jax.Array | None:
+        """The upper of two levels of scales (NVFP4); None if there is one level."""
+        upper = self.scale.scale if isinstance(self.scale, ScaledArray) else None
+        assert upper is None or isinstance(upper, jax.Array)
+        return upper
 
     def value(self) -> jax.Array:
-        """The plain array: the scale is applied in two exact halves, so nothing overflows on the
-        way to a result that doesn't."""
+        """Returns the plain array.
+
+        An exponent is applied in two exact steps, so that no intermediate result overflows.
+        """
         return _value(self)
 
     @property
     def T(self) -> ScaledArray | jax.Array:
-        data = self._whole()
-        return self.value().T if data is None else ScaledArray(data.T, self.scale)
+        return self._map_data(lambda x: x.T)
 
     def reshape(self, *shape: Any) -> ScaledArray | jax.Array:
-        """Behind the same scale, where that is one for all; else the plain numbers."""
-        data = self._whole()
-        if data is None:
-            return self.value().reshape(*shape)
-        return ScaledArray(data.reshape(*shape), self.scale)
+        """Returns a ScaledArray if one scale holds for all elements, else a plain array."""
+        return self._map_data(lambda x: x.reshape(*shape))
 
-    def astype(self, dtype: Any) -> jax.Array:
-        """The plain numbers in a dtype."""
+    def astype(self, dtype: DTypeLike) -> jax.Array:
+        """Returns the plain array in a dtype."""
         return self.value().astype(dtype)
 
-    def _whole(self) -> jax.Array | None:
-        """The data, if parts of it keep the scale as it is."""
-        if self.block is not None or np.ndim(self.scale) or isinstance(self.data, EncodedArray):
-            return None
-        return self.data
+    def _map_data(self, f: Callable[[jax.Array], jax.Array]) -> ScaledArray | jax.Array:
+        """Applies ``f``, which only moves elements, to the data if one scale holds for all of them,
+        else to the plain array."""
+        one_scale = self.block is None and not (self._factor is not None and self._factor.ndim)
+        if not one_scale or isinstance(self.data, EncodedArray):
+            return f(self.value())
+        return dataclasses.replace(self, data=f(self.data))
 
     def __getitem__(self, index: Any) -> ScaledArray | jax.Array:
-        """A part behind the same scale, where that is one for all; else the plain numbers."""
-        data = self._whole()
-        return self.value()[index] if data is None else ScaledArray(data[index], self.scale)
+        """Returns a ScaledArray if one scale holds for all elements, else a plain array."""
+        return self._map_data(lambda x: x[index])
 
     def __len__(self) -> int:
         if not self.shape:
@@ -127,19 +193,20 @@ class ScaledArray:
     def __neg__(self) -> ScaledArray | jax.Array:
         if isinstance(self.data, EncodedArray):
             return -self.value()
-        return ScaledArray(-self.data, self.scale, self.block)
+        return dataclasses.replace(self, data=-self.data)
 
     def __mul__(self, other: Any) -> ScaledArray | jax.Array:
-        """By a number, which goes into a scale of floats; else plain numbers are multiplied."""
+        """Multiplies the scale if ``other`` is a number and the scale a wide float, else the plain
+        array."""
         number = isinstance(other, int | float) or np.shape(other) == ()
         scale = self.scale
         if number and isinstance(scale, jax.Array) and scale.dtype in (np.float32, np.float64):
-            return ScaledArray(self.data, scale * other, self.block)
+            return dataclasses.replace(self, scale=scale * other)
         return self.value() * other
 
     __rmul__ = __mul__
 
-    # All others are those of the plain numbers: what they give has a scale of its own.
+    # All other operators compute on the plain array and return one.
 
     def __add__(self, other: Any) -> jax.Array:
         return self.value() + other
@@ -207,50 +274,57 @@ class ScaledArray:
         return self.value()
 
     def __repr__(self) -> str:
-        block = f", block={self.block}" if self.block else ""
-        return f"ScaledArray({self.data!r}, scale={self.scale!r}{block})"
+        fields = {name: getattr(self, name) for name in ("scale", "block", "exponent")}
+        given = "".join(f", {name}={x!r}" for name, x in fields.items() if x is not None)
+        return f"ScaledArray({self.data!r}{given})"
 
     def tree_flatten(self):
-        return (self.data, self.scale), self.block
+        return (self.data, self.scale, self.exponent), self.block
 
     @classmethod
     def tree_unflatten(cls, block, children):
-        self = object.__new__(cls)  # leaves may be anything while a tree is mapped: no checks
-        for name, value in zip(("data", "scale", "block"), (*children, block), strict=True):
+        self = object.__new__(cls)  # leaves may be any object while a tree is mapped: no checks
+        names = ("data", "scale", "exponent", "block")
+        for name, value in zip(names, (*children, block), strict=True):
             object.__setattr__(self, name, value)
         return self
 
 
-def rebalance(a: ScaledArray, factor: Any) -> ScaledArray:
-    """The same value, a factor moved from the data to the scale: ``(data / s, scale * s)``.
+def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
+    """Returns the same value with a factor moved from the data to the scale.
+
+    The result is ``(data / factor, scale * factor)``, or ``(data / 2**n, exponent + n)``.
 
     Args:
-        a: any ScaledArray.
-        factor: what the scale is multiplied by. For an int32 scale, the exponent of a power of
-            two, added to it; then the value doesn't change at all unless data leaves its range.
+        a: any ScaledArray that isn't stored in codes.
+        factor: multiplies the scale. For an array with exponents: the integer ``n``; the value then
+            doesn't change at all unless data leaves its range.
 
     Returns:
         A ScaledArray whose data is of the same dtype.
     """
     if isinstance(a.data, EncodedArray) or isinstance(a.scale, EncodedArray):
-        raise ValueError("rebalance: data or scale lie in codes; quantize the value again instead")
+        raise ValueError("rebalance: data or scale is stored in codes; quantize the value again")
     wide = a.data.astype(a.dtype)
-    if jnp.issubdtype(a.scale.dtype, jnp.integer):
-        factor = jnp.asarray(factor, jnp.int32)
-        data = ldexp(wide, -factor)
-        return ScaledArray(data.astype(a.data.dtype), a.scale + factor, a.block)
+    if a.exponent is not None:
+        step = jnp.asarray(factor, jnp.int32)
+        data = ldexp(wide, -step).astype(a.data.dtype)
+        return ScaledArray.from_exponent(data, a.exponent + step, a.block)
     factor = jnp.asarray(factor, a.dtype)
     data = (wide / factor).astype(a.data.dtype)
-    if isinstance(a.scale, ScaledArray):  # of two levels, the upper one takes it
-        upper = a.scale.scale
-        scale = ScaledArray(a.scale.data, upper * factor.astype(upper.dtype), a.scale.block)
-        return ScaledArray(data, scale, a.block)
-    scale = (a.scale.astype(a.dtype) * factor).astype(a.scale.dtype)
+    if isinstance(a.scale, ScaledArray):  # of two levels, the upper one is multiplied
+        upper = a.tensor_scale
+        assert upper is not None
+        scale = dataclasses.replace(a.scale, scale=upper * factor.astype(upper.dtype))
+    elif a.scale is None:
+        scale = factor
+    else:
+        scale = (a.scale.astype(a.dtype) * factor).astype(a.scale.dtype)
     return ScaledArray(data, scale, a.block)
 
 
 def dequantize(a: ScaledArray) -> jax.Array:
-    """The plain array of a quantized one: :meth:`ScaledArray.value` as a function.
+    """Returns the plain array of a quantized one, as :meth:`ScaledArray.value` does.
 
     Exact wherever ``data * scale`` is a normal number of the result's dtype.
 
@@ -266,7 +340,9 @@ def dequantize(a: ScaledArray) -> jax.Array:
 
 @partial(jax.jit, inline=True)
 def _value(a: ScaledArray) -> jax.Array:
-    data, scale = a.data.astype(a.dtype), a.scale
+    data, scale = a.data.astype(a.dtype), a._factor
+    if scale is None:
+        return data
     if not isinstance(scale, jax.Array | np.ndarray):
         scale = scale.__jax_array__()
     if a.block is not None:
@@ -274,7 +350,7 @@ def _value(a: ScaledArray) -> jax.Array:
         scale = jnp.repeat(scale, size, axis=axis)
         scale = jax.lax.slice_in_dim(scale, 0, a.shape[axis], axis=axis)
     scale = scale.reshape((1,) * (data.ndim - scale.ndim) + scale.shape)
-    if jnp.issubdtype(scale.dtype, jnp.integer):
+    if a.exponent is not None:
         return ldexp(data, scale)
     if scale.dtype == jnp.float8_e8m0fnu:  # 2^-127 is a float32 subnormal, which XLA flushes
         code = jax.lax.bitcast_convert_type(scale, jnp.uint8)

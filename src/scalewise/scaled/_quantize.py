@@ -222,15 +222,15 @@ def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
         if isinstance(fmt, BlockFormat) or axis is not None:
             raise ValueError("quantize: Propagated keeps the scale: no block format, no axis")
         saturate = "finite" if options["saturate"] is None else options["saturate"]
-        return ScaledArray(encode(data, fmt, **options | {"saturate": saturate}), x.scale, x.block)
-    old = x.scale
+        return dataclasses.replace(x, data=encode(data, fmt, **options | {"saturate": saturate}))
+    old = x.scale if x.exponent is None else x.exponent
     exact = getattr(scaling, "power_of_two", True) and not isinstance(fmt, BlockFormat)
     if not isinstance(old, jax.Array) or old.ndim or not exact:
         return quantize(x.value(), fmt, scaling=scaling, axis=axis, **options)
-    # an integer exponent can't be NaN: in a format without NaN, infinities saturate, NaN is zero
-    integer = jnp.issubdtype(old.dtype, jnp.integer)
-    new = _of_array(data, fmt=fmt, scaling=scaling, axis=axis, **options, nan_scale=not integer)
+    # an exponent can't be NaN: in a format without NaN, infinities saturate and NaN becomes zero
+    nan_scale = x.exponent is None
+    new = _of_array(data, fmt=fmt, scaling=scaling, axis=axis, **options, nan_scale=nan_scale)
     assert isinstance(new.scale, jax.Array)
-    if integer:
-        return ScaledArray(new.data, old + exponent_of(new.scale))
+    if x.exponent is not None:
+        return ScaledArray.from_exponent(new.data, x.exponent + exponent_of(new.scale))
     return ScaledArray(new.data, new.scale * old.astype(new.scale.dtype))

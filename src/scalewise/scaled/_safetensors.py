@@ -101,9 +101,14 @@ def _parts(name: str, value: Any) -> tuple[dict[str, Any], Any]:
         fmt = {f.name: getattr(value.format, f.name) for f in dataclasses.fields(value.format)}
         return {name: value.codes}, {"format": fmt, "length": value.length}
     if isinstance(value, ScaledArray):
-        data, of_data = _parts(name, value.data)
-        scale, of_scale = _parts(f"{name}.scale", value.scale)
-        return data | scale, {"block": value.block, "data": of_data, "scale": of_scale}
+        parts, of_data = _parts(name, value.data)
+        record: dict[str, Any] = {"block": value.block, "data": of_data}
+        for field in ("scale", "exponent"):
+            factor = getattr(value, field)
+            if factor is not None:
+                more, record[field] = _parts(f"{name}.{field}", factor)
+                parts |= more
+        return parts, record
     return {name: value}, None
 
 
@@ -117,10 +122,11 @@ def _joined(name: str, note: Any, arrays: dict[str, Any]) -> Any:
         return jnp.asarray(arrays.pop(name))
     if set(note) == {"format", "length"}:
         return _encoded(arrays.pop(name), _format(note["format"]), note["length"])
-    if set(note) != {"block", "data", "scale"}:
+    factors = set(note) - {"block", "data"}
+    if not {"block", "data"} <= set(note) or factors not in ({"scale"}, {"exponent"}, set()):
         raise ValueError(f"{name!r} is described by {sorted(note)}")
     data = _joined(name, note["data"], arrays)
-    scale = _joined(f"{name}.scale", note["scale"], arrays)
+    factor = {field: _joined(f"{name}.{field}", note[field], arrays) for field in factors}
     block = note["block"]
     if block is not None:
         if not (isinstance(block, list) and [type(n) for n in block] == [int, int]):
@@ -128,13 +134,18 @@ def _joined(name: str, note: Any, arrays: dict[str, Any]) -> Any:
         block = tuple(block)
     if isinstance(data, ScaledArray) or not _is_float(data):
         raise ValueError(f"the data of {name!r} are {data.dtype}")
-    if not isinstance(scale, ScaledArray) and not _is_float(scale) and scale.dtype != np.int32:
-        raise ValueError(f"the scale of {name!r} is {scale.dtype}")
-    joined = ScaledArray(data, scale, block)
+    if "scale" in factor and factor["scale"].dtype == np.int32:
+        factor = {"exponent": factor["scale"]}  # written so before `exponent` was a field
+    for field, x in factor.items():
+        known = isinstance(x, ScaledArray) or _is_float(x)
+        if not known if field == "scale" else x.dtype != np.int32:
+            raise ValueError(f"the {field} of {name!r} is {x.dtype}")
+    joined = ScaledArray(data, block=block, **factor)
     if block is not None:
         blocks = -(-data.shape[block[0]] // block[1])
-        if np.ndim(scale) != data.ndim or np.shape(scale)[block[0]] != blocks:
-            raise ValueError(f"a scale of shape {np.shape(scale)} for {blocks} blocks")
+        for field, x in factor.items():
+            if np.ndim(x) != data.ndim or np.shape(x)[block[0]] != blocks:
+                raise ValueError(f"a {field} of shape {np.shape(x)} for {blocks} blocks")
     return joined
 
 
