@@ -214,7 +214,7 @@ def test_empty_and_scale_at_the_lowest():
         (
             lambda: sw.quantize(jnp.ones(3), MXFP4, scaling=Mx("up")),
             ValueError,
-            "Mx: exponent is 'up'; accepted",
+            "Mx: exponent is 'up'; expected",
         ),
         (lambda: sw.dequantize(jnp.ones(3)), TypeError, "dequantize takes a ScaledArray, not"),
         (lambda: sw.quantize(jnp.arange(3), MXFP4), TypeError, "not int32"),

@@ -1,4 +1,4 @@
-"""The choices of a scale, each against what it says of itself."""
+"""The strategies that choose scales: each fits the data, and has the properties it states."""
 
 import dataclasses
 
@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from scalewise.scaled import SCALINGS
 
 X = np.asarray(jax.random.normal(jax.random.key(0), (64, 32))) * np.float32(3e-7)
-ALL = [
-    sw.Amax(), sw.Amax(power_of_two=False), sw.Rms(), sw.Rms(power_of_two=False), sw.Delayed(),
-    sw.LeastSquares(), sw.LeastSquares(power_of_two=False), sw.Delayed(power_of_two=False),
-]  # fmt: skip
+FITTING = [
+    *(cls() for cls in SCALINGS.values() if cls.source in ("amax", "data", "history")),
+    *(cls(power_of_two=False) for cls in (sw.Amax, sw.Rms, sw.LeastSquares, sw.Delayed)),
+]
 
 
 def error(x, **options):
@@ -21,7 +22,7 @@ def error(x, **options):
 
 
 @pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "fp16", "e2m1fn"])
-@pytest.mark.parametrize("scaling", ALL, ids=repr)
+@pytest.mark.parametrize("scaling", FITTING, ids=repr)
 def test_each_fits_the_data_in_jit_and_out(scaling, fmt):
     a = sw.quantize(X, fmt, scaling=scaling)
     b = (
@@ -33,8 +34,24 @@ def test_each_fits_the_data_in_jit_and_out(scaling, fmt):
     eps = float(sw.format(fmt).eps)
     big = np.abs(X) > np.abs(X).max() / 4
     np.testing.assert_allclose(np.asarray(a.value())[big], X[big], rtol=eps)
-    if getattr(scaling, "power_of_two", True):
+    if scaling.power_of_two:
         assert np.frexp(float(a.scale))[0] == 0.5
+
+
+@pytest.mark.parametrize("cls", SCALINGS.values(), ids=list(SCALINGS))
+def test_every_strategy_is_public_and_known_to_recipes(cls):
+    assert getattr(sw, cls.__name__) is cls
+    assert cls.name.replace("_", "") == cls.__name__.lower()
+    scale, inverse = cls().scale(jnp.asarray(X), sw.format("fp16"), (0, 1), True)
+    assert scale.size == inverse.size == 1
+    assert (scale * inverse).item() == pytest.approx(1)
+    if cls.source == "operand":
+        with pytest.raises(ValueError, match="needs a scale to begin with"):
+            sw.Recipe(scaling=cls())
+    else:
+        recipe = sw.Recipe(forward="e4m3fn", backward="e4m3fn", scaling=cls())
+        (row,) = sw.explain(lambda x, y: x @ y, recipe)(X, X.T).rows[:1]
+        assert row.scale == cls.name
 
 
 @pytest.mark.parametrize("special", [0.0, 3.0, -70.0, 1e-42, np.inf])
@@ -179,10 +196,10 @@ def test_propagated_costs_a_cast_and_no_more():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: sw.Rms(sigmas=0), "Rms: sigmas is 0; accepted: a positive number"),
-        (lambda: sw.LeastSquares(0), "LeastSquares: candidates is 0; accepted"),
-        (lambda: sw.Unit(-1), "Unit: terms is -1; accepted"),
-        (lambda: sw.Delayed(0), "Delayed: history is 0; accepted"),
+        (lambda: sw.Rms(sigmas=0), "Rms: sigmas is 0; expected a positive number"),
+        (lambda: sw.LeastSquares(0), "LeastSquares: candidates is 0; expected"),
+        (lambda: sw.Unit(-1), "Unit: terms is -1; expected"),
+        (lambda: sw.Delayed(0), "Delayed: history is 0; expected"),
         (
             lambda: sw.quantize(jnp.ones((2, 2)), "fp16", scaling=sw.Delayed(), axis=0),
             "Delayed keeps one scale for the whole array",

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import jax
 
 from ..interpret import transform
-from ..scaled import Delayed
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
 from ._every_op import EveryOp
@@ -59,7 +58,7 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
         1048576000000.0
     """
     recipe = recipe_(recipe)
-    if isinstance(recipe.scaling, Delayed):
+    if recipe.scaling.source == "history":
         return WithHistory(f, recipe)
 
     @functools.wraps(f) if callable(f) else _same

@@ -18,10 +18,8 @@ from ..interpret import Boundary, Equation, Interpretation, alike, outlined
 from ..rounding import encode
 from ..scaled import (
     Amax,
-    Delayed,
     ScaledArray,
     Scaling,
-    Unit,
     at_least,
     quantize,
     quantize_measured,
@@ -311,7 +309,7 @@ class Boundaries(Interpretation):
         plain = isinstance(fmt, Format) and self.recipe.per == "tensor"
         again = equation.direction == "backward" and value.side == "forward"
         site = f"{'.'.join(map(str, equation.order))}/{position}"
-        if again and not (plain and isinstance(self.recipe.scaling, Amax | Delayed)):
+        if again and not (plain and self.recipe.scaling.reuses_copy):
             value = awake(self._stored(value, self.recipe.storage))
             again = False
         copy = self._rounded(value, fmt, contracted, site)
@@ -333,12 +331,10 @@ class Boundaries(Interpretation):
         if isinstance(fmt, Format) and self.recipe.per == "tensor":
             key = fmt
         if key not in value.memo:
-            if isinstance(scaling, Unit):
-                scaling = Unit(scaling.terms * 4.0**value.spread)
+            scaling = scaling.predicted(value.spread)
             if isinstance(fmt, BlockFormat):
                 axis = max(contracted, default=value.data.ndim - 1)
-                scaling = None if isinstance(scaling, Amax) else scaling
-                copy = outlined(_in_blocks, (fmt, scaling, axis), value.data)
+                copy = outlined(_in_blocks, (fmt, scaling.of_blocks(), axis), value.data)
             elif self.recipe.per == "channel":
                 kept = tuple(a for a in range(value.data.ndim) if a not in contracted)
                 copy = quantize(value.data, fmt, scaling=scaling, axis=kept)
@@ -408,7 +404,7 @@ class Boundaries(Interpretation):
         if self.traced and rule.family in MULTIPLY:
             outs = [normalised(awake(y)) if isinstance(y, InFlight | Product) else y for y in outs]
         fields: dict[str, Any] = {"side": side}
-        if isinstance(self.recipe.scaling, Unit):
+        if self.recipe.scaling.source == "shapes":
             fields["spread"] = predict(equation, rule.family, inputs)
         outs = [
             dataclasses.replace(y, **fields) if isinstance(y, InFlight | Product) else y

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,12 +61,11 @@ class AmaxHistory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
-    """The scale that a magnitude known beforehand asks for; 1 where nothing is known (0)."""
+class FixedAmax(Scaling):
+    """Scales by a given largest magnitude; by 1 if that is 0."""
 
     magnitude: jax.Array
     power_of_two: bool
-    saturates: ClassVar[bool] = True
 
     def scale(
         self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
@@ -135,9 +134,9 @@ class DelayedBoundaries(Boundaries):
         self._meet(site)
         x, measured = value.data, self._measured(value, arguments=False)
         self.noted[site] = amax(measured.astype(jnp.float32), range(x.ndim), False)
-        power_of_two = isinstance(scaling, Delayed) and scaling.power_of_two
+        power_of_two = scaling.power_of_two
         current = Amax(power_of_two)
-        known = current if self.known is None else Known(self.known[site], power_of_two)
+        known = current if self.known is None else FixedAmax(self.known[site], power_of_two)
         return quantize(x, fmt, scaling=known)
 
 

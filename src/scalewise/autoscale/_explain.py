@@ -12,7 +12,6 @@ import numpy as np
 from ..formats import BlockFormat, Format
 from ..formats import format as format_
 from ..interpret import Equation, transform
-from ..scaled import Amax, Delayed
 from ._autoscale import interpretation
 from ._delayed import DelayedBoundaries
 from ._keep import Exceptions
@@ -150,7 +149,7 @@ class _Recorder:
 
     def interpretation(self, *, traced: bool) -> Any:
         """What ``autoscale`` interprets a function by, which calls this recorder."""
-        if isinstance(self.recipe.scaling, Delayed):
+        if self.recipe.scaling.source == "history":
             chosen: Any = DelayedBoundaries(self.recipe, noted={})
         else:
             chosen = interpretation(self.recipe, traced=traced)
@@ -214,6 +213,5 @@ def _scale(recipe: Recipe, fmt: Any, *, operands: bool) -> str:
         return "none"
     if not operands:
         return "amax"
-    scaling = recipe.scaling
-    how = "amax" if isinstance(scaling, Amax) else type(scaling).__name__.lower()
+    how = recipe.scaling.name or type(recipe.scaling).__name__
     return how if recipe.per == "tensor" else f"{how} per channel"

@@ -11,7 +11,7 @@ from .._deprecated import renamed_arguments
 from ..devices import device, device_for
 from ..formats import BF16, BLOCK_FORMATS, CATALOGUE, FP16, BlockFormat, Format, block_format
 from ..formats import format as format_
-from ..scaled import Amax, Delayed, Propagated, Scaling, at_least, check_scaling, storable
+from ..scaled import SCALINGS, Amax, Scaling, at_least, check_scaling, storable
 from ._units import require_native
 
 CURRENT = Amax()
@@ -175,12 +175,12 @@ class Recipe:
         check_scaling(self.scaling, "Recipe.scaling")
         if self.native_products:
             require_native((self.forward, self.backward), device_for(self.device))
-        if isinstance(self.scaling, Propagated):
+        if self.scaling.source == "operand":
             raise ValueError(
-                "Recipe.scaling is Propagated, which needs a scale to begin with; "
-                "accepted: Amax, Rms, LeastSquares, Unit, Delayed, Mx"
+                "Recipe.scaling is Propagated, which needs a scale to begin with; expected one of "
+                + ", ".join(c.__name__ for c in SCALINGS.values() if c.source != "operand")
             )
-        if isinstance(self.scaling, Delayed):
+        if self.scaling.source == "history":
             self._check_delayed()
         if self.store == "every_op":
             if self.scaling != CURRENT:

@@ -1,4 +1,4 @@
-"""Scaled arrays: data times a scale, and the ways to choose the scale."""
+"""Scaled arrays: data times a scale, and the strategies that choose the scale."""
 
 from ._amax import amax as amax
 from ._array import ScaledArray as ScaledArray
@@ -18,10 +18,11 @@ from ._scaling import Delayed as Delayed
 from ._scaling import LeastSquares as LeastSquares
 from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms
-from ._scaling import Scaling as Scaling
 from ._scaling import Unit as Unit
-from ._scaling import check_scaling as check_scaling
 from ._scaling import to_top as to_top
 from ._sizes import at_least as at_least
 from ._sizes import is_known as is_known
 from ._sizes import predicted_size as predicted_size
+from ._strategy import SCALINGS as SCALINGS
+from ._strategy import Scaling as Scaling
+from ._strategy import check_scaling as check_scaling

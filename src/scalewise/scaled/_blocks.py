@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,17 +15,18 @@ from ..formats import E8M0, BlockFormat, Format
 from ..rounding import EncodedArray, cast, encode
 from ._amax import amax_by_keys
 from ._array import ScaledArray
-from ._power import exponent_of, layout, power_of_two, shrink
-from ._scaling import Amax, Scaling, to_top
+from ._power import layout, power_of_two, shrink
+from ._scaling import Amax, to_top
 from ._sizes import is_known
+from ._strategy import Scaling
 
 # How the exponent of a scale is found from the largest magnitude of a block, by torchao's names.
 EXPONENTS = ("floor", "ceil", "even", "rceil")
 
 
 @dataclasses.dataclass(frozen=True)
-class Mx:
-    """The scale of OCP Microscaling 1.0, 6.3: a power of two from the largest finite magnitude.
+class Mx(Scaling):
+    """Scales by the largest finite magnitude to a power of two, as OCP Microscaling 1.0, 6.3, does.
 
     Attributes:
         exponent: ``"floor"``, as specified: ``floor(log2(amax)) - emax``, where ``emax`` is the
@@ -36,15 +37,15 @@ class Mx:
     """
 
     exponent: str = "floor"
-    saturates: ClassVar[bool] = True
+    name = "mx"
+    source = "amax"
 
     def __post_init__(self):
         if self.exponent not in EXPONENTS:
-            accepted = ", ".join(map(repr, EXPONENTS))
-            raise ValueError(f"Mx: exponent is {self.exponent!r}; accepted: {accepted}")
+            expected = ", ".join(map(repr, EXPONENTS))
+            raise ValueError(f"Mx: exponent is {self.exponent!r}; expected one of {expected}")
 
     def exponents(self, x: jax.Array, element: Format, axes: Sequence[int]) -> jax.Array:
-        """int32 exponents over the axes, held at E8M0's ends, -127 and 127."""
         signed, mantissa_bits, bias = layout(x.dtype)
         integer = np.uint64 if signed is np.int64 else np.uint32
         amax = lax.bitcast_convert_type(amax_by_keys(x, axes), integer)
@@ -107,31 +108,20 @@ def quantize_blocks(
         return whole(cast(blocks, fmt.element, **options | own))
 
     if fmt.scale == E8M0:
-        exponent = _exponents(measured, fmt, axis + 1, scaling)
+        scaling = scaling or Mx()
+        if not scaling.power_of_two:
+            raise ValueError(f"{fmt.name} has powers of two for scales, {scaling!r} has others")
+        exponent = scaling.exponents(measured, fmt.element, (axis + 1,))
         data = _over_powers(blocks, exponent, axis + 1, fmt.element, stored, options)
         code = (exponent + 127).astype(jnp.uint8)
         if broken is not None:
             code = jnp.where(broken, jnp.uint8(255), code)
         scale = lax.bitcast_convert_type(code, jnp.float8_e8m0fnu)
     else:
-        scale, factor = _scales(_usable(measured), broken, fmt, axis + 1, scaling)
+        finite = jnp.where(jnp.isfinite(measured), measured, 0)
+        scale, factor = _scales(finite, broken, fmt, axis + 1, scaling)
         data = stored(blocks / jnp.expand_dims(factor, axis + 1).astype(blocks.dtype))
     return ScaledArray(data, scale, (axis, fmt.size))
-
-
-def _usable(blocks: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(blocks), blocks, 0)
-
-
-def _exponents(blocks, fmt: BlockFormat, axis: int, scaling: Scaling | None) -> jax.Array:
-    """The blocks' exponents, int32 from -127 to 127."""
-    scaling = scaling or Mx()
-    if isinstance(scaling, Mx):
-        return scaling.exponents(blocks, fmt.element, (axis,))
-    if not getattr(scaling, "power_of_two", True):
-        raise ValueError(f"{fmt.name} has powers of two for scales, {scaling!r} has others")
-    scale, _ = scaling.scale(_usable(blocks), fmt.element, (axis,))
-    return jnp.clip(exponent_of(scale), -127, 127)
 
 
 def _scales(usable, broken, fmt: BlockFormat, axis: int, scaling: Scaling | None):

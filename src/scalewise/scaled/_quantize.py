@@ -15,7 +15,8 @@ from ..rounding import encode, has_float64, round_to
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
 from ._power import exponent_of, shrink
-from ._scaling import Amax, Propagated, Scaling, check_scaling
+from ._scaling import Amax
+from ._strategy import Scaling, check_scaling
 
 
 def storable(fmt: Format) -> Format:
@@ -28,7 +29,7 @@ def storable(fmt: Format) -> Format:
         can = [f.name for f in CATALOGUE.values() if f.dtype and 8 <= f.bits <= 16 and f.zero]
         raise ValueError(
             f"{fmt.name} has no storage dtype of whole bytes that holds zero; "
-            f"accepted: {', '.join(can)}"
+            f"expected one of {', '.join(can)}"
         )
     return fmt
 
@@ -163,24 +164,14 @@ def _quantized(
     scaling = Amax() if scaling is None else scaling
     over = tuple(a for a in range(x.ndim) if a not in axes)
     scale, inverse = scaling.scale(measured, fmt, over, keepdims=axis is not None)
-    exact = getattr(scaling, "power_of_two", True)
+    exact = scaling.power_of_two
     data = shrink(x, jnp.broadcast_to(inverse, x.shape), rounding) if exact else x / scale
     if saturate is None:
-        saturate = "finite" if scaling.saturates or _may_exceed(scaling, fmt) else False
+        saturate = "finite" if scaling.may_exceed(fmt) else False
     if nan_scale and fmt.nan_code is None:
         finite = jnp.all(jnp.isfinite(x), axis=over, keepdims=axis is not None)
         scale = jnp.where(finite, scale, jnp.nan)
     return ScaledArray(encode(data, fmt, rounding=rounding, saturate=saturate, key=key), scale)
-
-
-def _may_exceed(scaling: Scaling, fmt: Format) -> bool:
-    """Whether data can lie beyond the format although the scale comes from their own maximum.
-
-    XLA may compute a difference of products once to find its largest magnitude and once more to
-    round it, with multiply-adds in one and not in the other: where the products cancel, the two
-    differ by any factor. Not in formats with more exponents, which leave enough room.
-    """
-    return isinstance(scaling, Amax) and fmt.max_exponent <= 16
 
 
 # One program where nobody else compiles.
@@ -218,13 +209,13 @@ def _axes(x: jax.Array, axis: Any, block: bool) -> tuple[int, ...]:
 def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
     """A ScaledArray in another format: its own scale is kept, or goes into the new one."""
     data = x.data.astype(x.dtype)
-    if isinstance(scaling, Propagated):
+    if scaling is not None and scaling.source == "operand":
         if isinstance(fmt, BlockFormat) or axis is not None:
             raise ValueError("quantize: Propagated keeps the scale: no block format, no axis")
         saturate = "finite" if options["saturate"] is None else options["saturate"]
         return dataclasses.replace(x, data=encode(data, fmt, **options | {"saturate": saturate}))
     old = x.scale if x.exponent is None else x.exponent
-    exact = getattr(scaling, "power_of_two", True) and not isinstance(fmt, BlockFormat)
+    exact = (scaling is None or scaling.power_of_two) and not isinstance(fmt, BlockFormat)
     if not isinstance(old, jax.Array) or old.ndim or not exact:
         return quantize(x.value(), fmt, scaling=scaling, axis=axis, **options)
     # an exponent can't be NaN: in a format without NaN, infinities saturate and NaN becomes zero

@@ -1,8 +1,7 @@
-"""The ways to choose a scale: from the largest magnitude, the spread, the error, or beforehand.
+"""The strategies that choose a scale: from the largest magnitude, the spread, the error or shapes.
 
-Each is a frozen dataclass with one method, ``scale(x, fmt, axes, keepdims)``: the scale over the
-given axes, and its inverse. Most find a *magnitude* and have it put under the top of the format.
-NaN and infinities never take part: a scale depends on the finite elements alone.
+Most find a *magnitude* and scale it to the top of the format (:func:`to_top`). NaN and infinities
+are left out: a scale depends on the finite elements alone.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,61 +21,36 @@ from ..rounding import round_to
 from ._amax import amax
 from ._least_squares import least_squares_scale
 from ._power import layout
-
-
-class Scaling(Protocol):
-    """A way to choose a scale.
-
-    Attributes:
-        saturates: whether elements may lie beyond the format's largest number once scaled.
-    """
-
-    saturates: ClassVar[bool]
-
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
-        """The scale of ``x`` (float32 or float64) over ``axes``, and its inverse.
-
-        It depends on the finite elements of ``x`` alone.
-        """
-        ...
-
-
-def check_scaling(scaling: Any, where: str) -> None:
-    """Refuses what is no instance of a scaling strategy.
-
-    Args:
-        where: the argument or field, for the message.
-
-    Raises:
-        TypeError: a name, a class instead of an instance, or an object without ``scale``.
-    """
-    if isinstance(scaling, type) and hasattr(scaling, "scale"):
-        name = scaling.__name__
-        raise TypeError(f"{where} is the class {name}: pass an instance, such as {name}()")
-    if not hasattr(scaling, "scale"):
-        raise TypeError(
-            f"{where} is {scaling!r}; expected an instance such as Amax(), Rms(), LeastSquares(), "
-            "Unit() or Delayed()"
-        )
+from ._strategy import Scaling
 
 
 @dataclasses.dataclass(frozen=True)
-class Amax:
-    """The scale that the largest magnitude asks for.
+class Amax(Scaling):
+    """Scales by the largest magnitude, in one pass over the data.
 
-    A power of two puts it under the format's last full binade: neither it nor its rounding
-    overflows, and ``x / scale`` is exact. It isn't put above 2^15 in a format with more exponents,
-    so that sums of products stay in float32's range. Otherwise it becomes the format's largest
-    number. One pass over the data.
+    A scale that is a power of two brings the largest magnitude to the format's last but one binade:
+    neither it nor its rounding overflows, and ``x / scale`` is exact. In a format with more
+    exponents it is brought to at most 2^15, so that sums of products stay in float32's range.
+    Otherwise it becomes the format's largest number.
 
     Attributes:
-        power_of_two: whether the scale is one.
+        power_of_two: whether the scale is a power of two.
     """
 
     power_of_two: bool = True
-    saturates: ClassVar[bool] = False
+    name = "amax"
+    source = "amax"
+    saturates = False
+    reuses_copy = True
+
+    def may_exceed(self, fmt: Format) -> bool:
+        # XLA may compute a difference of products once to find its largest magnitude and once more
+        # to round it, with multiply-adds in one and not in the other: where the products cancel,
+        # the two differ by any factor. Formats with more exponents leave enough room.
+        return self.saturates or fmt.max_exponent <= 16
+
+    def of_blocks(self) -> None:
+        return None
 
     def scale(
         self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
@@ -85,20 +59,20 @@ class Amax:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rms:
-    """The scale that a multiple of the root mean square asks for; what lies beyond saturates.
+class Rms(Scaling):
+    """Scales by a multiple of the root mean square; larger elements saturate.
 
-    Outliers don't cost all others their precision. Where the largest magnitude is smaller than
-    that multiple, it alone decides.
+    Outliers then don't cost the other elements their precision. If the largest magnitude is smaller
+    than that multiple, the scale is that of :class:`Amax`.
 
     Attributes:
-        sigmas: root mean squares that fit.
+        sigmas: the multiple.
         power_of_two: as in :class:`Amax`.
     """
 
     sigmas: float = 8.0
     power_of_two: bool = True
-    saturates: ClassVar[bool] = True
+    name = "rms"
 
     def __post_init__(self):
         _positive("Rms", "sigmas", self.sigmas)
@@ -119,14 +93,13 @@ class Rms:
 
 
 @dataclasses.dataclass(frozen=True)
-class LeastSquares:
-    """The scale with the smallest squared error of the rounded elements.
+class LeastSquares(Scaling):
+    """Scales with the smallest squared error of the rounded elements among several candidates.
 
-    Of powers of two, the best of several from :class:`Amax`'s down, each half of the one before: a
-    rounding and a sum over the data for each. Without ``power_of_two``, the best scale that a dense
-    search finds (within 1 % of the error of an exhaustive one for common distributions): about as
-    many roundings, of 8,192 elements or fewer behind each scale, as there are candidates, and 16
-    of all elements.
+    With ``power_of_two`` the candidates are :class:`Amax`'s scale and its halves; each costs a
+    rounding and a sum over the data. Without it a dense search finds a scale within 1 % of the
+    error of an exhaustive one for common distributions; it rounds at most 8,192 elements per scale
+    once for each candidate, and all elements 16 times.
 
     Attributes:
         candidates: how many scales are tried. None: 6 powers of two, or 256 on a grid from twice
@@ -136,14 +109,14 @@ class LeastSquares:
 
     candidates: int | None = None
     power_of_two: bool = True
-    saturates: ClassVar[bool] = True
+    name = "least_squares"
 
     def __post_init__(self):
         if self.candidates is not None and not (
             isinstance(self.candidates, int) and self.candidates >= 1
         ):
             raise ValueError(
-                f"LeastSquares: candidates is {self.candidates!r}; accepted: a positive integer"
+                f"LeastSquares: candidates is {self.candidates!r}; expected a positive integer"
             )
 
     def scale(
@@ -174,19 +147,20 @@ class LeastSquares:
 
 
 @dataclasses.dataclass(frozen=True)
-class Unit:
-    """A scale known before the data, from shapes: unit scaling (arXiv 2303.11257).
+class Unit(Scaling):
+    """Scales by a standard deviation predicted from shapes: unit scaling (arXiv 2303.11257).
 
-    An array of unit variance needs none; a sum of ``terms`` products of such arrays has the
-    standard deviation ``sqrt(terms)``, and that, as a power of two, is the scale. No pass over the
-    data; what lies beyond the format's largest number saturates.
+    The scale of an array of unit variance is 1; a sum of ``terms`` products of such arrays has the
+    standard deviation ``sqrt(terms)``, which is the scale, rounded to a power of two. The data
+    aren't read; elements beyond the format's largest number saturate.
 
     Attributes:
         terms: how many products each element is the sum of; 1 for weights, inputs, activations.
     """
 
     terms: float = 1.0
-    saturates: ClassVar[bool] = True
+    name = "unit"
+    source = "shapes"
 
     def __post_init__(self):
         _positive("Unit", "terms", self.terms)
@@ -201,29 +175,34 @@ class Unit:
         scale, inverse = (np.asarray(2.0**e, x.dtype) for e in (exponent, -exponent))
         return jnp.broadcast_to(scale, shape), jnp.broadcast_to(inverse, shape)
 
+    def predicted(self, spread: float) -> Unit:
+        return Unit(self.terms * 4.0**spread)
+
 
 @jax.tree_util.register_pytree_node_class
-class Delayed:
-    """The scale that the largest magnitude of the last few arrays asks for (delayed scaling).
+class Delayed(Scaling):
+    """Scales by the largest magnitude of the last few arrays (delayed scaling), one per tensor.
 
-    The history is explicit state: ``delayed.update(x)`` gives the one to use next. As long as it
-    is empty, the array itself decides. What has grown beyond the history saturates. One scale for
-    the whole array (FP8 training as in NVIDIA's Transformer Engine).
+    The history is explicit state: ``delayed.update(x)`` returns the strategy to use next. With an
+    empty history the scale is that of the array itself. Elements that have grown beyond the history
+    saturate. (FP8 training as in NVIDIA's Transformer Engine.)
 
     Attributes:
-        amaxes: float32, the largest magnitudes of the last arrays, the newest first; 0 where there
-            was none.
+        amaxes: float32, the largest magnitudes of the last arrays, the newest first; 0 for steps
+            without an array.
         power_of_two: as in :class:`Amax`.
 
     Args:
-        history: how many arrays back it looks.
+        history: how many arrays are remembered.
     """
 
-    saturates: ClassVar[bool] = True
+    name = "delayed"
+    source = "history"
+    reuses_copy = True
 
     def __init__(self, history: int = 16, *, power_of_two: bool = True):
         if not isinstance(history, int) or history < 1:
-            raise ValueError(f"Delayed: history is {history!r}; accepted: a positive integer")
+            raise ValueError(f"Delayed: history is {history!r}; expected a positive integer")
         self.amaxes: Any = np.zeros(history, np.float32)
         self.power_of_two = power_of_two
 
@@ -231,13 +210,13 @@ class Delayed:
         self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
     ) -> tuple[jax.Array, jax.Array]:
         if len(axes) != x.ndim:
-            raise ValueError("Delayed keeps one scale for the whole array; accepted: axis=None")
-        known = jnp.max(self.amaxes).astype(x.dtype)
-        magnitude = lax.cond(known > 0, lambda x: known, lambda x: amax(x, range(x.ndim), False), x)
+            raise ValueError("Delayed keeps one scale for the whole array; expected axis=None")
+        past = jnp.max(self.amaxes).astype(x.dtype)
+        magnitude = lax.cond(past > 0, lambda x: past, lambda x: amax(x, range(x.ndim), False), x)
         return to_top(magnitude, fmt, self.power_of_two)
 
     def update(self, x: jax.Array) -> Delayed:
-        """The history with the largest finite magnitude of ``x`` as its newest entry."""
+        """Returns the history with the largest finite magnitude of ``x`` as its newest entry."""
         newest = amax(jnp.asarray(x).astype(jnp.float32), range(jnp.ndim(x)), False)
         amaxes = jnp.concatenate([newest[None], self.amaxes[:-1]])
         return self.tree_unflatten(self.power_of_two, (amaxes,))
@@ -259,13 +238,14 @@ class Delayed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Propagated:
-    """The scale that a ScaledArray came with: its data are cast, nothing is looked at.
+class Propagated(Scaling):
+    """Keeps the scale that a ScaledArray came with, and casts its data without reading them first.
 
-    A plain array has the scale 1. What lies beyond the format's largest number saturates.
+    A plain array gets the scale 1. Elements beyond the format's largest number saturate.
     """
 
-    saturates: ClassVar[bool] = True
+    name = "propagated"
+    source = "operand"
 
     def scale(
         self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
@@ -274,10 +254,11 @@ class Propagated:
 
 
 def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> tuple[jax.Array, jax.Array]:
-    """The scale that brings a magnitude to the top of a format, and its inverse; normal numbers.
+    """Returns the scale that brings a magnitude to the top of a format, and its inverse.
 
-    Few operations, since a program pays them at each of its contractions: the exponent field of
-    the magnitude is the power of two below it, and adding to it scales.
+    Both are normal numbers. A program executes these operations at each of its contractions, so
+    they are few: the exponent field of the magnitude is the power of two below it, and adding to
+    that field scales.
     """
     dtype = magnitude.dtype
     signed, mantissa_bits, bias = layout(dtype)
@@ -302,9 +283,9 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> tuple[jax.A
 
 
 def _top(fmt: Format) -> int:
-    """The exponent of the binade to which a largest magnitude is brought.
+    """Returns the exponent of the binade to which a largest magnitude is brought.
 
-    Not the last one, and 2^14 where a format goes far beyond that and has numbers below 1, too.
+    It is the last but one, but at most 14 in a format that also has numbers below 1.
     """
     top = fmt.max_exponent - 1
     return top if fmt.min_exponent > 0 else min(top, 14)
@@ -316,4 +297,4 @@ def _kept(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
 
 def _positive(owner: str, field: str, value: Any) -> None:
     if not value > 0 or not math.isfinite(value):
-        raise ValueError(f"{owner}: {field} is {value!r}; accepted: a positive number")
+        raise ValueError(f"{owner}: {field} is {value!r}; expected a positive number")

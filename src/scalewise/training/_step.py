@@ -16,7 +16,6 @@ from ..autocast import policy as policy_
 from ..autoscale import AmaxHistory, Recipe, WithHistory, autoscale
 from ..autoscale.recipes import CATALOGUE
 from ..interpret import member
-from ..scaled import Delayed
 from ._finite import choose, widened
 from ._loss_scale import (
     DynamicLossScale,
@@ -319,7 +318,7 @@ def step(
     if isinstance(policy, str):  # "fp16" is the recipe here, as in autoscale; the dtype is "f16"
         policy = CATALOGUE.get(policy, policy)
     transform, params, narrow = _transform(policy)
-    delayed = policy if isinstance(policy, Recipe) and isinstance(policy.scaling, Delayed) else None
+    delayed = policy if isinstance(policy, Recipe) and policy.scaling.source == "history" else None
     if weights is None:
         weights = "master" if params is not None and params.itemsize < 4 else "plain"
     if weights not in WEIGHTS:
@@ -385,7 +384,7 @@ def _transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bool]:
                 f"{policy.state[0][0]!r}; here moments={{...}} and the policy's p= do; accepted: a "
                 "recipe without, or autoscale of a training step of your own"
             )
-        if isinstance(policy.scaling, Delayed):  # differentiated within a call with a history
+        if policy.scaling.source == "history":  # differentiated within a call with a history
             return lambda f: f, None, False
         return lambda f: autoscale(f, policy), None, False
     chosen = policy_(policy)

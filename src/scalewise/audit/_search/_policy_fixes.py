@@ -13,7 +13,7 @@ from ...autocast import Autocast, Rule
 from ...autoscale import Boundaries, EveryOp, Recipe, interpretation, scope_parts
 from ...formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from ...interpret import Interpretation
-from ...scaled import Amax, Mx
+from ...scaled import Amax
 from .._run._equation_statistics import Equations
 from .._run._loss_scale import LossScaled, best_power
 from .._run._specialize import nominal_format
@@ -80,7 +80,7 @@ def _with_policy(low: Autocast | LossScaled, **fields: Any) -> Autocast | LossSc
 
 def _of_recipe(group: Group, recipe: Recipe) -> Iterator[Fix]:
     here = group.first
-    if not isinstance(recipe.scaling, Amax | Mx):
+    if recipe.scaling.source != "amax":
         yield _recipe("scaling=Amax()", scaling=Amax())
     yield from _exceptions(group)
     operands = "backward" if here.direction == "backward" else "forward"
