@@ -1,15 +1,24 @@
 """The table of primitives: its rows mean what their columns say, and the rules agree with it."""
 
+import ast
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import scalewise
 from primitives import FLOATS
 from scalewise.autoscale import RULES
-from scalewise.primitives import AUTOCAST, FACTS, PRIMITIVES, Family, having, names
+from scalewise.primitives import AUTOCAST, FACTS, PRIMITIVES, Family, having, names, params
 from scalewise.primitives._row import parsed
 
+ROOT = Path(scalewise.__file__).parent
+# The code of a primitive, found by its name: a rule, a lowering, an operation's number.
+CODE = {"PARTICULAR", "UNTRACKED", "CONTROL", "NAMES", "DEGREES"}
 SCALED = list(Family)[: list(Family).index(Family.FALLBACK)]
 
 
@@ -28,7 +37,7 @@ def calls(name):
         for e in jaxpr.eqns:
             inputs = [v.val if hasattr(v, "val") else values[v] for v in e.invars]
             if e.primitive.name in ("jit", "pjit"):
-                outs = evaluated(e.params["jaxpr"].jaxpr, e.params["jaxpr"].consts, inputs)
+                outs = evaluated(params.body(e).jaxpr, params.body(e).consts, inputs)
             else:
                 outs = e.primitive.bind(*inputs, **e.primitive.get_bind_params(e.params))
                 outs = list(outs) if e.primitive.multiple_results else [outs]
@@ -67,7 +76,7 @@ def test_an_elementwise_primitive_has_a_result_for_each_index(name):
     todo, found = [jax.make_jaxpr(f)(*map(jnp.asarray, arguments)).jaxpr], 0
     while todo:
         for e in todo.pop().eqns:
-            todo += [e.params["jaxpr"].jaxpr] if e.primitive.name in ("jit", "pjit") else []
+            todo += [params.body(e).jaxpr] if e.primitive.name in ("jit", "pjit") else []
             if e.primitive.name == name:
                 found += 1
                 shape = jnp.broadcast_shapes(*(v.aval.shape for v in e.invars))
@@ -99,3 +108,38 @@ def test_every_word_of_the_table_is_used():
     assert {row.family for row in PRIMITIVES.values()} == set(Family)
     with pytest.raises(ValueError, match="'exakt' is no fact"):
         having("exakt")
+
+
+def test_parameters_are_read_in_one_file():
+    for path in ROOT.rglob("*.py"):
+        if path != Path(params.__file__):
+            assert not re.search(r"\w\.params(\[|\.get\()", path.read_text()), path
+
+
+def test_sets_of_primitives_come_from_the_table():
+    """Three names of primitives in one literal are a list that belongs into the table."""
+    packages = "interpret", "emulate", "autocast", "autoscale", "audit", "training"
+    for path in (p for package in packages for p in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if {t.id for t in targets if isinstance(t, ast.Name)} & CODE:
+                    continue
+                strings = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
+                words = [w for s in strings if isinstance(s, str) for w in s.split()]
+                named = [w for w in words if w in PRIMITIVES]
+                assert len(named) < 3 or len(named) < len(words) / 2, f"{path}: {named}"
+
+
+def test_a_missing_parameter_names_the_file_to_change():
+    scan = SimpleNamespace(primitive=SimpleNamespace(name="scan"), params={"body": 1, "size": 2})
+    with pytest.raises(params.ParameterError, match=r"scan has no parameter 'jaxpr', only body, "):
+        params.body(scan)
+    with pytest.raises(LookupError, match=r"'num_consts'.* to scalewise/primitives/params.py"):
+        params.scan(scan)
+    with pytest.raises(LookupError, match="'newly_manual_axes' or 'manual_axes', only"):
+        params.shard_map(scan.__class__(primitive=scan.primitive, params={
+            "mesh": 0, "in_specs": 0, "out_specs": 0, "jaxpr": 0}))  # fmt: skip
+    with pytest.raises(LookupError, match="'axes', only body, size"):
+        params.replaced(scan, size=3, axes=())
+    assert params.replaced(scan, size=3) == {"body": 1, "size": 3}

@@ -120,8 +120,8 @@ def test_blocks_of_several_contracted_axes_are_multiplied_as_they_lie():
     a = jax.random.normal(jax.random.key(0), (2, 5, 3, 40))
     b = jax.random.normal(jax.random.key(1), (2, 3, 40, 7))
     x, y = (quantize(z, "mxfp8_e4m3", axis=i) for z, i in ((a, 3), (b, 2)))
-    params = {"dimension_numbers": (((2, 3), (1, 2)), ((0,), (0,)))}
-    got, _ = block_product(params, x, y, jnp.float32)
+    dimensions = ((2, 3), (1, 2)), ((0,), (0,))
+    got, _ = block_product(dimensions, x, y, jnp.float32)
     want = jnp.einsum("nabc,nbcd->nad", x.value(), y.value())
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 

@@ -14,6 +14,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ..formats import E2M1FN
 from ..interpret import Equation, has_explicit_mesh, needs_devices
+from ..primitives import params
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray
 
@@ -30,25 +31,25 @@ def takes_blocks(equation: Equation, a: Any, b: Any) -> bool:
         return False
     if not (isinstance(a, ScaledArray) and isinstance(b, ScaledArray) and a.block and b.block):
         return False
-    (left, right), _ = equation.params["dimension_numbers"]
+    (left, right), _ = params.dot_dimensions(equation)
     (i, size), (j, other) = a.block, b.block
     return size == other and i in left and right[left.index(i)] == j and 0 not in (a.size, b.size)
 
 
 def block_product(
-    params: Any, a: ScaledArray, b: ScaledArray, dtype: Any
+    dimensions: Sequence[params.AxisPair], a: ScaledArray, b: ScaledArray, dtype: Any
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """A product by a device's block-scaled units, and the factors that are still to be applied.
 
     Each result is the sum over blocks of ``scale_a * scale_b * dot(block_a, block_b)``, in float32.
 
     Args:
-        params: of the ``dot_general``.
+        dimensions: the contracted axes of both, and the batch axes.
         a: of a block format that the units take.
         b: likewise, its blocks along the same pair of contracted axes.
         dtype: of the result: float32, bfloat16 or float16.
     """
-    contracted, batch = params["dimension_numbers"]
+    contracted, batch = dimensions
     assert a.block is not None
     last = contracted[0].index(a.block[0])
     order = [k for k in range(len(contracted[0])) if k != last] + [last]

@@ -15,6 +15,7 @@ from jax import lax
 from ..devices import Device, device_for
 from ..formats import BlockFormat, Format
 from ..interpret import Boundary, Equation, Interpretation, alike, outlined
+from ..primitives import params
 from ..rounding import encode
 from ..scaled import (
     Amax,
@@ -31,7 +32,7 @@ from ._predict import of_argument, predict
 from ._products import Blocks, Operand, Product, multiplied
 from ._recipe import Recipe
 from ._recompute import Copy, apart, is_minor, lineage
-from ._rules import RULES, Family, compute_dtype, contracted_axes, features
+from ._rules import RULES, Family, compute_dtype, features
 from ._units import Lacking
 from ._value import (
     InFlight,
@@ -257,7 +258,7 @@ class Boundaries(Interpretation):
         self, equation: Equation, values: Sequence[InFlight]
     ) -> tuple[tuple[Operand, Operand], Any]:
         """A contraction's operands, rounded to the recipe's formats, and the result's exponent."""
-        axes, formats = contracted_axes(equation), self.formats(equation, values)
+        axes, formats = params.contracted_axes(equation), self.formats(equation, values)
         self.lacking.check(equation, formats, self.device)
         if self.record is not None:
             pairs = zip(values, formats, strict=True)
@@ -458,7 +459,7 @@ def _turned(equation: Equation, inputs: Sequence[Any]) -> InFlight | None:
     backward = equation.direction == "backward"
     if backward != (inputs[0].side == "backward"):  # of the forward pass: at rest in between
         return None
-    return inputs[0].turned(equation.params["permutation"])
+    return inputs[0].turned(params.permutation(equation))
 
 
 def _side(equation: Equation, inputs: Sequence[Any], family: Family):
@@ -477,7 +478,7 @@ def _between_activations(equation: Equation, values: Sequence[InFlight]) -> bool
     Its operands are no weights, and it has batch axes. A backward product is of that kind if the
     forward product was: else that one has rounded the operand which the two share.
     """
-    if equation.name != "dot_general" or not equation.params["dimension_numbers"][1][0]:
+    if equation.name != "dot_general" or not params.dot_dimensions(equation)[1][0]:
         return False
     if any(x.side == "stored" for x in values):
         return False

@@ -20,7 +20,7 @@ from jax import lax
 
 from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float, outlined, rebind
-from ..primitives import having
+from ..primitives import having, names
 from ..scaled import power_of_two
 from ._align import MASK, aligned, finite_factor
 from ._keep import refuse_opaque
@@ -43,16 +43,11 @@ from ._search import (
 from ._value import InFlight, leading, per_slice, settle, wide_dtype
 
 SCALE = "scale"  # in a value's memo: by which measure its scale was found
-# Operations that give values of their operands, or no more than twice them.
-KEEPS = (
-    "neg", "abs", "max", "min", "reduce_max", "reduce_min", "cummax", "cummin", "pmax", "pmin",
-    "reduce_window_max", "reduce_window_min", "select_n", "concatenate", "pad", "clamp", "real",
-    "dynamic_update_slice", "imag",
-)  # fmt: skip
-# Of these, the ones that a constant may make much smaller than their operands.
-BOUNDED = ("max", "min", "clamp", "select_n")
 # Operations whose results are numbers of the format if their one operand's are.
-EXACT = ("neg", "abs", "reduce_max", "reduce_min", "real", "stop_gradient")
+EXACT = having("exact") & names(lambda row: row.family is Family.HOMOGENEOUS)
+KEEPS_SCALE = having("keeps_scale") | EXACT
+# Of these, the ones that a constant may make much smaller than their operands.
+BOUNDED = having("selects")
 # Each device has exponents of its own: what they exchange are plain numbers.
 COLLECTIVES = having("collective")
 FULL_RANGE = (
@@ -337,7 +332,7 @@ class EveryOp(Interpretation):
             return None  # its scale is that of what it chose
         if name in BOUNDED and any(map(_may_bound, floats)):
             return None  # of clip(x, -1, 1) and where(ok, x, 1): at a huge x's scale 1 is lost
-        if name in KEEPS:
+        if name in KEEPS_SCALE:
             return max(bounds)
         if family is Family.INVARIANT:
             return 0

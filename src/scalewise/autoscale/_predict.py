@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..interpret import Equation
+from ..primitives import Family, names, params
 from ..scaled import predicted_size
-from ._rules import Family, contracted_axes
 from ._value import InFlight
 
-SUMS = ("reduce_sum", "cumsum", "reduce_window_sum", "psum", "psum_invariant", "add_any")
+SUMS = names(lambda row: row.family is Family.HOMOGENEOUS and row.autocast == "sum")
 
 
 def of_argument(shape: tuple[int, ...]) -> float:
@@ -40,7 +40,7 @@ def predict(equation: Equation, family: Family, inputs: Sequence[Any]) -> float:
         case Family.PRODUCT:
             return spreads[0] + (spreads[1] if equation.name == "mul" else -spreads[1])
         case Family.POWER:
-            return spreads[0] * _power(equation)
+            return spreads[0] * params.degree(equation)
         case Family.CONTRACTION:
             return sum(spreads) + math.log2(max(1, terms_of(equation))) / 2
     return 0.0
@@ -50,20 +50,20 @@ def terms_of(equation: Equation) -> int:
     """How many products each element of a contraction is the sum of."""
     left, right = equation.in_avals[:2]
     if equation.name != "conv_general_dilated":
-        terms = predicted_size(left.shape[a] for a in contracted_axes(equation)[0])
+        terms = predicted_size(left.shape[a] for a in params.contracted_axes(equation)[0])
         groups = predicted_size(equation.out_avals[0].shape[:1]) if _sums_groups(equation) else 1
         return max(1, terms // groups)
-    out_features = equation.params["dimension_numbers"].rhs_spec[0]
+    out_features = params.conv_dimensions(equation).rhs_spec[0]
     return predicted_size(n for axis, n in enumerate(right.shape) if axis != out_features)
 
 
 def _sums_groups(equation: Equation) -> bool:
     """Whether a ragged product sums over each group: then its first axis is that of the groups."""
-    numbers = equation.params.get("ragged_dot_dimension_numbers")
+    numbers = params.ragged_dimensions(equation)
     return (
         numbers is not None
         and not numbers.rhs_group_dimensions
-        and set(numbers.lhs_ragged_dimensions) <= set(contracted_axes(equation)[0])
+        and set(numbers.lhs_ragged_dimensions) <= set(params.contracted_axes(equation)[0])
     )
 
 
@@ -71,9 +71,3 @@ def _of(x: InFlight) -> float:
     if x.uniform is None:
         return x.spread
     return math.log2(abs(x.uniform)) if x.uniform and math.isfinite(x.uniform) else 0.0
-
-
-def _power(equation: Equation) -> float:
-    return {"sqrt": 0.5, "rsqrt": -0.5, "square": 2.0, "cbrt": 1 / 3}.get(
-        equation.name, float(equation.params.get("y", 1))
-    )

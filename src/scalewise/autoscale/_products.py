@@ -7,7 +7,7 @@ lowered for, so that a program compiled ahead of time on a host runs as it would
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from ..devices import DEVICES, Device, units_for
 from ..formats import BF16, E8M0, FP16, BlockFormat, Format
 from ..formats import format as format_
 from ..interpret import Equation, alike, bind, outlined
+from ..primitives import params
 from ..rounding import EncodedArray, decode
 from ..scaled import ScaledArray
 from ._block_product import block_product, takes_blocks
@@ -112,31 +113,30 @@ class Product:
                 data = lax.transpose(self.memo["turned"].data, self._exchange(1, 0))
                 base = None
             else:
-                product = multiplied(self.equation, self.operands, self.dtype, device=self.device)
+                product = multiplied(self.equation, self.operands, self.dtype, self.device)
                 data, base = product.value(), product
             self.memo["plain"] = self._as_value(data, base)
         return self.memo["plain"]
 
     def turned(self, permutation: Sequence[int]) -> InFlight | None:
         """The transposed value, where its operands have only to change places for it."""
-        params = self.equation.params
+        equation = self.equation
         exchanged = tuple(permutation) == self._exchange(0, 1)
-        if "plain" in self.memo or not exchanged or params.get("out_sharding") is not None:
+        if "plain" in self.memo or not exchanged or params.out_sharding(equation) is not None:
             return None
         if "turned" not in self.memo:
-            numbers, precision = params["dimension_numbers"], params["precision"]
-            changed = {
-                "dimension_numbers": tuple((b, a) for a, b in numbers),
-                "precision": precision[::-1] if isinstance(precision, tuple) else precision,
-            }
-            swapped = self.operands[::-1]
-            product = multiplied(self.equation, swapped, self.dtype, changed, self.device)
+            precision = params.precision(equation)
+            exchanged = equation.with_params(
+                dimension_numbers=tuple((b, a) for a, b in params.dot_dimensions(equation)),
+                precision=precision[::-1] if isinstance(precision, tuple) else precision,
+            )
+            product = multiplied(exchanged, self.operands[::-1], self.dtype, self.device)
             self.memo["turned"] = self._as_value(product.value(), product)
         return self.memo["turned"]
 
     def _exchange(self, first: int, second: int) -> tuple[int, ...]:
         """The permutation by which a result's axes of one operand go behind the other's."""
-        contracted, batch = self.equation.params["dimension_numbers"]
+        contracted, batch = params.dot_dimensions(self.equation)
         n = len(batch[0])
         own = [x.ndim - n - len(contracted[0]) for x, _ in self.operands]
         middle, end = n + own[first], n + own[first] + own[second]
@@ -178,7 +178,6 @@ def multiplied(
     equation: Equation,
     operands: Sequence[Operand],
     dtype: Any,
-    params: Mapping[str, Any] | None = None,
     device: Device | None = None,
 ) -> Scaled:
     """A contraction of narrow operands and their scales, powers of two.
@@ -200,11 +199,9 @@ def multiplied(
         operands: data in any float dtype, and a scale whose axes are data's first ones, or None;
             or blocks, and None.
         dtype: of the result; sums are added up in float32 at least.
-        params: parameters in place of the equation's own.
         device: whose matrix units the product is written for, when it isn't lowered for a CPU;
             None for an H100's.
     """
-    settings = {**equation.params, **(params or {})}
     total = wide_dtype(dtype)
     device = ASSUMED if device is None or device.platform == "cpu" else device
     by_blocks = total == jnp.float32 and has_block_units(equation, operands, device)
@@ -218,7 +215,7 @@ def multiplied(
             x.astype(total) if scale is None else x.astype(total) * leading(scale, x).astype(total)
             for x, scale in _plain(arrays)
         ]
-        out = _bound(equation, settings, factors, total).astype(dtype)
+        out = _bound(equation, factors, total).astype(dtype)
         given = [scale for _, scale in arrays if scale is not None]
         return out, tuple(map(jnp.ones_like, _upper_scales(arrays) or given))
 
@@ -226,8 +223,8 @@ def multiplied(
         assert together is not None
         arrays, ones = _plain(arrays), tuple(map(jnp.ones_like, _upper_scales(arrays)))
         factors = [widened(x, d, k) for (x, _), (d, k) in zip(arrays, together, strict=True)]
-        precision = _precision(settings["precision"], equation, factors)
-        out = _bound(equation, settings | {"precision": precision}, factors, dtype)
+        precise = equation.with_params(precision=_precision(equation, factors))
+        out = _bound(precise, factors, dtype)
         return out, ones or _ordered(
             tuple(
                 scale if k == 0 else scale * np.asarray(2.0**k, scale.dtype)
@@ -240,10 +237,10 @@ def multiplied(
         (a, _), (b, _) = arrays
         assert isinstance(a, Blocks)
         assert isinstance(b, Blocks)
-        return block_product(settings, a.copy, b.copy, dtype)
+        return block_product(params.dot_dimensions(equation), a.copy, b.copy, dtype)
 
     if not by_blocks and not scales and all(x.dtype == dtype for x, _ in operands):
-        return Scaled(_bound(equation, settings, [x for x, _ in operands], dtype))
+        return Scaled(_bound(equation, [x for x, _ in operands], dtype))
     if together is None:
         return Scaled(wide(operands)[0])
     routes: dict[str, Any] = {device.platform: by_units} if by_blocks else {}
@@ -304,13 +301,14 @@ def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     return tuple(lax.index_in_dim(pair, i, keepdims=False) for i in range(2))
 
 
-def _bound(equation: Equation, params: Mapping[str, Any], operands: Any, dtype: Any) -> jax.Array:
-    changed = {**params, "preferred_element_type": jnp.dtype(dtype)}
+def _bound(equation: Equation, operands: Any, dtype: Any) -> jax.Array:
+    changed = params.replaced(equation, preferred_element_type=jnp.dtype(dtype))
     return bind(equation.primitive, changed, equation.varied(operands))[0]
 
 
-def _precision(precision: Any, equation: Equation, factors: Sequence[jax.Array]) -> Any:
+def _precision(equation: Equation, factors: Sequence[jax.Array]) -> Any:
     """The precision of a product of narrow numbers: the program's own, or an exact backward sum."""
+    precision = params.precision(equation)
     own = precision if isinstance(precision, tuple) else (precision,)
     if precision is not None and all(isinstance(p, lax.Precision) for p in own):
         return precision

@@ -22,33 +22,12 @@ import numpy as np
 from jax import lax
 
 from ..interpret import Equation
+from ..primitives import having, params
 from ..scaled import at_least, is_known
 from ._value import InFlight
 
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-# Elementwise primitives, and those that only arrange elements.
-ELEMENTWISE = _names(
-    """neg abs sign add sub mul div max min square integer_pow sqrt rsqrt cbrt tanh logistic erf
-    erfc exp exp2 log log1p expm1 sin cos tan atan sinh cosh asinh acosh atanh pow select_n clamp
-    convert_element_type reshape transpose squeeze expand_dims broadcast_in_dim copy copy_p name
-    stop_gradient floor ceil round rem"""
-)
-# Those among them whose relative error is at most a small multiple of their operand's, or which
-# stay within a unit's rounding error of it (tanh).
-STABLE = _names(
-    """neg abs sign mul div max min square integer_pow sqrt rsqrt cbrt tanh logistic erf select_n
-    clamp convert_element_type reshape transpose squeeze expand_dims broadcast_in_dim copy copy_p
-    name stop_gradient"""
-)
-# Several operations each: what reads their result twice has XLA store it.
-COSTLY = _names(
-    """tanh logistic erf erfc exp exp2 log log1p expm1 sin cos tan atan sinh cosh asinh acosh atanh
-    pow cbrt"""
-)
+RECOMPUTED, STABLE = having("recomputed"), having("stable")
+COSTLY, REDUCTIONS = having("costly"), having("reduces")
 FEW = 16  # elements of a reduction from which its result is a statistic
 DEEPEST = 48  # operations between a value and its source
 
@@ -85,7 +64,7 @@ def lineage(
         small: arrays of fewer elements are simply kept.
         kept: whether a source waits for the backward pass as it is, or else rounded.
     """
-    if equation.name not in ELEMENTWISE or len(equation.out_avals) != 1:
+    if equation.name not in RECOMPUTED or len(equation.out_avals) != 1:
         return None
     floats = [x for x in inputs if isinstance(x, InFlight) and x.uniform is None]
     large = [x for x in floats if at_least(x.data.size, small) and not x.minor]
@@ -109,10 +88,10 @@ def is_minor(equation: Equation, inputs: Sequence[Any]) -> bool:
     """
     floats = [x for x in inputs if isinstance(x, InFlight)]
     size = math.prod(equation.out_avals[0].shape)
-    if equation.name.startswith("reduce_"):
+    if equation.name in REDUCTIONS:
         return bool(floats) and at_least(floats[0].data.size, size * FEW)
     arrays = [x for x in floats if x.uniform is None]
-    if equation.name not in ELEMENTWISE or not arrays or not is_known(size):
+    if equation.name not in RECOMPUTED or not arrays or not is_known(size):
         return False
     return all(x.minor for x in arrays) and any(at_least(x.data.size, size) for x in arrays)
 
@@ -142,11 +121,13 @@ def _odd(x: InFlight) -> bool:
         return False
     match equation.name:
         case "integer_pow":
-            kept = equation.params["y"] % 2 == 1
+            kept = params.degree(equation) % 2 == 1
         case "mul":
             kept = all(i.uniform > 0 for i in floats if i.uniform is not None)
-        case name:
-            kept = name in ("convert_element_type", "reshape", "copy")
+        case "convert_element_type" | "reshape" | "copy":
+            kept = True
+        case _:
+            kept = False
     return kept and _odd(arrays[0])
 
 

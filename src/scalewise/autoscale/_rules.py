@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..interpret import Equation, gather_invariant, is_float, rebind
-from ..primitives import Family, names
+from ..primitives import PRIMITIVES, Family, params
 from ..scaled import is_known
 from ._products import Product, is_narrow
 from ._value import (
@@ -154,16 +154,14 @@ def _product(sign: int) -> Function:
     return rule
 
 
-def _power(of: Callable[[Equation], int]) -> Function:
-    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-        (x,) = inputs
-        if per_slice(x):
-            return fallback(by, equation, inputs)
-        if abs(of(equation)) > 2:
-            x = normalised(x, 0)
-        return _wrap(equation, _bind(by, equation, [x.data]), x.exponent * of(equation))
-
-    return rule
+def power(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    (x,) = inputs
+    if per_slice(x):
+        return fallback(by, equation, inputs)
+    degree = int(params.degree(equation))
+    if abs(degree) > 2:
+        x = normalised(x, 0)
+    return _wrap(equation, _bind(by, equation, [x.data]), x.exponent * degree)
 
 
 def _root(sign: int) -> Function:
@@ -246,7 +244,7 @@ def all_gather(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     (x,) = inputs
     sent = None
     if isinstance(x, InFlight) and not per_slice(x):
-        sent = by.gathered(x, equation.params["axis_name"], equation)
+        sent = by.gathered(x, params.axis_name(equation), equation)
     if sent is None:
         return structural(by, equation, inputs)
     (data,) = equation.bind(sent.data)
@@ -255,7 +253,7 @@ def all_gather(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 def psum(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """A sum over devices of what each sends narrow, added up in the compute dtype."""
-    axes, groups = equation.params["axes"], equation.params.get("axis_index_groups")
+    axes, groups = params.axis_name(equation), params.axis_groups(equation)
     x = inputs[0]
     plain = len(inputs) == 1 and isinstance(x, InFlight) and not per_slice(x) and groups is None
     sent = by.gathered(x, axes, equation) if plain else None
@@ -287,8 +285,8 @@ def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[A
     operands = [
         InFlight(x * _blockwise(scale, x.shape)) for x, scale in zip((a, b), scales, strict=True)
     ]
-    params = {"precision": None, "out_sharding": None, **equation.params}
-    narrow = equation.becomes(lax.dot_general_p, params).reading(0, 1)
+    changed = {"precision": None, "out_sharding": None, **equation.params}
+    narrow = equation.becomes(lax.dot_general_p, changed).reading(0, 1)
     return contraction(by, narrow, operands)
 
 
@@ -306,8 +304,8 @@ def gram(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     square = equation.becomes(lax.dot_general_p, changed).reading(0, 0)
     (product,) = contraction(by, square, [a, a])
     product = product.wake() if isinstance(product, Product) else product
-    total = equation.params["alpha"] * settle(product) + equation.params["beta"] * settle(c)
-    return _wrap(equation, [total])
+    alpha, beta = params.symmetric_factors(equation)
+    return _wrap(equation, [alpha * settle(product) + beta * settle(c)])
 
 
 def sparse(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -331,28 +329,12 @@ def _blockwise(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return scale
 
 
-def dimension_numbers(equation: Equation) -> Any:
-    """``((contracted axes), (batch axes))`` of a product of two arrays, also of a ragged one."""
-    numbers = equation.params.get("ragged_dot_dimension_numbers")
-    return (
-        equation.params["dimension_numbers"] if numbers is None else numbers.dot_dimension_numbers
-    )
-
-
-def contracted_axes(equation: Equation) -> Sequence[tuple[int, ...]]:
-    """The axes of each operand that a contraction sums over."""
-    numbers = dimension_numbers(equation)
-    if equation.name == "conv_general_dilated":
-        return (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)  # the features
-    return [tuple(axes) for axes in numbers[0]]
-
-
 def features(equation: Equation) -> int:
     """How many features a contraction sums over, or a convolution makes of them: the fewer."""
-    shape, numbers = equation.in_avals[1].shape, dimension_numbers(equation)
+    shape = equation.in_avals[1].shape
     if equation.name == "conv_general_dilated":
-        return min(shape[a] for a in numbers.rhs_spec[:2])
-    return math.prod(shape[a] for a in numbers[0][1])
+        return min(shape[a] for a in params.conv_dimensions(equation).rhs_spec[:2])
+    return math.prod(shape[a] for a in params.contracted_axes(equation)[1])
 
 
 def _settled_stack(x: InFlight) -> InFlight:
@@ -385,56 +367,56 @@ class RuleTable(dict[str, Rule]):
     def __missing__(self, name: str) -> Rule:
         return FALLBACK
 
-    def add(self, family: Family, rule: Function, primitives: str) -> RuleTable:
-        self.update(dict.fromkeys(primitives.split(), Rule(family, rule)))
-        return self
+
+# The rule of a family.
+FAMILIES: dict[Family, Function] = {
+    Family.STRUCTURAL: structural,
+    Family.ALIGNED: aligned,
+    Family.HOMOGENEOUS: homogeneous,
+    Family.COMPARISON: comparison,
+    Family.INVARIANT: invariant,
+    Family.ORDERED: ordered,
+    Family.CONTRACTION: contraction,
+    Family.SPARSE: sparse,
+}
+# The rules of primitives that need another than their family's, or whose family has none.
+PARTICULAR: dict[str, Function] = {
+    "convert_element_type": convert,
+    "all_gather": all_gather,
+    "all_gather_invariant": all_gather,
+    "psum": psum,
+    "psum_invariant": psum,
+    "rem": remainder,
+    "select_n": select_n,
+    "mul": _product(1),
+    "div": _product(-1),
+    "integer_pow": power,
+    "square": power,
+    "sqrt": _root(1),
+    "rsqrt": _root(-1),
+    "cbrt": cube_root,
+    "reduce_prod": product_of_all,
+    "sin": _contractive(1.0),
+    "asinh": _contractive(1.0),
+    "tanh": _contractive(1.0, bounded=True),
+    "atan": _contractive(1.0, bounded=True),
+    "erf": _contractive(2 / math.sqrt(math.pi), bounded=True),
+    "ragged_dot": grouped,
+    "ragged_dot_general": grouped,
+    "scaled_dot": scaled_product,
+    "symmetric_product": gram,
+}
 
 
-RULES = (
-    RuleTable()
-    .add(
-        Family.STRUCTURAL,
-        structural,
-        """broadcast_in_dim reshape transpose squeeze expand_dims rev slice dynamic_slice gather
-        copy copy_p name stop_gradient optimization_barrier split sharding_constraint mesh_cast
-        layout_constraint reshard relayout all_to_all ppermute tile unstack pbroadcast device_put
-        pvary pcast""",
-    )
-    .add(
-        Family.HOMOGENEOUS,
-        homogeneous,
-        """neg abs reduce_sum reduce_max reduce_min cumsum cummax cummin real imag
-        reduce_window_sum reduce_window_max reduce_window_min pmax pmin reduce_scatter""",
-    )
-    .add(Family.HOMOGENEOUS, psum, "psum psum_invariant")
-    .add(Family.STRUCTURAL, all_gather, "all_gather all_gather_invariant")
-    .add(
-        Family.ALIGNED,
-        aligned,
-        """add sub add_any max min concatenate pad dynamic_update_slice scatter scatter-add
-        scatter_add scatter_min scatter_max scatter-min scatter-max scatter-sub scatter_sub clamp
-        stack""",
-    )
-    .add(Family.ALIGNED, remainder, "rem")
-    .add(Family.ALIGNED, select_n, "select_n")
-    .add(Family.COMPARISON, comparison, "eq ne lt le gt ge")
-    .add(Family.INVARIANT, invariant, "sign is_finite argmax argmin")
-    .add(Family.PRODUCT, _product(1), "mul")
-    .add(Family.PRODUCT, _product(-1), "div")
-    .add(Family.POWER, _power(lambda e: e.params["y"]), "integer_pow")
-    .add(Family.POWER, _power(lambda e: 2), "square")
-    .add(Family.POWER, _root(1), "sqrt")
-    .add(Family.POWER, _root(-1), "rsqrt")
-    .add(Family.POWER, cube_root, "cbrt")
-    .add(Family.POWER, product_of_all, "reduce_prod")
-    .add(Family.CONTRACTIVE, _contractive(1.0), "sin asinh")
-    .add(Family.CONTRACTIVE, _contractive(1.0, bounded=True), "tanh atan")
-    .add(Family.CONTRACTIVE, _contractive(2 / math.sqrt(math.pi), bounded=True), "erf")
-    .add(Family.ORDERED, ordered, "sort top_k approx_top_k")
-    .add(Family.CONTRACTION, contraction, "dot_general conv_general_dilated")
-    .add(Family.CONTRACTION, grouped, "ragged_dot_general ragged_dot")
-    .add(Family.FALLBACK, scaled_product, "scaled_dot")
-    .add(Family.FALLBACK, gram, "symmetric_product")
-    .add(Family.FALLBACK, sparse, " ".join(names(lambda row: row.family is Family.SPARSE)))
-    .add(Family.STRUCTURAL, convert, "convert_element_type")
-)
+def _rules() -> RuleTable:
+    """Returns the rule of each primitive that isn't simply computed on plain numbers."""
+    table = RuleTable()
+    for name, row in PRIMITIVES.items():
+        rule = PARTICULAR.get(name) or FAMILIES.get(row.family)
+        if rule is not None:
+            counts_as = Family.FALLBACK if row.family is Family.SPARSE else row.family
+            table[name] = Rule(counts_as, rule)
+    return table
+
+
+RULES = _rules()

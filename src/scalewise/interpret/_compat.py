@@ -31,14 +31,6 @@ def close_jaxpr(jaxpr: Jaxpr) -> Jaxpr:
     return jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
 
 
-def scan_split(params: dict[str, Any]) -> tuple[int, int]:
-    """How many of ``scan``'s operands are constants and how many are carries."""
-    if "num_consts" in params:
-        return params["num_consts"], params["num_carry"]
-    consts, carry, _ = params["ft_in"].unpack()  # JAX 0.12 groups the operands as trees
-    return len(consts), len(carry)
-
-
 def without_references(jaxpr: Jaxpr) -> Jaxpr:
     """A closed jaxpr whose own mutable arrays (``jax.new_ref``) are values that it hands on."""
     if not any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects):
@@ -95,13 +87,6 @@ def user_frames(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, str]]:
     """All of the frames outside of JAX on the way to the equation, innermost first."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
         yield frame.file_name, frame.start_line, frame.function_name
-
-
-def manual_axes(params: dict[str, Any]) -> frozenset[str]:
-    """The mesh axes over which a ``shard_map`` equation maps."""
-    return frozenset(
-        params["newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"]
-    )
 
 
 def manual_now() -> frozenset[str]:

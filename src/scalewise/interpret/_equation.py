@@ -11,11 +11,12 @@ from typing import Any, Literal
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from ..primitives import Family, having, names
+from ..primitives import Family, having, names, params
 from . import _compat, _wide
 
 Direction = Literal["forward", "backward", "update"]
 CONTRACTIONS = names(lambda row: row.family is Family.CONTRACTION) | having("contraction")
+CALLBACKS = having("host")
 LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib")})
 
 
@@ -148,6 +149,11 @@ class Equation:
         """The same equation, its scope and place, by another primitive."""
         return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, params=params))
 
+    def with_params(self, **changes: Any) -> Equation:
+        """Returns the same equation with some of its parameters replaced."""
+        changed = self.eqn.replace(params=params.replaced(self, **changes))
+        return dataclasses.replace(self, eqn=changed)
+
     def reading(self, *positions: int) -> Equation:
         """The same equation, its operands those at the positions."""
         invars = [self.eqn.invars[i] for i in positions]
@@ -179,7 +185,7 @@ class _Given:
 
 def _applies(eqn: jex.JaxprEqn) -> bool:
     """Whether a scatter's update function isn't ``lambda old, new: new``."""
-    jaxpr = eqn.params.get("update_jaxpr")
+    jaxpr = params.update_function(eqn)
     if jaxpr is None:
         return False
     body, _ = _compat.open_jaxpr(jaxpr)
@@ -192,8 +198,8 @@ def _is_installed(file: str) -> bool:
 
 def bodies(eqn: jex.JaxprEqn) -> list[_compat.Jaxpr]:
     """The jaxprs among an equation's parameters."""
-    params = [p if isinstance(p, tuple | list) else (p,) for p in eqn.params.values()]
-    return [x for p in params for x in p if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
+    values = [p if isinstance(p, tuple | list) else (p,) for p in eqn.params.values()]
+    return [x for value in values for x in value if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
 
 
 def contracts(eqn: jex.JaxprEqn) -> bool:
@@ -208,6 +214,6 @@ def work(jaxpr: _compat.Jaxpr) -> int:
     """How many equations are computed, those of nested bodies included, a scan's for each turn."""
     total = 0
     for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
-        turns = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        turns = params.scan(eqn).length if eqn.primitive.name == "scan" else 1
         total += 1 + turns * sum(map(work, bodies(eqn)))
     return total

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from . import _compat
-from ._equation import Equation
+from ._equation import CALLBACKS, Equation
 from ._interpretation import Interpretation
 from ._walk import walk
 
@@ -147,7 +147,7 @@ class _Finder(Interpretation):
         return lambda state, inputs: self.apply(state, equation, inputs)
 
     def unlifted(self, state: Any, equation: Equation, inputs: Sequence[Any]):
-        pure = not equation.eqn.effects and "callback" not in equation.name
+        pure = not equation.eqn.effects and equation.name not in CALLBACKS
         exact = all(map(_is_exact, equation.in_avals + equation.out_avals))
         if not (pure and exact) or any(x is None for x in inputs):
             return self.apply(state, equation, inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from ..primitives import Family, names
+from ..primitives import Family, names, params
 from . import _compat
 from ._equation import CONTRACTIONS, Equation, bodies
 
@@ -34,7 +34,7 @@ def _hides(equation: Equation) -> bool:
     """Whether somebody expects the inside to be transformed: of a solver, if it multiplies."""
     if equation.name != "custom_linear_solve":
         return True
-    return _multiplies(equation.params["jaxprs"].solve)
+    return _multiplies(params.solver(equation))
 
 
 def _multiplies(jaxpr: _compat.Jaxpr) -> bool:

@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from . import _compat
 from ._body import Body, body_of
-from ._equation import bodies, is_float
+from ._equation import CALLBACKS, bodies, is_float
 from ._integers import Integers, integers
 from ._interpretation import Interpretation
 from ._walk import follow
@@ -82,9 +82,7 @@ class Program:
 
 def _calls_back(jaxpr: _compat.Jaxpr) -> bool:
     body, _ = _compat.open_jaxpr(jaxpr)
-    return any(
-        "callback" in e.primitive.name or any(map(_calls_back, bodies(e))) for e in body.eqns
-    )
+    return any(e.primitive.name in CALLBACKS or any(map(_calls_back, bodies(e))) for e in body.eqns)
 
 
 def _count(jaxpr: _compat.Jaxpr) -> int:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..primitives import having
+from ..primitives import having, params
 from . import _compat
 from ._equation import Equation, is_float
 from ._interpretation import Interpretation
@@ -21,14 +21,6 @@ from ._walk import walk
 from ._wide import bind
 
 OWN_DTYPE = having("own_dtype")
-
-# Parameters with the function that an operation applies to scalars, and the one with its constants.
-FUNCTIONS = {
-    "jaxpr": "consts",
-    "update_jaxpr": "update_consts",
-    "select_jaxpr": "select_consts",
-    "scatter_jaxpr": "scatter_consts",
-}
 
 
 def rebind(
@@ -58,17 +50,15 @@ def rebind(
     if equation.name in OWN_DTYPE:
         return _in_own_dtype(equation, inputs, dtype)
     own = jnp.dtype(dtype)
-    params: dict[str, Any] = {
+    changed: dict[str, Any] = {
         k: own if _is_float_dtype(v) else v for k, v in equation.params.items()
     }
-    for name, constants in FUNCTIONS.items():
-        if params.get(name) is not None:
-            traced = _retraced(params[name], params.get(constants, ()), own, inside or InDtype(own))
-            params[name] = traced
-            if constants in params:  # the function is open: its constants stand beside it
-                params[name], consts = _compat.open_jaxpr(traced)
-                params[constants] = tuple(consts)
-    outs = bind(equation.primitive, params, inputs)
+    for name, (jaxpr, consts, constants) in params.scalar_functions(equation).items():
+        changed[name] = traced = _retraced(jaxpr, consts, own, inside or InDtype(own))
+        if constants:  # the function is open: its constants are a parameter of their own
+            changed[name], consts = _compat.open_jaxpr(traced)
+            changed[constants] = tuple(consts)
+    outs = bind(equation.primitive, changed, inputs)
     return [_typed(y, a, own) for y, a in zip(outs, equation.out_avals, strict=True)]
 
 

@@ -12,17 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..primitives import PRIMITIVES
+from ..primitives import params
 from . import _compat
 from ._body import Atom, Body, Number, body_of
 from ._equation import Equation, is_float
 from ._interpretation import Interpretation
 
-# Calls that are no more than their body once nobody differentiates them any more, and nobody does:
-# a function is differentiated before it is interpreted (see _transform.py). By the name of the
-# parameter with the body.
-BODIES = {row.name: row.body for row in PRIMITIVES.values() if row.body is not None}
-BODIES["outlined"] = "jaxpr"  # scalewise's own
 SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
 
 
@@ -71,7 +66,7 @@ def follow(
     for step in body.steps:
         equation = step.equation
         with _compat.provenance(equation.eqn):
-            calls = _call if "call_jaxpr" in equation.params else _apply
+            calls = _call if params.is_call(equation) else _apply
             rule = CONTROL.get(equation.name, calls)
             state, outs = rule(interpretation, equation, state, [read(x) for x in step.reads])
         environment.update(zip(step.writes, outs, strict=True))
@@ -127,33 +122,33 @@ def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
 
 
 def _call(interpretation, equation: Equation, state, inputs):
-    named = BODIES.get(equation.name)
-    jaxpr = equation.params[named if named in equation.params else "call_jaxpr"]
-    return _inline(interpretation, equation, state, inputs, jaxpr=jaxpr)
+    """A call as its body: no derivative of it is asked for any more, since a function is
+    differentiated before it is interpreted (see _transform.py)."""
+    return _inline(interpretation, equation, state, inputs, jaxpr=params.call_body(equation))
 
 
 def _remat(interpretation, equation: Equation, state, inputs):
     """A recomputation: behind a barrier, or XLA would merge it with the first computation."""
-    if equation.params["differentiated"] and equation.params["prevent_cse"]:
+    if params.is_barrier(equation):
         inputs = lax.optimization_barrier(inputs)
-    return _inline(interpretation, equation, state, inputs, jaxpr=equation.params["jaxpr"])
+    return _inline(interpretation, equation, state, inputs, jaxpr=params.body(equation))
 
 
 def _jit(interpretation, equation: Equation, state, inputs):
     """A nested jit: inlined if it is small, its shardings and compiler options kept."""
-    params = equation.params
-    body, _ = _compat.open_jaxpr(params["jaxpr"])
-    options = dict(params.get("compiler_options_kvs", ()))
-    inputs = _sharded(inputs, equation.in_avals, params.get("in_shardings", ()))
+    call = params.jit(equation)
+    body, _ = _compat.open_jaxpr(call.body)
+    options = call.compiler_options
+    inputs = _sharded(inputs, equation.in_avals, call.in_shardings)
 
     def run(state, inputs):
-        return _inline(interpretation, equation, state, inputs, jaxpr=params["jaxpr"])
+        return _inline(interpretation, equation, state, inputs, jaxpr=call.body)
 
-    run.__name__ = params["name"]
+    run.__name__ = call.name
     if options or (len(body.eqns) > SMALL_CALL and not interpretation.inline):
         run = jax.jit(run, compiler_options=options or None)
     state, outs = run(state, inputs)
-    return state, _sharded(outs, equation.out_avals, params.get("out_shardings", ()))
+    return state, _sharded(outs, equation.out_avals, call.out_shardings)
 
 
 def _sharded(values, avals, shardings):
@@ -186,7 +181,7 @@ def _cond(interpretation, equation: Equation, state, inputs):
 
         return run
 
-    branches = [branch(i, jaxpr) for i, jaxpr in enumerate(equation.params["branches"])]
+    branches = [branch(i, jaxpr) for i, jaxpr in enumerate(params.branches(equation))]
 
     def run(state, inputs):
         index, *operands = inputs
@@ -201,7 +196,7 @@ def _cond(interpretation, equation: Equation, state, inputs):
 def _while(interpretation, equation: Equation, state, inputs):
     state, inputs, over = _while_turns(interpretation, equation, state, inputs)
     if over:
-        return state, inputs[equation.params["cond_nconsts"] + equation.params["body_nconsts"] :]
+        return state, inputs[len(inputs) - len(equation.out_avals) :]
     run = partial(_while_loop, interpretation, equation)
     return interpretation.control(equation, run)(state, inputs)
 
@@ -233,21 +228,22 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
 
 def _while_parts(interpretation, equation: Equation, consts):
     """Condition and body on a state and a carry, and what makes a carry canonical."""
-    params, avals, m = equation.params, equation.out_avals, equation.params["cond_nconsts"]
-    cond_consts = _invariant(interpretation, equation, params["cond_jaxpr"], consts[:m])
-    body_consts = _invariant(interpretation, equation, params["body_jaxpr"], consts[m:])
+    loop, avals = params.while_loop(equation), equation.out_avals
+    m = loop.condition_consts
+    cond_consts = _invariant(interpretation, equation, loop.condition, consts[:m])
+    body_consts = _invariant(interpretation, equation, loop.body, consts[m:])
     canonical = partial(_canonical, interpretation, equation, avals=avals, boundary="carry")
     run = partial(walk, interpretation, within=equation)
 
     def again(state, carry):
         operands = [*_inside(interpretation, cond_consts), *carry]
-        state, outs = run(params["cond_jaxpr"], state, operands, part=(0,))
+        state, outs = run(loop.condition, state, operands, part=(0,))
         return state, outs[0]
 
     def body(state, carry):
         going = again(state, carry)[1] if batched else None
         operands = [*_inside(interpretation, body_consts), *carry]
-        state, new = run(params["body_jaxpr"], state, operands, part=(1,))
+        state, new = run(loop.body, state, operands, part=(1,))
         new = canonical(new)
         if batched:  # a vmapped loop runs until its last row is done; a row that is done stays
             new = [
@@ -257,7 +253,7 @@ def _while_parts(interpretation, equation: Equation, consts):
             ]  # fmt: skip
         return _everywhere(state), new
 
-    predicate = _compat.open_jaxpr(params["cond_jaxpr"])[0].outvars[0].aval
+    predicate = _compat.open_jaxpr(loop.condition)[0].outvars[0].aval
     batched = bool(predicate.shape)
     return again, body, canonical
 
@@ -267,25 +263,25 @@ def _widen(predicate, shape):
 
 
 def _scan(interpretation, equation: Equation, state, inputs):
-    if interpretation.stepwise(state, equation) >= equation.params["length"] > 0:
+    if interpretation.stepwise(state, equation) >= params.scan(equation).length > 0:
         return _scan_loop(interpretation, equation, state, inputs, scan=_scan_turns)
     run = partial(_scan_loop, interpretation, equation)
     return interpretation.control(equation, run)(state, inputs)
 
 
 def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable = lax.scan):
-    params = equation.params
-    m, n = _compat.scan_split(params)
+    loop = params.scan(equation)
+    m, n = loop.consts, loop.carries
     consts, carry, xs = inputs[:m], inputs[m : m + n], inputs[m + n :]
-    consts = _invariant(interpretation, equation, params["jaxpr"], consts)
+    consts = _invariant(interpretation, equation, loop.body, consts)
     carry_avals, ys_avals = equation.out_avals[:n], equation.out_avals[n:]
     canonical = partial(_canonical, interpretation, equation)
-    body_avals = [v.aval for v in _compat.open_jaxpr(params["jaxpr"])[0].outvars][n:]
+    body_avals = [v.aval for v in _compat.open_jaxpr(loop.body)[0].outvars][n:]
 
-    def body(loop, xs):
-        state, carry = loop
+    def body(state_and_carry, xs):
+        state, carry = state_and_carry
         operands = [*_inside(interpretation, consts), *carry, *xs]
-        state, outs = walk(interpretation, params["jaxpr"], state, operands, equation)
+        state, outs = walk(interpretation, loop.body, state, operands, equation)
         carry = canonical(outs[:n], carry_avals, "carry")
         return (_everywhere(state), carry), canonical(outs[n:], body_avals, "stacked")
 
@@ -297,9 +293,9 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
         body,
         (_everywhere(state), canonical(carry, carry_avals, "carry")),
         xs,
-        length=params["length"],
-        reverse=params["reverse"],
-        unroll=params["unroll"],
+        length=loop.length,
+        reverse=loop.reverse,
+        unroll=loop.unroll,
     )
     ys = [
         interpretation.gather(y, a) if is_float(a) else y for y, a in zip(ys, ys_avals, strict=True)
@@ -339,8 +335,8 @@ def _shard_map(interpretation, equation: Equation, state, inputs):
 
 
 def _mapped(interpretation, equation: Equation, state, inputs):
-    params, here = equation.params, jax.sharding.PartitionSpec()
-    body = _compat.open_jaxpr(params["jaxpr"])[0]
+    mapping, here = params.shard_map(equation), jax.sharding.PartitionSpec()
+    body = _compat.open_jaxpr(mapping.body)[0]
 
     def spread(value, aval, spec):
         return jax.tree.map(lambda x: spec if jnp.shape(x) == aval.shape else here, value)
@@ -353,26 +349,25 @@ def _mapped(interpretation, equation: Equation, state, inputs):
         return interpretation.canonical(value, aval, "mapped", equation)
 
     def run(state, inputs):
-        state, outs = walk(interpretation, params["jaxpr"], state, inputs, equation)
-        state = interpretation.meet(state, tuple(_compat.manual_axes(params)))
+        state, outs = walk(interpretation, mapping.body, state, inputs, equation)
+        state = interpretation.meet(state, tuple(mapping.axes))
         return state, _canonical(interpretation, equation, outs, out_avals, "mapped")
 
     out_avals = [_local(v.aval) for v in body.outvars]
     inputs = _canonical(interpretation, equation, inputs, equation.in_avals, "mapped")
     in_specs = [
-        spread(x, a, s)
-        for x, a, s in zip(inputs, equation.in_avals, params["in_specs"], strict=True)
+        spread(x, a, s) for x, a, s in zip(inputs, equation.in_avals, mapping.in_specs, strict=True)
     ]
     forms = [jax.eval_shape(partial(form, a)) for a in out_avals]
     out_specs = [
-        spread(x, a, s) for x, a, s in zip(forms, out_avals, params["out_specs"], strict=True)
+        spread(x, a, s) for x, a, s in zip(forms, out_avals, mapping.out_specs, strict=True)
     ]
     mapped = jax.shard_map(
         run,
-        mesh=params["mesh"],
+        mesh=mapping.mesh,
         in_specs=(jax.tree.map(lambda _: here, state), in_specs),
         out_specs=(jax.tree.map(lambda _: here, state), out_specs),
-        axis_names=_compat.manual_axes(params),
+        axis_names=mapping.axes,
         check_vma=False,
     )
     return mapped(state, inputs)
@@ -389,7 +384,7 @@ def _same(interpretation, equation: Equation, state, inputs):
 
 
 CONTROL: dict[str, Callable] = {
-    **dict.fromkeys(BODIES, _call),
+    **dict.fromkeys(params.BODIES, _call),
     "remat2": _remat,
     "checkpoint": _remat,
     "jit": _jit,

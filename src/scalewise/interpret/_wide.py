@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 
-from ..primitives import having
+from ..primitives import having, params
 from . import _compat
 
 DIRECT = having("direct")  # they need no scope; a name that is missing only costs time
@@ -88,7 +88,7 @@ def _evaluate(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
     for eqn in body.eqns:
         values = [read(x) for x in eqn.invars]
         if eqn.primitive.name in ("jit", "pjit"):
-            outs = _evaluate(eqn.params["jaxpr"], values)
+            outs = _evaluate(params.body(eqn), values)
         else:
             outs = bind(eqn.primitive, eqn.params, values)
         known.update(zip(eqn.outvars, outs, strict=True))

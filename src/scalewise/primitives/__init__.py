@@ -1,5 +1,6 @@
 """What is known of each of JAX's primitives: one table, from which all interpretations read."""
 
+from . import params as params
 from ._row import AUTOCAST as AUTOCAST
 from ._row import FACTS as FACTS
 from ._row import PRIMITIVES as PRIMITIVES
@@ -7,3 +8,4 @@ from ._row import Family as Family
 from ._row import Primitive as Primitive
 from ._row import having as having
 from ._row import names as names
+from .params import ParameterError as ParameterError

@@ -50,13 +50,32 @@ FACTS = MappingProxyType({
     "elementwise": "a real function of the operands' elements at each index",
     "series": "elementwise, by a loop or a long expansion",
     "chooses": "picks among its operands' elements",
+    "selects": "one of the operands' elements at each index",
     "same_order": "the operand's elements in the same order",
     "keeps_constant": "of an operand whose elements are all equal, the result's are as well",
     "own_dtype": "means the bits of its operand's dtype, or holds code traced for that dtype",
+    "drops": "may leave elements of its operands out, so that one which isn't finite may be gone",
+    "keeps_scale": "no larger than the largest operand, whose scale `every_op` therefore keeps",
+    "reduces": "each result is found from many elements of its operand",
+    "recomputed": "a backward pass computes it again from its operand rather than read it",
+    "stable": "recomputed with a relative error of at most a small multiple of its operand's, or "
+    "within a rounding error of one (tanh)",
+    "costly": "recomputed by several operations for each element: its result is stored if it is "
+    "read twice",
+    "in_norms": "may stand between the squares and the root of a norm that is written out",
+    "host": "calls a Python function on the host",
     "contraction": "multiplies and adds, in a form that no rule of contractions covers",
     "bilinear": "linear in one operand, given the others, whatever its family",
     "collective": "exchanges data between the devices of a mesh",
     "direct": "lowered to one operation of its operands' types, or re-issues traced jaxprs",
+})  # fmt: skip
+
+# The facts that follow from another, and needn't be written beside it.
+IMPLIED = MappingProxyType({
+    "selects": frozenset({"exact", "elementwise", "chooses", "drops", "keeps_scale"}),
+    "same_order": frozenset({"exact", "keeps_constant"}),
+    "stable": frozenset({"recomputed"}),
+    "costly": frozenset({"recomputed"}),
 })  # fmt: skip
 
 
@@ -101,6 +120,7 @@ def parsed(table: str) -> dict[str, Primitive]:
         name, family, autocast, *facts = line.split()
         bodies = [f.removeprefix("body=") for f in facts if f.startswith("body=")]
         known = frozenset(f for f in facts if not f.startswith("body="))
+        known = known.union(*(IMPLIED.get(f, ()) for f in known))
         if name in rows or autocast not in AUTOCAST or not known <= set(FACTS):
             raise ValueError(f"primitives/_table.py: a name twice or an unknown word in {line!r}")
         body = bodies[0] if bodies else None

@@ -11,45 +11,45 @@ TABLE = """
 all_gather                           structural   -          exact collective direct
 all_gather_invariant                 structural   -          exact collective direct
 all_to_all                           structural   -          exact collective direct
-broadcast_in_dim                     structural   -          exact keeps_constant direct
-convert_element_type                 structural   -          elementwise direct
-copy                                 structural   -          exact same_order keeps_constant direct
-copy_p                               structural   -          exact same_order keeps_constant direct
+broadcast_in_dim                     structural   -          exact keeps_constant direct stable
+convert_element_type                 structural   -          elementwise direct stable in_norms
+copy                                 structural   -          same_order direct stable
+copy_p                               structural   -          same_order direct stable
 device_put                           structural   -          exact
-dynamic_slice                        structural   -          exact direct
-expand_dims                          structural   -          exact same_order keeps_constant
-gather                               structural   -          exact chooses
+dynamic_slice                        structural   -          exact direct drops
+expand_dims                          structural   -          same_order stable
+gather                               structural   -          exact chooses drops
 layout_constraint                    structural   -          exact
 mesh_cast                            structural   -          exact
-name                                 structural   -          exact direct
+name                                 structural   -          exact direct stable
 optimization_barrier                 structural   -          exact direct
 pbroadcast                           structural   -          exact
 ppermute                             structural   -          exact collective direct
 pcast                                structural   -          exact keeps_constant direct
 pvary                                structural   -          exact keeps_constant direct
 relayout                             structural   -          exact
-reshape                              structural   -          exact same_order keeps_constant direct
+reshape                              structural   -          same_order direct stable
 reshard                              structural   -          exact
 rev                                  structural   -          exact direct
 sharding_constraint                  structural   -          exact direct
-slice                                structural   -          exact keeps_constant direct
+slice                                structural   -          exact keeps_constant direct drops
 split                                structural   -          exact direct
-squeeze                              structural   -          exact same_order keeps_constant direct
-stop_gradient                        structural   -          exact same_order keeps_constant direct
+squeeze                              structural   -          same_order direct stable
+stop_gradient                        structural   -          same_order direct stable
 tile                                 structural   -          exact
-transpose                            structural   -          exact keeps_constant direct
+transpose                            structural   -          exact keeps_constant direct stable
 unstack                              structural   -          exact
 
 # Mix elements of several operands.
-add                                  aligned      -          elementwise direct
+add                                  aligned      -          elementwise direct recomputed in_norms
 add_any                              aligned      -          elementwise direct
-clamp                                aligned      -          exact elementwise chooses direct
-concatenate                          aligned      -          exact chooses direct
-dynamic_update_slice                 aligned      -          exact direct
-max                                  aligned      -          exact elementwise chooses direct
-min                                  aligned      -          exact elementwise chooses direct
-pad                                  aligned      -          exact chooses direct
-rem                                  aligned      difference elementwise direct
+clamp                                aligned      -          selects direct stable
+concatenate                          aligned      -          exact chooses direct keeps_scale
+dynamic_update_slice                 aligned      -          exact direct keeps_scale
+max                                  aligned      -          selects direct stable
+min                                  aligned      -          selects direct stable
+pad                                  aligned      -          exact chooses direct keeps_scale
+rem                                  aligned      difference elementwise direct recomputed
 scatter                              aligned      -          exact chooses
 scatter-add                          aligned      sum
 scatter-max                          aligned      -          exact
@@ -59,29 +59,29 @@ scatter_add                          aligned      sum
 scatter_max                          aligned      -          exact
 scatter_min                          aligned      -          exact
 scatter_sub                          aligned      -
-select_n                             aligned      -          exact elementwise chooses direct
+select_n                             aligned      -          selects direct stable
 stack                                aligned      -          exact
-sub                                  aligned      difference elementwise direct
+sub                                  aligned      difference elementwise direct recomputed
 
 # Scale as their one operand does.
-abs                                  homogeneous  -          exact elementwise direct
+abs                                  homogeneous  -          exact elementwise direct stable
 cummax                               homogeneous  -          exact
 cummin                               homogeneous  -          exact
 cumsum                               homogeneous  sum
 imag                                 homogeneous  -
-neg                                  homogeneous  -          exact elementwise direct
+neg                                  homogeneous  -          exact elementwise direct stable
 pmax                                 homogeneous  -          exact collective direct
 pmin                                 homogeneous  -          exact collective direct
 psum                                 homogeneous  sum        collective direct
 psum_invariant                       homogeneous  sum        collective direct
 real                                 homogeneous  -
-reduce_max                           homogeneous  -          exact direct
-reduce_min                           homogeneous  -          exact direct
-reduce_scatter                       homogeneous  sum        collective direct
-reduce_sum                           homogeneous  sum        direct
-reduce_window_max                    homogeneous  -          exact
-reduce_window_min                    homogeneous  -          exact
-reduce_window_sum                    homogeneous  sum
+reduce_max                           homogeneous  -          exact direct reduces
+reduce_min                           homogeneous  -          exact direct reduces
+reduce_scatter                       homogeneous  sum        collective direct reduces
+reduce_sum                           homogeneous  sum        direct reduces in_norms
+reduce_window_max                    homogeneous  -          exact reduces
+reduce_window_min                    homogeneous  -          exact reduces
+reduce_window_sum                    homogeneous  sum        reduces
 
 # Compare two operands.
 eq                                   comparison   -          elementwise direct
@@ -95,26 +95,26 @@ ne                                   comparison   -          elementwise direct
 argmax                               invariant    -
 argmin                               invariant    -
 is_finite                            invariant    -          elementwise direct
-sign                                 invariant    -          exact elementwise direct
+sign                                 invariant    -          exact elementwise direct stable
 
 # Exponents add or subtract.
-div                                  product      difference elementwise direct
-mul                                  product      -          elementwise direct
+div                                  product      difference elementwise direct stable in_norms
+mul                                  product      -          elementwise direct stable
 
 # The exponent is multiplied.
-cbrt                                 power        range      elementwise
-integer_pow                          power        range      elementwise
-reduce_prod                          power        sum
-rsqrt                                power        range      elementwise direct
-sqrt                                 power        range      elementwise direct
-square                               power        range      elementwise direct
+cbrt                                 power        range      elementwise stable costly
+integer_pow                          power        range      elementwise stable
+reduce_prod                          power        sum        reduces
+rsqrt                                power        range      elementwise direct stable
+sqrt                                 power        range      elementwise direct stable
+square                               power        range      elementwise direct stable
 
 # Odd, and never larger than a small operand.
-asinh                                contractive  range      elementwise
-atan                                 contractive  -          elementwise
-erf                                  contractive  -          elementwise
-sin                                  contractive  -          elementwise direct
-tanh                                 contractive  -          elementwise direct
+asinh                                contractive  range      elementwise costly
+atan                                 contractive  -          elementwise costly
+erf                                  contractive  -          elementwise stable costly
+sin                                  contractive  -          elementwise direct costly
+tanh                                 contractive  -          elementwise direct stable costly
 
 # Sort.
 approx_top_k                         ordered      -          own_dtype
@@ -129,7 +129,7 @@ ragged_dot_general                   contraction  low        bilinear
 
 # All others that compute with floats.
 acos                                 fallback     -          elementwise
-acosh                                fallback     range      elementwise
+acosh                                fallback     range      elementwise costly
 all_gather_done                      fallback     -
 all_gather_reduced                   fallback     -
 all_gather_reduced_start             fallback     -
@@ -138,7 +138,7 @@ all_to_all_done                      fallback     -
 all_to_all_start                     fallback     -
 asin                                 fallback     -          elementwise
 atan2                                fallback     -          elementwise
-atanh                                fallback     range      elementwise
+atanh                                fallback     range      elementwise costly
 bcoo_extract                         fallback     -
 bcoo_fromdense                       fallback     -
 bcoo_sort_indices                    fallback     -
@@ -151,34 +151,34 @@ bcsr_todense                         fallback     -
 bessel_i0e                           fallback     range      elementwise series
 bessel_i1e                           fallback     range      elementwise series
 bitcast_convert_type                 fallback     -          own_dtype direct
-ceil                                 fallback     -          elementwise direct
+ceil                                 fallback     -          elementwise direct recomputed
 cholesky                             fallback     -          own_dtype
 cholesky_update                      fallback     -          own_dtype
 complex                              fallback     -
 conj                                 fallback     -
 coo_fromdense                        fallback     -
 coo_todense                          fallback     -
-cos                                  fallback     -          elementwise direct
-cosh                                 fallback     range      elementwise
+cos                                  fallback     -          elementwise direct costly
+cosh                                 fallback     range      elementwise costly
 csr_fromdense                        fallback     -
 csr_todense                          fallback     -
 cumlogsumexp                         fallback     sum
 cumprod                              fallback     sum
 custom_linear_solve                  fallback     -          own_dtype
 custom_root                          fallback     -          own_dtype
-debug_callback                       fallback     -          own_dtype
-debug_print                          fallback     -          own_dtype
+debug_callback                       fallback     -          own_dtype host
+debug_print                          fallback     -          own_dtype host
 digamma                              fallback     range      elementwise
 eig                                  fallback     -          own_dtype
 eigh                                 fallback     -          own_dtype
 empty                                fallback     -
 erf_inv                              fallback     range      elementwise
-erfc                                 fallback     range      elementwise
-exp                                  fallback     range      elementwise direct
-exp2                                 fallback     range      elementwise
-expm1                                fallback     range      elementwise direct
+erfc                                 fallback     range      elementwise costly
+exp                                  fallback     range      elementwise direct costly
+exp2                                 fallback     range      elementwise costly
+expm1                                fallback     range      elementwise direct costly
 fft                                  fallback     -          own_dtype
-floor                                fallback     -          elementwise direct
+floor                                fallback     -          elementwise direct recomputed
 geqp3                                fallback     -          own_dtype
 geqrf                                fallback     -          own_dtype
 global_array_to_host_local_array     fallback     -
@@ -190,10 +190,10 @@ igamma_grad_a                        fallback     -          elementwise series
 igammac                              fallback     range      elementwise series
 inspect_sharding                     fallback     -
 lgamma                               fallback     range      elementwise
-log                                  fallback     range      elementwise direct
-log1p                                fallback     range      elementwise direct
+log                                  fallback     range      elementwise direct costly
+log1p                                fallback     range      elementwise direct costly
 log2                                 fallback     range      elementwise
-logistic                             fallback     -          elementwise direct
+logistic                             fallback     -          elementwise direct stable costly
 lu                                   fallback     -          own_dtype
 nextafter                            fallback     -          elementwise own_dtype
 one_minus_square                     fallback     -          elementwise
@@ -203,7 +203,7 @@ pbroadcast_dynamic                   fallback     -
 pbroadcast_start                     fallback     -
 polygamma                            fallback     range      elementwise series
 polynomial                           fallback     -
-pow                                  fallback     range      elementwise
+pow                                  fallback     range      elementwise costly
 ppermute_done                        fallback     -
 ppermute_start                       fallback     -
 precv                                fallback     -
@@ -220,12 +220,12 @@ reduce                               fallback     sum
 reduce_precision                     fallback     -          elementwise own_dtype direct
 reduce_scatter_done                  fallback     -
 reduce_scatter_start                 fallback     -
-reduce_window                        fallback     sum
+reduce_window                        fallback     sum        reduces
 reduced_vary_cast                    fallback     -
 reduced_vary_cast_p                  fallback     -
 regularized_incomplete_beta          fallback     range      elementwise series
 rng_uniform                          fallback     -          own_dtype
-round                                fallback     -          elementwise direct
+round                                fallback     -          elementwise direct recomputed
 scaled_dot                           fallback     -          own_dtype contraction
 scatter-mul                          fallback     sum
 scatter_apply                        fallback     function
@@ -235,10 +235,10 @@ select_and_gather_add                fallback     -          own_dtype
 select_and_scatter                   fallback     sum
 select_and_scatter_add               fallback     sum        bilinear
 shard_alike                          fallback     -
-sinh                                 fallback     range      elementwise
+sinh                                 fallback     range      elementwise costly
 svd                                  fallback     -          own_dtype
 symmetric_product                    fallback     -
-tan                                  fallback     range      elementwise direct
+tan                                  fallback     range      elementwise direct costly
 tie                                  fallback     -
 todense                              fallback     -
 triangular_solve                     fallback     -          own_dtype
@@ -336,7 +336,7 @@ to_edtype                            no_floats    -
 xor                                  no_floats    -          direct
 
 # Kernels and foreign programs, whose inside isn't interpreted.
-buffer_callback                      kernel       -
+buffer_callback                      kernel       -          host
 call_exported                        kernel       -
 call_hi_primitive                    kernel       -
 call_hi_primitive_linearized         kernel       -
@@ -368,8 +368,8 @@ tpu_custom_call                      kernel       -
 xla_metadata_call                    kernel       -
 
 # Call Python.
-io_callback                          callback     -          own_dtype
-pure_callback                        callback     -          own_dtype
+io_callback                          callback     -          own_dtype host
+pure_callback                        callback     -          own_dtype host
 
 # Read and write mutable arrays.
 accum_grad_in_ref                    reference    -

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ...interpret import Equation
+from ...primitives import params
 from ._pair import Pair
 from ._rounding import round_by
 from ._statistics import COUNT, IS_ARRAY, OPERATION, Tally, count, sample_positions
@@ -28,7 +29,7 @@ POWERS = {1: SAME, 2: MUL}
 def operation(equation: Equation) -> int:
     """Returns the code of an elementary operation, or OTHER."""
     if equation.name == "integer_pow":
-        return POWERS.get(equation.params["y"], OTHER)
+        return POWERS.get(params.degree(equation), OTHER)
     return NAMES.get(equation.name, OTHER)
 
 

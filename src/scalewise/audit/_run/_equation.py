@@ -14,8 +14,9 @@ import numpy as np
 
 from ...emulate import EXACT
 from ...interpret import Equation, Interpretation, is_float
+from ...primitives import having
 from ...rounding import to_float64
-from ._elementary import OTHER, operation, stack_samples
+from ._elementary import ADD, OTHER, SUB, operation, stack_samples
 from ._flat import ELEMENTWISE, RESHAPES, flat, padded_size, unflat
 from ._interpretations import Runs, TableEmulation, exact
 from ._pair import Pair, shaped
@@ -23,8 +24,8 @@ from ._rounding import FORMAT_PARAMS, narrowed, round_by
 from ._specialize import is_elementwise, result_format_params, specialize
 from ._statistics import COUNT, SAMPLE, count, sample_positions
 
-ADDITIONS = {"add": 1, "add_any": 1, "sub": -1}
-CHOOSES = frozenset({"select_n", "max", "min", "clamp", "gather", "slice", "dynamic_slice"})
+DROPS = having("drops")
+SIGNS = {ADD: 1, SUB: -1}  # of the second operand, by an operation's code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Plan:
     @functools.cached_property
     def op_params(self) -> np.ndarray:
         """The equation's ``OP_PARAMS`` without its format."""
-        sign = ADDITIONS.get(self.equation.name, 0)
+        sign = SIGNS.get(operation(self.equation), 0)
         return np.array([self.size, sign, self.operation, *self.is_array], np.float64)
 
 
@@ -195,7 +196,7 @@ def operand_samples(
     length = plan.length
     at = sample_positions(op_params[COUNT], length)
     addends: Sequence[Any] = [jnp.zeros(SAMPLE)] * 2
-    if plan.equation.name in ADDITIONS:
+    if operation(plan.equation) in SIGNS:
         addends = [flat(x, length)[at] if x.ndim else jnp.broadcast_to(x, at.shape) for x in lows]
     return jnp.stack([x.astype(jnp.float64) for x in (exact[at], *addends)])
 
@@ -246,7 +247,7 @@ def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]
         fmt = fmt if from_table else jnp.asarray(result_format_params(low, low_outs[plan.at]))
         samples = operand_samples(plan, right, plain, op_params)
         uncounted = result, narrowed(right, fmt, result.dtype), wide, fmt, samples, tainted
-    elif equation.name in CHOOSES and is_float(equation.out_avals[0]):
+    elif equation.name in DROPS and is_float(equation.out_avals[0]):
         result = _plain(low, low_outs[0], equation.out_avals[0])
         tainted = tainted & (~jnp.isfinite(result) & jnp.isfinite(reference_outs[0])).any()
 

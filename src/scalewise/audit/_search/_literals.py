@@ -16,8 +16,11 @@ from ...emulate import EXACT
 from ...formats import Format
 from ...formats import format as format_
 from ...interpret import Boundary, Equation, Interpretation, is_float, run, trace
+from ...primitives import having
 from .._run._equation_statistics import direction_of
 from ._findings import source_line
+
+MOVES = EXACT - having("selects")  # move or negate elements of one operand
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
@@ -112,7 +115,7 @@ class _Constants(Interpretation):
     ) -> tuple[Any, Sequence[Any]]:
         outs = equation.bind(*[x.data if isinstance(x, _Value) else x for x in inputs])
         numbers = [x.constant_value for x in inputs if isinstance(x, _Value)]
-        moves = equation.name in EXACT and equation.name not in ("select_n", "max", "min", "clamp")
+        moves = equation.name in MOVES
         kept = None
         if (moves or equation.name == "convert_element_type") and len(numbers) == 1:
             kept = numbers[0]

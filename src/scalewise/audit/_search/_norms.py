@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import jax.extend.core as jex
 
 from ...interpret import Equation
+from ...primitives import having, params
 
-BETWEEN = frozenset({"add", "reduce_sum", "div", "convert_element_type"})
+BETWEEN = having("in_norms")
 
 
 def norms(equations: Sequence[Equation]) -> list[tuple[int, ...]]:
@@ -50,7 +51,7 @@ def _is_square(equation: Equation) -> bool:
         case "square":
             return True
         case "integer_pow":
-            return equation.params["y"] == 2
+            return params.degree(equation) == 2
         case "mul":
             return atoms[0] is atoms[1]
     return False

@@ -1,0 +1,277 @@
+"""Typed reads of the parameters of JAX's equations, from JAX 0.10.2 to 0.12.
+
+No other file reads a parameter by its name. Where a release of JAX renames one, its new name is
+added here, and :class:`ParameterError` says so until it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ._row import PRIMITIVES
+
+Jaxpr = Any  # open or closed: one class since JAX 0.12
+AxisPair = tuple[tuple[int, ...], tuple[int, ...]]  # of the left and of the right operand
+BODIES = {row.name: row.body for row in PRIMITIVES.values() if row.body is not None}
+BODIES["outlined"] = "jaxpr"  # scalewise's own primitive
+DEGREES = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5, "cbrt": 1 / 3}
+# The parameters that hold a function of scalars (a reduction's operator, a scatter's update), and
+# those that hold its constants.
+SCALAR_FUNCTIONS = {
+    "jaxpr": "consts",
+    "update_jaxpr": "update_consts",
+    "select_jaxpr": "select_consts",
+    "scatter_jaxpr": "scatter_consts",
+}
+_REQUIRED: Any = object()
+
+
+class ParameterError(LookupError):
+    """An equation doesn't have the parameter that scalewise reads."""
+
+
+class Equation(Protocol):
+    """A JAX equation, or :class:`scalewise.interpret.Equation`."""
+
+    @property
+    def primitive(self) -> Any: ...
+
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+
+
+def read(equation: Equation, *names: str, default: Any = _REQUIRED) -> Any:
+    """Returns an equation's parameter.
+
+    Args:
+        equation: of any primitive.
+        names: of the parameter in the supported releases of JAX.
+        default: returned if there is no such parameter.
+
+    Raises:
+        ParameterError: if there is no such parameter and no default.
+    """
+    for name in names:
+        if name in equation.params:
+            return equation.params[name]
+    if default is not _REQUIRED:
+        return default
+    raise ParameterError(
+        f"{equation.primitive.name} has no parameter {' or '.join(map(repr, names))}, only "
+        f"{', '.join(sorted(equation.params)) or 'none'}: add the name that this release of JAX "
+        "uses to scalewise/primitives/params.py"
+    )
+
+
+def replaced(equation: Equation, **changes: Any) -> dict[str, Any]:
+    """Returns an equation's parameters with some of them replaced.
+
+    Raises:
+        ParameterError: if one of them isn't a parameter of the equation.
+    """
+    for name in changes:
+        read(equation, name)
+    return {**equation.params, **changes}
+
+
+# -- calls and control flow --------------------------------------------------------------------
+
+
+def body(equation: Equation) -> Jaxpr:
+    """Returns the jaxpr that a jit, a checkpoint, a scan or a ``shard_map`` runs."""
+    return read(equation, "jaxpr")
+
+
+def is_call(equation: Equation) -> bool:
+    """Returns True if an equation holds the body of a call, whatever its primitive."""
+    return "call_jaxpr" in equation.params
+
+
+def call_body(equation: Equation) -> Jaxpr:
+    """Returns the jaxpr that a call stands for (see ``body=`` in the table of primitives)."""
+    named = BODIES.get(equation.primitive.name)
+    return read(equation, *[named] if named else [], "call_jaxpr")
+
+
+def is_barrier(equation: Equation) -> bool:
+    """Returns True if a ``jax.checkpoint``'s recomputation must not be merged with the original."""
+    return read(equation, "differentiated") and read(equation, "prevent_cse")
+
+
+class Jit(NamedTuple):
+    """The parameters of a nested ``jax.jit``."""
+
+    body: Jaxpr
+    name: str
+    compiler_options: dict[str, Any]
+    in_shardings: Sequence[Any]
+    out_shardings: Sequence[Any]
+
+
+def jit(equation: Equation) -> Jit:
+    """Returns the parameters of a nested ``jax.jit``."""
+    return Jit(
+        body(equation),
+        read(equation, "name"),
+        dict(read(equation, "compiler_options_kvs", default=())),
+        read(equation, "in_shardings", default=()),
+        read(equation, "out_shardings", default=()),
+    )
+
+
+def branches(equation: Equation) -> Sequence[Jaxpr]:
+    """Returns the branches of a ``cond``."""
+    return read(equation, "branches")
+
+
+class While(NamedTuple):
+    """The parameters of a while loop: two jaxprs, and how many constants each has."""
+
+    condition: Jaxpr
+    condition_consts: int
+    body: Jaxpr
+    body_consts: int
+
+
+def while_loop(equation: Equation) -> While:
+    """Returns the parameters of a while loop."""
+    return While(
+        read(equation, "cond_jaxpr"),
+        read(equation, "cond_nconsts"),
+        read(equation, "body_jaxpr"),
+        read(equation, "body_nconsts"),
+    )
+
+
+class Scan(NamedTuple):
+    """The parameters of a scan, whose operands are constants, carries and stacked arrays."""
+
+    body: Jaxpr
+    consts: int
+    carries: int
+    length: int
+    reverse: bool
+    unroll: int | bool
+
+
+def scan(equation: Equation) -> Scan:
+    """Returns the parameters of a scan."""
+    trees = read(equation, "ft_in", default=None)  # JAX 0.12 groups the operands as trees
+    if trees is None:
+        consts, carries = read(equation, "num_consts"), read(equation, "num_carry")
+    else:
+        consts, carries = map(len, trees.unpack()[:2])
+    length, unroll = read(equation, "length"), read(equation, "unroll")
+    return Scan(body(equation), consts, carries, length, read(equation, "reverse"), unroll)
+
+
+class ShardMap(NamedTuple):
+    """The parameters of a ``shard_map``; ``axes`` are the mesh axes that it maps over."""
+
+    body: Jaxpr
+    mesh: Any
+    in_specs: Sequence[Any]
+    out_specs: Sequence[Any]
+    axes: frozenset[str]
+
+
+def shard_map(equation: Equation) -> ShardMap:
+    """Returns the parameters of a ``shard_map``."""
+    axes = frozenset(read(equation, "newly_manual_axes", "manual_axes"))
+    in_specs, out_specs = read(equation, "in_specs"), read(equation, "out_specs")
+    return ShardMap(body(equation), read(equation, "mesh"), in_specs, out_specs, axes)
+
+
+def solver(equation: Equation) -> Jaxpr:
+    """Returns the function that a ``custom_linear_solve`` solves by."""
+    return read(equation, "jaxprs").solve
+
+
+def update_function(equation: Equation) -> Jaxpr | None:
+    """Returns the function of old and new element that a scatter applies, None for none."""
+    return read(equation, "update_jaxpr")
+
+
+def scalar_functions(equation: Equation) -> dict[str, tuple[Jaxpr, Sequence[Any], str]]:
+    """Returns the functions that an operation applies to scalars.
+
+    Returns:
+        By the parameter that holds each function: its jaxpr, its constants, and the parameter that
+        holds them; that is empty for a closed jaxpr, which holds its own.
+    """
+    found = {}
+    for name, constants in SCALAR_FUNCTIONS.items():
+        jaxpr = read(equation, name, default=None)
+        if jaxpr is not None:
+            consts = read(equation, constants, default=None)
+            found[name] = jaxpr, consts or (), "" if consts is None else constants
+    return found
+
+
+# -- operations --------------------------------------------------------------------------------
+
+
+def permutation(equation: Equation) -> tuple[int, ...]:
+    """Returns the permutation of a transpose."""
+    return tuple(read(equation, "permutation"))
+
+
+def degree(equation: Equation) -> float:
+    """Returns the exponent of a power, for example 0.5 of ``sqrt``; 1 for other primitives."""
+    if equation.primitive.name == "integer_pow":
+        return read(equation, "y")
+    return DEGREES.get(equation.primitive.name, 1)
+
+
+def axis_name(equation: Equation) -> Any:
+    """Returns the mesh axis, or axes, that a collective runs over."""
+    return read(equation, "axes", "axis_name")
+
+
+def axis_groups(equation: Equation) -> Any:
+    """Returns the groups of devices that a collective runs within, None for all devices."""
+    return read(equation, "axis_index_groups", default=None)
+
+
+def dot_dimensions(equation: Equation) -> tuple[AxisPair, AxisPair]:
+    """Returns ``((contracted axes), (batch axes))`` of a product, also of a ragged one."""
+    ragged = ragged_dimensions(equation)
+    numbers = (
+        read(equation, "dimension_numbers") if ragged is None else ragged.dot_dimension_numbers
+    )
+    contracted, batch = (tuple(map(tuple, axes)) for axes in numbers)
+    return contracted, batch  # pyright: ignore[reportReturnType]
+
+
+def ragged_dimensions(equation: Equation) -> Any:
+    """Returns a ragged product's ``jax.lax.RaggedDotDimensionNumbers``, None for other products."""
+    return read(equation, "ragged_dot_dimension_numbers", default=None)
+
+
+def conv_dimensions(equation: Equation) -> Any:
+    """Returns a convolution's ``jax.lax.ConvDimensionNumbers``."""
+    return read(equation, "dimension_numbers")
+
+
+def contracted_axes(equation: Equation) -> AxisPair:
+    """Returns the axes of each operand that a contraction sums over; a convolution's features."""
+    if equation.primitive.name != "conv_general_dilated":
+        return dot_dimensions(equation)[0]
+    numbers = conv_dimensions(equation)
+    return (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)
+
+
+def precision(equation: Equation) -> Any:
+    """Returns the ``precision`` of a contraction."""
+    return read(equation, "precision")
+
+
+def out_sharding(equation: Equation) -> Any:
+    """Returns the sharding that the user asked for of a result, None for none."""
+    return read(equation, "out_sharding", default=None)
+
+
+def symmetric_factors(equation: Equation) -> tuple[Any, Any]:
+    """Returns alpha and beta of a ``symmetric_product``, alpha A A^T + beta C."""
+    return read(equation, "alpha"), read(equation, "beta")
