@@ -142,12 +142,12 @@ def table(part: str, summary: dict[str, Any]) -> str:
         rule="|".join("---:" for _ in COLUMNS),
     )
     rows = ["| " + " | ".join(cells(summary, m)) + " |" for m in summary["methods"]]
-    deaths = [
-        f"`{m['name']}` dies in step {death['step']}: {death['why']}."
+    firsts = [
+        f"`{m['name']}` diverges in step {first['step']}: {first['why']}."
         for m in summary["methods"]
-        if (death := m["first_non_finite"])
+        if (first := m["first_non_finite"])
     ]
-    return head + "\n".join([*rows, "", *deaths]).rstrip() + "\n" + NOTES.get(part, "")
+    return head + "\n".join([*rows, "", *firsts]).rstrip() + "\n" + NOTES.get(part, "")
 
 
 def kinds(summary: dict[str, Any]) -> str:

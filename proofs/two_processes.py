@@ -68,7 +68,7 @@ def make_step(way: str):
 
     options = {} if way in ("data", "sharded") else {"axis_name": "data"}
     if way in ("fp16", "e5m2"):
-        options["wire"] = way
+        options["comm_format"] = way
     # FP16's operands behind a loss scale that begins too high and has to come down
     scaling = DynamicLossScale(initial=2.0**20, interval=4)
     return step(loss, optax.adam(1e-2), "c=f16", scaling=scaling, clip=1.0, **options)

@@ -6,6 +6,7 @@ import inspect
 import sys
 from types import ModuleType
 
+import optax
 import pytest
 
 import scalewise as sw
@@ -61,6 +62,8 @@ def test_exports_of_a_module(monkeypatch):
     [
         ("scalewise", "Rooted", "SqrtStored"),
         ("scalewise.autoscale", "Rooted", "SqrtStored"),
+        ("scalewise.training", "Death", "Divergence"),
+        ("scalewise.training", "stored_in", "store_state"),
     ],
 )
 def test_renamed_exports(module, old, new):
@@ -71,7 +74,11 @@ def test_renamed_exports(module, old, new):
 
 @pytest.mark.parametrize(
     ("make", "value", "old", "new"),
-    [(lambda **size: sw.Storage("fp16", **size), 7, "smallest", "min_size")],
+    [
+        (lambda **size: sw.Storage("fp16", **size), 7, "smallest", "min_size"),
+        (sw.training.DynamicLossScale, 0.5, "smallest", "min_scale"),
+        (sw.training.DynamicLossScale, 2.0**20, "largest", "max_scale"),
+    ],
 )
 def test_renamed_fields(make, value, old, new):
     with pytest.warns(DeprecationWarning, match=rf"\({old}=...\) is deprecated.*use {new}="):
@@ -79,3 +86,10 @@ def test_renamed_fields(make, value, old, new):
     assert made == make(**{new: value})
     with pytest.warns(DeprecationWarning, match=rf"\.{old} is deprecated.*use {new}"):
         assert getattr(made, old) == getattr(made, new) == value
+
+
+def test_renamed_arguments_of_step():
+    with pytest.warns(DeprecationWarning, match=r"step\(wire=...\) is deprecated.*comm_format="):
+        step = sw.training.step(abs, optax.sgd(1.0), axis_name="devices", wire="fp16")
+    with pytest.warns(DeprecationWarning, match="Step.wire is deprecated.*comm_format"):
+        assert step.wire == step.comm_format == "fp16"

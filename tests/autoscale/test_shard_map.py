@@ -44,7 +44,7 @@ for transform in transforms.values():  # what fails, fails while it is traced
 near(mapped(transforms["autocast"](jax.grad(loss)))(W, X), want, 0.01, "gradient inside")
 near(jax.jit(jax.grad(mapped(transforms["fp8"](loss))))(W, X), want, 0.1, "gradient outside")
 
-# what is narrow goes in, and goes over the wire
+# stored narrow arrays go in, and gradients are sent narrow
 stored = sw.quantize(W, "e4m3fn")
 assert jax.eval_shape(mapped(sw.autoscale(loss, "fp8")), stored, X).shape == ()
 sent = dataclasses.replace(sw.recipes.fp16, collective="fp16")
@@ -57,7 +57,7 @@ jax.eval_shape(sw.autoscale(mapped(loss), "fp16_every_op"), W, X)
 # a training step averages each member's own gradient, once
 def model(p, x):
     return jnp.mean(jnp.square(jnp.tanh(x @ p["w"]) @ p["w"].T - x))
-step = training.step(model, optax.sgd(1.0), axis_name="d", wire="e5m2")
+step = training.step(model, optax.sgd(1.0), axis_name="d", comm_format="e5m2")
 state = step.init({"w": W})
 step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
 got = W - jax.jit(step)(state, X)[0].params["w"]

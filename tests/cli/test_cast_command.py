@@ -42,7 +42,7 @@ def test_what_cant_be_used_is_refused_and_nothing_written(tmp_path):
         ((tmp_path / "cut.npy", "--to", "fp16"), "is no complete .npy file"),
         ((tmp_path / "text.npy", "--to", "fp16"), "is no complete .npy file"),
         ((tmp_path / "none.npy", "--to", "fp16"), "No such file"),
-        ((tmp_path / "ints.npy", "--to", "fp16"), "holds int64; accepted: float16"),
+        ((tmp_path / "ints.npy", "--to", "fp16"), "holds int64; expected float16"),
         ((whole, "--to", "e4m3fm"), "no format is called 'e4m3fm'"),
         ((whole, "--to", "fp16", "--out", whole), "is the input itself"),
     ]:

@@ -61,13 +61,13 @@ def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
     [
         (
             ("line.py", "--recipe", "fp61"),
-            "unknown recipe 'fp61': accepted are float32,",
+            "unknown recipe 'fp61'; expected one of float32,",
         ),
-        (("nothing.py",), "no program at 'nothing.py': a Python file is accepted"),
+        (("nothing.py",), "no program at 'nothing.py'; expected a Python file"),
         (("text",), "no program at 'text'"),
         (("bare.py",), "defines no init(seed) -> state and no train_step(state, batch)"),
         (("broken.py",), "broken.py doesn't run: SyntaxError"),
-        (("line.py", "--data", "nowhere"), "no data at 'nowhere': a text file or a folder"),
+        (("line.py", "--data", "nowhere"), "no data at 'nowhere'; expected a text file"),
         (("line.py", "--data", "short"), "line.batches: at least 8 bytes are needed, not 2"),
     ],
 )

@@ -66,8 +66,8 @@ def test_scaled_recipes_follow_float32_and_plain_fp16_dies(gpt, tmp_path):
         console=Console(file=io.StringIO()),
     )
     float32, plain, *scaled = result.records
-    assert plain.death is not None
-    assert plain.death.step == 1
+    assert plain.divergence is not None
+    assert plain.divergence.step == 1
     for record in scaled:
         assert record.non_finite == 0
         assert record.final_loss == pytest.approx(float32.final_loss, rel=0.01)

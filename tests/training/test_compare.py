@@ -78,7 +78,7 @@ def test_every_built_in_recipe_trains(tmp_path):
     result, text = run(tmp_path, training.DEMO, steps=4)
     float32, plain, *scaled = result.records
     for record in (float32, *scaled):
-        assert record.death is None
+        assert record.divergence is None
         assert record.non_finite == 0
         assert record.final_loss == pytest.approx(float32.final_loss, rel=0.05)
         assert len(record.seconds) == 4
@@ -130,7 +130,7 @@ def test_every_recipe_of_autoscale_is_a_row(tmp_path):
     distinct = {r.losses for r in result.records if r.name != "scalify"}
     assert len(distinct) == len(names) - 1
     for record in others:
-        assert record.death is None
+        assert record.divergence is None
         assert record.final_loss == pytest.approx(float32.final_loss, rel=0.05)
 
 
@@ -186,12 +186,12 @@ def blow_up(state, batch):
 def test_a_death_is_told_with_step_and_cause(tmp_path):
     result, text = run(tmp_path, program=dataclasses.replace(TINY, train_step=blow_up))
     record = result.records[0]
-    assert record.death is not None
-    assert record.death.step == 3
-    assert "div at test_compare.py:" in record.death.why
-    assert "(blow_up), update, makes an infinity" in record.death.why
-    assert "1 of the state's 4 arrays" in record.death.why
-    assert "['params']['w']" in record.death.why
+    assert record.divergence is not None
+    assert record.divergence.step == 3
+    assert "div at test_compare.py:" in record.divergence.why
+    assert "(blow_up), update, makes an infinity" in record.divergence.why
+    assert "1 of the state's 4 arrays" in record.divergence.why
+    assert "['params']['w']" in record.divergence.why
     assert record.non_finite == 4
     assert len(record.seconds) == 4  # the third left it broken, the fourth showed that it stays so
     assert math.isnan(record.final_loss)
@@ -206,10 +206,10 @@ def test_lost_second_moments_are_counted(tmp_path):
     tiny = dataclasses.replace(TINY, train_step=lambda s, b: train_step(s, b * 0.03))
     result, _ = run(tmp_path, ("fp16-plain",), program=tiny, seeds=2)
     assert math.isnan(result.records[0].spread)  # of nothing; and all files are written
-    death = result.records[0].death
-    assert death is not None
-    assert death.step == 1
-    assert "% of the second moments are 0 where the first moment isn't" in death.why
+    divergence = result.records[0].divergence
+    assert divergence is not None
+    assert divergence.step == 1
+    assert "% of the second moments are 0 where the first moment isn't" in divergence.why
 
 
 def test_an_interrupt_leaves_what_was_measured(tmp_path):
@@ -247,22 +247,22 @@ def test_a_users_own_method_is_a_row(tmp_path):
     [
         (
             {"recipes": ["fp61"]},
-            "unknown recipe 'fp61': accepted are float32, .*did you mean 'fp16'",
+            "unknown recipe 'fp61'; expected one of float32, .*did you mean 'fp16'",
         ),
-        ({"recipes": []}, "no recipe given: accepted are float32"),
+        ({"recipes": []}, "no recipe given; expected some of float32"),
         ({"recipes": ["fp8", "fp8"]}, "a recipe is given twice: fp8, fp8"),
-        ({"steps": 0}, "steps is 0: at least 1 is accepted"),
-        ({"seeds": 0}, "seeds is 0: at least 1 is accepted"),
+        ({"steps": 0}, "steps is 0; expected 1, 2"),
+        ({"seeds": 0}, "seeds is 0; expected 1, 2"),
         ({"data": b""}, "tiny.batches: not one batch from 0 bytes of data"),
-        ({"data": "/nowhere/at/all"}, "no data at '/nowhere/at/all': a text file or a folder"),
-        ({"program": "/nowhere.py"}, "no program at '/nowhere.py': a Python file is accepted"),
+        ({"data": "/nowhere/at/all"}, "no data at '/nowhere/at/all'; expected a text file"),
+        ({"program": "/nowhere.py"}, "no program at '/nowhere.py'; expected a Python file"),
         (
             {"program": dataclasses.replace(TINY, init=lambda seed: {"weights": jnp.ones(2)})},
             "tiny.init returned a dict without params",
         ),
         (
             {"program": dataclasses.replace(TINY, train_step=lambda s, b: s)},
-            r"tiny.train_step returned a dict: \(state, loss\) is accepted",
+            r"tiny.train_step returned a dict; expected \(state, loss\)",
         ),
         (
             {"program": dataclasses.replace(TINY, train_step=lambda s, b: (s, "low"))},
@@ -270,7 +270,7 @@ def test_a_users_own_method_is_a_row(tmp_path):
         ),
         (
             {"program": dataclasses.replace(TINY, train_step=lambda s, b: (s, jnp.ones(3)))},
-            r"returned a loss of float32\[3\]: a scalar float is accepted",
+            r"returned a loss of float32\[3\]; expected a scalar float",
         ),
         (
             {"program": dataclasses.replace(TINY, train_step=lambda s, b: ({}, jnp.ones(())))},
@@ -292,6 +292,6 @@ def test_what_cannot_be_used_is_refused_and_nothing_written(tmp_path, changes, m
 def test_a_folder_in_use_is_left_alone(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("keep")
-    with pytest.raises(InputError, match="isn't empty: a new or an empty folder is accepted"):
+    with pytest.raises(InputError, match="isn't empty; expected a new or an empty folder"):
         run(tmp_path)
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["mine"]

@@ -45,7 +45,7 @@ def exact():
 
 def train(steps):
     """The scales that both layers find; gradients of the last step that was good throughout."""
-    scaling = DynamicLossScale(initial=2.0**10, interval=2, largest=2.0**60)
+    scaling = DynamicLossScale(initial=2.0**10, interval=2, max_scale=2.0**60)
     state, good = layer_scales(scaling, 2), None
     loss = net(layer_scaled(layer))
 
@@ -105,5 +105,5 @@ def test_a_power_of_two_changes_no_bit_where_nothing_is_narrow(transform):
 
 
 def test_what_makes_no_sense_is_refused():
-    with pytest.raises(ValueError, match="layers is 0; accepted: 1, 2"):
+    with pytest.raises(ValueError, match="layers is 0; expected 1, 2"):
         layer_scales(DynamicLossScale(), 0)

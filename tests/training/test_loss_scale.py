@@ -65,7 +65,7 @@ def pattern(n):
 
 def test_the_scale_moves_as_flax_moves_it(users_promotion):
     """Flax counts from a step later on: its interval is one more than the steps it waits."""
-    ours = DynamicLossScale(initial=2.0**6, interval=4, smallest=2.0**-3)
+    ours = DynamicLossScale(initial=2.0**6, interval=4, min_scale=2.0**-3)
     theirs = DynamicScale(scale=2.0**6, growth_interval=3, minimum_scale=2.0**-3)
     state = ours.init()
     update = jax.jit(ours.update)
@@ -79,7 +79,7 @@ def test_the_scale_moves_as_flax_moves_it(users_promotion):
 
 
 def test_the_scale_moves_as_written_down():
-    scaling = DynamicLossScale(initial=4.0, growth=2.0, backoff=0.25, interval=2, largest=8.0)
+    scaling = DynamicLossScale(initial=4.0, growth=2.0, backoff=0.25, interval=2, max_scale=8.0)
     state, seen = scaling.init(), []
     for good in [1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0]:
         state = scaling.update(state, jnp.asarray(bool(good)))
@@ -237,7 +237,7 @@ def test_the_scale_finds_its_level_in_a_program_that_needs_one(users_promotion):
 def test_the_state_is_found_under_wrappers():
     optimizer = optax.chain(optax.identity(), loss_scaled(optax.sgd(1.0), StaticLossScale(2.0)))
     assert float(loss_scale_of({"a": optimizer.init(jnp.ones(2)), "b": 1}).scale) == 2
-    with pytest.raises(ValueError, match="loss_scale_of: 0 loss scales in this tree; accepted"):
+    with pytest.raises(ValueError, match="loss_scale_of: 0 loss scales in this tree; expected"):
         loss_scale_of({"a": 1})
     assert isinstance(loss_scale_of(optimizer.init(jnp.ones(2))), LossScaleState)
 
@@ -245,12 +245,24 @@ def test_the_state_is_found_under_wrappers():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: StaticLossScale(0), ValueError, "StaticLossScale.scale is 0; accepted: over 0"),
-        (lambda: StaticLossScale(float("inf")), ValueError, "is inf; accepted: over 0, finite"),
-        (lambda: DynamicLossScale(growth=1), ValueError, "growth is 1; accepted: over 1"),
-        (lambda: DynamicLossScale(backoff=2.0), ValueError, "backoff is 2.0; accepted: under 1"),
-        (lambda: DynamicLossScale(interval=0), ValueError, "interval is 0; accepted: 1, 2, ..."),
-        (lambda: DynamicLossScale(largest=2.0), ValueError, "initial 65536.0 isn't between"),
+        (
+            lambda: StaticLossScale(0),
+            ValueError,
+            "StaticLossScale.scale is 0; expected a finite number over 0",
+        ),
+        (
+            lambda: StaticLossScale(float("inf")),
+            ValueError,
+            "is inf; expected a finite number over 0",
+        ),
+        (lambda: DynamicLossScale(growth=1), ValueError, "growth is 1; expected a number over 1"),
+        (
+            lambda: DynamicLossScale(backoff=2.0),
+            ValueError,
+            "backoff is 2.0; expected a number under 1",
+        ),
+        (lambda: DynamicLossScale(interval=0), ValueError, "interval is 0; expected 1, 2, ..."),
+        (lambda: DynamicLossScale(max_scale=2.0), ValueError, "initial 65536.0 isn't between"),
         (lambda: loss_scaled(optax.sgd(1.0), 3.0), TypeError, "not a float: 3.0"),  # pyright: ignore
     ],
 )

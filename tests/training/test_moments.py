@@ -8,7 +8,7 @@ import pytest
 
 from scalewise import ScaledArray, SqrtStored, Storage
 from scalewise.formats import E4M3FN, E5M2, FP16
-from scalewise.training import NARROW_ADAM, stored_in, widen
+from scalewise.training import NARROW_ADAM, store_state, widen
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ OPTIMIZERS = {
 def test_any_optimizer_keeps_its_structure_and_its_way(name):
     """One step from the start is the optimizer's own; later ones differ by the roundings."""
     plain, storages = OPTIMIZERS[name]
-    narrow = stored_in(plain, storages)
+    narrow = store_state(plain, storages)
     a, b = plain.init(W), narrow.init(W)
     step, narrow_step = jax.jit(plain.update), jax.jit(narrow.update)
     for i in range(6):
@@ -76,7 +76,7 @@ def test_any_optimizer_keeps_its_structure_and_its_way(name):
 
 
 def test_three_bytes_a_parameter_and_each_rounded_once():
-    optimizer = stored_in(optax.adam(1e-2))
+    optimizer = store_state(optax.adam(1e-2))
     _, state = jax.jit(optimizer.update)(gradients(0), optimizer.init(W), W)
     n = sum(x.size for x in jax.tree.leaves(W))
     assert sum(x.nbytes for x in jax.tree.leaves((state[0].mu, state[0].nu))) == 3 * n + 4 * 4
@@ -102,7 +102,7 @@ def test_a_second_moment_is_never_zero_where_the_first_is_not(storage):
     want, _ = plain.update(g, plain.init(g), g)
 
     def second_step(storages):
-        optimizer = stored_in(plain, storages)
+        optimizer = store_state(plain, storages)
         _, state = optimizer.update(g, optimizer.init(g), g)
         nothing = jax.tree.map(jnp.zeros_like, g)
         updates, _ = optimizer.update(nothing, state, g)  # all that is left are the moments
@@ -121,15 +121,15 @@ def test_a_second_moment_is_never_zero_where_the_first_is_not(storage):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: stored_in(optax.adam(1.0), {"nu": "fp61"}), "no format is called 'fp61'"),
-        (lambda: stored_in(optax.adam(1.0), {"(": "fp16"}), "is no regular expression"),
-        (lambda: stored_in(optax.adam(1.0), {"nu": "mxfp4"}), "e2m1fn has no storage dtype"),
+        (lambda: store_state(optax.adam(1.0), {"nu": "fp61"}), "no format is called 'fp61'"),
+        (lambda: store_state(optax.adam(1.0), {"(": "fp16"}), "is no regular expression"),
+        (lambda: store_state(optax.adam(1.0), {"nu": "mxfp4"}), "e2m1fn has no storage dtype"),
         (
-            lambda: stored_in(optax.sgd(1.0), {"nu": "fp16"}).init(W),
+            lambda: store_state(optax.sgd(1.0), {"nu": "fp16"}).init(W),
             "'nu' names no float leaf of the optimizer's state; it has: none at all",
         ),
         (
-            lambda: stored_in(optax.lion(1.0), {"nu": "fp16"}).init(W),
+            lambda: store_state(optax.lion(1.0), {"nu": "fp16"}).init(W),
             r"it has: \[0\].mu\['b'\], \[0\].mu\['w'\]",
         ),
     ],

@@ -5,14 +5,14 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from scalewise.training import Comparison, Death, Record
+from scalewise.training import Comparison, Divergence, Record
 from scalewise.training._compare._braille import plot
 from scalewise.training._compare._curves import curves_svg, ticks
 from scalewise.training._compare._page import page
 
 
-def record(name, losses, death=None):
-    return Record(name, "", tuple(losses), (0.1,) * 3, 0.2, 0.8, 1200, 100, 0, death)
+def record(name, losses, divergence=None):
+    return Record(name, "", tuple(losses), (0.1,) * 3, 0.2, 0.8, 1200, 100, 0, divergence)
 
 
 def comparison(*records):
@@ -20,7 +20,7 @@ def comparison(*records):
 
 
 FINE = record("float32", [3.0, 2.0, 1.0])
-DEAD = record("fp<16>", [3.0, math.nan, math.nan], Death(2, "0/0 & <why>"))
+DEAD = record("fp<16>", [3.0, math.nan, math.nan], Divergence(2, "0/0 & <why>"))
 
 
 def test_the_page_stands_alone_and_escapes_names():
@@ -55,7 +55,7 @@ def test_the_picture_is_wellformed_and_has_a_gap_where_the_loss_is_nan():
     paths = [p.get("d", "") for p in root.iter("{http://www.w3.org/2000/svg}path")]
     assert not any("nan" in d for d in paths)
     texts = [t.text or "" for t in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert "fp<16> (died)" in texts
+    assert "fp<16> (diverged)" in texts
     assert "difference of that to float32, %" in texts
 
 

@@ -72,5 +72,5 @@ def test_two_processes_train_as_one():
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="mean_over: fp32 isn't stored in one or two bytes"):
         over(jnp.ones((2, 2)), "fp32")
-    with pytest.raises(ValueError, match="wire says how gradients are sent over axis_name"):
-        step(lambda p, b: p, optax.sgd(1.0), wire="fp16")
+    with pytest.raises(ValueError, match="step: comm_format needs axis_name"):
+        step(lambda p, b: p, optax.sgd(1.0), comm_format="fp16")

@@ -271,12 +271,12 @@ def test_equinox(policy):
         (
             lambda: step(loss, optax.sgd(1.0), weights="none"),  # pyright: ignore
             ValueError,
-            "weights is 'none'; accepted: 'plain', 'master'",
+            "weights is 'none'; expected one of 'plain', 'master'",
         ),
         (
             lambda: step(loss, optax.sgd(1.0), clip=0),
             ValueError,
-            "loss_scaled: clip is 0; accepted: over 0",
+            "loss_scaled: clip is 0; expected a number over 0",
         ),
         (lambda: step(loss, optax.sgd(1.0), accumulate=0), ValueError, "accumulate is 0"),
         (
@@ -370,7 +370,7 @@ def test_steps_left_out_in_a_row_are_counted_and_warned_of():
     def loss(w, x):
         return jnp.sum(jnp.where(x > 0, jnp.sqrt(x * w), 0.0))  # NaN times 0 in the gradient
 
-    train = step(loss, optax.sgd(0.1), scaling=DynamicLossScale(smallest=0.25), warn_after=3)
+    train = step(loss, optax.sgd(0.1), scaling=DynamicLossScale(min_scale=0.25), warn_after=3)
     state, run = train.init(jnp.float32(1)), jax.jit(train)
     rows, bad = [], jnp.float32(-1.0)
 

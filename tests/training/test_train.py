@@ -366,7 +366,7 @@ def test_a_foreign_checkpoint_is_refused(tmp_path):
     (tmp_path / "foreign" / "letter.txt").write_text("dear")
     with pytest.raises(InputError, match=r"is no folder of scalewise train: it has no run.json"):
         run(tmp_path / "foreign", resume=True)
-    with pytest.raises(InputError, match="isn't empty: a new or an empty folder"):
+    with pytest.raises(InputError, match="isn't empty; expected a new or an empty folder"):
         run(tmp_path / "foreign")
 
 
@@ -393,14 +393,14 @@ def test_resume_begins_where_there_is_nothing_yet(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"recipe": "autocast-fp61"}, "unknown recipe 'autocast-fp61': .* did you mean 'auto"),
+        ({"recipe": "autocast-fp61"}, "unknown recipe 'autocast-fp61'; .* did you mean 'auto"),
         ({"recipe": "fp8-narrow-state"}, "changes the whole program and its state"),
         ({"recipe": "c=f61"}, "'f61' is no dtype to compute in"),
-        ({"steps": 0}, "steps is 0: at least 1"),
-        ({"every": 0}, "every is 0: at least 1"),
-        ({"weights": "light"}, "weights is 'light'; accepted: 'plain'"),
+        ({"steps": 0}, "steps is 0; expected 1, 2"),
+        ({"every": 0}, "every is 0; expected 1, 2"),
+        ({"weights": "light"}, "weights is 'light'; expected one of 'plain'"),
         ({"resume": True, "out": None}, "resume needs the folder of the run"),
-        ({"program": "gtp"}, "no program called 'gtp': .* one of the examples cnn"),
+        ({"program": "gtp"}, "no program called 'gtp'; .* one of the examples cnn"),
         (
             {"program": Program("bare", init, train_step, batches)},
             "bare defines no loss_of.params, batch. or no OPTIMIZER",

@@ -16,6 +16,7 @@ from ._explain import explain as explain
 from ._keep import Exceptions as Exceptions
 from ._keep import scope_parts as scope_parts
 from ._narrow import SqrtStored as SqrtStored
+from ._narrow import is_stored as is_stored
 from ._narrow import store as store
 from ._recipe import Recipe as Recipe
 from ._recipe import Storage as Storage

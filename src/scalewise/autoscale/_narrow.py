@@ -168,6 +168,7 @@ def store(tree: Any, recipe: Recipe | str) -> Any:
 
 
 def is_stored(x: Any) -> bool:
+    """Returns whether a node of a pytree is one array, stored by :func:`store`."""
     return isinstance(x, ScaledArray | SqrtStored)
 
 

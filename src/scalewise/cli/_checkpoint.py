@@ -74,7 +74,7 @@ def read(path: Path) -> np.ndarray:
     with path.open("rb") as file:
         shape, transposed, dtype = _npy_header(path, file)
         if dtype.kind != "f" or dtype.itemsize > 8:
-            raise ValueError(f"{path} holds {dtype}; accepted: float16, float32 or float64")
+            raise ValueError(f"{path} holds {dtype}; expected float16, float32 or float64")
         claimed, there = math.prod(shape) * dtype.itemsize, size - file.tell()
         if claimed > there:
             raise ValueError(

@@ -114,7 +114,7 @@ def _parse(text: str, fmt: Format) -> tuple[int, Fraction | None]:
         if not 0 <= code < 1 << fmt.bits:
             raise ValueError(
                 f"code {text} is beyond {fmt.name}'s {fmt.bits} bits; "
-                f"accepted: 0 to {(1 << fmt.bits) - 1:#x}"
+                f"expected 0 to {(1 << fmt.bits) - 1:#x}"
             )
         return code, None
     try:

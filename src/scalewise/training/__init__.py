@@ -1,9 +1,10 @@
 """Training: loss scaling, narrow states, the whole step; a program under several methods."""
 
+from .._deprecated import renamed_exports
 from ._compare import DEMO as DEMO
 from ._compare import METHODS as METHODS
 from ._compare import Comparison as Comparison
-from ._compare import Death as Death
+from ._compare import Divergence as Divergence
 from ._compare import Folder as Folder
 from ._compare import InputError as InputError
 from ._compare import Method as Method
@@ -25,7 +26,7 @@ from ._loss_scale import loss_scaled as loss_scaled
 from ._loss_scale import scale_loss as scale_loss
 from ._loss_scale import unscale as unscale
 from ._moments import NARROW_ADAM as NARROW_ADAM
-from ._moments import stored_in as stored_in
+from ._moments import store_state as store_state
 from ._moments import widen as widen
 from ._reduce import mean_over as mean_over
 from ._step import Metrics as Metrics
@@ -46,3 +47,5 @@ from ._weights import apply_updates as apply_updates
 from ._weights import compensated as compensated
 from ._weights import master_weights as master_weights
 from ._weights import stochastic_rounding as stochastic_rounding
+
+__getattr__ = renamed_exports(__name__, {"Death": "Divergence", "stored_in": "store_state"})

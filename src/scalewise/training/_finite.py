@@ -56,7 +56,7 @@ def is_float_array(x: Any) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def widened(x: Any) -> jax.Array:
+def at_least_float32(x: Any) -> jax.Array:
     """A float array in float32; float64 stays."""
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._finite import is_float_array, widened
+from ._finite import at_least_float32, is_float_array
 from ._loss_scale import LossScale, LossScaleState
 
 Tree = Any
@@ -58,7 +58,7 @@ def layer_scaled(layer: Callable[[Tree, Tree], Tree]) -> Callable[[jax.Array, Tr
         scale, pull = saved
 
         def on(g: Any) -> Any:
-            return (widened(g) * scale).astype(g.dtype) if is_float_array(g) else g
+            return (at_least_float32(g) * scale).astype(g.dtype) if is_float_array(g) else g
 
         gradients = pull(jax.tree.map(on, cotangent))
         floats = [g for g in jax.tree.leaves(gradients) if is_float_array(g)]
@@ -67,7 +67,7 @@ def layer_scaled(layer: Callable[[Tree, Tree], Tree]) -> Callable[[jax.Array, Tr
         def off(g: Any) -> Any:
             if not is_float_array(g):
                 return g
-            return jnp.where(jnp.isfinite(g), widened(g) / scale, 0).astype(g.dtype)
+            return jnp.where(jnp.isfinite(g), at_least_float32(g) / scale, 0).astype(g.dtype)
 
         return (wrong.astype(scale.dtype), *jax.tree.map(off, gradients))
 
@@ -89,5 +89,5 @@ def layer_scales(scaling: LossScale, layers: int) -> LossScaleState:
         [8.0, 4.0, 8.0]
     """
     if not (isinstance(layers, int) and layers >= 1):
-        raise ValueError(f"layer_scales: layers is {layers!r}; accepted: 1, 2, ...")
+        raise ValueError(f"layer_scales: layers is {layers!r}; expected 1, 2, ...")
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (layers,)), scaling.init())

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ._finite import all_finite, choose, is_float_array, widened
-from ._keep import keep_unless
+from .._deprecated import renamed_arguments
+from ._conditional_update import update_if
+from ._finite import all_finite, at_least_float32, choose, is_float_array
 
 Tree = Any
 
@@ -64,6 +65,7 @@ class StaticLossScale:
         )
 
 
+@renamed_arguments(smallest="min_scale", largest="max_scale")
 @dataclasses.dataclass(frozen=True)
 class DynamicLossScale:
     """The largest factor under which gradients stay finite, found and followed while training.
@@ -73,33 +75,35 @@ class DynamicLossScale:
         growth: what it is multiplied by after ``interval`` finite steps in a row; over 1.
         backoff: what it is multiplied by where a gradient isn't finite; between 0 and 1.
         interval: finite steps in a row before it grows.
-        smallest: a lower bound on it. Gradients beyond 65504 need one under 1 in FP16. Gradients
+        min_scale: a lower bound on it. Gradients beyond 65504 need one under 1 in FP16. Gradients
             that are NaN because of the data reach the bound within 40 steps of the default, and
             come back from it by one doubling in ``interval`` finite steps: set a bound of 1, say,
             where no gradient is that large, and look at the metrics' ``skipped_in_a_row``.
-        largest: it never grows beyond.
+        max_scale: an upper bound on it.
     """
 
     initial: float = 2.0**16
     growth: float = 2.0
     backoff: float = 0.5
     interval: int = 2000
-    smallest: float = 2.0**-24
-    largest: float = 2.0**32
+    min_scale: float = 2.0**-24
+    max_scale: float = 2.0**32
 
     def __post_init__(self):
-        for field in ("initial", "growth", "backoff", "smallest", "largest"):
+        for field in ("initial", "growth", "backoff", "min_scale", "max_scale"):
             _positive(self, field)
         if not self.growth > 1:
-            raise ValueError(f"DynamicLossScale.growth is {self.growth}; accepted: over 1")
+            raise ValueError(f"DynamicLossScale.growth is {self.growth}; expected a number over 1")
         if not self.backoff < 1:
-            raise ValueError(f"DynamicLossScale.backoff is {self.backoff}; accepted: under 1")
-        if not (isinstance(self.interval, int) and self.interval >= 1):
-            raise ValueError(f"DynamicLossScale.interval is {self.interval!r}; accepted: 1, 2, ...")
-        if not self.smallest <= self.initial <= self.largest:
             raise ValueError(
-                f"DynamicLossScale: initial {self.initial} isn't between smallest {self.smallest} "
-                f"and largest {self.largest}"
+                f"DynamicLossScale.backoff is {self.backoff}; expected a number under 1"
+            )
+        if not (isinstance(self.interval, int) and self.interval >= 1):
+            raise ValueError(f"DynamicLossScale.interval is {self.interval!r}; expected 1, 2, ...")
+        if not self.min_scale <= self.initial <= self.max_scale:
+            raise ValueError(
+                f"DynamicLossScale: initial {self.initial} isn't between "
+                f"min_scale {self.min_scale} and max_scale {self.max_scale}"
             )
 
     def init(self) -> LossScaleState:
@@ -111,7 +115,7 @@ class DynamicLossScale:
         good = jnp.where(finite, state.good_steps + 1, 0)
         grows = good >= self.interval
         factor = jnp.where(finite, jnp.where(grows, self.growth, 1.0), self.backoff)
-        scale = jnp.clip(state.scale * factor.astype(jnp.float32), self.smallest, self.largest)
+        scale = jnp.clip(state.scale * factor.astype(jnp.float32), self.min_scale, self.max_scale)
         skipped = state.skipped + jnp.where(finite, 0, 1)
         row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
         return LossScaleState(scale, jnp.where(grows, 0, good), skipped, row)
@@ -122,7 +126,7 @@ LossScale = StaticLossScale | DynamicLossScale
 
 def scale_loss(loss: jax.Array, state: LossScaleState) -> jax.Array:
     """``loss * scale`` in float32 (float64 for a float64 loss): what is to be differentiated."""
-    loss = widened(loss)
+    loss = at_least_float32(loss)
     return loss * state.scale.astype(loss.dtype)
 
 
@@ -138,7 +142,7 @@ def _times(gradients: Tree, factor: jax.Array) -> Tree:
     def leaf(g: Any) -> Any:
         if not is_float_array(g):
             return g
-        g = widened(g)
+        g = at_least_float32(g)
         return g * factor.astype(g.dtype)
 
     return jax.tree.map(leaf, gradients)
@@ -146,7 +150,7 @@ def _times(gradients: Tree, factor: jax.Array) -> Tree:
 
 def _norm(tree: Tree) -> jax.Array:
     """The root of the sum of all squares, in float32; 0 of an empty tree."""
-    floats = [widened(x) for x in jax.tree.leaves(tree) if is_float_array(x)]
+    floats = [at_least_float32(x) for x in jax.tree.leaves(tree) if is_float_array(x)]
     sums = (jnp.sum(jnp.square(x)).astype(jnp.float32) for x in floats)
     return jnp.sqrt(sum(sums, jnp.float32(0)))
 
@@ -206,7 +210,7 @@ def loss_scaled(
             f"a {type(scaling).__name__}: {scaling!r}"
         )
     if clip is not None and not clip > 0:
-        raise ValueError(f"loss_scaled: clip is {clip!r}; accepted: over 0, or None")
+        raise ValueError(f"loss_scaled: clip is {clip!r}; expected a number over 0, or None")
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> LossScaledState:
@@ -226,7 +230,7 @@ def loss_scaled(
         def step(true: Tree, before: Any, params: Tree, extra: dict[str, Any]) -> tuple[Tree, Any]:
             return inner.update(true, before, params, **extra)
 
-        updates, after = keep_unless(finite, step, state.inner, true, state.inner, params, extra)
+        updates, after = update_if(finite, step, state.inner, true, state.inner, params, extra)
         before = state.loss_scale
         unmended = before._replace(
             skipped=before.skipped + 1, skipped_in_a_row=before.skipped_in_a_row + 1
@@ -246,7 +250,7 @@ def loss_scale_of(tree: Tree) -> LossScaleState:
     found = _scales(tree)
     if len(found) != 1:
         raise ValueError(
-            f"loss_scale_of: {len(found)} loss scales in this tree; accepted: the state of an "
+            f"loss_scale_of: {len(found)} loss scales in this tree; expected the state of an "
             "optimizer that loss_scaled(...) wraps once"
         )
     return found[0]
@@ -271,4 +275,6 @@ def _state(scale: float) -> LossScaleState:
 def _positive(noun: Any, field: str) -> None:
     number = getattr(noun, field)
     if not (isinstance(number, int | float) and math.isfinite(number) and number > 0):
-        raise ValueError(f"{type(noun).__name__}.{field} is {number!r}; accepted: over 0, finite")
+        raise ValueError(
+            f"{type(noun).__name__}.{field} is {number!r}; expected a finite number over 0"
+        )

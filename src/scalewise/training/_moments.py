@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ..autoscale import Recipe, SqrtStored, Storage, store
+from ..autoscale import Recipe, Storage, is_stored, store
 from ..formats import E4M3FN, FP16
-from ..scaled import ScaledArray
 
 Tree = Any
 
@@ -24,7 +23,7 @@ NARROW_ADAM: Mapping[str, Storage] = {
 }
 
 
-def stored_in(
+def store_state(
     optimizer: optax.GradientTransformation,
     storages: Mapping[str, Storage | Any] = NARROW_ADAM,
 ) -> optax.GradientTransformationExtraArgs:
@@ -50,7 +49,7 @@ def stored_in(
 
     Example:
         >>> import jax.numpy as jnp, optax
-        >>> optimizer = stored_in(optax.adam(1e-3), {"mu": "bf16", "nu": "mxfp8_e4m3"})
+        >>> optimizer = store_state(optax.adam(1e-3), {"mu": "bf16", "nu": "mxfp8_e4m3"})
         >>> state = optimizer.init({"w": jnp.ones((4, 64))})
         >>> state[0].mu["w"].data.dtype.name, state[0].nu["w"].scale.shape
         ('bfloat16', (4, 2))
@@ -80,11 +79,6 @@ def widen(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.value() if is_stored(x) else x, tree, is_leaf=is_stored)
 
 
-def is_stored(x: Any) -> bool:
-    """Whether a node of a pytree is one array, stored narrow."""
-    return isinstance(x, ScaledArray | SqrtStored)
-
-
 def _all_used(recipe: Recipe, state: Tree) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(state)
     paths = [jax.tree_util.keystr(p) for p, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
@@ -92,6 +86,6 @@ def _all_used(recipe: Recipe, state: Tree) -> None:
         if not any(re.search(pattern, path) for path in paths):
             shown = ", ".join(paths[:6]) + (", ..." if len(paths) > 6 else "")
             raise ValueError(
-                f"stored_in: {pattern!r} names no float leaf of the optimizer's state; it has: "
+                f"store_state: {pattern!r} names no float leaf of the optimizer's state; it has: "
                 f"{shown or 'none at all'}"
             )

@@ -13,7 +13,7 @@ from ..formats import format as format_
 from ..interpret import gather_invariant
 from ..rounding import cast
 from ..scaled import Amax
-from ._finite import is_float_array, widened
+from ._finite import at_least_float32, is_float_array
 
 Tree = Any
 
@@ -52,7 +52,7 @@ def mean_over(tree: Tree, axis_name: Any, fmt: Format | str | None = None) -> Tr
     def leaf(x: Any) -> Any:
         if not is_float_array(x):
             return x
-        x = widened(x)
+        x = at_least_float32(x)
         return lax.pmean(x, axis_name) if chosen is None else _mean(x, axis_name, chosen)
 
     return jax.tree.map(leaf, tree)

@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._deprecated import renamed_arguments
 from ..autocast import Policy, autocast
 from ..autocast import policy as policy_
 from ..autoscale import AmaxHistory, Recipe, WithHistory, autoscale
 from ..autoscale.recipes import CATALOGUE
 from ..interpret import member
-from ._finite import choose, widened
+from ._finite import at_least_float32, choose
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -27,7 +28,7 @@ from ._loss_scale import (
     scale_loss,
 )
 from ._model import Structure, split
-from ._moments import stored_in
+from ._moments import store_state
 from ._reduce import mean_over
 from ._weights import apply_updates, compensated, master_weights, stochastic_rounding
 
@@ -88,6 +89,7 @@ class Metrics(NamedTuple):
     aux: Any = None
 
 
+@renamed_arguments(wire="comm_format")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
     """A training step, see :func:`step`: ``init(model)`` once, then ``state, metrics = it(...)``.
@@ -101,7 +103,7 @@ class Step:
         transform: what the policy does to the function from params to loss.
         delayed: a recipe with a history, under which that function's gradient is computed.
         axis_name: mapped axes over which gradients are averaged.
-        wire: format in which they are sent.
+        comm_format: format in which gradients are sent between devices.
         warn_after: how many steps left out in a row are warned of; None for no warning.
     """
 
@@ -113,7 +115,7 @@ class Step:
     transform: Callable[[Callable], Callable] = lambda f: f
     delayed: Recipe | None = None
     axis_name: Any = None
-    wire: Any = None
+    comm_format: Any = None
     warn_after: int | None = None
 
     def init(self, model: Any, *batch: Any) -> TrainState:
@@ -146,7 +148,7 @@ class Step:
         gradients, loss, rest, aux, newest = self._gradients(state, batch)
         if self.axis_name is not None:
             members = self._members()
-            mean = mean_over(gradients, self.axis_name, self.wire)
+            mean = mean_over(gradients, self.axis_name, self.comm_format)
             gradients = jax.tree.map(lambda g: g * members, mean)
             loss = jax.lax.pmean(loss, self.axis_name)
             newest = jax.tree.map(lambda n: jax.lax.pmax(n, self.axis_name), newest)
@@ -193,10 +195,10 @@ class Step:
         def add(carry, microbatch):
             total, loss, rest = carry
             (gradients, (part, rest, aux)), newest = one(rest, microbatch)
-            total = jax.tree.map(lambda t, g: t + widened(g), total, gradients)
+            total = jax.tree.map(lambda t, g: t + at_least_float32(g), total, gradients)
             return (total, loss + part, rest), (aux, newest)
 
-        zeros = jax.tree.map(lambda p: jnp.zeros_like(widened(p)), params)
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(at_least_float32(p)), params)
         parts = microbatches(batch, self.accumulate)
         start = self._own((zeros, jnp.float32(0), state.rest))
         (total, loss, rest), (aux, newest) = jax.lax.scan(add, start, parts)
@@ -210,7 +212,7 @@ class Step:
         def scaled(params: Tree, rest: Tree, batch: Any, scaling: LossScaleState):
             loss, rest, aux = self._apply(structure, params, rest, batch)
             # a member's part of the batch's mean, or its gradients were that many times larger
-            return scale_loss(loss, scaling) / members, (widened(loss), rest, aux)
+            return scale_loss(loss, scaling) / members, (at_least_float32(loss), rest, aux)
 
         return jax.grad(scaled, has_aux=True)
 
@@ -240,15 +242,16 @@ class Step:
 
         def whole(params, rest, arrays):
             if self.params is not None:  # the program is float32's; narrow is what lies in memory
-                params = jax.tree.map(widened, params)
+                params = jax.tree.map(at_least_float32, params)
             model = structure.merge(params, rest)
             out = self.loss(model, *jax.tree.unflatten(treedef, arrays))
             loss, aux = out if self.has_aux else (out, None)
-            return widened(jnp.asarray(loss)), structure.rest(model), aux
+            return at_least_float32(jnp.asarray(loss)), structure.rest(model), aux
 
         return self.transform(whole)(params, rest, arrays)
 
 
+@renamed_arguments(wire="comm_format")
 def step(
     loss: Callable,
     optimizer: optax.GradientTransformation,
@@ -261,7 +264,7 @@ def step(
     accumulate: int = 1,
     has_aux: bool = False,
     axis_name: Any = None,
-    wire: Any = None,
+    comm_format: Any = None,
     warn_after: int | None = None,
 ) -> Step:
     """A mixed-precision training step around any loss function and optax optimizer.
@@ -286,14 +289,14 @@ def step(
             none (a scale of 1, bad steps left out all the same) elsewhere.
         weights: how narrow weights (``p=f16`` or ``p=bf16`` in the policy) are updated:
             ``"master"`` (the default), ``"stochastic"``, ``"compensated"`` or ``"plain"``.
-        moments: storages for the optimizer's state, as :func:`stored_in` takes them.
+        moments: storages for the optimizer's state, as :func:`store_state` takes them.
         clip: largest global norm of the gradients, over all parameters, unscaled.
         accumulate: in how many microbatches of equal size a batch is computed.
         has_aux: whether ``loss`` returns ``(scalar, aux)``.
         axis_name: mapped axes (of a ``shard_map``, say) whose members each have a part of the
             batch: gradients and loss are averaged over them, and all take the same decisions. Not
             needed under ``jit`` with shardings, where arrays are whole.
-        wire: format in which the gradients are sent to be averaged, see :func:`mean_over`.
+        comm_format: format in which the gradients are sent to be averaged, see :func:`mean_over`.
         warn_after: with a number, a warning comes from the host once that many steps in a row have
             been left out. It is a host callback in the program (``jax.debug.callback``), which
             can't be exported or cached on disk; None, the default, leaves it to the caller to look
@@ -322,20 +325,31 @@ def step(
     if weights is None:
         weights = "master" if params is not None and params.itemsize < 4 else "plain"
     if weights not in WEIGHTS:
-        raise ValueError(f"step: weights is {weights!r}; accepted: {', '.join(map(repr, WEIGHTS))}")
+        raise ValueError(
+            f"step: weights is {weights!r}; expected one of {', '.join(map(repr, WEIGHTS))}"
+        )
     if not (isinstance(accumulate, int) and accumulate >= 1):
-        raise ValueError(f"step: accumulate is {accumulate!r}; accepted: 1, 2, ...")
+        raise ValueError(f"step: accumulate is {accumulate!r}; expected 1, 2, ...")
     if moments is not None:
-        optimizer = stored_in(optimizer, moments)
+        optimizer = store_state(optimizer, moments)
     if scaling is None:
         scaling = DynamicLossScale() if narrow else StaticLossScale(1.0)
     whole = loss_scaled(WEIGHTS[weights](optimizer), scaling, clip=clip, axis_name=axis_name)
-    if wire is not None and axis_name is None:
-        raise ValueError("step: wire says how gradients are sent over axis_name, which isn't given")
+    if comm_format is not None and axis_name is None:
+        raise ValueError("step: comm_format needs axis_name, the axes that gradients are sent over")
     if warn_after is not None and not (isinstance(warn_after, int) and warn_after >= 1):
         raise ValueError(f"step: warn_after is {warn_after!r}; expected 1, 2, ... or None")
     return Step(
-        loss, whole, params, accumulate, has_aux, transform, delayed, axis_name, wire, warn_after
+        loss,
+        whole,
+        params,
+        accumulate,
+        has_aux,
+        transform,
+        delayed,
+        axis_name,
+        comm_format,
+        warn_after,
     )
 
 
@@ -381,7 +395,7 @@ def _transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bool]:
         if policy.state:
             raise ValueError(
                 f"step: the recipe's state says how parts of a training state are stored, first "
-                f"{policy.state[0][0]!r}; here moments={{...}} and the policy's p= do; accepted: a "
+                f"{policy.state[0][0]!r}; here moments={{...}} and the policy's p= do; expected a "
                 "recipe without, or autoscale of a training step of your own"
             )
         if policy.scaling.source == "history":  # differentiated within a call with a history

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from ..rounding import round_to
-from ._finite import is_float_array, widened
+from ._finite import at_least_float32, is_float_array
 
 Tree = Any
 
@@ -59,7 +59,7 @@ def master_weights(
         params = _given(params, "master_weights")
         updates, after = inner.update(_wide(updates), state.inner, state.master, **extra)
         master = apply_updates(state.master, updates)
-        rounded = jax.tree.map(lambda m, p: widened(m.astype(p.dtype)), master, params)
+        rounded = jax.tree.map(lambda m, p: at_least_float32(m.astype(p.dtype)), master, params)
         return _difference(rounded, params), MasterState(master, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -99,7 +99,7 @@ def stochastic_rounding(
         noise = jax.tree.unflatten(jax.tree.structure(params), keys)
 
         def leaf(p: Any, u: Any, key: jax.Array) -> Any:
-            total = widened(p) + u
+            total = at_least_float32(p) + u
             if p.dtype.itemsize >= 4:
                 return total
             return round_to(total, p.dtype, rounding="stochastic", key=key)
@@ -138,9 +138,9 @@ def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransf
             if p.dtype.itemsize >= 4:
                 return p + u, lost
             magnified = math.ldexp(1.0, jnp.finfo(p.dtype).nmant + 1)
-            change = u + widened(lost) / magnified
-            new = round_to(widened(p) + change, p.dtype)
-            rest = change - (new - widened(p))
+            change = u + at_least_float32(lost) / magnified
+            new = round_to(at_least_float32(p) + change, p.dtype)
+            rest = change - (new - at_least_float32(p))
             return new, round_to(rest * magnified, p.dtype, saturate=True).astype(p.dtype)
 
         pairs = jax.tree.map(leaf, params, updates, state.lost)
@@ -154,18 +154,18 @@ def apply_updates(params: Tree, updates: Tree) -> Tree:
     """``params + updates``, summed in float32 and rounded once to each parameter's own dtype."""
 
     def leaf(p: Any, u: Any) -> Any:
-        return (widened(p) + u.astype(widened(p).dtype)).astype(p.dtype)
+        return (at_least_float32(p) + u.astype(at_least_float32(p).dtype)).astype(p.dtype)
 
     return jax.tree.map(leaf, params, updates)
 
 
 def _wide(tree: Tree) -> Tree:
-    return jax.tree.map(lambda x: widened(x) if is_float_array(x) else x, tree)
+    return jax.tree.map(lambda x: at_least_float32(x) if is_float_array(x) else x, tree)
 
 
 def _difference(new: Tree, old: Tree) -> Tree:
     """What has to be added to ``old`` to get ``new``: exact unless a weight shrinks 2^12-fold."""
-    return jax.tree.map(lambda n, o: n - widened(o), new, old)
+    return jax.tree.map(lambda n, o: n - at_least_float32(o), new, old)
 
 
 def _given(params: Tree, name: str) -> Tree:

@@ -14,5 +14,5 @@ from ._program import guarded as guarded
 from ._program import load_program as load_program
 from ._program import parameter_count as parameter_count
 from ._results import Comparison as Comparison
-from ._results import Death as Death
+from ._results import Divergence as Divergence
 from ._results import Record as Record

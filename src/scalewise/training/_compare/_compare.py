@@ -32,7 +32,7 @@ from ._program import (
     parameter_count,
     same_types,
 )
-from ._results import Comparison, Death, Record, finite_or_none, last_mean
+from ._results import Comparison, Divergence, Record, finite_or_none, last_mean
 from ._terminal import Progress, announce, show
 
 
@@ -69,7 +69,7 @@ class _Run:
         self.seconds: list[float] = []
         self.bad: list[bool] = []
         self.scales: list[float] = []
-        self.death: Death | None = None
+        self.divergence: Divergence | None = None
         self.dead = False
         self.scaled = has_loss_scale(self.state)
 
@@ -89,9 +89,9 @@ class _Run:
         whole = bool((self.finite(after) | ~self.finite_at_start).all())
         good = whole and math.isfinite(number)
         if not good:
-            if self.death is None:
+            if self.divergence is None:
                 why = diagnose(self.step, before, batch, after, number)
-                self.death = Death(len(self.losses) + 1, why)
+                self.divergence = Divergence(len(self.losses) + 1, why)
             # what makes a non-finite loss and leaves a non-finite state can't come back
             self.dead = not whole and not math.isfinite(number)
         self.bad.append(not good)
@@ -115,7 +115,9 @@ class _Run:
             state_bytes=sum(int(x.nbytes) for x in leaves if isinstance(x, jax.Array)),
             parameters=self.parameters,
             non_finite=sum(self.bad[:steps]),
-            death=self.death if self.death and self.death.step <= steps else None,
+            divergence=self.divergence
+            if self.divergence and self.divergence.step <= steps
+            else None,
             scales=tuple(self.scales[:steps]),
             skipped=self.skipped,
             temporary_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),
@@ -164,13 +166,13 @@ def compare(
     """
     console = console or Console()
     if steps < 1:
-        raise InputError(f"steps is {steps}: at least 1 is accepted")
+        raise InputError(f"steps is {steps}; expected 1, 2, ...")
     if seeds < 1:
-        raise InputError(f"seeds is {seeds}: at least 1 is accepted")
+        raise InputError(f"seeds is {seeds}; expected 1, 2, ...")
     methods = [method(name) for name in recipes]
     names = [m.name for m in methods]
     if not names:
-        raise InputError(f"no recipe given: accepted are {', '.join(METHODS)}")
+        raise InputError(f"no recipe given; expected some of {', '.join(METHODS)}")
     if len(set(names)) < len(names):
         raise InputError(f"a recipe is given twice: {', '.join(names)}")
     if not isinstance(program, Program):

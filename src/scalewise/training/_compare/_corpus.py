@@ -35,7 +35,7 @@ def corpus(path: str | Path | None = None, limit: int = LIMIT) -> bytes:
         elif root.is_dir():
             files = sorted(p for p in root.rglob("*") if p.is_file() and not _hidden(p, root))
         else:
-            raise InputError(f"no data at {str(root)!r}: a text file or a folder is accepted")
+            raise InputError(f"no data at {str(root)!r}; expected a text file or a folder")
     pieces, size = [], 0
     for file in files:
         try:

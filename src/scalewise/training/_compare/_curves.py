@@ -125,7 +125,7 @@ def _legend(records: Sequence[Record], top: int) -> str:
     for index, record in enumerate(records):
         x = LEFT + index % 3 * 220
         y = top + 12 + 24 * (index // 3)
-        note = " (died)" if record.death and not math.isfinite(record.final_loss) else ""
+        note = " (diverged)" if record.divergence and not math.isfinite(record.final_loss) else ""
         parts.append(f'<path class="c{index % COLOURS}" d="M{x} {y}h24"/>')
         parts.append(f'<text x="{x + 32}" y="{y + 4}">{escape(visible(record.name))}{note}</text>')
     return "\n".join(parts)

@@ -37,7 +37,7 @@ class Folder:
             return cls(Path("runs") / time.strftime("%Y-%m-%dT%H-%M-%S"), named=False)
         folder = cls(Path(out))
         if folder.path.exists() and (not folder.path.is_dir() or folder.entries()):
-            raise InputError(f"{str(out)!r} isn't empty: a new or an empty folder is accepted")
+            raise InputError(f"{str(out)!r} isn't empty; expected a new or an empty folder")
         return folder
 
     def entries(self) -> list[Path]:
@@ -62,10 +62,10 @@ class Folder:
                 try:
                     stack.enter_context(lock(folder.path))
                 except FolderInUseError as error:
-                    raise InputError(f"{error}: one run at a time is accepted") from None
+                    raise InputError(f"{error}; only one run at a time can use it") from None
                 if folder.new and folder.entries():
                     raise InputError(
-                        f"{str(folder.path)!r} isn't empty: a new or an empty folder is accepted"
+                        f"{str(folder.path)!r} isn't empty; expected a new or an empty folder"
                     )
                 remove_temporaries(folder.path)
                 yield folder

@@ -248,7 +248,7 @@ def method(name: str | Method) -> Method:
         >>> method("fp61")
         Traceback (most recent call last):
         ...
-        scalewise...InputError: unknown recipe 'fp61': accepted are float32, fp16-plain, fp16, fp8,
+        scalewise...InputError: unknown recipe 'fp61'; expected one of float32, fp16-plain,
         ...; did you mean 'fp16'?
     """
     if isinstance(name, Method):
@@ -257,4 +257,4 @@ def method(name: str | Method) -> Method:
         return METHODS[name]
     close = difflib.get_close_matches(str(name).lower(), METHODS, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise InputError(f"unknown recipe {name!r}: accepted are {', '.join(METHODS)}{hint}")
+    raise InputError(f"unknown recipe {name!r}; expected one of {', '.join(METHODS)}{hint}")

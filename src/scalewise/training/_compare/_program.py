@@ -54,7 +54,7 @@ def load_program(path: str | Path) -> Program:
     """
     file = Path(path)
     if not file.is_file():
-        raise InputError(f"no program at {str(file)!r}: a Python file is accepted")
+        raise InputError(f"no program at {str(file)!r}; expected a Python file")
     module = _run(file)
     missing = [p for name, p in PROTOCOL.items() if not callable(getattr(module, name, None))]
     if missing:
@@ -71,7 +71,7 @@ def _run(file: Path) -> ModuleType:
     name = f"scalewise_program_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise InputError(f"no program at {str(file)!r}: a Python file (.py) is accepted")
+        raise InputError(f"no program at {str(file)!r}; expected a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickles look their module up
     try:
@@ -146,12 +146,12 @@ def check_step(program: Program, state: Tree, batch: Any) -> None:
     what = f"{program.name}.train_step"
     out = guarded(lambda s, b: jax.eval_shape(program.train_step, s, b), what, state, batch)
     if not (isinstance(out, tuple) and len(out) == 2):
-        raise InputError(f"{what} returned {_kind(out)}: (state, loss) is accepted")
+        raise InputError(f"{what} returned {_kind(out)}; expected (state, loss)")
     after, loss = out
     if getattr(loss, "shape", None) != () or not jax.numpy.issubdtype(
         loss.dtype, jax.numpy.floating
     ):
-        raise InputError(f"{what} returned a loss of {_kind(loss)}: a scalar float is accepted")
+        raise InputError(f"{what} returned a loss of {_kind(loss)}; expected a scalar float")
     same_types(jax.eval_shape(lambda s: s, state), after, what)
 
 

@@ -8,30 +8,33 @@ from typing import Any
 
 import numpy as np
 
+from ..._deprecated import renamed_arguments
+
 WINDOW = 50  # the final loss is the mean over so many last steps
 EARLY = 20  # steps in which a method shows how good its scales are before it has seen much
 
 
 @dataclass(frozen=True)
-class Death:
-    """The first step that left something non-finite behind, and what was found there."""
+class Divergence:
+    """The first step whose loss or new state was non-finite, and the cause that was found."""
 
     step: int
     why: str
 
 
+@renamed_arguments(death="divergence")
 @dataclass(frozen=True)
 class Record:
     """One method's run.
 
     Attributes:
         name, what: of the method.
-        losses: one for each step, NaN where the loss wasn't finite or the method was dead.
+        losses: one for each step, NaN where the loss wasn't finite or the method had stopped.
         seconds: wall time of each step that ran.
         trace_seconds, compile_seconds: of the step, ahead of time.
         state_bytes, parameters: bytes in the state's live buffers, numbers in its params.
         non_finite: steps whose loss or new state wasn't finite.
-        death: the first of them, None where there was none.
+        divergence: the first of them, None if there was none.
         scales: the loss scale of each step, for methods that have one.
         skipped: steps that the method left out, its state untouched.
         temporary_bytes: what the compiled step needs beside its arguments and results.
@@ -47,7 +50,7 @@ class Record:
     state_bytes: int
     parameters: int
     non_finite: int
-    death: Death | None = None
+    divergence: Divergence | None = None
     scales: tuple[float, ...] = ()
     skipped: int = 0
     temporary_bytes: int = 0
@@ -155,8 +158,8 @@ class Comparison:
         row |= {"final_loss_spread": finite_or_none(record.spread)}
         row |= {"early_difference": finite_or_none(self.early_difference(record))}
         row |= {"loss_scale_at_end": record.scales[-1] if record.scales else None}
-        dead = record.death
-        row["first_non_finite"] = dead and {"step": dead.step, "why": dead.why}
+        first = record.divergence
+        row["first_non_finite"] = first and {"step": first.step, "why": first.why}
         return row
 
 

@@ -80,13 +80,14 @@ def announce(console: Console, program: str, parameters: int, size: int, steps: 
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Table, curves, what died of what, and where the files are."""
+    """Prints the table, the curves, why methods diverged, and where the files are."""
     print_table(console, table(comparison))
     for record in comparison.records:
-        if record.death:
+        if record.divergence:
             console.print(
                 Text.assemble(
-                    (record.name, "bold"), f", step {record.death.step}: {record.death.why}"
+                    (record.name, "bold"),
+                    f", step {record.divergence.step}: {record.divergence.why}",
                 )
             )
     for record in comparison.records:

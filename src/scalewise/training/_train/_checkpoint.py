@@ -188,7 +188,7 @@ class Checkpoints:
             return read_meta(folder)
         except ForeignError as error:
             raise InputError(
-                f"{folder} is no checkpoint of scalewise train: {error}; accepted is a folder that "
+                f"{folder} is no checkpoint of scalewise train: {error}; expected a folder that "
                 "scalewise train wrote"
             ) from None
 

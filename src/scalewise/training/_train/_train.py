@@ -139,7 +139,7 @@ def train(
     console = (console or Console()) if is_first() else Console(quiet=True)
     for name, number in (("steps", steps), ("every", every), ("keep", keep)):
         if number < 1:
-            raise InputError(f"{name} is {number}: at least 1 is accepted")
+            raise InputError(f"{name} is {number}; expected 1, 2, ...")
     if not isinstance(program, Program):
         program = load_program(example(program))
     text = data if isinstance(data, bytes) else corpus(data)
@@ -405,7 +405,7 @@ def example(program: str | Path) -> Path:
         for file in folder.glob("*.py")
     }
     raise InputError(
-        f"no program called {str(program)!r}: a Python file is accepted"
+        f"no program called {str(program)!r}; expected a Python file"
         + (f", or one of the examples {', '.join(sorted(found))}" if found else "")
     )
 

@@ -21,7 +21,7 @@ from ._finite import choose, is_array
 Tree = Any
 
 
-def keep_unless(
+def update_if(
     predicate: jax.Array, update: Callable[..., tuple[Tree, Tree]], old: Tree, *args: Any
 ) -> tuple[Tree, Tree]:
     """``update(*args)``, results and new state; zeros and the old state where the predicate fails.
@@ -36,7 +36,7 @@ def keep_unless(
         >>> import jax.numpy as jnp
         >>> update = lambda g, m: (-(m + g), m + g)
         >>> m, g = jnp.float32(1.0), jnp.float32(2.0)
-        >>> [[float(x) for x in keep_unless(jnp.bool_(p), update, m, g, m)] for p in (True, False)]
+        >>> [[float(x) for x in update_if(jnp.bool_(p), update, m, g, m)] for p in (True, False)]
         [[-3.0, 3.0], [0.0, 1.0]]
     """
     if not isinstance(predicate, Tracer):  # eagerly nothing is computed twice
@@ -50,7 +50,7 @@ def keep_unless(
         trees[:] = [tree, [None if is_array(x) else x for x in leaves]]
         return [jnp.asarray(x) for x in leaves if is_array(x)]
 
-    program = trace(arrays, Interpretation(), args, {}, name="keep_unless")
+    program = trace(arrays, Interpretation(), args, {}, name="update_if")
     tree, static = trees
     kept = [x for x in jax.tree.leaves(old) if is_array(x)]
     jaxpr = getattr(program.jaxpr, "jaxpr", program.jaxpr)
