@@ -20,7 +20,8 @@ from ...primitives import having
 from .._run._equation_statistics import direction_of
 from ._findings import source_line
 
-MOVES = EXACT - having("selects")  # move or negate elements of one operand
+SELECTS = having("selects")
+MOVES = EXACT - SELECTS  # move or negate elements of one operand
 
 ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
@@ -186,7 +187,7 @@ def _literal(
     what = _change(number, rounded, fmt)
     if what is None:
         return None
-    masks = primitive in ("select_n", "max", "min", "clamp")
+    masks = primitive in SELECTS
     source = source_line(file, line)
     direction = direction_of(use, trained)
     return Literal(
