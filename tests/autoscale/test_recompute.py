@@ -56,6 +56,17 @@ def test_a_step_takes_less_memory_than_in_float32():
     assert temporaries(narrow, W) < 0.9 * temporaries(jax.grad(loss), W)
 
 
+@pytest.mark.parametrize("recipe", ["fp16", "fp8"])
+def test_operands_of_backward_products_are_kept_narrow_until_then(recipe):
+    """Compiled, not only asked for: XLA on a CPU drops barriers, and widens as early as it can."""
+    f = sw.autoscale(jax.grad(layers(jnp.tanh)), recipe)
+    text = jax.jit(f).lower(W).compile().as_text()
+    dtype = {"fp16": "f16", "fp8": "f8e4m3fn"}[recipe]
+    entry = text[text.index("ENTRY") :]
+    calls = [line for line in entry.splitlines() if " call(" in line]
+    assert sum(f"= {dtype}[256,128]" in line for line in calls) >= 2  # outputs of two layers
+
+
 def test_what_would_amplify_the_rounding_is_stored_itself():
     """exp of a large number: from a rounded operand it would be wrong by that number's own ulps."""
 

@@ -26,7 +26,7 @@ from ..scaled import (
     quantize_measured,
 )
 from ._keep import OPAQUE, Exceptions, refuse_opaque
-from ._layout import stored_copy
+from ._layout import loaded_after, stored_copy
 from ._narrow import AtRest, abstract, at_rest, has_exponent, holds, is_stored, put
 from ._predict import of_argument, predict
 from ._products import Blocks, Operand, Product, multiplied
@@ -264,12 +264,11 @@ class Boundaries(Interpretation):
             pairs = zip(values, formats, strict=True)
             given = [value.data.dtype if fmt is None else fmt for value, fmt in pairs]
             self.record("contraction", equation, equation.out_avals[0].shape, given)
-        a, b = (
-            self._operand(value, equation, fmt, contracted, position)
-            for position, (value, fmt, contracted) in enumerate(
-                zip(values, formats, axes, strict=True)
-            )
-        )
+        made: dict[int, Operand] = {}
+        for i in sorted(range(2), key=lambda i: _is_reread(values[i], equation)):
+            other = _scales(made.get(1 - i))
+            made[i] = self._operand(values[i], equation, formats[i], axes[i], i, other)
+        a, b = made[0], made[1]
         return (a, b), values[0].exponent + values[1].exponent
 
     def formats(
@@ -299,26 +298,30 @@ class Boundaries(Interpretation):
         fmt: Format | BlockFormat | None,
         contracted: tuple[int, ...],
         position: int,
+        other: Any,
     ) -> Operand:
         """One operand: numbers in the format's own dtype, or in one that holds them, and a scale.
 
-        The scale is a power of two in the compute dtype; None for 1.
+        The scale is a power of two in the compute dtype; None for 1. An operand that the forward
+        pass has stored is loaded once ``other`` is there, the scales of the other operand.
         """
         if fmt is None:
             value.memo[STORED] = True
             return value.data, None
         plain = isinstance(fmt, Format) and self.recipe.per == "tensor"
-        again = equation.direction == "backward" and value.side == "forward"
+        reread = _is_reread(value, equation)
         site = f"{'.'.join(map(str, equation.order))}/{position}"
-        if again and not (plain and self.recipe.scaling.reuses_copy):
-            value = awake(self._stored(value, self.recipe.storage))
-            again = False
+        if reread and not (plain and self.recipe.scaling.reuses_copy):
+            stored = self._stored(value, self.recipe.storage)
+            value = awake(loaded_after(stored, other) if isinstance(stored, AtRest) else stored)
+            reread = False
         copy = self._rounded(value, fmt, contracted, site)
         if not plain:
             return Blocks(copy, fmt, value.data.dtype), None
         assert isinstance(copy.scale, jax.Array)
         data = copy.data if isinstance(copy.data, jax.Array) else copy.data.astype(jnp.float32)
-        return stored_copy(data, again), copy.scale
+        data = stored_copy(data)
+        return loaded_after(data, other) if reread else data, copy.scale
 
     def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
         """A contraction of two operands, added up in float32 at least, in ``dtype``."""
@@ -450,6 +453,21 @@ def _held(total: jax.Array, part: jax.Array) -> jax.Array:
 
     arrays = alike((total, part))
     return lax.platform_dependent(*arrays, cpu=selected, default=lambda total, _: total)
+
+
+def _is_reread(value: InFlight, equation: Equation) -> bool:
+    """Whether a backward product reads a value of the forward pass."""
+    return equation.direction == "backward" and value.side == "forward"
+
+
+def _scales(operand: Operand | None) -> Any:
+    """The scales of an operand; of one without any, its numbers; None for no operand."""
+    if operand is None:
+        return None
+    numbers, scale = operand
+    if isinstance(numbers, Blocks):
+        return numbers.copy.scale
+    return numbers if scale is None else scale
 
 
 def _turned(equation: Equation, inputs: Sequence[Any]) -> InFlight | None:
