@@ -27,7 +27,7 @@ import optax
 
 import scalewise as sw
 from scalewise.interpret._compat import open_jaxpr
-from scalewise.interpret._equation import bodies
+from scalewise.interpret._equation import nested_jaxprs
 from scalewise.training import load_program
 
 Tree = Any
@@ -109,7 +109,9 @@ def parts(step: Callable[..., Any], arguments: Any) -> tuple[dict[str, float], d
 def equations(jaxpr: Any) -> int:
     """How many equations a jaxpr has, with those of all jaxprs among its parameters."""
     body = open_jaxpr(jaxpr)[0]
-    return len(body.eqns) + sum(equations(inner) for eqn in body.eqns for inner in bodies(eqn))
+    return len(body.eqns) + sum(
+        equations(inner) for eqn in body.eqns for inner in nested_jaxprs(eqn)
+    )
 
 
 def measured(program: str, recipes: list[str], rounds: int) -> list[dict[str, Any]]:

@@ -62,6 +62,7 @@ def test_exports_of_a_module(monkeypatch):
     [
         ("scalewise", "Rooted", "SqrtStored"),
         ("scalewise.autoscale", "Rooted", "SqrtStored"),
+        ("scalewise.autoscale", "Exceptions", "FormatOverrides"),
         ("scalewise.training", "Death", "Divergence"),
         ("scalewise.training", "stored_in", "store_state"),
     ],
@@ -76,6 +77,7 @@ def test_renamed_exports(module, old, new):
     ("make", "value", "old", "new"),
     [
         (lambda **size: sw.Storage("fp16", **size), 7, "smallest", "min_size"),
+        (sw.Recipe, 7, "smallest", "min_size"),
         (sw.training.DynamicLossScale, 0.5, "smallest", "min_scale"),
         (sw.training.DynamicLossScale, 2.0**20, "largest", "max_scale"),
     ],

@@ -21,8 +21,8 @@ import jax
 import numpy as np
 
 from scalewise.autoscale._predict import of_argument, predict
-from scalewise.autoscale._rules import RULES, Family, contracted_axes
-from scalewise.autoscale._value import InFlight
+from scalewise.autoscale._rules import RULES, Family
+from scalewise.autoscale._value import ScaledValue
 from scalewise.formats import BlockFormat, Format
 from scalewise.interpret import (
     CONTRACTIONS,
@@ -33,6 +33,7 @@ from scalewise.interpret import (
     run,
     trace,
 )
+from scalewise.primitives import params
 
 # Of float32 XLA's elementary functions are some ulps off, and sums are added in another order.
 FLOAT32 = 2.0**-20
@@ -106,8 +107,8 @@ class Model:
         stacked: what a scan stacks for its backward pass, a scale for each turn.
         propagated: products and sums of two values have the scale that their operands' imply,
             whatever their own largest magnitude is.
-        predicted: the operands' scale is that of ``InFlight.spread``, the standard deviation that
-            the recipe predicts from shapes.
+        predicted: the operands' scale is that of ``ScaledValue.log2_std``, the standard deviation
+            that the recipe predicts from shapes.
     """
 
     results: Rounding | None = None
@@ -121,19 +122,19 @@ class Model:
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
-class Value(InFlight):
+class Value(ScaledValue):
     """A value of :class:`Disturbed`; ``size`` is the power of two below what its scale was found
     from."""
 
     size: Any = 0.0
 
     def tree_flatten(self):
-        return (self.data, self.size), (self.side, self.uniform, self.spread)
+        return (self.data, self.size), (self.origin, self.constant_value, self.log2_std)
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        side, uniform, spread = static
-        return cls(children[0], 0, side, uniform, spread, size=children[1])
+        origin, constant_value, log2_std = static
+        return cls(children[0], 0, origin, constant_value, log2_std, size=children[1])
 
 
 class Disturbed(Interpretation):
@@ -148,32 +149,34 @@ class Disturbed(Interpretation):
         x = np.asarray(x)
         y = self.rounded(x, self.model.results, largest(x))
         size = power_below(largest(x))
-        return Value(y, 0, "stored", spread=of_argument(aval.shape), size=size)
+        return Value(y, 0, "stored", log2_std=of_argument(aval.shape), size=size)
 
     def constant(self, x: Any, aval: Any) -> Value:
         x = np.asarray(x, aval.dtype)
-        uniform = float(x) if x.size == 1 else None
+        constant_value = float(x) if x.size == 1 else None
         size = 2 * power_below(largest(x))  # its data lie between 1/2 and 1
-        return Value(self.rounded(x, self.model.results, 0.0), 0, uniform=uniform, size=size)
+        return Value(
+            self.rounded(x, self.model.results, 0.0), 0, constant_value=constant_value, size=size
+        )
 
     def lower(self, value: Any, aval: Any) -> Any:
         return value.data
 
-    def stepwise(self, state: Any, equation: Equation) -> int:
+    def eager_iterations(self, state: Any, equation: Equation) -> int:
         return 1 << 20
 
     def canonical(self, value: Any, aval: Any, boundary: Any, equation: Equation) -> Value:
-        side = "backward" if equation.direction == "backward" else "forward"
+        origin = "backward" if equation.direction == "backward" else "forward"
         data = np.asarray(value.data)
         if boundary == "stacked" and equation.direction == "forward" and aval.shape:
             data = self.rounded(data, self.model.stacked, largest(data))
-        return Value(data, 0, side, size=np.asarray(np.max(value.size)))
+        return Value(data, 0, origin, size=np.asarray(np.max(value.size)))
 
-    def spread(self, value: Any, aval: Any) -> Value:
+    def unstack(self, value: Any, aval: Any) -> Value:
         size = np.broadcast_to(np.max(value.size), aval.shape[:1])
         return dataclasses.replace(value, size=size, memo={})
 
-    def gather(self, value: Any, aval: Any) -> Value:
+    def stack(self, value: Any, aval: Any) -> Value:
         size = float(np.max(value.size))
         data = self.rounded(np.asarray(value.data), self.model.results, size)
         return dataclasses.replace(value, data=data, size=size, memo={})
@@ -182,7 +185,7 @@ class Disturbed(Interpretation):
         floats = [x for x in inputs if isinstance(x, Value)]
         data = [x.data if isinstance(x, Value) else x for x in inputs]
         if equation.name in CONTRACTIONS:
-            axes = contracted_axes(equation)
+            axes = params.contracted_axes(equation)
             data[:2] = [self.operand(x, over) for x, over in zip(inputs[:2], axes, strict=True)]
         outs = equation.bind(*data)
         if equation.name in SUMS:  # in another order: relative to the terms, not to their sum
@@ -190,47 +193,49 @@ class Disturbed(Interpretation):
             pairs = zip(map(np.asarray, outs), map(np.asarray, terms), strict=True)
             outs = [self.as_float32(y, t) for y, t in pairs]
         family = RULES[equation.name].family
-        side = "backward" if equation.direction == "backward" else "forward"
-        if family is Family.STRUCTURAL and all(x.side == "stored" for x in floats):
-            side = "stored"
-        spread = predict(equation, family, inputs) if self.model.predicted else 0.0
+        origin = "backward" if equation.direction == "backward" else "forward"
+        if family is Family.STRUCTURAL and all(x.origin == "stored" for x in floats):
+            origin = "stored"
+        log2_std = predict(equation, family, inputs) if self.model.predicted else 0.0
         return state, [
-            self.result(equation, family, np.asarray(y), floats, side, spread) if is_float(a) else y
+            self.result(equation, family, np.asarray(y), floats, origin, log2_std)
+            if is_float(a)
+            else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
     def result(
         self, equation: Equation, family: Family, y: np.ndarray, floats: Sequence[Value],
-        side: Any, spread: float,
+        origin: Any, log2_std: float,
     ) -> Value:  # fmt: skip
-        sizes = [min(float(np.max(x.size)), MASK if x.uniform else math.inf) for x in floats]
+        sizes = [min(float(np.max(x.size)), MASK if x.constant_value else math.inf) for x in floats]
         if family is Family.STRUCTURAL and floats:
-            return Value(y, 0, side, floats[0].uniform, spread, size=max(sizes))
-        constants = [abs(x.uniform) for x in floats if x.uniform is not None]
+            return Value(y, 0, origin, floats[0].constant_value, log2_std, size=max(sizes))
+        constants = [abs(x.constant_value) for x in floats if x.constant_value is not None]
         propagated, size = self.model.propagated, float(power_below(largest(y)))
-        uniform = float(y) if not floats and y.size == 1 else None
+        constant_value = float(y) if not floats and y.size == 1 else None
         if equation.name not in TAKES:
             y = self.as_float32(y, np.abs(y))
         elif equation.name not in BOUNDED or not any(
-            0 < abs(x.uniform or 0) < MASK for x in floats
+            0 < abs(x.constant_value or 0) < MASK for x in floats
         ):
             size = max(sizes)
         if equation.name == "mul" and (constants or propagated):
             size = math.prod(sizes)
-        elif equation.name == "div" and floats[1].uniform and equation.direction != "update":
+        elif equation.name == "div" and floats[1].constant_value and equation.direction != "update":
             size = 2 * sizes[0] / sizes[1]
         elif equation.name in ("add", "sub", "add_any", "rem") and propagated:
             size = max(sizes)
         elif equation.name == "sqrt" and propagated:
             size = math.sqrt(max(sizes))
         y = self.rounded(y, self.model.results, size)
-        return Value(y, 0, side, uniform, spread, size=size)
+        return Value(y, 0, origin, constant_value, log2_std, size=size)
 
     def operand(self, x: Value, contracted: tuple[int, ...]) -> np.ndarray:
-        rounding = self.model.backward if x.side == "backward" else self.model.forward
+        rounding = self.model.backward if x.origin == "backward" else self.model.forward
         size: Any = largest(x.data)
         if self.model.predicted:
-            size = 2.0 ** round(x.spread)
+            size = 2.0 ** round(x.log2_std)
         elif self.model.blocks:
             size = np.max(finite(x.data), contracted, keepdims=True, initial=0)
         return self.rounded(np.asarray(x.data), rounding, size)

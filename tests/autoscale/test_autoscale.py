@@ -15,7 +15,7 @@ from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.formats import E4M3FN, FP16
 
 NOTHING = sw.Recipe(forward=None, backward=None, storage=None)
-EAGER = dataclasses.replace(sw.recipes.fp16, smallest=1)
+EAGER = dataclasses.replace(sw.recipes.fp16, min_size=1)
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2, "fp8": 0.2}
 
 

@@ -37,7 +37,7 @@ def test_a_history_of_the_same_arrays_is_current_scaling():
     want, loss = jax.jit(sw.autoscale(step, "fp8"))(W, X)
     np.testing.assert_array_equal(new, want)
     assert value == loss
-    assert history.amaxes.shape == (len(history.sites), 16)
+    assert history.amaxes.shape == (len(history.operand_ids), 16)
     assert (np.asarray(history.amaxes[:, :2]) > 0).all()
     assert not history.amaxes[:, 2:].any()
 
@@ -123,7 +123,7 @@ def test_histories_of_others():
     with pytest.raises(TypeError, match="takes the AmaxHistory that init made, not a float"):
         delayed.step(1.0, W, X)
     assert isinstance(other, AmaxHistory)
-    assert other.sites == ()
+    assert other.operand_ids == ()
     more = sw.autoscale(lambda w, x: product(w, x) @ w, "fp8_delayed").init(W, X)
     with pytest.raises(ValueError, match="has an operand 1/0, which this program has not"):
         delayed.step(more, W, X)
@@ -133,7 +133,7 @@ def test_operands_are_numbered_by_contractions_alone():
     """Where arrays lie, and what is computed between, doesn't change which operands there are."""
     history = sw.autoscale(step, "fp8_delayed").init(W, X)
     other = sw.autoscale(lambda w, x: step(jnp.sin(w), jnp.cos(x)), "fp8_delayed")
-    assert other.step(history, W, X)[1].sites == history.sites
+    assert other.step(history, W, X)[1].operand_ids == history.operand_ids
     contractions = {name for name, rule in RULES.items() if rule.family is Family.CONTRACTION}
     assert contractions <= CONTRACTIONS
 

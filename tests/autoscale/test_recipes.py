@@ -152,7 +152,7 @@ MESH = """
             assert np.linalg.norm(got - want) < t * np.linalg.norm(want)
     delayed = sw.autoscale(tracked, "fp8_delayed")  # a history is that of all devices' parts
     history = delayed.init(w, placed)
-    assert np.max(history.amaxes) == np.max(np.abs(x)) and len(history.sites) == 2
+    assert np.max(history.amaxes) == np.max(np.abs(x)) and len(history.operand_ids) == 2
     y, history = jax.jit(delayed.step)(history, w, placed)
     np.testing.assert_allclose(y, tracked(w, x), rtol=0.05)
     assert (np.sort(history.amaxes[:, 1]) == np.sort([np.abs(x).max(), np.abs(w).max()])).all()

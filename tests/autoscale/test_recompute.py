@@ -92,7 +92,7 @@ def test_a_bfloat16_program_is_not_rounded_again():
 
 def test_smaller_arrays_are_kept():
     loss = layers(jax.nn.gelu)
-    everything = replace(sw.recipes.fp16, smallest=0)
-    kept = replace(sw.recipes.fp16, smallest=10**9)
+    everything = replace(sw.recipes.fp16, min_size=0)
+    kept = replace(sw.recipes.fp16, min_size=10**9)
     got = [jax.jit(sw.autoscale(jax.grad(loss), r))(W) for r in (everything, kept)]
     np.testing.assert_allclose(got[0], got[1], rtol=2e-2, atol=1e-5)

@@ -26,7 +26,7 @@ class Tally(Interpretation):
         row = self.rows.setdefault(equation.path, len(self.rows))
         return state.at[row].add(1), equation.bind(*inputs)
 
-    def stepwise(self, state, equation):
+    def eager_iterations(self, state, equation):
         return 0 if isinstance(state, jax.core.Tracer) else self.turns // equation.inner
 
     def control(self, equation, run):

@@ -39,8 +39,8 @@ def train(**options):
 
 def row(history, operand):
     """The history of an operand of the forward product, which is the program's first."""
-    first = min(history.sites, key=lambda s: int(s.split("/")[0].split(".")[0])).split("/")[0]
-    return np.asarray(history.amaxes)[history.sites.index(f"{first}/{operand}")]
+    first = min(history.operand_ids, key=lambda s: int(s.split("/")[0].split(".")[0])).split("/")[0]
+    return np.asarray(history.amaxes)[history.operand_ids.index(f"{first}/{operand}")]
 
 
 def largest(b):

@@ -28,7 +28,7 @@ from ._policy import policy as policy_
 
 # Among the operands of what chooses, a constant that the dtype can't hold may be the nearest number
 # that it can: a mask's finfo.min is no infinity.
-MOVES, CHOICES = having("keeps_constant"), having("chooses")
+KEEPS_CONSTANT, CHOOSES = having("keeps_constant"), having("chooses")
 
 
 @jax.tree_util.register_dataclass
@@ -38,31 +38,35 @@ class Value:
 
     Attributes:
         data: the array.
-        uniform: the number that every element equals, where the program says so: a constant takes
-            the dtype of its neighbours.
+        constant_value: the number that every element equals, None if unknown. A constant takes the
+            dtype of the other operands.
         backward: made by a backward pass. An optimizer takes it in float32.
     """
 
     data: jax.Array
-    uniform: float | None = dataclasses.field(default=None, metadata={"static": True})
+    constant_value: float | None = dataclasses.field(default=None, metadata={"static": True})
     backward: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def astype(self, dtype: Any) -> jax.Array:
         """The array in ``dtype``; a finite constant stays finite."""
-        if self.uniform is None or self.data.dtype == dtype:
+        if self.constant_value is None or self.data.dtype == dtype:
             return self.data.astype(dtype)
         limit = float(jnp.finfo(dtype).max)
-        number = self.uniform
+        number = self.constant_value
         if math.isfinite(number):
             number = max(-limit, min(limit, number))
         return jnp.full(self.data.shape, number, dtype)
 
     def fits(self, dtype: Any) -> bool:
-        """Whether a constant is zero, a normal number or no finite one in ``dtype``."""
-        if self.uniform is None or self.uniform == 0 or not math.isfinite(self.uniform):
+        """Returns False for a nonzero finite constant that is no normal number of ``dtype``."""
+        if (
+            self.constant_value is None
+            or self.constant_value == 0
+            or not math.isfinite(self.constant_value)
+        ):
             return True
         info = jnp.finfo(dtype)
-        return float(info.smallest_normal) <= abs(self.uniform) <= float(info.max)
+        return float(info.smallest_normal) <= abs(self.constant_value) <= float(info.max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +74,13 @@ class Autocast(Interpretation):
     """Values are arrays in the dtype that the policy had them computed in."""
 
     policy: Policy
-    note: Callable[[Equation, Any], None] | None = None
+    record: Callable[[Equation, Any], None] | None = None
 
     def lift(self, x: Any, aval: Any) -> Value:
         return Value(jnp.asarray(x))
 
     def constant(self, x: np.ndarray, aval: Any) -> Value:
-        return Value(jnp.asarray(x), uniform=float(x) if x.size == 1 else None)
+        return Value(jnp.asarray(x), constant_value=float(x) if x.size == 1 else None)
 
     def lower(self, value: Value, aval: Any) -> jax.Array:
         return value.astype(aval.dtype)
@@ -87,7 +91,7 @@ class Autocast(Interpretation):
     def select(self, predicate: jax.Array, on_true: Value, on_false: Value) -> Value:
         return Value(lax.select(predicate, on_true.data, on_false.data))
 
-    def spread(self, value: Value, aval: Any) -> Value:
+    def unstack(self, value: Value, aval: Any) -> Value:
         return Value(value.data)
 
     def apply(
@@ -99,20 +103,22 @@ class Autocast(Interpretation):
         if equation.name == "convert_element_type" and is_float(equation.out_avals[0]):
             (x,) = inputs
             dtype = equation.out_avals[0].dtype
-            uniform = x.uniform if isinstance(x, Value) else None
+            constant_value = x.constant_value if isinstance(x, Value) else None
             data = x.astype(dtype) if isinstance(x, Value) else equation.bind(x)[0]
-            return state, [Value(data, uniform, backward)]
+            return state, [Value(data, constant_value, backward)]
         if not values:
             outs = equation.bind(*inputs)
         else:
             dtype = self._dtype(equation, values)
-            if self.note is not None:
-                self.note(equation, dtype)
+            if self.record is not None:
+                self.record(equation, dtype)
             plain = [x.astype(dtype) if isinstance(x, Value) else x for x in inputs]
             outs = rebind(equation, plain, dtype)
-        uniform = values[0].uniform if values and equation.name in MOVES else None
+        constant_value = (
+            values[0].constant_value if values and equation.name in KEEPS_CONSTANT else None
+        )
         return state, [
-            Value(y, uniform, backward) if is_float(a) else y
+            Value(y, constant_value, backward) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
@@ -123,13 +129,13 @@ class Autocast(Interpretation):
         full = jnp.dtype(jnp.float64 if jnp.float64 in floats else jnp.float32)
         if run != "follow":
             return self.policy.compute if run == "low" else full
-        found = {v.data.dtype for v in values if v.uniform is None}
+        found = {v.data.dtype for v in values if v.constant_value is None}
         if not found:
             return values[0].data.dtype
         if equation.direction == "update" and any(v.backward for v in values):
             return full
         dtype = found.pop() if len(found) == 1 else widest(found)
-        constants = equation.name in CHOICES or all(v.fits(dtype) for v in values)
+        constants = equation.name in CHOOSES or all(v.fits(dtype) for v in values)
         return dtype if constants else full
 
 

@@ -49,12 +49,12 @@ def placements(f: Callable, policy: Policy | str | Any = "float16") -> Callable:
     def show(*args: Any, **kwargs: Any) -> tuple[Placement, ...]:
         counts: dict[tuple[str, str, str, str], int] = {}
 
-        def note(equation: Equation, dtype: Any) -> None:
+        def record(equation: Equation, dtype: Any) -> None:
             key = (equation.name, str(dtype), equation.direction, equation.where())
             counts[key] = counts.get(key, 0) + 1
 
         chosen = policy_(policy)
-        program = transform(converted(f, chosen), Autocast(chosen, note), name="autocast")
+        program = transform(converted(f, chosen), Autocast(chosen, record), name="autocast")
         jax.eval_shape(program, *args, **kwargs)
         found = [Placement(*key, count=n) for key, n in counts.items()]
         if any(p.direction == "backward" for p in found):

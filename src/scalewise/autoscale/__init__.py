@@ -13,11 +13,11 @@ from ._every_op import EveryOp as EveryOp
 from ._explain import Explanation as Explanation
 from ._explain import ExplanationRow as ExplanationRow
 from ._explain import explain as explain
-from ._keep import Exceptions as Exceptions
-from ._keep import scope_parts as scope_parts
 from ._narrow import SqrtStored as SqrtStored
 from ._narrow import is_stored as is_stored
 from ._narrow import store as store
+from ._overrides import FormatOverrides as FormatOverrides
+from ._overrides import scope_parts as scope_parts
 from ._recipe import Recipe as Recipe
 from ._recipe import Storage as Storage
 from ._rescale import rescale as rescale
@@ -25,4 +25,4 @@ from ._rescale import rescale_gradient as rescale_gradient
 from ._rules import RULES as RULES
 
 make_callable(__name__)
-__getattr__ = renamed_exports(__name__, {"Rooted": "SqrtStored"})
+__getattr__ = renamed_exports(__name__, {"Rooted": "SqrtStored", "Exceptions": "FormatOverrides"})

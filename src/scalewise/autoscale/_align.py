@@ -13,7 +13,7 @@ from jax import lax
 from ..scaled import power_of_two
 from ._rules import INFINITE
 from ._search import HIGHEST, LOWEST, TOP, clipped
-from ._value import InFlight
+from ._value import ScaledValue
 
 MASK = 20  # log2 of what is meant as "minus infinity" when somebody writes -1e9
 
@@ -32,7 +32,7 @@ def aligned(inputs: Sequence[Any], limit: int) -> tuple[list[Any], Any]:
     Returns:
         The operands, their exponents 0; and the exponent, None without a float operand.
     """
-    floats = [x for x in inputs if isinstance(x, InFlight)]
+    floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:
         return list(inputs), None
     wanted = [_wanted(x, limit) for x in floats]
@@ -42,29 +42,29 @@ def aligned(inputs: Sequence[Any], limit: int) -> tuple[list[Any], Any]:
         if exponent is not None and not isinstance(exponent, int):
             common = exponent if common is None else lax.max(jnp.int32(common), exponent)
     common = 0 if common is None else common
-    return [_down_to(x, common) if isinstance(x, InFlight) else x for x in inputs], common
+    return [_down_to(x, common) if isinstance(x, ScaledValue) else x for x in inputs], common
 
 
-def _wanted(x: InFlight, limit: int) -> Any:
+def _wanted(x: ScaledValue, limit: int) -> Any:
     """The exponent that an operand asks for: an integer, an int32 array or None."""
-    if x.uniform is not None:
-        return wanted_by_constant(x.uniform, limit)
+    if x.constant_value is not None:
+        return wanted_by_constant(x.constant_value, limit)
     if isinstance(x.exponent, int):
         return x.exponent
     exponent = jnp.int32(x.exponent)
-    return lax.min(exponent, np.int32(MASK - TOP)) if is_soft(x) else exponent
+    return lax.min(exponent, np.int32(MASK - TOP)) if may_be_mask(x) else exponent
 
 
-def is_soft(x: InFlight) -> bool:
+def may_be_mask(x: ScaledValue) -> bool:
     """Whether an operand is an array made of constants and integers, which may be a mask."""
     return getattr(x, "independent", False)
 
 
-def wanted_by_constant(uniform: float, limit: int) -> int | None:
+def wanted_by_constant(constant_value: float, limit: int) -> int | None:
     """The exponent at which a constant's data are below ``2**limit``; for a mask, at the end."""
-    if not uniform or not math.isfinite(uniform):
+    if not constant_value or not math.isfinite(constant_value):
         return None
-    exponent = math.frexp(uniform)[1]
+    exponent = math.frexp(constant_value)[1]
     return MASK - TOP if exponent > MASK else exponent - limit
 
 
@@ -73,15 +73,19 @@ def finite_factor(x: Any) -> Any:
 
     What it is added to has to keep something at the scale of their sum.
     """
-    if not isinstance(x, InFlight) or x.uniform is None or not math.isfinite(x.uniform):
+    if (
+        not isinstance(x, ScaledValue)
+        or x.constant_value is None
+        or not math.isfinite(x.constant_value)
+    ):
         return x
-    if abs(x.uniform) < 2.0 ** (1016 if x.data.dtype == jnp.float64 else INFINITE):
+    if abs(x.constant_value) < 2.0 ** (1016 if x.data.dtype == jnp.float64 else INFINITE):
         return x
-    far = math.copysign(2.0**MASK, x.uniform)
-    return InFlight(jnp.full_like(x.data, math.copysign(0.5, far)), MASK + 1, uniform=far)
+    far = math.copysign(2.0**MASK, x.constant_value)
+    return ScaledValue(jnp.full_like(x.data, math.copysign(0.5, far)), MASK + 1, constant_value=far)
 
 
-def _down_to(x: InFlight, common: Any) -> InFlight:
+def _down_to(x: ScaledValue, common: Any) -> ScaledValue:
     """``x.data`` at an exponent that isn't lower than its own; taken off it.
 
     Below 2^-126 of the other operand there is nothing to keep, and nothing is kept: what was left
@@ -95,6 +99,6 @@ def _down_to(x: InFlight, common: Any) -> InFlight:
         factor = power_of_two(lax.clamp(LOWEST, down, HIGHEST)).astype(x.data.dtype)
         rest = lax.select(down < -126, least, x.data.dtype.type(1))
         data = x.data * factor * rest  # an infinity times zero would be NaN
-    if is_soft(x) or (x.uniform is not None and abs(x.uniform) >= 2.0**MASK):
+    if may_be_mask(x) or (x.constant_value is not None and abs(x.constant_value) >= 2.0**MASK):
         data = clipped(data, 2.0**TOP)
-    return InFlight(data, 0)
+    return ScaledValue(data, 0)

@@ -11,9 +11,9 @@ from ..interpret import transform
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
 from ._every_op import EveryOp
-from ._exempt import EveryOpBut
-from ._keep import Exceptions
+from ._exempt import EveryOpWithOverrides
 from ._narrow import has_exponent, is_stored
+from ._overrides import FormatOverrides
 from ._recipe import Recipe
 from .recipes import fp16
 from .recipes import recipe as recipe_
@@ -66,8 +66,8 @@ def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
         chosen = interpretation(recipe, traced=any(has_exponent(x) for x in leaves))
         outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
-        if isinstance(chosen, Boundaries | EveryOpBut):
-            chosen.exceptions.check("autoscale")
+        if isinstance(chosen, Boundaries | EveryOpWithOverrides):
+            chosen.overrides.check("autoscale")
         return outs
 
     transform(f, Boundaries(recipe), name="autoscale")  # refuses what is no function, at once
@@ -83,11 +83,11 @@ def interpretation(recipe: Recipe, *, traced: bool = False) -> Boundaries | Ever
     """
     if recipe.store == "every_op":
         return (
-            EveryOpBut(recipe, exceptions=Exceptions(recipe.keep))
+            EveryOpWithOverrides(recipe, overrides=FormatOverrides(recipe.keep))
             if recipe.keep
             else EveryOp(recipe)
         )
-    return Boundaries(recipe, traced, Exceptions(recipe.keep))
+    return Boundaries(recipe, traced, FormatOverrides(recipe.keep))
 
 
 def _same(f):

@@ -100,7 +100,7 @@ def _by_units(x, y, x_scale, y_scale, *, dtype):
     return jax.nn.scaled_matmul(x, y, x_scale, y_scale, preferred_element_type=dtype)
 
 
-def _by_hand(x, y, x_scale, y_scale, *, dtype):
+def _in_float32(x, y, x_scale, y_scale, *, dtype):
     """The same product of float32 operands, for what asks for its derivative or its value here."""
 
     def whole(data, scale):
@@ -134,15 +134,15 @@ def _jvp(primals, tangents, *, dtype):
         jnp.zeros_like(p) if type(t) is ad.Zero else t.astype(jnp.float32)  # pyright: ignore
         for p, t in zip(wide, tangents, strict=True)
     ]
-    _, tangent = jax.jvp(lambda *args: _by_hand(*args, dtype=dtype), wide, given)
+    _, tangent = jax.jvp(lambda *args: _in_float32(*args, dtype=dtype), wide, given)
     return out, tangent
 
 
-block_product_p.def_impl(jax.jit(_by_hand, static_argnames="dtype"))
+block_product_p.def_impl(jax.jit(_in_float32, static_argnames="dtype"))
 block_product_p.def_abstract_eval(_abstract)
 batching.primitive_batchers[block_product_p] = _batched
 ad.primitive_jvps[block_product_p] = _jvp
-mlir.register_lowering(block_product_p, mlir.lower_fun(_by_hand, multiple_results=False))
+mlir.register_lowering(block_product_p, mlir.lower_fun(_in_float32, multiple_results=False))
 mlir.register_lowering(
     block_product_p, mlir.lower_fun(_by_units, multiple_results=False), platform="cuda"
 )

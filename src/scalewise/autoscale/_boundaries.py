@@ -14,7 +14,7 @@ from jax import lax
 
 from ..devices import Device, device_for
 from ..formats import BlockFormat, Format
-from ..interpret import Boundary, Equation, Interpretation, alike, outlined
+from ..interpret import Boundary, Equation, Interpretation, outlined, with_common_axes
 from ..primitives import params
 from ..rounding import encode
 from ..scaled import (
@@ -25,22 +25,22 @@ from ..scaled import (
     quantize,
     quantize_measured,
 )
-from ._keep import OPAQUE, Exceptions, refuse_opaque
 from ._layout import loaded_after, stored_copy
-from ._narrow import AtRest, abstract, at_rest, has_exponent, holds, is_stored, put
+from ._narrow import StoredValue, abstract, has_exponent, holds, is_stored, store_array, store_value
+from ._overrides import OPAQUE, FormatOverrides, refuse_opaque
 from ._predict import of_argument, predict
-from ._products import Blocks, Operand, Product, multiplied
+from ._products import Blocks, DeferredProduct, Operand, multiply
 from ._recipe import Recipe
-from ._recompute import Copy, apart, is_minor, lineage
+from ._recompute import Copy, is_statistic, lineage, separate_copy
 from ._rules import RULES, Family, compute_dtype, features
-from ._units import Lacking
+from ._units import MissingUnits
 from ._value import (
-    InFlight,
+    ScaledValue,
     at_exponent,
     common_exponent,
+    materialize,
     normalised,
     per_slice,
-    settle,
     wide_dtype,
 )
 
@@ -48,10 +48,15 @@ from ._value import (
 MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
 
 
-MEASURED, LATE = 0, 1  # what a value is computed apart for: its scale, or the backward pass
+FOR_SCALE, FOR_BACKWARD = (
+    0,
+    1,
+)  # what a value is computed apart for: its scale, or the backward pass
 STORED = "stored"  # in a value's memo: a product has read it as it is, so that it is in memory
 NARROWED = "narrowed"  # in a value's memo: a product of narrow operands has read it
-HELD = 4096  # elements of a sum of gradients from which it is made once: see `_held`
+MATERIALIZED_SIZE = (
+    4096  # elements of a sum of gradients from which it is made once: see `force_materialize`
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +66,16 @@ class Boundaries(Interpretation):
     Attributes:
         recipe: the formats.
         traced: an argument came with an integer exponent, so exponents are numbers at run time.
-        exceptions: the recipe's ``keep``, and what of it has been met.
+        overrides: the recipe's ``keep``, and what of it has been met.
         record: called with each decision on a format, by ``explain``; see ``_explain._Recorder``.
-        lacking: what has been said of formats that the device's units don't multiply.
+        missing_units: what has been said of formats that the device's units don't multiply.
     """
 
     recipe: Recipe
     traced: bool = False
-    exceptions: Exceptions = dataclasses.field(default_factory=lambda: Exceptions(()))
+    overrides: FormatOverrides = dataclasses.field(default_factory=lambda: FormatOverrides(()))
     record: Callable[..., None] | None = None
-    lacking: Lacking = dataclasses.field(default_factory=Lacking)
+    missing_units: MissingUnits = dataclasses.field(default_factory=MissingUnits)
 
     @functools.cached_property
     def device(self) -> Device | None:
@@ -90,28 +95,28 @@ class Boundaries(Interpretation):
     def abstract(self, leaf: Any) -> Any:
         return abstract(leaf) if is_stored(leaf) else leaf
 
-    def lift(self, x: Any, aval: Any) -> InFlight:
+    def lift(self, x: Any, aval: Any) -> ScaledValue:
         dtype = self.flight_dtype(aval)
         if self.traced and has_exponent(x):
-            return normalised(InFlight(x.data.astype(dtype), x.exponent))
+            return normalised(ScaledValue(x.data.astype(dtype), x.exponent))
         plain = jnp.asarray(x.value() if is_stored(x) else x).astype(dtype)
-        return InFlight(plain, spread=of_argument(aval.shape))
+        return ScaledValue(plain, log2_std=of_argument(aval.shape))
 
-    def constant(self, x: np.ndarray, aval: Any) -> InFlight:
+    def constant(self, x: np.ndarray, aval: Any) -> ScaledValue:
         dtype = self.flight_dtype(aval)
         data = jnp.asarray(np.asarray(x, dtype))
-        return InFlight(data, uniform=float(x) if x.size == 1 else None)
+        return ScaledValue(data, constant_value=float(x) if x.size == 1 else None)
 
     def lower(self, value: Any, aval: Any) -> jax.Array:
-        return settle(awake(value)).astype(aval.dtype)
+        return materialize(load(value)).astype(aval.dtype)
 
     def emit(self, value: Any, aval: Any, path: str) -> Any:
-        value = awake(value)
+        value = load(value)
         storage = self.recipe.stored_as(path, value.data.size)
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
-            return put(settle(value), storage)
+            return store_array(materialize(value), storage)
         if not isinstance(value.exponent, int) and value.exponent.ndim == 0:
             return ScaledArray.from_exponent(value.data, value.exponent)
         return self.lower(value, aval)
@@ -126,87 +131,87 @@ class Boundaries(Interpretation):
 
     def canonical(
         self, value: Any, aval: Any, boundary: Boundary, equation: Equation
-    ) -> InFlight | AtRest:
-        side = "backward" if equation.direction == "backward" else "forward"
+    ) -> ScaledValue | StoredValue:
+        origin = "backward" if equation.direction == "backward" else "forward"
         storage = self.recipe.storage
-        value = made(value)
+        value = load_product(value)
         waits = boundary == "stacked" and equation.direction == "forward" and aval.shape
         if (
             waits
             and storage
-            and not (isinstance(value, InFlight) and holds(value.data.dtype, storage))
+            and not (isinstance(value, ScaledValue) and holds(value.data.dtype, storage))
         ):
             self._recorded(boundary, equation, value, storage)
-            return value if isinstance(value, AtRest) else at_rest(_marked(value), storage)
-        value = awake(value)
+            return value if isinstance(value, StoredValue) else store_value(_marked(value), storage)
+        value = load(value)
         carry = self.recipe.carry if boundary == "carry" and aval.shape else None
         if boundary in ("carry", "stacked"):
             self._recorded(boundary, equation, value, carry)
         if carry is not None:
-            value = at_rest(value, carry).wake()
+            value = store_value(value, carry).load()
         if not self.traced or boundary == "mapped":  # devices may have different exponents
             narrowed = boundary == "stacked" and _is_narrowed(value)
-            return InFlight(settle(value), 0, side, narrowed=narrowed)
-        exponent = 0 if value.uniform is not None or per_slice(value) else value.exponent
-        return InFlight(at_exponent(value, exponent), jnp.asarray(exponent, jnp.int32), side)
+            return ScaledValue(materialize(value), 0, origin, narrowed=narrowed)
+        exponent = 0 if value.constant_value is not None or per_slice(value) else value.exponent
+        return ScaledValue(at_exponent(value, exponent), jnp.asarray(exponent, jnp.int32), origin)
 
-    def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> InFlight:
+    def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> ScaledValue:
         exponent = common_exponent([on_true, on_false])
         data = lax.select(
             predicate, at_exponent(on_true, exponent), at_exponent(on_false, exponent)
         )
         return dataclasses.replace(on_true, data=data, exponent=exponent, memo={})
 
-    def spread(self, value: Any, aval: Any) -> InFlight | AtRest:
+    def unstack(self, value: Any, aval: Any) -> ScaledValue | StoredValue:
         def rows(exponent):  # one exponent for each index of the axis that the scan walks
             if isinstance(exponent, int) or exponent.ndim:
                 return exponent
             return jnp.broadcast_to(exponent, aval.shape[:1])
 
-        value = made(value)
-        if isinstance(value, AtRest):
+        value = load_product(value)
+        if isinstance(value, StoredValue):
             return dataclasses.replace(value, scale=rows(value.scale), own=rows(value.own))
-        if value.uniform is not None:
-            return InFlight(settle(value), 0, value.side)
+        if value.constant_value is not None:
+            return ScaledValue(materialize(value), 0, value.origin)
         return dataclasses.replace(value, exponent=rows(value.exponent), memo={})
 
     def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
         """Weights that each turn of a loop multiplies by are rounded before it."""
-        value = made(value)
-        if not isinstance(value, InFlight) or "dot_general" not in readers or per_slice(value):
+        value = load_product(value)
+        if not isinstance(value, ScaledValue) or "dot_general" not in readers or per_slice(value):
             return value
-        fmt = self.recipe.backward if value.side == "backward" else self.recipe.forward
-        if isinstance(fmt, Format) and self.recipe.per == "tensor" and value.uniform is None:
+        fmt = self.recipe.backward if value.origin == "backward" else self.recipe.forward
+        if isinstance(fmt, Format) and self.recipe.per == "tensor" and value.constant_value is None:
             self._rounded(value, fmt, (), "")
         return value
 
     def inside(self, value: Any) -> Any:
-        if not isinstance(value, InFlight):
+        if not isinstance(value, ScaledValue):
             return super().inside(value)
         return dataclasses.replace(value, memo=dict(value.memo), lineage=None, base=None)
 
-    def residual(self, value: Any, aval: Any) -> InFlight | AtRest:
+    def residual(self, value: Any, aval: Any) -> ScaledValue | StoredValue:
         """What waits for the backward pass: narrow, and widened only when it is read."""
-        value = made(value)
-        if not isinstance(value, InFlight):
+        value = load_product(value)
+        if not isinstance(value, ScaledValue):
             return value
         return self._stored(_marked(value), self.recipe.storage)
 
     # -- rounding --------------------------------------------------------------------------------
 
-    def _kept(self, value: InFlight, fmt: Format | None) -> bool:
+    def _stays_wide(self, value: ScaledValue, fmt: Format | None) -> bool:
         """Whether a value waits for the backward pass as it is."""
-        small = value.minor or not at_least(value.data.size, self.recipe.smallest)
-        known = value.side != "forward" or value.uniform is not None
+        small = value.is_statistic or not at_least(value.data.size, self.recipe.min_size)
+        known = value.origin != "forward" or value.constant_value is not None
         return fmt is None or known or small or holds(value.data.dtype, fmt)
 
-    def _late(self, value: Any, fmt: Format | None) -> Any:
+    def _for_backward(self, value: Any, fmt: Format | None) -> Any:
         """A value as the backward pass finds it: loaded from memory, or computed again."""
-        if not isinstance(value, InFlight):
+        if not isinstance(value, ScaledValue):
             return value
-        if value.side != "forward" or value.uniform is not None:
+        if value.origin != "forward" or value.constant_value is not None:
             return value
-        small = value.minor or not at_least(value.data.size, self.recipe.smallest)
+        small = value.is_statistic or not at_least(value.data.size, self.recipe.min_size)
         how = value.lineage
         source = value if how is None else how.source
         if source is None or (source is value and small):
@@ -214,52 +219,56 @@ class Boundaries(Interpretation):
         # the compiler's own choice: it has kernels for a softmax or a norm, and what a product has
         # read is in memory
         chosen = STORED in value.memo or (how is not None and how.normalises)
-        if chosen and self._kept(value, fmt) and self._kept(source, fmt):
+        if chosen and self._stays_wide(value, fmt) and self._stays_wide(source, fmt):
             return value
-        if fmt in value.memo and not self._kept(value, fmt):
-            return awake(self._stored(value, fmt))
+        if fmt in value.memo and not self._stays_wide(value, fmt):
+            return load(self._stored(value, fmt))
         if ("late", fmt) not in source.memo:
-            kept = self._kept(source, fmt)
-            copy = self._apart(source, LATE) if kept else awake(self._stored(source, fmt))
+            kept = self._stays_wide(source, fmt)
+            copy = (
+                self._separate_copy(source, FOR_BACKWARD)
+                if kept
+                else load(self._stored(source, fmt))
+            )
             source.memo["late", fmt] = Copy(source, copy)
         return source.memo["late", fmt].value(value, self._apply_rule)
 
-    def _apart(self, value: InFlight, purpose: int) -> InFlight:
+    def _separate_copy(self, value: ScaledValue, purpose: int) -> ScaledValue:
         if value.base is None:
-            data = apart(value.data, purpose)
+            data = separate_copy(value.data, purpose)
         else:  # a scaled product isn't stored, but scaled where it is read
-            data = value.base.value(apart(value.base.raw, purpose))
+            data = value.base.value(separate_copy(value.base.raw, purpose))
         return dataclasses.replace(value, data=data, lineage=None, base=None, memo={})
 
     def _apply_rule(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         return RULES[equation.name].rule(self, equation, inputs)
 
-    def _measured(self, value: InFlight, *, arguments: bool = True) -> jax.Array:
+    def _measured(self, value: ScaledValue, *, arguments: bool = True) -> jax.Array:
         """The numbers that a scale is found from: the value's own, computed for that alone.
 
         A device reads an argument, or the source of a costly function, once to find the scale and
         once to round; else its compiler would store a wide result between the two.
         """
         source = value if value.lineage is None else value.lineage.source
-        if source is None or not at_least(value.data.size, self.recipe.smallest):
+        if source is None or not at_least(value.data.size, self.recipe.min_size):
             return value.data
         costly = value.lineage is not None and value.lineage.costly
-        if not costly and not (arguments and source.side == "stored"):
+        if not costly and not (arguments and source.origin == "stored"):
             return value.data
         if "measured" not in source.memo:
-            source.memo["measured"] = Copy(source, self._apart(source, MEASURED))
+            source.memo["measured"] = Copy(source, self._separate_copy(source, FOR_SCALE))
         return source.memo["measured"].value(value, self._apply_rule).data
 
-    def _stored(self, value: InFlight, fmt: Format | None) -> InFlight | AtRest:
+    def _stored(self, value: ScaledValue, fmt: Format | None) -> ScaledValue | StoredValue:
         """The value as the backward pass finds it in memory."""
-        return value if fmt is None or self._kept(value, fmt) else at_rest(value, fmt)
+        return value if fmt is None or self._stays_wide(value, fmt) else store_value(value, fmt)
 
     def operands(
-        self, equation: Equation, values: Sequence[InFlight]
+        self, equation: Equation, values: Sequence[ScaledValue]
     ) -> tuple[tuple[Operand, Operand], Any]:
         """A contraction's operands, rounded to the recipe's formats, and the result's exponent."""
         axes, formats = params.contracted_axes(equation), self.formats(equation, values)
-        self.lacking.check(equation, formats, self.device)
+        self.missing_units.check(equation, formats, self.device)
         if self.record is not None:
             pairs = zip(values, formats, strict=True)
             given = [value.data.dtype if fmt is None else fmt for value, fmt in pairs]
@@ -272,18 +281,18 @@ class Boundaries(Interpretation):
         return (a, b), values[0].exponent + values[1].exponent
 
     def formats(
-        self, equation: Equation, values: Sequence[InFlight]
+        self, equation: Equation, values: Sequence[ScaledValue]
     ) -> list[Format | BlockFormat | None]:
         """The formats that a contraction's operands are rounded to; None for the flight dtype."""
         attention = _between_activations(equation, values)
         few = bool(self.recipe.storage) and not at_least(features(equation), self.recipe.features)
         chosen = []
         for value in values:
-            backward = value.side == "backward"
+            backward = value.origin == "backward"
             fmt = self.recipe.backward if backward else self.recipe.forward
             if fmt is not None and (few or (attention and _bits(fmt) <= 8)):
                 fmt = self.recipe.storage
-            fmt = self.exceptions.find(equation, fmt)
+            fmt = self.overrides.find(equation, fmt)
             as_it_is = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
             chosen.append(None if as_it_is else fmt)
         if not attention:
@@ -293,7 +302,7 @@ class Boundaries(Interpretation):
 
     def _operand(
         self,
-        value: InFlight,
+        value: ScaledValue,
         equation: Equation,
         fmt: Format | BlockFormat | None,
         contracted: tuple[int, ...],
@@ -310,12 +319,12 @@ class Boundaries(Interpretation):
             return value.data, None
         plain = isinstance(fmt, Format) and self.recipe.per == "tensor"
         reread = _is_reread(value, equation)
-        site = f"{'.'.join(map(str, equation.order))}/{position}"
+        operand_id = f"{'.'.join(map(str, equation.order))}/{position}"
         if reread and not (plain and self.recipe.scaling.reuses_copy):
             stored = self._stored(value, self.recipe.storage)
-            value = awake(loaded_after(stored, other) if isinstance(stored, AtRest) else stored)
+            value = load(loaded_after(stored, other) if isinstance(stored, StoredValue) else stored)
             reread = False
-        copy = self._rounded(value, fmt, contracted, site)
+        copy = self._rounded(value, fmt, contracted, operand_id)
         if not plain:
             return Blocks(copy, fmt, value.data.dtype), None
         assert isinstance(copy.scale, jax.Array)
@@ -325,17 +334,21 @@ class Boundaries(Interpretation):
 
     def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
         """A contraction of two operands, added up in float32 at least, in ``dtype``."""
-        return multiplied(equation, operands, dtype, device=self.device).value()
+        return multiply(equation, operands, dtype, device=self.device).value()
 
     def _rounded(
-        self, value: InFlight, fmt: Format | BlockFormat, contracted: tuple[int, ...], site: str
+        self,
+        value: ScaledValue,
+        fmt: Format | BlockFormat,
+        contracted: tuple[int, ...],
+        operand_id: str,
     ) -> ScaledArray:
         """A narrow copy, made once for each way to make it."""
         scaling, key = self.recipe.scaling, (fmt, contracted)
         if isinstance(fmt, Format) and self.recipe.per == "tensor":
             key = fmt
         if key not in value.memo:
-            scaling = scaling.predicted(value.spread)
+            scaling = scaling.predicted(value.log2_std)
             if isinstance(fmt, BlockFormat):
                 axis = max(contracted, default=value.data.ndim - 1)
                 copy = outlined(_in_blocks, (fmt, scaling.of_blocks(), axis), value.data)
@@ -343,17 +356,19 @@ class Boundaries(Interpretation):
                 kept = tuple(a for a in range(value.data.ndim) if a not in contracted)
                 copy = quantize(value.data, fmt, scaling=scaling, axis=kept)
             else:
-                copy = self.copied(value, fmt, scaling, site)
+                copy = self.copied(value, fmt, scaling, operand_id)
             value.memo[key] = copy
         return value.memo[key]
 
-    def copied(self, value: InFlight, fmt: Format, scaling: Scaling, site: str) -> ScaledArray:
-        """A narrow copy of the operand at ``site`` behind one scale."""
+    def copied(
+        self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
+    ) -> ScaledArray:
+        """A narrow copy of the operand at ``operand_id`` behind one scale."""
         return quantize_measured(value.data, self._measured(value), fmt, scaling)
 
-    def gathered(self, value: InFlight, axis_name: Any, equation: Equation) -> ScaledArray | None:
+    def to_send(self, value: ScaledValue, axis_name: Any, equation: Equation) -> ScaledArray | None:
         """What a collective sends: narrow, behind a scale that all devices agreed upon."""
-        fmt = self.exceptions.find(equation, self.recipe.collective)
+        fmt = self.overrides.find(equation, self.recipe.collective)
         narrow = isinstance(fmt, Format) and not holds(value.data.dtype, fmt)
         self._recorded("collective", equation, value, fmt if narrow else None)
         if not narrow:
@@ -366,12 +381,16 @@ class Boundaries(Interpretation):
     # -- what `explain` is told ------------------------------------------------------------------
 
     def _recorded(self, kind: str, equation: Equation, value: Any, fmt: Format | None) -> None:
-        if self.record is not None and getattr(value, "uniform", None) is None:
+        if self.record is not None and getattr(value, "constant_value", None) is None:
             self.record(kind, equation, value.data.shape, [fmt or value.data.dtype])
 
     def _record_residual(self, equation: Equation, value: Any, fmt: Format | None) -> None:
         """Reads off a value's memo how it was stored for a backward equation."""
-        if not isinstance(value, InFlight) or value.side != "forward" or value.uniform is not None:
+        if (
+            not isinstance(value, ScaledValue)
+            or value.origin != "forward"
+            or value.constant_value is not None
+        ):
             return
         source = value if value.lineage is None else value.lineage.source or value
         narrow = [x for x in (value, source) if ("rest", fmt) in x.memo]
@@ -385,41 +404,47 @@ class Boundaries(Interpretation):
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        turned = _turned(equation, inputs)
-        if turned is not None:
-            return state, [turned]
-        if equation.name in OPAQUE and self.exceptions.find(equation, "rounded") is not None:
+        transposed = _transposed_product(equation, inputs)
+        if transposed is not None:
+            return state, [transposed]
+        if equation.name in OPAQUE and self.overrides.find(equation, "rounded") is not None:
             refuse_opaque(equation)
         rule = RULES[equation.name]
-        inputs = [awake(x) for x in inputs]
-        side = _side(equation, inputs, rule.family)
+        inputs = [load(x) for x in inputs]
+        origin = _origin(equation, inputs, rule.family)
         if equation.direction == "backward" and rule.family is not Family.CONTRACTION:
-            fmt = self.exceptions.find(equation, self.recipe.storage)
+            fmt = self.overrides.find(equation, self.recipe.storage)
             fmt = fmt if isinstance(fmt, Format) else None
-            late = [self._late(x, fmt) for x in inputs]
+            late = [self._for_backward(x, fmt) for x in inputs]
             if self.record is not None:
                 for x in inputs:
                     self._record_residual(equation, x, fmt)
             inputs = late
         outs = rule.rule(self, equation, inputs)
-        if equation.name == "add_any" and at_least(outs[0].data.size, HELD):
-            data = _held(outs[0].data, inputs[0].data)
+        if equation.name == "add_any" and at_least(outs[0].data.size, MATERIALIZED_SIZE):
+            data = force_materialize(outs[0].data, inputs[0].data)
             outs = [dataclasses.replace(outs[0], data=data, memo={})]
         if self.traced and rule.family in MULTIPLY:
-            outs = [normalised(awake(y)) if isinstance(y, InFlight | Product) else y for y in outs]
-        fields: dict[str, Any] = {"side": side}
+            outs = [
+                normalised(load(y)) if isinstance(y, ScaledValue | DeferredProduct) else y
+                for y in outs
+            ]
+        fields: dict[str, Any] = {"origin": origin}
         if self.recipe.scaling.source == "shapes":
-            fields["spread"] = predict(equation, rule.family, inputs)
+            fields["log2_std"] = predict(equation, rule.family, inputs)
         outs = [
-            dataclasses.replace(y, **fields) if isinstance(y, InFlight | Product) else y
+            dataclasses.replace(y, **fields) if isinstance(y, ScaledValue | DeferredProduct) else y
             for y in outs
         ]
-        if equation.direction == "forward" and not self.traced and isinstance(outs[0], InFlight):
-            kept = functools.partial(self._kept, fmt=self.recipe.storage)
-            how = lineage(equation, inputs, self.recipe.smallest, kept)
-            minor = is_minor(equation, inputs)
-            if how is not None or minor:
-                outs = [dataclasses.replace(outs[0], lineage=how, minor=minor), *outs[1:]]
+        if equation.direction == "forward" and not self.traced and isinstance(outs[0], ScaledValue):
+            kept = functools.partial(self._stays_wide, fmt=self.recipe.storage)
+            how = lineage(equation, inputs, self.recipe.min_size, kept)
+            statistic = is_statistic(equation, inputs)
+            if how is not None or statistic:
+                outs = [
+                    dataclasses.replace(outs[0], lineage=how, is_statistic=statistic),
+                    *outs[1:],
+                ]
         return state, outs
 
 
@@ -429,16 +454,16 @@ def _in_blocks(options: tuple, x: jax.Array) -> ScaledArray:
     return quantize_measured(x, x, fmt, scaling, axis)
 
 
-def awake(x: Any) -> Any:
-    return x.wake() if isinstance(x, AtRest | Product) else x
+def load(x: Any) -> Any:
+    return x.load() if isinstance(x, StoredValue | DeferredProduct) else x
 
 
-def made(x: Any) -> Any:
+def load_product(x: Any) -> Any:
     """A value whose product has been made; what lies at rest stays there."""
-    return x.wake() if isinstance(x, Product) else x
+    return x.load() if isinstance(x, DeferredProduct) else x
 
 
-def _held(total: jax.Array, part: jax.Array) -> jax.Array:
+def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:
     """A sum with NaN where its part has it, which is the sum: made once, however many read it.
 
     What is made of one array, all else broadcast, XLA on CPU makes anew for each reader, and what
@@ -451,13 +476,13 @@ def _held(total: jax.Array, part: jax.Array) -> jax.Array:
     def selected(total: jax.Array, part: jax.Array) -> jax.Array:
         return lax.select(lax.ne(part, part), part, total)
 
-    arrays = alike((total, part))
+    arrays = with_common_axes((total, part))
     return lax.platform_dependent(*arrays, cpu=selected, default=lambda total, _: total)
 
 
-def _is_reread(value: InFlight, equation: Equation) -> bool:
+def _is_reread(value: ScaledValue, equation: Equation) -> bool:
     """Whether a backward product reads a value of the forward pass."""
-    return equation.direction == "backward" and value.side == "forward"
+    return equation.direction == "backward" and value.origin == "forward"
 
 
 def _scales(operand: Operand | None) -> Any:
@@ -470,27 +495,27 @@ def _scales(operand: Operand | None) -> Any:
     return numbers if scale is None else scale
 
 
-def _turned(equation: Equation, inputs: Sequence[Any]) -> InFlight | None:
+def _transposed_product(equation: Equation, inputs: Sequence[Any]) -> ScaledValue | None:
     """A transposed product, where it takes no transposition; None for all other equations."""
-    if equation.name != "transpose" or not isinstance(inputs[0], Product):
+    if equation.name != "transpose" or not isinstance(inputs[0], DeferredProduct):
         return None
     backward = equation.direction == "backward"
-    if backward != (inputs[0].side == "backward"):  # of the forward pass: at rest in between
+    if backward != (inputs[0].origin == "backward"):  # of the forward pass: at rest in between
         return None
-    return inputs[0].turned(params.permutation(equation))
+    return inputs[0].transposed(params.permutation(equation))
 
 
-def _side(equation: Equation, inputs: Sequence[Any], family: Family):
+def _origin(equation: Equation, inputs: Sequence[Any], family: Family):
     """Where a result came from, which decides the format in which it will be an operand."""
-    known = [x for x in inputs if isinstance(x, InFlight)]
-    moved = family is Family.STRUCTURAL and any(x.uniform is None for x in known)
-    if moved and all(x.side in ("stored", "residual") for x in known):
-        return "stored" if all(x.side == "stored" for x in known) else "residual"
+    known = [x for x in inputs if isinstance(x, ScaledValue)]
+    moved = family is Family.STRUCTURAL and any(x.constant_value is None for x in known)
+    if moved and all(x.origin in ("stored", "residual") for x in known):
+        return "stored" if all(x.origin == "stored" for x in known) else "residual"
     # all else that a backward pass computes is linear in a cotangent, its first one a constant
     return "backward" if equation.direction == "backward" else "forward"
 
 
-def _between_activations(equation: Equation, values: Sequence[InFlight]) -> bool:
+def _between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bool:
     """Whether a product multiplies two computed arrays slice by slice, as attention does.
 
     Its operands are no weights, and it has batch axes. A backward product is of that kind if the
@@ -498,16 +523,16 @@ def _between_activations(equation: Equation, values: Sequence[InFlight]) -> bool
     """
     if equation.name != "dot_general" or not params.dot_dimensions(equation)[1][0]:
         return False
-    if any(x.side == "stored" for x in values):
+    if any(x.origin == "stored" for x in values):
         return False
     return equation.direction != "backward" or not any(map(_is_narrowed, values))
 
 
-def _is_narrowed(value: InFlight) -> bool:
+def _is_narrowed(value: ScaledValue) -> bool:
     return value.narrowed or NARROWED in value.memo
 
 
-def _marked(value: InFlight) -> InFlight:
+def _marked(value: ScaledValue) -> ScaledValue:
     """The value, which says of itself where it goes on whether it has been narrowed here."""
     return dataclasses.replace(value, narrowed=_is_narrowed(value))
 

@@ -16,14 +16,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._deprecated import renamed_attribute
 from ..formats import BlockFormat, Format
 from ..interpret import Equation, is_float, run, trace, transform
 from ..scaled import Amax, Delayed, ScaledArray, Scaling, amax, quantize, to_top
-from ._boundaries import Boundaries, made
-from ._keep import Exceptions
+from ._boundaries import Boundaries, load_product
+from ._overrides import FormatOverrides
 from ._recipe import Recipe
 from ._rules import RULES, Family
-from ._value import InFlight
+from ._value import ScaledValue
 
 NAME = "autoscale"
 
@@ -35,12 +36,13 @@ class AmaxHistory:
 
     Attributes:
         amaxes: float32, ``[operands, steps]``, the newest first; 0 where there was none.
-        sites: where each operand is: its contraction's number among the program's contractions
-            (behind those of the loops and calls around it), and its own number.
+        operand_ids: of each operand, the number of its contraction among the program's (after the
+            numbers of the loops and calls around it), ``/`` and its own position.
     """
 
     amaxes: jax.Array
-    sites: tuple[str, ...]
+    operand_ids: tuple[str, ...]
+    sites = renamed_attribute("sites", "operand_ids")
 
     def after(self, newest: jax.Array) -> AmaxHistory:
         """The history with one more step in it, whose largest magnitudes are ``newest``.
@@ -50,14 +52,14 @@ class AmaxHistory:
                 isn't finite doesn't count.
         """
         column = jnp.where(jnp.isfinite(newest), newest, 0)
-        return AmaxHistory(jnp.column_stack([column, self.amaxes[:, :-1]]), self.sites)
+        return AmaxHistory(jnp.column_stack([column, self.amaxes[:, :-1]]), self.operand_ids)
 
     def tree_flatten_with_keys(self):
-        return ((jax.tree_util.GetAttrKey("amaxes"), self.amaxes),), self.sites
+        return ((jax.tree_util.GetAttrKey("amaxes"), self.amaxes),), self.operand_ids
 
     @classmethod
-    def tree_unflatten(cls, sites, children):
-        return cls(children[0], sites)
+    def tree_unflatten(cls, operand_ids, children):
+        return cls(children[0], operand_ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,42 +103,50 @@ class DelayedBoundaries(Boundaries):
         noted: dict[str, jax.Array] = {}
         here = dataclasses.replace(self, noted=noted)
         _, outs = Boundaries.apply(here, (), equation, inputs)
-        largest = {site: jnp.maximum(state[site], amax) for site, amax in noted.items()}
+        largest = {
+            operand_id: jnp.maximum(state[operand_id], amax) for operand_id, amax in noted.items()
+        }
         return state | largest, outs
 
     def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
-        return made(value)  # not rounded: each site has a history of its own
+        return load_product(value)  # not rounded: each operand has a history of its own
 
-    def meet(self, state: Any, axes: Any) -> Any:
+    def merge(self, state: Any, axes: Any) -> Any:
         return jax.tree.map(lambda newest: lax.pmax(newest, axes), state)
 
     def _rounded(
-        self, value: InFlight, fmt: Format | BlockFormat, contracted: tuple[int, ...], site: str
+        self,
+        value: ScaledValue,
+        fmt: Format | BlockFormat,
+        contracted: tuple[int, ...],
+        operand_id: str,
     ) -> ScaledArray:
         """The narrow copy; an operand that is one made before has the same largest magnitude, so
         that which operands there are doesn't depend on which of them are one array."""
-        copy = super()._rounded(value, fmt, contracted, site)
+        copy = super()._rounded(value, fmt, contracted, operand_id)
         assert self.noted is not None
-        if site in self.noted:
-            value.memo["largest"] = self.noted[site]
+        if operand_id in self.noted:
+            value.memo["largest"] = self.noted[operand_id]
         else:
-            self._meet(site)
-            self.noted[site] = value.memo["largest"]
+            self._meet(operand_id)
+            self.noted[operand_id] = value.memo["largest"]
         return copy
 
-    def _meet(self, site: str) -> None:
-        if self.known is not None and site not in self.known:
-            raise _foreign(f"knows no operand {site}")
-        self.met.add(site)
+    def _meet(self, operand_id: str) -> None:
+        if self.known is not None and operand_id not in self.known:
+            raise _foreign(f"knows no operand {operand_id}")
+        self.met.add(operand_id)
 
-    def copied(self, value: InFlight, fmt: Format, scaling: Scaling, site: str) -> ScaledArray:
+    def copied(
+        self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
+    ) -> ScaledArray:
         assert self.noted is not None
-        self._meet(site)
+        self._meet(operand_id)
         x, measured = value.data, self._measured(value, arguments=False)
-        self.noted[site] = amax(measured.astype(jnp.float32), range(x.ndim), False)
+        self.noted[operand_id] = amax(measured.astype(jnp.float32), range(x.ndim), False)
         power_of_two = scaling.power_of_two
         current = Amax(power_of_two)
-        known = current if self.known is None else FixedAmax(self.known[site], power_of_two)
+        known = current if self.known is None else FixedAmax(self.known[operand_id], power_of_two)
         return quantize(x, fmt, scaling=known)
 
 
@@ -163,23 +173,25 @@ class WithHistory:
         functools.update_wrapper(self, f, updated=())  # a callable object's attributes stay its own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        exceptions = Exceptions(self.current.keep)
-        boundaries = Boundaries(self.current, exceptions=exceptions)
+        overrides = FormatOverrides(self.current.keep)
+        boundaries = Boundaries(self.current, overrides=overrides)
         outs = transform(self.f, boundaries, name=NAME)(*args, **kwargs)
-        exceptions.check(NAME)
+        overrides.check(NAME)
         return outs
 
     def init(self, *args: Any, **kwargs: Any) -> AmaxHistory:
         """The history after one step on these arguments, whose outputs are dropped."""
         program, boundaries = self._program(args, kwargs, as_jit=True)
-        sites: dict[str, Any] = {}
-        counting = dataclasses.replace(boundaries, noted=sites)
+        operand_ids: dict[str, Any] = {}
+        counting = dataclasses.replace(boundaries, noted=operand_ids)
         jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
-        state = dict.fromkeys(sites, jnp.float32(0))
+        state = dict.fromkeys(operand_ids, jnp.float32(0))
         # one program: outside of one, JAX can't place a loop's counter on a mesh of explicit axes
         newest = jax.jit(lambda arrays: run(program, boundaries, state, arrays)[0])(program.arrays)
-        empty = AmaxHistory(jnp.zeros((len(sites), self.steps), jnp.float32), tuple(sorted(sites)))
-        return empty.after(_column(empty.sites, newest))
+        empty = AmaxHistory(
+            jnp.zeros((len(operand_ids), self.steps), jnp.float32), tuple(sorted(operand_ids))
+        )
+        return empty.after(_column(empty.operand_ids, newest))
 
     def step(self, history: AmaxHistory, *args: Any, **kwargs: Any) -> tuple[Any, AmaxHistory]:
         """The function's outputs, and the history to call it with next.
@@ -207,22 +219,22 @@ class WithHistory:
             )
         program, boundaries = self._program(args, kwargs)
         program = dataclasses.replace(program, arrays=_undifferentiated(list(program.arrays)))
-        known = dict(zip(history.sites, jnp.max(history.amaxes, axis=1), strict=True))
+        known = dict(zip(history.operand_ids, jnp.max(history.amaxes, axis=1), strict=True))
         here = dataclasses.replace(boundaries, known=known)
-        state = dict.fromkeys(history.sites, jnp.zeros((), jnp.float32))
+        state = dict.fromkeys(history.operand_ids, jnp.zeros((), jnp.float32))
         newest, values = run(program, here, state)
-        boundaries.exceptions.check(NAME)
-        others = sorted(set(history.sites) - here.met)
+        boundaries.overrides.check(NAME)
+        others = sorted(set(history.operand_ids) - here.met)
         if others:
             raise _foreign(f"has an operand {others[0]}, which this program has not")
         outs = [
             here.emit(v, a, path) if is_float(a) else v
             for v, a, path in zip(values, program.out_avals, program.paths, strict=True)
         ]
-        return program.outputs(outs), _column(history.sites, newest)
+        return program.outputs(outs), _column(history.operand_ids, newest)
 
     def _program(self, args, kwargs, as_jit: bool = False):
-        boundaries = DelayedBoundaries(self.recipe, exceptions=Exceptions(self.recipe.keep))
+        boundaries = DelayedBoundaries(self.recipe, overrides=FormatOverrides(self.recipe.keep))
         return trace(self.f, boundaries, args, kwargs, name=NAME, as_jit=as_jit), boundaries
 
 
@@ -233,8 +245,8 @@ def _foreign(why: str) -> ValueError:
     )
 
 
-def _column(sites: Sequence[str], newest: Mapping[str, jax.Array]) -> jax.Array:
-    return jnp.stack([newest[s] for s in sites]) if sites else jnp.zeros(0)
+def _column(operand_ids: Sequence[str], newest: Mapping[str, jax.Array]) -> jax.Array:
+    return jnp.stack([newest[s] for s in operand_ids]) if operand_ids else jnp.zeros(0)
 
 
 @jax.custom_jvp

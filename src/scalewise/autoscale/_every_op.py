@@ -23,24 +23,24 @@ from ..interpret import Boundary, Equation, Interpretation, is_float, outlined, 
 from ..primitives import having, names
 from ..scaled import power_of_two
 from ._align import MASK, aligned, finite_factor
-from ._keep import refuse_opaque
-from ._narrow import abstract, has_exponent, is_stored, put
+from ._narrow import abstract, has_exponent, is_stored, store_array
+from ._overrides import refuse_opaque
 from ._predict import terms_of
-from ._products import Operand, multiplied
+from ._products import Operand, multiply
 from ._recipe import Recipe
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES, Family, compute_dtype
 from ._search import (
-    NOTHING,
     TOP,
+    ZERO_EXPONENT,
     bound_of,
-    moved,
     rescaled,
     rounded,
     scaled_down,
+    shifted_down,
     zeros_exponent,
 )
-from ._value import InFlight, leading, per_slice, settle, wide_dtype
+from ._value import ScaledValue, leading, materialize, per_slice, wide_dtype
 
 SCALE = "scale"  # in a value's memo: by which measure its scale was found
 # Operations whose results are numbers of the format if their one operand's are.
@@ -58,7 +58,7 @@ FULL_RANGE = (
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
-class EveryOpValue(InFlight):
+class EveryOpValue(ScaledValue):
     """A value of :class:`EveryOp`.
 
     Attributes:
@@ -71,22 +71,24 @@ class EveryOpValue(InFlight):
     independent: bool = False
 
     def tree_flatten(self):
-        static = (self.side, self.uniform, self.spread, self.bound, self.independent)
+        static = (self.origin, self.constant_value, self.log2_std, self.bound, self.independent)
         if isinstance(self.exponent, int):
             return (self.data,), (self.exponent, *static)
         return (self.data, self.exponent), (None, *static)
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        exponent, side, uniform, spread, bound, independent = static
+        exponent, origin, constant_value, log2_std, bound, independent = static
         data, *rest = children
         exponent = rest[0] if rest else exponent
-        return cls(data, exponent, side, uniform, spread, bound=bound, independent=independent)
+        return cls(
+            data, exponent, origin, constant_value, log2_std, bound=bound, independent=independent
+        )
 
 
 def is_independent(x: Any) -> bool:
     """Whether a value depends on no float argument."""
-    return x.uniform is not None or (isinstance(x, EveryOpValue) and x.independent)
+    return x.constant_value is not None or (isinstance(x, EveryOpValue) and x.independent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +109,7 @@ class EveryOp(Interpretation):
     or that somebody divides by, would become infinite.
     """
 
-    unrounds: ClassVar[bool] = False  # whether results stay as they are: of what is exempt
+    keeps_float32: ClassVar[bool] = False  # whether results stay as they are: of what is exempt
 
     recipe: Recipe
     record: Callable[..., None] | None = None
@@ -130,34 +132,34 @@ class EveryOp(Interpretation):
     def abstract(self, leaf: Any) -> Any:
         return abstract(leaf) if is_stored(leaf) else leaf
 
-    def lift(self, x: Any, aval: Any) -> InFlight:
+    def lift(self, x: Any, aval: Any) -> ScaledValue:
         if has_exponent(x):
-            return self.lifted(InFlight(x.data.astype(jnp.float32), x.exponent))
+            return self.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
-        return self.lifted(InFlight(plain.astype(wide_dtype(plain.dtype))))
+        return self.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))))
 
-    def lifted(self, x: InFlight) -> InFlight:
+    def lifted(self, x: ScaledValue) -> ScaledValue:
         """A float argument at a scale of its own."""
         return self.rescaled(x, full_range=True)
 
-    def constant(self, x: np.ndarray, aval: Any) -> InFlight:
+    def constant(self, x: np.ndarray, aval: Any) -> ScaledValue:
         if x.size != 1:
-            return self.rounded(InFlight(jnp.asarray(x, jnp.float32)))
+            return self.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
         number = float(x)
         mantissa, exponent = math.frexp(number) if math.isfinite(number) else (number, 0)
-        dtype = jnp.float32 if self.unrounds else self.dtype
+        dtype = jnp.float32 if self.keeps_float32 else self.dtype
         data = jnp.full(x.shape, np.float32(mantissa).astype(dtype))
-        return EveryOpValue(data, exponent, uniform=number)
+        return EveryOpValue(data, exponent, constant_value=number)
 
     def lower(self, value: Any, aval: Any) -> jax.Array:
-        return settle(widened(value, wide_dtype(aval.dtype))).astype(aval.dtype)
+        return materialize(widened(value, wide_dtype(aval.dtype))).astype(aval.dtype)
 
     def emit(self, value: Any, aval: Any, path: str) -> Any:
         storage = self.recipe.stored_as(path, value.data.size)
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
-            return put(settle(widened(value)), storage)
+            return store_array(materialize(widened(value)), storage)
         return self.lower(value, aval)
 
     def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
@@ -167,30 +169,32 @@ class EveryOp(Interpretation):
 
     # -- where control flow meets ----------------------------------------------------------------
 
-    def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> InFlight:
+    def canonical(
+        self, value: Any, aval: Any, boundary: Boundary, equation: Equation
+    ) -> ScaledValue:
         if boundary == "mapped":  # devices may have different exponents: float32 between them
-            return InFlight(settle(widened(value)), 0, "forward")
+            return ScaledValue(materialize(widened(value)), 0, "forward")
         value = self.read(value)
-        return InFlight(value.data, jnp.asarray(value.exponent, jnp.int32), "forward")
+        return ScaledValue(value.data, jnp.asarray(value.exponent, jnp.int32), "forward")
 
-    def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> InFlight:
+    def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> ScaledValue:
         (a, b), exponent = aligned([widened(on_true), widened(on_false)], TOP)
-        chosen = self.rounded(InFlight(lax.select(predicate, a.data, b.data), exponent))
-        return InFlight(chosen.data, jnp.asarray(exponent, jnp.int32), "forward")
+        chosen = self.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
+        return ScaledValue(chosen.data, jnp.asarray(exponent, jnp.int32), "forward")
 
-    def spread(self, value: Any, aval: Any) -> Any:
+    def unstack(self, value: Any, aval: Any) -> Any:
         value = self.read(value)
         exponent = jnp.broadcast_to(jnp.asarray(value.exponent, jnp.int32), aval.shape[:1])
-        return InFlight(value.data, exponent, value.side)
+        return ScaledValue(value.data, exponent, value.origin)
 
-    def gather(self, value: Any, aval: Any) -> InFlight:
+    def stack(self, value: Any, aval: Any) -> ScaledValue:
         """A stack of slices, each with an exponent, at the largest of them."""
         if not per_slice(value):
             return value
-        exponent = jnp.max(value.exponent, initial=np.int32(NOTHING))
+        exponent = jnp.max(value.exponent, initial=np.int32(ZERO_EXPONENT))
         factor = power_of_two(jnp.clip(value.exponent - exponent, -126, 0))
         data = value.data.astype(jnp.float32) * leading(factor, value.data)
-        return self.rounded(InFlight(data, exponent))
+        return self.rounded(ScaledValue(data, exponent))
 
     # -- equations -------------------------------------------------------------------------------
 
@@ -204,35 +208,37 @@ class EveryOp(Interpretation):
 
     def _recorded(self, equation: Equation, y: Any) -> None:
         """Tells ``explain`` of a result, whose scale was found or propagated."""
-        if self.record is None or not isinstance(y, InFlight) or y.uniform is not None:
+        if self.record is None or not isinstance(y, ScaledValue) or y.constant_value is not None:
             return
         contraction = RULES[equation.name].family is Family.CONTRACTION
         kind, count = ("contraction", 2) if contraction else ("result", 1)
-        narrow = y.data.dtype == self.dtype and not self.unrounds
+        narrow = y.data.dtype == self.dtype and not self.keeps_float32
         scale = y.memo.get(SCALE, "propagated") if narrow else "none"
         self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
 
     def _applied(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        if not self.unrounds:
+        if not self.keeps_float32:
             refuse_opaque(equation)
         rule = FALLBACK if equation.name in COLLECTIVES else RULES[equation.name]
-        floats = [x for x in inputs if isinstance(x, InFlight)]
+        floats = [x for x in inputs if isinstance(x, ScaledValue)]
         moves = rule.family is Family.STRUCTURAL and len(floats) == 1
-        if all(map(is_independent, floats)) and not (moves and floats[0].uniform is not None):
+        if all(map(is_independent, floats)) and not (
+            moves and floats[0].constant_value is not None
+        ):
             return state, self._independent(equation, inputs)
         compares = rule.family is Family.COMPARISON
-        inputs = [self.read(x, exact=compares) if isinstance(x, InFlight) else x for x in inputs]
+        inputs = [self.read(x, exact=compares) if isinstance(x, ScaledValue) else x for x in inputs]
         if (moves or equation.name in EXACT) and equation.name != "convert_element_type":
-            own = next(x for x in inputs if isinstance(x, InFlight))
+            own = next(x for x in inputs if isinstance(x, ScaledValue))
             if rule is not FALLBACK and not per_slice(own) and not is_rescale(equation):
                 return state, self._moved(equation, inputs, own)
         contraction = rule.family is Family.CONTRACTION  # its operands go in as they are
         dtype = _widest(equation)
         wide = [
             widened(x, dtype)
-            if isinstance(x, InFlight) and not (contraction and not per_slice(x))
+            if isinstance(x, ScaledValue) and not (contraction and not per_slice(x))
             else x
             for x in inputs
         ]
@@ -243,7 +249,7 @@ class EveryOp(Interpretation):
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             operands, common = aligned(wide, self.constant_limit)
         outs = rule.rule(self, equation, operands)
-        stacked = any(isinstance(x, InFlight) and per_slice(x) for x in wide)
+        stacked = any(isinstance(x, ScaledValue) and per_slice(x) for x in wide)
         family = Family.FALLBACK if stacked else rule.family
         return state, [
             self._result(y, equation, family, common, wide) if is_float(a) else y
@@ -253,7 +259,9 @@ class EveryOp(Interpretation):
     def _independent(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         """An equation of constants, integers and random bits: plain numbers, not rounded."""
         dtype = _widest(equation)
-        plain = [settle(widened(x, dtype)) if isinstance(x, InFlight) else x for x in inputs]
+        plain = [
+            materialize(widened(x, dtype)) if isinstance(x, ScaledValue) else x for x in inputs
+        ]
         outs = rebind(equation, plain, dtype)
         return [
             EveryOpValue(y.astype(wide_dtype(a.dtype)), 0, "forward", independent=True)
@@ -262,52 +270,56 @@ class EveryOp(Interpretation):
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
-    def _moved(self, equation: Equation, inputs: Sequence[Any], own: InFlight) -> list[Any]:
+    def _moved(self, equation: Equation, inputs: Sequence[Any], own: ScaledValue) -> list[Any]:
         """An equation that gives elements of its operand: narrow data, as they are."""
-        data = [x.data if isinstance(x, InFlight) else x for x in inputs]
+        data = [x.data if isinstance(x, ScaledValue) else x for x in inputs]
         outs = rebind(equation, data, own.data.dtype)
-        uniform = own.uniform if equation.name not in EXACT else None
+        constant_value = own.constant_value if equation.name not in EXACT else None
         return [
-            EveryOpValue(y, own.exponent, own.side, uniform, bound=_bound(own))
+            EveryOpValue(y, own.exponent, own.origin, constant_value, bound=_bound(own))
             if is_float(a)
             else y
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
-    def read(self, x: InFlight, exact: bool = False) -> InFlight:
+    def read(self, x: ScaledValue, exact: bool = False) -> ScaledValue:
         """A value as an equation reads it that depends on float arguments: rounded.
 
         Args:
             x: the value.
             exact: whether only a truth value is made of it, for which it needn't be rounded.
         """
-        if x.uniform is not None or x.data.dtype == self.dtype or per_slice(x):
+        if x.constant_value is not None or x.data.dtype == self.dtype or per_slice(x):
             return x
-        if self.unrounds and not is_independent(x):
+        if self.keeps_float32 and not is_independent(x):
             return x
         if exact:
             data, exponent = scaled_down(x.data, "max", self.fmt)
-            return InFlight(data, jnp.where(exponent == NOTHING, exponent, exponent + x.exponent))
+            return ScaledValue(
+                data, jnp.where(exponent == ZERO_EXPONENT, exponent, exponent + x.exponent)
+            )
         if self.dtype not in x.memo:
             x.memo[self.dtype] = self.rescaled(x, full_range=True)
         independent = is_independent(x)
         return dataclasses.replace(x.memo[self.dtype], independent=independent)
 
     def _result(
-        self, y: InFlight, equation: Equation, family: Family, common: Any, inputs: Sequence[Any]
-    ) -> InFlight:
+        self, y: ScaledValue, equation: Equation, family: Family, common: Any, inputs: Sequence[Any]
+    ) -> ScaledValue:
         """A rule's result: its scale as the recipe has it, rounded."""
         optimizer = equation.direction == "update"
         if common is not None:
-            y = InFlight(y.data, common)
+            y = ScaledValue(y.data, common)
         if is_rescale(equation):
             return self.rescaled(y)
-        floats = [x for x in inputs if isinstance(x, InFlight)]
-        if family in (Family.STRUCTURAL, Family.ORDERED) or y.uniform is not None:
+        floats = [x for x in inputs if isinstance(x, ScaledValue)]
+        if family in (Family.STRUCTURAL, Family.ORDERED) or y.constant_value is not None:
             return self.rounded(y, max(map(_bound, floats)))
-        constant = any(x.uniform is not None for x in floats)
+        constant = any(x.constant_value is not None for x in floats)
         if equation.name == "div" and _nonzero_constant(floats[1]) and not optimizer:
-            y = InFlight(moved(y.data, 1), y.exponent + 1)  # the constant's data lie above 1/2
+            y = ScaledValue(
+                shifted_down(y.data, 1), y.exponent + 1
+            )  # the constant's data lie above 1/2
         bound = self._bound_without_search(equation, family, floats, constant)
         if bound is None or bound > TOP:
             full = optimizer or family in FULL_RANGE or family is Family.ALIGNED  # or of a mask
@@ -317,7 +329,7 @@ class EveryOp(Interpretation):
         return self.rounded(y, bound)
 
     def _bound_without_search(
-        self, equation: Equation, family: Family, floats: Sequence[InFlight], constant: bool
+        self, equation: Equation, family: Family, floats: Sequence[ScaledValue], constant: bool
     ) -> int | None:
         """log2 of a result's largest data, or None where its scale is found from the data.
 
@@ -358,17 +370,17 @@ class EveryOp(Interpretation):
         """Returns log2 of the bound on a constant's data where it is aligned with other values."""
         return 14 if self.recipe.rescale == "max" else 7
 
-    def _bound_aligned(self, x: InFlight) -> int:
-        if not x.uniform or not math.isfinite(x.uniform):
-            return _bound(x) if x.uniform is None else 0
-        return TOP if abs(x.uniform) >= 2.0**MASK else self.constant_limit
+    def _bound_aligned(self, x: ScaledValue) -> int:
+        if not x.constant_value or not math.isfinite(x.constant_value):
+            return _bound(x) if x.constant_value is None else 0
+        return TOP if abs(x.constant_value) >= 2.0**MASK else self.constant_limit
 
     def flight_dtype(self, aval: Any) -> Any:
         """What a rule computes a float in, before its result is rounded."""
         return compute_dtype(aval)
 
     def operands(
-        self, equation: Equation, values: Sequence[InFlight]
+        self, equation: Equation, values: Sequence[ScaledValue]
     ) -> tuple[tuple[Operand, Operand], Any]:
         """A contraction's operands as they are, which are narrow already; and its exponent."""
         a, b = values
@@ -379,7 +391,7 @@ class EveryOp(Interpretation):
         a, b = (x for x, _ in operands if isinstance(x, jax.Array))
 
         def wide(a, b):
-            return multiplied(equation, ((a, None), (b, None)), dtype).value()
+            return multiply(equation, ((a, None), (b, None)), dtype).value()
 
         def narrow(a, b):
             own = self.dtype
@@ -396,7 +408,7 @@ class EveryOp(Interpretation):
 
     # -- rounding --------------------------------------------------------------------------------
 
-    def rounded(self, x: InFlight, bound: int = TOP) -> InFlight:
+    def rounded(self, x: ScaledValue, bound: int = TOP) -> ScaledValue:
         """The value with its data rounded to the format, once; what is finite stays finite.
 
         Args:
@@ -406,19 +418,19 @@ class EveryOp(Interpretation):
         data = x.data
         if data.dtype != self.dtype:
             (data,) = outlined(rounded, (self.fmt, bound > TOP), data.astype(jnp.float32))
-        return EveryOpValue(data, x.exponent, x.side, x.uniform, bound=min(bound, TOP))
+        return EveryOpValue(data, x.exponent, x.origin, x.constant_value, bound=min(bound, TOP))
 
-    def rescaled(self, x: InFlight, *, full_range: bool = False) -> InFlight:
+    def rescaled(self, x: ScaledValue, *, full_range: bool = False) -> ScaledValue:
         """The value, its exponent found from the data, rounded once."""
         measure = self._measure(full_range)
         exponent = jnp.asarray(x.exponent, jnp.int32)
-        options = (measure, self.fmt, not self.unrounds)
+        options = (measure, self.fmt, not self.keeps_float32)
         data, exponent = outlined(rescaled, options, x.data, exponent)
-        if self.unrounds:
-            y = InFlight(data, exponent, x.side)
+        if self.keeps_float32:
+            y = ScaledValue(data, exponent, x.origin)
         else:
             bound = min(bound_of(measure, data.size), TOP)
-            y = EveryOpValue(data, exponent, x.side, bound=bound)
+            y = EveryOpValue(data, exponent, x.origin, bound=bound)
         y.memo[SCALE] = measure
         return y
 
@@ -429,22 +441,22 @@ class EveryOp(Interpretation):
         return self.recipe.rescale or "l2"
 
 
-def _bound(x: InFlight) -> int:
+def _bound(x: ScaledValue) -> int:
     """log2 of the largest finite data; a constant's lie between 1/2 and 1."""
-    if x.uniform is not None:
+    if x.constant_value is not None:
         return 0
     return x.bound if isinstance(x, EveryOpValue) else TOP
 
 
-def _nonzero_constant(x: InFlight) -> bool:
-    return bool(x.uniform) and math.isfinite(x.uniform or 0)
+def _nonzero_constant(x: ScaledValue) -> bool:
+    return bool(x.constant_value) and math.isfinite(x.constant_value or 0)
 
 
-def _may_bound(x: InFlight) -> bool:
+def _may_bound(x: ScaledValue) -> bool:
     """Whether an operand is made of constants, unless it is zero or meant as an infinity."""
-    if x.uniform is None:
+    if x.constant_value is None:
         return is_independent(x)
-    return _nonzero_constant(x) and abs(x.uniform) < 2.0**MASK
+    return _nonzero_constant(x) and abs(x.constant_value) < 2.0**MASK
 
 
 def _widest(equation: Equation) -> Any:
@@ -453,6 +465,6 @@ def _widest(equation: Equation) -> Any:
     return jnp.float64 if np.dtype("float64") in own else jnp.float32
 
 
-def widened(x: InFlight, dtype: Any = jnp.float32) -> InFlight:
+def widened(x: ScaledValue, dtype: Any = jnp.float32) -> ScaledValue:
     """The value with its data in a compute dtype."""
     return dataclasses.replace(x, data=x.data.astype(dtype), memo={})

@@ -14,8 +14,8 @@ from ..formats import format as format_
 from ..interpret import Equation, transform
 from ._autoscale import interpretation
 from ._delayed import DelayedBoundaries
-from ._keep import Exceptions
 from ._narrow import has_exponent, is_stored
+from ._overrides import FormatOverrides
 from ._recipe import Recipe
 from .recipes import fp16
 from .recipes import recipe as recipe_
@@ -134,7 +134,7 @@ def explain(f: Callable, recipe: Recipe | str = fp16) -> Callable[..., Explanati
             return [x for x in jax.tree.leaves(outs) if isinstance(x, jax.Array)]
 
         jax.eval_shape(dry, arrays)
-        record.exceptions.check("explain")
+        record.overrides.check("explain")
         return Explanation(recipe, record.result())
 
     return explained
@@ -144,7 +144,7 @@ class _Recorder:
     """Collects rows, each once however often a loop's body is traced."""
 
     def __init__(self, recipe: Recipe):
-        self.recipe, self.exceptions = recipe, Exceptions(recipe.keep)
+        self.recipe, self.overrides = recipe, FormatOverrides(recipe.keep)
         self.rows: dict[Any, ExplanationRow] = {}
 
     def interpretation(self, *, traced: bool) -> Any:
@@ -153,9 +153,9 @@ class _Recorder:
             chosen: Any = DelayedBoundaries(self.recipe, noted={})
         else:
             chosen = interpretation(self.recipe, traced=traced)
-        fields = {"exceptions": self.exceptions} if hasattr(chosen, "exceptions") else {}
+        fields = {"overrides": self.overrides} if hasattr(chosen, "overrides") else {}
         if not fields:
-            self.exceptions = Exceptions(())
+            self.overrides = FormatOverrides(())
         return dataclasses.replace(chosen, record=self, **fields)
 
     def __call__(

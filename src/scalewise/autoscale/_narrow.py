@@ -14,13 +14,13 @@ from ..interpret import type_like
 from ..rounding import encode
 from ..scaled import ScaledArray, quantize
 from ._recipe import Recipe, Storage
-from ._value import InFlight, leading
+from ._value import ScaledValue, leading
 from .recipes import recipe as recipe_
 
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
-class AtRest:
+class StoredValue:
     """A value that lies in memory, narrow, until somebody reads it: ``data * scale * 2**own``.
 
     Attributes:
@@ -30,7 +30,7 @@ class AtRest:
             ``data`` (a scan that stacks values stacks their scales).
         own: the exponent that the value had in flight.
         dtype: the one that the value had in flight.
-        narrowed: as in :class:`InFlight`.
+        narrowed: as in :class:`ScaledValue`.
     """
 
     data: jax.Array
@@ -39,10 +39,10 @@ class AtRest:
     dtype: Any
     narrowed: bool = False
 
-    def wake(self) -> InFlight:
+    def load(self) -> ScaledValue:
         """The value in flight again."""
         data = self.data.astype(self.scale.dtype) * leading(self.scale, self.data)
-        return InFlight(data.astype(self.dtype), self.own, "residual", narrowed=self.narrowed)
+        return ScaledValue(data.astype(self.dtype), self.own, "residual", narrowed=self.narrowed)
 
     def tree_flatten(self):
         if isinstance(self.own, int):
@@ -56,7 +56,7 @@ class AtRest:
         return cls(data, scale, traced[0] if traced else own, *rest)
 
 
-def at_rest(value: InFlight, fmt: Format) -> AtRest:
+def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
     """``value`` rounded to ``fmt`` and really stored so; made once however often it is read."""
     if ("rest", fmt) not in value.memo:
         if fmt not in value.memo:
@@ -64,7 +64,7 @@ def at_rest(value: InFlight, fmt: Format) -> AtRest:
         copy = value.memo[fmt]
         data = lax.optimization_barrier(copy.data)
         dtype, narrowed = value.data.dtype, value.narrowed
-        value.memo["rest", fmt] = AtRest(data, copy.scale, value.exponent, dtype, narrowed)
+        value.memo["rest", fmt] = StoredValue(data, copy.scale, value.exponent, dtype, narrowed)
     return value.memo["rest", fmt]
 
 
@@ -113,7 +113,7 @@ class SqrtStored:
         return cls(*children)
 
 
-def put(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
+def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
     """``x`` as ``storage`` says."""
     x = jnp.sqrt(x) if storage.root == 2 else x
     fmt = storage.format
@@ -162,7 +162,7 @@ def store(tree: Any, recipe: Recipe | str) -> Any:
         storage = recipe.stored_as(jax.tree_util.keystr(path), jnp.size(x))
         if storage is None:
             return x
-        return put(jnp.asarray(x), storage)
+        return store_array(jnp.asarray(x), storage)
 
     return jax.tree_util.tree_map_with_path(leaf, tree, is_leaf=is_stored)
 

@@ -12,7 +12,7 @@ from typing import Any
 from ..interpret import Equation
 from ..primitives import Family, names, params
 from ..scaled import predicted_size
-from ._value import InFlight
+from ._value import ScaledValue
 
 SUMS = names(lambda row: row.family is Family.HOMOGENEOUS and row.autocast == "sum")
 
@@ -24,25 +24,25 @@ def of_argument(shape: tuple[int, ...]) -> float:
 
 def predict(equation: Equation, family: Family, inputs: Sequence[Any]) -> float:
     """log2 of the standard deviation of an equation's results, its operands independent."""
-    floats = [x for x in inputs if isinstance(x, InFlight)]
+    floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:
         return 0.0
-    spreads = [_of(x) for x in floats]
+    stds = [_of(x) for x in floats]
     match family:
         case Family.STRUCTURAL | Family.ORDERED:
-            return spreads[0]
+            return stds[0]
         case Family.ALIGNED:
-            varying = [s for s, x in zip(spreads, floats, strict=True) if x.uniform is None]
-            return max(varying or spreads)
+            varying = [s for s, x in zip(stds, floats, strict=True) if x.constant_value is None]
+            return max(varying or stds)
         case Family.HOMOGENEOUS:
             terms = predicted_size(floats[0].shape) / predicted_size(equation.out_avals[0].shape)
-            return spreads[0] + (math.log2(max(1, terms)) / 2 if equation.name in SUMS else 0)
+            return stds[0] + (math.log2(max(1, terms)) / 2 if equation.name in SUMS else 0)
         case Family.PRODUCT:
-            return spreads[0] + (spreads[1] if equation.name == "mul" else -spreads[1])
+            return stds[0] + (stds[1] if equation.name == "mul" else -stds[1])
         case Family.POWER:
-            return spreads[0] * params.degree(equation)
+            return stds[0] * params.degree(equation)
         case Family.CONTRACTION:
-            return sum(spreads) + math.log2(max(1, terms_of(equation))) / 2
+            return sum(stds) + math.log2(max(1, terms_of(equation))) / 2
     return 0.0
 
 
@@ -67,7 +67,11 @@ def _sums_groups(equation: Equation) -> bool:
     )
 
 
-def _of(x: InFlight) -> float:
-    if x.uniform is None:
-        return x.spread
-    return math.log2(abs(x.uniform)) if x.uniform and math.isfinite(x.uniform) else 0.0
+def _of(x: ScaledValue) -> float:
+    if x.constant_value is None:
+        return x.log2_std
+    return (
+        math.log2(abs(x.constant_value))
+        if x.constant_value and math.isfinite(x.constant_value)
+        else 0.0
+    )

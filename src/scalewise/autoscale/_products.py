@@ -18,15 +18,15 @@ from jax import lax
 from ..devices import DEVICES, Device, units_for
 from ..formats import BF16, E8M0, FP16, BlockFormat, Format
 from ..formats import format as format_
-from ..interpret import Equation, alike, bind, outlined
+from ..interpret import Equation, bind, outlined, with_common_axes
 from ..primitives import params
 from ..rounding import EncodedArray, decode
 from ..scaled import ScaledArray
 from ._block_product import block_product, takes_blocks
-from ._value import InFlight, Side, leading, wide_dtype
+from ._value import Origin, ScaledValue, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
-ASSUMED = DEVICES["h100"]  # where no other device is named or at hand
+DEFAULT_DEVICE = DEVICES["h100"]  # where no other device is named or at hand
 
 
 @jax.tree_util.register_pytree_node_class
@@ -80,7 +80,7 @@ Operand = tuple[jax.Array | Blocks, jax.Array | None]
 
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
-class Product:
+class DeferredProduct:
     """A ``dot_general`` of narrow operands, computed when its value is first read.
 
     JAX computes the gradient of a weight with its axes exchanged, and transposes it. XLA on CPU
@@ -92,47 +92,47 @@ class Product:
         operands: the numbers and the scales.
         dtype: of the result.
         exponent: of the result.
-        side: of the result, as in :class:`InFlight`.
-        spread: of the result.
-        device: whose units compute it, as :func:`multiplied` takes it.
+        origin: of the result, as in :class:`ScaledValue`.
+        log2_std: of the result.
+        device: whose units compute it, as :func:`multiply` takes it.
     """
 
     equation: Equation
     operands: tuple[Operand, Operand]
     dtype: Any
     exponent: int | jax.Array
-    side: Side = "stored"
-    spread: float = 0.0
+    origin: Origin = "stored"
+    log2_std: float = 0.0
     device: Device | None = None
-    memo: dict[str, InFlight] = dataclasses.field(default_factory=dict, repr=False)
+    memo: dict[str, ScaledValue] = dataclasses.field(default_factory=dict, repr=False)
 
-    def wake(self) -> InFlight:
+    def load(self) -> ScaledValue:
         """The value itself."""
         if "plain" not in self.memo:
-            if "turned" in self.memo:
-                data = lax.transpose(self.memo["turned"].data, self._exchange(1, 0))
+            if "transposed" in self.memo:
+                data = lax.transpose(self.memo["transposed"].data, self._exchange(1, 0))
                 base = None
             else:
-                product = multiplied(self.equation, self.operands, self.dtype, self.device)
+                product = multiply(self.equation, self.operands, self.dtype, self.device)
                 data, base = product.value(), product
             self.memo["plain"] = self._as_value(data, base)
         return self.memo["plain"]
 
-    def turned(self, permutation: Sequence[int]) -> InFlight | None:
+    def transposed(self, permutation: Sequence[int]) -> ScaledValue | None:
         """The transposed value, where its operands have only to change places for it."""
         equation = self.equation
         exchanged = tuple(permutation) == self._exchange(0, 1)
         if "plain" in self.memo or not exchanged or params.out_sharding(equation) is not None:
             return None
-        if "turned" not in self.memo:
+        if "transposed" not in self.memo:
             precision = params.precision(equation)
             exchanged = equation.with_params(
                 dimension_numbers=tuple((b, a) for a, b in params.dot_dimensions(equation)),
                 precision=precision[::-1] if isinstance(precision, tuple) else precision,
             )
-            product = multiplied(exchanged, self.operands[::-1], self.dtype, self.device)
-            self.memo["turned"] = self._as_value(product.value(), product)
-        return self.memo["turned"]
+            product = multiply(exchanged, self.operands[::-1], self.dtype, self.device)
+            self.memo["transposed"] = self._as_value(product.value(), product)
+        return self.memo["transposed"]
 
     def _exchange(self, first: int, second: int) -> tuple[int, ...]:
         """The permutation by which a result's axes of one operand go behind the other's."""
@@ -142,11 +142,11 @@ class Product:
         middle, end = n + own[first], n + own[first] + own[second]
         return (*range(n), *range(middle, end), *range(n, middle))
 
-    def _as_value(self, data: jax.Array, base: Scaled | None) -> InFlight:
-        return InFlight(data, self.exponent, self.side, spread=self.spread, base=base)
+    def _as_value(self, data: jax.Array, base: UnscaledProduct | None) -> ScaledValue:
+        return ScaledValue(data, self.exponent, self.origin, log2_std=self.log2_std, base=base)
 
     def tree_flatten(self):
-        return (self.wake(),), None
+        return (self.load(),), None
 
     @classmethod
     def tree_unflatten(cls, _, children):
@@ -154,7 +154,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Scaled:
+class UnscaledProduct:
     """A product as a device computes it, and the factors that are still to be applied.
 
     Attributes:
@@ -174,19 +174,19 @@ class Scaled:
         return out.astype(raw.dtype)
 
 
-def multiplied(
+def multiply(
     equation: Equation,
     operands: Sequence[Operand],
     dtype: Any,
     device: Device | None = None,
-) -> Scaled:
+) -> UnscaledProduct:
     """A contraction of narrow operands and their scales, powers of two.
 
     Products of two narrow numbers are exact in float32, so that all ways give the same result but
     for the order in which sums are added up, and what leaves float32's range in between.
 
     - On a CPU, which has no narrow units for all shapes, operands are widened and the scales are
-      multiplied into them: what reads the product needs no rescale.
+      multiply into them: what reads the product needs no rescale.
     - All other platforms multiply the numbers as they are stored, if the device's units take such a
       pair, and scale the result. Sums are added up in float32. A backward product asks for the
       exact accumulation that Hopper's FP8 units otherwise shorten to 14 bits
@@ -203,12 +203,12 @@ def multiplied(
             None for an H100's.
     """
     total = wide_dtype(dtype)
-    device = ASSUMED if device is None or device.platform == "cpu" else device
+    device = DEFAULT_DEVICE if device is None or device.platform == "cpu" else device
     by_blocks = total == jnp.float32 and has_block_units(equation, operands, device)
     if not by_blocks:
         operands = _plain(operands)
     scales = tuple(scale for _, scale in operands if scale is not None)
-    together = _together(equation, operands, dtype, device) if total == jnp.float32 else None
+    unit_dtypes = _unit_dtypes(equation, operands, dtype, device) if total == jnp.float32 else None
 
     def wide(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         factors = [
@@ -217,18 +217,18 @@ def multiplied(
         ]
         out = _bound(equation, factors, total).astype(dtype)
         given = [scale for _, scale in arrays if scale is not None]
-        return out, tuple(map(jnp.ones_like, _upper_scales(arrays) or given))
+        return out, tuple(map(jnp.ones_like, _tensor_scales(arrays) or given))
 
     def narrow(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        assert together is not None
-        arrays, ones = _plain(arrays), tuple(map(jnp.ones_like, _upper_scales(arrays)))
-        factors = [widened(x, d, k) for (x, _), (d, k) in zip(arrays, together, strict=True)]
+        assert unit_dtypes is not None
+        arrays, ones = _plain(arrays), tuple(map(jnp.ones_like, _tensor_scales(arrays)))
+        factors = [widened(x, d, k) for (x, _), (d, k) in zip(arrays, unit_dtypes, strict=True)]
         precise = equation.with_params(precision=_precision(equation, factors))
         out = _bound(precise, factors, dtype)
         return out, ones or _ordered(
             tuple(
                 scale if k == 0 else scale * np.asarray(2.0**k, scale.dtype)
-                for (_, scale), (_, k) in zip(arrays, together, strict=True)
+                for (_, scale), (_, k) in zip(arrays, unit_dtypes, strict=True)
                 if scale is not None
             )
         )
@@ -240,13 +240,13 @@ def multiplied(
         return block_product(params.dot_dimensions(equation), a.copy, b.copy, dtype)
 
     if not by_blocks and not scales and all(x.dtype == dtype for x, _ in operands):
-        return Scaled(_bound(equation, [x for x, _ in operands], dtype))
-    if together is None:
-        return Scaled(wide(operands)[0])
+        return UnscaledProduct(_bound(equation, [x for x, _ in operands], dtype))
+    if unit_dtypes is None:
+        return UnscaledProduct(wide(operands)[0])
     routes: dict[str, Any] = {device.platform: by_units} if by_blocks else {}
-    arrays = alike(tuple(operands))
+    arrays = with_common_axes(tuple(operands))
     found: Any = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
-    return Scaled(*found)
+    return UnscaledProduct(*found)
 
 
 def is_narrow(operand: Operand) -> bool:
@@ -268,7 +268,7 @@ def _plain(operands: Sequence[Operand]) -> list[tuple[jax.Array, jax.Array | Non
     return [(x.value() if isinstance(x, Blocks) else x, scale) for x, scale in operands]
 
 
-def _upper_scales(operands: Sequence[Operand]) -> tuple[jax.Array, ...]:
+def _tensor_scales(operands: Sequence[Operand]) -> tuple[jax.Array, ...]:
     """The scales of whole operands above those of their blocks (NVFP4)."""
     scales = [x.copy.tensor_scale for x, _ in operands if isinstance(x, Blocks)]
     return tuple(s.astype(jnp.float32) for s in scales if s is not None)
@@ -317,7 +317,7 @@ def _precision(equation: Equation, factors: Sequence[jax.Array]) -> Any:
     return (lax.Precision.HIGHEST,) * 2 if exact else None
 
 
-def _together(
+def _unit_dtypes(
     equation: Equation, operands: Sequence[Operand], dtype: Any, device: Device
 ) -> tuple[tuple[Any, int], tuple[Any, int]] | None:
     """For each operand the dtype in which a device multiplies it, and the power of two that it is

@@ -56,6 +56,7 @@ def _storable(fmt: Any) -> Format | BlockFormat:
     return storable(format_(fmt))
 
 
+@renamed_arguments(smallest="min_size")
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """What :func:`autoscale` rounds, and how.
@@ -74,7 +75,7 @@ class Recipe:
             a scale that the devices agree upon first; None sends the compute dtype.
         state: pairs of a regular expression and a :class:`Storage`; an output whose path (as
             ``jax.tree_util.keystr`` prints it) matches is returned so stored.
-        smallest: residuals with fewer elements (the statistics of a norm, say) stay in the compute
+        min_size: residuals with fewer elements (the statistics of a norm, say) stay in the compute
             dtype: what a narrow copy saves isn't worth its scale.
         store: ``"boundaries"``: values in flight are as ``flight`` says, and only what is stored is
             rounded. ``"every_op"``: each result is rounded to ``storage`` behind a scale of its
@@ -123,7 +124,7 @@ class Recipe:
     carry: Format | None = None
     collective: Format | None = None
     state: tuple[tuple[str, Storage], ...] = ()
-    smallest: int = 8192
+    min_size: int = 8192
     store: Literal["boundaries", "every_op"] = "boundaries"
     scaling: Scaling = CURRENT
     per: Literal["tensor", "channel"] = "tensor"

@@ -24,7 +24,7 @@ from jax import lax
 from ..interpret import Equation
 from ..primitives import having, params
 from ..scaled import at_least, is_known
-from ._value import InFlight
+from ._value import ScaledValue
 
 RECOMPUTED, STABLE = having("recomputed"), having("stable")
 COSTLY, REDUCTIONS = having("costly"), having("reduces")
@@ -47,14 +47,14 @@ class Lineage:
 
     equation: Equation
     inputs: tuple[Any, ...]
-    source: InFlight | None
+    source: ScaledValue | None
     costly: bool
     normalises: bool
     depth: int
 
 
 def lineage(
-    equation: Equation, inputs: Sequence[Any], small: int, kept: Callable[[InFlight], bool]
+    equation: Equation, inputs: Sequence[Any], small: int, kept: Callable[[ScaledValue], bool]
 ) -> Lineage | None:
     """How the result of an equation can be computed again; None if it has to be stored.
 
@@ -66,8 +66,8 @@ def lineage(
     """
     if equation.name not in RECOMPUTED or len(equation.out_avals) != 1:
         return None
-    floats = [x for x in inputs if isinstance(x, InFlight) and x.uniform is None]
-    large = [x for x in floats if at_least(x.data.size, small) and not x.minor]
+    floats = [x for x in inputs if isinstance(x, ScaledValue) and x.constant_value is None]
+    large = [x for x in floats if at_least(x.data.size, small) and not x.is_statistic]
     sources = {id(s): s for s in map(_source, large) if s is not None}
     depth = 1 + max((x.lineage.depth for x in large if x.lineage), default=0)
     if len(sources) > 1 or depth > DEEPEST:
@@ -77,30 +77,30 @@ def lineage(
         return None
     costly = equation.name in COSTLY or any(x.lineage.costly for x in large if x.lineage)
     own = [x.lineage.normalises for x in floats if x.lineage]
-    normalises = any(own) or any(x.minor for x in floats)
+    normalises = any(own) or any(x.is_statistic for x in floats)
     return Lineage(equation, tuple(inputs), source, costly, normalises, depth)
 
 
-def is_minor(equation: Equation, inputs: Sequence[Any]) -> bool:
+def is_statistic(equation: Equation, inputs: Sequence[Any]) -> bool:
     """Whether a result is a statistic, which takes little memory beside what it was found from.
 
     A reduction of at least ``FEW`` elements to one, or an elementwise function of such results.
     """
-    floats = [x for x in inputs if isinstance(x, InFlight)]
+    floats = [x for x in inputs if isinstance(x, ScaledValue)]
     size = math.prod(equation.out_avals[0].shape)
     if equation.name in REDUCTIONS:
         return bool(floats) and at_least(floats[0].data.size, size * FEW)
-    arrays = [x for x in floats if x.uniform is None]
+    arrays = [x for x in floats if x.constant_value is None]
     if equation.name not in RECOMPUTED or not arrays or not is_known(size):
         return False
-    return all(x.minor for x in arrays) and any(at_least(x.data.size, size) for x in arrays)
+    return all(x.is_statistic for x in arrays) and any(at_least(x.data.size, size) for x in arrays)
 
 
-def _source(x: InFlight) -> InFlight | None:
+def _source(x: ScaledValue) -> ScaledValue | None:
     return x if x.lineage is None else x.lineage.source
 
 
-def _is_stable(equation: Equation, floats: Sequence[InFlight]) -> bool:
+def _is_stable(equation: Equation, floats: Sequence[ScaledValue]) -> bool:
     """Whether an operation on arrays (and numbers) amplifies no relative error."""
     if equation.name in STABLE:
         return True
@@ -110,20 +110,20 @@ def _is_stable(equation: Equation, floats: Sequence[InFlight]) -> bool:
     return equation.name in ("add", "sub") and len(floats) == 1
 
 
-def _odd(x: InFlight) -> bool:
+def _odd(x: ScaledValue) -> bool:
     """Whether a value is its source times something that is never negative."""
     if x.lineage is None:
         return True
     equation = x.lineage.equation
-    floats = [i for i in x.lineage.inputs if isinstance(i, InFlight)]
-    arrays = [i for i in floats if i.uniform is None]
+    floats = [i for i in x.lineage.inputs if isinstance(i, ScaledValue)]
+    arrays = [i for i in floats if i.constant_value is None]
     if len(arrays) != 1:
         return False
     match equation.name:
         case "integer_pow":
             kept = params.degree(equation) % 2 == 1
         case "mul":
-            kept = all(i.uniform > 0 for i in floats if i.uniform is not None)
+            kept = all(i.constant_value > 0 for i in floats if i.constant_value is not None)
         case "convert_element_type" | "reshape" | "copy":
             kept = True
         case _:
@@ -140,13 +140,13 @@ class Copy:
         copy: in its place.
     """
 
-    source: InFlight
-    copy: InFlight
-    done: dict[int, tuple[InFlight, InFlight]] = dataclasses.field(default_factory=dict)
+    source: ScaledValue
+    copy: ScaledValue
+    done: dict[int, tuple[ScaledValue, ScaledValue]] = dataclasses.field(default_factory=dict)
 
     def value(
-        self, value: InFlight, apply: Callable[[Equation, Sequence[Any]], list[Any]]
-    ) -> InFlight:
+        self, value: ScaledValue, apply: Callable[[Equation, Sequence[Any]], list[Any]]
+    ) -> ScaledValue:
         """``value``, a function of the source, as that function of the copy.
 
         Args:
@@ -159,14 +159,15 @@ class Copy:
             return value
         if id(value) not in self.done:
             inputs = [
-                self.value(x, apply) if isinstance(x, InFlight) else x for x in value.lineage.inputs
+                self.value(x, apply) if isinstance(x, ScaledValue) else x
+                for x in value.lineage.inputs
             ]
             (again,) = apply(value.lineage.equation, inputs)
             self.done[id(value)] = (value, again)  # holds the value, so that its id stays its own
         return self.done[id(value)][1]
 
 
-def apart(x: jax.Array, purpose: int) -> jax.Array:
+def separate_copy(x: jax.Array, purpose: int) -> jax.Array:
     """``x``, from which a device's compiler computes anew what has been computed from it before.
 
     XLA on a CPU, which stores less and computes less where it may share, gets ``x`` itself.

@@ -19,14 +19,14 @@ from jax import lax
 from ..interpret import Equation, gather_invariant, is_float, rebind
 from ..primitives import PRIMITIVES, Family, params
 from ..scaled import is_known
-from ._products import Product, is_narrow
+from ._products import DeferredProduct, is_narrow
 from ._value import (
-    InFlight,
+    ScaledValue,
     at_exponent,
     common_exponent,
+    materialize,
     normalised,
     per_slice,
-    settle,
     shift,
     wide_dtype,
 )
@@ -67,19 +67,19 @@ def _as(x: Any, dtype: Any) -> Any:
     return x.astype(dtype) if is_float(x) and x.dtype != dtype else x
 
 
-def _floats(inputs: Sequence[Any]) -> list[InFlight]:
-    return [x for x in inputs if isinstance(x, InFlight)]
+def _floats(inputs: Sequence[Any]) -> list[ScaledValue]:
+    return [x for x in inputs if isinstance(x, ScaledValue)]
 
 
 def _wrap(equation: Equation, outs: Sequence[Any], exponent: Any = 0, **fields: Any) -> list[Any]:
     return [
-        InFlight(y, exponent, **fields) if is_float(a) else y
+        ScaledValue(y, exponent, **fields) if is_float(a) else y
         for y, a in zip(outs, equation.out_avals, strict=True)
     ]
 
 
 def fallback(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    plain = [settle(x) if isinstance(x, InFlight) else x for x in inputs]
+    plain = [materialize(x) if isinstance(x, ScaledValue) else x for x in inputs]
     return _wrap(equation, _bind(by, equation, plain))
 
 
@@ -88,21 +88,21 @@ def structural(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     if len(floats) != 1 or per_slice(floats[0]):
         return fallback(by, equation, inputs)
     (x,) = floats
-    outs = _bind(by, equation, [i.data if isinstance(i, InFlight) else i for i in inputs])
-    return _wrap(equation, outs, x.exponent, uniform=x.uniform)
+    outs = _bind(by, equation, [i.data if isinstance(i, ScaledValue) else i for i in inputs])
+    return _wrap(equation, outs, x.exponent, constant_value=x.constant_value)
 
 
 def homogeneous(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     floats = _floats(inputs)
     if len(floats) != 1 or per_slice(floats[0]):
         return fallback(by, equation, inputs)
-    outs = _bind(by, equation, [i.data if isinstance(i, InFlight) else i for i in inputs])
+    outs = _bind(by, equation, [i.data if isinstance(i, ScaledValue) else i for i in inputs])
     return _wrap(equation, outs, floats[0].exponent)
 
 
 def _align(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
     exponent = common_exponent(_floats(inputs))
-    return [at_exponent(x, exponent) if isinstance(x, InFlight) else x for x in inputs], exponent
+    return [at_exponent(x, exponent) if isinstance(x, ScaledValue) else x for x in inputs], exponent
 
 
 def aligned(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -114,7 +114,7 @@ def remainder(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """Of a divisor too small to be seen beside the dividend, there is nothing left to say: 0."""
     operands, exponent = _align(inputs)
     (out,) = _bind(by, equation, operands)
-    divisor = inputs[1].data if isinstance(inputs[1], InFlight) else inputs[1]
+    divisor = inputs[1].data if isinstance(inputs[1], ScaledValue) else inputs[1]
     unseen = (operands[1] == 0) & (divisor != 0) & jnp.isfinite(operands[0])
     return _wrap(equation, [jnp.where(unseen, jnp.zeros_like(out), out)], exponent)
 
@@ -124,22 +124,22 @@ def comparison(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def invariant(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    outs = _bind(by, equation, [x.data if isinstance(x, InFlight) else x for x in inputs])
+    outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])
     return _wrap(equation, outs)
 
 
-def _normalised(x: InFlight) -> InFlight:
+def _normalised(x: ScaledValue) -> ScaledValue:
     """A constant's power of two moves to the exponent where it would cost range in the data.
 
     What is meant as an infinity (``finfo.min`` times a mask) stays what it is: as an exponent it
     would take from its neighbours all that they have.
     """
-    if x.uniform is None or x.uniform == 0 or not math.isfinite(x.uniform):
+    if x.constant_value is None or x.constant_value == 0 or not math.isfinite(x.constant_value):
         return x
-    mantissa, exponent = math.frexp(x.uniform)
+    mantissa, exponent = math.frexp(x.constant_value)
     if -24 <= exponent <= 24 or exponent > INFINITE:
         return x
-    return InFlight(jnp.full(x.shape, mantissa, x.data.dtype), exponent)
+    return ScaledValue(jnp.full(x.shape, mantissa, x.data.dtype), exponent)
 
 
 def _product(sign: int) -> Function:
@@ -186,12 +186,16 @@ def _contractive(slope: float, bounded: bool = False) -> Function:
     def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         (x,) = inputs
         exponent = x.exponent
-        if per_slice(x) or x.uniform is not None or (isinstance(exponent, int) and exponent >= 0):
+        if (
+            per_slice(x)
+            or x.constant_value is not None
+            or (isinstance(exponent, int) and exponent >= 0)
+        ):
             return fallback(by, equation, inputs)
         kept = min(exponent, 0) if isinstance(exponent, int) else jnp.minimum(exponent, 0)
         if bounded and not isinstance(exponent, int):  # an infinity's value needs no scale
             kept = jnp.where(jnp.any(jnp.isinf(x.data)), 0, kept)
-        number = settle(x)
+        number = materialize(x)
         (y,) = _bind(by, equation, [number])
         small = lax.abs(number) < number.dtype.type(2.0**-40)
         linear = shift(x.data * number.dtype.type(slope), exponent - kept)
@@ -204,18 +208,18 @@ def ordered(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """Sorting compares each array with itself alone: by its data is by its values."""
     if any(per_slice(x) for x in _floats(inputs)):
         return fallback(by, equation, inputs)
-    outs = _bind(by, equation, [x.data if isinstance(x, InFlight) else x for x in inputs])
-    exponents = [x.exponent if isinstance(x, InFlight) else 0 for x in inputs]
+    outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])
+    exponents = [x.exponent if isinstance(x, ScaledValue) else 0 for x in inputs]
     exponents += [0] * (len(outs) - len(exponents))  # top_k also gives indices
     return [
-        InFlight(y, e) if is_float(a) else y
+        ScaledValue(y, e) if is_float(a) else y
         for y, a, e in zip(outs, equation.out_avals, exponents, strict=True)
     ]
 
 
 def product_of_all(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     (x,) = inputs
-    if not isinstance(x, InFlight) or per_slice(x) or not is_known(x.data.size):
+    if not isinstance(x, ScaledValue) or per_slice(x) or not is_known(x.data.size):
         return fallback(by, equation, inputs)
     x = normalised(x, 0)
     terms = x.data.size // max(1, math.prod(equation.out_avals[0].shape))
@@ -232,19 +236,19 @@ def cube_root(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 def contraction(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     dtype = by.flight_dtype(equation.out_avals[0])
-    values = [_settled_stack(x) for x in inputs]
+    values = [_materialize_stack(x) for x in inputs]
     operands, exponent = by.operands(equation, values)
     if equation.name == "dot_general" and any(map(is_narrow, operands)):
-        return [Product(equation, operands, dtype, exponent, device=by.device)]
-    return [InFlight(by.product(equation, operands, dtype), exponent)]
+        return [DeferredProduct(equation, operands, dtype, exponent, device=by.device)]
+    return [ScaledValue(by.product(equation, operands, dtype), exponent)]
 
 
 def all_gather(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """The data go narrow, if the recipe says so; their scale is everybody's."""
     (x,) = inputs
     sent = None
-    if isinstance(x, InFlight) and not per_slice(x):
-        sent = by.gathered(x, params.axis_name(equation), equation)
+    if isinstance(x, ScaledValue) and not per_slice(x):
+        sent = by.to_send(x, params.axis_name(equation), equation)
     if sent is None:
         return structural(by, equation, inputs)
     (data,) = equation.bind(sent.data)
@@ -255,8 +259,8 @@ def psum(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """A sum over devices of what each sends narrow, added up in the compute dtype."""
     axes, groups = params.axis_name(equation), params.axis_groups(equation)
     x = inputs[0]
-    plain = len(inputs) == 1 and isinstance(x, InFlight) and not per_slice(x) and groups is None
-    sent = by.gathered(x, axes, equation) if plain else None
+    plain = len(inputs) == 1 and isinstance(x, ScaledValue) and not per_slice(x) and groups is None
+    sent = by.to_send(x, axes, equation) if plain else None
     if sent is None:
         return homogeneous(by, equation, inputs)
     parts = gather_invariant(sent.data, axes).astype(sent.scale.dtype)
@@ -271,7 +275,7 @@ def _loaded(data: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
 def grouped(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """A contraction whose rows come in groups, each with a matrix of its own (``ragged_dot``)."""
     a, b, *sizes = inputs
-    return contraction(by, equation.given(*sizes), [a, b])
+    return contraction(by, equation.bind_last(*sizes), [a, b])
 
 
 def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -281,12 +285,12 @@ def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[A
     """
     if all(a.dtype.itemsize == 1 for a in equation.in_avals[:2]):
         return fallback(by, equation, inputs)
-    a, b, *scales = [settle(x).astype(jnp.float32) for x in inputs]
+    a, b, *scales = [materialize(x).astype(jnp.float32) for x in inputs]
     operands = [
-        InFlight(x * _blockwise(scale, x.shape)) for x, scale in zip((a, b), scales, strict=True)
+        ScaledValue(x * _blockwise(scale, x.shape)) for x, scale in zip((a, b), scales, strict=True)
     ]
     changed = {"precision": None, "out_sharding": None, **equation.params}
-    narrow = equation.becomes(lax.dot_general_p, changed).reading(0, 1)
+    narrow = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 1)
     return contraction(by, narrow, operands)
 
 
@@ -301,16 +305,16 @@ def gram(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         "preferred_element_type": equation.out_avals[0].dtype,
         "out_sharding": None,
     }
-    square = equation.becomes(lax.dot_general_p, changed).reading(0, 0)
+    square = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 0)
     (product,) = contraction(by, square, [a, a])
-    product = product.wake() if isinstance(product, Product) else product
+    product = product.load() if isinstance(product, DeferredProduct) else product
     alpha, beta = params.symmetric_factors(equation)
-    return _wrap(equation, [alpha * settle(product) + beta * settle(c)])
+    return _wrap(equation, [alpha * materialize(product) + beta * materialize(c)])
 
 
 def sparse(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """A product of sparse arrays, whose operands stay as they are: it is said."""
-    keep = getattr(by, "exceptions", None)
+    keep = getattr(by, "overrides", None)
     if keep is not None and keep.find(equation, "rounded") is not None:
         warnings.warn(
             f"autoscale: {equation.where()}: {equation.name} has no rule: the operands of a sparse "
@@ -337,8 +341,8 @@ def features(equation: Equation) -> int:
     return math.prod(shape[a] for a in params.contracted_axes(equation)[1])
 
 
-def _settled_stack(x: InFlight) -> InFlight:
-    return dataclasses.replace(x, data=settle(x), exponent=0) if per_slice(x) else x
+def _materialize_stack(x: ScaledValue) -> ScaledValue:
+    return dataclasses.replace(x, data=materialize(x), exponent=0) if per_slice(x) else x
 
 
 def select_n(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -352,10 +356,10 @@ def select_n(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 def convert(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     (x,) = inputs
-    if not isinstance(x, InFlight) or not is_float(equation.out_avals[0]) or per_slice(x):
+    if not isinstance(x, ScaledValue) or not is_float(equation.out_avals[0]) or per_slice(x):
         return fallback(by, equation, inputs)
     dtype = by.flight_dtype(equation.out_avals[0])
-    return [InFlight(_as(x.data, dtype), x.exponent, uniform=x.uniform)]
+    return [ScaledValue(_as(x.data, dtype), x.exponent, constant_value=x.constant_value)]
 
 
 FALLBACK = Rule(Family.FALLBACK, fallback)

@@ -13,7 +13,7 @@ from jax import lax
 from ..formats import Format
 from ..scaled import LeastSquares, exponent_of, is_known, power_of_two
 
-NOTHING = -(1 << 20)  # the exponent of zeros: it is never the larger one
+ZERO_EXPONENT = -(1 << 20)  # the exponent of zeros: it is never the larger one
 LOWEST, HIGHEST = np.int32(-126), np.int32(126)  # exponents whose powers float32 has, both ways
 TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
 
@@ -32,17 +32,17 @@ def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, 
         fmt: the format that ``"least_squares"`` rounds to.
 
     Returns:
-        The data, and an int32 exponent, -126 to 126, or :data:`NOTHING` if all data are zeros.
+        The data, and an int32 exponent from -126 to 126; :data:`ZERO_EXPONENT` for zeros alone.
         The quotient is exact. XLA doesn't repeat a division in each of the kernels that read its
         result, as it repeats a product: that made an optimizer step compile three times as long.
     """
     if data.dtype == jnp.float64:
         data, moved = _as_float32(data)
         data, exponent = scaled_down(data, measure, fmt)
-        return data, jnp.where(exponent == NOTHING, exponent, exponent + moved)
+        return data, jnp.where(exponent == ZERO_EXPONENT, exponent, exponent + moved)
     exponent, zero = _exponent(data, measure, fmt)
     exponent = lax.clamp(LOWEST, exponent, HIGHEST)
-    return data / power_of_two(exponent), lax.select(zero, np.int32(NOTHING), exponent)
+    return data / power_of_two(exponent), lax.select(zero, np.int32(ZERO_EXPONENT), exponent)
 
 
 def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.Array]:
@@ -58,7 +58,7 @@ def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.A
     """
     measure, fmt, rounds = options
     down, found = scaled_down(data, measure, fmt)
-    exponent = jnp.where(found == NOTHING, found, found + exponent)
+    exponent = jnp.where(found == ZERO_EXPONENT, found, found + exponent)
     if not rounds:
         return [down, exponent]
     clip = bound_of(measure, data.size) > TOP
@@ -141,12 +141,12 @@ def clipped(data: jax.Array, top: float) -> jax.Array:
     return lax.select(infinite, data, lax.clamp(-limit, data, limit))
 
 
-def moved(data: jax.Array, bits: int) -> jax.Array:
+def shifted_down(data: jax.Array, bits: int) -> jax.Array:
     """``data * 2**-bits``."""
     return data * data.dtype.type(2.0**-bits)
 
 
 def zeros_exponent(exponent: Any) -> Any:
-    """An exponent that a chain of roots or powers made of :data:`NOTHING`, as that again."""
-    beyond = lax.abs(jnp.int32(exponent)) > -NOTHING // 4
-    return jnp.where(beyond, np.int32(NOTHING), jnp.int32(exponent))
+    """An exponent that a chain of roots or powers made of :data:`ZERO_EXPONENT`, as that again."""
+    beyond = lax.abs(jnp.int32(exponent)) > -ZERO_EXPONENT // 4
+    return jnp.where(beyond, np.int32(ZERO_EXPONENT), jnp.int32(exponent))

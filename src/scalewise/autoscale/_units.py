@@ -35,7 +35,7 @@ def require_native(formats: Operands, device: Device | None) -> None:
             )
 
 
-class Lacking:
+class MissingUnits:
     """Warns, once for each pair of formats, where products are computed wide for lack of units."""
 
     def __init__(self):

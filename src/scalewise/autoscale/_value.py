@@ -12,40 +12,40 @@ from jax import lax
 
 from ..scaled import exponent_of, ldexp
 
-Side = Literal["stored", "residual", "forward", "backward"]
+Origin = Literal["stored", "residual", "forward", "backward"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class InFlight:
+class ScaledValue:
     """``data * 2**exponent``, as a fused kernel would keep it in registers.
 
     Attributes:
         data: in the flight dtype of its interpretation (float32, or a bfloat16 or float64 that the
             program itself has), any shape.
-        exponent: a Python integer where the program alone decides it, which costs nothing at run
-            time; an int32 array, its axes the first ones of ``data``, where numbers decide.
-        side: ``"stored"`` lies in memory in its stored form (arguments, constants), and so does a
-            ``"residual"`` of the forward pass; ``"forward"`` was computed on the way to the loss,
-            ``"backward"`` carries a gradient.
-        uniform: the number that every element equals, if known while tracing. It adapts to its
-            neighbours' exponents instead of dragging them.
-        spread: log2 of the standard deviation that shapes alone predict (for ``Unit`` scaling).
-        narrowed: whether a product of narrow operands has read it, before it went through a loop;
-            within one trace ``memo`` knows it too.
-        minor: whether it is a statistic (a mean, a sum), much smaller than what it was found from.
-        lineage: how to compute it again from an array that is stored anyway; None where it has to
-            be stored itself, or where it has gone through a loop or a call.
-        base: of a product, the product without its operands' scales: what a device has in memory.
-        memo: narrow copies made so far, by purpose: what is rounded once is rounded once.
+        exponent: a Python integer if it depends on the program alone, which costs nothing at run
+            time; an int32 array if it depends on data. Its axes are the first axes of ``data``.
+        origin: ``"stored"`` for arguments and constants, which are in memory as they were stored;
+            ``"residual"`` for what the forward pass has stored; ``"forward"`` if it was computed on
+            the way to the loss; ``"backward"`` if it carries a gradient.
+        constant_value: the number that every element equals; None if tracing doesn't know one. A
+            constant takes the exponent of the other operands.
+        log2_std: log2 of the standard deviation that shapes alone predict (for ``Unit`` scaling).
+        narrowed: True if a product of narrow operands has read the value before it went through a
+            loop. Within one trace, ``memo`` holds the same information.
+        is_statistic: True for a mean or a sum much smaller than the array it was computed from.
+        lineage: how to compute the value again from an array that is stored anyway; None if it has
+            to be stored itself, or has passed through a loop or a call.
+        base: of a product, the product without its operands' scales, as a device stores it.
+        memo: the narrow copies made so far, by purpose, so that each is rounded only once.
     """
 
     data: jax.Array
     exponent: int | jax.Array = 0
-    side: Side = "stored"
-    uniform: float | None = None
-    spread: float = 0.0
+    origin: Origin = "stored"
+    constant_value: float | None = None
+    log2_std: float = 0.0
     narrowed: bool = False
-    minor: bool = False
+    is_statistic: bool = False
     lineage: Any = dataclasses.field(default=None, repr=False)
     base: Any = dataclasses.field(default=None, repr=False)
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -55,8 +55,8 @@ class InFlight:
         return self.data.shape
 
 
-def _flatten(x: InFlight):
-    static = (x.side, x.uniform, x.spread, x.narrowed, x.minor)
+def _flatten(x: ScaledValue):
+    static = (x.origin, x.constant_value, x.log2_std, x.narrowed, x.is_statistic)
     if isinstance(x.exponent, int):
         return (x.data,), (x.exponent, *static)
     return (x.data, x.exponent), (None, *static)
@@ -65,10 +65,10 @@ def _flatten(x: InFlight):
 def _unflatten(static, children):
     exponent, *rest = static
     data, *traced = children
-    return InFlight(data, traced[0] if traced else exponent, *rest)
+    return ScaledValue(data, traced[0] if traced else exponent, *rest)
 
 
-jax.tree_util.register_pytree_node(InFlight, _flatten, _unflatten)
+jax.tree_util.register_pytree_node(ScaledValue, _flatten, _unflatten)
 
 
 def wide_dtype(dtype: Any) -> Any:
@@ -96,28 +96,28 @@ def leading(x: jax.Array, data: jax.Array) -> jax.Array:
     return lax.broadcast_in_dim(x, data.shape, range(x.ndim))
 
 
-def per_slice(x: InFlight) -> bool:
+def per_slice(x: ScaledValue) -> bool:
     """Whether the exponent has axes of its own, as a scan that stacks values leaves it."""
     return not isinstance(x.exponent, int) and x.exponent.ndim > 0
 
 
-def normalised(x: InFlight, top: int = 50) -> InFlight:
+def normalised(x: ScaledValue, top: int = 50) -> ScaledValue:
     """The same value, its largest finite magnitude at ``2^top``; exponents that are known stay.
 
     At 2^50 products of two data, and sums of them, stay in float32's range whatever the exponents
     are, and there is room for what is 2^176 times smaller.
     """
-    if isinstance(x.exponent, int) or x.exponent.ndim or x.uniform is not None:
+    if isinstance(x.exponent, int) or x.exponent.ndim or x.constant_value is not None:
         return x
     largest = jnp.max(jnp.where(jnp.isfinite(x.data), jnp.abs(x.data), 0), initial=0.0)
     up = jnp.where(largest > 0, top - exponent_of(largest), 0)
     return dataclasses.replace(x, data=shift(x.data, up), exponent=x.exponent - up, memo={})
 
 
-def settle(x: InFlight) -> jax.Array:
+def materialize(x: ScaledValue) -> jax.Array:
     """The plain number: what functions that know no scale are computed on."""
-    if x.uniform is not None:
-        return jnp.full(x.shape, _finite(x.uniform, x.data.dtype), x.data.dtype)
+    if x.constant_value is not None:
+        return jnp.full(x.shape, _finite(x.constant_value, x.data.dtype), x.data.dtype)
     return shift(x.data, x.exponent)
 
 
@@ -127,11 +127,15 @@ def _finite(number: float, dtype: Any) -> float:
     return max(-limit, min(limit, number)) if math.isfinite(number) else number
 
 
-def at_exponent(x: InFlight, exponent: int | jax.Array) -> jax.Array:
+def at_exponent(x: ScaledValue, exponent: int | jax.Array) -> jax.Array:
     """``x.data`` as it would be if its exponent were ``exponent``."""
     if isinstance(exponent, int) and isinstance(x.exponent, int):
-        if x.uniform is not None and exponent != x.exponent:
-            number = x.uniform if math.isinf(x.uniform) else _ldexp(x.uniform, -exponent)
+        if x.constant_value is not None and exponent != x.exponent:
+            number = (
+                x.constant_value
+                if math.isinf(x.constant_value)
+                else _ldexp(x.constant_value, -exponent)
+            )
             return jnp.full(x.shape, _finite(number, x.data.dtype), x.data.dtype)
         return shift(x.data, x.exponent - exponent)
     return shift(x.data, jnp.int32(x.exponent) - jnp.int32(exponent))
@@ -144,12 +148,14 @@ def _ldexp(number: float, exponent: int) -> float:
         return math.copysign(math.inf, number)
 
 
-def common_exponent(values: list[InFlight]) -> int | jax.Array:
-    """The largest exponent among those that aren't uniform constants (zeros cost nothing)."""
-    exponents = [v.exponent for v in values if v.uniform is None] or [0]
+def common_exponent(values: list[ScaledValue]) -> int | jax.Array:
+    """The largest exponent among those that aren't known constants (zeros cost nothing)."""
+    exponents = [v.exponent for v in values if v.constant_value is None] or [0]
     if all(isinstance(e, int) for e in exponents):
         return max(exponents)  # type: ignore[type-var]
-    if any(not isinstance(e, int) and e.ndim for e in exponents):  # per slice of a stack: settle
+    if any(
+        not isinstance(e, int) and e.ndim for e in exponents
+    ):  # per slice of a stack: materialize
         return 0
     result = jnp.int32(exponents[0])
     for e in exponents[1:]:

@@ -5,18 +5,20 @@ equation does to values, and in which form values meet where control flow does. 
 calls, recomputation and custom derivatives are handled here, once. Nothing here knows a format.
 """
 
-from ._compat import alike as alike
 from ._compat import gather_invariant as gather_invariant
 from ._compat import has_explicit_mesh as has_explicit_mesh
 from ._compat import is_partitioned as is_partitioned
-from ._compat import member as member
 from ._compat import needs_devices as needs_devices
+from ._compat import per_device as per_device
 from ._compat import type_like as type_like
 from ._compat import vary as vary
+from ._compat import with_common_axes as with_common_axes
 from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import Direction as Direction
 from ._equation import Equation as Equation
 from ._equation import is_float as is_float
+from ._interpret import CONTROL as CONTROL
+from ._interpret import interpret_jaxpr as interpret_jaxpr
 from ._interpretation import Boundary as Boundary
 from ._interpretation import Interpretation as Interpretation
 from ._kernels import KERNELS as KERNELS
@@ -28,6 +30,4 @@ from ._program import run as run
 from ._program import trace as trace
 from ._rebind import rebind as rebind
 from ._transform import transform as transform
-from ._walk import CONTROL as CONTROL
-from ._walk import walk as walk
 from ._wide import bind as bind

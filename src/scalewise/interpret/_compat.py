@@ -117,12 +117,12 @@ def vary(value: Any, axes: Iterable[str]) -> Any:
 def gather_invariant(x: jax.Array, axis_name: Any) -> jax.Array:
     """``lax.all_gather`` whose result a ``shard_map`` that checks knows to be equal everywhere."""
     axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
-    x = member(x, axes)
+    x = per_device(x, axes)
     tracked = bool(axes) and set(axes) <= varying(x)
     return lax.all_gather(x, axis_name, to="invarying") if tracked else lax.all_gather(x, axis_name)
 
 
-def member(tree: Any, axis_name: Any) -> Any:
+def per_device(tree: Any, axis_name: Any) -> Any:
     """A pytree as one member of a ``shard_map`` has it, so that its gradient is that member's own.
 
     A ``shard_map`` that checks what varies sums the gradient of what is equal on all members.
@@ -148,7 +148,7 @@ UNTRACKED = {
 }
 
 
-def alike(inputs: Any) -> Any:
+def with_common_axes(inputs: Any) -> Any:
     """A pytree of arrays, each of which varies over all mesh axes that one of them varies over.
 
     Within a ``shard_map`` that checks what varies, arrays made here (a constant, a scale) vary over
@@ -161,7 +161,7 @@ def alike(inputs: Any) -> Any:
 
 def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
     """A primitive's results on plain arrays, from an equation's parameters."""
-    inputs = alike(inputs)
+    inputs = with_common_axes(inputs)
     if primitive.name in UNTRACKED and not any(map(varying, inputs)):
         return [UNTRACKED[primitive.name](*inputs, **params)]
     outs = primitive.bind(*inputs, **primitive.get_bind_params(params))

@@ -118,7 +118,7 @@ class Equation:
     @cached_property
     def inner(self) -> int:
         """How many equations one turn of a loop, or all branches together, take; at least 1."""
-        return max(sum(map(work, bodies(self.eqn))), 1)
+        return max(sum(map(count_work, nested_jaxprs(self.eqn))), 1)
 
     def where(self) -> str:
         """``file:line (function)``, for error messages and reports."""
@@ -135,17 +135,17 @@ class Equation:
         axes = map(_compat.varying, self.in_avals)
         return [_compat.vary(x, a) for x, a in zip(inputs, axes, strict=True)]
 
-    def given(self, *operands: Any) -> Equation:
+    def bind_last(self, *operands: Any) -> Equation:
         """The equation of its first operands alone, its last ones given.
 
         Args:
             operands: plain arrays in place of as many of the last operands.
         """
         invars = self.eqn.invars[: len(self.eqn.invars) - len(operands)]
-        primitive: Any = _Given(self.primitive, operands)
+        primitive: Any = _BoundPrimitive(self.primitive, operands)
         return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, invars=invars))
 
-    def becomes(self, primitive: jex.Primitive, params: dict[str, Any]) -> Equation:
+    def with_primitive(self, primitive: jex.Primitive, params: dict[str, Any]) -> Equation:
         """The same equation, its scope and place, by another primitive."""
         return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, params=params))
 
@@ -154,14 +154,14 @@ class Equation:
         changed = self.eqn.replace(params=params.replaced(self, **changes))
         return dataclasses.replace(self, eqn=changed)
 
-    def reading(self, *positions: int) -> Equation:
+    def with_operands(self, *positions: int) -> Equation:
         """The same equation, its operands those at the positions."""
         invars = [self.eqn.invars[i] for i in positions]
         return dataclasses.replace(self, eqn=self.eqn.replace(invars=invars))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Given:
+class _BoundPrimitive:
     """A primitive whose last operands are given."""
 
     primitive: jex.Primitive
@@ -196,7 +196,7 @@ def _is_installed(file: str) -> bool:
     return file.startswith(LIBRARIES)
 
 
-def bodies(eqn: jex.JaxprEqn) -> list[_compat.Jaxpr]:
+def nested_jaxprs(eqn: jex.JaxprEqn) -> list[_compat.Jaxpr]:
     """The jaxprs among an equation's parameters."""
     values = [p if isinstance(p, tuple | list) else (p,) for p in eqn.params.values()]
     return [x for value in values for x in value if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
@@ -206,14 +206,14 @@ def contracts(eqn: jex.JaxprEqn) -> bool:
     """Whether an equation is a contraction, or one of its bodies holds one."""
     if eqn.primitive.name in CONTRACTIONS:
         return True
-    inner = (_compat.open_jaxpr(body)[0].eqns for body in bodies(eqn))
+    inner = (_compat.open_jaxpr(body)[0].eqns for body in nested_jaxprs(eqn))
     return any(contracts(e) for eqns in inner for e in eqns)
 
 
-def work(jaxpr: _compat.Jaxpr) -> int:
+def count_work(jaxpr: _compat.Jaxpr) -> int:
     """How many equations are computed, those of nested bodies included, a scan's for each turn."""
     total = 0
     for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
         turns = params.scan(eqn).length if eqn.primitive.name == "scan" else 1
-        total += 1 + turns * sum(map(work, bodies(eqn)))
+        total += 1 + turns * sum(map(count_work, nested_jaxprs(eqn)))
     return total

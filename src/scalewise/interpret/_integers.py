@@ -17,8 +17,8 @@ from jax.core import ShapedArray
 
 from . import _compat
 from ._equation import CALLBACKS, Equation
+from ._interpret import interpret_jaxpr
 from ._interpretation import Interpretation
-from ._walk import walk
 
 Path = tuple[int, ...]
 
@@ -79,7 +79,7 @@ def integers(jaxpr: _compat.Jaxpr) -> Integers:
             full[i] = x
         for i, x in zip(reads, arguments, strict=True):
             values[i] = _Known(x)
-        _, outs = walk(finder, jex.ClosedJaxpr(body, full), (), values)
+        _, outs = interpret_jaxpr(finder, jex.ClosedJaxpr(body, full), (), values)
         finder.read(outs)
         return list(finder.wanted.values())
 

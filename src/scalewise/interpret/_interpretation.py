@@ -83,7 +83,7 @@ class Interpretation:
         re-issues a loop or a branch: ``run`` itself, or a compiled one kept from the last time."""
         return run
 
-    def stepwise(self, state: Any, equation: Equation) -> int:
+    def eager_iterations(self, state: Any, equation: Equation) -> int:
         """How many turns of a loop are walked one by one, at most, rather than one traced for all.
 
         A loop of more turns is re-issued (a while loop after these); a branch is walked alone if
@@ -119,10 +119,10 @@ class Interpretation:
         must not come back out."""
         return jax.tree.map(lambda leaf: leaf, value)
 
-    def spread(self, value: Any, aval: Any) -> Any:
+    def unstack(self, value: Any, aval: Any) -> Any:
         """A value that a scan walks along its first axis: every leaf has that axis."""
         return value
 
-    def gather(self, value: Any, aval: Any) -> Any:
+    def stack(self, value: Any, aval: Any) -> Any:
         """A stacked value as it came out of a scan: each leaf of the canonical form got an axis."""
         return value

@@ -6,7 +6,7 @@ import warnings
 
 from ..primitives import Family, names, params
 from . import _compat
-from ._equation import CONTRACTIONS, Equation, bodies
+from ._equation import CONTRACTIONS, Equation, nested_jaxprs
 
 KERNELS = names(lambda row: row.family is Family.KERNEL) | {"custom_linear_solve"}
 
@@ -40,5 +40,6 @@ def _hides(equation: Equation) -> bool:
 def _multiplies(jaxpr: _compat.Jaxpr) -> bool:
     body, _ = _compat.open_jaxpr(jaxpr)
     return any(
-        e.primitive.name in CONTRACTIONS or any(map(_multiplies, bodies(e))) for e in body.eqns
+        e.primitive.name in CONTRACTIONS or any(map(_multiplies, nested_jaxprs(e)))
+        for e in body.eqns
     )

@@ -15,10 +15,10 @@ from jax.core import Tracer
 
 from . import _compat
 from ._body import Body, body_of
-from ._equation import CALLBACKS, bodies, is_float
+from ._equation import CALLBACKS, is_float, nested_jaxprs
 from ._integers import Integers, integers
+from ._interpret import interpret_body
 from ._interpretation import Interpretation
-from ._walk import follow
 
 ARRAYS = jax.Array | np.ndarray | np.generic
 PLAIN_KEYS = jax.tree_util.DictKey | jax.tree_util.SequenceKey
@@ -82,12 +82,14 @@ class Program:
 
 def _calls_back(jaxpr: _compat.Jaxpr) -> bool:
     body, _ = _compat.open_jaxpr(jaxpr)
-    return any(e.primitive.name in CALLBACKS or any(map(_calls_back, bodies(e))) for e in body.eqns)
+    return any(
+        e.primitive.name in CALLBACKS or any(map(_calls_back, nested_jaxprs(e))) for e in body.eqns
+    )
 
 
 def _count(jaxpr: _compat.Jaxpr) -> int:
     body, _ = _compat.open_jaxpr(jaxpr)
-    return len(body.eqns) + sum(_count(inner) for eqn in body.eqns for inner in bodies(eqn))
+    return len(body.eqns) + sum(_count(inner) for eqn in body.eqns for inner in nested_jaxprs(eqn))
 
 
 def trace(
@@ -208,7 +210,7 @@ def run(
             arrays = program.arrays if arrays is None else arrays
             values = lifted(program, interpretation, arrays)
         consts = _compat.open_jaxpr(program.jaxpr)[1]
-        return follow(interpretation, program.body, consts, state, values)
+        return interpret_body(interpretation, program.body, consts, state, values)
 
 
 def lifted(program: Program, interpretation: Interpretation, arrays: Sequence[Any]) -> list[Any]:

@@ -16,8 +16,8 @@ from jax import lax
 from ..primitives import having, params
 from . import _compat
 from ._equation import Equation, is_float
+from ._interpret import interpret_jaxpr
 from ._interpretation import Interpretation
-from ._walk import walk
 from ._wide import bind
 
 OWN_DTYPE = having("own_dtype")
@@ -118,7 +118,7 @@ def _retraced_once(jaxpr: Any, consts: Any, dtype: Any, inside: Interpretation) 
     closed = jex.ClosedJaxpr(body, own or consts)
 
     def function(*scalars):
-        return walk(inside, closed, (), scalars)[1]
+        return interpret_jaxpr(inside, closed, (), scalars)[1]
 
     scalars = [
         jax.ShapeDtypeStruct(v.aval.shape, dtype if is_float(v.aval) else v.aval.dtype)

@@ -12,9 +12,9 @@ from jax.core import Tracer
 
 from . import _compat
 from ._equation import is_float
+from ._interpret import interpret_jaxpr
 from ._interpretation import Interpretation
 from ._program import check_callable, trace
-from ._walk import walk
 
 STATELESS = ()
 
@@ -91,7 +91,7 @@ def _call(interpretation, program, arrays, paths, name):
         closed = jex.ClosedJaxpr(body, rebuilt(operands[: len(outer)]))
         with interpretation.context():
             values = lifted(operands)[len(outer) :]
-            return emit(walk(interpretation, closed, STATELESS, values)[1])
+            return emit(interpret_jaxpr(interpretation, closed, STATELESS, values)[1])
 
     def forward(operands):
         def primal(*operands):
@@ -113,7 +113,7 @@ def _call(interpretation, program, arrays, paths, name):
         pullback["tree"] = jax.tree.structure(shapes[2])
         pullback["avals"] = [v.aval for v in _compat.open_jaxpr(jaxpr)[0].outvars[n_outs:]]
         with interpretation.context():
-            _, values = walk(interpretation, jaxpr, STATELESS, lifted(operands))
+            _, values = interpret_jaxpr(interpretation, jaxpr, STATELESS, lifted(operands))
             ys, rest = iter(values[:n_floats]), iter(values[n_floats:n_outs])
             outs = emit([next(ys) if is_float(a) else next(rest) for a in out_avals])
             residuals = [
@@ -140,7 +140,7 @@ def _call(interpretation, program, arrays, paths, name):
         result: list[Any] = [None] * len(operands)
         with interpretation.context():
             cts = [interpretation.lift(c, a) for c, a in zip(cts, shapes, strict=True)]
-            _, grads = walk(interpretation, jaxpr, STATELESS, [*residuals, *cts])
+            _, grads = interpret_jaxpr(interpretation, jaxpr, STATELESS, [*residuals, *cts])
             for i, g in zip(floats, grads, strict=True):
                 g = interpretation.lower(g, operand_avals[i])
                 g = _compat.vary(g, _compat.varying(operand_avals[i]))

@@ -38,7 +38,7 @@ def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]
     """
     traced = any(isinstance(x, Tracer) for x in inputs)
     if traced and primitive.name not in DIRECT and any(map(_compat.is_64_bit, inputs)):
-        inputs = _compat.alike(inputs)
+        inputs = _compat.with_common_axes(inputs)
         return scope_p.bind(*inputs, operation=primitive, params=tuple(params.items()))
     return _compat.bind(primitive, params, inputs)
 

@@ -217,7 +217,7 @@ def permutation(equation: Equation) -> tuple[int, ...]:
     return tuple(read(equation, "permutation"))
 
 
-def degree(equation: Equation) -> float:
+def degree(equation: Equation) -> int | float:
     """Returns the exponent of a power, for example 0.5 of ``sqrt``; 1 for other primitives."""
     if equation.primitive.name == "integer_pow":
         return read(equation, "y")

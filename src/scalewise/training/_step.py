@@ -16,7 +16,7 @@ from ..autocast import Policy, autocast
 from ..autocast import policy as policy_
 from ..autoscale import AmaxHistory, Recipe, WithHistory, autoscale
 from ..autoscale.recipes import CATALOGUE
-from ..interpret import member
+from ..interpret import per_device
 from ._finite import at_least_float32, choose
 from ._loss_scale import (
     DynamicLossScale,
@@ -231,7 +231,7 @@ class Step:
 
     def _own(self, tree: Tree) -> Tree:
         """A tree as this member of the mapped axes has it: its gradient isn't summed over them."""
-        return tree if self.axis_name is None else member(tree, self.axis_name)
+        return tree if self.axis_name is None else per_device(tree, self.axis_name)
 
     def _members(self) -> int:
         return 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)

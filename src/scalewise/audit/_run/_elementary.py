@@ -29,7 +29,7 @@ POWERS = {1: SAME, 2: MUL}
 def operation(equation: Equation) -> int:
     """Returns the code of an elementary operation, or OTHER."""
     if equation.name == "integer_pow":
-        return POWERS.get(params.degree(equation), OTHER)
+        return POWERS.get(int(params.degree(equation)), OTHER)
     return NAMES.get(equation.name, OTHER)
 
 

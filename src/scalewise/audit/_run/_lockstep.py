@@ -148,23 +148,23 @@ class Lockstep(Interpretation):
             on_true.tainted | on_false.tainted,
         )
 
-    def spread(self, value: Pair, aval: Any) -> Pair:
+    def unstack(self, value: Pair, aval: Any) -> Pair:
         value = shaped(value, aval)
         spread = jnp.broadcast_to if isinstance(value.tainted, Tracer) else np.broadcast_to
         return Pair(
-            self.low.spread(value.low, aval),
-            self.reference.spread(value.reference, aval),
+            self.low.unstack(value.low, aval),
+            self.reference.unstack(value.reference, aval),
             spread(value.tainted, aval.shape[:1]),
         )
 
-    def gather(self, value: Pair, aval: Any) -> Pair:
+    def stack(self, value: Pair, aval: Any) -> Pair:
         return Pair(
-            self.low.gather(value.low, aval),
-            self.reference.gather(value.reference, aval),
+            self.low.stack(value.low, aval),
+            self.reference.stack(value.reference, aval),
             value.tainted.any(),
         )
 
-    def stepwise(self, state: Any, equation: Equation) -> int:
+    def eager_iterations(self, state: Any, equation: Equation) -> int:
         """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
         return MAX_EAGER // equation.inner if isinstance(state, Accumulator) else 0
 

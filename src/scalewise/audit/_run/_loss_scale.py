@@ -41,7 +41,7 @@ class Tagged:
     @property
     def scale_invariant(self) -> bool:
         """Whether a scale changes nothing: every number is known to be zero, or infinite."""
-        constant = self.value.uniform
+        constant = self.value.constant_value
         return constant is not None and (constant == 0 or math.isinf(constant))
 
 
@@ -78,23 +78,23 @@ class LossScaled(Interpretation):
         chosen = self.low.select(predicate, on_true.value, on_false.value)
         return Tagged(chosen, on_true.scaled)
 
-    def spread(self, value: Tagged, aval: Any) -> Tagged:
-        return Tagged(self.low.spread(value.value, aval), value.scaled)
+    def unstack(self, value: Tagged, aval: Any) -> Tagged:
+        return Tagged(self.low.unstack(value.value, aval), value.scaled)
 
-    def gather(self, value: Tagged, aval: Any) -> Tagged:
-        return Tagged(self.low.gather(value.value, aval), value.scaled)
+    def stack(self, value: Tagged, aval: Any) -> Tagged:
+        return Tagged(self.low.stack(value.value, aval), value.scaled)
 
     def rescaled(self, x: Tagged, scaled: bool) -> Tagged:
         """Returns a value with or without the scale; to change it, widens to float32 or float64."""
         if x.scaled == scaled or x.scale_invariant:
             return Tagged(x.value, scaled)
         factor = 2.0 ** (self.power if scaled else -self.power)
-        constant, data = x.value.uniform, x.value.data
+        constant, data = x.value.constant_value, x.value.data
         data = data.astype(jnp.float64 if data.dtype == jnp.float64 else jnp.float32)
         value = dataclasses.replace(
             x.value,
             data=data * jnp.asarray(factor, data.dtype),
-            uniform=None if constant is None else constant * factor,
+            constant_value=None if constant is None else constant * factor,
         )
         return Tagged(value, scaled)
 
@@ -118,7 +118,7 @@ class LossScaled(Interpretation):
         floats = [i for i, x in enumerate(inputs) if isinstance(x, Tagged)]
         if equation.direction != "backward" or any(inputs[i].scaled for i in floats):
             return inputs
-        ones = [i for i in floats if inputs[i].value.uniform == 1.0]
+        ones = [i for i in floats if inputs[i].value.constant_value == 1.0]
         return [self.rescaled(x, True) if i in ones[:1] else x for i, x in enumerate(inputs)]
 
 

@@ -33,7 +33,7 @@ class CompilingLockstep(Lockstep):
         with jax.ensure_compile_time_eval():  # concrete, as it will be in the run
             return super().constant(x, aval)
 
-    def stepwise(self, state: Any, equation: Equation) -> int:
+    def eager_iterations(self, state: Any, equation: Equation) -> int:
         return 0
 
     def control(self, equation: Equation, run: Callable) -> Callable:

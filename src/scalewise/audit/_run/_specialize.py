@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...autocast import Autocast, Policy
-from ...autoscale import Boundaries, EveryOp, Exceptions, Recipe, interpretation
+from ...autoscale import Boundaries, EveryOp, FormatOverrides, Recipe, interpretation
 from ...formats import FP32, FP64, Format
 from ...formats import format as format_
 from ...interpret import Equation, Interpretation
@@ -59,7 +59,7 @@ def _exception(recipe: Recipe, equation: Equation) -> Kept:
     keep: Any = recipe.keep  # pairs, once there is a recipe
     if not keep:
         return ()
-    fmt = Exceptions(keep).find(equation, keep)  # `keep` itself: no exception applies
+    fmt = FormatOverrides(keep).find(equation, keep)  # `keep` itself: no override applies
     return (("", FP32),) if fmt is keep else ((equation.name, fmt),)
 
 

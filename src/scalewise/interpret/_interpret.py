@@ -21,7 +21,7 @@ from ._interpretation import Interpretation
 SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
 
 
-def walk(
+def interpret_jaxpr(
     interpretation: Interpretation,
     jaxpr: _compat.Jaxpr,
     state: Any,
@@ -42,10 +42,10 @@ def walk(
         The new state, and a value for each output.
     """
     jaxpr, consts = _compat.open_jaxpr(jaxpr)
-    return follow(interpretation, body_of(jaxpr, within, part), consts, state, values)
+    return interpret_body(interpretation, body_of(jaxpr, within, part), consts, state, values)
 
 
-def follow(
+def interpret_body(
     interpretation: Interpretation,
     body: Body,
     consts: Sequence[Any],
@@ -118,7 +118,7 @@ def _inside(interpretation, values):
 
 def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
     jaxpr = _compat.close_jaxpr(jaxpr)
-    return walk(interpretation, jaxpr, state, inputs, equation)
+    return interpret_jaxpr(interpretation, jaxpr, state, inputs, equation)
 
 
 def _call(interpretation, equation: Equation, state, inputs):
@@ -175,7 +175,9 @@ def _sharded(values, avals, shardings):
 def _cond(interpretation, equation: Equation, state, inputs):
     def branch(number, jaxpr) -> Callable:
         def run(state, operands):
-            state, outs = walk(interpretation, jaxpr, state, operands, equation, (number,))
+            state, outs = interpret_jaxpr(
+                interpretation, jaxpr, state, operands, equation, (number,)
+            )
             outs = _canonical(interpretation, equation, outs, equation.out_avals, "branch")
             return _everywhere(state), outs
 
@@ -187,7 +189,7 @@ def _cond(interpretation, equation: Equation, state, inputs):
         index, *operands = inputs
         return lax.switch(index, branches, state, operands)
 
-    if interpretation.stepwise(state, equation):
+    if interpretation.eager_iterations(state, equation):
         index, *operands = inputs
         return branches[min(max(int(index), 0), len(branches) - 1)](state, operands)
     return interpretation.control(equation, run)(state, inputs)
@@ -203,7 +205,7 @@ def _while(interpretation, equation: Equation, state, inputs):
 
 def _while_turns(interpretation, equation: Equation, state, inputs):
     """The first turns of a loop, one by one; whether it was over by then."""
-    turns = interpretation.stepwise(state, equation)
+    turns = interpretation.eager_iterations(state, equation)
     consts = inputs[: len(inputs) - len(equation.out_avals)]
     again, body, canonical = _while_parts(interpretation, equation, consts)
     carry = inputs[len(consts) :]
@@ -233,7 +235,7 @@ def _while_parts(interpretation, equation: Equation, consts):
     cond_consts = _invariant(interpretation, equation, loop.condition, consts[:m])
     body_consts = _invariant(interpretation, equation, loop.body, consts[m:])
     canonical = partial(_canonical, interpretation, equation, avals=avals, boundary="carry")
-    run = partial(walk, interpretation, within=equation)
+    run = partial(interpret_jaxpr, interpretation, within=equation)
 
     def again(state, carry):
         operands = [*_inside(interpretation, cond_consts), *carry]
@@ -263,7 +265,7 @@ def _widen(predicate, shape):
 
 
 def _scan(interpretation, equation: Equation, state, inputs):
-    if interpretation.stepwise(state, equation) >= params.scan(equation).length > 0:
+    if interpretation.eager_iterations(state, equation) >= params.scan(equation).length > 0:
         return _scan_loop(interpretation, equation, state, inputs, scan=_scan_turns)
     run = partial(_scan_loop, interpretation, equation)
     return interpretation.control(equation, run)(state, inputs)
@@ -281,12 +283,12 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     def body(state_and_carry, xs):
         state, carry = state_and_carry
         operands = [*_inside(interpretation, consts), *carry, *xs]
-        state, outs = walk(interpretation, loop.body, state, operands, equation)
+        state, outs = interpret_jaxpr(interpretation, loop.body, state, operands, equation)
         carry = canonical(outs[:n], carry_avals, "carry")
         return (_everywhere(state), carry), canonical(outs[n:], body_avals, "stacked")
 
     xs = [
-        interpretation.spread(x, a) if is_float(a) else x
+        interpretation.unstack(x, a) if is_float(a) else x
         for x, a in zip(xs, equation.in_avals[m + n :], strict=True)
     ]
     (state, carry), ys = scan(
@@ -298,7 +300,7 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
         unroll=loop.unroll,
     )
     ys = [
-        interpretation.gather(y, a) if is_float(a) else y for y, a in zip(ys, ys_avals, strict=True)
+        interpretation.stack(y, a) if is_float(a) else y for y, a in zip(ys, ys_avals, strict=True)
     ]
     return state, [*carry, *ys]
 
@@ -349,7 +351,7 @@ def _mapped(interpretation, equation: Equation, state, inputs):
         return interpretation.canonical(value, aval, "mapped", equation)
 
     def run(state, inputs):
-        state, outs = walk(interpretation, mapping.body, state, inputs, equation)
+        state, outs = interpret_jaxpr(interpretation, mapping.body, state, inputs, equation)
         state = interpretation.meet(state, tuple(mapping.axes))
         return state, _canonical(interpretation, equation, outs, out_avals, "mapped")
 

@@ -1,4 +1,4 @@
-"""Exceptions to a recipe: primitives and scopes that keep a format of their own."""
+"""The formats that a recipe's ``keep`` gives to primitives and scopes of their own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALLBACKS = names(lambda row: row.family is Family.CALLBACK)
 OPAQUE = CALLBACKS | KERNELS
 
 
-class Exceptions:
+class FormatOverrides:
     """The ``keep`` of a recipe, and which of its names have been met."""
 
     def __init__(self, keep: Any):
@@ -25,7 +25,7 @@ class Exceptions:
         self.scopes: set[str] = set()
 
     def find(self, equation: Equation, default: Any) -> Any:
-        """The format that an equation keeps; the default if it is none of the exceptions."""
+        """The format that an equation keeps; the default if ``keep`` doesn't name it."""
         if not self.keep:
             return default
         parts = scope_parts(equation.scope)
