@@ -3,8 +3,15 @@
 `python -m proofs.gallery` takes some minutes; `tests/audit/test_gallery.py` checks five of them.
 """
 
+import dataclasses
 import inspect
+import math
 from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 import scalewise as sw
 from examples import gallery
@@ -26,7 +33,8 @@ def check(name: str) -> str:
         AssertionError: the first finding has another line or kind, or its fix doesn't help.
     """
     case = gallery.GALLERY[name]
-    report = sw.audit(case.call, case.low, trials=10)(*case.arguments())
+    arguments = case.arguments()
+    report = sw.audit(case.call, case.low, trials=10)(*arguments)
     assert report.findings, "nothing was found"
     worst = report.findings[0]
     lines = marked(case)
@@ -40,7 +48,33 @@ def check(name: str) -> str:
     fewer = worst.non_finite_after < worst.non_finite_before
     assert halved or fewer, "the fix doesn't halve the error"
     assert report.error_fixed <= report.error, "all fixes together increase the error"
+    first = min((x for x in report.findings if x.fix), key=lambda x: x.order)
+    assert first.fix is not None
+    want = case.call(*arguments)
+    for fixed, measured in (
+        (first.fix.apply(case.call), (first.non_finite_after, first.error_after)),
+        (report.apply_fixes(case.call), dataclasses.astuple(report.error_fixed)),
+    ):
+        applied = error(fixed(*arguments), want)
+        close = abs(applied[1] - measured[1]) <= 1e-2 * measured[1] + 1e-6
+        close |= measured[1] == math.inf and applied[0] > 0
+        assert applied[0] == measured[0], (applied, measured)
+        assert close, f"fix.apply has the error {applied}, the audit measured {measured}"
     return f"{worst.kind} at line {worst.line}: {worst.fix}"
+
+
+def error(outs: Any, want: Any) -> tuple[int, float]:
+    """Returns how many numbers aren't finite, and the root mean square of the relative errors."""
+    lost, shares = 0, []
+    for low, wide in zip(jax.tree.leaves(outs), jax.tree.leaves(want), strict=True):
+        if not jnp.issubdtype(wide.dtype, jnp.floating):
+            continue
+        low, wide = np.float64(low), np.float64(wide)
+        lost += int(np.sum(~np.isfinite(low) & np.isfinite(wide)))
+        finite = np.isfinite(low) & np.isfinite(wide)
+        noise, signal = (np.sum(np.where(finite, x, 0.0) ** 2) for x in (low - wide, wide))
+        shares.append(noise / signal if signal else noise)
+    return lost, float(np.sqrt(np.mean(shares)))
 
 
 def main() -> None:

@@ -4,11 +4,20 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import scalewise as sw
 from scalewise import ops
-from scalewise.autocast import Rule
+from scalewise.audit._audit import low_interpretation
+from scalewise.audit._run._loss_scale import LossScaled
+from scalewise.audit._run._rounding import format_params
+from scalewise.audit._search._apply import Origin
+from scalewise.audit._search._fixes import FIXES, Context
+from scalewise.audit._search._groups import Group
+from scalewise.audit._search._kinds import KINDS
+from scalewise.audit._search._setting import Setting
+from scalewise.autocast import Policy, Rule
 from scalewise.formats import E4M3FN, FP16, FP32
 
 
@@ -16,15 +25,35 @@ def norm(x):
     return jnp.sqrt(jnp.sum(x * x))
 
 
+def error(outs, want):
+    """The relative error of outputs, root mean square over them, as a report has it."""
+    outs, want = ([np.float64(x) for x in jax.tree.leaves(tree)] for tree in (outs, want))
+    shares = [np.sum((a - b) ** 2) / np.sum(b**2) for a, b in zip(outs, want, strict=True)]
+    return np.sqrt(np.mean(shares))
+
+
+def check_applied(report, f, *args, rel=1e-3):
+    """The fixes applied to ``f``, the first and all, have the errors that the audit measured."""
+    first = min((x for x in report.findings if x.fix), key=lambda x: x.order)
+    want = f(*args)
+    got = error(jax.jit(first.fix.apply(f))(*args), want)
+    assert got == pytest.approx(first.error_after, rel=rel, abs=1e-6)
+    if max(x.order for x in report.findings) > 1:
+        got = error(report.apply_fixes(f)(*args), want)
+        assert got == pytest.approx(float(report.error_fixed), rel=rel, abs=1e-6)
+    return first.fix.kind.name
+
+
 @pytest.mark.parametrize("size", [16.0, 1e-5])
 def test_a_written_out_norm_is_replaced_by_l2_norm(size):
     x = jnp.full(4096, size)
     report = sw.audit(norm, "fp16", trials=3)(x)
     worst = report.findings[0]
-    assert worst.fix == "ops.l2_norm in place of the root of a sum of squares"
+    assert str(worst.fix) == "ops.l2_norm in place of the root of a sum of squares"
     really = ops.l2_norm(x.astype(jnp.float16))  # the fix, applied by hand
     error = abs(float(really) / float(norm(x)) - 1)
     assert worst.error_after == pytest.approx(error, abs=1e-6)
+    assert check_applied(report, norm, x) == "norm"
 
 
 def test_a_norm_over_several_arrays_with_an_epsilon():
@@ -32,13 +61,17 @@ def test_a_norm_over_several_arrays_with_an_epsilon():
         return jnp.sqrt(jnp.sum(jnp.square(a)) + jnp.sum(b**2) + 1e-3)
 
     report = sw.audit(f, "fp16", trials=2)(jnp.full(64, 300.0), jnp.full((8, 8), 2.0))
-    assert report.findings[0].fix.startswith("ops.l2_norm")
+    assert str(report.findings[0].fix).startswith("ops.l2_norm")
     assert report.findings[0].error_after < 1e-3
 
 
 def test_a_root_of_a_plain_sum_is_no_norm():
-    report = sw.audit(lambda x: jnp.sqrt(jnp.sum(x)), "fp16", trials=4)(jnp.full(64, 6e4))
-    assert report.findings[0].fix.startswith("scale its result by 2^")
+    def f(x):
+        return jnp.sqrt(jnp.sum(x))
+
+    report = sw.audit(f, "fp16", trials=4)(jnp.full(64, 6e4))
+    assert str(report.findings[0].fix).startswith("scale its result by 2^")
+    assert check_applied(report, f, jnp.full(64, 6e4)) == "scaled_result"
 
 
 @pytest.mark.parametrize(("low", "other", "x"), [("fp16", "bf16", 12.0), ("e4m3fn", "e5m2", 7.0)])
@@ -46,9 +79,12 @@ def test_another_narrow_format(low, other, x):
     def f(x):
         return jnp.log(jnp.exp(x))  # no one scale keeps both in range
 
-    worst = sw.audit(f, low, trials=4)(jnp.array([x, -1.5 * x, -1.55 * x, -1.6 * x])).findings[0]
-    assert (worst.fix, worst.primitive) == (f"{other} for this exp", "exp")
+    numbers = jnp.array([x, -1.5 * x, -1.55 * x, -1.6 * x])
+    report = sw.audit(f, low, trials=4)(numbers)
+    worst = report.findings[0]
+    assert (str(worst.fix), worst.primitive) == (f"{other} for this exp", "exp")
     assert worst.error_before == float("inf") > 0.1 > worst.error_after
+    assert check_applied(report, f, numbers) == "wider_result"
 
 
 def test_findings_are_sorted_by_the_effect_of_their_fix():
@@ -58,6 +94,7 @@ def test_findings_are_sorted_by_the_effect_of_their_fix():
         return small, large
 
     report = sw.audit(f, "fp16", trials=16)(jnp.array([12.3, 11.7]))
+    check_applied(report, f, jnp.array([12.3, 11.7]))
     fixed = [k for k in report.findings if k.fix]
     made_finite = [k.non_finite_before - k.non_finite_after for k in fixed]
     assert made_finite == sorted(made_finite, reverse=True)
@@ -74,10 +111,12 @@ def test_an_exception_to_a_policy():
     report = sw.audit(layer, "p=f32,c=f16,o=f32", trials=1)(x, w)
     worst = report.findings[0]
     assert worst.primitive == "dot_general"
-    assert worst.fix == "Rule('full', primitive='dot_general', function='layer')"
+    assert str(worst.fix) == "Rule('full', primitive='dot_general', function='layer')"
     assert worst.error_before == float("inf") > 1e-3 > worst.error_after
     rule = Rule("full", primitive="dot_general", function="layer")
     kept = sw.Policy(params="f32", compute="f16", output="f32", rules=(rule,))
+    assert worst.fix.apply("p=f32,c=f16,o=f32") == kept
+    assert check_applied(report, layer, x, w) == "rule"
     assert float(sw.autocast(layer, kept)(x, w)) == pytest.approx(float(layer(x, w)), rel=1e-3)
 
 
@@ -91,8 +130,10 @@ def test_an_exception_to_a_recipe():
     x = jax.random.normal(jax.random.key(0), (8, 16))
     report = sw.audit(f, recipe, trials=1)(x, x.T)
     worst = report.findings[0]
-    assert worst.fix == "keep={'dot_general': FP32} in the recipe"
+    assert str(worst.fix) == "keep={'dot_general': FP32} in the recipe"
     kept = dataclasses.replace(recipe, keep={"dot_general": FP32})
+    assert worst.fix.apply(recipe) == kept == report.apply_fixes(recipe)
+    assert check_applied(report, f, x, x.T) == "keep"
     want = x @ x.T
     error = jnp.linalg.norm(sw.autoscale(f, kept)(x, x.T) - want) / jnp.linalg.norm(want)
     assert worst.error_after == pytest.approx(float(error), abs=1e-6)
@@ -114,8 +155,9 @@ def test_an_exception_to_an_every_op_recipe():
     worst = report.findings[0]
     assert report.low == "autoscale scalify"
     # scalify rounds numbers below the format's smallest up to it, and flushes none
-    assert (worst.kind, worst.fix) == ("precision", "keep={'norms': FP32} in the recipe")
+    assert (worst.kind, str(worst.fix)) == ("precision", "keep={'norms': FP32} in the recipe")
     kept = dataclasses.replace(sw.recipes.scalify, keep={"norms": FP32})
+    assert worst.fix.apply("scalify") == kept
     low, want = sw.autoscale(f, kept)(x), f(x)
     errors = [jnp.linalg.norm(y - s) / jnp.linalg.norm(s) for y, s in zip(low, want, strict=True)]
     assert worst.error_after == pytest.approx(float(errors[0]), abs=1e-6)
@@ -123,3 +165,56 @@ def test_an_exception_to_an_every_op_recipe():
     outputs = sw.audit(f, kept, trials=0)(x).outputs  # one in the scope, one not
     assert [e.relative for _, e in outputs] == pytest.approx([float(e) for e in errors], abs=1e-6)
     assert outputs[1][1].relative > 1e-4
+
+
+AUDITED = {
+    "format": None,
+    "constant": None,
+    "policy": Policy(compute="f16"),
+    "recipe": sw.Recipe(forward=E4M3FN, backward=E4M3FN, scaling=sw.Rms()),
+    "every_op": sw.Recipe(store="every_op", storage=FP16, arithmetic="storage"),
+}
+
+
+@pytest.fixture(scope="module")
+def context():
+    f = jax.grad(lambda x: jnp.sqrt(jnp.sum(x * x)) * 1e-8)
+    equations = sw.audit(f, "fp16", trials=0)(jnp.full(8, 300.0)).equations
+    backward = next(e for e in equations if e.direction == "backward")
+    indices = tuple(e.index for e in equations)
+    literal = sw.literals(lambda x: x * 1e-8, "fp16")(jnp.ones(1))[0]
+    return Context(
+        group=Group((backward,)), kind=KINDS["overflow"], now=None, low=None, norms=[indices],
+        equations=equations, gradients=[backward], final=True, literal=literal,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "run"), [(k.name, r) for k in FIXES.values() for r in k.runs])
+def test_a_fix_can_be_applied(context, name, run):
+    """Each kind proposes at least one, and each can be applied to what was audited."""
+    target = AUDITED[run]
+    low = low_interpretation("fp16" if target is None else target)
+    table = Setting(np.tile(format_params("fp16"), (len(context.equations), 1)))
+    origin = Origin(low, table if target is None else None)
+    now = low if target is not None else table
+    context = dataclasses.replace(context, low=low, now=now)
+    fixes = list(FIXES[name].propose(context))
+    assert fixes
+    for fix in fixes:
+        fix = dataclasses.replace(fix, origin=origin)
+        if target is None or isinstance(fix.change(now), LossScaled):
+            assert callable(fix.apply(norm))
+            with pytest.raises(TypeError, match=r"fix.apply: .*function"):
+                fix.apply(target or "fp16")
+        else:
+            assert fix.apply(target) != target
+            assert type(fix.apply(target)) is type(target)
+
+
+def test_a_fix_for_another_program_is_refused():
+    x = jnp.full(4096, 16.0)
+    fix = sw.audit(norm, "fp16", trials=2)(x).findings[0].fix
+    with pytest.raises(ValueError, match="expected the audited function"):
+        fix.apply(lambda x: jnp.log(jnp.max(jnp.exp(x))))(x)
+    with pytest.raises(ValueError, match=r"to differentiate it, audit jax.grad\(f\)"):
+        jax.grad(fix.apply(norm))(x)

@@ -80,7 +80,7 @@ def test_error_of_a_step_under_a_policy_equals_that_of_a_scale_by_hand():
     report = sw.audit(step, POLICY, trials=1)(WEIGHTS, X)
     worst = report.findings[0]
     assert (worst.kind, worst.direction) == ("underflow", "backward")
-    power = int(worst.fix.removeprefix("loss scale 2^"))
+    power = int(str(worst.fix).removeprefix("loss scale 2^"))
     table = report.loss_scales()  # from which it was chosen
     assert table[power] == (0.0, 0.0) < table[0]
     want = step(WEIGHTS, X)
@@ -105,7 +105,7 @@ def test_rematerialised_values_are_not_scaled():
 
     report = sw.audit(jax.grad(loss), "fp16", trials=2)(jnp.full(64, 200.0), jnp.ones(64))
     worst = report.findings[0]
-    assert worst.fix.startswith("loss scale 2^")
+    assert str(worst.fix).startswith("loss scale 2^")
     assert worst.error_after == 0.0 < 0.5 < worst.error_before
 
 
@@ -114,9 +114,9 @@ def test_a_pair_of_fixes_that_help_only_together():
         *gallery.GALLERY["A loss scale isn't enough"].arguments()
     )
     one, two = report.findings[:2]
-    assert one.fix.startswith(f"float32 for line {one.line}, together with loss scale 2^")
-    assert two.fix.startswith("loss scale 2^")
-    assert two.fix.endswith(f", together with float32 for line {one.line} ({one.where})")
+    assert str(one.fix).startswith(f"float32 for line {one.line}, together with loss scale 2^")
+    assert str(two.fix).startswith("loss scale 2^")
+    assert str(two.fix).endswith(f", together with float32 for line {one.line} ({one.where})")
     assert one.order == two.order == 1
     alone = one.non_finite_alone, two.non_finite_alone
     assert (one.non_finite_before, *alone, one.non_finite_after) == (16, 16, 16, 0)

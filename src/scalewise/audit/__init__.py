@@ -16,6 +16,7 @@ from ._report._report import writable as writable
 from ._run._equation_statistics import EquationStatistics as EquationStatistics
 from ._run._session import OutputError as OutputError
 from ._search._findings import Finding as Finding
+from ._search._fixes import Fix as Fix
 from ._search._literals import Literal as Literal
 from ._search._literals import literals as literals
 from ._tune import Tuning as Tuning

@@ -268,6 +268,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         precision=fmt.precision,
         runs=session.runs,
         environment=_environment(),
+        scaled=isinstance(session.low, Boundaries | EveryOp),
     )
 
 

@@ -3,6 +3,7 @@
 from .._callable import make_callable
 from ._autocast import Autocast as Autocast
 from ._autocast import autocast as autocast
+from ._autocast import converted as converted
 from ._lists import FULL as FULL
 from ._lists import LOW as LOW
 from ._placement import Placement as Placement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..._output import page_environment
+from .._search._kinds import KINDS
 from ._panels import panels
 from ._source import sources
 from ._summary import Summary
@@ -17,6 +18,7 @@ def page(report: Summary) -> str:
         getattr(f, f"error_{which}"), getattr(f, f"non_finite_{which}")
     )
     environment.filters["alone"] = alone
+    environment.filters["severe"] = lambda f: "severe" if KINDS[f.kind].severe else ""
     return environment.rendered(
         "report.html.j2",
         report=report,

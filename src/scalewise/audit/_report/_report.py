@@ -7,6 +7,7 @@ import io
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from ..._output import check_target, replacing
 from .._deprecated import RenamedKeys
+from .._search._findings import Finding
 from ._page import page
 from ._summary import Summary
 from ._table import as_csv
@@ -69,7 +71,23 @@ class Report(Summary):
     def as_dict(self) -> dict[str, Any]:
         """Returns the content of the JSON file; non-finite numbers are "inf", "-inf", "nan"."""
         derived = {"updates_lost": self.updates_lost, "loss_scales": self.loss_scales()}
-        return _plain(dataclasses.asdict(self) | derived)
+        plain: Any = dataclasses.replace(
+            self, findings=_texts(self.findings), unfixed=_texts(self.unfixed)
+        )
+        return _plain(dataclasses.asdict(plain) | derived)
+
+    def apply_fixes(self, target: Any) -> Any:
+        """Returns a policy, recipe or function with the fixes of all findings, in their order.
+
+        Its outputs have ``error_fixed``. See :meth:`Fix.apply`.
+
+        Args:
+            target: what was audited: the policy, the recipe, the name of one, or the function.
+        """
+        fixes = {x.order: x.fix for x in self.findings if x.fix is not None}
+        for order in sorted(fixes):
+            target = fixes[order].apply(target)
+        return target
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
@@ -85,6 +103,11 @@ def writable(path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"report.save({str(path)!r}): expected {expected}")
     check_target(path)
     return path
+
+
+def _texts(findings: Sequence[Finding]) -> tuple[Any, ...]:
+    """Returns findings whose fixes are sentences."""
+    return tuple(dataclasses.replace(x, fix=x.fix and str(x.fix)) for x in findings)
 
 
 def _plain(x: Any) -> Any:

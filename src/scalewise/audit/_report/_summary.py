@@ -39,6 +39,7 @@ class Summary:
         largest, smallest_normal, smallest, precision: of the low format.
         runs: how many runs of the program were made.
         environment: versions and device.
+        scaled: whether each tensor has a scale of its own (under a recipe).
     """
 
     function: str
@@ -62,6 +63,7 @@ class Summary:
     precision: int
     runs: int
     environment: tuple[tuple[str, str], ...]
+    scaled: bool = False
 
     rows, shadow = renamed("rows"), renamed("shadow")
     idle, error_wide = renamed("idle"), renamed("error_wide")

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from .._run._session import OutputError
 from .._search._findings import Finding
+from .._search._kinds import KINDS
 from ._summary import Summary
 
-STYLES = {"nan": "bold red", "overflow": "bold red", "saturation": "red", "underflow": "yellow"}
 SHOWN = 12
 
 
@@ -61,7 +61,7 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
 def _findings(report: Summary, console: Console) -> None:
     for number, finding in enumerate(report.findings[:SHOWN], 1):
         head = Text(f"{number:2} ")
-        head.append(finding.kind, style=STYLES.get(finding.kind, "bold"))
+        head.append(finding.kind, style=KINDS[finding.kind].style)
         head.append(f"  {finding.where}", style="bold")
         head.append(f"  {finding.primitive}, {finding.direction}")
         if finding.iteration is not None:
@@ -93,7 +93,7 @@ def no_fix(report: Summary) -> str:
 def scales(report: Summary) -> str:
     """Returns a sentence about loss scales; "" if no gradient needs one, and under a recipe, which
     scales each tensor."""
-    table = {} if report.low.startswith("autoscale") else report.loss_scales()
+    table = {} if report.scaled else report.loss_scales()
     lost, over = table.get(0, (0.0, 0.0))
     if max(lost, over) < 1e-3:
         return ""

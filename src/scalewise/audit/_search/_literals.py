@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from ...formats import format as format_
 from ...interpret import Boundary, Equation, Interpretation, is_float, run, trace
 from ...primitives import having
 from .._run._equation_statistics import direction_of
-from ._findings import source_line
 
 SELECTS = having("selects")
 MOVES = EXACT - SELECTS  # move or negate elements of one operand
@@ -39,6 +39,8 @@ class Literal:
         primitive: the operation that uses it.
         masks: whether it is a mask: an operand of select, max, min or clamp.
         direction, scope: of that operation.
+        kind: the kind of a finding about it.
+        slight: whether it only loses bits, because it is subnormal in the format.
     """
 
     number: float
@@ -51,6 +53,8 @@ class Literal:
     masks: bool
     direction: str
     scope: str
+    kind: str = "precision"
+    slight: bool = False
 
     @property
     def where(self) -> str:
@@ -60,14 +64,13 @@ class Literal:
         return f"{self.written} {self.what} ({self.rounded:.6g}) in {self.primitive}"
 
     @property
-    def slight(self) -> bool:
-        """Whether it only loses bits, because it is subnormal in the format."""
-        return self.what.startswith("is off")
-
-    @property
     def written(self) -> str:
         """The number in as few digits as identify it."""
         return written(self.number)
+
+
+def source_line(file: str | None, line: int) -> str:
+    return linecache.getline(file, line).strip() if file else ""
 
 
 def written(number: float) -> str:
@@ -184,30 +187,31 @@ def _literal(
     if not math.isfinite(number) or number == 0:
         return None
     rounded = float(fmt.decode(fmt.encode(number, saturate=saturate)))
-    what = _change(number, rounded, fmt)
-    if what is None:
+    change = _change(number, rounded, fmt)
+    if change is None:
         return None
+    what, kind, slight = change
     masks = primitive in SELECTS
     source = source_line(file, line)
     direction = direction_of(use, trained)
-    return Literal(
-        number, rounded, what, file, line, source, primitive, masks, direction, use.scope
-    )
+    place = (file, line, source, primitive, masks, direction, use.scope)
+    return Literal(number, rounded, what, *place, kind, slight)
 
 
-def _change(number: float, rounded: float, fmt: Format) -> str | None:
-    """Returns ``Literal.what``; None if only the last bits of a normal number change."""
+def _change(number: float, rounded: float, fmt: Format) -> tuple[str, str, bool] | None:
+    """Returns what happens to a constant, the kind of finding that it is, and whether it is slight;
+    None if only the last bits of a normal number change."""
     if math.isnan(rounded):
-        return "becomes NaN"
+        return "becomes NaN", "overflow", False
     if math.isinf(rounded):
-        return "becomes infinite"
+        return "becomes infinite", "overflow", False
     if rounded == 0:
-        return "flushed to zero"
+        return "flushed to zero", "underflow", False
     if abs(rounded) == 1 and abs(number) != 1:
-        return f"becomes {rounded:.0f}"
+        return f"becomes {rounded:.0f}", "precision", False
     if abs(number) > float(fmt.max):
-        return "saturates"
+        return "saturates", "saturation", False
     error = abs(rounded / number - 1)
     if abs(rounded) < float(fmt.smallest_normal) and error > float(fmt.eps):
-        return f"is off by {error:.1%}"
+        return f"is off by {error:.1%}", "precision", True
     return None

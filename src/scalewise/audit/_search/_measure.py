@@ -9,7 +9,7 @@ from typing import Any
 from ...autoscale import Boundaries
 from .._run._session import OutputError
 from ._findings import Finding
-from ._fixes import Setting
+from ._setting import Setting
 
 ENOUGH = 0.5  # a fix that halves the error is accepted before wider ones are tried
 GAIN = 0.95  # a fix must cut the error by at least 5 %

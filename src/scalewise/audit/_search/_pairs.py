@@ -9,6 +9,7 @@ from typing import Any
 from .._run._session import OutputError
 from ._findings import Finding
 from ._fixes import Fix
+from ._measure import key_of
 
 FINDINGS = 4  # of which pairs are made: at most six
 RESERVE = 6  # trials reserved for pairs, or a third of all if that is less
@@ -36,7 +37,7 @@ class Failed:
     @property
     def best(self) -> Fix:
         """The fix to combine: a loss scale, or the widest that didn't increase the error."""
-        scales = [fix for fix, _ in self.tried if fix.loss_scale]
+        scales = [fix for fix, _ in self.tried if fix.kind and fix.kind.combined_first]
         harmless = [fix for fix, error in self.tried if error <= self.before]
         return (scales or harmless or [fix for fix, _ in self.tried])[-1]
 
@@ -51,7 +52,8 @@ class Failed:
 
 def pairs(failed: Sequence[Failed]) -> Iterator[tuple[Failed, Failed]]:
     """Yields pairs of the first FINDINGS with different fixes, the most promising pair first."""
-    few = list({x.best.words: x for x in reversed(failed)}.values())[::-1][:FINDINGS]
+    different = {key_of(x.best.change(x.base)): x for x in reversed(failed)}
+    few = list(different.values())[::-1][:FINDINGS]
     places = [(i, j) for j in range(len(few)) for i in range(j)]
     for i, j in sorted(places, key=sum):
         yield few[i], few[j]
@@ -59,4 +61,4 @@ def pairs(failed: Sequence[Failed]) -> Iterator[tuple[Failed, Failed]]:
 
 def both(a: Fix, b: Fix) -> Fix:
     """Returns the fix that applies ``a``, then ``b``."""
-    return Fix(f"{a.words}; {b.words}", lambda now: b.change(a.change(now)))
+    return Fix(f"{a}; {b}", lambda now: b.change(a.change(now)))

@@ -9,19 +9,21 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from ...formats import Format
-from .._run._interpretations import TableEmulation
 from .._run._session import Outcome, OutputError, Session
-from ._findings import Finding, Group, finding, groups
-from ._fixes import Fix, Setting, constant_finding, constant_fixes, fixes
+from ._apply import Origin
+from ._findings import Finding, constant_finding, finding
+from ._fix_kinds import run_of
+from ._fixes import Context, Fix, proposals
+from ._groups import Group, groups
+from ._kinds import KINDS
 from ._literals import Literal
 from ._measure import ENOUGH, GAIN, better, enough, fixed, gain, key_of, near, same
 from ._norms import norms
 from ._pairs import RESERVE, Failed, both, pairs
-from ._policy_fixes import has_fixes, policy_fixes
+from ._setting import Setting
 
 UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
 UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
-EVENTS = ("nan", "overflow", "saturation", "underflow", "swamping")
 
 
 @dataclasses.dataclass
@@ -66,7 +68,7 @@ class Search:
         by_table, low = self.session.adjustable, self.session.low
         self.current = Setting(self.session.formats()) if by_table else low
         self.tried.add(key_of(self.current))
-        if self.trials <= 0 or not (by_table or has_fixes(low)):
+        if self.trials <= 0 or run_of(low) is None:
             shown = groups(start.equations, self.fmt)[:UNTRIED_SHOWN]
             self.unfixed += [self._finding(g) for g in shown]
             return start.error
@@ -109,7 +111,7 @@ class Search:
             what = self._finding(group)
             tried.add(group.indices)
             failures[what.direction] += 1
-            if self._try_fixes(what, self._fixes(group, what.kind)):
+            if self._try_fixes(what, self._fixes(group, what)):
                 tried.clear()
                 failures.clear()
                 self._search_constants()
@@ -124,22 +126,27 @@ class Search:
             if self._done:
                 return
             if not literal.masks and (what.file, what.line, what.evidence) not in done:
-                self._try_fixes(what, constant_fixes(literal, self.outcome.equations, self.fmt))
+                context = self._context(Group(()), what)
+                context = dataclasses.replace(context, literal=literal)
+                self._try_fixes(what, proposals("constant", context))
 
-    def _fixes(self, group: Group, kind: str) -> Iterator[Fix]:
+    def _fixes(self, group: Group, what: Finding) -> Iterator[Fix]:
+        gradients = [e for e in self.outcome.equations if e.index in self.session.loss_scaled]
+        written = norms(self.session.lockstep.recorded) if self.session.adjustable else ()
+        context = self._context(group, what)
+        context = dataclasses.replace(context, gradients=gradients, norms=written)
+        return proposals(run_of(self.session.low) or "", context)
+
+    def _context(self, group: Group, what: Finding) -> Context:
         low, equations = self.session.low, self.outcome.equations
-        gradients = [e for e in equations if e.index in self.session.loss_scaled]
-        if not isinstance(low, TableEmulation):
-            return policy_fixes(group, kind, self.current, gradients)
-        written = norms(self.session.lockstep.recorded)
-        return fixes(group, kind, equations, low, written, gradients, self.final)
+        return Context(group, KINDS[what.kind], self.current, low, equations, final=self.final)
 
     def _list_unfixed(self) -> None:
         """Appends events without a fix to the findings: the error that is left has a cause too."""
         left: list[Finding] = []
         for group in groups(self.outcome.equations, self.fmt)[:UNFIXED_SHOWN]:
             what = self._finding(group)
-            if what.kind in EVENTS:
+            if KINDS[what.kind].event:
                 error = self.outcome.error
                 tried = any(x.equations == what.equations for x in self.unfixed)
                 what = dataclasses.replace(
@@ -193,7 +200,7 @@ class Search:
                 self.unfixed = [x for x in self.unfixed if not same(what, x)] + [what]
             return False
         fix, after = best
-        self._accept(fix, after, [dataclasses.replace(what, fix=fix.words)])
+        self._accept(fix, after, [dataclasses.replace(what, fix=self._accepted(fix))])
         return True
 
     def _beats_narrower(self, fix: Fix, after: Outcome) -> bool:
@@ -261,13 +268,24 @@ class Search:
             if alone is None and self.trials > 0:
                 alone = self._try(fix.change(self.current)).error
             alone = alone or OutputError(0, math.nan)
-            words = f"{fix.words}, together with {second.words} ({other.what.where})"
+            pair = both(*parts)
+            text = f"{fix}, together with {second} ({other.what.where})"
+            pair = dataclasses.replace(pair, text=text, kind=fix.kind)
+            what = dataclasses.replace(own.what, fix=self._accepted(pair))
             found.append(
                 dataclasses.replace(
-                    own.what, fix=words, error_alone=float(alone), non_finite_alone=alone.non_finite
+                    what, error_alone=float(alone), non_finite_alone=alone.non_finite
                 )
             )
         return found
+
+    def _accepted(self, fix: Fix) -> Fix:
+        """Returns the fix as users can apply it."""
+        session = self.session
+        recorded = {path: (i, session.lockstep.recorded[i].name)
+                    for path, i in session.lockstep.indices.items()}  # fmt: skip
+        start = Setting(session.formats()) if session.adjustable else None
+        return dataclasses.replace(fix, origin=Origin(session.low, start, recorded))
 
     def _untried(self, fix: Fix) -> Any:
         """Returns the setting with a fix; None if its parts conflict, or it was tried."""

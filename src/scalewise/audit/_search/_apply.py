@@ -1,0 +1,125 @@
+"""Applies a fix outside of the audit: to a policy, a recipe or a function."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...autocast import Autocast, converted, policy
+from ...autoscale import Boundaries, EveryOp, interpretation
+from ...autoscale.recipes import recipe
+from ...interpret import Equation, Interpretation, transform
+from .._run._interpretations import TableEmulation
+from .._run._loss_scale import LossScaled
+from .._run._rounding import format_params
+from ._setting import Setting
+
+Indices = Mapping[tuple[int, ...], tuple[int, str]]
+OTHER_PROGRAM = (
+    "fix.apply: expected the audited function with arguments of the same shapes and dtypes; to "
+    "differentiate it, audit jax.grad(f)"
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """The arithmetic of the audit that tried a fix.
+
+    Attributes:
+        low: the interpretation of the low-precision run.
+        start: the setting without fixes; None under a policy or recipe.
+        indices: by an equation's path, its index in the setting's table, and its primitive.
+    """
+
+    low: Interpretation
+    start: Setting | None = None
+    indices: Indices = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FixedEmulation(TableEmulation):
+    """Emulation with a setting: each equation has the format that the setting gives it."""
+
+    setting: Setting | None = None
+    indices: Indices = dataclasses.field(default_factory=dict)
+
+    def constant(self, x: np.ndarray, aval: Any) -> jax.Array:
+        assert self.setting is not None
+        constants = dict(self.setting.constants)
+        value = float(x) if x.size == 1 else None
+        if value is None or value not in constants:
+            return super().constant(x, aval)
+        new = np.full(x.shape, constants[value])
+        unrounded = constants[value] == value
+        return jnp.asarray(new, self.carrier) if unrounded else super().constant(new, aval)
+
+    def apply(
+        self, state: Any, equation: Equation, inputs: Sequence[Any]
+    ) -> tuple[Any, Sequence[Any]]:
+        assert self.setting is not None
+        index, primitive = self.indices.get(equation.path, (None, equation.name))
+        if primitive != equation.name:
+            raise ValueError(OTHER_PROGRAM)
+        if index is None:  # exact, or in a branch that the audit didn't take
+            params = format_params(self.fmt, self.saturate)
+        else:
+            params = self.setting.formats[index]
+        return state, super().apply(jnp.asarray(params), equation, inputs)[1]
+
+    def residual(self, value: Any, aval: Any) -> Any:
+        raise ValueError(OTHER_PROGRAM)
+
+
+class FixedFunction:
+    """A function in the audited arithmetic with fixes; further fixes can be applied to it.
+
+    Attributes:
+        f: the plain function.
+        origin: the arithmetic of the audit.
+        now: the setting, or the interpretation, with the fixes.
+    """
+
+    def __init__(self, f: Callable, origin: Origin, now: Any):
+        self.f, self.origin, self.now = f, origin, now
+        functools.update_wrapper(self, f, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        f, low = self.f, self.now
+        if isinstance(low, Setting):
+            emulated = self.origin.low
+            assert isinstance(emulated, TableEmulation)
+            low = FixedEmulation(emulated.fmt, emulated.saturate, low, self.origin.indices)
+        elif isinstance(low, Autocast | LossScaled):
+            f = converted(f, (low.low if isinstance(low, LossScaled) else low).policy)
+        return transform(f, low, name="fix.apply")(*args, **kwargs)
+
+
+def apply_fix(fix: Any, target: Any) -> Any:
+    """Returns a policy, recipe or function with a fix (see :meth:`Fix.apply`)."""
+    origin: Origin | None = fix.origin
+    if origin is None:
+        raise TypeError(f"fix.apply: {str(fix)!r} wasn't accepted by an audit")
+    if isinstance(target, FixedFunction):
+        return FixedFunction(target.f, origin, fix.change(target.now))
+    if callable(target):
+        return FixedFunction(target, origin, fix.change(origin.start or origin.low))
+    match origin.low:
+        case Autocast():
+            changed = fix.change(Autocast(policy(target)))
+            if isinstance(changed, LossScaled):
+                raise TypeError(
+                    f"fix.apply: a {fix} changes the program, not its policy; apply it to the "
+                    "function, or train with training.loss_scaled"
+                )
+            return changed.policy
+        case Boundaries() | EveryOp():
+            return fix.change(interpretation(recipe(target))).recipe
+    raise TypeError(
+        f"fix.apply: expected a function, since the audit ran in one format; got {target!r}"
+    )

@@ -1,0 +1,263 @@
+"""The kinds of fixes, registered in the order in which a search tries them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from ...autocast import Autocast, Rule
+from ...autoscale import Boundaries, EveryOp, interpretation, scope_parts
+from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, FP32, Format
+from ...interpret import Interpretation
+from ...scaled import Amax
+from .._run._equation_statistics import Equations, EquationStatistics
+from .._run._interpretations import TableEmulation
+from .._run._loss_scale import LossScaled, best_power
+from .._run._rounding import FP64_PARAMS, format_params
+from .._run._specialize import nominal_format
+from ._fixes import Context, Fix, register
+from ._setting import Setting
+
+SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
+WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
+OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
+OTHER = {FP16: BF16, BF16: FP16}
+
+
+def run_of(low: Interpretation) -> str | None:
+    """Returns which of the runs in ``FixKind.runs`` this is; None for one without fixes."""
+    match low:
+        case TableEmulation():
+            return "format"
+        case Autocast() | LossScaled():
+            return "policy"
+        case EveryOp():
+            return "every_op"
+        case Boundaries():
+            return "recipe"
+    return None
+
+
+# -- a constant that the format can't hold --------------------------------------------------------
+
+
+@register("constant", "constant")
+def _constant(context: Context) -> Iterator[Fix]:
+    """Yields another number, the number in float32, and with it the line that uses it."""
+    literal, fmt = context.literal, context.fmt
+    assert literal is not None
+    number, written = literal.number, literal.written
+    replace = partial(Setting.with_constant, old=number)
+    if literal.rounded == 0:
+        new = math.copysign(float(fmt.smallest_normal), number)
+        yield Fix(f"{new:.3g} in place of {written}", partial(replace, new=new))
+    elif abs(number) > float(fmt.max):
+        new = math.copysign(float(fmt.max) / 2, number)
+        yield Fix(f"{new:.5g} in place of {written}", partial(replace, new=new))
+    yield Fix(f"{written} kept in float32", partial(replace, new=number))
+    here = (literal.file, literal.line)
+    line = [e.index for e in context.equations if literal.file and (e.file, e.line) == here]
+    if line:
+        text = f"float32 for line {literal.line}, its {written} too"
+        alone = Fix("", partial(Setting.in_float32, indices=line))
+        yield Fix(text, lambda now: replace(now, new=number).in_float32(line), without=alone)
+
+
+# -- one format, and policies ---------------------------------------------------------------------
+
+
+@register("loss_scale", "format", "policy", combined_first=True)
+def _loss_scale(context: Context) -> Iterator[Fix]:
+    """Yields a loss scale if gradients here leave the format's range or are partly subnormal."""
+    group, now = context.group, context.now
+    needed = context.kind.out_of_range or group.share("subnormal") >= SUBNORMAL
+    if group.first.direction != "backward" or not needed or isinstance(now, LossScaled):
+        return
+    fmt = nominal_format(context.low if isinstance(now, Setting) else now)
+    power = best_power(context.gradients, fmt)
+    if isinstance(now, Setting):
+        indices = [e.index for e in context.gradients]
+        change = partial(Setting.scaled, indices=indices, power=power)
+    else:
+        change = partial(_with_loss_scale, power=power)
+    if power:
+        yield Fix(f"loss scale 2^{power}", change)
+
+
+def _with_loss_scale(low: Autocast | LossScaled, power: int) -> LossScaled:
+    return LossScaled(_autocast(low), power)
+
+
+@register("norm", "format")
+def _norm(context: Context) -> Iterator[Fix]:
+    """Yields a norm that avoids overflow."""
+    written = [n for n in context.norms if set(n) & set(context.group.indices)]
+    if context.kind.out_of_range and written:
+        # ops.l2_norm is within 0.05 ulp of an exact sum that is rounded once, at the root
+        inner = [index for indices in written for index in indices[:-1]]
+        text = "ops.l2_norm in place of the root of a sum of squares"
+        yield Fix(text, partial(Setting.with_format, indices=inner, params=FP64_PARAMS))
+
+
+@register("scaled_result", "format")
+def _scaled_result(context: Context) -> Iterator[Fix]:
+    power = scale_power(context.group.equations, context.fmt)
+    if context.kind.out_of_range and power and context.group.first.file is not None:
+        change = partial(Setting.scaled, indices=context.group.indices, power=power)
+        yield Fix(f"scale its result by 2^{power}", change)
+
+
+def scale_power(equations: Equations, fmt: Format) -> int:
+    """Returns the exponent of the scale that puts the largest number a binade below overflow."""
+    top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
+    return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0
+
+
+@register("wider_result", "format")
+def _wider_result(context: Context) -> Iterator[Fix]:
+    low, group = context.emulation, context.group
+    if context.kind.out_of_range and low.fmt in WIDER:
+        other = format_params(WIDER[low.fmt], low.saturate)
+        change = partial(Setting.with_format, indices=group.indices, params=other)
+        yield Fix(f"{WIDER[low.fmt].name} for this {group.first.primitive}", change)
+
+
+@register("float32", "format")
+def _float32(context: Context) -> Iterator[Fix]:
+    """Yields float32 for the operation, its line, its function and the optimizer."""
+    here, equations = context.group.first, context.equations
+    yielded: set[tuple[int, ...]] = set()
+    optimizer = here.direction == "optimizer"
+    for text, found in (
+        (f"float32 for this {here.primitive}", list(context.group.equations)),
+        (f"float32 for line {here.line}", _like(here, equations, "file", "line", "direction")),
+        (f"float32 for line {here.line}, both ways", _like(here, equations, "file", "line")),
+        (
+            f"float32 for all of {here.function.rpartition('.')[2]}",
+            _like(here, equations, "file", "function"),
+        ),
+        ("float32 for the optimizer", _like(here, equations, "direction") if optimizer else []),
+    ):
+        indices = tuple(e.index for e in found)
+        located = here.file is not None or len(found) == len(context.group.equations)
+        if indices and indices not in yielded and (located or optimizer):
+            yielded.add(indices)
+            yield Fix(text, partial(Setting.in_float32, indices=indices), len(indices))
+
+
+def _like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
+    return [e for e in equations if all(getattr(e, n) == getattr(here, n) for n in names)]
+
+
+@register("wider_format", "format")
+def _wider_format(context: Context) -> Iterator[Fix]:
+    low = context.emulation
+    if context.final and context.kind.out_of_range and low.fmt in WIDER:
+        other = format_params(WIDER[low.fmt], low.saturate)
+        everywhere = [e.index for e in context.equations]
+        change = partial(Setting.with_format, indices=everywhere, params=other)
+        yield Fix(f"{WIDER[low.fmt].name} throughout", change)
+
+
+@register("rule", "policy")
+def _rule(context: Context) -> Iterator[Fix]:
+    """Yields rules: float32 for a primitive of a function, then for the function."""
+    here = context.group.first
+    function = here.function.rpartition(".")[2] or None
+    text = f"Rule('full', primitive={here.primitive!r}, function={function!r})"
+    rules = [(text, Rule("full", primitive=here.primitive, function=function))]
+    if function is not None:
+        rules.append((f"Rule('full', function={function!r})", Rule("full", function=function)))
+    for size, (text, rule) in enumerate(rules, 1):
+        yield Fix(text, partial(_with_rule, rule=rule), size)
+
+
+@register("compute", "policy")
+def _compute(context: Context) -> Iterator[Fix]:
+    if context.kind.out_of_range and nominal_format(context.now) == FP16:
+        yield Fix("c=bf16 in the policy", partial(_with_policy, compute=jnp.bfloat16))
+
+
+def _autocast(low: Autocast | LossScaled) -> Autocast:
+    return low.low if isinstance(low, LossScaled) else low
+
+
+def _with_rule(low: Autocast | LossScaled, rule: Rule) -> Autocast | LossScaled:
+    return _with_policy(low, rules=(rule, *_autocast(low).policy.rules))
+
+
+def _with_policy(low: Autocast | LossScaled, **fields: Any) -> Autocast | LossScaled:
+    own = _autocast(low)
+    own = dataclasses.replace(own, policy=dataclasses.replace(own.policy, **fields))
+    return dataclasses.replace(low, low=own) if isinstance(low, LossScaled) else own
+
+
+# -- recipes --------------------------------------------------------------------------------------
+
+
+@register("scaling", "recipe")
+def _scaling(context: Context) -> Iterator[Fix]:
+    if context.now.recipe.scaling.source != "amax":
+        yield _recipe("scaling=Amax()", scaling=Amax())
+
+
+@register("keep", "recipe", "every_op")
+def _keep(context: Context) -> Iterator[Fix]:
+    """Yields float32 for the primitive, for the innermost scope around it, for the outermost."""
+    here = context.group.first
+    parts = scope_parts(here.scope)
+    for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
+        yield Fix(f"keep={{{name!r}: FP32}} in the recipe", partial(_with_exception, name=name))
+
+
+@register("operands", "recipe")
+def _operands(context: Context) -> Iterator[Fix]:
+    operands = "backward" if context.group.first.direction == "backward" else "forward"
+    fmt = getattr(context.now.recipe, operands)
+    for other in OPERANDS.get(fmt, ()) if isinstance(fmt, Format) else (FP16,) if fmt else ():
+        yield _recipe(f"{operands}={other.name}", **{operands: other})
+
+
+@register("arithmetic", "every_op")
+def _arithmetic(context: Context) -> Iterator[Fix]:
+    if context.now.recipe.arithmetic != "float32":
+        yield _recipe("arithmetic='float32'", arithmetic="float32")
+
+
+@register("rescale", "every_op")
+def _rescale(context: Context) -> Iterator[Fix]:
+    for measure in ("max", "l2"):
+        if context.now.recipe.rescale != measure:
+            yield _recipe(f"rescale={measure!r}", rescale=measure)
+
+
+@register("storage", "recipe", "every_op")
+def _storage(context: Context) -> Iterator[Fix]:
+    other = OTHER.get(context.now.recipe.storage)
+    if other is not None:
+        yield _recipe(f"storage={other.name}", storage=other)
+
+
+@register("store", "every_op")
+def _store(context: Context) -> Iterator[Fix]:
+    """Yields float32 between stores."""
+    if not context.now.recipe.keep:  # an exception for one `store` may not apply under another
+        plain = {"store": "boundaries", "rescale": None, "arithmetic": "float32"}
+        yield _recipe("store='boundaries'", **plain)
+
+
+def _recipe(text: str, **fields: Any) -> Fix:
+    return Fix(f"{text} in the recipe", partial(_with_fields, **fields))
+
+
+def _with_fields(low: Boundaries | EveryOp, **fields: Any) -> Interpretation:
+    return interpretation(dataclasses.replace(low.recipe, **fields))
+
+
+def _with_exception(low: Boundaries | EveryOp, name: str) -> Interpretation:
+    return _with_fields(low, keep=((name, FP32), *low.recipe.keep))

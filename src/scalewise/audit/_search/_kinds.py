@@ -1,0 +1,120 @@
+"""The kinds of findings: what identifies each, how its evidence reads, how a report shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from ...formats import Format
+from ._groups import Group
+
+FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which a finding is an underflow, or a swamping
+
+
+@dataclasses.dataclass(frozen=True)
+class FindingKind:
+    """One way in which an operation goes wrong.
+
+    Attributes:
+        name: ``Finding.kind``.
+        found: returns True if there is evidence, given a group and the ``saturate`` argument.
+        evidence: returns what happened, in one phrase with numbers.
+        out_of_range: whether numbers leave the format's range: formats with more range are tried.
+        event: whether the finding is listed, without a fix too, if much of the error is left.
+        style: how a terminal shows the name, in rich's notation.
+        severe: whether the HTML page marks it as severe.
+    """
+
+    name: str
+    found: Callable[[Group, bool | str], bool]
+    evidence: Callable[[Group, Format], str]
+    out_of_range: bool = False
+    event: bool = False
+    style: str = "bold"
+    severe: bool = False
+
+
+KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind with evidence
+
+
+def register(
+    name: str, found: Callable[[Group, bool | str], bool], **fields: bool | str
+) -> Callable[[Callable[[Group, Format], str]], Callable[[Group, Format], str]]:
+    """Returns a decorator that registers a kind, of which the function gives the evidence."""
+
+    def add(evidence: Callable[[Group, Format], str]) -> Callable[[Group, Format], str]:
+        KINDS[name] = FindingKind(name, found, evidence, **fields)  # pyright: ignore[reportArgumentType]
+        return evidence
+
+    return add
+
+
+def kind_of(group: Group, saturate: bool | str) -> FindingKind:
+    """Returns the first kind for which there is evidence."""
+    return next(kind for kind in KINDS.values() if kind.found(group, saturate))
+
+
+def exceeds(amax: float, fmt: Format) -> str:
+    """``exceeds FP16's maximum by 2^3.1 (largest value 2^19.1)``."""
+    value, ratio = math.log2(amax), math.log2(amax / float(fmt.max))
+    return f"exceeds {fmt.name.upper()}'s maximum by 2^{ratio:.1f} (largest value 2^{value:.1f})"
+
+
+@register(
+    "nan", lambda g, _: g.total("nan") > 0,
+    out_of_range=True, event=True, style="bold red", severe=True,
+)  # fmt: skip
+def _nan(group: Group, fmt: Format) -> str:
+    count, elements = int(group.total("nan")), int(group.total("elements"))
+    return f"{count:,} of {elements:,} numbers are NaN, though no input is"
+
+
+def _too_large(group: Group, fmt: Format) -> str:
+    amax = max(e["amax"] for e in group.equations)
+    count = f"{int(group.total('overflowed')):,} of {int(group.total('elements')):,} numbers"
+    if amax <= float(fmt.max):
+        return f"{count} are infinite, though no input is: a division by 0"
+    return f"{exceeds(amax, fmt)} in {count}"
+
+
+register(
+    "overflow", lambda g, saturate: g.total("overflowed") > 0 and saturate is False,
+    out_of_range=True, event=True, style="bold red", severe=True,
+)(_too_large)  # fmt: skip
+register(
+    "saturation", lambda g, saturate: g.total("overflowed") > 0 and saturate is not False,
+    out_of_range=True, event=True, style="red", severe=True,
+)(_too_large)  # fmt: skip
+
+
+@register(
+    "underflow", lambda g, _: g.share("flushed") >= FLUSHED,
+    out_of_range=True, event=True, style="yellow",
+)  # fmt: skip
+def _underflow(group: Group, fmt: Format) -> str:
+    inverses = [e["reference_min_inverse"] for e in group.equations]
+    smallest = min((1 / x for x in inverses if x), default=0.0)
+    down = f" (smallest value 2^{math.log2(smallest):.1f})" if smallest else ""
+    elements = int(group.total("elements"))
+    return f"{int(group.total('flushed')):,} of {elements:,} numbers flushed to zero{down}"
+
+
+@register("swamping", lambda g, _: g.share("swamped") >= SWAMPED, event=True)
+def _swamping(group: Group, fmt: Format) -> str:
+    drift = max((e.drift for e in group.equations), key=abs)
+    share = f"{group.share('swamped'):.0%}"
+    return f"{share} of additions change nothing; bias of the errors {drift:+.2f}"
+
+
+@register("cancellation", lambda g, _: g.amplifies)
+def _cancellation(group: Group, fmt: Format) -> str:
+    bits = max(e["bits"] for e in group.equations)
+    error = group.worst("inherited")
+    return f"{bits:.0f} of {fmt.precision} bits cancel; relative error left {error:.2g}"
+
+
+@register("precision", lambda *_: True)  # the last: what is left
+def _precision(group: Group, fmt: Format) -> str:
+    made, unit = group.worst("introduced"), float(fmt.eps) / 2
+    return f"error made here {made:.2g}, {made / unit:.2g} times half a unit in the last place"

@@ -1,0 +1,44 @@
+"""``Setting``: what a run in one format may choose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from .._run._rounding import FP32_PARAMS, scale_params
+from .._run._session import Outcome, Session
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a run in one format may choose: the format of each equation, and literals replaced.
+
+    Attributes:
+        formats: a table with a format's parameters for each equation.
+        constants: pairs (old, new).
+    """
+
+    formats: np.ndarray
+    constants: tuple[tuple[float, float], ...] = ()
+
+    def run(self, session: Session) -> Outcome:
+        return session.run(self.formats, dict(self.constants))
+
+    def with_format(self, indices: Sequence[int], params: np.ndarray) -> Setting:
+        formats = self.formats.copy()
+        formats[list(indices)] = params
+        return dataclasses.replace(self, formats=formats)
+
+    def in_float32(self, indices: Sequence[int]) -> Setting:
+        return self.with_format(indices, FP32_PARAMS)
+
+    def scaled(self, indices: Sequence[int], power: int) -> Setting:
+        formats = self.formats.copy()
+        for index in indices:
+            formats[index] = scale_params(formats[index], power)
+        return dataclasses.replace(self, formats=formats)
+
+    def with_constant(self, old: float, new: float) -> Setting:
+        return dataclasses.replace(self, constants=(*self.constants, (old, new)))
