@@ -58,8 +58,9 @@ class Rounding:
             tensor's scale is found from.
         most: the largest number, as a multiple of the same; what lies beyond saturates.
         nonzero: a number that isn't zero becomes the smallest one at least.
-        finer: the scale may be so many binades smaller than the largest magnitude asks for, where
-            something else decides (a mean, what was known before): each rounding draws one.
+        finer: the scale may be up to so many binades smaller than the largest magnitude asks for,
+            where something else decides (a mean, what was known before): each rounding takes one
+            end or the other, since several together may decide.
         infinite: whether there are infinities; where not, they become NaN.
     """
 
@@ -250,7 +251,8 @@ class Disturbed(Interpretation):
         if rounding is None:
             return x
         magnitude = finite(x).astype(np.float64)
-        scale = power_below(size) * 2.0 ** -self.rng.integers(0, rounding.finer, endpoint=True)
+        finer = self.rng.choice((0, rounding.finer)) if rounding.finer else 0
+        scale = power_below(size) * 2.0**-finer
         step = np.maximum(power_below(magnitude) * 2.0**-rounding.bits, rounding.least * scale)
         step = np.maximum(step, np.finfo(np.float64).smallest_normal)
         near = step * np.floor(magnitude / step + self.noise(0, x))
