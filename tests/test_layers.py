@@ -23,6 +23,7 @@ HOUSE = [  # bottom to top
     "audit",
     "cli",
 ]
+SHARED = {"__init__.py", "__main__.py", "_callable.py", "_deprecated.py", "_user_file.py"}
 AUDIT = ["_run", "_search", "_report"]  # bottom to top as well
 INTERPRETATIONS = {"emulate", "autocast", "autoscale"}
 ROOT = Path(scalewise.__file__).parent
@@ -53,9 +54,7 @@ def layer_of(module: str) -> str | None:
 def test_a_file_imports_only_from_layers_below(path):
     here = path.relative_to(ROOT).parts[0]
     if here not in HOUSE:
-        assert path.name in ("__init__.py", "__main__.py", "_callable.py", "_deprecated.py"), (
-            f"{path} is in no layer"
-        )
+        assert path.name in SHARED, f"{path} is in no layer"
         return
     for module in imported_modules(path):
         there = layer_of(module)

@@ -63,7 +63,10 @@ def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
             ("line.py", "--recipe", "fp61"),
             "unknown recipe 'fp61'; expected one of float32,",
         ),
-        (("nothing.py",), "no program at 'nothing.py'; expected a Python file"),
+        (
+            ("nothing.py",),
+            "no program 'nothing.py'; expected a Python file, or the name of an example",
+        ),
         (("text",), "no program at 'text'"),
         (("bare.py",), "defines no init(seed) -> state and no train_step(state, batch)"),
         (("broken.py",), "broken.py doesn't run: SyntaxError"),
@@ -88,7 +91,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(folder, monkeypatch, argument
 def test_the_process_itself_ends_so(folder):
     done = scalewise("compare", "nothing.py", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("scalewise: no program at 'nothing.py'")
+    assert done.stderr.startswith("scalewise: no program 'nothing.py'")
 
 
 def test_control_c_leaves_a_readable_run(folder):

@@ -46,5 +46,5 @@ def test_a_monitored_run(tmp_path):
 def test_what_cannot_be_used_is_one_sentence(tmp_path):
     result = call("gtp", "--out", tmp_path / "run")
     assert result.exit_code == 2
-    assert result.output.startswith("scalewise: no program called 'gtp'")
+    assert result.output.startswith("scalewise: no program 'gtp'; expected a Python file")
     assert len(result.output.splitlines()) == 1

@@ -183,7 +183,7 @@ def blow_up(state, batch):
     return state | {"params": {"w": w / jnp.where(late, w - w, 1.0)}}, loss
 
 
-def test_a_death_is_told_with_step_and_cause(tmp_path):
+def test_a_divergence_is_reported_with_step_and_cause(tmp_path):
     result, text = run(tmp_path, program=dataclasses.replace(TINY, train_step=blow_up))
     record = result.records[0]
     assert record.divergence is not None
@@ -193,7 +193,9 @@ def test_a_death_is_told_with_step_and_cause(tmp_path):
     assert "1 of the state's 4 arrays" in record.divergence.why
     assert "['params']['w']" in record.divergence.why
     assert record.non_finite == 4
-    assert len(record.seconds) == 4  # the third left it broken, the fourth showed that it stays so
+    assert (
+        len(record.seconds) == 4
+    )  # the third made it non-finite, the fourth showed that it stays so
     assert math.isnan(record.final_loss)
     assert "float32, step 3: div at" in text
     last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
@@ -228,6 +230,29 @@ def test_an_interrupt_leaves_what_was_measured(tmp_path):
     assert "interrupted" in (tmp_path / "run" / "report.html").read_text()
 
 
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result, text = run(tmp_path, out=None)
+    assert list(tmp_path.iterdir()) == []
+    assert result.folder == ""
+    assert "report" not in text
+    assert result.records[0].losses == run(tmp_path)[0].records[0].losses
+
+
+def test_the_users_compiled_functions_stay_compiled(tmp_path):
+    traced = []
+
+    @jax.jit
+    def users(x):
+        traced.append(x)
+        return x + 1
+
+    users(1.0)
+    run(tmp_path, steps=1)
+    users(1.0)
+    assert len(traced) == 1
+
+
 def test_batches_that_end_start_again_under_the_next_seed(tmp_path):
     result, _ = run(tmp_path, data=b"xx", steps=5)
     assert len(set(result.records[0].losses)) == 5
@@ -255,7 +280,7 @@ def test_a_users_own_method_is_a_row(tmp_path):
         ({"seeds": 0}, "seeds is 0; expected 1, 2"),
         ({"data": b""}, "tiny.batches: not one batch from 0 bytes of data"),
         ({"data": "/nowhere/at/all"}, "no data at '/nowhere/at/all'; expected a text file"),
-        ({"program": "/nowhere.py"}, "no program at '/nowhere.py'; expected a Python file"),
+        ({"program": "/nowhere.py"}, "no program '/nowhere.py'; expected a Python file"),
         (
             {"program": dataclasses.replace(TINY, init=lambda seed: {"weights": jnp.ones(2)})},
             "tiny.init returned a dict without params",

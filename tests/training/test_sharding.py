@@ -144,20 +144,20 @@ class Two:
 @pytest.mark.parametrize("other", [b"7", b'"' + b"b" * 700 + b'"'])
 def test_values_of_any_length_are_exchanged(monkeypatch, mine, other):
     Two(monkeypatch, other)
-    got = processes.exchange(mine)
+    got = processes.all_gather_json(mine)
     assert got == [mine, 7 if other == b"7" else "b" * 700]
 
 
 def test_what_the_first_process_raises_is_raised_in_all(monkeypatch):
     Two(monkeypatch, b'[null, "no such folder"]', b"[5, null]", index=1)
     with pytest.raises(InputError, match=r"^no such folder$"):
-        processes.from_first(lambda: pytest.fail("called in the second process"))
-    assert processes.from_first(lambda: pytest.fail("called in the second process")) == 5
+        processes.call_on_first(lambda: pytest.fail("called in the second process"))
+    assert processes.call_on_first(lambda: pytest.fail("called in the second process")) == 5
 
 
 def test_a_signal_to_one_process_interrupts_all(monkeypatch):
     Two(monkeypatch, b"0", b"15")
-    check = processes.together(lambda: None)
+    check = processes.checked_everywhere(lambda: None)
     check()
     with pytest.raises(Interrupted, match="SIGTERM"):
         check()

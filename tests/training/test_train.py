@@ -107,6 +107,14 @@ def test_in_two_parts_it_is_the_same_run(tmp_path, recipe):
     assert saved(tmp_path / "whole") == [4, 8, 12]
 
 
+def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ended = run(None)
+    assert list(tmp_path.iterdir()) == []
+    assert ended.folder == ""
+    assert ended.digest == run(tmp_path / "run").digest
+
+
 def test_the_losses_are_those_of_the_step_by_hand(tmp_path):
     run(tmp_path / "run", "float32")
     params = init(0)["params"]
@@ -400,7 +408,7 @@ def test_resume_begins_where_there_is_nothing_yet(tmp_path):
         ({"every": 0}, "every is 0; expected 1, 2"),
         ({"weights": "light"}, "weights is 'light'; expected one of 'plain'"),
         ({"resume": True, "out": None}, "resume needs the folder of the run"),
-        ({"program": "gtp"}, "no program called 'gtp'; .* one of the examples cnn"),
+        ({"program": "gtp"}, "no program 'gtp'; .* an example: cnn, .*; did you mean 'gpt'"),
         (
             {"program": Program("bare", init, train_step, batches)},
             "bare defines no loss_of.params, batch. or no OPTIMIZER",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..training import InputError
+from .._user_file import InputError, describe_error, load_module
 
 
 def load_function(target: str) -> tuple[Callable, ModuleType]:
@@ -30,7 +28,7 @@ def load_function(target: str) -> tuple[Callable, ModuleType]:
     file = Path(path)
     if not file.is_file():
         raise InputError(f"no file at {path!r}: expected a Python file")
-    module = _run(file)
+    module = load_module(file)
     function = getattr(module, name, None)
     if not callable(function):
         found = [
@@ -39,23 +37,6 @@ def load_function(target: str) -> tuple[Callable, ModuleType]:
         ]  # fmt: skip
         raise InputError(f"{file} defines no function {name!r}; there are: {', '.join(found)}")
     return function, module
-
-
-def _run(file: Path) -> ModuleType:
-    name = f"scalewise_audited_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise InputError(f"no program at {str(file)!r}: expected a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look up their module
-    try:
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a user's file may raise anything
-        del sys.modules[name]
-        raise InputError(f"{file} doesn't run: {described(error)}") from error
-    return module
 
 
 @contextmanager
@@ -74,18 +55,7 @@ def user_errors(module: ModuleType) -> Iterator[None]:
         passed = [f for f in frames if module.__file__ == f.filename]
         if not passed:
             raise
-        raise InputError(f"{passed[-1].name} failed: {described(error, passed)}") from error
-
-
-def described(error: BaseException, frames: Sequence[traceback.FrameSummary] | None = None) -> str:
-    """Returns an error as one line, with the place where it was raised, or the last frame."""
-    frames = traceback.extract_tb(error.__traceback__) if frames is None else frames
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    text = str(error)
-    if isinstance(error, SyntaxError) and error.filename:
-        place, text = f" ({Path(error.filename).name}:{error.lineno})", error.msg
-    first = (text.strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}{place}"
+        raise InputError(f"{passed[-1].name} failed: {describe_error(error, passed)}") from error
 
 
 def arguments(
@@ -113,7 +83,7 @@ def arguments(
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            raise InputError(f"the factory {factory} failed: {described(error)}") from error
+            raise InputError(f"the factory {factory} failed: {describe_error(error)}") from error
         if isinstance(made, dict):
             return (), made
         return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}
@@ -121,7 +91,7 @@ def arguments(
         parameters = inspect.signature(function, eval_str=True).parameters
     except Exception as error:  # annotations may be arbitrary expressions
         raise InputError(
-            f"the annotations of {name_of(function)} can't be evaluated: {described(error)}"
+            f"the annotations of {name_of(function)} can't be evaluated: {describe_error(error)}"
         ) from error
     keys = iter(jax.random.split(jax.random.key(seed), max(64, len(parameters))))
     made = {}

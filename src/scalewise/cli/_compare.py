@@ -1,4 +1,4 @@
-"""`scalewise compare`: one training program under several recipes, side by side."""
+"""`scalewise compare`: trains one program under several recipes, side by side."""
 
 import signal
 from pathlib import Path
@@ -11,7 +11,10 @@ from ._refusal import FAILED, refusal, tell
 
 def compare(
     program: Annotated[
-        Path, typer.Argument(help="A Python file that defines init, train_step and batches.")
+        str,
+        typer.Argument(
+            help="A Python file with init, train_step and batches, or an example (gpt, mlp, ...)."
+        ),
     ],
     recipe: Annotated[
         list[str] | None,
@@ -21,15 +24,15 @@ def compare(
         Path | None,
         typer.Option(help="A text file or folder. Default: the sources of Python's library."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps of each recipe.")] = 300,
-    seed: Annotated[int, typer.Option(help="Of parameters and batches.")] = 0,
-    seeds: Annotated[int, typer.Option(help="How many seeds, beginning with that one.")] = 1,
+    steps: Annotated[int, typer.Option(help="Number of steps of each recipe.")] = 300,
+    seed: Annotated[int, typer.Option(help="Seed of parameters and batches.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Number of seeds, counted up from --seed.")] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(help="A new or empty folder for the files. Default: runs/<time>."),
+        typer.Option(help="New or empty folder for the files. Default: runs/<time>."),
     ] = None,
 ) -> None:
-    """Train a program under several recipes side by side; show losses, times and bytes."""
+    """Train a program under several recipes; show losses, times and memory side by side."""
     from scalewise import training  # JAX takes a second to import: not for --help
 
     with refusal(training.InputError):
@@ -41,7 +44,7 @@ def compare(
                 steps=steps,
                 seed=seed,
                 seeds=seeds,
-                out=out,
+                out=out or training.Folder.timestamped("runs"),
             )
         except KeyboardInterrupt as error:
             tell("interrupted before the first step")

@@ -1,4 +1,4 @@
-"""`scalewise train`: one program under one recipe, resumable at any moment."""
+"""`scalewise train`: trains one program under one recipe; a killed run can be resumed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ STATE = {"weights": r"^\.params", "optimizer": r"^\.optimizer.*\.(mu|nu|trace|m|
 
 def train(
     program: Annotated[
-        str, typer.Argument(help="An example (gpt, cnn, lstm, mlp, ...), or a file of your own.")
+        str, typer.Argument(help="A Python file, or an example (gpt, cnn, lstm, mlp, ...).")
     ],
     recipe: Annotated[
         str, typer.Option(help="A recipe, or a policy such as p=f32,c=bf16,o=f32.")
@@ -21,26 +21,29 @@ def train(
         Path | None,
         typer.Option(help="A text file or folder. Default: the sources of Python's library."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Steps in all.")] = 300,
-    seed: Annotated[int, typer.Option(help="Of parameters and batches.")] = 0,
+    steps: Annotated[int, typer.Option(help="Number of steps in all.")] = 300,
+    seed: Annotated[int, typer.Option(help="Seed of parameters and batches.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of the run. Default: runs/<time>.")
+        Path | None, typer.Option(help="Folder for metrics and checkpoints. Default: runs/<time>.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, or begin it.")
+        bool, typer.Option("--resume", help="Continue the run in --out, or begin it.")
     ] = False,
-    every: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = 100,
-    clip: Annotated[float | None, typer.Option(help="Largest global norm of gradients.")] = None,
-    accumulate: Annotated[int | None, typer.Option(help="Microbatches to a step.")] = None,
+    every: Annotated[int, typer.Option(help="Number of steps between two checkpoints.")] = 100,
+    clip: Annotated[float | None, typer.Option(help="Clip gradients to this global norm.")] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(help="Number of microbatches in a step.")
+    ] = None,
     weights: Annotated[
-        str | None, typer.Option(help="master, stochastic, compensated or plain.")
+        str | None,
+        typer.Option(help="Update of narrow weights: master, stochastic, compensated, plain."),
     ] = None,
     monitor: Annotated[
         str | None,
-        typer.Option(help="A format: note every 10 steps how weights and moments lie in it."),
+        typer.Option(help="A format: every 10 steps, measure weights and moments in it."),
     ] = None,
 ) -> None:
-    """Train a program under a recipe or policy; a run that was killed resumes to the same bits."""
+    """Train a program under a recipe or policy; a killed run resumes to the same bits."""
     from scalewise import training  # JAX takes a second to import: not for --help
     from scalewise.audit import Monitor
 
@@ -53,7 +56,7 @@ def train(
                 data=data,
                 steps=steps,
                 seed=seed,
-                out=out,
+                out=out if out or resume else training.Folder.timestamped("runs"),
                 resume=resume,
                 every=every,
                 clip=clip,

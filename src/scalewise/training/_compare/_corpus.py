@@ -3,7 +3,7 @@
 import sysconfig
 from pathlib import Path
 
-from ._input import InputError
+from ..._user_file import InputError
 
 LIMIT = 2_000_000  # bytes: some thousand steps' worth, read in a blink
 

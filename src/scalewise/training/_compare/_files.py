@@ -1,4 +1,4 @@
-"""The run folder: one process at a time in it, metrics appended, all else written atomically."""
+"""The folder of a run: locked by one process, metrics appended, all else written atomically."""
 
 import json
 import time
@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from ..._output import FolderInUseError, append, lock, remove_temporaries, replacing
-from ._input import InputError
+from ..._user_file import InputError
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A run's folder, created when it is claimed.
+    """A folder for a run's files; it is created when :meth:`claimed` is entered.
 
     Attributes:
-        path: where it is, or will be.
-        new: whether it has to be empty when it is claimed.
-        named: whether the user chose the name; if not, a taken name gets a number.
+        path: of the folder.
+        new: True if the folder has to be new or empty when it is claimed.
+        named: True if the user chose the name; otherwise a number is added to a name that is taken.
     """
 
     path: Path
@@ -27,33 +27,41 @@ class Folder:
     named: bool = True
 
     @classmethod
-    def at(cls, out: str | Path | None) -> "Folder":
-        """The folder `out`, which has to be new or empty; None for runs/<time>, a new one.
+    def at(cls, out: "str | Path | Folder") -> "Folder":
+        """Returns the folder ``out``, which has to be new or empty.
 
         Raises:
-            InputError: there is something already.
+            InputError: there is a file, or a folder with files in it.
         """
-        if out is None:
-            return cls(Path("runs") / time.strftime("%Y-%m-%dT%H-%M-%S"), named=False)
+        if isinstance(out, Folder):
+            return out
         folder = cls(Path(out))
         if folder.path.exists() and (not folder.path.is_dir() or folder.entries()):
             raise InputError(f"{str(out)!r} isn't empty; expected a new or an empty folder")
         return folder
 
+    @classmethod
+    def timestamped(cls, parent: str | Path = "runs") -> "Folder":
+        """Returns a new folder in ``parent``, named after the present time."""
+        return cls(Path(parent) / time.strftime("%Y-%m-%dT%H-%M-%S"), named=False)
+
     def entries(self) -> list[Path]:
-        """What is in the folder, without hidden files (a lock that a killed process left)."""
+        """Returns what is in the folder, except hidden files (a killed process leaves a lock)."""
         if not self.path.exists():
             return []
         return [path for path in self.path.iterdir() if not path.name.startswith(".")]
 
     @contextmanager
     def claimed(self) -> Iterator["Folder"]:
-        """Creates the folder, holds its lock while the block runs, and yields the folder.
+        """Creates the folder and holds its lock while the block runs.
 
-        A folder in which nothing was written is removed again.
+        If nothing was written to a folder that this method created, the folder is removed again.
+
+        Yields:
+            The folder under the name that it got.
 
         Raises:
-            InputError: another process works in it, or it isn't empty although it has to be.
+            InputError: another process uses the folder, or it isn't empty although it has to be.
             OSError: it can't be created.
         """
         folder, created = self._created()
@@ -75,6 +83,7 @@ class Folder:
                     folder.path.rmdir()  # only if it is empty
 
     def _created(self) -> tuple["Folder", bool]:
+        """Returns the folder, and whether this call created it."""
         folder, number = self, 1
         while True:
             try:
@@ -88,16 +97,17 @@ class Folder:
                 return folder, True
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """One line of JSON for each row: all of them, or none if they can't be written."""
+        """Appends one line of JSON for each row; all of them, or none if that fails."""
         self.path.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
         append(self.path / name, lines.encode())
 
     def write(self, name: str, text: str) -> None:
-        """The text, atomically."""
+        """Writes a text file atomically."""
         self.path.mkdir(parents=True, exist_ok=True)
         with replacing(self.path / name) as file:
             file.write(text.encode())
 
     def write_json(self, name: str, value: Any) -> None:
+        """Writes a JSON file atomically."""
         self.write(name, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..._user_file import InputError
 from ...autoscale import AmaxHistory, Recipe, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
 from .._loss_scale import DynamicLossScale, StaticLossScale
 from .._moments import NARROW_ADAM
 from .._step import step
-from ._input import InputError
 from ._program import Program, Step, Tree
 
 

@@ -1,18 +1,15 @@
-"""A user's training program: three functions in any Python file."""
+"""Loads a user's training program: three functions, and two optional names, of a Python file."""
 
-import importlib.util
-import sys
-import traceback
+import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 import optax
 
-from ._input import InputError
+from ..._user_file import InputError, describe_error, load_module
 
 Tree = Any
 Step = Callable[[Tree, Any], tuple[Tree, Any]]
@@ -21,19 +18,23 @@ PROTOCOL = {
     "train_step": "train_step(state, batch) -> (state, loss)",
     "batches": "batches(data, seed) -> iterator of batches",
 }
+PACKAGE = Path(__file__).parents[2]
+# The examples are in the package if it was installed from a wheel, else beside src/.
+EXAMPLES = (PACKAGE / "examples", PACKAGE.parents[1] / "examples")
 
 
 @dataclass(frozen=True)
 class Program:
-    """A training program that knows nothing of precision.
+    """A training program, written without regard to precision.
 
     Attributes:
-        name: what to call it in a report.
-        init: seed to state, a pytree with the parameters under the key or attribute ``params``.
-        train_step: (state, batch) to (state, loss); pure, made of JAX operations.
-        batches: (bytes, seed) to an iterable of batches, pytrees of NumPy arrays.
-        loss_of: (params, batch) to the loss, for methods that scale it; None where there is none.
-        optimizer: the optax optimizer that ``train_step`` uses, likewise.
+        name: its name in reports.
+        init: maps a seed to the initial state, a pytree that holds the parameters under the key or
+            attribute ``params``.
+        train_step: maps ``(state, batch)`` to ``(state, loss)``; pure, made of JAX operations.
+        batches: maps ``(bytes, seed)`` to an iterable of batches, pytrees of NumPy arrays.
+        loss_of: maps ``(params, batch)`` to the loss, for methods that scale the loss; or None.
+        optimizer: the optax optimizer of ``train_step``, for the same methods; or None.
     """
 
     name: str
@@ -44,18 +45,20 @@ class Program:
     optimizer: optax.GradientTransformation | None = None
 
 
-def load_program(path: str | Path) -> Program:
-    """The program that a Python file defines by its ``init``, ``train_step`` and ``batches``.
+def load_program(program: str | Path) -> Program:
+    """Returns the program that a Python file defines by ``init``, ``train_step`` and ``batches``.
 
-    ``loss_of(params, batch)`` and ``OPTIMIZER`` are taken along where they are there.
+    ``loss_of(params, batch)`` and ``OPTIMIZER`` are used too if the file defines them.
+
+    Args:
+        program: the path of the file, or the name of one of scalewise's examples, ``"gpt"`` say.
 
     Raises:
-        InputError: no such file, it doesn't run, or one of the three isn't there.
+        InputError: there is no such file or example, the file raises an exception, or it lacks one
+            of the three functions.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"no program at {str(file)!r}; expected a Python file")
-    module = _run(file)
+    file = _program_file(program)
+    module = load_module(file)
     missing = [p for name, p in PROTOCOL.items() if not callable(getattr(module, name, None))]
     if missing:
         raise InputError(f"{file} defines no {' and no '.join(missing)}")
@@ -67,69 +70,78 @@ def load_program(path: str | Path) -> Program:
     )
 
 
-def _run(file: Path) -> ModuleType:
-    name = f"scalewise_program_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise InputError(f"no program at {str(file)!r}; expected a Python file (.py)")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look their module up
-    try:
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # whatever a user's file raises
-        del sys.modules[name]
-        raise InputError(f"{file} doesn't run: {described(error)}") from error
-    return module
+def _program_file(program: str | Path) -> Path:
+    """Returns the file at a path, or the file of an example."""
+    file = Path(program)
+    if file.is_file():
+        return file
+    examples = find_examples(EXAMPLES)
+    if str(program) in examples:
+        return examples[str(program)]
+    close = difflib.get_close_matches(str(program), examples, n=1)
+    raise InputError(
+        f"no program {str(program)!r}; expected a Python file, or the name of an example: "
+        f"{', '.join(examples)}" + (f"; did you mean {close[0]!r}?" if close else "")
+    )
 
 
-def described(error: BaseException) -> str:
-    """The error in one line, with the place where it was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    inner = frames[-1] if frames else None
-    place = f" ({Path(inner.filename).name}:{inner.lineno})" if inner else ""
-    if isinstance(error, SyntaxError) and error.filename:
-        place = f" ({Path(error.filename).name}:{error.lineno})"
-        return f"SyntaxError: {error.msg}{place}"
-    text = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {text}{place}"
+def find_examples(folders: Iterable[Path]) -> dict[str, Path]:
+    """Returns the example programs in the first of these folders that has any, by name."""
+    for folder in folders:
+        files = sorted(folder.glob("*.py"))
+        found = {f.stem: f for f in files if "def train_step(" in f.read_text(encoding="utf-8")}
+        if found:
+            return found
+    return {}
 
 
-def guarded(call: Callable[..., Any], what: str, *args: Any) -> Any:
-    """What a user's function returns; its exception in one sentence."""
+def call_user(call: Callable[..., Any], what: str, *args: Any) -> Any:
+    """Returns ``call(*args)``, where ``call`` runs a user's function.
+
+    Raises:
+        InputError: the function raised an exception; it is described in one sentence.
+    """
     try:
         return call(*args)
     except (KeyboardInterrupt, InputError):
         raise
     except BaseException as error:  # SystemExit, or a class of the user's own
-        if isinstance(error, ValueError) and what.endswith(".batches"):  # refuses its data: quoted
+        if isinstance(error, ValueError) and what.endswith(".batches"):  # it refuses its data
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InputError(f"{what}: {first}") from error
-        raise InputError(f"{what} failed: {described(error)}") from error
+        raise InputError(f"{what} failed: {describe_error(error)}") from error
 
 
-def endless(program: Program, data: bytes, seed: int) -> Iterator[Any]:
-    """The program's batches; when they end they start again, under the next seed.
+def endless_batches(program: Program, data: bytes, seed: int) -> Iterator[Any]:
+    """Yields the program's batches; when they end, they start again under the next seed.
 
     Raises:
-        InputError: the data is too little for one batch.
+        InputError: the data is too short for one batch.
     """
     what = f"{program.name}.batches"
     while True:
-        epoch = guarded(lambda d, s: iter(program.batches(d, s)), what, data, seed)
-        batch = guarded(next, what, epoch, None)
+        epoch = call_user(lambda d, s: iter(program.batches(d, s)), what, data, seed)
+        batch = call_user(next, what, epoch, None)
         if batch is None:
             raise InputError(f"{what}: not one batch from {len(data)} bytes of data")
         while batch is not None:
             yield batch
-            batch = guarded(next, what, epoch, None)
+            batch = call_user(next, what, epoch, None)
         seed += 1
 
 
+def params_of(state: Tree) -> Tree:
+    """Returns the parameters of a program's state; None if it has none."""
+    return state.get("params") if isinstance(state, dict) else getattr(state, "params", None)
+
+
 def parameter_count(state: Tree, program: Program) -> int:
-    """How many numbers the state's ``params`` hold."""
-    params = state.get("params") if isinstance(state, dict) else getattr(state, "params", None)
+    """Returns how many numbers the parameters of a program's state hold.
+
+    Raises:
+        InputError: the state has no parameters, or they hold no number.
+    """
+    params = params_of(state)
     if params is None:
         raise InputError(
             f"{program.name}.init returned a {type(state).__name__} without params: the state is "
@@ -142,9 +154,13 @@ def parameter_count(state: Tree, program: Program) -> int:
 
 
 def check_step(program: Program, state: Tree, batch: Any) -> None:
-    """Refuses a train_step that doesn't return (state like it got, scalar float loss)."""
+    """Checks that ``train_step`` returns a state like the one it gets, and a scalar float loss.
+
+    Raises:
+        InputError: it returns anything else.
+    """
     what = f"{program.name}.train_step"
-    out = guarded(lambda s, b: jax.eval_shape(program.train_step, s, b), what, state, batch)
+    out = call_user(lambda s, b: jax.eval_shape(program.train_step, s, b), what, state, batch)
     if not (isinstance(out, tuple) and len(out) == 2):
         raise InputError(f"{what} returned {_kind(out)}; expected (state, loss)")
     after, loss = out
@@ -152,11 +168,15 @@ def check_step(program: Program, state: Tree, batch: Any) -> None:
         loss.dtype, jax.numpy.floating
     ):
         raise InputError(f"{what} returned a loss of {_kind(loss)}; expected a scalar float")
-    same_types(jax.eval_shape(lambda s: s, state), after, what)
+    check_same_types(jax.eval_shape(lambda s: s, state), after, what)
 
 
-def same_types(before: Tree, after: Tree, what: str) -> None:
-    """Refuses a step whose state comes out with another structure, shape or dtype."""
+def check_same_types(before: Tree, after: Tree, what: str) -> None:
+    """Checks that a step keeps the structure of its state and each leaf's shape and dtype.
+
+    Raises:
+        InputError: it changes one of them.
+    """
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise InputError(f"{what} returned a state of another structure than it got")
     pairs = zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True)

@@ -1,8 +1,8 @@
-"""Checkpoints of a training state by Orbax: whole or not there, and checked when they are read.
+"""Checkpoints of a training state: written atomically by Orbax, verified when they are read.
 
-A state is written as a flat list of arrays beside a description of what they are, a digest of
-each one's bytes and a digest of the description, so that a damaged checkpoint, one of another step,
-run, model or recipe, and a folder under another checkpoint's name are told from a good one.
+A checkpoint is a flat list of arrays, a description of them, a digest of each array's bytes and a
+digest of the description. The digests tell a good checkpoint from a damaged one, from one of
+another step, run, model or recipe, and from one under another checkpoint's name.
 
 Arrays that are split over devices are written and read part by part, each by the process that has
 it. All processes of a run call the same methods and see the same folder.
@@ -23,30 +23,30 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from .._compare import InputError
+from ..._user_file import InputError
+from ._digest import digests, is_key, is_whole, without_keys
 from ._meta import KIND, DamagedError, ForeignError, Meta, read_meta
-from ._processes import exchange, from_first, is_first
-from ._sharding import digests, is_whole, like
+from ._processes import all_gather_json, call_on_first, is_first
+from ._sharding import placed_like
 
 Tree = Any
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint couldn't be written; the message says which one is the last good one."""
+    """Raised if a checkpoint can't be written; the message names the last good one."""
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read.
+    """What was read from a checkpoint.
 
     Attributes:
         step: the number of steps made.
         state: the training state.
         run: the identity of the run.
-        damaged: a sentence for each checkpoint that can't be what it says it is.
+        damaged: a sentence for each checkpoint that is damaged.
     """
 
     step: int
@@ -56,7 +56,7 @@ class Restored:
 
 
 class Checkpoints:
-    """The checkpoints in one folder; of older ones the last few are kept."""
+    """The checkpoints in one folder, of which the newest few are kept."""
 
     def __init__(self, folder: Path, *, keep: int = 3):
         self._folder = folder.absolute()
@@ -64,10 +64,10 @@ class Checkpoints:
 
     @cached_property
     def _manager(self) -> Any:
-        """Orbax's manager, made when damaged entries are out of its way."""
-        import orbax.checkpoint as ocp  # takes seconds: only who trains pays for it
+        """Orbax's manager, created after damaged checkpoints were renamed: it fails on some."""
+        import orbax.checkpoint as ocp  # takes seconds to import
 
-        logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised, too
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised as well
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self._keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
@@ -79,18 +79,24 @@ class Checkpoints:
             ) from error
 
     def steps(self) -> list[int]:
-        """The steps of which there is a whole checkpoint, ascending."""
+        """Returns the steps that have a checkpoint, in ascending order."""
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state: Tree, about: Mapping[str, Any], run: str) -> None:
-        """Writes a checkpoint, atomically.
+        """Writes a checkpoint atomically.
+
+        Args:
+            step: the number of steps made.
+            state: the training state.
+            about: the settings of the run.
+            run: the identity of the run.
 
         Raises:
-            CheckpointError: it can't be written (a full disk, say); those before it are untouched.
+            CheckpointError: it can't be written (a full disk, say); earlier ones are unchanged.
         """
         import orbax.checkpoint as ocp
 
-        arrays = [np.asarray(x) if is_whole(x) else x for x in plain(jax.tree.leaves(state))]
+        arrays = [np.asarray(x) if is_whole(x) else x for x in without_keys(jax.tree.leaves(state))]
         meta = Meta(KIND, run, step, dict(about), _described(state), digests(arrays))
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(_named(arrays)),
@@ -114,23 +120,24 @@ class Checkpoints:
             ) from error
 
     def restore(self, template: Tree, about: Mapping[str, Any], run: str | None) -> Restored | None:
-        """Reads the newest checkpoint that is whole, and sets damaged ones aside.
+        """Reads the newest good checkpoint, and renames damaged ones.
 
-        A checkpoint is identified by its description, not by its folder's name: one under another
-        one's name (swapped, copied, a symbolic link), of another run, or with arrays of other bytes
-        than were written is damaged. Damaged ones are renamed to ``<step>.damaged`` once a good one
-        is found; if there is none, nothing is changed.
+        A checkpoint is identified by its description. It counts as damaged if its folder has
+        another checkpoint's name (swapped, copied, a symbolic link), if it belongs to another run,
+        or if the bytes of its arrays differ from those written. Damaged ones are renamed to
+        ``<step>.damaged`` if there is a good one; otherwise nothing is changed.
 
         Args:
-            template: a state of the structure that is expected.
-            about: what has to be the same as when it was written: model, recipe, seed, data.
-            run: the identity of the run; None to take over that of most checkpoints.
+            template: a state with the expected structure.
+            about: the settings, which have to be those of the run: model, recipe, seed, data.
+            run: the identity of the run; None to take over the one that most checkpoints have.
 
         Returns:
             What was read; None if the folder holds no checkpoint at all.
 
         Raises:
-            InputError: a checkpoint isn't ours, is of another run, or none of them is whole.
+            InputError: another program wrote a checkpoint, the settings differ, or all checkpoints
+                are damaged.
         """
         damaged: dict[Path, str] = {}
         metas: dict[Path, Meta] = {}
@@ -140,7 +147,7 @@ class Checkpoints:
             except DamagedError as error:
                 damaged[folder] = _damage(folder, error)
         seen = {folder.name: meta.seal for folder, meta in metas.items()}
-        if any(other != seen for other in exchange(seen)):
+        if any(other != seen for other in all_gather_json(seen)):
             raise InputError(
                 f"the processes of this run see different checkpoints in {self._folder}: give them "
                 "a folder on a file system that all of them share"
@@ -154,7 +161,7 @@ class Checkpoints:
                 if meta.run != run:
                     raise DamagedError("it belongs to another run")
                 if found is None:
-                    _same_run(meta.about, about, self._folder)
+                    _check_settings(meta.about, about, self._folder)
                     found = meta, self._state(folder, meta, template)
             except DamagedError as error:
                 damaged[folder] = _damage(folder, error)
@@ -166,18 +173,19 @@ class Checkpoints:
         if found is None:
             return None
         sentences = [
-            f"{damaged[folder]}; set aside as {from_first(partial(_set_aside, folder))}"
+            f"{damaged[folder]}; set aside as {call_on_first(partial(_set_aside, folder))}"
             for folder in sorted(damaged, key=lambda p: -int(p.name))
         ]
         meta, state = found
         return Restored(meta.step, state, meta.run, sentences)
 
     def close(self) -> None:
+        """Closes Orbax's manager."""
         if "_manager" in self.__dict__:
             self._manager.close()
 
     def _folders(self) -> list[Path]:
-        """Whatever has a number for a name, the largest first."""
+        """Returns the entries whose names are numbers, the largest first."""
         if not self._folder.is_dir():
             return []
         named = [p for p in self._folder.iterdir() if p.name.isascii() and p.name.isdigit()]
@@ -199,7 +207,7 @@ class Checkpoints:
                 f"model's: {_first_difference(meta.arrays, _described(template))}"
             )
         leaves, treedef = jax.tree.flatten(template)
-        data = plain(leaves)
+        data = without_keys(leaves)
         names, arrays, failed = _named(list(map(_expected, data))), [], None
         try:
             if is_first():
@@ -212,17 +220,17 @@ class Checkpoints:
             ]
         except Exception as error:
             failed = error
-        sentences = exchange(failed and _sentence(failed))
+        sentences = all_gather_json(failed and _sentence(failed))
         if why := next(filter(None, sentences), None):
             raise DamagedError(why) from failed
         for entry, found, digest in zip(meta.arrays, digests(arrays), meta.digests, strict=True):
             if found != digest:
                 raise DamagedError(f"{entry[0]} has other bytes than were written")
-        return jax.tree.unflatten(treedef, map(_typed, leaves, map(like, data, arrays)))
+        return jax.tree.unflatten(treedef, map(_typed, leaves, map(placed_like, data, arrays)))
 
 
 def _expected(x: Any) -> Any:
-    """What Orbax restores an array as: in this process' memory, or split as it is."""
+    """Returns the array that Orbax restores into: on the host, or with the sharding of ``x``."""
     if is_whole(x):
         return np.empty(x.shape, x.dtype)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
@@ -236,34 +244,34 @@ def _restored(folder: Path, names: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _probe(folder: Path, names: list[str]) -> None:
-    """Reads all that a state's folder holds, so that Orbax never meets what can't be read.
+    """Reads all entries of a state's folder, and raises the first error.
 
-    Orbax reads all arrays at once: where one fails, those still on their way find their event loop
-    closed, and each prints a traceback.
+    Orbax reads all arrays at once. If one fails, the reads still in progress find their event loop
+    closed, and each of them prints a traceback.
     """
     import tensorstore as ts
 
     if not folder.is_dir():
         raise OSError("its state is missing")
     if not (folder / "manifest.ocdbt").exists():
-        return  # no database of tensorstore's: Orbax tells what it is
+        return  # not a database of tensorstore's; Orbax raises an error that says so
     spec = {"driver": "ocdbt", "base": f"{folder.as_uri()}/"}
     store = ts.KvStore.open(spec).result()
     keys = sorted(store.list().result())
     for first in range(0, len(keys), 16):
         for future in [store.read(key) for key in keys[first : first + 16]]:
             future.result()
-    there = {key.split(b"/")[0].decode(errors="replace") for key in keys}
-    missing = [name for name in names if name not in there]
+    found = {key.split(b"/")[0].decode(errors="replace") for key in keys}
+    missing = [name for name in names if name not in found]
     if missing:
         raise OSError(f"{len(missing)} of its {len(names)} arrays are missing")
 
 
 @contextmanager
 def _closed_loops_ignored() -> Iterator[None]:
-    """Keeps tensorstore from printing "Event loop is closed" for each array beside a failed one.
+    """Suppresses the "Event loop is closed" that tensorstore prints for reads after a failed one.
 
-    The error that began it is raised; of what ends after it there is nothing to tell.
+    The error of the failed read itself is raised.
     """
     before = sys.unraisablehook
 
@@ -276,7 +284,7 @@ def _closed_loops_ignored() -> Iterator[None]:
     try:
         yield
     except Exception:
-        time.sleep(0.3)  # what is on its way ends within milliseconds
+        time.sleep(0.3)  # reads in progress end within milliseconds
         raise
     finally:
         sys.unraisablehook = before
@@ -287,7 +295,7 @@ def _damage(folder: Path, error: DamagedError) -> str:
 
 
 def _set_aside(folder: Path) -> str:
-    """Renames a damaged checkpoint, so that it is kept and never taken for one; its new name."""
+    """Renames a damaged checkpoint, so that it is kept but never read; returns the new name."""
     name, number = f"{folder.name}.damaged", 1
     while os.path.lexists(folder.with_name(name)):
         number += 1
@@ -296,17 +304,8 @@ def _set_aside(folder: Path) -> str:
     return name
 
 
-def plain(leaves: list[Any]) -> list[Any]:
-    """Keys as the integers that they are."""
-    return [jax.random.key_data(x) if _is_key(x) else x for x in leaves]
-
-
 def _typed(leaf: Any, x: jax.Array) -> jax.Array:
-    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if _is_key(leaf) else x
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if is_key(leaf) else x
 
 
 def _named(arrays: list[Any]) -> dict[str, Any]:
@@ -314,7 +313,7 @@ def _named(arrays: list[Any]) -> dict[str, Any]:
 
 
 def _described(state: Tree) -> list[list[Any]]:
-    """Path, dtype and shape of each leaf, as JSON has them, and how it is split if it is."""
+    """Returns path, dtype and shape of each leaf as JSON, and the sharding of a split one."""
     return [
         [jax.tree_util.keystr(path), str(x.dtype), list(x.shape)]
         + ([] if is_whole(x) else [f" split as {x.sharding.spec}"])
@@ -322,12 +321,12 @@ def _described(state: Tree) -> list[list[Any]]:
     ]
 
 
-def _same_run(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> None:
-    for name in here:
-        if there.get(name) != here[name]:
+def _check_settings(written: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
+    for name in given:
+        if written.get(name) != given[name]:
             raise InputError(
-                f"{folder} is of a run with {name} {there.get(name)!r}, not {here[name]!r}: resume "
-                "it as it was begun, or begin another folder with --out"
+                f"{folder} is of a run with {name} {written.get(name)!r}, not {given[name]!r}: "
+                "resume it as it was begun, or begin another folder with --out"
             )
 
 
@@ -341,6 +340,6 @@ def _first_difference(there: list[Any], here: list[Any]) -> str:
 
 def _sentence(error: BaseException) -> str:
     text = (str(error).strip().splitlines() or [""])[0]
-    if len(text) > 300:  # what it was about comes first, why it failed last
+    if len(text) > 300:  # the subject comes first, the cause last
         text = f"{text[:100]} ... {text[-150:]}"
     return f"{type(error).__name__}: {text}"

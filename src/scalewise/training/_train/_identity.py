@@ -1,4 +1,4 @@
-"""``run.json``: what a run's folder is about, and the identity that its checkpoints carry."""
+"""``run.json``: the settings of a run, and the identity that its checkpoints carry."""
 
 from __future__ import annotations
 
@@ -8,51 +8,55 @@ from pathlib import Path
 from typing import Any
 
 from ..._output import check_source
-from .._compare import Folder, InputError
+from ..._user_file import InputError
+from .._compare import Folder
 
 FILE = "run.json"
 
 
-def run_folder(out: str | Path | None, resume: bool, about: dict[str, Any]) -> Folder:
-    """The folder of a run; nothing is created or written yet.
+def run_folder(
+    out: str | Path | Folder | None, resume: bool, settings: dict[str, Any]
+) -> Folder | None:
+    """Returns the folder of a run, None if it has none; creates and writes nothing.
 
     Raises:
-        InputError: a new run's folder has something in it, or what is to be resumed is another run.
+        InputError: a new run's folder isn't empty, or the folder to resume holds another run.
     """
     if not resume:
-        return Folder.at(out)
+        return None if out is None else Folder.at(out)
     if out is None:
         raise InputError("resume needs the folder of the run: name it with --out")
-    folder = Folder(Path(out), new=False)
+    folder = Folder(out.path if isinstance(out, Folder) else Path(out), new=False)
     if folder.path.exists() and not folder.path.is_dir():
         raise InputError(f"{out} is no folder of scalewise train: it is no folder")
-    _identity(folder, about)
+    _read_identity(folder, settings)
     return folder
 
 
-def identify(folder: Folder, about: dict[str, Any]) -> str | None:
-    """The identity of the run in a folder that is locked; a new one where nothing has begun.
+def identify(folder: Folder, settings: dict[str, Any]) -> str | None:
+    """Returns the identity of the run in a locked folder; writes a new one to an empty folder.
 
     Returns:
-        The identity; None if ``run.json`` is damaged, and only the checkpoints can tell.
+        The identity; None if ``run.json`` is damaged, so that the checkpoints have to tell it.
 
     Raises:
-        InputError: the folder is of another run.
+        InputError: the folder holds another run.
     """
     if not (folder.path / FILE).exists():
-        _identity(folder, about)
+        _read_identity(folder, settings)
         identity = secrets.token_hex(16)
-        write_identity(folder, about, identity)
+        write_identity(folder, settings, identity)
         return identity
-    return _identity(folder, about)
+    return _read_identity(folder, settings)
 
 
-def write_identity(folder: Folder, about: dict[str, Any], identity: str) -> None:
+def write_identity(folder: Folder, settings: dict[str, Any], identity: str) -> None:
     """Writes ``run.json``."""
-    folder.write_json(FILE, about | {"run": identity})
+    folder.write_json(FILE, settings | {"run": identity})
 
 
-def _identity(folder: Folder, about: dict[str, Any]) -> str | None:
+def _read_identity(folder: Folder, settings: dict[str, Any]) -> str | None:
+    """Returns the identity in ``run.json``; None if there is none, or if it is damaged."""
     file = folder.path / FILE
     if not file.exists():
         if folder.entries():
@@ -60,15 +64,15 @@ def _identity(folder: Folder, about: dict[str, Any]) -> str | None:
         return None
     check_source(file)
     try:
-        there = json.loads(file.read_bytes().decode())
+        found = json.loads(file.read_bytes().decode())
     except (ValueError, RecursionError):
         return None
-    if not isinstance(there, dict) or not isinstance(there.get("run"), str):
+    if not isinstance(found, dict) or not isinstance(found.get("run"), str):
         return None
-    for name in about:
-        if there.get(name) != about[name]:
+    for name in settings:
+        if found.get(name) != settings[name]:
             raise InputError(
-                f"{folder.path} is a run with {name} {there.get(name)!r}, not {about[name]!r}: "
+                f"{folder.path} is a run with {name} {found.get(name)!r}, not {settings[name]!r}: "
                 "resume it as it was begun, or begin another folder with --out"
             )
-    return there["run"]
+    return found["run"]

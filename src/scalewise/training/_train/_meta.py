@@ -1,4 +1,4 @@
-"""The description inside a checkpoint: what it is of, and digests that prove it."""
+"""The description inside a checkpoint, and the digests that verify it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ LARGEST = 1 << 28  # bytes; a description has some hundred for each array
 
 
 class DamagedError(Exception):
-    """A checkpoint can't be what it says it is; the message says why, as half a sentence."""
+    """Raised if a checkpoint is damaged; the message says why, as half a sentence."""
 
 
 class ForeignError(Exception):
-    """A checkpoint that another program, or another version of this one, wrote."""
+    """Raised if another program, or another version of this one, wrote the checkpoint."""
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What a checkpoint says of itself.
+    """The description of a checkpoint; the names of its fields are part of the file format.
 
     Attributes:
-        kind: who wrote it.
+        kind: the program that wrote it, with a version.
         run: the identity of the run that it belongs to.
         step: the number of steps made.
-        about: model, recipe, seed, options and data of the run.
+        about: the run's settings: model, recipe, seed, options and data.
         arrays: path, dtype and shape of each array.
         digests: SHA-256 of each array's bytes.
         seal: SHA-256 over all of the above.
@@ -47,23 +47,24 @@ class Meta:
     seal: str = ""
 
     def sealed(self) -> Meta:
-        """The same with the seal that belongs to it."""
+        """Returns the same description with its seal."""
         content = {k: v for k, v in asdict(self).items() if k != "seal"}
         text = json.dumps(content, sort_keys=True, ensure_ascii=True)
         return replace(self, seal=hashlib.sha256(text.encode()).hexdigest())
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns the description as it is written to JSON."""
         return asdict(self)
 
 
 def read_meta(folder: Path) -> Meta:
-    """Reads a checkpoint's description and proves that nothing in it was changed.
+    """Reads a checkpoint's description and verifies its digest.
 
     Args:
         folder: of the checkpoint; its name is the step.
 
     Raises:
-        DamagedError: the description isn't there, isn't whole, or is of another step.
+        DamagedError: the description is missing, was changed, or is of another step.
         ForeignError: another program wrote the checkpoint.
     """
     if folder.is_symlink():
@@ -72,10 +73,10 @@ def read_meta(folder: Path) -> Meta:
         raise DamagedError("it is not a folder")
     meta = _parsed(_text(folder))
     try:
-        whole = meta.sealed().seal == meta.seal
+        unchanged = meta.sealed().seal == meta.seal
     except RecursionError:  # deeply nested
-        whole = False
-    if not whole:
+        unchanged = False
+    if not unchanged:
         raise DamagedError("its description is not the one that was written")
     if str(meta.step) != folder.name:
         raise DamagedError(f"it is the checkpoint of step {meta.step} under another name")

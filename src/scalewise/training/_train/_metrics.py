@@ -1,4 +1,4 @@
-"""What a run writes down at each step: lines of JSON, and events for TensorBoard."""
+"""Writes a run's metrics at each step: lines of JSON, and events for TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ NAME = "metrics.jsonl"
 
 
 class Log:
-    """``metrics.jsonl`` in a run's folder, and events for TensorBoard if tensorboardX is there."""
+    """Writes ``metrics.jsonl`` in a run's folder, and TensorBoard events if tensorboardX is there.
+
+    Args:
+        folder: of the run.
+        after: the last step whose line is kept; lines of later steps, which the run makes again,
+            are removed.
+    """
 
     def __init__(self, folder: Folder, *, after: int):
-        """Continues after step ``after``; lines of later steps, which are made again, are dropped.
+        """Opens the files.
 
         Raises:
-            TargetError: there is something else than a file where the metrics belong.
+            TargetError: ``metrics.jsonl`` is something else than a regular file.
             OSError: the metrics can't be read or written.
         """
         self._folder = folder
@@ -38,10 +44,12 @@ class Log:
         self._events = _events(folder.path / "tensorboard", after)
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """Writes one line, whole or not at all; what isn't a finite number is null in it.
+        """Writes one line, whole or not at all; numbers that aren't finite become null.
+
+        If TensorBoard's events can't be written, no more of them are.
 
         Raises:
-            OSError: the line can't be written. (TensorBoard's events end where they can't be.)
+            OSError: the line can't be written.
         """
         row = {name: _finite_or_none(value) for name, value in row.items()}
         self._folder.append(NAME, [row])
@@ -53,7 +61,7 @@ class Log:
                 self._events = None
 
     def close(self) -> None:
-        """Closes the events' file."""
+        """Closes the file of TensorBoard's events."""
         if self._events is not None:
             with suppress(OSError):
                 self._events.close()
@@ -64,7 +72,7 @@ def _finite_or_none(value: Any) -> Any:
 
 
 def _read(line: bytes) -> dict[str, Any] | None:
-    """A row, or None for a line that a kill cut short or that somebody damaged."""
+    """Returns a line's row; None if the line was cut short by a kill, or is damaged."""
     try:
         row = json.loads(line.decode())
         json.dumps(row, allow_nan=False)
@@ -75,10 +83,10 @@ def _read(line: bytes) -> dict[str, Any] | None:
 
 
 class _Events:
-    """TensorBoard's events, written by this thread.
+    """Writes TensorBoard's events from the calling thread.
 
-    tensorboardX's SummaryWriter has a thread that writes: it dies where a disk is full, and the
-    program then waits for it for ever.
+    tensorboardX's SummaryWriter writes from a thread of its own, which ends with an exception when
+    the disk is full; the program then waits for it forever.
     """
 
     def __init__(self, path: Path, after: int):
@@ -90,11 +98,11 @@ class _Events:
         self._event: Any = event_pb2
         self._summary: Any = summary_pb2
         path.mkdir(exist_ok=True, parents=True)
-        number = len(list(path.iterdir()))  # two resumptions in one second are two files
+        number = len(list(path.iterdir()))  # two resumptions within a second write two files
         suffix = f".{os.getpid()}.{number}"
         self._writer = EventsWriter(str(path / "events"), suffix)
         start = self._event.SessionLog(status=self._event.SessionLog.START)
-        self._write(after + 1, session_log=start)  # earlier events of later steps don't count
+        self._write(after + 1, session_log=start)  # makes TensorBoard drop later steps' old events
         self._flushed = time.monotonic()
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
@@ -112,7 +120,7 @@ class _Events:
 
 
 def _events(path: Path, after: int) -> _Events | None:
-    """A writer; None without tensorboardX, or where its file can't be written."""
+    """Returns a writer; None if tensorboardX is missing or its file can't be written."""
     try:
         return _Events(path, after)
     except (ImportError, OSError):

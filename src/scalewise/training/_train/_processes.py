@@ -1,9 +1,9 @@
-"""What the processes of one run tell each other: values, signals, the first one's errors."""
+"""Agreement among the processes of one run: on values, signals and the first one's errors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,35 +11,38 @@ from typing import Any
 import jax
 import numpy as np
 
-from .._compare import Folder, InputError
+from ..._user_file import InputError
+from .._compare import Folder
 from .._interrupt import Interrupted, signal_of
 
-FIRST = 256  # bytes that are sent at once: most values need no second message
+FIRST = 256  # bytes of the first message: most values need no second one
 
 
 def is_first() -> bool:
-    """Whether this process is the one that writes metrics and ``run.json``."""
+    """Returns whether this process is the one that writes metrics and ``run.json``."""
     return jax.process_index() == 0
 
 
-def exchange(value: Any) -> list[Any]:
-    """The values of all processes, in their order; every process has to call it.
+def all_gather_json(value: Any) -> list[Any]:
+    """Returns the values of all processes, in the order of the processes; all have to call it.
 
     Args:
-        value: what JSON can hold.
+        value: anything that JSON can hold.
     """
     if jax.process_count() == 1:
         return [value]
     text = json.dumps(value).encode()
-    heads = _gathered(f"{len(text)} ".encode() + text, FIRST)
+    heads = _all_gather_bytes(f"{len(text)} ".encode() + text, FIRST)
     sizes = [int(head.split(b" ")[0]) for head in heads]
-    rest = len(f"{max(sizes)} ") + max(sizes) > FIRST
-    rows = _gathered(text, max(sizes)) if rest else [head.split(b" ", 1)[1] for head in heads]
+    if len(f"{max(sizes)} ") + max(sizes) > FIRST:
+        rows = _all_gather_bytes(text, max(sizes))
+    else:
+        rows = [head.split(b" ", 1)[1] for head in heads]
     return [json.loads(row[:size]) for row, size in zip(rows, sizes, strict=True)]
 
 
-def _gathered(text: bytes, size: int) -> list[bytes]:
-    """The first ``size`` bytes of each process' text, zeros behind shorter ones."""
+def _all_gather_bytes(text: bytes, size: int) -> list[bytes]:
+    """Returns the first ``size`` bytes of each process's text, padded with zeros."""
     from jax.experimental.multihost_utils import process_allgather
 
     row = np.zeros(size, np.uint8)
@@ -48,11 +51,15 @@ def _gathered(text: bytes, size: int) -> list[bytes]:
     return [row.tobytes() for row in rows.reshape(-1, size)]
 
 
-def from_first(call: Callable[[], Any]) -> Any:
-    """What ``call`` returns in the first process, the only one that calls it, in every process.
+def call_on_first(call: Callable[[], Any]) -> Any:
+    """Calls ``call`` in the first process only, and returns its result in every process.
+
+    Args:
+        call: returns anything that JSON can hold.
 
     Raises:
-        InputError: in all other processes, whatever the first one raised; there, that exception.
+        InputError: in all other processes, if ``call`` raised an exception in the first one, which
+            raises that exception itself.
     """
     if jax.process_count() == 1:
         return call()
@@ -62,7 +69,7 @@ def from_first(call: Callable[[], Any]) -> Any:
             value = call()
         except Exception as error:
             failed = error
-    found, sentence = exchange([value, None if failed is None else str(failed)])[0]
+    found, sentence = all_gather_json([value, None if failed is None else str(failed)])[0]
     if failed is not None:
         raise failed
     if sentence is not None:
@@ -71,22 +78,29 @@ def from_first(call: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def claimed(places: Sequence[Folder]) -> Iterator[Folder]:
-    """The run's folder, whose lock the first process holds for all.
+def claimed_by_first(folder: Folder | None) -> Iterator[Folder | None]:
+    """Creates and locks the run's folder in the first process, for all of them.
 
     Args:
-        places: in the first process the folder, as it is yet to be created.
+        folder: as it is in the first process; others may have None. None in all: no folder.
+
+    Yields:
+        The folder under the name that it got.
     """
     with ExitStack() as stack:
         if jax.process_count() == 1:
-            yield stack.enter_context(places[0].claimed())
+            yield None if folder is None else stack.enter_context(folder.claimed())
             return
-        claim = lambda: str(stack.enter_context(places[0].claimed()).path.absolute())  # noqa: E731
-        yield Folder(Path(from_first(claim)), new=False)
+
+        def claim() -> str | None:
+            return folder and str(stack.enter_context(folder.claimed()).path.absolute())
+
+        path = call_on_first(claim)
+        yield None if path is None else Folder(Path(path), new=False)
 
 
-def together(check_interrupt: Callable[[], None]) -> Callable[[], None]:
-    """A function that raises the interrupt of any process in all of them, after the same step."""
+def checked_everywhere(check_interrupt: Callable[[], None]) -> Callable[[], None]:
+    """Returns a function that raises an interrupt of any process in all of them, at one step."""
     if jax.process_count() == 1:
         return check_interrupt
 
@@ -96,7 +110,7 @@ def together(check_interrupt: Callable[[], None]) -> Callable[[], None]:
             check_interrupt()
         except KeyboardInterrupt as error:
             own = error
-        signals = exchange(0 if own is None else signal_of(own))
+        signals = all_gather_json(0 if own is None else signal_of(own))
         if own is not None:
             raise own
         if any(signals):

@@ -1,4 +1,4 @@
-"""What the terminal sees of a run: one bar with loss, scale and skipped steps."""
+"""Shows a run's progress in a terminal: a bar with loss, loss scale and skipped steps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich import progress as bars
 from rich.console import Console
 from rich.markup import escape
 
-EVERY = 50  # steps between two lines where there is no terminal
+EVERY = 50  # steps between two lines if the output is no terminal
 
 
 class Progress:
-    """A bar; on a pipe one line every fifty steps instead."""
+    """A progress bar; if the output is no terminal, one line every fifty steps."""
 
     def __init__(self, console: Console, name: str, done: int, steps: int):
         self._console, self._steps = console, steps
@@ -37,7 +37,7 @@ class Progress:
         self._bar.stop()
 
     def update(self, row: Mapping[str, Any]) -> None:
-        """A step has been made."""
+        """Shows the metrics of a step that was made."""
         loss = "  –   " if row["loss"] is None else f"{row['loss']:6.3f}"
         figures = f"loss {loss}  scale {row['scale']:g}  {row['skipped']} skipped"
         self._bar.update(self._task, completed=row["step"], figures=figures)

@@ -1,4 +1,4 @@
-"""What ``scalewise train --recipe`` accepts: methods that ``training.step`` can do; policies."""
+"""The recipes of ``scalewise train``: methods that ``training.step`` can apply, and policies."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from .._compare import METHODS, InputError, Program, method
 from .._step import Step, step
 
-# What training.step gets, by the name of the method.
+# The arguments of training.step, by the name of the method.
 RECIPES: dict[str, Mapping[str, Any]] = {
     name: m.step_options for name, m in METHODS.items() if m.step_options is not None
 }
 
 
 def step_for(program: Program, recipe: str, **options: Any) -> Step:
-    """The training step of a program under a recipe.
+    """Returns the training step of a program under a recipe.
 
     Args:
         program: one that defines ``loss_of(params, batch)`` and ``OPTIMIZER``.
@@ -24,7 +24,7 @@ def step_for(program: Program, recipe: str, **options: Any) -> Step:
 
     Raises:
         InputError: there is no such recipe, it doesn't fit the optimizer, or the program has no
-            loss of its own.
+            loss or no optimizer.
     """
     if program.loss_of is None or program.optimizer is None:
         raise InputError(
@@ -39,7 +39,7 @@ def step_for(program: Program, recipe: str, **options: Any) -> Step:
 
 
 def _arguments(recipe: str) -> Mapping[str, Any]:
-    """Of ``training.step``, for a recipe's name or a policy."""
+    """Returns the arguments of ``training.step`` for a recipe's name or a policy."""
     if "=" in recipe:
         return {"policy": recipe}
     found = method(recipe)

@@ -1,0 +1,54 @@
+"""Runs a user's Python file, and describes what goes wrong in it in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+
+class InputError(ValueError):
+    """Raised for input that can't be used; the message is one sentence that says what can."""
+
+
+def load_module(file: Path) -> ModuleType:
+    """Runs a Python file and returns it as a module, under a name of its own in ``sys.modules``.
+
+    Raises:
+        InputError: the file isn't a Python file, or it raises an exception.
+    """
+    name = f"scalewise_user_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise InputError(f"no program at {str(file)!r}; expected a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickles look their module up
+    try:
+        spec.loader.exec_module(module)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's file may raise anything
+        del sys.modules[name]
+        raise InputError(f"{file} doesn't run: {describe_error(error)}") from error
+    return module
+
+
+def describe_error(
+    error: BaseException, frames: Sequence[traceback.FrameSummary] | None = None
+) -> str:
+    """Returns an exception as one line: type, first line of the message, file and line number.
+
+    Args:
+        error: the exception.
+        frames: the last of these says where; by default, where it was raised.
+    """
+    frames = traceback.extract_tb(error.__traceback__) if frames is None else frames
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    text = str(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        place, text = f" ({Path(error.filename).name}:{error.lineno})", error.msg
+    first = (text.strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}{place}"

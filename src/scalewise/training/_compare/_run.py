@@ -1,0 +1,132 @@
+"""One method's training run: compiles its step, advances it, records what is measured."""
+
+import copy
+import functools
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._loss_scale import has_loss_scale, loss_scale_of
+from ._diagnose import diagnose, finite_leaves
+from ._methods import Method
+from ._program import Program, call_user, check_same_types
+from ._results import Divergence, Record, finite_or_none
+
+
+class Run:
+    """A method's compiled step, its current state, and what was measured so far.
+
+    All compiled code belongs to this object and is released with it.
+    """
+
+    def __init__(self, method: Method, program: Program, state: Any, batch: Any, parameters: int):
+        self.method, self.parameters = method, parameters
+        prepare, self.step = method.build(program)
+        # JAX keeps compiled code as long as its function lives: partials live as long as this run
+        self._prepare = jax.jit(functools.partial(prepare))
+        self.state = jax.block_until_ready(self._prepare(state, batch))
+        jitted = jax.jit(functools.partial(self.step))
+        start = time.perf_counter()
+        lowered = call_user(jitted.lower, f"{method.name}: step", self.state, batch)
+        traced = time.perf_counter()
+        self.compiled = lowered.compile()
+        self.trace_seconds = traced - start
+        self.compile_seconds = time.perf_counter() - traced
+        after = lowered.out_info[0]
+        check_same_types(jax.eval_shape(lambda s: s, self.state), after, f"{method.name}: step")
+        self._finite = jax.jit(functools.partial(finite_leaves))
+        self._begin()
+
+    def restarted(self, state: Any, batch: Any) -> "Run":
+        """Returns a run of the same compiled method from another seed's state and first batch."""
+        other = copy.copy(self)
+        other.state = self._prepare(state, batch)
+        other._begin()
+        return other
+
+    def _begin(self) -> None:
+        self.finite_at_start = self._finite(self.state)
+        self.losses: list[float] = []
+        self.seconds: list[float] = []
+        self.bad: list[bool] = []
+        self.scales: list[float] = []
+        self.divergence: Divergence | None = None
+        self.stopped = False
+        self.scaled = has_loss_scale(self.state)
+
+    def advance(self, batch: Any) -> None:
+        """Makes and times one step; does nothing if the method can't become finite again."""
+        if self.stopped:
+            self.losses.append(math.nan)
+            self.bad.append(True)
+            return
+        before = self.state
+        if self.scaled:
+            self.scales.append(float(loss_scale_of(before).scale))
+        start = time.perf_counter()
+        after, loss = jax.block_until_ready(self.compiled(before, batch))
+        self.seconds.append(time.perf_counter() - start)
+        number = float(jnp.asarray(loss))
+        finite_state = bool((self._finite(after) | ~self.finite_at_start).all())
+        good = finite_state and math.isfinite(number)
+        if not good:
+            if self.divergence is None:
+                why = diagnose(self.step, before, batch, after, number)
+                self.divergence = Divergence(len(self.losses) + 1, why)
+            # a non-finite state that gives a non-finite loss stays non-finite
+            self.stopped = not finite_state and not math.isfinite(number)
+        self.bad.append(not good)
+        self.losses.append(number if math.isfinite(number) else math.nan)
+        self.state = after
+
+    @property
+    def skipped(self) -> int:
+        """How many steps the loss scaling left out."""
+        return int(loss_scale_of(self.state).skipped) if self.scaled else 0
+
+    def metrics(self, step: int, seed_index: int) -> dict[str, Any]:
+        """Returns the line of ``metrics.jsonl`` for the latest step."""
+        line = {
+            "step": step,
+            "method": self.method.name,
+            "loss": finite_or_none(self.losses[-1]),
+            "ms": None if self.stopped else round(self.seconds[-1] * 1e3, 3),
+            "non_finite_steps": sum(self.bad),
+        }
+        if seed_index:
+            line["seed"] = seed_index  # counted from the first
+        if self.scaled:
+            scale = self.scales[-1] if self.scales else None
+            line |= {"scale": scale, "skipped_steps": self.skipped}
+        return line
+
+    def record(self, steps: int, finals: Sequence[float]) -> Record:
+        """Returns what was measured in the first ``steps`` steps.
+
+        Args:
+            steps: made by all methods.
+            finals: the final losses of the runs from all seeds.
+        """
+        leaves = jax.tree.leaves(self.state)
+        memory = self.compiled.memory_analysis()
+        first = self.divergence
+        return Record(
+            name=self.method.name,
+            what=self.method.what,
+            losses=tuple(self.losses[:steps]),
+            seconds=tuple(self.seconds[:steps]),
+            trace_seconds=self.trace_seconds,
+            compile_seconds=self.compile_seconds,
+            state_bytes=sum(int(x.nbytes) for x in leaves if isinstance(x, jax.Array)),
+            parameters=self.parameters,
+            non_finite=sum(self.bad[:steps]),
+            divergence=first if first and first.step <= steps else None,
+            scales=tuple(self.scales[:steps]),
+            skipped=self.skipped,
+            temporary_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),
+            finals=tuple(finals),
+        )

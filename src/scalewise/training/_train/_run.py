@@ -1,0 +1,249 @@
+"""A training run in progress: makes its steps, writes metrics and checkpoints, and ends early."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+
+from ..._output import sentence
+from ..._user_file import InputError
+from .._compare import Folder, Program, call_user, endless_batches
+from .._interrupt import held_interrupts
+from .._step import Step, TrainState
+from ._checkpoint import CheckpointError, Checkpoints
+from ._identity import FILE
+from ._metrics import Log
+from ._processes import all_gather_json, checked_everywhere, is_first
+from ._progress import Progress
+from ._sharding import Sharding
+
+Watch = Callable[[int, TrainState], Mapping[str, float | None]]
+PATIENCE = 100  # steps left out in a row after which the run ends with an error
+
+
+class TrainingError(RuntimeError):
+    """Raised if a run can't continue; its last checkpoint is kept."""
+
+
+class Run:
+    """A training run in progress.
+
+    Attributes:
+        program, recipe, step, state, console, watch, sharding: as :func:`train` has them.
+        checkpoints: where the state is saved; None if the run has no folder.
+        settings: what has to be the same when the run is resumed.
+        identity: of the run, written to its checkpoints.
+        done, saved: the last step that was made, and the last one that was saved.
+        left_out: steps left out in a row, up to the last one.
+        losses: of the steps that this process made.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        recipe: str,
+        step: Step,
+        state: TrainState,
+        checkpoints: Checkpoints | None,
+        console: Console,
+        settings: dict[str, Any],
+        watch: Watch | None,
+        sharding: Sharding | None,
+    ):
+        self.program, self.recipe, self.step, self.state = program, recipe, step, state
+        self.checkpoints, self.console = checkpoints, console
+        self.settings, self.watch, self.sharding = settings, watch, sharding
+        self.identity = ""
+        self.done, self.saved, self.left_out = 0, 0, 0
+        self.losses: list[float] = []
+
+    def restore(self, checkpoints: Checkpoints, identity: str | None) -> None:
+        """Continues from the newest good checkpoint of the run, if there is any.
+
+        Args:
+            checkpoints: of the run's folder.
+            identity: of the run; None to take over the identity that most checkpoints have.
+        """
+        found = checkpoints.restore(self.state, self.settings, identity)
+        self.identity = identity or ""
+        if found is None:
+            if identity is None:
+                raise InputError(
+                    f"{FILE} isn't what scalewise train wrote there, and there is no checkpoint to "
+                    "tell which run it was: begin another folder with --out"
+                )
+            return
+        self.done, self.state, self.identity = found.step, found.state, found.run
+        self.saved = self.done
+        for text in found.damaged:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(f"resumed after step {self.done}", highlight=False)
+
+    def train(
+        self, folder: Folder | None, text: bytes, seed: int, steps: int, every: int
+    ) -> KeyboardInterrupt | None:
+        """Makes the steps that are left, and saves the state.
+
+        Returns:
+            The interrupt that ended the run early, if one did.
+        """
+        batches = itertools.islice(endless_batches(self.program, text, seed), self.done, None)
+        interrupt: KeyboardInterrupt | None = None
+        log = Log(folder, after=self.done) if folder is not None and is_first() else None
+        with held_interrupts() as check_interrupt:
+            try:
+                if self.done < steps:
+                    self._train(batches, steps, every, log, checked_everywhere(check_interrupt))
+            except KeyboardInterrupt as error:
+                interrupt = error
+            except OSError as error:
+                self._save()
+                raise TrainingError(
+                    f"the metrics of step {self.done + 1} can't be written: {sentence(error)}; "
+                    f"{self._last_checkpoint}"
+                ) from error
+            except (CheckpointError, TrainingError):
+                raise
+            except Exception:  # of the user's program, say: the steps before it are saved
+                if jax.process_count() == 1:  # other processes may wait for this one in a step
+                    with suppress(CheckpointError):
+                        self._save()
+                raise
+            finally:
+                if log is not None:
+                    log.close()
+            self._save()
+        return interrupt
+
+    def _train(
+        self,
+        batches: Iterator[Any],
+        steps: int,
+        every: int,
+        log: Log | None,
+        check_interrupt: Callable[[], None],
+    ) -> None:
+        batch = next(batches)
+        jitted, what = self._jitted(), f"{self.program.name}.loss_of"
+        with self.console.status(f"compiling {self.program.name} under {self.recipe}"):
+            compiled = call_user(jitted.lower, what, self.state, self._placed(batch)).compile()
+        with Progress(self.console, self.program.name, self.done, steps) as progress:
+            while True:
+                check_interrupt()
+                row = self._advance(compiled, batch, log)
+                progress.update(row)
+                if self.done % every == 0:
+                    self._save()
+                if self.done >= steps:
+                    return
+                batch = next(batches)
+
+    def _jitted(self) -> Any:
+        """Returns the jitted step, whose state keeps its sharding."""
+        if self.sharding is None:
+            return jax.jit(self.step)
+        same = jax.tree.map(lambda x: x.sharding, self.state)
+        return jax.jit(self.step, out_shardings=(same, self.sharding.replicated))
+
+    def _placed(self, batch: Any) -> Any:
+        return batch if self.sharding is None else self.sharding.place(batch)
+
+    def _advance(self, compiled: Any, batch: Any, log: Log | None) -> dict[str, Any]:
+        """Makes a step and returns its metrics; the state changes once these are written."""
+        start = time.perf_counter()
+        state, metrics = call_user(
+            _finished, f"{self.program.name}: step", compiled, self.state, self._placed(batch)
+        )
+        seconds = time.perf_counter() - start
+        loss = float(metrics.loss)
+        row = {
+            "step": self.done + 1,
+            "loss": loss if math.isfinite(loss) else None,
+            "scale": float(metrics.scale),
+            "skipped": int(metrics.skipped),
+            "ms": round(seconds * 1e3, 3),
+            **(self.watch(self.done + 1, state) if self.watch else {}),
+        }
+        _write_row(log, row)
+        self.state, self.done = state, self.done + 1
+        self.losses.append(loss)
+        self._report_left_out(batch, row, bool(metrics.finite))
+        return row
+
+    def _report_left_out(self, batch: Any, row: dict[str, Any], finite: bool) -> None:
+        """Prints why a step was left out.
+
+        Raises:
+            TrainingError: PATIENCE steps in a row were left out.
+        """
+        if finite:
+            self.left_out = 0
+            return
+        self.left_out += 1
+        wrong = non_finite(batch)
+        if wrong:
+            why = f"the batch holds {wrong}"
+        elif row["loss"] is None:
+            why = "the loss isn't finite, before it is scaled"
+        else:
+            why = f"a gradient isn't finite at a loss scale of {row['scale']:g}"
+        if wrong or row["loss"] is None or self.left_out == PATIENCE:
+            self.console.print(f"step {self.done} left out: {why}", highlight=False, soft_wrap=True)
+        if self.left_out >= PATIENCE:
+            raise TrainingError(
+                f"{PATIENCE} steps in a row were left out, the last because {why}; weights and "
+                f"moments are as after step {self.done - PATIENCE}, {self._last_checkpoint}"
+            )
+
+    def _save(self) -> None:
+        if self.checkpoints is not None and self.done > self.saved:
+            self.checkpoints.save(self.done, self.state, self.settings, self.identity)
+            self.saved = self.done
+
+    @property
+    def _last_checkpoint(self) -> str:
+        if self.checkpoints is None:
+            return "there is no checkpoint, since the run has no folder"
+        return f"the last checkpoint is of step {self.saved}"
+
+
+def _finished(compiled: Any, state: TrainState, batch: Any) -> Any:
+    return jax.block_until_ready(compiled(state, batch))
+
+
+def _write_row(log: Log | None, row: Mapping[str, Any]) -> None:
+    """Writes a line of metrics in the first process.
+
+    Raises:
+        OSError: the first process can't write it; raised in all processes.
+    """
+    failed: OSError | None = None
+    try:
+        if log is not None:
+            log.step(row)
+    except OSError as error:
+        failed = error
+    why = all_gather_json(failed and sentence(failed))[0]
+    if failed is not None:
+        raise failed
+    if why is not None:
+        raise OSError(why)
+
+
+def non_finite(batch: Any) -> str | None:
+    """Returns how many numbers of a batch aren't finite and in which array; None if all are."""
+    for path, x in jax.tree_util.tree_leaves_with_path(batch):
+        x = np.asarray(x)
+        if x.dtype.kind == "f" and not np.isfinite(x).all():
+            count = int((~np.isfinite(x)).sum())
+            where = jax.tree_util.keystr(path)
+            return f"{count} NaN or infinite numbers" + (f" in {where}" if where else "")
+    return None
