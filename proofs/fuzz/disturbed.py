@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from scalewise.autoscale._predict import of_argument, predict
-from scalewise.autoscale._rules import RULES, Family
+from scalewise.autoscale._rules import RULES
 from scalewise.autoscale._value import ScaledValue
 from scalewise.formats import BlockFormat, Format
 from scalewise.interpret import (
@@ -33,7 +33,7 @@ from scalewise.interpret import (
     run,
     trace,
 )
-from scalewise.primitives import params
+from scalewise.primitives import Family, params
 
 # Of float32 XLA's elementary functions are some ulps off, and sums are added in another order.
 FLOAT32 = 2.0**-20

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ..scaled import power_of_two
-from ._rules import INFINITE
+from ._families import INFINITE
 from ._search import HIGHEST, LOWEST, TOP, clipped
 from ._value import ScaledValue
 

@@ -19,11 +19,13 @@ from jax import lax
 from .._deprecated import renamed_attribute
 from ..formats import BlockFormat, Format
 from ..interpret import Equation, is_float, run, trace, transform
+from ..primitives import Family
 from ..scaled import Amax, Delayed, ScaledArray, Scaling, amax, quantize, to_top
-from ._boundaries import Boundaries, load_product
+from ._boundaries import Boundaries
 from ._overrides import FormatOverrides
 from ._recipe import Recipe
-from ._rules import RULES, Family
+from ._residuals import load_product
+from ._rules import RULES
 from ._value import ScaledValue
 
 NAME = "autoscale"

@@ -20,16 +20,26 @@ from jax import lax
 
 from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float, outlined, rebind
-from ..primitives import having, names
+from ..primitives import Family, having, names
 from ..scaled import power_of_two
 from ._align import MASK, aligned, finite_factor
+from ._every_op_value import (
+    EveryOpValue,
+    bound_of_data,
+    is_independent,
+    is_nonzero_constant,
+    may_bound,
+    widened,
+    widest_dtype,
+)
+from ._families import compute_dtype
 from ._narrow import abstract, has_exponent, is_stored, store_array
 from ._overrides import refuse_opaque
 from ._predict import terms_of
 from ._products import Operand, multiply
 from ._recipe import Recipe
 from ._rescale import is_rescale
-from ._rules import FALLBACK, RULES, Family, compute_dtype
+from ._rules import FALLBACK, RULES
 from ._search import (
     TOP,
     ZERO_EXPONENT,
@@ -54,41 +64,6 @@ FULL_RANGE = (
     Family.FALLBACK,
     Family.POWER,
 )  # families whose results need the format's whole range
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True, eq=False)
-class EveryOpValue(ScaledValue):
-    """A value of :class:`EveryOp`.
-
-    Attributes:
-        bound: log2 of the largest magnitude that finite data can have.
-        independent: whether it depends on no float argument: on constants, integers and random
-            bits alone. Its data are in the compute dtype then, its exponent is 0.
-    """
-
-    bound: int = TOP
-    independent: bool = False
-
-    def tree_flatten(self):
-        static = (self.origin, self.constant_value, self.log2_std, self.bound, self.independent)
-        if isinstance(self.exponent, int):
-            return (self.data,), (self.exponent, *static)
-        return (self.data, self.exponent), (None, *static)
-
-    @classmethod
-    def tree_unflatten(cls, static, children):
-        exponent, origin, constant_value, log2_std, bound, independent = static
-        data, *rest = children
-        exponent = rest[0] if rest else exponent
-        return cls(
-            data, exponent, origin, constant_value, log2_std, bound=bound, independent=independent
-        )
-
-
-def is_independent(x: Any) -> bool:
-    """Whether a value depends on no float argument."""
-    return x.constant_value is not None or (isinstance(x, EveryOpValue) and x.independent)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +210,7 @@ class EveryOp(Interpretation):
             if rule is not FALLBACK and not per_slice(own) and not is_rescale(equation):
                 return state, self._moved(equation, inputs, own)
         contraction = rule.family is Family.CONTRACTION  # its operands go in as they are
-        dtype = _widest(equation)
+        dtype = widest_dtype(equation)
         wide = [
             widened(x, dtype)
             if isinstance(x, ScaledValue) and not (contraction and not per_slice(x))
@@ -258,7 +233,7 @@ class EveryOp(Interpretation):
 
     def _independent(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         """An equation of constants, integers and random bits: plain numbers, not rounded."""
-        dtype = _widest(equation)
+        dtype = widest_dtype(equation)
         plain = [
             materialize(widened(x, dtype)) if isinstance(x, ScaledValue) else x for x in inputs
         ]
@@ -276,7 +251,7 @@ class EveryOp(Interpretation):
         outs = rebind(equation, data, own.data.dtype)
         constant_value = own.constant_value if equation.name not in EXACT else None
         return [
-            EveryOpValue(y, own.exponent, own.origin, constant_value, bound=_bound(own))
+            EveryOpValue(y, own.exponent, own.origin, constant_value, bound=bound_of_data(own))
             if is_float(a)
             else y
             for y, a in zip(outs, equation.out_avals, strict=True)
@@ -314,9 +289,9 @@ class EveryOp(Interpretation):
             return self.rescaled(y)
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         if family in (Family.STRUCTURAL, Family.ORDERED) or y.constant_value is not None:
-            return self.rounded(y, max(map(_bound, floats)))
+            return self.rounded(y, max(map(bound_of_data, floats)))
         constant = any(x.constant_value is not None for x in floats)
-        if equation.name == "div" and _nonzero_constant(floats[1]) and not optimizer:
+        if equation.name == "div" and is_nonzero_constant(floats[1]) and not optimizer:
             y = ScaledValue(
                 shifted_down(y.data, 1), y.exponent + 1
             )  # the constant's data lie above 1/2
@@ -339,10 +314,12 @@ class EveryOp(Interpretation):
         after the other, they left data at a thousandth of unit size, and gradients were lost.
         """
         name = equation.name
-        bounds = [self._bound_aligned(x) if family is Family.ALIGNED else _bound(x) for x in floats]
+        bounds = [
+            self._bound_aligned(x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
+        ]
         if name == "select_n" and not constant:
             return None  # its scale is that of what it chose
-        if name in BOUNDED and any(map(_may_bound, floats)):
+        if name in BOUNDED and any(map(may_bound, floats)):
             return None  # of clip(x, -1, 1) and where(ok, x, 1): at a huge x's scale 1 is lost
         if name in KEEPS_SCALE:
             return max(bounds)
@@ -350,7 +327,7 @@ class EveryOp(Interpretation):
             return 0
         if constant and name == "mul":
             return sum(bounds)
-        if name == "div" and _nonzero_constant(floats[1]) and equation.direction != "update":
+        if name == "div" and is_nonzero_constant(floats[1]) and equation.direction != "update":
             return bounds[0]
         if self.recipe.rescale is not None:
             return None
@@ -372,7 +349,7 @@ class EveryOp(Interpretation):
 
     def _bound_aligned(self, x: ScaledValue) -> int:
         if not x.constant_value or not math.isfinite(x.constant_value):
-            return _bound(x) if x.constant_value is None else 0
+            return bound_of_data(x) if x.constant_value is None else 0
         return TOP if abs(x.constant_value) >= 2.0**MASK else self.constant_limit
 
     def flight_dtype(self, aval: Any) -> Any:
@@ -439,32 +416,3 @@ class EveryOp(Interpretation):
         if self.recipe.rescale is None and full_range and self.recipe.arithmetic == "float32":
             return "max"
         return self.recipe.rescale or "l2"
-
-
-def _bound(x: ScaledValue) -> int:
-    """log2 of the largest finite data; a constant's lie between 1/2 and 1."""
-    if x.constant_value is not None:
-        return 0
-    return x.bound if isinstance(x, EveryOpValue) else TOP
-
-
-def _nonzero_constant(x: ScaledValue) -> bool:
-    return bool(x.constant_value) and math.isfinite(x.constant_value or 0)
-
-
-def _may_bound(x: ScaledValue) -> bool:
-    """Whether an operand is made of constants, unless it is zero or meant as an infinity."""
-    if x.constant_value is None:
-        return is_independent(x)
-    return _nonzero_constant(x) and abs(x.constant_value) < 2.0**MASK
-
-
-def _widest(equation: Equation) -> Any:
-    """float64 if a float operand or result of the equation is, else float32."""
-    own = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
-    return jnp.float64 if np.dtype("float64") in own else jnp.float32
-
-
-def widened(x: ScaledValue, dtype: Any = jnp.float32) -> ScaledValue:
-    """The value with its data in a compute dtype."""
-    return dataclasses.replace(x, data=x.data.astype(dtype), memo={})

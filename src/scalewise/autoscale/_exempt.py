@@ -11,9 +11,10 @@ import jax
 import numpy as np
 
 from ..interpret import Boundary, Equation
-from ._every_op import EveryOp, is_independent, widened
+from ..primitives import Family
+from ._every_op import EveryOp
+from ._every_op_value import is_independent, widened
 from ._overrides import FormatOverrides
-from ._rules import Family
 from ._search import TOP
 from ._value import ScaledValue
 

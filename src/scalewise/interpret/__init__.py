@@ -5,6 +5,8 @@ equation does to values, and in which form values meet where control flow does. 
 calls, recomputation and custom derivatives are handled here, once. Nothing here knows a format.
 """
 
+from . import _loops as _loops
+from ._calls import CONTROL as CONTROL
 from ._compat import gather_invariant as gather_invariant
 from ._compat import has_explicit_mesh as has_explicit_mesh
 from ._compat import is_partitioned as is_partitioned
@@ -17,7 +19,6 @@ from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import Direction as Direction
 from ._equation import Equation as Equation
 from ._equation import is_float as is_float
-from ._interpret import CONTROL as CONTROL
 from ._interpret import interpret_jaxpr as interpret_jaxpr
 from ._interpretation import Boundary as Boundary
 from ._interpretation import Interpretation as Interpretation

@@ -91,7 +91,7 @@ class Interpretation:
         """
         return 0
 
-    def meet(self, state: Any, axes: Any) -> Any:
+    def merge(self, state: Any, axes: Any) -> Any:
         """One state from those that devices along the mesh's ``axes`` came to; the first one's."""
         return state
 

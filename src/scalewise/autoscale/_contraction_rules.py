@@ -1,0 +1,130 @@
+"""The rules of contractions, and of collectives that send narrow data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..interpret import Equation, gather_invariant
+from ..primitives import params
+from ._families import compute_dtype, fallback, homogeneous, structural, wrap
+from ._products import DeferredProduct, is_narrow
+from ._value import ScaledValue, materialize, per_slice
+
+
+def contraction(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    dtype = by.flight_dtype(equation.out_avals[0])
+    values = [_materialize_stack(x) for x in inputs]
+    operands, exponent = by.operands(equation, values)
+    if equation.name == "dot_general" and any(map(is_narrow, operands)):
+        return [DeferredProduct(equation, operands, dtype, exponent, device=by.device)]
+    return [ScaledValue(by.product(equation, operands, dtype), exponent)]
+
+
+def all_gather(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """The data go narrow, if the recipe says so; their scale is everybody's."""
+    (x,) = inputs
+    sent = None
+    if isinstance(x, ScaledValue) and not per_slice(x):
+        sent = by.to_send(x, params.axis_name(equation), equation)
+    if sent is None:
+        return structural(by, equation, inputs)
+    (data,) = equation.bind(sent.data)
+    return wrap(equation, [_loaded(data, sent.scale, x.data.dtype)], x.exponent)
+
+
+def psum(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """A sum over devices of what each sends narrow, added up in the compute dtype."""
+    axes, groups = params.axis_name(equation), params.axis_groups(equation)
+    x = inputs[0]
+    plain = len(inputs) == 1 and isinstance(x, ScaledValue) and not per_slice(x) and groups is None
+    sent = by.to_send(x, axes, equation) if plain else None
+    if sent is None:
+        return homogeneous(by, equation, inputs)
+    parts = gather_invariant(sent.data, axes).astype(sent.scale.dtype)
+    return wrap(equation, [_loaded(jnp.sum(parts, 0), sent.scale, x.data.dtype)], x.exponent)
+
+
+def _loaded(data: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    """What was sent narrow, in its flight dtype again."""
+    return (data.astype(scale.dtype) * scale).astype(dtype)
+
+
+def grouped(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """A contraction whose rows come in groups, each with a matrix of its own (``ragged_dot``)."""
+    a, b, *sizes = inputs
+    return contraction(by, equation.bind_last(*sizes), [a, b])
+
+
+def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """``lax.scaled_dot``: operands of 8 bits or fewer keep their numbers and the program's scales.
+
+    Wider ones are multiplied by their scales, and rounded as those of a ``dot_general`` are.
+    """
+    if all(a.dtype.itemsize == 1 for a in equation.in_avals[:2]):
+        return fallback(by, equation, inputs)
+    a, b, *scales = [materialize(x).astype(jnp.float32) for x in inputs]
+    operands = [
+        ScaledValue(x * _blockwise(scale, x.shape)) for x, scale in zip((a, b), scales, strict=True)
+    ]
+    changed = {"precision": None, "out_sharding": None, **equation.params}
+    narrow = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 1)
+    return contraction(by, narrow, operands)
+
+
+def gram(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """``lax.linalg.symmetric_product``: alpha A A^T + beta C, its product a contraction."""
+    dtype = compute_dtype(equation.out_avals[0])
+    a, c = (dataclasses.replace(x, data=x.data.astype(dtype)) for x in inputs)
+    batch, last = tuple(range(len(a.shape) - 2)), (len(a.shape) - 1,)
+    changed = {
+        "dimension_numbers": ((last, last), (batch, batch)),
+        "precision": None,
+        "preferred_element_type": equation.out_avals[0].dtype,
+        "out_sharding": None,
+    }
+    square = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 0)
+    (product,) = contraction(by, square, [a, a])
+    product = product.load() if isinstance(product, DeferredProduct) else product
+    alpha, beta = params.symmetric_factors(equation)
+    return wrap(equation, [alpha * materialize(product) + beta * materialize(c)])
+
+
+def sparse(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """A product of sparse arrays, whose operands stay as they are: it is said."""
+    keep = getattr(by, "overrides", None)
+    if keep is not None and keep.find(equation, "rounded") is not None:
+        warnings.warn(
+            f"autoscale: {equation.where()}: {equation.name} has no rule: the operands of a sparse "
+            f"product stay in float32. Name it in the recipe, keep={{{equation.name!r}: 'fp32'}}, "
+            "if so.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return fallback(by, equation, inputs)
+
+
+def _blockwise(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Scales of blocks, each repeated for the elements of its block."""
+    for axis, (n, blocks) in enumerate(zip(shape, scale.shape, strict=True)):
+        scale = jnp.repeat(scale, n // blocks, axis)
+    return scale
+
+
+def features(equation: Equation) -> int:
+    """How many features a contraction sums over, or a convolution makes of them: the fewer."""
+    shape = equation.in_avals[1].shape
+    if equation.name == "conv_general_dilated":
+        return min(shape[a] for a in params.conv_dimensions(equation).rhs_spec[:2])
+    return math.prod(shape[a] for a in params.contracted_axes(equation)[1])
+
+
+def _materialize_stack(x: ScaledValue) -> ScaledValue:
+    return dataclasses.replace(x, data=materialize(x), exponent=0) if per_slice(x) else x

@@ -1,0 +1,239 @@
+"""What each family of primitives does to (data, exponent) pairs.
+
+A primitive gets a rule by its family; one that has none is computed on plain numbers in the
+compute dtype (``Family.FALLBACK``), which is always right within that dtype's range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from ..interpret import Equation, is_float, rebind
+from ..primitives import params
+from ..scaled import is_known
+from ._value import (
+    ScaledValue,
+    at_exponent,
+    common_exponent,
+    materialize,
+    normalised,
+    per_slice,
+    shift,
+    wide_dtype,
+)
+
+INFINITE = 120  # log2 of the least constant that is taken for an infinity
+
+
+Function = Callable[[Any, Equation, Sequence[Any]], list[Any]]
+
+
+def compute_dtype(aval: Any) -> Any:
+    """float64 for a float64 type, float32 for all other floats."""
+    return wide_dtype(aval.dtype)
+
+
+def _bind(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """The primitive on plain arrays: floats go in and come out in ``by``'s flight dtypes."""
+    own = [a for a in equation.in_avals + equation.out_avals if is_float(a)]
+    if all(by.flight_dtype(a) == a.dtype for a in own):
+        wanted = zip(inputs, equation.in_avals, strict=True)
+        return equation.bind(*[_as(x, a.dtype) for x, a in wanted])
+    wide = any(a.dtype == jnp.float64 for a in own)
+    dtype = jnp.float64 if wide else jnp.float32
+    outs = rebind(equation, [_as(x, dtype) for x in inputs], dtype)
+    return [
+        _as(y, by.flight_dtype(a)) if is_float(a) else y
+        for y, a in zip(outs, equation.out_avals, strict=True)
+    ]
+
+
+def _as(x: Any, dtype: Any) -> Any:
+    return x.astype(dtype) if is_float(x) and x.dtype != dtype else x
+
+
+def _floats(inputs: Sequence[Any]) -> list[ScaledValue]:
+    return [x for x in inputs if isinstance(x, ScaledValue)]
+
+
+def wrap(equation: Equation, outs: Sequence[Any], exponent: Any = 0, **fields: Any) -> list[Any]:
+    return [
+        ScaledValue(y, exponent, **fields) if is_float(a) else y
+        for y, a in zip(outs, equation.out_avals, strict=True)
+    ]
+
+
+def fallback(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    plain = [materialize(x) if isinstance(x, ScaledValue) else x for x in inputs]
+    return wrap(equation, _bind(by, equation, plain))
+
+
+def structural(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    floats = _floats(inputs)
+    if len(floats) != 1 or per_slice(floats[0]):
+        return fallback(by, equation, inputs)
+    (x,) = floats
+    outs = _bind(by, equation, [i.data if isinstance(i, ScaledValue) else i for i in inputs])
+    return wrap(equation, outs, x.exponent, constant_value=x.constant_value)
+
+
+def homogeneous(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    floats = _floats(inputs)
+    if len(floats) != 1 or per_slice(floats[0]):
+        return fallback(by, equation, inputs)
+    outs = _bind(by, equation, [i.data if isinstance(i, ScaledValue) else i for i in inputs])
+    return wrap(equation, outs, floats[0].exponent)
+
+
+def _align(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+    exponent = common_exponent(_floats(inputs))
+    return [at_exponent(x, exponent) if isinstance(x, ScaledValue) else x for x in inputs], exponent
+
+
+def aligned(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    operands, exponent = _align(inputs)
+    return wrap(equation, _bind(by, equation, operands), exponent)
+
+
+def remainder(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """Of a divisor too small to be seen beside the dividend, there is nothing left to say: 0."""
+    operands, exponent = _align(inputs)
+    (out,) = _bind(by, equation, operands)
+    divisor = inputs[1].data if isinstance(inputs[1], ScaledValue) else inputs[1]
+    unseen = (operands[1] == 0) & (divisor != 0) & jnp.isfinite(operands[0])
+    return wrap(equation, [jnp.where(unseen, jnp.zeros_like(out), out)], exponent)
+
+
+def comparison(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    return _bind(by, equation, _align(inputs)[0])
+
+
+def invariant(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])
+    return wrap(equation, outs)
+
+
+def _normalised(x: ScaledValue) -> ScaledValue:
+    """A constant's power of two moves to the exponent where it would cost range in the data.
+
+    What is meant as an infinity (``finfo.min`` times a mask) stays what it is: as an exponent it
+    would take from its neighbours all that they have.
+    """
+    if x.constant_value is None or x.constant_value == 0 or not math.isfinite(x.constant_value):
+        return x
+    mantissa, exponent = math.frexp(x.constant_value)
+    if -24 <= exponent <= 24 or exponent > INFINITE:
+        return x
+    return ScaledValue(jnp.full(x.shape, mantissa, x.data.dtype), exponent)
+
+
+def product(sign: int) -> Function:
+    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        a, b = (_normalised(x) for x in inputs)
+        if per_slice(a) or per_slice(b):
+            return fallback(by, equation, inputs)
+        return wrap(equation, _bind(by, equation, [a.data, b.data]), a.exponent + sign * b.exponent)
+
+    return rule
+
+
+def power(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    (x,) = inputs
+    if per_slice(x):
+        return fallback(by, equation, inputs)
+    degree = int(params.degree(equation))
+    if abs(degree) > 2:
+        x = normalised(x, 0)
+    return wrap(equation, _bind(by, equation, [x.data]), x.exponent * degree)
+
+
+def root(sign: int) -> Function:
+    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        (x,) = inputs
+        if per_slice(x):
+            return fallback(by, equation, inputs)
+        half = x.exponent // 2  # an odd exponent leaves one power of two with the data
+        odd = x.exponent - 2 * half
+        return wrap(equation, _bind(by, equation, [shift(x.data, odd)]), sign * half)
+
+    return rule
+
+
+def contractive(slope: float, bounded: bool = False) -> Function:
+    """An odd function with that slope at zero, which nowhere rises more steeply, or is bounded too.
+
+    So ``f(x * 2^e) * 2^-e`` is no larger than x's data (times the slope), and where
+    ``x * 2^e`` is too small for the compute dtype it is the slope times them.
+    """
+
+    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        (x,) = inputs
+        exponent = x.exponent
+        if (
+            per_slice(x)
+            or x.constant_value is not None
+            or (isinstance(exponent, int) and exponent >= 0)
+        ):
+            return fallback(by, equation, inputs)
+        kept = min(exponent, 0) if isinstance(exponent, int) else jnp.minimum(exponent, 0)
+        if bounded and not isinstance(exponent, int):  # an infinity's value needs no scale
+            kept = jnp.where(jnp.any(jnp.isinf(x.data)), 0, kept)
+        number = materialize(x)
+        (y,) = _bind(by, equation, [number])
+        small = lax.abs(number) < number.dtype.type(2.0**-40)
+        linear = shift(x.data * number.dtype.type(slope), exponent - kept)
+        return wrap(equation, [jnp.where(small, linear, shift(y, -kept))], kept)
+
+    return rule
+
+
+def ordered(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    """Sorting compares each array with itself alone: by its data is by its values."""
+    if any(per_slice(x) for x in _floats(inputs)):
+        return fallback(by, equation, inputs)
+    outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])
+    exponents = [x.exponent if isinstance(x, ScaledValue) else 0 for x in inputs]
+    exponents += [0] * (len(outs) - len(exponents))  # top_k also gives indices
+    return [
+        ScaledValue(y, e) if is_float(a) else y
+        for y, a, e in zip(outs, equation.out_avals, exponents, strict=True)
+    ]
+
+
+def product_of_all(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    (x,) = inputs
+    if not isinstance(x, ScaledValue) or per_slice(x) or not is_known(x.data.size):
+        return fallback(by, equation, inputs)
+    x = normalised(x, 0)
+    terms = x.data.size // max(1, math.prod(equation.out_avals[0].shape))
+    return wrap(equation, _bind(by, equation, [x.data]), x.exponent * terms)
+
+
+def cube_root(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    (x,) = inputs
+    if per_slice(x):
+        return fallback(by, equation, inputs)
+    third = x.exponent // 3
+    return wrap(equation, _bind(by, equation, [shift(x.data, x.exponent - 3 * third)]), third)
+
+
+def select_n(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    which, *cases = inputs
+    if not _floats(cases):
+        return equation.bind(*inputs)
+    operands, exponent = _align(cases)
+    dtype = by.flight_dtype(equation.out_avals[0])
+    return wrap(equation, [lax.select_n(which, *[_as(x, dtype) for x in operands])], exponent)
+
+
+def convert(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    (x,) = inputs
+    if not isinstance(x, ScaledValue) or not is_float(equation.out_avals[0]) or per_slice(x):
+        return fallback(by, equation, inputs)
+    dtype = by.flight_dtype(equation.out_avals[0])
+    return [ScaledValue(_as(x.data, dtype), x.exponent, constant_value=x.constant_value)]

@@ -1,0 +1,187 @@
+"""The operands of contractions, rounded to the recipe's formats."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..formats import BlockFormat, Format
+from ..interpret import Equation, outlined
+from ..primitives import params
+from ..rounding import encode
+from ..scaled import Amax, ScaledArray, Scaling, at_least, quantize, quantize_measured
+from ._contraction_rules import features
+from ._layout import loaded_after, stored_copy
+from ._narrow import StoredValue, holds
+from ._products import Blocks, Operand, multiply
+from ._residuals import STORED, Residuals, load
+from ._value import ScaledValue, wide_dtype
+
+NARROWED = "narrowed"  # in a value's memo: a product of narrow operands has read it
+
+
+@dataclasses.dataclass(frozen=True)
+class OperandRounding(Residuals):
+    """An interpretation that rounds the operands of contractions once, as the recipe says."""
+
+    def operands(
+        self, equation: Equation, values: Sequence[ScaledValue]
+    ) -> tuple[tuple[Operand, Operand], Any]:
+        """A contraction's operands, rounded to the recipe's formats, and the result's exponent."""
+        axes, formats = params.contracted_axes(equation), self.formats(equation, values)
+        self.missing_units.check(equation, formats, self.device)
+        if self.record is not None:
+            pairs = zip(values, formats, strict=True)
+            given = [value.data.dtype if fmt is None else fmt for value, fmt in pairs]
+            self.record("contraction", equation, equation.out_avals[0].shape, given)
+        made: dict[int, Operand] = {}
+        for i in sorted(range(2), key=lambda i: _is_reread(values[i], equation)):
+            other = _scales(made.get(1 - i))
+            made[i] = self._operand(values[i], equation, formats[i], axes[i], i, other)
+        a, b = made[0], made[1]
+        return (a, b), values[0].exponent + values[1].exponent
+
+    def formats(
+        self, equation: Equation, values: Sequence[ScaledValue]
+    ) -> list[Format | BlockFormat | None]:
+        """The formats that a contraction's operands are rounded to; None for the flight dtype."""
+        attention = _between_activations(equation, values)
+        few = bool(self.recipe.storage) and not at_least(features(equation), self.recipe.features)
+        chosen = []
+        for value in values:
+            backward = value.origin == "backward"
+            fmt = self.recipe.backward if backward else self.recipe.forward
+            if fmt is not None and (few or (attention and _bits(fmt) <= 8)):
+                fmt = self.recipe.storage
+            fmt = self.overrides.find(equation, fmt)
+            as_it_is = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
+            chosen.append(None if as_it_is else fmt)
+        if not attention:
+            for value in values:
+                value.memo[NARROWED] = True
+        return chosen
+
+    def _operand(
+        self,
+        value: ScaledValue,
+        equation: Equation,
+        fmt: Format | BlockFormat | None,
+        contracted: tuple[int, ...],
+        position: int,
+        other: Any,
+    ) -> Operand:
+        """One operand: numbers in the format's own dtype, or in one that holds them, and a scale.
+
+        The scale is a power of two in the compute dtype; None for 1. An operand that the forward
+        pass has stored is loaded once ``other`` is there, the scales of the other operand.
+        """
+        if fmt is None:
+            value.memo[STORED] = True
+            return value.data, None
+        plain = isinstance(fmt, Format) and self.recipe.per == "tensor"
+        reread = _is_reread(value, equation)
+        operand_id = f"{'.'.join(map(str, equation.order))}/{position}"
+        if reread and not (plain and self.recipe.scaling.reuses_copy):
+            stored = self._stored(value, self.recipe.storage)
+            value = load(loaded_after(stored, other) if isinstance(stored, StoredValue) else stored)
+            reread = False
+        copy = self._rounded(value, fmt, contracted, operand_id)
+        if not plain:
+            return Blocks(copy, fmt, value.data.dtype), None
+        assert isinstance(copy.scale, jax.Array)
+        data = copy.data if isinstance(copy.data, jax.Array) else copy.data.astype(jnp.float32)
+        data = stored_copy(data)
+        return loaded_after(data, other) if reread else data, copy.scale
+
+    def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
+        """A contraction of two operands, added up in float32 at least, in ``dtype``."""
+        return multiply(equation, operands, dtype, device=self.device).value()
+
+    def _rounded(
+        self,
+        value: ScaledValue,
+        fmt: Format | BlockFormat,
+        contracted: tuple[int, ...],
+        operand_id: str,
+    ) -> ScaledArray:
+        """A narrow copy, made once for each way to make it."""
+        scaling, key = self.recipe.scaling, (fmt, contracted)
+        if isinstance(fmt, Format) and self.recipe.per == "tensor":
+            key = fmt
+        if key not in value.memo:
+            scaling = scaling.predicted(value.log2_std)
+            if isinstance(fmt, BlockFormat):
+                axis = max(contracted, default=value.data.ndim - 1)
+                copy = outlined(_in_blocks, (fmt, scaling.of_blocks(), axis), value.data)
+            elif self.recipe.per == "channel":
+                kept = tuple(a for a in range(value.data.ndim) if a not in contracted)
+                copy = quantize(value.data, fmt, scaling=scaling, axis=kept)
+            else:
+                copy = self.copied(value, fmt, scaling, operand_id)
+            value.memo[key] = copy
+        return value.memo[key]
+
+    def copied(
+        self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
+    ) -> ScaledArray:
+        """A narrow copy of the operand at ``operand_id`` behind one scale."""
+        return quantize_measured(value.data, self._measured(value), fmt, scaling)
+
+    def to_send(self, value: ScaledValue, axis_name: Any, equation: Equation) -> ScaledArray | None:
+        """What a collective sends: narrow, behind a scale that all devices agreed upon."""
+        fmt = self.overrides.find(equation, self.recipe.collective)
+        narrow = isinstance(fmt, Format) and not holds(value.data.dtype, fmt)
+        self._recorded("collective", equation, value, fmt if narrow else None)
+        if not narrow:
+            return None
+        x = value.data.astype(wide_dtype(value.data.dtype))
+        scale, _ = Amax().scale(x, fmt, range(x.ndim))
+        scale = lax.pmax(scale, axis_name)
+        return ScaledArray(encode(x * (1 / scale), fmt), scale)
+
+
+def _in_blocks(options: tuple, x: jax.Array) -> ScaledArray:
+    fmt, scaling, axis = options
+    # given twice: XLA on a GPU chooses a layout for the maxima and one for the numbers
+    return quantize_measured(x, x, fmt, scaling, axis)
+
+
+def _is_reread(value: ScaledValue, equation: Equation) -> bool:
+    """Whether a backward product reads a value of the forward pass."""
+    return equation.direction == "backward" and value.origin == "forward"
+
+
+def _scales(operand: Operand | None) -> Any:
+    """The scales of an operand; of one without any, its numbers; None for no operand."""
+    if operand is None:
+        return None
+    numbers, scale = operand
+    if isinstance(numbers, Blocks):
+        return numbers.copy.scale
+    return numbers if scale is None else scale
+
+
+def _between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bool:
+    """Whether a product multiplies two computed arrays slice by slice, as attention does.
+
+    Its operands are no weights, and it has batch axes. A backward product is of that kind if the
+    forward product was: else that one has rounded the operand which the two share.
+    """
+    if equation.name != "dot_general" or not params.dot_dimensions(equation)[1][0]:
+        return False
+    if any(x.origin == "stored" for x in values):
+        return False
+    return equation.direction != "backward" or not any(map(is_narrowed, values))
+
+
+def is_narrowed(value: ScaledValue) -> bool:
+    return value.narrowed or NARROWED in value.memo
+
+
+def _bits(fmt: Format | BlockFormat) -> int:
+    return fmt.element.bits if isinstance(fmt, BlockFormat) else fmt.bits

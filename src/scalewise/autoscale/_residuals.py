@@ -1,0 +1,137 @@
+"""The values that the backward pass reads: kept, stored narrow, or computed again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..devices import Device, device_for
+from ..formats import Format
+from ..interpret import Equation, Interpretation
+from ..scaled import at_least
+from ._families import compute_dtype
+from ._narrow import StoredValue, holds, store_value
+from ._overrides import FormatOverrides
+from ._products import DeferredProduct
+from ._recipe import Recipe
+from ._recompute import Copy, separate_copy
+from ._rules import RULES
+from ._units import MissingUnits
+from ._value import ScaledValue
+
+FOR_SCALE, FOR_BACKWARD = (
+    0,
+    1,
+)  # what a value is computed apart for: its scale, or the backward pass
+STORED = "stored"  # in a value's memo: a product has read it as it is, so that it is in memory
+
+
+@dataclasses.dataclass(frozen=True)
+class Residuals(Interpretation):
+    """An interpretation that decides in which form a value waits for the backward pass.
+
+    Attributes:
+        recipe: the formats.
+        traced: an argument came with an integer exponent, so exponents are numbers at run time.
+        overrides: the recipe's ``keep``, and what of it has been met.
+        record: called with each decision on a format, by ``explain``; see ``_explain._Recorder``.
+        missing_units: what has been said of formats that the device's units don't multiply.
+    """
+
+    recipe: Recipe
+    traced: bool = False
+    overrides: FormatOverrides = dataclasses.field(default_factory=lambda: FormatOverrides(()))
+    record: Callable[..., None] | None = None
+    missing_units: MissingUnits = dataclasses.field(default_factory=MissingUnits)
+
+    @functools.cached_property
+    def device(self) -> Device | None:
+        """The device that products are written for, where the recipe or JAX tells it."""
+        return device_for(self.recipe.device)
+
+    def flight_dtype(self, aval: Any) -> Any:
+        """What a float of the program is computed in, as ``recipe.flight`` says."""
+        kept = self.recipe.flight == "program" and not self.traced
+        return aval.dtype if kept and aval.dtype == jnp.bfloat16 else compute_dtype(aval)
+
+    def _recorded(self, kind: str, equation: Equation, value: Any, fmt: Format | None) -> None:
+        if self.record is not None and getattr(value, "constant_value", None) is None:
+            self.record(kind, equation, value.data.shape, [fmt or value.data.dtype])
+
+    def _stays_wide(self, value: ScaledValue, fmt: Format | None) -> bool:
+        """Whether a value waits for the backward pass as it is."""
+        small = value.is_statistic or not at_least(value.data.size, self.recipe.min_size)
+        known = value.origin != "forward" or value.constant_value is not None
+        return fmt is None or known or small or holds(value.data.dtype, fmt)
+
+    def _for_backward(self, value: Any, fmt: Format | None) -> Any:
+        """A value as the backward pass finds it: loaded from memory, or computed again."""
+        if not isinstance(value, ScaledValue):
+            return value
+        if value.origin != "forward" or value.constant_value is not None:
+            return value
+        small = value.is_statistic or not at_least(value.data.size, self.recipe.min_size)
+        how = value.lineage
+        source = value if how is None else how.source
+        if source is None or (source is value and small):
+            return value
+        # the compiler's own choice: it has kernels for a softmax or a norm, and what a product has
+        # read is in memory
+        chosen = STORED in value.memo or (how is not None and how.normalises)
+        if chosen and self._stays_wide(value, fmt) and self._stays_wide(source, fmt):
+            return value
+        if fmt in value.memo and not self._stays_wide(value, fmt):
+            return load(self._stored(value, fmt))
+        if ("late", fmt) not in source.memo:
+            kept = self._stays_wide(source, fmt)
+            copy = (
+                self._separate_copy(source, FOR_BACKWARD)
+                if kept
+                else load(self._stored(source, fmt))
+            )
+            source.memo["late", fmt] = Copy(source, copy)
+        return source.memo["late", fmt].value(value, self._apply_rule)
+
+    def _separate_copy(self, value: ScaledValue, purpose: int) -> ScaledValue:
+        if value.base is None:
+            data = separate_copy(value.data, purpose)
+        else:  # a scaled product isn't stored, but scaled where it is read
+            data = value.base.value(separate_copy(value.base.raw, purpose))
+        return dataclasses.replace(value, data=data, lineage=None, base=None, memo={})
+
+    def _apply_rule(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        return RULES[equation.name].rule(self, equation, inputs)
+
+    def _measured(self, value: ScaledValue, *, arguments: bool = True) -> jax.Array:
+        """The numbers that a scale is found from: the value's own, computed for that alone.
+
+        A device reads an argument, or the source of a costly function, once to find the scale and
+        once to round; else its compiler would store a wide result between the two.
+        """
+        source = value if value.lineage is None else value.lineage.source
+        if source is None or not at_least(value.data.size, self.recipe.min_size):
+            return value.data
+        costly = value.lineage is not None and value.lineage.costly
+        if not costly and not (arguments and source.origin == "stored"):
+            return value.data
+        if "measured" not in source.memo:
+            source.memo["measured"] = Copy(source, self._separate_copy(source, FOR_SCALE))
+        return source.memo["measured"].value(value, self._apply_rule).data
+
+    def _stored(self, value: ScaledValue, fmt: Format | None) -> ScaledValue | StoredValue:
+        """The value as the backward pass finds it in memory."""
+        return value if fmt is None or self._stays_wide(value, fmt) else store_value(value, fmt)
+
+
+def load(x: Any) -> Any:
+    return x.load() if isinstance(x, StoredValue | DeferredProduct) else x
+
+
+def load_product(x: Any) -> Any:
+    """A value whose product has been made; what lies at rest stays there."""
+    return x.load() if isinstance(x, DeferredProduct) else x

@@ -1,0 +1,137 @@
+"""The rules of calls: nested jits, recomputation, custom derivatives, maps over a mesh."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from ..primitives import params
+from . import _compat
+from ._equation import Equation, is_float
+from ._interpret import CONTROL, canonical, interpret_jaxpr
+
+SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
+
+
+def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
+    jaxpr = _compat.close_jaxpr(jaxpr)
+    return interpret_jaxpr(interpretation, jaxpr, state, inputs, equation)
+
+
+def _call(interpretation, equation: Equation, state, inputs):
+    """A call as its body: no derivative of it is asked for any more, since a function is
+    differentiated before it is interpreted (see _transform.py)."""
+    return _inline(interpretation, equation, state, inputs, jaxpr=params.call_body(equation))
+
+
+def _remat(interpretation, equation: Equation, state, inputs):
+    """A recomputation: behind a barrier, or XLA would merge it with the first computation."""
+    if params.is_barrier(equation):
+        inputs = lax.optimization_barrier(inputs)
+    return _inline(interpretation, equation, state, inputs, jaxpr=params.body(equation))
+
+
+def _jit(interpretation, equation: Equation, state, inputs):
+    """A nested jit: inlined if it is small, its shardings and compiler options kept."""
+    call = params.jit(equation)
+    body, _ = _compat.open_jaxpr(call.body)
+    options = call.compiler_options
+    inputs = _sharded(inputs, equation.in_avals, call.in_shardings)
+
+    def run(state, inputs):
+        return _inline(interpretation, equation, state, inputs, jaxpr=call.body)
+
+    run.__name__ = call.name
+    if options or (len(body.eqns) > SMALL_CALL and not interpretation.inline):
+        run = jax.jit(run, compiler_options=options or None)
+    state, outs = run(state, inputs)
+    return state, _sharded(outs, equation.out_avals, call.out_shardings)
+
+
+def _sharded(values, avals, shardings):
+    """Values whose arrays lie as the user asked for; what a sharding leaves open stays open."""
+
+    def constrained(value, aval, sharding):
+        types = getattr(getattr(sharding, "mesh", None), "axis_types", ())
+        explicit = jax.sharding.AxisType.Explicit in types
+        place = jax.sharding.reshard if explicit else lax.with_sharding_constraint
+
+        def leaf(x):
+            return place(x, sharding) if jnp.shape(x) == aval.shape else x
+
+        return jax.tree.map(leaf, value)
+
+    if not any(isinstance(s, jax.sharding.Sharding) for s in shardings):
+        return values
+    return [
+        constrained(v, a, s) if isinstance(s, jax.sharding.Sharding) else v
+        for v, a, s in zip(values, avals, shardings, strict=True)
+    ]
+
+
+def _shard_map(interpretation, equation: Equation, state, inputs):
+    """A map over a mesh: each leaf of a value lies as its array does, all others everywhere.
+
+    What is varying over which axes was checked when the user's function was traced.
+    """
+    run = partial(_mapped, interpretation, equation)
+    return interpretation.control(equation, run)(state, inputs)
+
+
+def _mapped(interpretation, equation: Equation, state, inputs):
+    mapping, here = params.shard_map(equation), jax.sharding.PartitionSpec()
+    body = _compat.open_jaxpr(mapping.body)[0]
+
+    def spread(value, aval, spec):
+        return jax.tree.map(lambda x: spec if jnp.shape(x) == aval.shape else here, value)
+
+    def form(aval):  # what canonical makes of any value of that type
+        plain = jnp.zeros(aval.shape, aval.dtype)
+        if not is_float(aval):
+            return plain
+        value = interpretation.lift(plain, aval)
+        return interpretation.canonical(value, aval, "mapped", equation)
+
+    def run(state, inputs):
+        state, outs = interpret_jaxpr(interpretation, mapping.body, state, inputs, equation)
+        state = interpretation.merge(state, tuple(mapping.axes))
+        return state, canonical(interpretation, equation, outs, out_avals, "mapped")
+
+    out_avals = [_local(v.aval) for v in body.outvars]
+    inputs = canonical(interpretation, equation, inputs, equation.in_avals, "mapped")
+    in_specs = [
+        spread(x, a, s) for x, a, s in zip(inputs, equation.in_avals, mapping.in_specs, strict=True)
+    ]
+    forms = [jax.eval_shape(partial(form, a)) for a in out_avals]
+    out_specs = [
+        spread(x, a, s) for x, a, s in zip(forms, out_avals, mapping.out_specs, strict=True)
+    ]
+    mapped = jax.shard_map(
+        run,
+        mesh=mapping.mesh,
+        in_specs=(jax.tree.map(lambda _: here, state), in_specs),
+        out_specs=(jax.tree.map(lambda _: here, state), out_specs),
+        axis_names=mapping.axes,
+        check_vma=False,
+    )
+    return mapped(state, inputs)
+
+
+def _local(aval):
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _same(interpretation, equation: Equation, state, inputs):
+    """What only tells JAX over which axes of a mesh a value varies: arrays are cast where they are
+    used (:func:`_compat.bind`), and a value keeps what it remembers."""
+    return state, inputs
+
+
+CONTROL.update(dict.fromkeys(params.BODIES, _call))
+CONTROL.update(
+    remat2=_remat, checkpoint=_remat, jit=_jit, pjit=_jit, shard_map=_shard_map,
+    pvary=_same, pcast=_same,
+)  # fmt: skip

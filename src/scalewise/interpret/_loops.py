@@ -1,0 +1,195 @@
+"""The rules of loops and branches, re-issued through JAX's public functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..primitives import params
+from . import _compat
+from ._equation import Equation, is_float
+from ._interpret import CONTROL, canonical, interpret_jaxpr, varying_everywhere
+
+
+def _invariant(interpretation, equation: Equation, jaxpr, consts):
+    """A loop's constants, after what each turn would do to them alike has been done once."""
+    body, _ = _compat.open_jaxpr(jaxpr)
+    readers: dict[Any, set[str]] = {v: set() for v in body.invars[: len(consts)]}
+    for eqn in body.eqns:
+        for var in eqn.invars:
+            if isinstance(var, jex.Var) and var in readers:
+                readers[var].add(eqn.primitive.name)
+    return [
+        interpretation.invariant(c, names, equation) if is_float(v.aval) else c
+        for c, (v, names) in zip(consts, readers.items(), strict=True)
+    ]
+
+
+def _inside(interpretation, values):
+    """Values of a trace as one within it sees them."""
+    return [interpretation.inside(v) for v in values]
+
+
+def _cond(interpretation, equation: Equation, state, inputs):
+    def branch(number, jaxpr) -> Callable:
+        def run(state, operands):
+            state, outs = interpret_jaxpr(
+                interpretation, jaxpr, state, operands, equation, (number,)
+            )
+            outs = canonical(interpretation, equation, outs, equation.out_avals, "branch")
+            return varying_everywhere(state), outs
+
+        return run
+
+    branches = [branch(i, jaxpr) for i, jaxpr in enumerate(params.branches(equation))]
+
+    def run(state, inputs):
+        index, *operands = inputs
+        return lax.switch(index, branches, state, operands)
+
+    if interpretation.eager_iterations(state, equation):
+        index, *operands = inputs
+        return branches[min(max(int(index), 0), len(branches) - 1)](state, operands)
+    return interpretation.control(equation, run)(state, inputs)
+
+
+def _while(interpretation, equation: Equation, state, inputs):
+    state, inputs, over = _while_turns(interpretation, equation, state, inputs)
+    if over:
+        return state, inputs[len(inputs) - len(equation.out_avals) :]
+    run = partial(_while_loop, interpretation, equation)
+    return interpretation.control(equation, run)(state, inputs)
+
+
+def _while_turns(interpretation, equation: Equation, state, inputs):
+    """The first turns of a loop, one by one; whether it was over by then."""
+    turns = interpretation.eager_iterations(state, equation)
+    consts = inputs[: len(inputs) - len(equation.out_avals)]
+    again, body, to_form = _while_parts(interpretation, equation, consts)
+    carry = inputs[len(consts) :]
+    for turn in range(turns):
+        carry = carry if turn else to_form(carry)
+        state, going = again(state, carry)
+        if not jnp.any(going):
+            return state, [*consts, *carry], True
+        state, carry = body(state, carry)
+    return state, [*consts, *carry], False
+
+
+def _while_loop(interpretation, equation: Equation, state, inputs):
+    consts = inputs[: len(inputs) - len(equation.out_avals)]
+    again, body, to_form = _while_parts(interpretation, equation, consts)
+    return lax.while_loop(  # the condition can't hand a state on: what it notes is lost
+        lambda loop: jnp.any(again(*loop)[1]),
+        lambda loop: body(*loop),
+        (varying_everywhere(state), to_form(inputs[len(consts) :])),
+    )
+
+
+def _while_parts(interpretation, equation: Equation, consts):
+    """Returns condition and body, functions of a state and a carry, and a carry's conversion."""
+    loop, avals = params.while_loop(equation), equation.out_avals
+    m = loop.condition_consts
+    cond_consts = _invariant(interpretation, equation, loop.condition, consts[:m])
+    body_consts = _invariant(interpretation, equation, loop.body, consts[m:])
+    to_form = partial(canonical, interpretation, equation, avals=avals, boundary="carry")
+    run = partial(interpret_jaxpr, interpretation, within=equation)
+
+    def again(state, carry):
+        operands = [*_inside(interpretation, cond_consts), *carry]
+        state, outs = run(loop.condition, state, operands, part=(0,))
+        return state, outs[0]
+
+    def body(state, carry):
+        going = again(state, carry)[1] if batched else None
+        operands = [*_inside(interpretation, body_consts), *carry]
+        state, new = run(loop.body, state, operands, part=(1,))
+        new = to_form(new)
+        if batched:  # a vmapped loop runs until its last row is done; a row that is done stays
+            new = [
+                interpretation.select(_widen(going, a.shape), x, y) if is_float(a)
+                else lax.select(_widen(going, a.shape), x, y)
+                for x, y, a in zip(new, carry, avals, strict=True)
+            ]  # fmt: skip
+        return varying_everywhere(state), new
+
+    predicate = _compat.open_jaxpr(loop.condition)[0].outvars[0].aval
+    batched = bool(predicate.shape)
+    return again, body, to_form
+
+
+def _widen(predicate, shape):
+    return lax.broadcast_in_dim(predicate, shape, range(predicate.ndim))
+
+
+def _scan(interpretation, equation: Equation, state, inputs):
+    if interpretation.eager_iterations(state, equation) >= params.scan(equation).length > 0:
+        return _scan_loop(interpretation, equation, state, inputs, scan=_scan_turns)
+    run = partial(_scan_loop, interpretation, equation)
+    return interpretation.control(equation, run)(state, inputs)
+
+
+def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable = lax.scan):
+    loop = params.scan(equation)
+    m, n = loop.consts, loop.carries
+    consts, carry, xs = inputs[:m], inputs[m : m + n], inputs[m + n :]
+    consts = _invariant(interpretation, equation, loop.body, consts)
+    carry_avals, ys_avals = equation.out_avals[:n], equation.out_avals[n:]
+    to_form = partial(canonical, interpretation, equation)
+    body_avals = [v.aval for v in _compat.open_jaxpr(loop.body)[0].outvars][n:]
+
+    def body(state_and_carry, xs):
+        state, carry = state_and_carry
+        operands = [*_inside(interpretation, consts), *carry, *xs]
+        state, outs = interpret_jaxpr(interpretation, loop.body, state, operands, equation)
+        carry = to_form(outs[:n], carry_avals, "carry")
+        return (varying_everywhere(state), carry), to_form(outs[n:], body_avals, "stacked")
+
+    xs = [
+        interpretation.unstack(x, a) if is_float(a) else x
+        for x, a in zip(xs, equation.in_avals[m + n :], strict=True)
+    ]
+    (state, carry), ys = scan(
+        body,
+        (varying_everywhere(state), to_form(carry, carry_avals, "carry")),
+        xs,
+        length=loop.length,
+        reverse=loop.reverse,
+        unroll=loop.unroll,
+    )
+    ys = [
+        interpretation.stack(y, a) if is_float(a) else y for y, a in zip(ys, ys_avals, strict=True)
+    ]
+    return state, [*carry, *ys]
+
+
+def _scan_turns(body: Callable, carry, xs, *, length: int, reverse: bool, unroll: Any):
+    """``lax.scan`` turn by turn, its slices cut and stacked on the host, so that nothing compiles.
+
+    What has no first turn to tell its shape isn't walked: ``length`` is at least 1.
+    """
+    del unroll
+    ys: list[Any] = [None] * length
+    for turn in reversed(range(length)) if reverse else range(length):
+        carry, ys[turn] = body(carry, jax.tree.map(partial(_slice, turn), xs))
+    return carry, jax.tree.map(lambda *rows: _stack(rows), *ys)
+
+
+def _slice(turn: int, x):
+    key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return x[turn] if key else np.asarray(np.asarray(x)[turn])
+
+
+def _stack(rows):
+    key = jnp.issubdtype(rows[0].dtype, jax.dtypes.prng_key)
+    return jnp.stack(rows) if key else np.stack([np.asarray(row) for row in rows])
+
+
+CONTROL.update({"cond": _cond, "while": _while, "scan": _scan})
