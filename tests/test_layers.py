@@ -23,7 +23,10 @@ HOUSE = [  # bottom to top
     "audit",
     "cli",
 ]
-SHARED = {"__init__.py", "__main__.py", "_callable.py", "_deprecated.py", "_user_file.py"}
+SHARED = {
+    "__init__.py", "__main__.py", "_callable.py", "_deprecated.py", "_resolve.py", "_types.py",
+    "_user_file.py",
+}  # fmt: skip
 AUDIT = ["_run", "_search", "_report"]  # bottom to top as well
 INTERPRETATIONS = {"emulate", "autocast", "autoscale"}
 ROOT = Path(scalewise.__file__).parent

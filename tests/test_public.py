@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import optax
 import pytest
 
 import scalewise as sw
+from scalewise._resolve import KINDS, resolve
 
 CALLABLE = ("audit", "autocast", "autoscale", "emulate")
 
@@ -58,3 +60,41 @@ def test_the_stub_imports_what_it_lists():
     for node in stub.body:
         if isinstance(node, ast.ImportFrom):
             assert all(alias.name == alias.asname for alias in node.names)
+
+
+def function(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sw.emulate(function, "fp8"), "emulate: 'fp8' is a recipe, not a format; expected"),
+        (lambda: sw.emulate(function, "mxfp4"), "'mxfp4' is a block format, not a format"),
+        (lambda: sw.literals(function, "c=bf16"), "literals: 'c=bf16' is a policy, not a format"),
+        (lambda: sw.quantize(1.0, "fp8"), "quantize: 'fp8' is a recipe, not a format"),
+        (lambda: sw.quantize(1.0, "mxfp8_e4"), "called 'mxfp8_e4'; did you mean 'mxfp8_e4m3'"),
+        (lambda: sw.Recipe(forward="fp8"), "'fp8' is a recipe, not a format"),
+        (lambda: sw.autoscale(function, "e4m3fn"), "'e4m3fn' is a format, not a recipe"),
+        (lambda: sw.autocast(function, "fp8"), "'fp8' is a recipe, no dtype to compute in"),
+        (lambda: sw.audit(function, "five-bytes"), "audit: 'five-bytes' is a method of comparison"),
+        (lambda: sw.audit(function, "fp17"), "audit: no policy, format or recipe is called"),
+        (lambda: sw.training.step(function, None, "e5m2"), "step: 'e5m2' is a format, not a poli"),
+        (lambda: sw.training.method("c=bf16"), "'c=bf16' is a policy, not a method of compariso"),
+    ],
+)  # fmt: skip
+def test_a_name_of_another_kind_is_said_to_be_one(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_string_has_one_meaning():
+    names = {kind: set(KINDS[kind].names()) for kind in KINDS}
+    for kind, found in names.items():
+        for name in found:
+            assert resolve(name, kind, where="test") is KINDS[kind].names()[name]
+    assert names["format"] & names["recipe"] == {"fp16", "bf16"}  # as _resolve says
+    assert names["recipe"] <= names["method"]  # the same recipes
+    assert names["block format"] & names["recipe"] == {"mxfp4"}
+    with pytest.warns(DeprecationWarning, match="use 'c=f16'"):
+        sw.training.step(function, optax.sgd(0.1), "f16")

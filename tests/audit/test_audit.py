@@ -283,13 +283,17 @@ def drawn(x):
     ("call", "error", "message"),
     [
         (lambda: sw.audit(3, "fp16"), TypeError, "takes a function, not a int: 3"),
-        (lambda: sw.audit(jnp.sin, "fp17"), ValueError, "no format is called 'fp17'"),
+        (
+            lambda: sw.audit(jnp.sin, "fp17"),
+            ValueError,
+            "format or recipe is called 'fp17'",
+        ),
         (lambda: sw.audit(jnp.sin, "e8m0"), ValueError, "e8m0 can't be audited; expected"),
         (lambda: sw.audit(jnp.sin, None), ValueError, "low is None; expected a format, a policy"),
         (
             lambda: sw.audit(jnp.sin, "fp9"),
             ValueError,
-            "fp9.*; or a recipe: fp8, fp8_delayed",
+            "'fp9'; did you mean 'fp8'.* fp8_delayed",
         ),
         (
             lambda: sw.audit(drawn, "fp16", trials=0)(jnp.ones(2)),

@@ -61,7 +61,7 @@ def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
     [
         (
             ("line.py", "--recipe", "fp61"),
-            "unknown recipe 'fp61'; expected one of float32,",
+            "no method of comparison is called 'fp61'",
         ),
         (
             ("nothing.py",),

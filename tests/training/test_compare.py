@@ -272,7 +272,7 @@ def test_a_users_own_method_is_a_row(tmp_path):
     [
         (
             {"recipes": ["fp61"]},
-            "unknown recipe 'fp61'; expected one of float32, .*did you mean 'fp16'",
+            "is called 'fp61'; did you mean 'fp16'.*one of float32, ",
         ),
         ({"recipes": []}, "no recipe given; expected some of float32"),
         ({"recipes": ["fp8", "fp8"]}, "a recipe is given twice: fp8, fp8"),

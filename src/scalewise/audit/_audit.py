@@ -17,11 +17,12 @@ import numpy as np
 from jax.core import Tracer
 
 from .._deprecated import renamed_arguments
-from ..autocast import Autocast, Policy, policy
+from .._resolve import resolve
+from .._types import Saturation
+from ..autocast import Autocast, Policy
 from ..autoscale import Boundaries, EveryOp, Recipe, interpretation
 from ..autoscale.recipes import CATALOGUE
 from ..emulate import Emulation
-from ..formats import CATALOGUE as FORMATS
 from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
@@ -36,8 +37,6 @@ from ._search._literals import literals
 from ._search._search import Search
 
 # Primitives that give other numbers at each call, and what to do instead.
-# Recipes whose names are no formats' names: as `low`, "fp16" is the format.
-RECIPES = {name: recipe for name, recipe in CATALOGUE.items() if name not in FORMATS}
 UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
 
 
@@ -47,7 +46,7 @@ def audit(
     low: Any = "float16",
     *,
     reference: Any = None,
-    saturate: bool | str = False,
+    saturate: Saturation = False,
     trials: int = 24,
     steps: int = 1,
     batches: Iterable[Any] | Callable[[int], Any] | None = None,
@@ -150,14 +149,12 @@ def _batch_arrays(per_step: Sequence[Any]) -> list[list[Any]]:
     return [[x for x in leaves if isinstance(x, arrays)] for leaves in found]
 
 
-def low_interpretation(low: Any, saturate: bool | str = False) -> Interpretation:
+def low_interpretation(low: Any, saturate: Saturation = False) -> Interpretation:
     """Returns the interpretation that the ``low`` argument of :func:`audit` stands for."""
-    if isinstance(low, str) and "=" in low:
-        return Autocast(policy(low))
+    if isinstance(low, str):
+        low = resolve(low, "policy", "format", "recipe", where="audit")
     if isinstance(low, Policy):
         return Autocast(low)
-    if isinstance(low, str) and low in RECIPES:
-        low = RECIPES[low]
     if isinstance(low, Recipe):
         return interpretation(low)
     if isinstance(low, Emulation):
@@ -166,10 +163,7 @@ def low_interpretation(low: Any, saturate: bool | str = False) -> Interpretation
         return low
     if low is None:
         raise ValueError("audit: low is None; expected a format, a policy, a recipe, an emulation")
-    try:
-        fmt = format_(low)
-    except ValueError as error:
-        raise ValueError(f"{error}; or a recipe: {', '.join(RECIPES)}") from None
+    fmt = format_(low)
     format_params(fmt, saturate)  # raises if the audit can't round to it
     return TableEmulation(fmt, saturate)
 

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._resolve import as_format
+from .._types import FormatLike, PyTree
 from ..formats import Format
-from ..formats import format as format_
 from ..interpret import is_float
 from ..training import Folder, Log
 
@@ -43,9 +44,7 @@ class Reading:
     nonfinite: Any
 
 
-def readings(
-    tree: Any, fmt: Format | str | Any = "float16", groups: Groups = 1
-) -> dict[str, Reading]:
+def readings(tree: PyTree, fmt: FormatLike = "float16", groups: Groups = 1) -> dict[str, Reading]:
     """Reads a pytree's float arrays by group, in one pass over each; works inside a jitted step.
 
     Args:
@@ -68,7 +67,7 @@ def readings(
         >>> [(k, float(r.saturated), round(float(r.flushed), 3)) for k, r in found.items()]
         [('w', 0.25, 0.333)]
     """
-    fmt = format_(fmt)
+    fmt = as_format(fmt, "readings")
     named = {} if isinstance(groups, int) else groups
     found: dict[str, list[jax.Array]] = {name: [] for name in named}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -146,7 +145,7 @@ class Monitor:
 
     def __init__(
         self,
-        fmt: Format | str | Any = "float16",
+        fmt: FormatLike = "float16",
         *,
         every: int = 10,
         groups: Groups = 1,
@@ -155,7 +154,9 @@ class Monitor:
         if every < 1:
             raise ValueError(f"Monitor: every is {every}; expected 1 or more")
         self.every = every
-        self._read: Callable = jax.jit(functools.partial(readings, fmt=format_(fmt), groups=groups))
+        self._read: Callable = jax.jit(
+            functools.partial(readings, fmt=as_format(fmt, "Monitor"), groups=groups)
+        )
         self._out = None if out is None else Path(out)
         self._log: Log | None = None
         self._pending: tuple[int, dict[str, Reading]] | None = None

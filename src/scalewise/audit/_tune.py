@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from .._resolve import as_format
+from .._types import FormatLike
 from ..autocast import Autocast, Policy, Rule
 from ..formats import BF16, FP16, FP32, Format
-from ..formats import format as format_
 from ..interpret import trace
 from ._run._equation_statistics import EquationStatistics
 from ._run._interpretations import Reference, TableEmulation
@@ -45,7 +46,7 @@ def tune(
     f: Callable,
     args: Sequence[Any],
     tolerance: float,
-    formats: Sequence[Format | str | Any] = (BF16,),
+    formats: Sequence[FormatLike] = (BF16,),
 ) -> Tuning:
     """Searches for the cheapest formats that keep the outputs of ``f`` within a tolerance.
 
@@ -73,7 +74,7 @@ def tune(
     """
     if not tolerance > 0:
         raise ValueError(f"tune: tolerance is {tolerance!r}; expected a positive number")
-    narrow = sorted((format_(x) for x in formats), key=lambda fmt: fmt.bits)
+    narrow = sorted((as_format(x, "tune") for x in formats), key=lambda fmt: fmt.bits)
     program = trace(f, TableEmulation(FP32), args, {}, name="tune")
     session = Session(program, TableEmulation(FP32), Reference(np.dtype(np.float32)))
     start = session.run()

@@ -8,6 +8,7 @@ from ._lists import FULL as FULL
 from ._lists import LOW as LOW
 from ._placement import Placement as Placement
 from ._placement import placements as placements
+from ._policy import DTYPES as DTYPES
 from ._policy import Policy as Policy
 from ._policy import Rule as Rule
 from ._policy import policy as policy

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._types import PolicyLike
 from ..interpret import (
     Boundary,
     Equation,
@@ -146,7 +147,7 @@ def widest(dtypes: set[Any]) -> Any:
     return wide if same else jnp.dtype(jnp.float32)
 
 
-def autocast(f: Callable, policy: Policy | str | Any = "float16") -> Callable:
+def autocast(f: Callable, policy: PolicyLike = "float16") -> Callable:
     """``f`` in mixed precision: matmuls and convolutions narrow, what needs range or sums wide.
 
     Each operation runs in a dtype by its primitive: those in ``policy.low`` (contractions) in the

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
+from .._types import PolicyLike
 from ..interpret import Equation, transform
 from ._autocast import Autocast, converted
-from ._policy import Policy
 from ._policy import policy as policy_
 
 
@@ -33,7 +33,7 @@ class Placement:
     count: int
 
 
-def placements(f: Callable, policy: Policy | str | Any = "float16") -> Callable:
+def placements(f: Callable, policy: PolicyLike = "float16") -> Callable:
     """A function of ``f``'s arguments that says which operation would run in which dtype.
 
     Returns:

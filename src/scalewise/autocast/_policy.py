@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
+from .._resolve import kind_of
 from ..interpret import Equation
 from ._lists import FULL, LOW
 
@@ -132,7 +133,7 @@ def policy(text: Any) -> Policy:
         >>> policy("c=int8")
         Traceback (most recent call last):
         ...
-        ValueError: Policy.compute: 'int8' is no dtype to compute in; accepted: f16, bf16, f32, f64
+        ValueError: Policy.compute: 'int8' is no dtype to compute in; expected one of f16, bf16, ...
     """
     if isinstance(text, Policy):
         return text
@@ -160,7 +161,10 @@ def _dtype(value: Any, field: str) -> np.dtype:
         if name not in DTYPES.values():
             raise KeyError(name)
     except (KeyError, TypeError):
+        known = kind_of(value) if isinstance(value, str) else None
+        what = f"{known}, no dtype" if known else "no dtype"
         raise ValueError(
-            f"Policy.{field}: {value!r} is no dtype to compute in; accepted: f16, bf16, f32, f64"
+            f"Policy.{field}: {value!r} is {what} to compute in; expected one of f16, "
+            "bf16, f32, f64"
         ) from None
     return jnp.dtype(name)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import jax
 
+from .._types import RecipeLike
 from ..interpret import transform
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
@@ -19,7 +20,7 @@ from .recipes import fp16
 from .recipes import recipe as recipe_
 
 
-def autoscale(f: Callable, recipe: Recipe | str = fp16) -> Callable:
+def autoscale(f: Callable, recipe: RecipeLike = fp16) -> Callable:
     """A function of the same signature that survives narrow formats.
 
     Forward, backward and optimizer in one go: wrap the whole training step. Values in flight keep

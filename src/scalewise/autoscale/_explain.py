@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from .._types import RecipeLike
 from ..formats import BlockFormat, Format
 from ..formats import format as format_
 from ..interpret import Equation, transform
@@ -88,7 +89,7 @@ def _cells(row: ExplanationRow) -> tuple[str, ...]:
     return row.kind, row.name, shape, row.format, row.scale, row.direction, source
 
 
-def explain(f: Callable, recipe: Recipe | str = fp16) -> Callable[..., Explanation]:
+def explain(f: Callable, recipe: RecipeLike = fp16) -> Callable[..., Explanation]:
     """A function of ``f``'s arguments that says what ``autoscale(f, recipe)`` stores, and how.
 
     The rows are recorded where ``autoscale`` decides on a format, while it traces the program, so

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._types import PyTree, RecipeLike
 from ..formats import BlockFormat, Format
 from ..interpret import type_like
 from ..rounding import encode
 from ..scaled import ScaledArray, quantize
-from ._recipe import Recipe, Storage
+from ._recipe import Storage
 from ._value import ScaledValue, leading
 from .recipes import recipe as recipe_
 
@@ -135,7 +136,7 @@ def _nonzero(data: Any, x: jax.Array, fmt: Format) -> Any:
     return encode(jnp.where((wide == 0) & (x != 0), tiny, wide), fmt)
 
 
-def store(tree: Any, recipe: Recipe | str) -> Any:
+def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
     """A pytree with the leaves that the recipe's ``state`` names stored narrow.
 
     Args:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from .._deprecated import renamed_arguments
+from .._resolve import as_format
 from ..devices import device, device_for
-from ..formats import BF16, BLOCK_FORMATS, CATALOGUE, FP16, BlockFormat, Format, block_format
-from ..formats import format as format_
+from ..formats import BF16, BLOCK_FORMATS, CATALOGUE, FP16, BlockFormat, Format
 from ..scaled import SCALINGS, Amax, Scaling, at_least, check_scaling, storable
 from ._units import require_native
 
@@ -49,11 +49,9 @@ class Storage:
 
 def _storable(fmt: Any) -> Format | BlockFormat:
     """The format or block format, if its elements can be stored in whole bytes."""
-    if isinstance(fmt, BlockFormat) or (isinstance(fmt, str) and fmt.lower() in BLOCK_FORMATS):
-        fmt = block_format(fmt)
-        storable(fmt.element)
-        return fmt
-    return storable(format_(fmt))
+    fmt = as_format(fmt, "Storage.format", blocks=True)
+    storable(fmt.element if isinstance(fmt, BlockFormat) else fmt)
+    return fmt
 
 
 @renamed_arguments(smallest="min_size")
@@ -144,7 +142,7 @@ class Recipe:
         for field in ("storage", "carry", "collective"):
             value = getattr(self, field)
             if value is not None:
-                object.__setattr__(self, field, storable(format_(value)))
+                object.__setattr__(self, field, storable(as_format(value, f"Recipe.{field}")))
         for field, accepted in CHOICES.items():
             if getattr(self, field) not in accepted:
                 raise ValueError(
@@ -241,12 +239,9 @@ def _operand(fmt: Any) -> Format | BlockFormat | None:
     """A format of operands; None where that is the compute dtype's own."""
     if fmt is None:
         return None
-    if isinstance(fmt, BlockFormat) or (isinstance(fmt, str) and fmt.lower() in BLOCK_FORMATS):
-        return block_format(fmt)
-    try:
-        fmt = format_(fmt)
-    except ValueError as error:
-        raise ValueError(f"{error}; and the block formats {', '.join(BLOCK_FORMATS)}") from None
+    fmt = as_format(fmt, "Recipe", blocks=True)
+    if isinstance(fmt, BlockFormat):
+        return fmt
     if not fmt.zero:
         raise ValueError(f"{fmt.name} has no zero: it is for scales, not for operands")
     return None if fmt.mantissa_bits >= 23 and fmt.exponent_bits >= 8 else fmt

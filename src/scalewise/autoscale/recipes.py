@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
+from .._resolve import unknown
 from ..formats import BF16, E4M3FN, E5M2, FP16, MXFP4, MXFP8_E4M3
 from ..scaled import Delayed, Unit
 from ._recipe import Recipe
@@ -47,9 +47,7 @@ def recipe(name: Any) -> Recipe:
     if isinstance(name, str):
         if name in CATALOGUE:
             return CATALOGUE[name]
-        close = difflib.get_close_matches(name.lower(), CATALOGUE, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"no recipe is called {name!r}: there are {', '.join(CATALOGUE)}{hint}")
+        raise ValueError(unknown(name, "recipe", where="recipe"))
     raise TypeError(
         f"a recipe is a scalewise.Recipe or one of the names {', '.join(CATALOGUE)}; "
         f"got a {type(name).__name__}: {name!r}"

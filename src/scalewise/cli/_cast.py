@@ -27,16 +27,16 @@ def cast(
     """
     import numpy as np  # numpy and JAX take time to import: not for --help
 
-    from ..formats import BLOCK_FORMATS
-    from ..formats import format as format_
+    from .._resolve import as_format
+    from ..formats import BlockFormat
     from ._checkpoint import cast_checkpoint, read, report, same_file
 
     with refusal(ValueError):
-        if data.suffix == ".safetensors" or to.lower().replace("-", "_") in BLOCK_FORMATS:
+        fmt = as_format(to, "--to", blocks=True)
+        if data.suffix == ".safetensors" or isinstance(fmt, BlockFormat):
             if saturate:
                 raise ValueError("--saturate is for .npy: what has a scale doesn't overflow")
             return cast_checkpoint(data, to, out, rounding)
-        fmt = format_(to)
         target = out or data.with_name(f"{data.stem}.{fmt.name}.npy")
         if same_file(target, data):
             raise ValueError(f"{target} is the input itself; give another --out")

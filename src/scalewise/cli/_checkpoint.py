@@ -12,7 +12,7 @@ import typer
 from .._output import check_source, check_target
 
 
-def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: str) -> None:
+def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: Any) -> None:
     """Quantizes the float tensors of a checkpoint, or of one .npy, and writes them with scales.
 
     float32, float16 and bfloat16 tensors of at least one dimension are quantized; others are
@@ -20,13 +20,12 @@ def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: str) -> Non
     """
     import jax.numpy as jnp  # takes a second to import: not for --help
 
-    from ..formats import BLOCK_FORMATS
-    from ..formats import format as format_
+    from .._resolve import as_format
+    from ..formats import BlockFormat
     from ..scaled import load_safetensors, quantize, save_safetensors
 
-    block = BLOCK_FORMATS.get(to.lower().replace("-", "_"))
-    fmt = block or format_(to)
-    element = block.element if block else format_(to)
+    fmt = as_format(to, "--to", blocks=True)
+    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
     target = out or data.with_name(f"{data.stem}.{fmt.name}.safetensors")
     if same_file(target, data):
         raise ValueError(f"{target} is the input itself; give another --out")

@@ -94,11 +94,11 @@ def inspect(
     fmt: Annotated[str, typer.Option("--format", help="A format's name.")] = "fp32",
 ) -> None:
     """Show numbers in a format: bits, formula, exact value, neighbours, rounding error."""
-    from ..formats import format as format_
+    from .._resolve import as_format
 
     console = Console(highlight=False, soft_wrap=True)  # a number is never broken in two
     with refusal(ValueError):
-        f = format_(fmt)
+        f = as_format(fmt, "--format")
         parsed = [(text, *_parse(text, f)) for text in numbers]
     for text, code, given in parsed:
         _show(console, f, text, code, given)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from ..formats import FP64, Format
-from ..formats import format as format_
+from .._resolve import as_format
+from .._types import FormatLike, Saturation
+from ..formats import FP64
 from ..interpret import transform
 from ._draws import EmulationWithDraws
 
 
-def emulate(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = False) -> Callable:
+def emulate(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Callable:
     """``f`` as a machine would compute it that has no other floating-point format than ``fmt``.
 
     Arguments, constants and the float result of each equation are rounded to the nearest number of
@@ -47,7 +47,7 @@ def emulate(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = Fals
         >>> float(sw.emulate(norm, "bf16")(jnp.full(4096, 16.0)))
         1024.0
     """
-    fmt = format_(fmt)
+    fmt = as_format(fmt, "emulate")
     if fmt.mantissa_bits > 24 and fmt != FP64:
         raise ValueError(
             f"emulate: {fmt.name} has {fmt.precision} significant bits; accepted: up to 25, or "

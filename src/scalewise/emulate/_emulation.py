@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._types import Saturation
 from ..formats import Format
 from ..interpret import (
     Equation,
@@ -36,7 +37,7 @@ class Emulation(Interpretation):
     """
 
     fmt: Format
-    saturate: bool | str = False
+    saturate: Saturation = False
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         return jax.enable_x64(True)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._types import RoundingMode
 from ..formats import ROUNDINGS, Format
 from ..rounding import from_float64, round_bits, to_float64
 
@@ -51,7 +52,7 @@ class Arithmetic:
     """
 
     fmt: Format
-    rounding: str = "nearest_even"
+    rounding: RoundingMode = "nearest_even"
 
     def __post_init__(self):
         if self.fmt.precision > 25:

@@ -10,7 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
+from .._resolve import as_format
+from .._types import RoundingMode
 from ..formats import FP32, Format, rounding_mode
 from ..formats import format as format_
 from ..rounding import from_float64, round_bits, to_float64
@@ -40,13 +43,13 @@ class Accumulator:
     """
 
     fmt: Format
-    rounding: str = "nearest_even"
+    rounding: RoundingMode = "nearest_even"
     chunk: int | None = None
     into: Format = FP32
 
     def __post_init__(self):
         for name in ("fmt", "into"):
-            fmt = format_(getattr(self, name))
+            fmt = as_format(getattr(self, name), f"Accumulator.{name}")
             object.__setattr__(self, name, fmt)
             if fmt.precision > 25 or not fmt.zero:
                 raise ValueError(
@@ -66,7 +69,11 @@ FP8_CORE_PROMOTED = dataclasses.replace(FP8_CORE, chunk=128)
 
 
 def matmul(
-    a: Any, b: Any, *, accumulator: Accumulator | Format | str | None = None, out: Any = None
+    a: Any,
+    b: Any,
+    *,
+    accumulator: Accumulator | Format | str | None = None,
+    out: DTypeLike | None = None,
 ) -> jax.Array:
     """``a @ b``, products exact and sums in an accumulator's format, rounded once to ``out``.
 
@@ -91,7 +98,7 @@ def matmul(
     if a.ndim == 0 or b.ndim == 0 or a.shape[-1] != b.shape[max(b.ndim - 2, 0)]:
         raise ValueError(f"matmul: shapes {a.shape} and {b.shape} don't match")
     if isinstance(accumulator, (Format, str)):
-        accumulator = Accumulator(format_(accumulator))
+        accumulator = Accumulator(as_format(accumulator, "matmul"))
     left = a[None] if a.ndim == 1 else a
     right = b[:, None] if b.ndim == 1 else b
     batch = jnp.broadcast_shapes(left.shape[:-2], right.shape[:-2])
@@ -105,7 +112,11 @@ def matmul(
 
 
 def dot(
-    a: Any, b: Any, *, accumulator: Accumulator | Format | str | None = None, out: Any = None
+    a: Any,
+    b: Any,
+    *,
+    accumulator: Accumulator | Format | str | None = None,
+    out: DTypeLike | None = None,
 ) -> jax.Array:
     """The dot product of two vectors, as :func:`matmul` has it.
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..formats import Format
-from ..formats import format as format_
+from .._resolve import as_format
+from .._types import FormatLike
 from ._arithmetic import Arithmetic
 from ._auto import add, constant, middle, plan, root_of, sum_of_squares
 from ._norms import arithmetic_of
@@ -34,7 +34,7 @@ def rms_norm(
     *,
     eps: float = 1e-6,
     axis: int = -1,
-    arithmetic: Format | str | Any = None,
+    arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """``x / sqrt(mean(x^2) + eps) * weight`` where every intermediate is rounded to a format.
 
@@ -73,7 +73,7 @@ def layer_norm(
     *,
     eps: float = 1e-5,
     axis: int = -1,
-    arithmetic: Format | str | Any = None,
+    arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """``(x - mean) / sqrt(var + eps) * weight + bias``, every intermediate rounded to a format.
 
@@ -106,7 +106,7 @@ def _apply(
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
-    fmt = format_(x.dtype if fmt is None else fmt)
+    fmt = as_format(x.dtype if fmt is None else fmt, name)
     if not fmt.signed:
         raise ValueError(f"{name}: {fmt.name} has no sign; accepted: a signed format")
     if not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._resolve import as_format
+from .._types import FormatLike
 from ..formats import Format
-from ..formats import format as format_
 from ._arithmetic import Arithmetic
 from ._auto import auto_norm
 from ._methods import METHODS, Setting
@@ -37,7 +38,7 @@ def l2_norm(
     axis: int | tuple[int, ...] | None = None,
     keepdims: bool = False,
     method: str = "auto",
-    arithmetic: Format | str | Any = None,
+    arithmetic: FormatLike | None = None,
     order: str | None = None,
     block: int = 32,
 ) -> jax.Array:
@@ -85,7 +86,7 @@ def l2_norm(
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"l2_norm takes real floating-point arrays, not {x.dtype}")
-    fmt = format_(x.dtype if arithmetic is None else arithmetic)
+    fmt = as_format(x.dtype if arithmetic is None else arithmetic, "l2_norm")
     norm = _norm(method, fmt, order, block, eps)
     axes = _axes(axis, x.ndim)
     x = jnp.moveaxis(x, axes, range(-len(axes), 0))

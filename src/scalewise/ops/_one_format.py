@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..formats import Format
-from ..formats import format as format_
+from .._resolve import as_format
+from .._types import FormatLike
 from ._arithmetic import Arithmetic
 from ._auto import plan, rounded, sum_of, sum_of_squares
 
@@ -42,7 +42,7 @@ class Narrow:
 def in_one_format(
     along: Callable[..., jax.Array],
     exact: Callable[..., jax.Array],
-    fmt: Format | str | Any,
+    fmt: FormatLike,
     x: jax.Array,
     **options: Any,
 ) -> jax.Array:
@@ -51,7 +51,7 @@ def in_one_format(
     Raises:
         ValueError: a format without a sign or a zero, or of more than 25 significant bits.
     """
-    fmt = format_(fmt)
+    fmt = as_format(fmt, exact.__name__)
     if not fmt.signed or not fmt.zero:
         raise ValueError(
             f"{exact.__name__}: {fmt.name} has no sign or no zero; accepted: a signed format"

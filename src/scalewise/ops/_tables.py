@@ -13,8 +13,9 @@ import mpmath
 import numpy as np
 from jax import lax
 
+from .._resolve import as_format
+from .._types import FormatLike
 from ..formats import Format
-from ..formats import format as format_
 from ..rounding import round_bits, to_float64
 from .functions import FUNCTIONS, Elementary
 
@@ -77,7 +78,7 @@ DOMAINS = ("all", "normal")
 
 
 def function_table(
-    fmt: Format | str | Any,
+    fmt: FormatLike,
     names: Iterable[str] | None = None,
     domain: str | Iterable[str] = "all",
 ) -> Iterator[FunctionErrors]:
@@ -101,7 +102,7 @@ def function_table(
         >>> round(rsqrt.max_absolute, 6)
         0.031227
     """
-    fmt = format_(fmt)
+    fmt = as_format(fmt, "function_table")
     if fmt.bits > 16 or fmt.dtype is None or not fmt.zero:
         raise ValueError(
             f"function_table: {fmt.name} isn't tabulated; accepted: formats of up to 16 bits with "
@@ -223,7 +224,7 @@ def _compare(
     )
 
 
-def cast_table(fmt: Format | str | Any) -> list[CastErrors]:
+def cast_table(fmt: FormatLike) -> list[CastErrors]:
     """The errors of the cast from float32, over all of float32's positive numbers in the format.
 
     No sample: every bit pattern from the format's smallest number to its largest. Negative ones are
@@ -235,7 +236,7 @@ def cast_table(fmt: Format | str | Any) -> list[CastErrors]:
     Raises:
         ValueError: a wider format.
     """
-    fmt = format_(fmt)
+    fmt = as_format(fmt, "cast_table")
     if fmt.bits > 19:
         raise ValueError(f"cast_table: {fmt.name} is no narrow format; accepted: up to 19 bits")
     first = int(np.float32(float(fmt.smallest)).view(np.uint32))

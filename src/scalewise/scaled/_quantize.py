@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..formats import BLOCK_FORMATS, CATALOGUE, FP32, BlockFormat, Format, block_format
-from ..formats import format as format_
+from .._resolve import as_format
+from .._types import BlockFormatLike, RoundingMode, Saturation
+from ..formats import CATALOGUE, FP32, BlockFormat, Format
 from ..rounding import encode, has_float64, round_to
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
@@ -36,12 +37,12 @@ def storable(fmt: Format) -> Format:
 
 def quantize(
     x: Any,
-    fmt: Format | BlockFormat | str,
+    fmt: BlockFormatLike,
     *,
     scaling: Scaling | None = None,
     axis: int | tuple[int, ...] | None = None,
-    rounding: str = "nearest_even",
-    saturate: bool | str | None = None,
+    rounding: RoundingMode = "nearest_even",
+    saturate: Saturation | None = None,
     key: jax.Array | None = None,
 ) -> ScaledArray:
     """``x`` in a narrow format behind a scale: one for all of it, or an axis' index, or a block.
@@ -89,7 +90,9 @@ def quantize(
         >>> a.scale.tolist(), a.value().tolist()
         ([2.0], [896.0, 1.0, -3.0])
     """
-    fmt = _format(fmt)
+    fmt = as_format(fmt, "quantize", blocks=True)
+    if isinstance(fmt, Format) and not fmt.zero:
+        raise ValueError(f"quantize: {fmt.name} has no zero: it is for scales, not for data")
     if scaling is not None:
         check_scaling(scaling, "quantize: scaling")
     if isinstance(x, ScaledArray):
@@ -176,20 +179,6 @@ def _quantized(
 
 # One program where nobody else compiles.
 _compiled = jax.jit(_quantized, static_argnums=(2, 3))
-
-
-def _format(fmt: Any) -> Format | BlockFormat:
-    if isinstance(fmt, BlockFormat):
-        return fmt
-    if isinstance(fmt, str) and fmt.lower().replace("-", "_") in BLOCK_FORMATS:
-        return block_format(fmt)
-    try:
-        fmt = format_(fmt)
-    except ValueError as error:
-        raise ValueError(f"{error}; block formats: {', '.join(BLOCK_FORMATS)}") from None
-    if not fmt.zero:
-        raise ValueError(f"quantize: {fmt.name} has no zero: it is for scales, not for data")
-    return fmt
 
 
 def _axes(x: jax.Array, axis: Any, block: bool) -> tuple[int, ...]:

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._resolve import as_format
+from .._types import FormatLike
 from ..formats import Format
-from ..formats import format as format_
 from ..interpret import gather_invariant
 from ..rounding import cast
 from ..scaled import Amax
@@ -18,7 +19,7 @@ from ._finite import at_least_float32, is_float_array
 Tree = Any
 
 
-def mean_over(tree: Tree, axis_name: Any, fmt: Format | str | None = None) -> Tree:
+def mean_over(tree: Tree, axis_name: Any, fmt: FormatLike | None = None) -> Tree:
     """The mean of each float array over a mapped axis, the same bits on every member.
 
     With a format, each member rounds its array to it once, behind the power of two that the
@@ -45,7 +46,7 @@ def mean_over(tree: Tree, axis_name: Any, fmt: Format | str | None = None) -> Tr
         >>> jax.vmap(lambda x: mean_over(x, "data", "fp16"), axis_name="data")(x).tolist()
         [[2.0, -500.0], [2.0, -500.0]]
     """
-    chosen = None if fmt is None else format_(fmt)
+    chosen = None if fmt is None else as_format(fmt, "mean_over")
     if chosen is not None and (chosen.dtype is None or chosen.bits not in (8, 16)):
         raise ValueError(f"mean_over: {chosen.name} isn't stored in one or two bytes")
 

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._deprecated import renamed_arguments
-from ..autocast import Policy, autocast
+from .._deprecated import renamed_arguments, warn_renamed
+from .._resolve import resolve
+from ..autocast import DTYPES, Policy, autocast
 from ..autocast import policy as policy_
 from ..autoscale import AmaxHistory, Recipe, WithHistory, autoscale
 from ..autoscale.recipes import CATALOGUE
@@ -318,8 +319,8 @@ def step(
         >>> bool(metrics.loss < 1e-2), int(metrics.skipped), float(metrics.scale)
         (True, 1, 32768.0)
     """
-    if isinstance(policy, str):  # "fp16" is the recipe here, as in autoscale; the dtype is "f16"
-        policy = CATALOGUE.get(policy, policy)
+    if isinstance(policy, str):
+        policy = _named(policy)
     transform, params, narrow = _transform(policy)
     delayed = policy if isinstance(policy, Recipe) and policy.scaling.source == "history" else None
     if weights is None:
@@ -385,6 +386,14 @@ def microbatches(batch: Any, n: int) -> Any:
         return x.reshape(n, size // n, *x.shape[1:])
 
     return jax.tree.map(leaf, batch)
+
+
+def _named(policy: str) -> Policy | Recipe:
+    """Returns the policy or recipe of a string."""
+    if policy.lower() in DTYPES and policy not in CATALOGUE:
+        warn_renamed(f"step(..., {policy!r})", repr(f"c={policy}"), stacklevel=4)
+        return policy_(policy)
+    return resolve(policy, "policy", "recipe", where="step")
 
 
 def _transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bool]:

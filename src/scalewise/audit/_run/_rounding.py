@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...formats import FP32, FP64, Format
+from ..._types import FormatLike, Saturation
+from ...formats import FP32, FP64
 from ...formats import format as format_
 
 # Mantissa bits, lowest exponent, largest number, result of overflow, result of rounding an
@@ -17,7 +18,7 @@ from ...formats import format as format_
 FORMAT_PARAMS = 8
 
 
-def format_params(fmt: Format | str, saturate: bool | str = False) -> np.ndarray:
+def format_params(fmt: FormatLike, saturate: Saturation = False) -> np.ndarray:
     """Returns a format as the eight numbers that :func:`round_by` reads.
 
     Args:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+from ..._types import Saturation
 from ...formats import Format
 from .._deprecated import renamed
 from ._fixes import Fix
@@ -85,7 +86,7 @@ class Finding:
         return f"called at {shown}" + (f" and {more} more" if more > 0 else "") if shown else ""
 
 
-def finding(group: Group, fmt: Format, saturate: bool | str) -> Finding:
+def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
     """Returns a group's finding, without a fix."""
     first = group.first
     kind = kind_of(group, saturate)

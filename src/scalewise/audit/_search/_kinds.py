@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+from ..._types import Saturation
 from ...formats import Format
 from ._groups import Group
 
@@ -27,7 +28,7 @@ class FindingKind:
     """
 
     name: str
-    found: Callable[[Group, bool | str], bool]
+    found: Callable[[Group, Saturation], bool]
     evidence: Callable[[Group, Format], str]
     out_of_range: bool = False
     event: bool = False
@@ -39,7 +40,7 @@ KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind wi
 
 
 def register(
-    name: str, found: Callable[[Group, bool | str], bool], **fields: bool | str
+    name: str, found: Callable[[Group, Saturation], bool], **fields: bool | str
 ) -> Callable[[Callable[[Group, Format], str]], Callable[[Group, Format], str]]:
     """Returns a decorator that registers a kind, of which the function gives the evidence."""
 
@@ -50,7 +51,7 @@ def register(
     return add
 
 
-def kind_of(group: Group, saturate: bool | str) -> FindingKind:
+def kind_of(group: Group, saturate: Saturation) -> FindingKind:
     """Returns the first kind for which there is evidence."""
     return next(kind for kind in KINDS.values() if kind.found(group, saturate))
 

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._resolve import as_format
+from ..._types import FormatLike, Saturation
 from ...emulate import EXACT
 from ...formats import Format
-from ...formats import format as format_
 from ...interpret import Boundary, Equation, Interpretation, is_float, run, trace
 from ...primitives import having
 from .._run._equation_statistics import direction_of
@@ -134,7 +135,7 @@ class _Constants(Interpretation):
         ]
 
 
-def literals(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = False) -> Callable:
+def literals(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Callable:
     """Finds the constants of ``f`` that a format turns into 0, 1, infinity, NaN, its largest number
     or an inexact subnormal number.
 
@@ -158,7 +159,7 @@ def literals(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = Fal
         >>> [str(c) for c in literals(f, "bf16")(jnp.ones(3))]
         ['0.999 becomes 1 (1) in mul']
     """
-    fmt = format_(fmt)
+    fmt = as_format(fmt, "literals")
 
     def check(*args: Any, **kwargs: Any) -> tuple[Literal, ...]:
         constants = _Constants()
@@ -181,7 +182,7 @@ def literals(f: Callable, fmt: Format | str | Any, *, saturate: bool | str = Fal
 
 
 def _literal(
-    key, use: Equation, fmt: Format, saturate: bool | str, trained: bool
+    key, use: Equation, fmt: Format, saturate: Saturation, trained: bool
 ) -> Literal | None:
     file, line, primitive, number = key
     if not math.isfinite(number) or number == 0:

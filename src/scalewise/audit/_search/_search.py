@@ -8,6 +8,7 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
+from ..._types import Saturation
 from ...formats import Format
 from .._run._session import Outcome, OutputError, Session
 from ._apply import Origin
@@ -50,7 +51,7 @@ class Search:
     fmt: Format
     literals: Sequence[Literal]
     trials: int
-    saturate: bool | str
+    saturate: Saturation
     found: list[Finding] = dataclasses.field(default_factory=list)
     unfixed: list[Finding] = dataclasses.field(default_factory=list)
     current: Any = dataclasses.field(init=False)

@@ -1,7 +1,6 @@
 """The rows of a comparison: what each method does to the state and to the step."""
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..._resolve import unknown
 from ..._user_file import InputError
 from ...autoscale import AmaxHistory, Recipe, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
@@ -248,13 +248,11 @@ def method(name: str | Method) -> Method:
         >>> method("fp61")
         Traceback (most recent call last):
         ...
-        scalewise...InputError: unknown recipe 'fp61'; expected one of float32, fp16-plain,
+        scalewise...InputError: recipe: no method of comparison is called 'fp61'; did you mean
         ...; did you mean 'fp16'?
     """
     if isinstance(name, Method):
         return name
     if name in METHODS:
         return METHODS[name]
-    close = difflib.get_close_matches(str(name).lower(), METHODS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise InputError(f"unknown recipe {name!r}; expected one of {', '.join(METHODS)}{hint}")
+    raise InputError(unknown(str(name), "method", where="recipe"))

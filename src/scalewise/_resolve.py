@@ -1,0 +1,161 @@
+"""The meaning of a string: the format, policy, recipe or method that it names, in every function.
+
+A name that a format and a recipe share (``"fp16"``, ``"bf16"``, ``"mxfp4"``) is the format where a
+function takes such formats (``audit``, ``emulate``, ``quantize``), and the recipe where it takes
+none (``autoscale``, ``training.step``, ``compare``, ``train``). A string with ``=`` is a policy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+if TYPE_CHECKING:
+    from .formats import BlockFormat, Format
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """One kind of thing that a string can name.
+
+    Attributes:
+        name: with its article, for messages.
+        module, table: where the mapping from names to objects is; it is imported on demand.
+        parse: the function in ``module`` that returns the object of a spelling.
+        key: returns the key in the table that a spelling stands for.
+        aliases: a second table, of other spellings.
+    """
+
+    name: str
+    module: str
+    table: str
+    parse: str
+    key: Callable[[str], str] = str
+    aliases: str | None = None
+
+    def names(self) -> Mapping[str, Any]:
+        return getattr(importlib.import_module(self.module), self.table)
+
+    def spellings(self) -> list[str]:
+        other = getattr(importlib.import_module(self.module), self.aliases) if self.aliases else ()
+        return [*self.names(), *other]
+
+    def has(self, text: str) -> bool:
+        """Returns True if the text names something of this kind."""
+        return self.key(text) in self.spellings()
+
+    def find(self, text: str) -> Any:
+        return getattr(importlib.import_module(self.module), self.parse)(text)
+
+
+def _format_key(text: str) -> str:
+    name = text.lower().replace("-", "_")
+    for prefix in ("float8_", "float6_", "float4_"):
+        name = name.removeprefix(prefix)
+    return name
+
+
+class _Policy(Kind):
+    """A policy is written out: it has a grammar, ``p=f32,c=bf16,o=f32``, and no table."""
+
+    def names(self) -> Mapping[str, Any]:
+        return {}
+
+    def spellings(self) -> list[str]:
+        return []
+
+    def has(self, text: str) -> bool:
+        return "=" in text
+
+
+KINDS: dict[str, Kind] = {  # in the order in which a string is looked up
+    "policy": _Policy("a policy", "scalewise.autocast", "", "policy"),
+    "format": Kind(
+        "a format", "scalewise.formats", "CATALOGUE", "format", _format_key, aliases="ALIASES"
+    ),
+    "block format": Kind(
+        "a block format", "scalewise.formats", "BLOCK_FORMATS", "block_format", _format_key
+    ),
+    "recipe": Kind("a recipe", "scalewise.autoscale.recipes", "CATALOGUE", "recipe"),
+    "method": Kind("a method of comparison", "scalewise.training", "METHODS", "method"),
+}
+
+
+def resolve(text: str, *kinds: str, where: str) -> Any:
+    """Returns what a string names, which is of one of the given kinds.
+
+    Args:
+        text: the string.
+        kinds: keys of ``KINDS``.
+        where: the function or argument, for the message.
+
+    Raises:
+        ValueError: the string names nothing, or something of another kind.
+
+    Example:
+        >>> resolve("half", "format", where="emulate").name
+        'fp16'
+        >>> resolve("fp8", "format", where="emulate")
+        Traceback (most recent call last):
+        ...
+        ValueError: emulate: 'fp8' is a recipe, not a format; expected one of fp64, fp32, tf32, ...
+    """
+    for name, kind in KINDS.items():
+        if name in kinds and kind.has(text):
+            return kind.find(text)
+    raise ValueError(unknown(text, *kinds, where=where))
+
+
+def unknown(text: str, *kinds: str, where: str) -> str:
+    """Returns the sentence about a string that names nothing of the given kinds."""
+    accepted = [kind for name, kind in KINDS.items() if name in kinds]
+    both = "format" in kinds  # of which block formats are the last
+    wanted = " or ".join(k.name for k in accepted if not (both and k is KINDS["block format"]))
+    names = list(dict.fromkeys(name for kind in accepted for name in kind.names()))
+    expected = f"expected one of {', '.join(names)}" if names else "expected"
+    if "policy" in kinds:
+        expected += f"{' or' if names else ''} a policy such as 'p=f32,c=bf16,o=f32'"
+    other = kind_of(text)
+    if other is not None:
+        return f"{where}: {text!r} is {other}, not {wanted}; {expected}"
+    known = dict.fromkeys(spelling for kind in accepted for spelling in kind.spellings())
+    close = difflib.get_close_matches(text.lower(), known, n=2)
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ";"
+    wanted = wanted.removeprefix("a ").replace(" or a ", ", ", wanted.count(" or ") - 1)
+    wanted = wanted.replace(" or a ", " or ")
+    return f"{where}: no {wanted} is called {text!r}{hint} {expected}"
+
+
+def kind_of(text: str) -> str | None:
+    """Returns the kind of thing that a string names, with its article; None if it names nothing."""
+    return next((kind.name for kind in KINDS.values() if kind.has(text)), None)
+
+
+@overload
+def as_format(spec: Any, where: str) -> Format: ...
+
+
+@overload
+def as_format(spec: Any, where: str, *, blocks: Literal[True]) -> Format | BlockFormat: ...
+
+
+def as_format(spec: Any, where: str, *, blocks: bool = False) -> Any:
+    """Returns the format of a name, a dtype or a format; with ``blocks`` also a block format.
+
+    Args:
+        spec: what a function was given as a format.
+        where: the function or argument, for the message.
+        blocks: whether it takes block formats, too.
+
+    Raises:
+        ValueError: it is no such thing.
+    """
+    from .formats import BlockFormat
+    from .formats import format as format_
+
+    if isinstance(spec, str):
+        return resolve(spec, "format", *(["block format"] if blocks else []), where=where)
+    return spec if blocks and isinstance(spec, BlockFormat) else format_(spec)
