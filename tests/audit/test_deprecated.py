@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import scalewise as sw
-from scalewise.audit import diff
+from scalewise.audit import Fix, diff
 from scalewise.audit._deprecated import KEYS
 
 
@@ -42,6 +42,15 @@ def test_keyword_and_exports():
             exec(f"from scalewise.audit import {old} as old, {new} as new; assert old is new")
     with pytest.raises(ImportError, match="nothing"):
         exec("from scalewise.audit import nothing")
+
+
+def test_a_fix_was_a_string():
+    fix = Fix("float32 for line 3", lambda now: now)
+    with pytest.warns(DeprecationWarning, match=r"use str\(finding.fix\).startswith"):
+        assert fix.startswith("float32")
+    with pytest.warns(DeprecationWarning, match=r"use str\(finding.fix\)"):
+        assert fix == "float32 for line 3"
+    assert str(fix) == f"{fix}" == "float32 for line 3"
 
 
 def test_json_keys(report, tmp_path):

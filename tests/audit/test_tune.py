@@ -1,6 +1,5 @@
 """Tuned formats keep the tolerance, also under autocast, and are found in few runs."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -17,7 +16,7 @@ def arguments():
 
 
 def test_only_the_operation_that_overflows_stays_float32():
-    found = sw.tune(model, arguments(), 2e-2, ["fp16"])
+    found = sw.tune(model, tol=2e-2, formats=["fp16"])(*arguments())
     lowered = {primitive for _, primitive in found.formats}
     assert "exp" not in lowered  # e^15 is beyond 65504
     assert {"dot_general", "tanh"} <= lowered
@@ -31,22 +30,25 @@ def test_policy_for_autocast():
     def layer(w, x):
         return jnp.sum(jnp.tanh(x @ w), axis=0)
 
-    found = sw.tune(layer, arguments(), 1e-2, ["bf16"])
+    found = sw.tune(layer, tol=1e-2)(*arguments())
     assert found.cost < 0.6
     got, want = sw.autocast(layer, found.policy)(*arguments()), layer(*arguments())
     assert float(jnp.linalg.norm(got - want)) <= 1e-2 * float(jnp.linalg.norm(want))
 
 
 def test_a_tight_tolerance_and_two_formats():
-    found = sw.tune(model, arguments(), 1e-7, ["bf16"])
+    found = sw.tune(model, tol=1e-7, formats=["bf16"])(*arguments())
     assert "dot_general" not in {p for _, p in found.formats}
-    found = sw.tune(
-        lambda x: (x * 1.0) * 2.0 + jnp.sin(x), (jnp.ones(8),), 2e-2, ["e4m3fn", "bf16"]
-    )
+
+    def f(x):
+        return (x * 1.0) * 2.0 + jnp.sin(x)
+
+    with pytest.warns(DeprecationWarning, match=r"use tune\(f, tol=tolerance\)\(\*args\)"):
+        found = sw.tune(f, (jnp.ones(8),), 2e-2, ["e4m3fn", "bf16"])
     assert set(found.formats.values()) <= {"e4m3fn", "bf16"}
     assert found.policy is None or found.policy.compute == jnp.bfloat16
 
 
 def test_a_tolerance_of_zero_is_rejected():
-    with pytest.raises(ValueError, match="tolerance is 0; expected a positive number"):
-        sw.tune(jnp.sin, (jax.numpy.ones(2),), 0)
+    with pytest.raises(ValueError, match="tol is 0; expected a positive number"):
+        sw.tune(jnp.sin, tol=0)

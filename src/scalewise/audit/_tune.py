@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 
+from .._deprecated import warn_renamed
 from .._resolve import as_format
 from .._types import FormatLike
 from ..autocast import Autocast, Policy, Rule
@@ -18,6 +20,7 @@ from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
 from ._run._session import Outcome, OutputError, Session
 
+P = ParamSpec("P")
 Part = tuple[str, str]  # (user's function, primitive), which a rule of autocast can name
 
 
@@ -42,13 +45,27 @@ class Tuning:
     policy: Policy | None
 
 
+def _accept_old_calls(new: Callable[P, Callable[..., Tuning]]) -> Callable[P, Any]:
+    """Lets ``tune(f, args, tolerance)``, the call of the last release, return its tuning."""
+
+    @functools.wraps(new)
+    def tune(f: Callable, *old: Any, **options: Any) -> Any:
+        if not old and not {"args", "tolerance"} & options.keys():
+            return new(f, **options)  # pyright: ignore[reportCallIssue]
+        warn_renamed("tune(f, args, tolerance)", "tune(f, tol=tolerance)(*args)")
+        options |= dict(zip(("args", "tolerance", "formats"), old, strict=False))
+        args, tol = options.pop("args"), options.pop("tolerance")
+        return new(f, tol=tol, **options)(*args)  # pyright: ignore[reportCallIssue]
+
+    return tune
+
+
+@_accept_old_calls
 def tune(
-    f: Callable,
-    args: Sequence[Any],
-    tolerance: float,
-    formats: Sequence[FormatLike] = (BF16,),
-) -> Tuning:
-    """Searches for the cheapest formats that keep the outputs of ``f`` within a tolerance.
+    f: Callable, *, tol: float, formats: Sequence[FormatLike] = (BF16,)
+) -> Callable[..., Tuning]:
+    """Returns a function of ``f``'s arguments that searches for the cheapest formats that keep the
+    outputs of ``f`` within a tolerance.
 
     Operations are grouped by the user's function and the primitive. For each format, the narrowest
     first, all groups that are still float32 are tried at once. A set that exceeds the tolerance is
@@ -57,9 +74,11 @@ def tune(
 
     Args:
         f: any function of pytrees made of JAX primitives.
-        args: its positional arguments; the result holds for them.
-        tolerance: for the outputs' relative error (root mean square) against float32.
+        tol: for the outputs' relative error (root mean square) against float32.
         formats: the formats to choose from, besides float32.
+
+    Returns:
+        A function to be called with arrays, that returns a :class:`Tuning`; it holds for them.
 
     Raises:
         ValueError: the tolerance isn't positive, or an unknown format.
@@ -68,27 +87,31 @@ def tune(
         >>> import jax.numpy as jnp, scalewise as sw
         >>> def f(x):
         ...     return jnp.exp(jnp.sum(x * x)) * 1e-9
-        >>> found = sw.tune(f, (jnp.full(16, 1.0),), 1e-2, ["fp16"])
+        >>> found = sw.tune(f, tol=1e-2, formats=["fp16"])(jnp.full(16, 1.0))
         >>> sorted(p for _, p in found.formats)
         ['convert_element_type', 'mul', 'reduce_sum']
     """
-    if not tolerance > 0:
-        raise ValueError(f"tune: tolerance is {tolerance!r}; expected a positive number")
+    if not tol > 0:
+        raise ValueError(f"tune: tol is {tol!r}; expected a positive number")
     narrow = sorted((as_format(x, "tune") for x in formats), key=lambda fmt: fmt.bits)
-    program = trace(f, TableEmulation(FP32), args, {}, name="tune")
-    session = Session(program, TableEmulation(FP32), Reference(np.dtype(np.float32)))
-    start = session.run()
-    search = _Search(session, start, tolerance, session.formats())
-    for fmt in narrow:
-        free = [part for part in search.parts if part not in search.chosen]
-        search.lower(free, fmt)
-    return Tuning(
-        formats={part: fmt.name for part, fmt in search.chosen.items()},
-        error=search.error,
-        cost=search.cost(),
-        runs=session.runs,
-        policy=_checked(_policy(search.chosen, list(search.parts)), session, tolerance),
-    )
+
+    def tuned(*args: Any, **kwargs: Any) -> Tuning:
+        program = trace(f, TableEmulation(FP32), args, kwargs, name="tune")
+        session = Session(program, TableEmulation(FP32), Reference(np.dtype(np.float32)))
+        start = session.run()
+        search = _Search(session, start, tol, session.formats())
+        for fmt in narrow:
+            free = [part for part in search.parts if part not in search.chosen]
+            search.lower(free, fmt)
+        return Tuning(
+            formats={part: fmt.name for part, fmt in search.chosen.items()},
+            error=search.error,
+            cost=search.cost(),
+            runs=session.runs,
+            policy=_checked(_policy(search.chosen, list(search.parts)), session, tol),
+        )
+
+    return tuned
 
 
 class _Search:
