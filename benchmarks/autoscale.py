@@ -3,9 +3,9 @@
     python -m benchmarks.autoscale step compile every_op
 
 All times are ratios to float32 of runs that alternate in one process, medians of each round's
-ratio. ``step`` times whole training steps of examples; ``compile`` traces and compiles a GPT of 2,
-4, 8 and 16 layers, written out and scanned; ``every_op`` says where the time of an FP16 machine's
-emulation goes.
+ratio. ``step`` times whole training steps of examples and compares their temporary memory;
+``compile`` traces and compiles a GPT of 2, 4, 8 and 16 layers, written out and scanned;
+``every_op`` says where the time of an FP16 machine's emulation goes.
 """
 
 import argparse
@@ -71,19 +71,30 @@ def interleaved(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, 
     return found | {"float32, s": round(statistics.median(first), 4)}
 
 
-def stepping(program: Program, recipe: Any) -> Callable[[], float]:
-    """A compiled training step; each call of it makes one and says what it took."""
+@dataclasses.dataclass
+class Stepping:
+    """A compiled training step; each call makes one step and returns the seconds it took."""
+
+    compiled: Any
+    state: Any
+    batch: Any
+
+    def __call__(self) -> float:
+        start = time.perf_counter()
+        self.state, _ = jax.block_until_ready(self.compiled(self.state, self.batch))
+        return time.perf_counter() - start
+
+    @property
+    def temporary_bytes(self) -> int:
+        return self.compiled.memory_analysis().temp_size_in_bytes
+
+
+def stepping(program: Program, recipe: Any) -> Stepping:
+    """Compiles a training step and makes the first."""
     batch = next(iter(models.batches(program, 0)))
     state = program.init(0)
     compiled = jax.jit(under(recipe, program.train_step)).lower(state, batch).compile()
-    box = [jax.block_until_ready(compiled(state, batch))[0]]
-
-    def run() -> float:
-        start = time.perf_counter()
-        box[0], _ = jax.block_until_ready(compiled(box[0], batch))
-        return time.perf_counter() - start
-
-    return run
+    return Stepping(compiled, jax.block_until_ready(compiled(state, batch))[0], batch)
 
 
 def compiling(program: Program, recipe: Any) -> Callable[[], float]:
@@ -101,12 +112,15 @@ def compiling(program: Program, recipe: Any) -> Callable[[], float]:
 
 
 def steps(names: Sequence[str], rounds: int) -> None:
-    """Step times of examples, and of a GPT of a size at which its products take the time."""
+    """Times and temporary memory of examples' steps, and of a GPT whose products take the time."""
     programs = {name: models.model(name) for name in names}
     programs["gpt, width 256"] = gpt(2, False, width=256)
     for name, program in programs.items():
         runs = {recipe: stepping(program, recipe) for recipe in RECIPES}
-        print(json.dumps({"step": name} | interleaved(runs, rounds)), flush=True)
+        sizes = {recipe: run.temporary_bytes for recipe, run in runs.items()}
+        memory = {recipe: round(size / sizes["float32"], 2) for recipe, size in sizes.items()}
+        found = interleaved(dict(runs), rounds)
+        print(json.dumps({"step": name} | found | {"temporary memory": memory}), flush=True)
 
 
 def compiles(sizes: Sequence[int], rounds: int) -> None:
