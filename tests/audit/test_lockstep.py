@@ -9,7 +9,6 @@ import programs
 import scalewise as sw
 from devices import run_on_devices
 from programs import scalar
-from scalewise.audit._run import _accumulator
 from scalewise.audit._run._accumulator import Accumulator
 from scalewise.audit._run._elementary import ADD, DIV, MUL, SQRT, SUB, product, quotient
 from scalewise.audit._run._interpretations import Reference, TableEmulation
@@ -230,17 +229,6 @@ def test_precomputed_integers_follow_each_steps_batch():
     batches = [[jnp.int32(n)] for n in (0, 1, 0)]
     (got,), _ = outputs(Session(program, low, Reference(np.dtype(np.float32)), 3, batches))
     np.testing.assert_array_equal(got, [0.25, 1, 0.5, 0.25])
-
-
-def test_free_heap_pages_are_returned_to_the_os(monkeypatch):
-    trimmed = []
-    monkeypatch.setattr(_accumulator, "_malloc_trim", lambda: trimmed.append)
-    with jax.enable_x64(True):
-        accumulator = Accumulator(format_params(FP16)[None])
-        record = jax.device_put(_accumulator._empty_record(np.int32))
-        for _ in range(5):
-            accumulator.add(0, record, _accumulator.TRIM_AFTER // 2)
-    assert trimmed == [0]  # the padding that it leaves
 
 
 def test_error_measures_equal_their_definitions():

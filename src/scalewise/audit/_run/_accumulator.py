@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +27,6 @@ from ._statistics import (
 
 BATCH = 32  # records that one call adds to the statistics
 IN_FLIGHT = 1 << 22  # numbers of results dispatched and not yet computed
-TRIM_AFTER = 1 << 27  # numbers of results after which free heap pages return to the OS
 MIN_ROWS = 64  # statistics have this many rows times a power of four: programs share the code
 
 
@@ -49,7 +47,6 @@ class Accumulator:
         self._pending: list[tuple[int, Record]] = []
         self._in_flight: collections.deque[tuple[int, Tally]] = collections.deque()
         self._in_flight_numbers = 0
-        self._since_trim = 0
 
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
         """Returns the format of equation ``index`` and ``rest`` as one array on the device."""
@@ -63,15 +60,10 @@ class Accumulator:
         self._pending.append((index, record))
         self._in_flight.append((numbers, record.tally))
         self._in_flight_numbers += numbers
-        self._since_trim += numbers
         while self._in_flight_numbers > IN_FLIGHT and len(self._in_flight) > 1:
             before, tally = self._in_flight.popleft()
             self._in_flight_numbers -= before
             tally.flushed.block_until_ready()
-        if self._since_trim > TRIM_AFTER:
-            self._since_trim = 0
-            if (trim := _malloc_trim()) is not None:  # saves a third of a large model's memory
-                trim(0)
         if len(self._pending) == BATCH:
             self.flush()
 
@@ -95,15 +87,6 @@ class Accumulator:
         """Sets the statistics to those that a compiled loop returned, given the flushed ones."""
         assert not self._pending
         self._statistics = statistics
-
-
-@functools.cache
-def _malloc_trim() -> Callable | None:
-    """Returns glibc's function that gives free heap pages back to the OS; None elsewhere."""
-    try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):
-        return None
 
 
 @functools.lru_cache(maxsize=8)
