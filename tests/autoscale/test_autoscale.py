@@ -439,7 +439,7 @@ class TestState:
         (
             lambda: sw.Recipe(store="always"),
             ValueError,
-            "Recipe.store is 'always'; accepted: 'boundaries'",
+            "Recipe.store is 'always'; expected one of 'boundaries'",
         ),
         (lambda: sw.Recipe(state=(("(", sw.Storage(FP16)),)), ValueError, "no regular expression"),
         (lambda: sw.Recipe(state=("w",)), ValueError, "holds pairs .* not 'w'"),

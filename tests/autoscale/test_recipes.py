@@ -103,7 +103,7 @@ def test_a_kept_name_that_is_nowhere_is_refused():
     ("fields", "message"),
     [
         ({"scaling": sw.Propagated()}, "Recipe.scaling is Propagated, which needs"),
-        ({"per": "row"}, "Recipe.per is 'row'; accepted: 'tensor', 'channel'"),
+        ({"per": "row"}, "Recipe.per is 'row'; expected one of 'tensor', 'channel'"),
         ({"store": "every_op", "storage": E4M3FN}, "computes in fp16 or bf16; storage is e4m3fn"),
         ({"store": "every_op", "carry": FP16}, "no carry of its own"),
         ({"store": "every_op", "keep": {"head": E4M3FN}}, "keep names e4m3fn"),

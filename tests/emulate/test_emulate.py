@@ -146,7 +146,7 @@ def test_a_program_written_in_half_precision():
         (
             lambda: sw.emulate(jnp.sin, Format("e11m30", 11, 30)),
             ValueError,
-            "e11m30 has 31 significant bits; accepted: up to 25",
+            "e11m30 has 31 significant bits; expected at most 25",
         ),
         (lambda: sw.emulate("sin", "fp16"), TypeError, "emulate.f, .... takes a function, not a s"),
     ],

@@ -1,4 +1,5 @@
-"""Which operation runs in which dtype: matmuls low, sums and powers float32, the rest follow."""
+"""Automatic mixed precision: narrow products, float32 sums and powers, other operations by
+operands."""
 
 from .._callable import make_callable
 from ._autocast import Autocast as Autocast

@@ -27,8 +27,8 @@ from ..primitives import having
 from ._policy import Policy
 from ._policy import policy as policy_
 
-# Among the operands of what chooses, a constant that the dtype can't hold may be the nearest number
-# that it can: a mask's finfo.min is no infinity.
+# An operation that chooses among its operands may clip a constant to the dtype's range: a mask's
+# finfo.min stands for no infinity.
 KEEPS_CONSTANT, CHOOSES = having("keeps_constant"), having("chooses")
 
 
@@ -41,7 +41,7 @@ class Value:
         data: the array.
         constant_value: the number that every element equals, None if unknown. A constant takes the
             dtype of the other operands.
-        backward: made by a backward pass. An optimizer takes it in float32.
+        backward: True for a result of a backward pass, which an optimizer reads in float32.
     """
 
     data: jax.Array
@@ -49,7 +49,7 @@ class Value:
     backward: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def astype(self, dtype: Any) -> jax.Array:
-        """The array in ``dtype``; a finite constant stays finite."""
+        """Returns the array in ``dtype``; a finite constant stays finite."""
         if self.constant_value is None or self.data.dtype == dtype:
             return self.data.astype(dtype)
         limit = float(jnp.finfo(dtype).max)
@@ -72,7 +72,7 @@ class Value:
 
 @dataclasses.dataclass(frozen=True)
 class Autocast(Interpretation):
-    """Values are arrays in the dtype that the policy had them computed in."""
+    """Runs each operation in the dtype that the policy gives it."""
 
     policy: Policy
     record: Callable[[Equation, Any], None] | None = None
@@ -124,7 +124,7 @@ class Autocast(Interpretation):
         ]
 
     def _dtype(self, equation: Equation, values: Sequence[Value]) -> Any:
-        """The dtype in which an operation on these values runs."""
+        """Returns the dtype in which an operation on these values runs."""
         run = self.policy.run(equation)
         floats = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
         full = jnp.dtype(jnp.float64 if jnp.float64 in floats else jnp.float32)
@@ -141,19 +141,19 @@ class Autocast(Interpretation):
 
 
 def widest(dtypes: set[Any]) -> Any:
-    """The narrowest dtype that holds all of several: float32 for float16 with bfloat16."""
+    """Returns the narrowest dtype that holds all of several: float32 for float16 with bfloat16."""
     wide = max(dtypes, key=lambda d: d.itemsize)
     same = all(d == wide or d.itemsize < wide.itemsize for d in dtypes)
     return wide if same else jnp.dtype(jnp.float32)
 
 
 def autocast(f: Callable, policy: PolicyLike = "float16") -> Callable:
-    """``f`` in mixed precision: matmuls and convolutions narrow, what needs range or sums wide.
+    """Returns ``f`` in mixed precision: narrow products, float32 where range or long sums need it.
 
     Each operation runs in a dtype by its primitive: those in ``policy.low`` (contractions) in the
-    narrow one, those in ``policy.full`` (exponentials, powers, sums, differences: what softmax,
-    norms and losses are made of) in float32, all others in the widest dtype among their operands.
-    Constants take their neighbours' dtype, unless it can't hold them. Loop carries and the results
+    narrow one, those in ``policy.full`` (exponentials, powers, sums and differences, as in softmax,
+    norms and losses) in float32, all others in the widest dtype among their operands.
+    Constants take the other operands' dtype, if it holds them. Loop carries and the results
     of branches have the program's own dtypes. An optimizer inside ``f`` gets its gradients in
     float32.
 
@@ -168,7 +168,7 @@ def autocast(f: Callable, policy: PolicyLike = "float16") -> Callable:
     Returns:
         A function of the same signature. Float results have ``f``'s own dtypes, or the policy's.
         It composes with ``jit``, ``vmap`` and ``grad`` (reverse mode from outside, any mode
-        inside): ``grad(autocast(f))`` does what ``autocast(grad(f))`` does.
+        inside): ``grad(autocast(f))`` equals ``autocast(grad(f))``.
 
     Raises:
         TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
@@ -188,8 +188,11 @@ def autocast(f: Callable, policy: PolicyLike = "float16") -> Callable:
 
 
 def converted(f: Callable, policy: Policy) -> Callable:
-    """``f`` with its float arguments and results in the policy's dtypes: casts inside ``f``, so
-    that JAX's own rule for a cast gives each argument a gradient of its own dtype."""
+    """Returns ``f`` with its float arguments and results cast to the policy's dtypes.
+
+    The casts are inside the function, so that JAX's rule for a cast gives each argument a gradient
+    of its own dtype.
+    """
     if not callable(f) or policy.params is policy.output is None:
         return f
 

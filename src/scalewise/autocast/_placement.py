@@ -1,4 +1,4 @@
-"""What ran where: the policy's decisions on a program, as data."""
+"""Lists the dtype in which a policy runs each operation of a program."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def placements(f: Callable, policy: PolicyLike = "float16") -> Callable:
         found = [Placement(*key, count=n) for key, n in counts.items()]
         if any(p.direction == "backward" for p in found):
             return tuple(found)
-        # without a backward pass there is no optimizer either
+        # a program without a backward pass has no optimizer
         return tuple(dataclasses.replace(p, direction="forward") for p in found)
 
     return show

@@ -1,4 +1,5 @@
-"""``Policy``: dtypes for parameters, computation and output, the lists, and rules that override."""
+"""``Policy``: dtypes for parameters, computation and output, the lists, and rules that override
+them."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ class Rule:
 
     def __post_init__(self):
         if self.run not in RUNS:
-            raise ValueError(f"Rule.run is {self.run!r}; accepted: {', '.join(map(repr, RUNS))}")
+            raise ValueError(
+                f"Rule.run is {self.run!r}; expected one of {', '.join(map(repr, RUNS))}"
+            )
         if self.primitive is self.scope is self.function is None:
             raise ValueError("Rule takes at least one of primitive, scope and function")
         if self.scope is not None:
@@ -56,7 +59,7 @@ class Rule:
                 raise ValueError(f"Rule.scope: {self.scope!r}: {error}") from None
 
     def matches(self, equation: Equation) -> bool:
-        """Whether the operation meets every condition."""
+        """Returns whether an operation meets every condition."""
         if self.primitive is not None and equation.name != self.primitive:
             return False
         if self.scope is not None and not re.search(self.scope, equation.scope):
@@ -104,7 +107,7 @@ class Policy:
                 raise TypeError(f"Policy.rules holds Rules, not {rule!r}")
 
     def run(self, equation: Equation) -> Run:
-        """How an operation runs: by the first rule that matches it, else by the lists."""
+        """Returns how an operation runs, by the first rule that matches it or by the lists."""
         for rule in self.rules:
             if rule.matches(equation):
                 return rule.run
@@ -118,14 +121,14 @@ class Policy:
 
 
 def policy(text: Any) -> Policy:
-    """A policy from a string, or the policy itself.
+    """Returns a policy from a string, or the policy itself.
 
     Args:
-        text: ``"p=f32,c=bf16,o=f32"`` (params, compute, output; each may be left out), or one
-            dtype, the narrow one: ``"bf16"``, ``jnp.float16``.
+        text: ``"p=f32,c=bf16,o=f32"`` (params, compute, output; each may be left out), or only the
+            narrow dtype: ``"bf16"``, ``jnp.float16``.
 
     Raises:
-        ValueError: it says no policy; the message says what would.
+        ValueError: the string is no policy; the message says what is.
 
     Example:
         >>> str(policy("p=f32,c=bf16,o=f32"))
@@ -145,12 +148,12 @@ def policy(text: Any) -> Policy:
         field = FIELDS.get(key.strip())
         if not equals or field is None or field in fields:
             raise ValueError(
-                f"policy {text!r}: can't read {part.strip()!r}; accepted is, for example, "
+                f"policy {text!r}: can't read {part.strip()!r}; expected, for example, "
                 "'p=f32,c=bf16,o=f32' with each of p, c, o at most once"
             )
         fields[field] = value.strip()
     if "compute" not in fields:
-        raise ValueError(f"policy {text!r} doesn't say c=, the dtype to compute in")
+        raise ValueError(f"policy {text!r} lacks c=, the dtype to compute in")
     return Policy(**fields)
 
 

@@ -1,4 +1,4 @@
-"""(data, scale) pairs through any JAX function: the transformation, its recipes, stored states."""
+"""Runs any JAX function on (data, scale) pairs: the transformation, its recipes, stored states."""
 
 from .._callable import make_callable
 from .._deprecated import renamed_exports

@@ -1,4 +1,4 @@
-"""Operands of one exponent, for the operations of ``store="every_op"`` that mix elements."""
+"""Brings operands to one exponent, for the operations of ``store="every_op"`` that mix elements."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from ._families import INFINITE
 from ._search import HIGHEST, LOWEST, TOP, clipped
 from ._value import ScaledValue
 
-MASK = 20  # log2 of what is meant as "minus infinity" when somebody writes -1e9
+MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
 
 
 def aligned(inputs: Sequence[Any], limit: int) -> tuple[list[Any], Any]:
-    """Float operands brought to one exponent, which is returned and taken off them.
+    """Brings float operands to one exponent.
 
-    A constant counts like any other operand, lest its data overflow. One that is meant as an
-    infinity (a mask) only asks to be far away: the others keep what they have above 2^-20. So do
-    arrays made of constants and integers alone, as a mask that is added is.
+    A constant counts like any other operand, or its data would overflow. A constant that stands for
+    an infinity (a mask) is only kept large: the other operands keep what exceeds 2^-20 of it. So
+    are arrays made of constants and integers alone, such as a mask that is added.
 
     Args:
-        inputs: values with wide data; what isn't a value stays.
+        inputs: values with wide data; other operands are returned unchanged.
         limit: a constant's data are brought below ``2**limit``.
 
     Returns:
-        The operands, their exponents 0; and the exponent, None without a float operand.
+        The operands, with exponent 0, and the exponent that was taken off them; None for the
+            exponent
+        if no operand is a float.
     """
     floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:
@@ -46,7 +48,7 @@ def aligned(inputs: Sequence[Any], limit: int) -> tuple[list[Any], Any]:
 
 
 def _wanted(x: ScaledValue, limit: int) -> Any:
-    """The exponent that an operand asks for: an integer, an int32 array or None."""
+    """Returns the exponent that an operand asks for: an integer, an int32 array or None."""
     if x.constant_value is not None:
         return wanted_by_constant(x.constant_value, limit)
     if isinstance(x.exponent, int):
@@ -56,12 +58,13 @@ def _wanted(x: ScaledValue, limit: int) -> Any:
 
 
 def may_be_mask(x: ScaledValue) -> bool:
-    """Whether an operand is an array made of constants and integers, which may be a mask."""
+    """Returns whether an operand was made of constants and integers alone, as masks are."""
     return getattr(x, "independent", False)
 
 
 def wanted_by_constant(constant_value: float, limit: int) -> int | None:
-    """The exponent at which a constant's data are below ``2**limit``; for a mask, at the end."""
+    """Returns the exponent at which a constant's data are below ``2**limit``, or at most the top
+    for a mask."""
     if not constant_value or not math.isfinite(constant_value):
         return None
     exponent = math.frexp(constant_value)[1]
@@ -69,9 +72,10 @@ def wanted_by_constant(constant_value: float, limit: int) -> int | None:
 
 
 def finite_factor(x: Any) -> Any:
-    """A factor that is meant as an infinity (``(1 - mask) * finfo.min``) as one of 2^MASK.
+    """Returns a factor that stands for an infinity (``(1 - mask) * finfo.min``) as a factor of
+    2^MASK.
 
-    What it is added to has to keep something at the scale of their sum.
+    The other operand of a sum with it then keeps its leading bits at the scale of the sum.
     """
     if (
         not isinstance(x, ScaledValue)
@@ -86,10 +90,10 @@ def finite_factor(x: Any) -> Any:
 
 
 def _down_to(x: ScaledValue, common: Any) -> ScaledValue:
-    """``x.data`` at an exponent that isn't lower than its own; taken off it.
+    """Returns ``x`` with its data divided by ``2**(common - exponent)``, exponent 0.
 
-    Below 2^-126 of the other operand there is nothing to keep, and nothing is kept: what was left
-    would pass for a number. A mask is held at the format's ends.
+    ``common`` is at least the operand's own exponent. Data below 2^-126 of the other operand become
+    zero rather than a subnormal remainder. A mask is clipped to the format's range.
     """
     down, least = x.exponent - common, x.data.dtype.type(2.0**-126)
     if isinstance(down, int):
@@ -98,7 +102,7 @@ def _down_to(x: ScaledValue, common: Any) -> ScaledValue:
     else:
         factor = power_of_two(lax.clamp(LOWEST, down, HIGHEST)).astype(x.data.dtype)
         rest = lax.select(down < -126, least, x.data.dtype.type(1))
-        data = x.data * factor * rest  # an infinity times zero would be NaN
+        data = x.data * factor * rest  # in two steps: an infinity times zero would be NaN
     if may_be_mask(x) or (x.constant_value is not None and abs(x.constant_value) >= 2.0**MASK):
         data = clipped(data, 2.0**TOP)
     return ScaledValue(data, 0)

@@ -1,4 +1,4 @@
-"""``autoscale``: any JAX function on (data, scale) pairs, its values stored as a recipe says."""
+"""``autoscale``: runs any JAX function on (data, scale) pairs, stored as a recipe says."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def autoscale(f: Callable, recipe: RecipeLike = fp16) -> Callable:
             chosen.overrides.check("autoscale")
         return outs
 
-    transform(f, Boundaries(recipe), name="autoscale")  # refuses what is no function, at once
+    transform(f, Boundaries(recipe), name="autoscale")  # raises if f isn't callable
     return scaled
 
 
 def interpretation(recipe: Recipe, *, traced: bool = False) -> Boundaries | EveryOp:
-    """What :func:`autoscale` has a function interpreted by.
+    """Returns the interpretation that :func:`autoscale` applies to a function.
 
     Args:
-        recipe: of either way to store.
-        traced: whether an argument comes with an integer exponent of its own.
+        recipe: with either value of ``store``.
+        traced: whether an argument has an integer exponent of its own.
     """
     if recipe.store == "every_op":
         return (

@@ -1,4 +1,4 @@
-"""Products of block-scaled operands by the units that a device has for them."""
+"""Multiplies block-scaled operands by the units that a device has for them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ block_product_p = jex.Primitive("block_product")
 
 
 def takes_blocks(equation: Equation, a: Any, b: Any) -> bool:
-    """Whether a product can be computed block by block.
+    """Returns whether a product can be computed block by block.
 
-    Both operands' blocks have to lie along the same pair of contracted axes, and to have one size.
-    Nothing is known of the units where an explicit mesh decides how arrays are split.
+    Both operands' blocks have to be along the same pair of contracted axes and of one size. Returns
+    False on an explicit mesh, where the sharding of such a product isn't known.
     """
     if equation.name != "dot_general" or has_explicit_mesh():
         return False
@@ -39,7 +39,7 @@ def takes_blocks(equation: Equation, a: Any, b: Any) -> bool:
 def block_product(
     dimensions: Sequence[params.AxisPair], a: ScaledArray, b: ScaledArray, dtype: Any
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """A product by a device's block-scaled units, and the factors that are still to be applied.
+    """Multiplies two operands by a device's block-scaled units.
 
     Each result is the sum over blocks of ``scale_a * scale_b * dot(block_a, block_b)``, in float32.
 
@@ -48,6 +48,9 @@ def block_product(
         a: of a block format that the units take.
         b: likewise, its blocks along the same pair of contracted axes.
         dtype: of the result: float32, bfloat16 or float16.
+
+    Returns:
+        The product, and the factors that are still to be applied to it.
     """
     contracted, batch = dimensions
     assert a.block is not None
@@ -69,9 +72,10 @@ def block_product(
 def _arranged(
     x: ScaledArray, contracted: Sequence[int], batch: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Numbers ``[batch, free, contracted]`` and scales ``[batch, free, blocks]``, rows whole.
+    """Returns the numbers as ``[batch, free, contracted]`` and the scales as ``[batch, free,
+    blocks]``.
 
-    Where there are several contracted axes, the one along which blocks lie is the innermost.
+    Of several contracted axes, the one along which blocks lie becomes the innermost.
     """
     assert x.block is not None
     data, scale = _numbers(x.data), x.scale.data if isinstance(x.scale, ScaledArray) else x.scale
@@ -81,7 +85,7 @@ def _arranged(
     order = (*batch, *free, *contracted)
     short = -x.shape[axis] % size
     data = jnp.transpose(data, order)
-    if short:  # zeros, whatever their scale
+    if short:  # pads with zeros, which have any scale
         data = jnp.pad(data, [(0, 0)] * (x.ndim - 1) + [(0, short)])
     sizes = [math.prod(x.shape[i] for i in axes) for axes in (batch, free)]
     scale = jnp.transpose(scale, order)
@@ -89,7 +93,7 @@ def _arranged(
 
 
 def _numbers(data: jax.Array | EncodedArray) -> jax.Array:
-    """The elements in a dtype that the units take."""
+    """Returns the elements in a dtype that the units take."""
     if not isinstance(data, EncodedArray):
         return data
     assert data.format == E2M1FN
@@ -101,7 +105,8 @@ def _by_units(x, y, x_scale, y_scale, *, dtype):
 
 
 def _in_float32(x, y, x_scale, y_scale, *, dtype):
-    """The same product of float32 operands, for what asks for its derivative or its value here."""
+    """Computes the same product of float32 operands, for derivatives and for devices without such
+    units."""
 
     def whole(data, scale):
         size = data.shape[-1] // scale.shape[-1]
@@ -127,7 +132,7 @@ def _batched(args, dims, *, dtype):
 
 
 def _jvp(primals, tangents, *, dtype):
-    """Tangents of narrow numbers are wide (see ``rounding.straight_through``)."""
+    """Returns the product and its tangent; tangents of narrow numbers are float32."""
     out = block_product_p.bind(*primals, dtype=dtype)
     wide = [p.astype(jnp.float32) for p in primals]
     given = [

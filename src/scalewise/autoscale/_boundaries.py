@@ -1,4 +1,5 @@
-"""The interpretation behind ``store="boundaries"``: narrow where stored, wider in flight."""
+"""The interpretation of ``store="boundaries"``: stored values are narrow, others keep a wider
+dtype."""
 
 from __future__ import annotations
 
@@ -33,16 +34,15 @@ from ._value import (
     per_slice,
 )
 
-# Families whose results leave the range that their operands have.
+# Families whose results may leave the range of their operands.
 MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
-MATERIALIZED_SIZE = (
-    4096  # elements of a sum of gradients from which it is made once: see `force_materialize`
-)
+# Sums of gradients with at least this many elements are computed once: see `force_materialize`.
+MATERIALIZED_SIZE = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Boundaries(OperandRounding):
-    """Values in flight keep their flight dtype; what is stored is rounded as the recipe says."""
+    """Rounds stored values as the recipe says; values in flight keep their flight dtype."""
 
     # -- in and out ------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class Boundaries(OperandRounding):
     def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
         if not is_stored(argument):
             return gradient
-        # by the chain rule, to data and scale; the dtype is that of the data, as JAX has it
+        # the chain rule through data and scale gives a gradient of the data's dtype, as JAX expects
         return jax.vjp(lambda a: a.value(), argument)[1](gradient)[0]
 
     # -- where control flow meets ----------------------------------------------------------------
@@ -120,7 +120,7 @@ class Boundaries(OperandRounding):
         return dataclasses.replace(on_true, data=data, exponent=exponent, memo={})
 
     def unstack(self, value: Any, aval: Any) -> ScaledValue | StoredValue:
-        def rows(exponent):  # one exponent for each index of the axis that the scan walks
+        def rows(exponent):  # one exponent for each slice of the scan
             if isinstance(exponent, int) or exponent.ndim:
                 return exponent
             return jnp.broadcast_to(exponent, aval.shape[:1])
@@ -133,7 +133,7 @@ class Boundaries(OperandRounding):
         return dataclasses.replace(value, exponent=rows(value.exponent), memo={})
 
     def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
-        """Weights that each turn of a loop multiplies by are rounded before it."""
+        """Rounds weights that each iteration of a loop multiplies by once, before the loop."""
         value = load_product(value)
         if not isinstance(value, ScaledValue) or "dot_general" not in readers or per_slice(value):
             return value
@@ -148,7 +148,8 @@ class Boundaries(OperandRounding):
         return dataclasses.replace(value, memo=dict(value.memo), lineage=None, base=None)
 
     def residual(self, value: Any, aval: Any) -> ScaledValue | StoredValue:
-        """What waits for the backward pass: narrow, and widened only when it is read."""
+        """Returns a value narrow, if the recipe says so; it is widened when the backward pass reads
+        it."""
         value = load_product(value)
         if not isinstance(value, ScaledValue):
             return value
@@ -157,7 +158,7 @@ class Boundaries(OperandRounding):
     # -- what `explain` is told ------------------------------------------------------------------
 
     def _record_residual(self, equation: Equation, value: Any, fmt: Format | None) -> None:
-        """Reads off a value's memo how it was stored for a backward equation."""
+        """Records how a value was stored for a backward equation, which the value's memo tells."""
         if (
             not isinstance(value, ScaledValue)
             or value.origin != "forward"
@@ -221,13 +222,14 @@ class Boundaries(OperandRounding):
 
 
 def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:
-    """A sum with NaN where its part has it, which is the sum: made once, however many read it.
+    """Returns ``total`` in a form that XLA on a CPU computes once, however many operations read it.
 
-    What is made of one array, all else broadcast, XLA on CPU makes anew for each reader, and what
-    led there too. A norm's gradient ends so, in a mean that is added to all; and the gradient of a
-    residual stream became in each layer the sum, done again, of what all layers behind it add. Of
-    two arrays it is made once, and written, if a library reads it: the search for the largest.
-    Other platforms get the sum itself.
+    The result is ``total`` with NaN where ``part``, one of its addends, is NaN: the same array. XLA
+    on a CPU recomputes an array for each reader, and what it is computed from, if all its operands
+    but one are broadcasts. The gradient of a norm ends that way, in a mean that is added
+    everywhere. The gradient of a residual stream was thus recomputed in each layer. An array
+    computed from two arrays is stored if a library function or a reduction reads it. Other
+    platforms get ``total`` itself.
     """
 
     def selected(total: jax.Array, part: jax.Array) -> jax.Array:
@@ -238,25 +240,25 @@ def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:
 
 
 def _transposed_product(equation: Equation, inputs: Sequence[Any]) -> ScaledValue | None:
-    """A transposed product, where it takes no transposition; None for all other equations."""
+    """Returns a transposed product whose operands change places; None for all other equations."""
     if equation.name != "transpose" or not isinstance(inputs[0], DeferredProduct):
         return None
     backward = equation.direction == "backward"
-    if backward != (inputs[0].origin == "backward"):  # of the forward pass: at rest in between
+    if backward != (inputs[0].origin == "backward"):  # stored between the passes
         return None
     return inputs[0].transposed(params.permutation(equation))
 
 
 def _origin(equation: Equation, inputs: Sequence[Any], family: Family):
-    """Where a result came from, which decides the format in which it will be an operand."""
+    """Returns the origin of a result, which decides its format as an operand."""
     known = [x for x in inputs if isinstance(x, ScaledValue)]
     moved = family is Family.STRUCTURAL and any(x.constant_value is None for x in known)
     if moved and all(x.origin in ("stored", "residual") for x in known):
         return "stored" if all(x.origin == "stored" for x in known) else "residual"
-    # all else that a backward pass computes is linear in a cotangent, its first one a constant
+    # everything else in a backward pass is linear in a cotangent, the first of which is a constant
     return "backward" if equation.direction == "backward" else "forward"
 
 
 def _marked(value: ScaledValue) -> ScaledValue:
-    """The value, which says of itself where it goes on whether it has been narrowed here."""
+    """Returns a copy of a value whose ``narrowed`` field keeps what its memo says."""
     return dataclasses.replace(value, narrowed=is_narrowed(value))

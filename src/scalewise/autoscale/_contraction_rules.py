@@ -29,7 +29,7 @@ def contraction(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]
 
 
 def all_gather(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """The data go narrow, if the recipe says so; their scale is everybody's."""
+    """Gathers narrow data with a scale common to all devices, if the recipe says so."""
     (x,) = inputs
     sent = None
     if isinstance(x, ScaledValue) and not per_slice(x):
@@ -41,7 +41,7 @@ def all_gather(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def psum(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """A sum over devices of what each sends narrow, added up in the compute dtype."""
+    """Sums over devices what each sends narrow, in the compute dtype, if the recipe says so."""
     axes, groups = params.axis_name(equation), params.axis_groups(equation)
     x = inputs[0]
     plain = len(inputs) == 1 and isinstance(x, ScaledValue) and not per_slice(x) and groups is None
@@ -53,20 +53,22 @@ def psum(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _loaded(data: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
-    """What was sent narrow, in its flight dtype again."""
+    """Returns data that were sent narrow in their flight dtype."""
     return (data.astype(scale.dtype) * scale).astype(dtype)
 
 
 def grouped(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """A contraction whose rows come in groups, each with a matrix of its own (``ragged_dot``)."""
+    """Computes a contraction whose rows are in groups, each with a matrix of its own
+    (``ragged_dot``)."""
     a, b, *sizes = inputs
     return contraction(by, equation.bind_last(*sizes), [a, b])
 
 
 def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """``lax.scaled_dot``: operands of 8 bits or fewer keep their numbers and the program's scales.
+    """Computes ``lax.scaled_dot``; operands of at most 8 bits keep their numbers and the program's
+    scales.
 
-    Wider ones are multiplied by their scales, and rounded as those of a ``dot_general`` are.
+    Wider operands are multiplied by their scales, and rounded as those of a ``dot_general`` are.
     """
     if all(a.dtype.itemsize == 1 for a in equation.in_avals[:2]):
         return fallback(by, equation, inputs)
@@ -80,7 +82,8 @@ def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[A
 
 
 def gram(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """``lax.linalg.symmetric_product``: alpha A A^T + beta C, its product a contraction."""
+    """Computes ``lax.linalg.symmetric_product``, alpha A A^T + beta C, its product as a
+    contraction."""
     dtype = compute_dtype(equation.out_avals[0])
     a, c = (dataclasses.replace(x, data=x.data.astype(dtype)) for x in inputs)
     batch, last = tuple(range(len(a.shape) - 2)), (len(a.shape) - 1,)
@@ -98,7 +101,7 @@ def gram(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def sparse(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """A product of sparse arrays, whose operands stay as they are: it is said."""
+    """Warns that the operands of a product of sparse arrays stay wide, and computes it."""
     keep = getattr(by, "overrides", None)
     if keep is not None and keep.find(equation, "rounded") is not None:
         warnings.warn(
@@ -112,14 +115,15 @@ def sparse(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _blockwise(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Scales of blocks, each repeated for the elements of its block."""
+    """Returns the scales of blocks, each repeated for the elements of its block."""
     for axis, (n, blocks) in enumerate(zip(shape, scale.shape, strict=True)):
         scale = jnp.repeat(scale, n // blocks, axis)
     return scale
 
 
 def features(equation: Equation) -> int:
-    """How many features a contraction sums over, or a convolution makes of them: the fewer."""
+    """Returns over how many features a contraction sums; of a convolution, at most how many it
+    makes."""
     shape = equation.in_avals[1].shape
     if equation.name == "conv_general_dilated":
         return min(shape[a] for a in params.conv_dimensions(equation).rhs_spec[:2])

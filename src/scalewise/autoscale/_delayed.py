@@ -1,8 +1,8 @@
-"""Delayed scaling: each operand's scale from the largest magnitudes of the steps before.
+"""Delayed scaling: an operand's scale from its largest magnitudes in the preceding steps.
 
-What current scaling reads twice, once for the scale and once to round, is here read once: a step
-rounds with the scale that it came with, and notes what the next one needs. The notes are explicit
-state, an :class:`AmaxHistory`, that goes into a step and comes out of it.
+Current scaling reads an operand twice, to find the scale and to round. Delayed scaling reads it
+once: a step rounds with the scale that it was given, and records the magnitudes for the next step
+in an :class:`AmaxHistory`, explicit state that goes into a step and comes out of it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AmaxHistory:
     """Largest magnitudes of each operand in the last steps.
 
     Attributes:
-        amaxes: float32, ``[operands, steps]``, the newest first; 0 where there was none.
+        amaxes: float32, ``[operands, steps]``, the newest first; 0 for steps before the first.
         operand_ids: of each operand, the number of its contraction among the program's (after the
             numbers of the loops and calls around it), ``/`` and its own position.
     """
@@ -47,11 +47,11 @@ class AmaxHistory:
     sites = renamed_attribute("sites", "operand_ids")
 
     def after(self, newest: jax.Array) -> AmaxHistory:
-        """The history with one more step in it, whose largest magnitudes are ``newest``.
+        """Returns the history after one more step.
 
         Args:
-            newest: float32, ``[operands]``, as :meth:`WithHistory.observe` has them; one that
-                isn't finite doesn't count.
+            newest: that step's largest magnitudes, float32, ``[operands]``, as
+                :meth:`WithHistory.observe` returns them; those that aren't finite don't count.
         """
         column = jnp.where(jnp.isfinite(newest), newest, 0)
         return AmaxHistory(jnp.column_stack([column, self.amaxes[:, :-1]]), self.operand_ids)
@@ -84,13 +84,14 @@ class FixedAmax(Scaling):
 
 @dataclasses.dataclass(frozen=True)
 class DelayedBoundaries(Boundaries):
-    """``Boundaries`` whose state is this step's largest magnitudes: a scalar for each operand.
+    """``Boundaries`` whose state is this step's largest magnitude of each operand, a scalar.
 
     Attributes:
-        known: those of the steps before; None for none, when each array decides itself.
-        noted: where a step's magnitudes are put down while an equation is run; or, before there is
-            a state, only which operands there are.
-        met: the operands that the program has had so far.
+        known: the largest magnitudes of earlier steps; None for none, so that each array determines
+            its own scale.
+        noted: receives the magnitudes while an equation is run; before there is a state, only the
+            ids of the operands.
+        met: the ids of the operands that the program has had so far.
     """
 
     known: Mapping[str, jax.Array] | None = None
@@ -111,7 +112,7 @@ class DelayedBoundaries(Boundaries):
         return state | largest, outs
 
     def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
-        return load_product(value)  # not rounded: each operand has a history of its own
+        return load_product(value)  # not rounded, since each operand has its own history
 
     def merge(self, state: Any, axes: Any) -> Any:
         return jax.tree.map(lambda newest: lax.pmax(newest, axes), state)
@@ -123,8 +124,11 @@ class DelayedBoundaries(Boundaries):
         contracted: tuple[int, ...],
         operand_id: str,
     ) -> ScaledArray:
-        """The narrow copy; an operand that is one made before has the same largest magnitude, so
-        that which operands there are doesn't depend on which of them are one array."""
+        """Returns the narrow copy, and records its largest magnitude.
+
+        An operand that shares the copy of another one has the same largest magnitude, so that the
+        ids don't depend on which operands are one array.
+        """
         copy = super()._rounded(value, fmt, contracted, operand_id)
         assert self.noted is not None
         if operand_id in self.noted:
@@ -153,16 +157,17 @@ class DelayedBoundaries(Boundaries):
 
 
 class WithHistory:
-    """A function under a recipe with delayed scaling: what ``autoscale`` then returns.
+    """A function under a recipe with delayed scaling; the result of ``autoscale``.
 
-    Called as the function itself it has no history, and each array's scale is its own. With one,
-    ``init`` and ``step`` are pure functions, to be jitted, saved and restored like any others:
+    Called like the function itself it uses no history: each array determines its own scale.
+    ``init`` and ``step`` use one, and are pure functions, to be jitted, saved and restored like any
+    others:
 
         scaled = sw.autoscale(train_step, "fp8_delayed")
         history = scaled.init(params, batch)
         (params, loss), history = jax.jit(scaled.step)(history, params, batch)
 
-    A step isn't differentiated from outside: wrap the training step, gradient and all.
+    A step can't be differentiated from outside: wrap the training step, gradient and all.
     """
 
     def __init__(self, f: Callable, recipe: Recipe):
@@ -170,9 +175,9 @@ class WithHistory:
         self.recipe = recipe
         self.steps = len(recipe.scaling.amaxes)
         self.current = dataclasses.replace(recipe, scaling=Amax(recipe.scaling.power_of_two))
-        transform(f, Boundaries(self.current), name=NAME)  # refuses what is no function
+        transform(f, Boundaries(self.current), name=NAME)  # raises if f isn't callable
         self.f = f
-        functools.update_wrapper(self, f, updated=())  # a callable object's attributes stay its own
+        functools.update_wrapper(self, f, updated=())  # leaves a callable object's attributes alone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         overrides = FormatOverrides(self.current.keep)
@@ -182,13 +187,13 @@ class WithHistory:
         return outs
 
     def init(self, *args: Any, **kwargs: Any) -> AmaxHistory:
-        """The history after one step on these arguments, whose outputs are dropped."""
+        """Returns the history after one step on these arguments; the step's outputs are dropped."""
         program, boundaries = self._program(args, kwargs, as_jit=True)
         operand_ids: dict[str, Any] = {}
         counting = dataclasses.replace(boundaries, noted=operand_ids)
         jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
         state = dict.fromkeys(operand_ids, jnp.float32(0))
-        # one program: outside of one, JAX can't place a loop's counter on a mesh of explicit axes
+        # under jit: outside of it, JAX can't place a loop's counter on a mesh with explicit axes
         newest = jax.jit(lambda arrays: run(program, boundaries, state, arrays)[0])(program.arrays)
         empty = AmaxHistory(
             jnp.zeros((len(operand_ids), self.steps), jnp.float32), tuple(sorted(operand_ids))
@@ -196,7 +201,7 @@ class WithHistory:
         return empty.after(_column(empty.operand_ids, newest))
 
     def step(self, history: AmaxHistory, *args: Any, **kwargs: Any) -> tuple[Any, AmaxHistory]:
-        """The function's outputs, and the history to call it with next.
+        """Returns the function's outputs, and the history for the next call.
 
         Raises:
             TypeError, ValueError: as :meth:`observe`.
@@ -205,14 +210,14 @@ class WithHistory:
         return outs, history.after(newest)
 
     def observe(self, history: AmaxHistory, *args: Any, **kwargs: Any) -> tuple[Any, jax.Array]:
-        """The function's outputs, and each operand's largest magnitude in this call.
+        """Returns the function's outputs, and each operand's largest magnitude in this call.
 
-        For a step that is several calls, of microbatches or on devices, all of which round with
-        one history: ``history.after(...)`` takes the largest of their magnitudes.
+        For a step that consists of several calls, on microbatches or devices, which all round with
+        one history: pass the largest of their magnitudes to ``history.after``.
 
         Raises:
-            TypeError: ``history`` isn't an :class:`AmaxHistory`; somebody differentiates the call.
-            ValueError: it was made for another program.
+            TypeError: ``history`` isn't an :class:`AmaxHistory`, or the call is differentiated.
+            ValueError: the history was made for another program.
         """
         if not isinstance(history, AmaxHistory):
             raise TypeError(

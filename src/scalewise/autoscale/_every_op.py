@@ -1,9 +1,9 @@
-"""The interpretation behind ``store="every_op"``: each result is narrow, behind its own scale.
+"""The interpretation of ``store="every_op"``: each result is narrow, with a scale of its own.
 
-What a machine without float32 would do: an operation's operands are FP16 or BF16 numbers, its
-result is rounded to that format once, and powers of two beside the data keep them in its range. The
-scales are propagated by the rules of each family, and found anew from the data where the recipe
-says so, or where propagated ones would leave the format's range.
+It models a machine without float32: an operation's operands are FP16 or BF16 numbers, its result is
+rounded to that format once, and powers of two beside the data keep them in its range. The rules of
+each family propagate scales. A scale is found from the data where the recipe says so, or where a
+propagated scale could leave the format's range.
 """
 
 from __future__ import annotations
@@ -52,39 +52,37 @@ from ._search import (
 )
 from ._value import ScaledValue, leading, materialize, per_slice, wide_dtype
 
-SCALE = "scale"  # in a value's memo: by which measure its scale was found
-# Operations whose results are numbers of the format if their one operand's are.
+SCALE = "scale"  # key of a value's memo: the measure that its scale was found by
+# Operations whose results are numbers of the format if their operand's elements are.
 EXACT = having("exact") & names(lambda row: row.family is Family.HOMOGENEOUS)
 KEEPS_SCALE = having("keeps_scale") | EXACT
-# Of these, the ones that a constant may make much smaller than their operands.
+# Operations among these whose results a constant may make much smaller than their operands.
 BOUNDED = having("selects")
-# Each device has exponents of its own: what they exchange are plain numbers.
+# Devices have different exponents, so that they exchange plain numbers.
 COLLECTIVES = having("collective")
-FULL_RANGE = (
-    Family.FALLBACK,
-    Family.POWER,
-)  # families whose results need the format's whole range
+# Families whose results need the format's whole range.
+FULL_RANGE = (Family.FALLBACK, Family.POWER)
 
 
 @dataclasses.dataclass(frozen=True)
 class EveryOp(Interpretation):
-    """Each result rounded to ``recipe.storage``; exponents are int32 numbers at run time.
+    """Rounds each result to ``recipe.storage``; exponents are int32 numbers at run time.
 
     A value is ``data * 2**exponent`` with data float16 or bfloat16. Arithmetic on two elements is
     rounded once, as that format's own would be (float32 holds every sum, product, quotient and root
     of its numbers to more than twice its precision, so that rounding a second time changes
-    nothing). Contractions and sums add up in float32, or as ``recipe.arithmetic`` says.
+    nothing). Contractions and sums accumulate in float32, or as ``recipe.arithmetic`` says.
 
-    What depends on no float argument (a random draw from its bits on, an expression of constants, a
-    step counter) is computed in float32, and rounded when an operation reads it together with
-    something that does depend on one, or a loop carries it. Rounded earlier, a uniform number
-    becomes 1 and the normal number made of it infinite.
+    Values that depend on no float argument (a random draw from its bits on, an expression of
+    constants, a step counter) are computed in float32, and rounded when an operation reads them
+    together with a value that does depend on one, or when a loop carries them. Rounded earlier, a
+    uniform random number becomes 1 and the normal number made of it infinite.
 
-    What is not zero is never flushed to zero: an element whose square is lost in a second moment,
-    or that somebody divides by, would become infinite.
+    A nonzero number is never flushed to zero: an element whose square is lost in a second moment,
+    or that is a divisor, would become infinite.
     """
 
-    keeps_float32: ClassVar[bool] = False  # whether results stay as they are: of what is exempt
+    keeps_float32: ClassVar[bool] = False  # whether results stay unrounded
 
     recipe: Recipe
     record: Callable[..., None] | None = None
@@ -114,7 +112,7 @@ class EveryOp(Interpretation):
         return self.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))))
 
     def lifted(self, x: ScaledValue) -> ScaledValue:
-        """A float argument at a scale of its own."""
+        """Returns a float argument with a scale of its own."""
         return self.rescaled(x, full_range=True)
 
     def constant(self, x: np.ndarray, aval: Any) -> ScaledValue:
@@ -163,7 +161,7 @@ class EveryOp(Interpretation):
         return ScaledValue(value.data, exponent, value.origin)
 
     def stack(self, value: Any, aval: Any) -> ScaledValue:
-        """A stack of slices, each with an exponent, at the largest of them."""
+        """Returns a stack of slices, each with an exponent, at the largest of the exponents."""
         if not per_slice(value):
             return value
         exponent = jnp.max(value.exponent, initial=np.int32(ZERO_EXPONENT))
@@ -182,7 +180,7 @@ class EveryOp(Interpretation):
         return state, outs
 
     def _recorded(self, equation: Equation, y: Any) -> None:
-        """Tells ``explain`` of a result, whose scale was found or propagated."""
+        """Tells ``explain`` of a result, and whether its scale was found or propagated."""
         if self.record is None or not isinstance(y, ScaledValue) or y.constant_value is not None:
             return
         contraction = RULES[equation.name].family is Family.CONTRACTION
@@ -209,7 +207,7 @@ class EveryOp(Interpretation):
             own = next(x for x in inputs if isinstance(x, ScaledValue))
             if rule is not FALLBACK and not per_slice(own) and not is_rescale(equation):
                 return state, self._moved(equation, inputs, own)
-        contraction = rule.family is Family.CONTRACTION  # its operands go in as they are
+        contraction = rule.family is Family.CONTRACTION  # whose operands stay narrow
         dtype = widest_dtype(equation)
         wide = [
             widened(x, dtype)
@@ -232,7 +230,8 @@ class EveryOp(Interpretation):
         ]
 
     def _independent(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-        """An equation of constants, integers and random bits: plain numbers, not rounded."""
+        """Computes an equation of constants, integers and random bits in plain numbers, without
+        rounding."""
         dtype = widest_dtype(equation)
         plain = [
             materialize(widened(x, dtype)) if isinstance(x, ScaledValue) else x for x in inputs
@@ -246,7 +245,7 @@ class EveryOp(Interpretation):
         ]
 
     def _moved(self, equation: Equation, inputs: Sequence[Any], own: ScaledValue) -> list[Any]:
-        """An equation that gives elements of its operand: narrow data, as they are."""
+        """Computes an equation whose results are elements of its operand on the narrow data."""
         data = [x.data if isinstance(x, ScaledValue) else x for x in inputs]
         outs = rebind(equation, data, own.data.dtype)
         constant_value = own.constant_value if equation.name not in EXACT else None
@@ -258,11 +257,11 @@ class EveryOp(Interpretation):
         ]
 
     def read(self, x: ScaledValue, exact: bool = False) -> ScaledValue:
-        """A value as an equation reads it that depends on float arguments: rounded.
+        """Returns a value rounded, as an equation that depends on float arguments reads it.
 
         Args:
             x: the value.
-            exact: whether only a truth value is made of it, for which it needn't be rounded.
+            exact: True if the equation only compares it, which needs no rounding.
         """
         if x.constant_value is not None or x.data.dtype == self.dtype or per_slice(x):
             return x
@@ -281,7 +280,7 @@ class EveryOp(Interpretation):
     def _result(
         self, y: ScaledValue, equation: Equation, family: Family, common: Any, inputs: Sequence[Any]
     ) -> ScaledValue:
-        """A rule's result: its scale as the recipe has it, rounded."""
+        """Returns a rule's result, rounded, with the scale that the recipe asks for."""
         optimizer = equation.direction == "update"
         if common is not None:
             y = ScaledValue(y.data, common)
@@ -297,7 +296,9 @@ class EveryOp(Interpretation):
             )  # the constant's data lie above 1/2
         bound = self._bound_without_search(equation, family, floats, constant)
         if bound is None or bound > TOP:
-            full = optimizer or family in FULL_RANGE or family is Family.ALIGNED  # or of a mask
+            full = (
+                optimizer or family in FULL_RANGE or family is Family.ALIGNED
+            )  # which may hold a mask
             return self.rescaled(y, full_range=full)
         if family is Family.POWER:
             y = dataclasses.replace(y, exponent=zeros_exponent(y.exponent))
@@ -306,21 +307,21 @@ class EveryOp(Interpretation):
     def _bound_without_search(
         self, equation: Equation, family: Family, floats: Sequence[ScaledValue], constant: bool
     ) -> int | None:
-        """log2 of a result's largest data, or None where its scale is found from the data.
+        """Returns log2 of a result's largest data; None if its scale is to be found from the data.
 
-        Propagated scales serve where a result's size is known from its operands': a product's,
-        the sum's of two. Sums of many, products of matrices, quotients and functions without a rule
-        are smaller than any bound, and how much smaller nobody knows before: one such operation
-        after the other, they left data at a thousandth of unit size, and gradients were lost.
+        Propagated scales suffice if the operands' sizes determine the result's: for a product, or
+        the sum of two. Sums of many, products of matrices, quotients and functions without a rule
+        are smaller than any bound by an unknown factor: a chain of such operations left data at a
+        thousandth of unit size, and gradients were lost.
         """
         name = equation.name
         bounds = [
             self._bound_aligned(x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
         ]
         if name == "select_n" and not constant:
-            return None  # its scale is that of what it chose
+            return None  # the chosen elements determine its scale
         if name in BOUNDED and any(map(may_bound, floats)):
-            return None  # of clip(x, -1, 1) and where(ok, x, 1): at a huge x's scale 1 is lost
+            return None  # clip(x, -1, 1) and where(ok, x, 1) lose 1 at a huge x's scale
         if name in KEEPS_SCALE:
             return max(bounds)
         if family is Family.INVARIANT:
@@ -353,18 +354,18 @@ class EveryOp(Interpretation):
         return TOP if abs(x.constant_value) >= 2.0**MASK else self.constant_limit
 
     def flight_dtype(self, aval: Any) -> Any:
-        """What a rule computes a float in, before its result is rounded."""
+        """Returns the dtype in which a rule computes a float, before its result is rounded."""
         return compute_dtype(aval)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
     ) -> tuple[tuple[Operand, Operand], Any]:
-        """A contraction's operands as they are, which are narrow already; and its exponent."""
+        """Returns a contraction's operands, which are narrow already, and the result's exponent."""
         a, b = values
         return ((a.data, None), (b.data, None)), a.exponent + b.exponent
 
     def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
-        """A contraction, added up in float32, in the storage dtype, or in what fits at run time."""
+        """Computes a contraction that accumulates as ``recipe.arithmetic`` says."""
         a, b = (x for x, _ in operands if isinstance(x, jax.Array))
 
         def wide(a, b):
@@ -380,16 +381,16 @@ class EveryOp(Interpretation):
             return narrow(a, b)
         largest = [jnp.max(jnp.abs(x).astype(dtype), initial=0) for x in (a, b)]
         bound = np.float32(terms_of(equation)) * largest[0] * largest[1]
-        # half of it, for what the roundings of the sums add; a NaN goes the wide way
+        # half of the maximum, since rounding enlarges sums; a NaN selects the wide product
         return lax.cond(bound <= np.float32(float(self.fmt.max) / 2), narrow, wide, a, b)
 
     # -- rounding --------------------------------------------------------------------------------
 
     def rounded(self, x: ScaledValue, bound: int = TOP) -> ScaledValue:
-        """The value with its data rounded to the format, once; what is finite stays finite.
+        """Returns the value with its data rounded to the format, once; finite data stay finite.
 
         Args:
-            x: whose data are in the compute dtype.
+            x: a value with data in the compute dtype.
             bound: log2 of their largest finite magnitude.
         """
         data = x.data
@@ -398,7 +399,7 @@ class EveryOp(Interpretation):
         return EveryOpValue(data, x.exponent, x.origin, x.constant_value, bound=min(bound, TOP))
 
     def rescaled(self, x: ScaledValue, *, full_range: bool = False) -> ScaledValue:
-        """The value, its exponent found from the data, rounded once."""
+        """Returns the value, rounded once, with an exponent found from the data."""
         measure = self._measure(full_range)
         exponent = jnp.asarray(x.exponent, jnp.int32)
         options = (measure, self.fmt, not self.keeps_float32)
@@ -412,7 +413,8 @@ class EveryOp(Interpretation):
         return y
 
     def _measure(self, full_range: bool) -> str:
-        """How an exponent is found. Scales that are propagated rest on data of unit size."""
+        """Returns the measure by which an exponent is found; propagated scales assume data of unit
+        size."""
         if self.recipe.rescale is None and full_range and self.recipe.arithmetic == "float32":
             return "max"
         return self.recipe.rescale or "l2"

@@ -23,8 +23,8 @@ class EveryOpValue(ScaledValue):
 
     Attributes:
         bound: log2 of the largest magnitude that finite data can have.
-        independent: whether it depends on no float argument: on constants, integers and random
-            bits alone. Its data are in the compute dtype then, its exponent is 0.
+        independent: whether it depends on no float argument, but on constants, integers and random
+            bits alone. Its data are then in the compute dtype, its exponent is 0.
     """
 
     bound: int = TOP
@@ -47,12 +47,12 @@ class EveryOpValue(ScaledValue):
 
 
 def is_independent(x: Any) -> bool:
-    """Whether a value depends on no float argument."""
+    """Returns whether a value depends on no float argument."""
     return x.constant_value is not None or (isinstance(x, EveryOpValue) and x.independent)
 
 
 def bound_of_data(x: ScaledValue) -> int:
-    """log2 of the largest finite data; a constant's lie between 1/2 and 1."""
+    """Returns log2 of the largest finite data; a constant's are between 1/2 and 1."""
     if x.constant_value is not None:
         return 0
     return x.bound if isinstance(x, EveryOpValue) else TOP
@@ -63,18 +63,20 @@ def is_nonzero_constant(x: ScaledValue) -> bool:
 
 
 def may_bound(x: ScaledValue) -> bool:
-    """Whether an operand is made of constants, unless it is zero or meant as an infinity."""
+    """Returns whether an operand is made of constants, unless it is zero or stands for an
+    infinity."""
     if x.constant_value is None:
         return is_independent(x)
     return is_nonzero_constant(x) and abs(x.constant_value) < 2.0**MASK
 
 
 def widest_dtype(equation: Equation) -> Any:
-    """float64 if a float operand or result of the equation is, else float32."""
+    """Returns float64 if a float operand or result of the equation is float64, otherwise
+    float32."""
     own = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
     return jnp.float64 if np.dtype("float64") in own else jnp.float32
 
 
 def widened(x: ScaledValue, dtype: Any = jnp.float32) -> ScaledValue:
-    """The value with its data in a compute dtype."""
+    """Returns the value with its data in a compute dtype."""
     return dataclasses.replace(x, data=x.data.astype(dtype), memo={})

@@ -1,4 +1,4 @@
-"""``keep`` under ``store="every_op"``: what is exempt is computed and kept in another format."""
+"""``keep`` under ``store="every_op"``: computes and keeps exempt equations in another format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._value import ScaledValue
 
 @dataclasses.dataclass(frozen=True)
 class Unrounded(EveryOp):
-    """The same rules on float32 data, which keep their exponent but aren't rounded."""
+    """Applies the same rules to float32 data, which have an exponent but aren't rounded."""
 
     keeps_float32: ClassVar[bool] = True
 
@@ -38,11 +38,11 @@ class Unrounded(EveryOp):
 
 @dataclasses.dataclass(frozen=True)
 class EveryOpWithOverrides(EveryOp):
-    """Each result rounded to ``recipe.storage``, except where ``recipe.keep`` says otherwise.
+    """Rounds each result to ``recipe.storage``, except where ``recipe.keep`` names another format.
 
-    An exempt equation's results are float32 behind an exponent (or FP16, or BF16: as ``keep``
-    says), and so are arguments and constants until somebody who isn't exempt reads them: then they
-    are rounded, once. A loop's carry and what meets in a branch are in ``storage`` always.
+    An exempt equation's results are float32 with an exponent (or FP16, or BF16, as ``keep`` says).
+    Arguments and constants are float32, too, until an equation that isn't exempt reads them and
+    rounds them, once. A loop's carry and a branch's results are always in ``storage``.
     """
 
     overrides: FormatOverrides = dataclasses.field(default_factory=lambda: FormatOverrides(()))
@@ -80,10 +80,10 @@ class EveryOpWithOverrides(EveryOp):
 
 
 def _stored(x: Any, by: EveryOp) -> Any:
-    """A value in the format of another interpretation, rounded when it is first asked for."""
+    """Returns a value in the format of another interpretation, rounded only once."""
     if not isinstance(x, ScaledValue) or x.data.dtype == by.dtype:
         return x
-    if x.constant_value is None and is_independent(x):  # rounded when it meets what isn't
+    if x.constant_value is None and is_independent(x):  # rounded when it meets a dependent value
         return x
     if by.dtype not in x.memo:
         known = x.constant_value is not None

@@ -1,4 +1,4 @@
-"""``explain``: the format and the scale of each contraction and stored value of a program."""
+"""``explain``: lists the format and the scale of each contraction and stored value of a program."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class ExplanationRow:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What :func:`explain` found: one row for each contraction and stored value, in program order.
+    """The result of :func:`explain`: a row for each contraction and stored value, in program order.
 
     Attributes:
-        recipe: that the program was explained for.
+        recipe: for which the program was explained.
         rows: of the program; values of one loop or equation that agree in all else share a row.
     """
 
@@ -72,7 +72,7 @@ class Explanation:
         print(self)
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """The rows as dictionaries that ``json.dumps`` takes."""
+        """Returns the rows as dictionaries that ``json.dumps`` accepts."""
         return [dataclasses.asdict(row) | {"shape": list(row.shape)} for row in self.rows]
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ def explain(f: Callable, recipe: RecipeLike = fp16) -> Callable[..., Explanation
     """
     recipe = recipe_(recipe)
     record = _Recorder(recipe)
-    transform(f, record.interpretation(traced=False), name="explain")  # refuses non-callables
+    transform(f, record.interpretation(traced=False), name="explain")  # raises if f isn't callable
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -149,7 +149,7 @@ class _Recorder:
         self.rows: dict[Any, ExplanationRow] = {}
 
     def interpretation(self, *, traced: bool) -> Any:
-        """What ``autoscale`` interprets a function by, which calls this recorder."""
+        """Returns the interpretation of ``autoscale``, with this recorder attached."""
         if self.recipe.scaling.source == "history":
             chosen: Any = DelayedBoundaries(self.recipe, noted={})
         else:
@@ -198,7 +198,7 @@ class _Recorder:
         if any(row.direction == "backward" for row in rows):
             last = [dataclasses.replace(r, direction="update") for r in rows if r.kind == "output"]
             return (*(r for r in rows if r.kind != "output"), *last)
-        # without a backward pass there is no optimizer either
+        # a program without a backward pass has no optimizer
         return tuple(dataclasses.replace(row, direction="forward") for row in rows)
 
 
@@ -207,7 +207,7 @@ def _name(fmt: Any) -> str:
 
 
 def _scale(recipe: Recipe, fmt: Any, *, operands: bool) -> str:
-    """How the scale of an array in a format is found; a dtype has none."""
+    """Returns how the scale of an array in a format is found; ``"none"`` for a dtype."""
     if isinstance(fmt, BlockFormat):
         return f"one for {fmt.size} elements"
     if not isinstance(fmt, Format):

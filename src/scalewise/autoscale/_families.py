@@ -1,7 +1,7 @@
-"""What each family of primitives does to (data, exponent) pairs.
+"""The rules of families of primitives on (data, exponent) pairs.
 
-A primitive gets a rule by its family; one that has none is computed on plain numbers in the
-compute dtype (``Family.FALLBACK``), which is always right within that dtype's range.
+A primitive without a rule is computed on plain numbers in the compute dtype (``Family.FALLBACK``),
+which is always right within that dtype's range.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from ._value import (
     wide_dtype,
 )
 
-INFINITE = 120  # log2 of the least constant that is taken for an infinity
+INFINITE = 120  # log2 of the least constant that stands for an infinity
 
 
 Function = Callable[[Any, Equation, Sequence[Any]], list[Any]]
 
 
 def compute_dtype(aval: Any) -> Any:
-    """float64 for a float64 type, float32 for all other floats."""
+    """Returns float64 for a float64 type, float32 for all other floats."""
     return wide_dtype(aval.dtype)
 
 
 def _bind(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """The primitive on plain arrays: floats go in and come out in ``by``'s flight dtypes."""
+    """Binds the primitive to plain arrays, with floats in ``by``'s flight dtypes."""
     own = [a for a in equation.in_avals + equation.out_avals if is_float(a)]
     if all(by.flight_dtype(a) == a.dtype for a in own):
         wanted = zip(inputs, equation.in_avals, strict=True)
@@ -101,7 +101,8 @@ def aligned(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def remainder(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """Of a divisor too small to be seen beside the dividend, there is nothing left to say: 0."""
+    """Computes a remainder; 0 for a divisor that is too small to be represented beside the
+    dividend."""
     operands, exponent = _align(inputs)
     (out,) = _bind(by, equation, operands)
     divisor = inputs[1].data if isinstance(inputs[1], ScaledValue) else inputs[1]
@@ -119,10 +120,10 @@ def invariant(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _normalised(x: ScaledValue) -> ScaledValue:
-    """A constant's power of two moves to the exponent where it would cost range in the data.
+    """Returns a constant with its power of two in the exponent, if it would cost range in the data.
 
-    What is meant as an infinity (``finfo.min`` times a mask) stays what it is: as an exponent it
-    would take from its neighbours all that they have.
+    A constant that stands for an infinity (``finfo.min`` times a mask) is unchanged: as an exponent
+    it would shift the other operands out of range.
     """
     if x.constant_value is None or x.constant_value == 0 or not math.isfinite(x.constant_value):
         return x
@@ -157,7 +158,7 @@ def root(sign: int) -> Function:
         (x,) = inputs
         if per_slice(x):
             return fallback(by, equation, inputs)
-        half = x.exponent // 2  # an odd exponent leaves one power of two with the data
+        half = x.exponent // 2  # an odd exponent leaves a factor of 2 with the data
         odd = x.exponent - 2 * half
         return wrap(equation, _bind(by, equation, [shift(x.data, odd)]), sign * half)
 
@@ -165,10 +166,14 @@ def root(sign: int) -> Function:
 
 
 def contractive(slope: float, bounded: bool = False) -> Function:
-    """An odd function with that slope at zero, which nowhere rises more steeply, or is bounded too.
+    """Returns the rule of an odd function that has its steepest slope at zero.
 
     So ``f(x * 2^e) * 2^-e`` is no larger than x's data (times the slope), and where
     ``x * 2^e`` is too small for the compute dtype it is the slope times them.
+
+    Args:
+        slope: at zero.
+        bounded: whether the function is bounded, so that it is finite at an infinity.
     """
 
     def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -193,7 +198,7 @@ def contractive(slope: float, bounded: bool = False) -> Function:
 
 
 def ordered(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """Sorting compares each array with itself alone: by its data is by its values."""
+    """Sorts each array by its data, which is the order of its values."""
     if any(per_slice(x) for x in _floats(inputs)):
         return fallback(by, equation, inputs)
     outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])

@@ -1,4 +1,4 @@
-"""How a narrow copy lies in memory, and how long, decided when a program is lowered."""
+"""The memory layout and lifetime of narrow copies, decided when a program is lowered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounding to a narrow format behind one power-of-two scale, and the arrays stored so."""
+"""Rounds to a narrow format with one power-of-two scale, and stores the result."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .recipes import recipe as recipe_
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class StoredValue:
-    """A value that lies in memory, narrow, until somebody reads it: ``data * scale * 2**own``.
+    """A value that is narrow in memory until it is loaded: ``data * scale * 2**own``.
 
     Attributes:
         data: in the storage dtype; behind a barrier, so that no compiler keeps the wide original
-            in its place.
-        scale: the rounding's power of two, in the compute dtype; its axes the first ones of
+            instead.
+        scale: the rounding's power of two, in the compute dtype. Its axes are the first axes of
             ``data`` (a scan that stacks values stacks their scales).
-        own: the exponent that the value had in flight.
-        dtype: the one that the value had in flight.
+        own: the exponent of the value in flight.
+        dtype: of the value in flight.
         narrowed: as in :class:`ScaledValue`.
     """
 
@@ -41,7 +41,7 @@ class StoredValue:
     narrowed: bool = False
 
     def load(self) -> ScaledValue:
-        """The value in flight again."""
+        """Returns the value in flight."""
         data = self.data.astype(self.scale.dtype) * leading(self.scale, self.data)
         return ScaledValue(data.astype(self.dtype), self.own, "residual", narrowed=self.narrowed)
 
@@ -58,7 +58,7 @@ class StoredValue:
 
 
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
-    """``value`` rounded to ``fmt`` and really stored so; made once however often it is read."""
+    """Returns ``value`` rounded to ``fmt`` and stored, the same array however often it is read."""
     if ("rest", fmt) not in value.memo:
         if fmt not in value.memo:
             value.memo[fmt] = quantize(value.data, fmt)
@@ -70,7 +70,7 @@ def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
 
 
 def holds(dtype: Any, fmt: Format) -> bool:
-    """Whether an array of ``dtype`` takes no more memory than one in ``fmt``: it stays as it is."""
+    """Returns whether an array of ``dtype`` takes no more memory than one in ``fmt``."""
     return jnp.dtype(dtype).itemsize * 8 <= fmt.bits
 
 
@@ -94,7 +94,7 @@ class SqrtStored:
         return self.root.dtype
 
     def value(self) -> jax.Array:
-        """The plain array."""
+        """Returns the plain array."""
         return jnp.square(self.root.value())
 
     def __array__(self, dtype=None, copy=None):
@@ -115,7 +115,7 @@ class SqrtStored:
 
 
 def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
-    """``x`` as ``storage`` says."""
+    """Returns ``x`` stored as ``storage`` says."""
     x = jnp.sqrt(x) if storage.root == 2 else x
     fmt = storage.format
     if isinstance(fmt, BlockFormat):
@@ -130,7 +130,7 @@ def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
 
 
 def _nonzero(data: Any, x: jax.Array, fmt: Format) -> Any:
-    """``data``, with the format's smallest number wherever ``x`` was flushed to zero."""
+    """Returns ``data`` with the format's smallest number where a nonzero ``x`` became zero."""
     wide = data.astype(jnp.float32)
     tiny = jnp.copysign(jnp.asarray(float(fmt.smallest), jnp.float32), wide)
     return encode(jnp.where((wide == 0) & (x != 0), tiny, wide), fmt)
@@ -174,11 +174,12 @@ def is_stored(x: Any) -> bool:
 
 
 def abstract(x: ScaledArray | SqrtStored) -> Any:
-    """The type of the plain array that a stored one stands for, on a mesh where its data are."""
+    """Returns the type of the plain array that a stored one stands for, with its place on a
+    mesh."""
     data = x.root.data if isinstance(x, SqrtStored) else x.data
     return type_like(x.shape, x.dtype, data)
 
 
 def has_exponent(x: Any) -> bool:
-    """True if an argument has one exponent, which then follows it to the outputs."""
+    """Returns True if an argument has one exponent, which then follows it to the outputs."""
     return isinstance(x, ScaledArray) and x.exponent is not None and x.exponent.ndim == 0

@@ -22,7 +22,7 @@ from ._products import Blocks, Operand, multiply
 from ._residuals import STORED, Residuals, load
 from ._value import ScaledValue, wide_dtype
 
-NARROWED = "narrowed"  # in a value's memo: a product of narrow operands has read it
+NARROWED = "narrowed"  # key of a value's memo: a product of narrow operands has read it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,8 @@ class OperandRounding(Residuals):
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
     ) -> tuple[tuple[Operand, Operand], Any]:
-        """A contraction's operands, rounded to the recipe's formats, and the result's exponent."""
+        """Rounds a contraction's operands to the recipe's formats; also returns the result's
+        exponent."""
         axes, formats = params.contracted_axes(equation), self.formats(equation, values)
         self.missing_units.check(equation, formats, self.device)
         if self.record is not None:
@@ -49,7 +50,8 @@ class OperandRounding(Residuals):
     def formats(
         self, equation: Equation, values: Sequence[ScaledValue]
     ) -> list[Format | BlockFormat | None]:
-        """The formats that a contraction's operands are rounded to; None for the flight dtype."""
+        """Returns the formats that a contraction's operands are rounded to; None for the flight
+        dtype."""
         attention = _between_activations(equation, values)
         few = bool(self.recipe.storage) and not at_least(features(equation), self.recipe.features)
         chosen = []
@@ -75,10 +77,11 @@ class OperandRounding(Residuals):
         position: int,
         other: Any,
     ) -> Operand:
-        """One operand: numbers in the format's own dtype, or in one that holds them, and a scale.
+        """Returns one operand: its numbers, in a dtype that holds the format, and its scale.
 
         The scale is a power of two in the compute dtype; None for 1. An operand that the forward
-        pass has stored is loaded once ``other`` is there, the scales of the other operand.
+        pass has stored is loaded after ``other``, the scales of the other operand, has been
+        computed.
         """
         if fmt is None:
             value.memo[STORED] = True
@@ -99,7 +102,8 @@ class OperandRounding(Residuals):
         return loaded_after(data, other) if reread else data, copy.scale
 
     def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
-        """A contraction of two operands, added up in float32 at least, in ``dtype``."""
+        """Computes a contraction of two operands in ``dtype``; sums are accumulated in float32 at
+        least."""
         return multiply(equation, operands, dtype, device=self.device).value()
 
     def _rounded(
@@ -109,7 +113,7 @@ class OperandRounding(Residuals):
         contracted: tuple[int, ...],
         operand_id: str,
     ) -> ScaledArray:
-        """A narrow copy, made once for each way to make it."""
+        """Returns a narrow copy of a value; the same copy for the same format, scaling and axes."""
         scaling, key = self.recipe.scaling, (fmt, contracted)
         if isinstance(fmt, Format) and self.recipe.per == "tensor":
             key = fmt
@@ -129,11 +133,12 @@ class OperandRounding(Residuals):
     def copied(
         self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
     ) -> ScaledArray:
-        """A narrow copy of the operand at ``operand_id`` behind one scale."""
+        """Returns a narrow copy, with one scale, of the operand with this id."""
         return quantize_measured(value.data, self._measured(value), fmt, scaling)
 
     def to_send(self, value: ScaledValue, axis_name: Any, equation: Equation) -> ScaledArray | None:
-        """What a collective sends: narrow, behind a scale that all devices agreed upon."""
+        """Returns the narrow data that a collective sends, with a scale common to all devices; None
+        if wide."""
         fmt = self.overrides.find(equation, self.recipe.collective)
         narrow = isinstance(fmt, Format) and not holds(value.data.dtype, fmt)
         self._recorded("collective", equation, value, fmt if narrow else None)
@@ -147,17 +152,17 @@ class OperandRounding(Residuals):
 
 def _in_blocks(options: tuple, x: jax.Array) -> ScaledArray:
     fmt, scaling, axis = options
-    # given twice: XLA on a GPU chooses a layout for the maxima and one for the numbers
+    # passed twice, since XLA on a GPU chooses different layouts for the maxima and the numbers
     return quantize_measured(x, x, fmt, scaling, axis)
 
 
 def _is_reread(value: ScaledValue, equation: Equation) -> bool:
-    """Whether a backward product reads a value of the forward pass."""
+    """Returns whether a backward product reads a value of the forward pass."""
     return equation.direction == "backward" and value.origin == "forward"
 
 
 def _scales(operand: Operand | None) -> Any:
-    """The scales of an operand; of one without any, its numbers; None for no operand."""
+    """Returns the scales of an operand, or its numbers if it has none; None for no operand."""
     if operand is None:
         return None
     numbers, scale = operand
@@ -167,10 +172,10 @@ def _scales(operand: Operand | None) -> Any:
 
 
 def _between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bool:
-    """Whether a product multiplies two computed arrays slice by slice, as attention does.
+    """Returns whether a product multiplies two computed arrays slice by slice, as attention does.
 
-    Its operands are no weights, and it has batch axes. A backward product is of that kind if the
-    forward product was: else that one has rounded the operand which the two share.
+    Its operands are not arguments, and it has batch axes. A backward product counts if the forward
+    product did; otherwise the forward product has rounded the operand that both share.
     """
     if equation.name != "dot_general" or not params.dot_dimensions(equation)[1][0]:
         return False
@@ -180,8 +185,10 @@ def _between_activations(equation: Equation, values: Sequence[ScaledValue]) -> b
 
 
 def is_narrowed(value: ScaledValue) -> bool:
+    """Returns whether a product of narrow operands has read the value."""
     return value.narrowed or NARROWED in value.memo
 
 
 def _bits(fmt: Format | BlockFormat) -> int:
+    """Returns the bits of a format's element."""
     return fmt.element.bits if isinstance(fmt, BlockFormat) else fmt.bits

@@ -8,16 +8,16 @@ from typing import Any
 from ..interpret import KERNELS, Equation, warn_kernel
 from ..primitives import Family, names
 
-# What JAX itself writes into a name stack around the user's own names.
+# The transformations that JAX writes into a name stack around the user's names.
 TRANSFORMS = re.compile(r"\b(?:transpose|jvp|vmap|jit|rematted_computation|checkpoint|remat)\b")
 
-# Primitives that call back into Python: what they do to a scale, nobody can see.
+# Primitives that call Python functions, whose effect on a scale is unknown.
 CALLBACKS = names(lambda row: row.family is Family.CALLBACK)
 OPAQUE = CALLBACKS | KERNELS
 
 
 class FormatOverrides:
-    """The ``keep`` of a recipe, and which of its names have been met."""
+    """The ``keep`` of a recipe, with a record of which names have matched."""
 
     def __init__(self, keep: Any):
         self.keep: tuple[tuple[str, Any], ...] = tuple(keep)
@@ -25,7 +25,7 @@ class FormatOverrides:
         self.scopes: set[str] = set()
 
     def find(self, equation: Equation, default: Any) -> Any:
-        """The format that an equation keeps; the default if ``keep`` doesn't name it."""
+        """Returns the format that ``keep`` gives to an equation, or the default."""
         if not self.keep:
             return default
         parts = scope_parts(equation.scope)
@@ -46,25 +46,24 @@ class FormatOverrides:
 
 
 def refuse_opaque(equation: Equation) -> None:
-    """Raises ValueError where floats go through a Python function that ``keep`` doesn't name, and
-    warns where they go through a kernel.
+    """Raises ValueError for floats that enter a Python function which ``keep`` doesn't name.
 
-    No rule can be known for either. On plain numbers both compute what they always do: the numbers
-    that they get are unrounded, whatever the recipe says.
+    Warns if floats enter a kernel. Neither can have a rule: both compute on unrounded plain
+    numbers, whatever the recipe says.
     """
     warn_kernel(
         equation, "autoscale", f" Name it in the recipe, keep={{{equation.name!r}: 'fp32'}}, if so."
     )
     if equation.name in CALLBACKS:
         raise ValueError(
-            f"autoscale: {equation.where()}: {equation.name} calls a function that nobody can see "
-            "into, so there is no rule for its scales. Say in the recipe that it is to have plain "
-            f"float32 numbers, keep={{{equation.name!r}: 'fp32'}}, or write it in JAX"
+            f"autoscale: {equation.where()}: {equation.name} calls a Python function, whose "
+            "effect on scales is unknown. Give it plain float32 numbers by the recipe's "
+            f"keep={{{equation.name!r}: 'fp32'}}, or write it in JAX"
         )
 
 
 def scope_parts(scope: str) -> list[str]:
-    """The user's names in a name stack, outermost first, without JAX's transformations."""
+    """Returns the user's names in a name stack, outermost first, without JAX's transformations."""
     return [p for p in re.split(r"[/()]+", TRANSFORMS.sub("", scope)) if p]
 
 

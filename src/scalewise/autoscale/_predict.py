@@ -1,4 +1,4 @@
-"""Standard deviations predicted from shapes alone, as unit scaling (arXiv 2303.11257) has them.
+"""Predicts standard deviations from shapes alone, as unit scaling does (arXiv 2303.11257).
 
 A symbolic dimension (``jax.export``) counts as 1.
 """
@@ -18,12 +18,13 @@ SUMS = names(lambda row: row.family is Family.HOMOGENEOUS and row.autocast == "s
 
 
 def of_argument(shape: tuple[int, ...]) -> float:
-    """log2 of an argument's: a matrix is taken for weights, ``1 / sqrt(fan in)``; others for 1."""
+    """Returns log2 of an argument's standard deviation: 1 / sqrt(fan in) for a matrix, otherwise
+    1."""
     return -math.log2(predicted_size(shape[:-1])) / 2 if len(shape) > 1 else 0.0
 
 
 def predict(equation: Equation, family: Family, inputs: Sequence[Any]) -> float:
-    """log2 of the standard deviation of an equation's results, its operands independent."""
+    """Returns log2 of the standard deviation of an equation's results, for independent operands."""
     floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:
         return 0.0
@@ -47,7 +48,7 @@ def predict(equation: Equation, family: Family, inputs: Sequence[Any]) -> float:
 
 
 def terms_of(equation: Equation) -> int:
-    """How many products each element of a contraction is the sum of."""
+    """Returns how many products each element of a contraction is the sum of."""
     left, right = equation.in_avals[:2]
     if equation.name != "conv_general_dilated":
         terms = predicted_size(left.shape[a] for a in params.contracted_axes(equation)[0])
@@ -58,7 +59,8 @@ def terms_of(equation: Equation) -> int:
 
 
 def _sums_groups(equation: Equation) -> bool:
-    """Whether a ragged product sums over each group: then its first axis is that of the groups."""
+    """Returns whether a ragged product sums over each group, so that its first axis is that of
+    groups."""
     numbers = params.ragged_dimensions(equation)
     return (
         numbers is not None

@@ -1,7 +1,7 @@
-"""Contractions of narrow operands: in the device's own narrow units where it has them.
+"""Contractions of narrow operands, by the device's own narrow units if it has them.
 
-Which way a product is computed is decided when a program is lowered, by the platform that it is
-lowered for, so that a program compiled ahead of time on a host runs as it would on the device.
+The platform for which a program is lowered decides how a product is computed, so that a program
+compiled ahead of time on a host runs as it would on the device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ._block_product import block_product, takes_blocks
 from ._value import Origin, ScaledValue, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
-DEFAULT_DEVICE = DEVICES["h100"]  # where no other device is named or at hand
+DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
 
 
 @jax.tree_util.register_pytree_node_class
@@ -37,7 +37,7 @@ class Blocks:
     Attributes:
         copy: numbers and scales.
         format: a block format, or an element format with scales along some axes.
-        dtype: the one that the operand had in flight.
+        dtype: of the operand in flight.
     """
 
     copy: ScaledArray
@@ -49,7 +49,7 @@ class Blocks:
         return self.copy.ndim
 
     def value(self) -> jax.Array:
-        """The numbers multiplied out, in the narrowest dtype that holds them.
+        """Returns the numbers times their scales, in the narrowest dtype that holds them.
 
         BF16 has float32's exponents, so it holds an FP8, FP6 or FP4 number times a power of two.
         """
@@ -74,7 +74,7 @@ def _multiplied_out(_: None, blocks: Blocks) -> jax.Array:
     return copy.value().astype(jnp.bfloat16 if holds else dtype)
 
 
-# An operand's numbers, and the power of two that each stands for a multiple of; None for 1.
+# An operand's numbers, and their scale, a power of two; None for 1.
 Operand = tuple[jax.Array | Blocks, jax.Array | None]
 
 
@@ -83,9 +83,9 @@ Operand = tuple[jax.Array | Blocks, jax.Array | None]
 class DeferredProduct:
     """A ``dot_general`` of narrow operands, computed when its value is first read.
 
-    JAX computes the gradient of a weight with its axes exchanged, and transposes it. XLA on CPU
-    folds that into a product that its library doesn't take: a GPT's step took a fifth longer. Here
-    the operands change places instead. Flattening it as a pytree computes the value.
+    JAX computes the gradient of a weight with its axes exchanged, and transposes it. XLA on a CPU
+    merges the transpose into a product that its library doesn't support: a GPT's step took a fifth
+    longer. Here the operands change places instead. Flattening it as a pytree computes the value.
 
     Attributes:
         equation: the contraction.
@@ -94,7 +94,7 @@ class DeferredProduct:
         exponent: of the result.
         origin: of the result, as in :class:`ScaledValue`.
         log2_std: of the result.
-        device: whose units compute it, as :func:`multiply` takes it.
+        device: whose units compute it, see :func:`multiply`.
     """
 
     equation: Equation
@@ -107,7 +107,7 @@ class DeferredProduct:
     memo: dict[str, ScaledValue] = dataclasses.field(default_factory=dict, repr=False)
 
     def load(self) -> ScaledValue:
-        """The value itself."""
+        """Computes the product."""
         if "plain" not in self.memo:
             if "transposed" in self.memo:
                 data = lax.transpose(self.memo["transposed"].data, self._exchange(1, 0))
@@ -119,7 +119,7 @@ class DeferredProduct:
         return self.memo["plain"]
 
     def transposed(self, permutation: Sequence[int]) -> ScaledValue | None:
-        """The transposed value, where its operands have only to change places for it."""
+        """Returns the transposed product if exchanging the operands computes it, otherwise None."""
         equation = self.equation
         exchanged = tuple(permutation) == self._exchange(0, 1)
         if "plain" in self.memo or not exchanged or params.out_sharding(equation) is not None:
@@ -135,7 +135,8 @@ class DeferredProduct:
         return self.memo["transposed"]
 
     def _exchange(self, first: int, second: int) -> tuple[int, ...]:
-        """The permutation by which a result's axes of one operand go behind the other's."""
+        """Returns the permutation that moves a result's axes of one operand behind those of the
+        other."""
         contracted, batch = params.dot_dimensions(self.equation)
         n = len(batch[0])
         own = [x.ndim - n - len(contracted[0]) for x, _ in self.operands]
@@ -159,14 +160,14 @@ class UnscaledProduct:
 
     Attributes:
         raw: the product of the numbers without their scales; on a CPU, the value itself.
-        factors: their axes the first ones of ``raw``; on a CPU, ones.
+        factors: their axes are the first axes of ``raw``; on a CPU, ones.
     """
 
     raw: jax.Array
     factors: tuple[jax.Array, ...] = ()
 
     def value(self, raw: jax.Array | None = None) -> jax.Array:
-        """The value, or that of another copy of ``raw``."""
+        """Returns the scaled product, optionally of another copy of ``raw``."""
         raw = self.raw if raw is None else raw
         out = raw.astype(wide_dtype(raw.dtype))
         for factor in self.factors:
@@ -180,27 +181,28 @@ def multiply(
     dtype: Any,
     device: Device | None = None,
 ) -> UnscaledProduct:
-    """A contraction of narrow operands and their scales, powers of two.
+    """Computes a contraction of narrow operands with scales that are powers of two.
 
-    Products of two narrow numbers are exact in float32, so that all ways give the same result but
-    for the order in which sums are added up, and what leaves float32's range in between.
+    Products of two narrow numbers are exact in float32, so that all methods give the same result,
+    except for the order in which sums are accumulated, and for intermediate results beyond
+    float32's range.
 
-    - On a CPU, which has no narrow units for all shapes, operands are widened and the scales are
-      multiply into them: what reads the product needs no rescale.
-    - All other platforms multiply the numbers as they are stored, if the device's units take such a
-      pair, and scale the result. Sums are added up in float32. A backward product asks for the
-      exact accumulation that Hopper's FP8 units otherwise shorten to 14 bits
+    - On a CPU, which has no narrow units for all shapes, operands are widened and multiplied by
+      their scales first, so that consumers need no rescale.
+    - All other platforms multiply the numbers as they are stored, if the device's units support the
+      pair of formats, and scale the result. Sums are accumulated in float32. A backward product
+      asks for the exact accumulation that Hopper's FP8 units otherwise shorten to 14 bits
       (``Precision.HIGHEST``), a forward product keeps the program's own ``precision``.
-    - Blocks with scales of their own go to the device's block-scaled units; if it has none for
-      them, they are multiplied out to 16 bits.
+    - Blocks with scales of their own go to the device's block-scaled units. A device without them
+      gets the products of numbers and scales in 16 bits.
 
     Args:
         equation: the contraction, a ``dot_general`` or ``conv_general_dilated``.
-        operands: data in any float dtype, and a scale whose axes are data's first ones, or None;
-            or blocks, and None.
-        dtype: of the result; sums are added up in float32 at least.
-        device: whose matrix units the product is written for, when it isn't lowered for a CPU;
-            None for an H100's.
+        operands: data in any float dtype with a scale, whose axes are the first axes of the data,
+            or with None; or blocks, with None.
+        dtype: of the result; sums are accumulated in float32 at least.
+        device: whose matrix units the product is compiled for, unless it is lowered for a CPU; None
+            for an H100's.
     """
     total = wide_dtype(dtype)
     device = DEFAULT_DEVICE if device is None or device.platform == "cpu" else device
@@ -250,12 +252,12 @@ def multiply(
 
 
 def is_narrow(operand: Operand) -> bool:
-    """Whether an operand has scales, so that its product had better not be transposed."""
+    """Returns whether an operand has scales, so that its product shouldn't be transposed."""
     return operand[1] is not None or isinstance(operand[0], Blocks)
 
 
 def has_block_units(equation: Equation, operands: Sequence[Operand], device: Device) -> bool:
-    """Whether a device has block-scaled units for a product of two operands."""
+    """Returns whether a device has block-scaled units for a product of two operands."""
     (a, _), (b, _) = operands
     if not (isinstance(a, Blocks) and isinstance(b, Blocks)):
         return False
@@ -264,20 +266,20 @@ def has_block_units(equation: Equation, operands: Sequence[Operand], device: Dev
 
 
 def _plain(operands: Sequence[Operand]) -> list[tuple[jax.Array, jax.Array | None]]:
-    """Operands without blocks: these multiplied out."""
+    """Returns operands without blocks: those with blocks are multiplied by their scales."""
     return [(x.value() if isinstance(x, Blocks) else x, scale) for x, scale in operands]
 
 
 def _tensor_scales(operands: Sequence[Operand]) -> tuple[jax.Array, ...]:
-    """The scales of whole operands above those of their blocks (NVFP4)."""
+    """Returns the scales of whole operands, above those of their blocks (NVFP4)."""
     scales = [x.copy.tensor_scale for x, _ in operands if isinstance(x, Blocks)]
     return tuple(s.astype(jnp.float32) for s in scales if s is not None)
 
 
 def widened(x: Any, dtype: Any, shift: int = 0) -> jax.Array:
-    """``x / 2**shift`` in a dtype that holds it.
+    """Returns ``x / 2**shift`` in a dtype that holds it.
 
-    XLA takes two converts, to FP8 and back, for one that changes nothing, and on a GPU or a TPU
+    XLA treats two converts, to FP8 and back, as one that changes nothing, and on a GPU or a TPU
     leaves both out. So FP8 numbers are widened from their codes.
     """
     if x.dtype == dtype and not shift:
@@ -290,9 +292,10 @@ def widened(x: Any, dtype: Any, shift: int = 0) -> jax.Array:
 
 
 def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """Two scales, the smaller first: a product may be in range though times the larger it is not.
+    """Returns two scales, the smaller first, so that a product doesn't overflow on the way.
 
-    Behind a barrier: one small kernel finds both, and none of those that read the product does.
+    Behind a barrier: one small kernel computes both, rather than each kernel that reads the
+    product.
     """
     if len(scales) < 2:
         return scales
@@ -302,12 +305,14 @@ def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
 
 
 def _bound(equation: Equation, operands: Any, dtype: Any) -> jax.Array:
+    """Binds a contraction, with a result of ``dtype``."""
     changed = params.replaced(equation, preferred_element_type=jnp.dtype(dtype))
     return bind(equation.primitive, changed, equation.varied(operands))[0]
 
 
 def _precision(equation: Equation, factors: Sequence[jax.Array]) -> Any:
-    """The precision of a product of narrow numbers: the program's own, or an exact backward sum."""
+    """Returns the precision of a product of narrow numbers: the program's own, or an exact backward
+    sum."""
     precision = params.precision(equation)
     own = precision if isinstance(precision, tuple) else (precision,)
     if precision is not None and all(isinstance(p, lax.Precision) for p in own):
@@ -320,8 +325,10 @@ def _precision(equation: Equation, factors: Sequence[jax.Array]) -> Any:
 def _unit_dtypes(
     equation: Equation, operands: Sequence[Operand], dtype: Any, device: Device
 ) -> tuple[tuple[Any, int], tuple[Any, int]] | None:
-    """For each operand the dtype in which a device multiplies it, and the power of two that it is
-    divided by first; None where only float32 holds both."""
+    """Returns for each operand the dtype in which a device multiplies it, and log2 of its divisor.
+
+    None if only float32 holds both operands.
+    """
     a, b = (jnp.dtype(jnp.bfloat16) if isinstance(x, Blocks) else x.dtype for x, _ in operands)
     narrow = [d for d in (a, b) if d.itemsize == 1]
     if len(narrow) == 2 and equation.name == "dot_general":

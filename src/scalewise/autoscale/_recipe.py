@@ -48,7 +48,7 @@ class Storage:
 
 
 def _storable(fmt: Any) -> Format | BlockFormat:
-    """The format or block format, if its elements can be stored in whole bytes."""
+    """Returns the format or block format, if its elements can be stored in whole bytes."""
     fmt = as_format(fmt, "Storage.format", blocks=True)
     storable(fmt.element if isinstance(fmt, BlockFormat) else fmt)
     return fmt
@@ -147,7 +147,7 @@ class Recipe:
             if getattr(self, field) not in accepted:
                 raise ValueError(
                     f"Recipe.{field} is {getattr(self, field)!r}; "
-                    f"accepted: {', '.join(map(repr, accepted))}"
+                    f"expected one of {', '.join(map(repr, accepted))}"
                 )
         pairs = self.keep.items() if isinstance(self.keep, Mapping) else self.keep
         object.__setattr__(self, "keep", tuple((name, _operand(f)) for name, f in pairs))
@@ -206,12 +206,13 @@ class Recipe:
         if self.store != "boundaries" or self.per != "tensor" or blocks:
             what = f"format {blocks[0]}" if blocks else f"store={self.store!r}, per={self.per!r}"
             raise ValueError(
-                "Recipe.scaling is Delayed, which keeps one scale an operand; accepted with it: "
+                "Recipe.scaling is Delayed, which keeps one scale an operand; expected "
                 f"store='boundaries', per='tensor' and no block formats, not {what}"
             )
 
     def stored_as(self, path: str, size: int) -> Storage | None:
-        """How an output of ``size`` elements is stored; the first pattern that matches wins."""
+        """Returns how an output of ``size`` elements is stored, by the first pattern that
+        matches."""
         found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
         return found if found is not None and at_least(size, found.min_size) else None
 
@@ -236,7 +237,7 @@ def _shown(value: Any) -> str:
 
 
 def _operand(fmt: Any) -> Format | BlockFormat | None:
-    """A format of operands; None where that is the compute dtype's own."""
+    """Returns a format of operands; None if the compute dtype holds it."""
     if fmt is None:
         return None
     fmt = as_format(fmt, "Recipe", blocks=True)

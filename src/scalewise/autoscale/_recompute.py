@@ -1,13 +1,13 @@
 """Values that are computed again where they are read, instead of being stored until then.
 
-A backward pass reads what the forward pass has computed: of a GELU five arrays, all functions of
-one, the product before it. Stored one by one they take more memory and more traffic than the
-program without scales, where XLA chooses. So an elementwise function of one large array remembers
-how it was computed, and the backward pass computes it again from that array, its *source*.
+A backward pass reads values of the forward pass: of a GELU five arrays, all functions of one array,
+the product before it. Stored one by one they take more memory and more traffic than the program
+without scales, in which XLA chooses. So an elementwise function of one large array remembers how it
+was computed, and the backward pass computes it again from that array, its *source*.
 
-Where the source is kept as it is, the second value equals the first. Where it is rounded to be
-stored, only functions are computed again that amplify its rounding error no more than a product
-would; all others are rounded and stored themselves.
+If the source is kept unrounded, the second value equals the first. If it is stored rounded, only
+functions are computed again that amplify its rounding error no more than a product would; all
+others are rounded and stored themselves.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ._value import ScaledValue
 
 RECOMPUTED, STABLE = having("recomputed"), having("stable")
 COSTLY, REDUCTIONS = having("costly"), having("reduces")
-FEW = 16  # elements of a reduction from which its result is a statistic
-DEEPEST = 48  # operations between a value and its source
+FEW = 16  # the least elements per result of a reduction that makes a statistic
+DEEPEST = 48  # most operations between a value and its source
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -38,11 +38,11 @@ class Lineage:
 
     Attributes:
         equation: the last operation.
-        inputs: its operands; those with a lineage of their own lead on to the source.
-        source: the one large array that all of it depends on; None where all operands are small.
-        costly: whether there is an operation among them that takes several of a device's.
+        inputs: its operands; the lineages of these lead to the source.
+        source: the one large array that the value depends on; None if all operands are small.
+        costly: whether a function among the operations takes a device several instructions.
         normalises: whether statistics are among the operands, as in a softmax or a norm.
-        depth: how many operations there are.
+        depth: the number of operations.
     """
 
     equation: Equation
@@ -56,13 +56,13 @@ class Lineage:
 def lineage(
     equation: Equation, inputs: Sequence[Any], small: int, kept: Callable[[ScaledValue], bool]
 ) -> Lineage | None:
-    """How the result of an equation can be computed again; None if it has to be stored.
+    """Returns how the result of an equation can be computed again; None if it has to be stored.
 
     Args:
-        equation: any.
+        equation: of any primitive.
         inputs: its operands.
-        small: arrays of fewer elements are simply kept.
-        kept: whether a source waits for the backward pass as it is, or else rounded.
+        small: arrays of fewer elements are always stored.
+        kept: returns whether a source waits for the backward pass unrounded.
     """
     if equation.name not in RECOMPUTED or len(equation.out_avals) != 1:
         return None
@@ -82,7 +82,7 @@ def lineage(
 
 
 def is_statistic(equation: Equation, inputs: Sequence[Any]) -> bool:
-    """Whether a result is a statistic, which takes little memory beside what it was found from.
+    """Returns whether a result is a statistic, much smaller than the array it was computed from.
 
     A reduction of at least ``FEW`` elements to one, or an elementwise function of such results.
     """
@@ -101,17 +101,17 @@ def _source(x: ScaledValue) -> ScaledValue | None:
 
 
 def _is_stable(equation: Equation, floats: Sequence[ScaledValue]) -> bool:
-    """Whether an operation on arrays (and numbers) amplifies no relative error."""
+    """Returns whether an operation on arrays and constants amplifies no relative error."""
     if equation.name in STABLE:
         return True
-    # a sum cancels, unless it is with a number, 1 - tanh(x), or all of one sign, x + x^3
+    # a sum may cancel, unless one addend is a constant, 1 - tanh(x), or all have one sign, x + x^3
     if equation.name == "add" and len(floats) == 2:
         return all(map(_odd, floats))
     return equation.name in ("add", "sub") and len(floats) == 1
 
 
 def _odd(x: ScaledValue) -> bool:
-    """Whether a value is its source times something that is never negative."""
+    """Returns whether a value is its source times a factor that is never negative."""
     if x.lineage is None:
         return True
     equation = x.lineage.equation
@@ -133,11 +133,12 @@ def _odd(x: ScaledValue) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Copy:
-    """Another copy of a source, and the values that have been computed again from it.
+    """A copy of a source, and the values that have been computed again from it.
 
     Attributes:
         source: of the lineages.
-        copy: in its place.
+        copy: used in its place.
+        done: by id, each value with the one that was computed from the copy.
     """
 
     source: ScaledValue
@@ -147,7 +148,7 @@ class Copy:
     def value(
         self, value: ScaledValue, apply: Callable[[Equation, Sequence[Any]], list[Any]]
     ) -> ScaledValue:
-        """``value``, a function of the source, as that function of the copy.
+        """Computes ``value``, a function of the source, from the copy.
 
         Args:
             value: the source itself, or a value whose lineage leads to it.
@@ -163,18 +164,22 @@ class Copy:
                 for x in value.lineage.inputs
             ]
             (again,) = apply(value.lineage.equation, inputs)
-            self.done[id(value)] = (value, again)  # holds the value, so that its id stays its own
+            self.done[id(value)] = (
+                value,
+                again,
+            )  # keeps the value alive, so that its id stays unique
         return self.done[id(value)][1]
 
 
 def separate_copy(x: jax.Array, purpose: int) -> jax.Array:
-    """``x``, from which a device's compiler computes anew what has been computed from it before.
+    """Returns ``x`` behind a barrier, so that a device's compiler recomputes what is computed from
+    it.
 
-    XLA on a CPU, which stores less and computes less where it may share, gets ``x`` itself.
+    XLA on a CPU, which stores and computes less if it may share results, gets ``x`` itself.
 
     Args:
         x: any array.
-        purpose: XLA takes two such copies of ``x`` with the same number for one.
+        purpose: XLA merges two such copies of ``x`` with the same number.
     """
 
     def behind(x):

@@ -1,4 +1,4 @@
-"""Points, set by hand, at which a scale is found anew from the data."""
+"""Functions by which users mark where a scale is found from the data."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SCOPE = "scalewise.rescale"
 
 @jax.custom_jvp
 def rescale(x: jax.Array) -> jax.Array:
-    """``x`` itself; under ``store="every_op"`` with its scale found anew from the data, forward.
+    """Returns ``x``; under ``store="every_op"``, finds its scale from the data in the forward pass.
 
-    For recipes that only propagate scales (``recipes.scalify``): where a program's numbers leave
-    unit size, after a long chain of products say. By the recipe's ``rescale``, or the root mean
-    square. The gradient passes as it is.
+    For recipes that only propagate scales (``recipes.scalify``), where a program's numbers leave
+    unit size, for example after many products. The scale is found by the recipe's ``rescale``, or
+    by the root mean square. The gradient passes unchanged.
 
     Args:
         x: an array of floats.
@@ -36,7 +36,8 @@ def _(primals, tangents):
 
 @jax.custom_vjp
 def rescale_gradient(x: jax.Array) -> jax.Array:
-    """``x`` itself; its gradient's scale is found anew from the data, as :func:`rescale` does."""
+    """Returns ``x``; finds the scale of its gradient from the data, as :func:`rescale` does for a
+    value."""
     return x
 
 
@@ -49,5 +50,5 @@ def _marked(x: jax.Array) -> jax.Array:
 
 
 def is_rescale(equation: Equation) -> bool:
-    """Whether an equation is such a point."""
+    """Returns whether an equation was made by :func:`rescale` or :func:`rescale_gradient`."""
     return equation.name.startswith("copy") and SCOPE in equation.scope

@@ -28,7 +28,7 @@ FOR_SCALE, FOR_BACKWARD = (
     0,
     1,
 )  # what a value is computed apart for: its scale, or the backward pass
-STORED = "stored"  # in a value's memo: a product has read it as it is, so that it is in memory
+STORED = "stored"  # key of a value's memo: a product has read it unrounded, so that it is stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,11 +51,12 @@ class Residuals(Interpretation):
 
     @functools.cached_property
     def device(self) -> Device | None:
-        """The device that products are written for, where the recipe or JAX tells it."""
+        """The device that products are compiled for, if the recipe or JAX names one."""
         return device_for(self.recipe.device)
 
     def flight_dtype(self, aval: Any) -> Any:
-        """What a float of the program is computed in, as ``recipe.flight`` says."""
+        """Returns the dtype in which a float of the program is computed, as ``recipe.flight``
+        says."""
         kept = self.recipe.flight == "program" and not self.traced
         return aval.dtype if kept and aval.dtype == jnp.bfloat16 else compute_dtype(aval)
 
@@ -64,13 +65,13 @@ class Residuals(Interpretation):
             self.record(kind, equation, value.data.shape, [fmt or value.data.dtype])
 
     def _stays_wide(self, value: ScaledValue, fmt: Format | None) -> bool:
-        """Whether a value waits for the backward pass as it is."""
+        """Returns whether a value waits for the backward pass unrounded."""
         small = value.is_statistic or not at_least(value.data.size, self.recipe.min_size)
         known = value.origin != "forward" or value.constant_value is not None
         return fmt is None or known or small or holds(value.data.dtype, fmt)
 
     def _for_backward(self, value: Any, fmt: Format | None) -> Any:
-        """A value as the backward pass finds it: loaded from memory, or computed again."""
+        """Returns a value as the backward pass gets it: loaded from memory, or computed again."""
         if not isinstance(value, ScaledValue):
             return value
         if value.origin != "forward" or value.constant_value is not None:
@@ -80,8 +81,7 @@ class Residuals(Interpretation):
         source = value if how is None else how.source
         if source is None or (source is value and small):
             return value
-        # the compiler's own choice: it has kernels for a softmax or a norm, and what a product has
-        # read is in memory
+        # the compiler chooses: it has kernels for a softmax or a norm, and products store operands
         chosen = STORED in value.memo or (how is not None and how.normalises)
         if chosen and self._stays_wide(value, fmt) and self._stays_wide(source, fmt):
             return value
@@ -100,7 +100,7 @@ class Residuals(Interpretation):
     def _separate_copy(self, value: ScaledValue, purpose: int) -> ScaledValue:
         if value.base is None:
             data = separate_copy(value.data, purpose)
-        else:  # a scaled product isn't stored, but scaled where it is read
+        else:  # a product is stored without its scales
             data = value.base.value(separate_copy(value.base.raw, purpose))
         return dataclasses.replace(value, data=data, lineage=None, base=None, memo={})
 
@@ -108,10 +108,11 @@ class Residuals(Interpretation):
         return RULES[equation.name].rule(self, equation, inputs)
 
     def _measured(self, value: ScaledValue, *, arguments: bool = True) -> jax.Array:
-        """The numbers that a scale is found from: the value's own, computed for that alone.
+        """Returns the numbers from which a scale is found: the value's own, as a copy if that saves
+        memory.
 
         A device reads an argument, or the source of a costly function, once to find the scale and
-        once to round; else its compiler would store a wide result between the two.
+        once to round. Without the copy its compiler would store a wide result between the two.
         """
         source = value if value.lineage is None else value.lineage.source
         if source is None or not at_least(value.data.size, self.recipe.min_size):
@@ -124,14 +125,15 @@ class Residuals(Interpretation):
         return source.memo["measured"].value(value, self._apply_rule).data
 
     def _stored(self, value: ScaledValue, fmt: Format | None) -> ScaledValue | StoredValue:
-        """The value as the backward pass finds it in memory."""
+        """Returns the value as it is in memory when the backward pass reads it."""
         return value if fmt is None or self._stays_wide(value, fmt) else store_value(value, fmt)
 
 
 def load(x: Any) -> Any:
+    """Returns a stored value or a deferred product as a :class:`ScaledValue`; others unchanged."""
     return x.load() if isinstance(x, StoredValue | DeferredProduct) else x
 
 
 def load_product(x: Any) -> Any:
-    """A value whose product has been made; what lies at rest stays there."""
+    """Computes a deferred product; returns other values, stored ones too, unchanged."""
     return x.load() if isinstance(x, DeferredProduct) else x

@@ -52,7 +52,7 @@ class RuleTable(dict[str, Rule]):
         return FALLBACK
 
 
-# The rule of a family.
+# Rules that serve a whole family.
 FAMILIES: dict[Family, Function] = {
     Family.STRUCTURAL: structural,
     Family.ALIGNED: aligned,
@@ -63,7 +63,7 @@ FAMILIES: dict[Family, Function] = {
     Family.CONTRACTION: contraction,
     Family.SPARSE: sparse,
 }
-# The rules of primitives that need another than their family's, or whose family has none.
+# Rules of single primitives, which precede their family's.
 PARTICULAR: dict[str, Function] = {
     "convert_element_type": convert,
     "all_gather": all_gather,
@@ -93,7 +93,7 @@ PARTICULAR: dict[str, Function] = {
 
 
 def _rules() -> RuleTable:
-    """Returns the rule of each primitive that isn't simply computed on plain numbers."""
+    """Returns the rules by primitive; those that are computed on plain numbers have none."""
     table = RuleTable()
     for name, row in PRIMITIVES.items():
         rule = PARTICULAR.get(name) or FAMILIES.get(row.family)

@@ -1,4 +1,4 @@
-"""Exponents found from data, and rounding to a narrow format: what ``store="every_op"`` does."""
+"""Finds exponents from data and rounds to a narrow format, for ``store="every_op"``."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from jax import lax
 from ..formats import Format
 from ..scaled import LeastSquares, exponent_of, is_known, power_of_two
 
-ZERO_EXPONENT = -(1 << 20)  # the exponent of zeros: it is never the larger one
-LOWEST, HIGHEST = np.int32(-126), np.int32(126)  # exponents whose powers float32 has, both ways
+ZERO_EXPONENT = -(1 << 20)  # the exponent of zeros, below all others
+LOWEST, HIGHEST = np.int32(-126), np.int32(126)  # 2^e and 2^-e are normal float32 numbers
 TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
 
 
 def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
-    """``data / 2**exponent`` and the exponent that brings float data well into a format.
+    """Returns ``data / 2**exponent`` with an exponent that brings float data well into a format.
 
     The largest magnitude (``"max"``) is brought to between 2^14 and 2^15, the top of FP16's range.
     By the root mean square (``"l2"``), the mean (``"l1"``) or the smallest squared error
     (``"least_squares"``) the data are brought to unit size. NaN and infinities don't count.
 
     Args:
-        data: float32 or float64. Of ``"l2"``, squares below float32's smallest number count as
+        data: float32 or float64. For ``"l2"``, squares below float32's smallest number count as
             zeros.
         measure: one of the four.
         fmt: the format that ``"least_squares"`` rounds to.
@@ -46,7 +46,7 @@ def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, 
 
 
 def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.Array]:
-    """``data * 2**exponent`` behind an exponent that is found from the data.
+    """Returns ``data * 2**exponent`` with an exponent that is found from the data.
 
     Args:
         options: the measure and the format, as for :func:`scaled_down`, and whether to round.
@@ -66,7 +66,8 @@ def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.A
 
 
 def rounded(options: tuple, data: jax.Array) -> list[jax.Array]:
-    """float32 data in a format's dtype; options are the format and ``to_format``'s ``clip``."""
+    """Returns float32 data in a format's dtype; ``options`` are the format and ``to_format``'s
+    ``clip``."""
     fmt, clip = options
     return [to_format(data, data, fmt, clip=clip)]
 
@@ -90,12 +91,13 @@ def _exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, ja
 
 
 def _log2(x: jax.Array) -> jax.Array:
-    """The exponent of a float32 number that is not negative."""
+    """Returns the exponent of a float32 number that is not negative."""
     return (lax.bitcast_convert_type(x, jnp.int32) >> 23) - np.int32(127)
 
 
 def _as_float32(data: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """float64 data divided by the power of two of their largest finite magnitude; its log2."""
+    """Returns float64 data divided by the power of two of their largest finite magnitude, and its
+    log2."""
     size = jnp.where(jnp.isfinite(data), jnp.abs(data), 0)
     moved = exponent_of(jnp.maximum(jnp.max(size, initial=0.0), 2.0**-1000))
     moved = lax.clamp(np.int32(-1000), moved.astype(jnp.int32), np.int32(1000))
@@ -103,25 +105,27 @@ def _as_float32(data: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def bound_of(measure: str, size: Any) -> int:
-    """log2 of the largest magnitude that ``size`` data can have after :func:`scaled_down`."""
-    if measure == "l2" and is_known(size):  # one element holds all of the sum of squares
+    """Returns log2 of the largest magnitude that ``size`` data can have after
+    :func:`scaled_down`."""
+    if measure == "l2" and is_known(size):  # one element may hold the whole sum of squares
         return 1 + math.ceil(math.log2(max(1, size)) / 2)
     return TOP if measure == "max" else TOP + 1
 
 
 def to_format(data: jax.Array, signs: jax.Array, fmt: Format, *, clip: bool) -> jax.Array:
-    """float32 data rounded to the nearest number of a 16-bit format, in its dtype.
+    """Rounds float32 data to the nearest numbers of a 16-bit format, in its dtype.
 
-    FP16's subnormals are kept, and what is too small for them becomes the smallest one rather than
-    zero: somebody may divide by it, or take its logarithm. (BF16 has float32's range.) By
-    ``reduce_precision``, which knows no subnormals, since XLA drops a convert there and back.
+    FP16's subnormals are kept. A number too small for them becomes the smallest one rather than
+    zero, since it may be a divisor or the argument of a logarithm. (BF16 has float32's range.)
+    Rounds by ``reduce_precision``, which flushes subnormals, since XLA drops a convert there and
+    back.
 
     Args:
         data: to be rounded, once.
         signs: the same numbers before they were scaled down, which may have made some of them zero.
         fmt: FP16 or BF16.
-        clip: whether finite data may lie beyond the format's largest number, to which they are
-            brought then; infinities stay.
+        clip: whether finite data may exceed the format's largest number, and are clipped to it;
+            infinities stay.
     """
     if clip:
         data = clipped(data, float(fmt.max))
@@ -135,18 +139,18 @@ def to_format(data: jax.Array, signs: jax.Array, fmt: Format, *, clip: bool) -> 
 
 
 def clipped(data: jax.Array, top: float) -> jax.Array:
-    """Finite data brought between ``-top`` and ``top``; infinities stay."""
+    """Clips finite data to between ``-top`` and ``top``; infinities stay."""
     limit = data.dtype.type(top)
     infinite = lax.abs(data) == data.dtype.type(np.inf)
     return lax.select(infinite, data, lax.clamp(-limit, data, limit))
 
 
 def shifted_down(data: jax.Array, bits: int) -> jax.Array:
-    """``data * 2**-bits``."""
+    """Returns ``data * 2**-bits``."""
     return data * data.dtype.type(2.0**-bits)
 
 
 def zeros_exponent(exponent: Any) -> Any:
-    """An exponent that a chain of roots or powers made of :data:`ZERO_EXPONENT`, as that again."""
+    """Returns :data:`ZERO_EXPONENT` for an exponent that roots or powers have made of it."""
     beyond = lax.abs(jnp.int32(exponent)) > -ZERO_EXPONENT // 4
     return jnp.where(beyond, np.int32(ZERO_EXPONENT), jnp.int32(exponent))

@@ -1,4 +1,4 @@
-"""What is said where a device's matrix units don't multiply the formats of a recipe."""
+"""Warnings and errors where a device's matrix units don't multiply a recipe's formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Operands = Sequence[Format | BlockFormat | None]
 
 
 def is_narrow_pair(formats: Operands) -> bool:
-    """Whether operands' formats are such that a device may lack units for them: below 16 bits."""
+    """Returns whether both formats have fewer than 16 bits, so that a device may lack units for
+    them."""
     return all(isinstance(f, BlockFormat) or (f is not None and f.bits < 16) for f in formats)
 
 
@@ -36,7 +37,7 @@ def require_native(formats: Operands, device: Device | None) -> None:
 
 
 class MissingUnits:
-    """Warns, once for each pair of formats, where products are computed wide for lack of units."""
+    """Warns, once for each pair of formats, that products are computed wide for lack of units."""
 
     def __init__(self):
         self.pairs: set[str] = set()

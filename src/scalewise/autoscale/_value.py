@@ -1,4 +1,4 @@
-"""A value in flight: data in the compute dtype times a power of two, and where it came from."""
+"""Values in flight: data in the compute dtype times a power of two, and their origin."""
 
 from __future__ import annotations
 
@@ -72,12 +72,13 @@ jax.tree_util.register_pytree_node(ScaledValue, _flatten, _unflatten)
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """float64 for float64, float32 for all narrower floats: in what scales and sums are."""
+    """Returns the dtype of scales and sums: float64 for float64, float32 for all narrower
+    floats."""
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
 def shift(data: jax.Array, exponent: int | jax.Array) -> jax.Array:
-    """``data * 2**exponent``, exact wherever the result is a normal number of data's dtype."""
+    """Returns ``data * 2**exponent``, exact if the result is a normal number of data's dtype."""
     if not isinstance(exponent, int):
         return ldexp(data, leading(exponent, data))
     if exponent == 0:
@@ -92,20 +93,21 @@ def shift(data: jax.Array, exponent: int | jax.Array) -> jax.Array:
 
 
 def leading(x: jax.Array, data: jax.Array) -> jax.Array:
-    """Scales or exponents whose axes are data's first ones, broadcast over data."""
+    """Returns scales or exponents broadcast over data, of which they have the first axes."""
     return lax.broadcast_in_dim(x, data.shape, range(x.ndim))
 
 
 def per_slice(x: ScaledValue) -> bool:
-    """Whether the exponent has axes of its own, as a scan that stacks values leaves it."""
+    """Returns whether the exponent has axes of its own, as after a scan that stacks values."""
     return not isinstance(x.exponent, int) and x.exponent.ndim > 0
 
 
 def normalised(x: ScaledValue, top: int = 50) -> ScaledValue:
-    """The same value, its largest finite magnitude at ``2^top``; exponents that are known stay.
+    """Returns the value with its largest finite magnitude at ``2^top``; Python exponents are
+    unchanged.
 
-    At 2^50 products of two data, and sums of them, stay in float32's range whatever the exponents
-    are, and there is room for what is 2^176 times smaller.
+    At 2^50, products of two data and sums of them stay in float32's range whatever the exponents
+    are, and numbers down to 2^-176 of the largest are kept.
     """
     if isinstance(x.exponent, int) or x.exponent.ndim or x.constant_value is not None:
         return x
@@ -115,20 +117,21 @@ def normalised(x: ScaledValue, top: int = 50) -> ScaledValue:
 
 
 def materialize(x: ScaledValue) -> jax.Array:
-    """The plain number: what functions that know no scale are computed on."""
+    """Returns the plain array, on which functions without a scale rule are computed."""
     if x.constant_value is not None:
         return jnp.full(x.shape, _finite(x.constant_value, x.data.dtype), x.data.dtype)
     return shift(x.data, x.exponent)
 
 
 def _finite(number: float, dtype: Any) -> float:
-    """A finite number stays finite in ``dtype``: a mask of ``finfo.min`` is no infinity."""
+    """Returns a finite number clipped to the range of ``dtype``, since a mask of ``finfo.min``
+    isn't infinite."""
     limit = float(jnp.finfo(dtype).max)
     return max(-limit, min(limit, number)) if math.isfinite(number) else number
 
 
 def at_exponent(x: ScaledValue, exponent: int | jax.Array) -> jax.Array:
-    """``x.data`` as it would be if its exponent were ``exponent``."""
+    """Returns the data that ``x`` has at another exponent."""
     if isinstance(exponent, int) and isinstance(x.exponent, int):
         if x.constant_value is not None and exponent != x.exponent:
             number = (
@@ -149,7 +152,7 @@ def _ldexp(number: float, exponent: int) -> float:
 
 
 def common_exponent(values: list[ScaledValue]) -> int | jax.Array:
-    """The largest exponent among those that aren't known constants (zeros cost nothing)."""
+    """Returns the largest exponent of values that aren't known constants (zeros cost nothing)."""
     exponents = [v.exponent for v in values if v.constant_value is None] or [0]
     if all(isinstance(e, int) for e in exponents):
         return max(exponents)  # type: ignore[type-var]

@@ -1,4 +1,4 @@
-"""The recipes by name; ``dataclasses.replace`` makes a user's own of them."""
+"""The recipes by name; ``dataclasses.replace`` derives others from them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ bf16 = Recipe(forward=BF16, backward=BF16, storage=BF16)
 # Current scaling, each operand's scale from its own largest magnitude: automatic bias selection
 # (FP8-AMAX, arXiv 2309.17224), since a power of two is another exponent bias.
 fp8 = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16)
-# The scale that the last 16 steps' largest magnitudes ask for: their history is explicit state
+# Scales from the largest magnitudes of the last 16 steps, a history that is explicit state
 # ("FP8 Formats for Deep Learning", arXiv 2209.05433).
 fp8_delayed = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Delayed(history=16))
 # OCP Microscaling: a scale for each 32 elements along the contracted axis, E4M3 both ways
 # ("Recipes for Pre-training LLMs with MXFP8", arXiv 2506.08027).
 mxfp8 = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, storage=FP16)
 mxfp4 = Recipe(forward=MXFP4, backward=MXFP8_E4M3, storage=FP16)
-# Scales known from shapes alone, without a pass over the data (arXiv 2303.11257).
+# Scales predicted from shapes, without a pass over the data (arXiv 2303.11257).
 unit_scaling = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Unit())
-# Every result rounded to FP16 behind a scale of its own: found anew from the data, or propagated
+# Every result rounded to FP16 with a scale of its own: found from the data, or propagated
 # (Scalify, arXiv 2407.17353).
 fp16_every_op = Recipe(store="every_op", storage=FP16, rescale="max")
 scalify = Recipe(store="every_op", storage=FP16)
@@ -36,7 +36,7 @@ CATALOGUE: dict[str, Recipe] = {
 
 
 def recipe(name: Any) -> Recipe:
-    """A recipe by name, or the recipe itself.
+    """Returns a recipe by name, or the recipe itself.
 
     Raises:
         ValueError: no recipe has that name.

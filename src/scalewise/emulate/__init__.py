@@ -1,4 +1,4 @@
-"""Emulation: every result rounded to a format, exactly as a machine of that format would."""
+"""Emulation: rounds every result to a format, exactly as a machine of that format would."""
 
 from .._callable import make_callable
 from ._emulate import emulate as emulate

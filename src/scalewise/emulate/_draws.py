@@ -1,4 +1,5 @@
-"""Random draws under ``emulate``: computed wide from their bits on, rounded where they are used."""
+"""Random draws under ``emulate``: computed in float64 from their bits on, rounded where they are
+used."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from ._emulation import Emulation
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """A value that comes from random bits and from constants alone, float64, unrounded."""
+    """A value computed from random bits and constants alone, in float64 without rounding."""
 
     exact: jax.Array
 
@@ -25,7 +26,8 @@ class Draw:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """What depends on no argument and no random bits, float64: unrounded, and rounded each step."""
+    """A value that depends on no argument and no random bits, in float64 with and without
+    rounding."""
 
     exact: jax.Array
     rounded: jax.Array
@@ -33,13 +35,13 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class EmulationWithDraws(Emulation):
-    """``Emulation`` that rounds a random draw once, not on the way from its bits.
+    """``Emulation`` that rounds a random draw once, rather than at each step from its bits.
 
     ``jax.random`` makes a float of random bits, and of that a normal or another variate. In a
-    narrow format the first step would round numbers next to 1 up to 1, where the next is infinite.
-    A machine of that format has a sampler made for it; here the draw is computed as the program
-    has it, and rounded where it meets a value that depends on an argument, at a loop's carry, a
-    branch or an output. A comparison reads it unrounded.
+    narrow format the first step would round numbers next to 1 up to 1, where the next step is
+    infinite. A machine of that format has a sampler made for it. Here the draw is computed as the
+    program has it, and rounded where it meets a value that depends on an argument, at a loop's
+    carry, a branch or an output. A comparison reads it unrounded.
     """
 
     def constant(self, x: np.ndarray, aval: Any) -> Constant:
@@ -88,7 +90,8 @@ def _constant(pair: tuple[Any, Any]) -> Constant:
 
 
 def _wrapped(equation: Equation, outs: Sequence[Any], wrap: Callable) -> list[Any]:
-    """Floats among the results as another value; what isn't a float as it is."""
+    """Returns the floats among the results wrapped as another value, and the other results
+    unchanged."""
     return [
         wrap(y) if is_float(a) else (y[1] if isinstance(y, tuple) else y)
         for y, a in zip(outs, equation.out_avals, strict=True)
@@ -96,7 +99,7 @@ def _wrapped(equation: Equation, outs: Sequence[Any], wrap: Callable) -> list[An
 
 
 def _is_drawn(equation: Equation, floats: Sequence[Any]) -> bool:
-    """Whether an equation is a step from random bits to a variate."""
+    """Returns whether an equation is a step from random bits to a variate."""
     if not floats:
         return equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
     drawn = any(isinstance(x, Draw) for x in floats)

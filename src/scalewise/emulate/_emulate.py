@@ -1,4 +1,4 @@
-"""``emulate``: what a machine whose every result is of one format would compute."""
+"""``emulate``: computes what a machine computes whose every result has one format."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def emulate(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Ca
     fmt = as_format(fmt, "emulate")
     if fmt.mantissa_bits > 24 and fmt != FP64:
         raise ValueError(
-            f"emulate: {fmt.name} has {fmt.precision} significant bits; accepted: up to 25, or "
+            f"emulate: {fmt.name} has {fmt.precision} significant bits; expected at most 25, or "
             "FP64 itself, since results are carried in float64"
         )
     return transform(f, EmulationWithDraws(fmt, saturate), name="emulate")

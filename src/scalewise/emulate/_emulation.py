@@ -1,4 +1,4 @@
-"""The interpretation behind ``emulate``: every result rounded to one format."""
+"""The interpretation of ``emulate``, which rounds every result to one format."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ EXACT = having("exact")
 
 @dataclasses.dataclass(frozen=True)
 class Emulation(Interpretation):
-    """Values are float64 arrays that hold numbers of a format; each result is rounded to it.
+    """Rounds each result to a format; values are float64 arrays that hold numbers of the format.
 
     float64 carries every format up to 25 significant bits so that ``+ - * /`` and the square root,
     rounded to float64 and then to the format, are the correctly rounded exact results (53 bits are
     at least 2p + 2: Figueroa, "When is double rounding innocuous?", 1995), and no backend flushes
-    what is a subnormal of the format.
+    numbers that are subnormal in the format.
     """
 
     fmt: Format
@@ -59,7 +59,7 @@ class Emulation(Interpretation):
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
         warn_kernel(equation, "emulate")
-        # an update function's equations are rounded one by one; a reduction's operator isn't
+        # rounds each equation of an update function, but no equation of a reduction's operator
         inside = self if equation.name == "scatter_apply" else None
         outs = rebind(equation, inputs, jnp.float64, inside)
         if equation.name in EXACT:

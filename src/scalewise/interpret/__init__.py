@@ -1,4 +1,4 @@
-"""The one interpreter: a jaxpr walked in exactly one place, for every interpretation.
+"""Interprets jaxprs: one loop over their equations serves every transformation of scalewise.
 
 An interpretation (:class:`Interpretation`) says how a float array is lifted to a value, what an
 equation does to values, and in which form values meet where control flow does. Loops, branches,

@@ -1,4 +1,4 @@
-"""A jaxpr at its place in a program: what of walking it is the same in each run."""
+"""Prepares a jaxpr for interpretation: computes once what is the same in each run."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Atom = jex.Var | Number
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """One equation of a body.
+    """One equation of a body, with the variables that it reads and writes.
 
     Attributes:
         equation: with its scope and path.
         reads: its operands.
-        writes: variables of its results.
-        last: what nobody reads after it, results that nobody reads at all among them.
+        writes: the variables of its results.
+        last: variables that no later equation reads, unread results among them.
     """
 
     equation: Equation
@@ -44,7 +44,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Body:
-    """Steps in their order, and the variables that the constants, inputs and outputs belong to."""
+    """The equations of a jaxpr in program order, and its constants, inputs and outputs."""
 
     constants: Sequence[jex.Var]
     inputs: Sequence[jex.Var]
@@ -59,19 +59,19 @@ def body_of(
     *,
     keep: bool = False,
 ) -> Body:
-    """An open jaxpr as it is walked at one place.
+    """Returns the body of an open jaxpr, whose equations know their place in the program.
 
     Args:
         jaxpr: open.
-        within: the equation whose body it is. Its name stack is put before the equations' own (JAX
-            begins a new one in each loop body), and so is its position; where JAX doesn't know
-            who wrote an equation, its line is taken.
-        part: which of the equation's bodies, behind its position.
-        keep: whether the equations keep bodies of their own; what is within one that does, does.
+        within: the equation whose body it is. Its name stack precedes the equations' own (JAX
+            begins a new one in each loop body), and so does its position. An equation without a
+            source line gets the line of ``within``.
+        part: which of the equation's bodies this is; follows its position.
+        keep: True to cache the bodies of the equations, too. A cached body caches its inner ones.
 
     Returns:
-        The body, the one that ``within`` has kept if there is one: a jaxpr that occurs at several
-        places has a body at each.
+        The body, from the cache of ``within`` if it is there. A jaxpr that occurs at several places
+        has a body for each.
     """
     kept = within.bodies if within else None
     if kept is not None and (jaxpr, part) in kept:

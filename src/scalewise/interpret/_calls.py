@@ -22,20 +22,25 @@ def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
 
 
 def _call(interpretation, equation: Equation, state, inputs):
-    """A call as its body: no derivative of it is asked for any more, since a function is
-    differentiated before it is interpreted (see _transform.py)."""
+    """Interprets a call's body in its place.
+
+    No derivative of the call is needed any more, since a function is differentiated before it is
+    interpreted (see _transform.py).
+    """
     return _inline(interpretation, equation, state, inputs, jaxpr=params.call_body(equation))
 
 
 def _remat(interpretation, equation: Equation, state, inputs):
-    """A recomputation: behind a barrier, or XLA would merge it with the first computation."""
+    """Interprets a recomputation behind a barrier, so that XLA doesn't reuse the original
+    computation."""
     if params.is_barrier(equation):
         inputs = lax.optimization_barrier(inputs)
     return _inline(interpretation, equation, state, inputs, jaxpr=params.body(equation))
 
 
 def _jit(interpretation, equation: Equation, state, inputs):
-    """A nested jit: inlined if it is small, its shardings and compiler options kept."""
+    """Interprets a nested jit with its shardings and compiler options; inlines it if it is
+    small."""
     call = params.jit(equation)
     body, _ = _compat.open_jaxpr(call.body)
     options = call.compiler_options
@@ -52,7 +57,7 @@ def _jit(interpretation, equation: Equation, state, inputs):
 
 
 def _sharded(values, avals, shardings):
-    """Values whose arrays lie as the user asked for; what a sharding leaves open stays open."""
+    """Returns values whose arrays are constrained to the user's shardings, where there are any."""
 
     def constrained(value, aval, sharding):
         types = getattr(getattr(sharding, "mesh", None), "axis_types", ())
@@ -73,9 +78,10 @@ def _sharded(values, avals, shardings):
 
 
 def _shard_map(interpretation, equation: Equation, state, inputs):
-    """A map over a mesh: each leaf of a value lies as its array does, all others everywhere.
+    """Interprets a map over a mesh, in which each leaf of a value is split as its array was.
 
-    What is varying over which axes was checked when the user's function was traced.
+    Leaves of other shapes are replicated. What varies over which axes was checked when the user's
+    function was traced.
     """
     run = partial(_mapped, interpretation, equation)
     return interpretation.control(equation, run)(state, inputs)
@@ -88,7 +94,7 @@ def _mapped(interpretation, equation: Equation, state, inputs):
     def spread(value, aval, spec):
         return jax.tree.map(lambda x: spec if jnp.shape(x) == aval.shape else here, value)
 
-    def form(aval):  # what canonical makes of any value of that type
+    def form(aval):  # the canonical form of any value of that type
         plain = jnp.zeros(aval.shape, aval.dtype)
         if not is_float(aval):
             return plain
@@ -125,8 +131,10 @@ def _local(aval):
 
 
 def _same(interpretation, equation: Equation, state, inputs):
-    """What only tells JAX over which axes of a mesh a value varies: arrays are cast where they are
-    used (:func:`_compat.bind`), and a value keeps what it remembers."""
+    """Leaves values unchanged that JAX marks as varying over axes of a mesh.
+
+    Arrays are cast where they are used (:func:`_compat.bind`), and a value keeps its memo.
+    """
     return state, inputs
 
 

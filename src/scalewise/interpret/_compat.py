@@ -1,7 +1,8 @@
-"""All that depends on JAX's version or internals: parameters that moved, source frames, contexts.
+"""Everything that depends on JAX's version or internals, except parameters: frames, mesh axes, x64.
 
-Nothing else in scalewise imports ``jax._src``. JAX 0.10.2 is the floor; what changed since then is
-read by looking at the parameters that are there, so that a new release needs no table of versions.
+Nothing else in scalewise imports ``jax._src``. The code looks at which attributes exist rather than
+at JAX's version, so that a new release needs no table of versions. The oldest supported release is
+0.10.2. :mod:`scalewise.primitives.params` reads parameters.
 """
 
 from __future__ import annotations
@@ -21,27 +22,30 @@ Jaxpr = Any  # jex.Jaxpr or jex.ClosedJaxpr: one class since JAX 0.12
 
 
 def open_jaxpr(jaxpr: Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
-    """The open jaxpr and its constants, whether it was open, closed or (JAX 0.12) both."""
+    """Returns the open jaxpr and the constants of a jaxpr that is open, closed or (JAX 0.12)
+    both."""
     consts = getattr(jaxpr, "consts", ())
     return (jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr), consts
 
 
 def close_jaxpr(jaxpr: Jaxpr) -> Jaxpr:
-    """A closed jaxpr without constants from an open one that has none."""
+    """Returns a closed jaxpr without constants from an open one that has none."""
     return jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
 
 
 def without_references(jaxpr: Jaxpr) -> Jaxpr:
-    """A closed jaxpr whose own mutable arrays (``jax.new_ref``) are values that it hands on."""
+    """Returns a closed jaxpr in which the mutable arrays that it makes (``jax.new_ref``) are
+    values."""
     if not any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects):
         return jaxpr
     return pxla._discharge_internal_refs(jaxpr)
 
 
 class provenance:
-    """Equations traced inside keep ``eqn``'s source line, its scope and its context (mesh, x64).
+    """A context manager that gives the equations traced in it ``eqn``'s source line, scope and
+    context.
 
-    A class, since it is entered for each equation of each run.
+    The context is the mesh and x64. A class, since it is entered for each equation of each run.
     """
 
     __slots__ = ("managers",)
@@ -63,47 +67,52 @@ class provenance:
 
 
 def _is_wide(eqn: jex.JaxprEqn) -> bool:
-    """Whether an equation has 64-bit arrays though x64 is off: it was traced where it was on."""
+    """Returns whether an equation with 64-bit arrays was traced while x64 was on, which is off
+    now."""
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return False
     return any(is_64_bit(v.aval) for v in eqn.outvars + eqn.invars)
 
 
 def is_64_bit(x: Any) -> bool:
-    """Whether an array or abstract array has a dtype that JAX has with x64 alone.
+    """Returns whether an array or abstract array has a dtype that JAX makes only with x64 on.
 
-    A complex64 and a random key have elements of 64 bits, and are made without.
+    The elements of complex64 and of random keys have 64 bits, too, but don't need x64.
     """
     return str(getattr(x, "dtype", "")) in ("float64", "int64", "uint64", "complex128")
 
 
 def user_frame(eqn: jex.JaxprEqn) -> tuple[str, int, str] | None:
-    """File, line and function of the user's code that made the equation; None if unknown."""
+    """Returns file, line and function of the user's code that made the equation; None if
+    unknown."""
     frame = source_info_util.user_frame(eqn.source_info.traceback)
     return frame and (frame.file_name, frame.start_line, frame.function_name)
 
 
 def user_frames(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, str]]:
-    """All of the frames outside of JAX on the way to the equation, innermost first."""
+    """Yields the stack frames outside of JAX that led to the equation, innermost first."""
     for frame in source_info_util.user_frames(eqn.source_info.traceback):
         yield frame.file_name, frame.start_line, frame.function_name
 
 
 def manual_now() -> frozenset[str]:
-    """The mesh axes that a ``shard_map`` around the caller maps over."""
+    """Returns the mesh axes that a ``shard_map`` around the caller maps over."""
     return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def varying(x: Any) -> frozenset[str]:
-    """The mesh axes over which a ``shard_map`` that checks them says an array, or type, varies."""
+    """Returns the mesh axes over which an array or type varies, within a ``shard_map`` that checks
+    them."""
     aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
     manual = getattr(aval, "mat", aval)  # JAX 0.10.2 keeps them with other manual types
     return frozenset(getattr(manual, "varying", None) or getattr(manual, "vma", ()))
 
 
 def vary(value: Any, axes: Iterable[str]) -> Any:
-    """A pytree of arrays, each of which varies over ``axes`` at least; outside of a checking
-    ``shard_map`` the pytree itself."""
+    """Returns a pytree of arrays cast so that each varies over ``axes`` at least.
+
+    Outside of a ``shard_map`` that checks what varies, returns the pytree itself.
+    """
     if not axes:
         return value
 
@@ -115,7 +124,8 @@ def vary(value: Any, axes: Iterable[str]) -> Any:
 
 
 def gather_invariant(x: jax.Array, axis_name: Any) -> jax.Array:
-    """``lax.all_gather`` whose result a ``shard_map`` that checks knows to be equal everywhere."""
+    """Applies ``lax.all_gather`` so that a ``shard_map`` with checks knows the result to be equal
+    everywhere."""
     axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     x = per_device(x, axes)
     tracked = bool(axes) and set(axes) <= varying(x)
@@ -123,23 +133,24 @@ def gather_invariant(x: jax.Array, axis_name: Any) -> jax.Array:
 
 
 def per_device(tree: Any, axis_name: Any) -> Any:
-    """A pytree as one member of a ``shard_map`` has it, so that its gradient is that member's own.
+    """Returns a pytree whose gradient, within a ``shard_map``, is each device's own.
 
-    A ``shard_map`` that checks what varies sums the gradient of what is equal on all members.
+    A ``shard_map`` with checks sums the gradient of what is equal on all devices.
     """
     axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     return vary(tree, manual_now() & set(axes))
 
 
 def type_like(shape: Sequence[int], dtype: Any, array: Any) -> Any:
-    """The type of an array that lies and varies over a mesh as ``array`` of that shape does."""
+    """Returns the type of an array of that shape and dtype, laid out over a mesh as ``array``
+    is."""
     if not isinstance(array, jax.Array) or array.shape != shape:
         return jax.ShapeDtypeStruct(shape, dtype)
     return jax.typeof(array).update(dtype=jnp.dtype(dtype), weak_type=False)
 
 
-# Collectives of a shard_map that tracks what varies over which axes; ours, whose program was
-# checked when it was traced, doesn't.
+# Collectives of a shard_map that checks what varies over which axes, for scalewise's shard_maps
+# without these checks: the program was checked when it was traced.
 UNTRACKED = {
     "psum_invariant": lambda x, axes, **_: lax.psum(x, axes),
     "all_gather_invariant": lambda x, axis_name, all_gather_dimension, tiled, **_: lax.all_gather(
@@ -149,10 +160,11 @@ UNTRACKED = {
 
 
 def with_common_axes(inputs: Any) -> Any:
-    """A pytree of arrays, each of which varies over all mesh axes that one of them varies over.
+    """Returns a pytree of arrays, each cast to vary over all mesh axes over which one of them
+    varies.
 
-    Within a ``shard_map`` that checks what varies, arrays made here (a constant, a scale) vary over
-    no axis: they are cast to the axes of the others, as JAX's own functions do.
+    Within a ``shard_map`` that checks what varies, a new array (a constant, a scale) varies over no
+    axis. JAX's own functions cast such arrays likewise.
     """
     if not manual_now():
         return inputs
@@ -160,7 +172,7 @@ def with_common_axes(inputs: Any) -> Any:
 
 
 def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
-    """A primitive's results on plain arrays, from an equation's parameters."""
+    """Binds a primitive to plain arrays with an equation's parameters, and returns its results."""
     inputs = with_common_axes(inputs)
     if primitive.name in UNTRACKED and not any(map(varying, inputs)):
         return [UNTRACKED[primitive.name](*inputs, **params)]
@@ -169,12 +181,12 @@ def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]
 
 
 def is_partitioned(ctx: Any) -> bool:
-    """Whether XLA partitions the program that a primitive is lowered in over several devices.
+    """Returns whether XLA splits the program that a primitive is lowered in over several devices.
 
     Within a ``shard_map`` over all axes of its mesh it doesn't: each device has its own arrays.
 
     Args:
-        ctx: what a lowering rule is given.
+        ctx: the context that a lowering rule gets.
     """
     axes = ctx.module_context.axis_context
     manual, mesh = getattr(axes, "manual_axes", frozenset()), getattr(axes, "mesh", None)
@@ -184,11 +196,11 @@ def is_partitioned(ctx: Any) -> bool:
 
 
 def needs_devices(primitive: jex.Primitive) -> None:
-    """Says of a primitive that its lowering rule reads the devices of a program."""
+    """Registers that a primitive's lowering rule reads the devices of a program."""
     dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def has_explicit_mesh() -> bool:
-    """Whether types carry how arrays are split over a mesh (``AxisType.Explicit``)."""
+    """Returns whether types carry how arrays are split over a mesh (``AxisType.Explicit``)."""
     types = jax.sharding.get_abstract_mesh().axis_types
     return any(t == jax.sharding.AxisType.Explicit for t in types)

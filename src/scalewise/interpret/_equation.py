@@ -1,4 +1,5 @@
-"""What an interpretation sees of one equation: operation, types, and where the user wrote it."""
+"""The view that an interpretation has of one equation: primitive, types, and the user's source
+line."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib
 
 
 def is_float(aval: Any) -> bool:
-    """Whether arrays of this abstract type are lifted: real floats of any width."""
+    """Returns whether arrays of this abstract type are lifted: real floats of any width."""
     return _is_floating(aval.dtype)
 
 
@@ -36,12 +37,14 @@ class Equation:
         eqn: JAX's own equation.
         scope: the full name stack, outermost first, also inside loops and calls; for example
             ``"transpose(jvp(block_0))/attention"``.
-        path: its position in its jaxpr, behind those of the equations around it (and the number of
-            the branch): the same however often a body is traced, another at each call.
-        within: the call or loop whose body it stands in.
-        bodies: of a program that is kept, what was found out of the equation's own bodies.
-        order: as ``path``, but only equations that contract something are counted: the same for a
-            program whether its arrays lie on one device or, by other equations, on several.
+        path: the positions of the equations around it (and the number of the branch), then its own
+            position in its jaxpr. It is the same each time a body is traced, and differs between
+            calls.
+        within: the call or loop in whose body it is.
+        bodies: a cache of the equation's own bodies, for programs that are kept.
+        order: like ``path``, but counts only equations that contain a contraction, so that it is
+            the same whether a program's arrays are on one device or, with other equations, on
+            several.
     """
 
     eqn: jex.JaxprEqn
@@ -57,8 +60,10 @@ class Equation:
 
     @cached_property
     def name(self) -> str:
-        """The primitive's name; ``"scatter_apply"`` for a scatter that applies a function to
-        elements of its operand (``x.at[i].apply(f)``), which JAX calls ``"scatter"`` as well."""
+        """The primitive's name; ``"scatter_apply"`` for a scatter that applies a function.
+
+        JAX calls ``x.at[i].apply(f)`` ``"scatter"``, as it does ``x.at[i].set(y)``.
+        """
         name = self.eqn.primitive.name
         return "scatter_apply" if name == "scatter" and _applies(self.eqn) else name
 
@@ -76,16 +81,17 @@ class Equation:
 
     @cached_property
     def lifted(self) -> bool:
-        """Whether there is a float among operands and results."""
+        """Whether an operand or a result is a float."""
         return any(is_float(a) for a in self.in_avals + self.out_avals)
 
     @cached_property
     def direction(self) -> Direction:
-        """``"backward"`` inside a transposed function, ``"forward"`` inside a differentiated one.
+        """The pass that the equation belongs to.
 
-        JAX writes both into the name stack, and marks what a backward pass computes once more of
-        the forward pass (``jax.checkpoint``): that is forward. What stands outside of all is
-        ``"update"``: a training step's optimizer, or a plain function nobody differentiates.
+        ``"backward"`` inside a transposed function, ``"forward"`` inside a differentiated one. JAX
+        writes both into the name stack, and marks what a backward pass recomputes of the forward
+        pass (``jax.checkpoint``); that counts as forward. Everything else is ``"update"``: a
+        training step's optimizer, or a function that isn't differentiated.
         """
         if "transpose(" in self.scope:
             return "forward" if "rematted_computation" in self.scope else "backward"
@@ -93,19 +99,20 @@ class Equation:
 
     @cached_property
     def source(self) -> tuple[str, int, str] | None:
-        """File, line and function of the user's code, or None where JAX doesn't know.
+        """File, line and function of the user's code; None if JAX doesn't know them.
 
-        What a jitted function of a library computes (``jax.nn.log_softmax``) has no line of the
-        user's: it counts for the line that calls it.
+        An equation of a library's jitted function (``jax.nn.log_softmax``) has no line of the
+        user's. It counts for the line that calls the function.
         """
         own = _compat.user_frame(self.eqn)
         return own or (self.within.source if self.within else None)
 
     @cached_property
     def caller(self) -> tuple[str, int, str] | None:
-        """Who called the library that wrote the equation; None if ``source`` isn't a library's.
+        """The line that called the library in which the equation was written; None for the user's
+        own code.
 
-        A library is what is installed (Flax, Optax), as a rule not what the user is looking at.
+        A library is whatever is installed (Flax, Optax).
         """
         if self.source is None or not _is_installed(self.source[0]):
             return None
@@ -117,36 +124,37 @@ class Equation:
 
     @cached_property
     def inner(self) -> int:
-        """How many equations one turn of a loop, or all branches together, take; at least 1."""
+        """The number of equations that one iteration of a loop, or all branches, compute; at least
+        1."""
         return max(sum(map(count_work, nested_jaxprs(self.eqn))), 1)
 
     def where(self) -> str:
-        """``file:line (function)``, for error messages and reports."""
+        """Returns ``file:line (function)``, for error messages and reports."""
         return "{}:{} ({})".format(*self.source) if self.source else "an unknown source line"
 
     def bind(self, *inputs: Any) -> list[Any]:
-        """The primitive itself on plain arrays of the equation's own types."""
+        """Binds the primitive to plain arrays of the equation's own types."""
         return _wide.bind(self.primitive, self.params, self.varied(inputs))
 
     def varied(self, inputs: Sequence[Any]) -> list[Any]:
-        """Operands that vary over the mesh axes that the equation was traced with, at least."""
+        """Returns operands cast to vary over the mesh axes over which they varied when traced."""
         if not _compat.manual_now():
             return list(inputs)
         axes = map(_compat.varying, self.in_avals)
         return [_compat.vary(x, a) for x, a in zip(inputs, axes, strict=True)]
 
     def bind_last(self, *operands: Any) -> Equation:
-        """The equation of its first operands alone, its last ones given.
+        """Returns an equation of the first operands alone, with values for the last ones.
 
         Args:
-            operands: plain arrays in place of as many of the last operands.
+            operands: plain arrays for as many of the last operands.
         """
         invars = self.eqn.invars[: len(self.eqn.invars) - len(operands)]
         primitive: Any = _BoundPrimitive(self.primitive, operands)
         return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, invars=invars))
 
     def with_primitive(self, primitive: jex.Primitive, params: dict[str, Any]) -> Equation:
-        """The same equation, its scope and place, by another primitive."""
+        """Returns the equation with another primitive, at the same place of the program."""
         return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, params=params))
 
     def with_params(self, **changes: Any) -> Equation:
@@ -155,14 +163,14 @@ class Equation:
         return dataclasses.replace(self, eqn=changed)
 
     def with_operands(self, *positions: int) -> Equation:
-        """The same equation, its operands those at the positions."""
+        """Returns the equation with only the operands at these positions."""
         invars = [self.eqn.invars[i] for i in positions]
         return dataclasses.replace(self, eqn=self.eqn.replace(invars=invars))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _BoundPrimitive:
-    """A primitive whose last operands are given."""
+    """A primitive with values for its last operands."""
 
     primitive: jex.Primitive
     operands: tuple[Any, ...]
@@ -184,7 +192,7 @@ class _BoundPrimitive:
 
 
 def _applies(eqn: jex.JaxprEqn) -> bool:
-    """Whether a scatter's update function isn't ``lambda old, new: new``."""
+    """Returns whether a scatter applies another function than ``lambda old, new: new``."""
     jaxpr = params.update_function(eqn)
     if jaxpr is None:
         return False
@@ -197,13 +205,13 @@ def _is_installed(file: str) -> bool:
 
 
 def nested_jaxprs(eqn: jex.JaxprEqn) -> list[_compat.Jaxpr]:
-    """The jaxprs among an equation's parameters."""
+    """Returns the jaxprs among an equation's parameters."""
     values = [p if isinstance(p, tuple | list) else (p,) for p in eqn.params.values()]
     return [x for value in values for x in value if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
 
 
 def contracts(eqn: jex.JaxprEqn) -> bool:
-    """Whether an equation is a contraction, or one of its bodies holds one."""
+    """Returns whether an equation is a contraction, or has one in its body."""
     if eqn.primitive.name in CONTRACTIONS:
         return True
     inner = (_compat.open_jaxpr(body)[0].eqns for body in nested_jaxprs(eqn))
@@ -211,7 +219,8 @@ def contracts(eqn: jex.JaxprEqn) -> bool:
 
 
 def count_work(jaxpr: _compat.Jaxpr) -> int:
-    """How many equations are computed, those of nested bodies included, a scan's for each turn."""
+    """Returns how many equations a jaxpr computes, nested bodies included, a scan's in each
+    iteration."""
     total = 0
     for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
         turns = params.scan(eqn).length if eqn.primitive.name == "scan" else 1

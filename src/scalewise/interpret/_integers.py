@@ -1,7 +1,7 @@
-"""What of a program depends on no float, computed at once by a program of its own.
+"""Precomputes float-independent values of a program in one jitted call.
 
-Indices, masks and random bits are the same under every interpretation. Where a program is walked
-outside of ``jit``, each of their equations would be one more small program to compile and to start.
+Indices, masks and random bits are the same under every interpretation. In a program that is
+interpreted outside of ``jit``, each of their equations would otherwise be compiled and run alone.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ Path = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Integers:
-    """The equations of a program that neither read nor make a float, nor anything made from one.
+    """The equations of a program whose operands and results depend on no float, as one compiled
+    function.
 
-    Equations in loops and branches aren't among them, whose operands may be others in each turn;
-    nor are those with effects, callbacks, and complex numbers, whose last bits depend on what is
-    computed with them.
+    Equations in loops and branches aren't among them, since their operands may change in each
+    iteration. Nor are equations with effects, callbacks, and complex numbers, whose last bits
+    depend on the other equations of a compiled program.
 
     Attributes:
-        results: by an equation's path, for each of its results which of ``compute``'s it is; None
-            for one that no other equation reads.
-        compute: compiled, from ``consts`` and the arguments that ``reads`` names to all results.
-        reads: numbers of the program's arguments.
+        results: for each equation's path, the index of each of its results among ``compute``'s;
+            None for a result that no other equation reads.
+        compute: a compiled function of ``consts`` and the arguments at ``reads``.
+        reads: indices of the program's arguments.
         consts: arrays that the program has captured.
     """
 
@@ -47,14 +48,14 @@ class Integers:
     def known(
         self, values: Sequence[Any], call: Callable = lambda f, *arguments: f(*arguments)
     ) -> dict[Path, list[Any]]:
-        """The results of each of the equations.
+        """Computes the results of these equations.
 
         Args:
             values: the program's arguments; those that aren't floats are plain arrays.
-            call: what calls the compiled function, under ``jax.enable_x64``.
+            call: calls the compiled function, under ``jax.enable_x64``.
 
         Returns:
-            By the equations' paths, their results, None for one that nobody else reads.
+            By each equation's path its results; None for a result that no other equation reads.
         """
         found: list[Any] = []
         if any(i is not None for places in self.results.values() for i in places):
@@ -66,7 +67,7 @@ class Integers:
 
 
 def integers(jaxpr: _compat.Jaxpr) -> Integers:
-    """The part of a closed jaxpr that depends on no float."""
+    """Returns the part of a closed jaxpr that depends on no float."""
     body, consts = _compat.open_jaxpr(jaxpr)
     finder = _Finder()
     captured = [i for i, v in enumerate(body.constvars) if _is_exact(v.aval)]
@@ -87,7 +88,7 @@ def integers(jaxpr: _compat.Jaxpr) -> Integers:
         avals = [variables[i].aval for i in which]
         return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
 
-    with jax.enable_x64(True):  # 64-bit integers stay what they are; others don't mind
+    with jax.enable_x64(True):  # keeps 64-bit integers; others are unaffected
         closed = jax.make_jaxpr(found)(types(body.constvars, captured), types(body.invars, reads))
     numbers = {place: i for i, place in enumerate(finder.wanted)}
     results = {
@@ -101,7 +102,7 @@ def integers(jaxpr: _compat.Jaxpr) -> Integers:
 
 
 def _is_exact(aval: Any) -> bool:
-    """Whether arrays of this abstract type are integers, booleans or keys."""
+    """Returns whether arrays of this abstract type are integers, booleans or keys."""
     kinds = jnp.integer, jnp.bool_, jax.dtypes.prng_key
     return isinstance(aval, ShapedArray) and any(jnp.issubdtype(aval.dtype, k) for k in kinds)
 
@@ -109,19 +110,19 @@ def _is_exact(aval: Any) -> bool:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Known:
-    """An array that depends on no float, and which result of which equation it is (None of an
-    argument)."""
+    """An array that depends on no float, with the path of its equation and its index among the
+    results."""
 
     array: Any
     place: tuple[Path, int] | None = dataclasses.field(default=None, metadata={"static": True})
 
 
 class _Finder(Interpretation):
-    """Computes what depends on no float; None stands for all else.
+    """Computes what depends on no float; represents everything else by None.
 
     Attributes:
-        met: how many results each of the equations has, by its path.
-        wanted: the results that are read by others, by path and number.
+        met: the number of results of each such equation, by path.
+        wanted: the results that other equations read, by path and index.
     """
 
     inline = True
@@ -134,7 +135,7 @@ class _Finder(Interpretation):
         return None
 
     def read(self, inputs: Sequence[Any]) -> None:
-        """Notes what is handed to something that isn't computed here."""
+        """Records the values that an equation reads which isn't computed here."""
         for x in inputs:
             if isinstance(x, _Known) and x.place is not None:
                 self.wanted[x.place] = x.array

@@ -1,4 +1,4 @@
-"""The one loop over a jaxpr's equations; control flow is re-issued through public functions."""
+"""The one loop over a jaxpr's equations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._equation import Equation, is_float
 from ._interpretation import Interpretation
 
 Rule = Callable[[Interpretation, Equation, Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
-# The rules of calls and control flow by primitive: `_calls.py` and `_loops.py` add them.
+# The rules of calls and control flow by primitive, registered by `_calls.py` and `_loops.py`.
 CONTROL: dict[str, Rule] = {}
 
 
@@ -24,7 +24,7 @@ def interpret_jaxpr(
     within: Equation | None = None,
     part: tuple[int, ...] = (),
 ) -> tuple[Any, list[Any]]:
-    """Every equation of a jaxpr, in order, under an interpretation.
+    """Runs the equations of a jaxpr, in order, under an interpretation.
 
     Args:
         interpretation: what values are and what equations do to them.
@@ -47,7 +47,7 @@ def interpret_body(
     state: Any,
     values: Sequence[Any],
 ) -> tuple[Any, list[Any]]:
-    """The same of a body that was made before, with its jaxpr's constants."""
+    """Runs a body as :func:`interpret_jaxpr` runs a jaxpr, with the jaxpr's constants."""
     environment: dict[Any, Any] = dict(zip(body.inputs, values, strict=True))
     for var, const in zip(body.constants, consts, strict=True):
         environment[var] = interpretation.lift(const, var.aval) if is_float(var.aval) else const
@@ -88,5 +88,5 @@ def canonical(interpretation, equation, values, avals, boundary):
 
 
 def varying_everywhere(state):
-    """A loop's state, whatever mesh axes its body makes it vary over."""
+    """Returns a loop's state, cast to vary over all mesh axes, since its body may make it do so."""
     return _compat.vary(state, _compat.manual_now())

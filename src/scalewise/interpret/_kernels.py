@@ -1,4 +1,4 @@
-"""Operations whose inside isn't interpreted: hand-written kernels, foreign functions, solvers."""
+"""Operations whose bodies aren't interpreted: hand-written kernels, foreign functions, solvers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ KERNELS = names(lambda row: row.family is Family.KERNEL) | {"custom_linear_solve
 
 
 def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> None:
-    """Warns, with the source line, if an equation computes what can't be transformed.
+    """Warns, with the source line, if an equation's computation can't be transformed.
 
     Python shows a warning of the same text once.
 
     Args:
         equation: of any primitive.
-        transformation: whose name begins the message.
-        advice: ends it.
+        transformation: its name begins the message.
+        advice: ends the message.
     """
     if equation.name in KERNELS and equation.lifted and _hides(equation):
         warnings.warn(
@@ -31,7 +31,8 @@ def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> No
 
 
 def _hides(equation: Equation) -> bool:
-    """Whether somebody expects the inside to be transformed: of a solver, if it multiplies."""
+    """Returns whether users may expect the body to be transformed; True for a solver if it
+    multiplies."""
     if equation.name != "custom_linear_solve":
         return True
     return _multiplies(params.solver(equation))

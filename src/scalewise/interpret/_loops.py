@@ -19,7 +19,7 @@ from ._interpret import CONTROL, canonical, interpret_jaxpr, varying_everywhere
 
 
 def _invariant(interpretation, equation: Equation, jaxpr, consts):
-    """A loop's constants, after what each turn would do to them alike has been done once."""
+    """Returns a loop's constants, after the work that each iteration would repeat on them."""
     body, _ = _compat.open_jaxpr(jaxpr)
     readers: dict[Any, set[str]] = {v: set() for v in body.invars[: len(consts)]}
     for eqn in body.eqns:
@@ -33,7 +33,7 @@ def _invariant(interpretation, equation: Equation, jaxpr, consts):
 
 
 def _inside(interpretation, values):
-    """Values of a trace as one within it sees them."""
+    """Returns values as a trace inside of their own may use them."""
     return [interpretation.inside(v) for v in values]
 
 
@@ -69,7 +69,7 @@ def _while(interpretation, equation: Equation, state, inputs):
 
 
 def _while_turns(interpretation, equation: Equation, state, inputs):
-    """The first turns of a loop, one by one; whether it was over by then."""
+    """Runs the first iterations of a loop eagerly; also returns whether it ended within them."""
     turns = interpretation.eager_iterations(state, equation)
     consts = inputs[: len(inputs) - len(equation.out_avals)]
     again, body, to_form = _while_parts(interpretation, equation, consts)
@@ -86,7 +86,7 @@ def _while_turns(interpretation, equation: Equation, state, inputs):
 def _while_loop(interpretation, equation: Equation, state, inputs):
     consts = inputs[: len(inputs) - len(equation.out_avals)]
     again, body, to_form = _while_parts(interpretation, equation, consts)
-    return lax.while_loop(  # the condition can't hand a state on: what it notes is lost
+    return lax.while_loop(  # the condition returns no state, so its changes are lost
         lambda loop: jnp.any(again(*loop)[1]),
         lambda loop: body(*loop),
         (varying_everywhere(state), to_form(inputs[len(consts) :])),
@@ -112,7 +112,7 @@ def _while_parts(interpretation, equation: Equation, consts):
         operands = [*_inside(interpretation, body_consts), *carry]
         state, new = run(loop.body, state, operands, part=(1,))
         new = to_form(new)
-        if batched:  # a vmapped loop runs until its last row is done; a row that is done stays
+        if batched:  # a vmapped loop runs until its last row is done; finished rows stay
             new = [
                 interpretation.select(_widen(going, a.shape), x, y) if is_float(a)
                 else lax.select(_widen(going, a.shape), x, y)
@@ -171,9 +171,10 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
 
 
 def _scan_turns(body: Callable, carry, xs, *, length: int, reverse: bool, unroll: Any):
-    """``lax.scan`` turn by turn, its slices cut and stacked on the host, so that nothing compiles.
+    """Runs ``lax.scan`` one iteration at a time, without compiling slices and stacks.
 
-    What has no first turn to tell its shape isn't walked: ``length`` is at least 1.
+    Slices are cut and stacked by NumPy on the host. ``length`` is at least 1, since without a first
+    iteration the shapes of the results are unknown.
     """
     del unroll
     ys: list[Any] = [None] * length

@@ -1,4 +1,5 @@
-"""Calls that stay calls where that saves compilation: one compiled function for many callers."""
+"""Calls that XLA's CPU compiler doesn't inline, so that many callers share one compiled
+function."""
 
 from __future__ import annotations
 
@@ -18,21 +19,22 @@ outlined_p.multiple_results = True
 
 
 def outlined(function: Callable[..., Any], options: Any, *operands: Any) -> Any:
-    """``function(options, *operands)``, traced, lowered and (on a CPU) compiled once per type.
+    """Returns ``function(options, *operands)``, traced, lowered and (on a CPU) compiled once per
+    type.
 
-    XLA inlines calls, and fuses what they compute with the operations of each caller, each time in
-    another way. On a CPU, where a kernel takes a compiler some 20 to 60 ms, a program that rounds
-    at each of its equations was compiled for minutes. There the call is kept: its operands and
-    results are stored, and calls with the same types share their kernels. On other platforms, and
-    in programs that XLA partitions, the call is inlined.
+    XLA inlines calls and fuses their operations with those of each caller, differently each time.
+    On a CPU, where a kernel takes 20 to 60 ms to compile, a program that rounds at each equation
+    would compile for minutes. There the call is kept: its operands and results are stored, and
+    calls with the same types share kernels. On other platforms, and in programs that XLA splits
+    over devices, the call is inlined.
 
     Args:
-        function: of a module, so that it is the same object at each call.
-        options: its first argument; where it isn't hashable, the function is called as it is.
-        operands: its others, pytrees of arrays.
+        function: defined in a module, so that it is the same object at each call.
+        options: its first argument. If it isn't hashable, the function is called directly.
+        operands: its other arguments, pytrees of arrays.
 
     Returns:
-        What the function returns, a pytree of arrays.
+        The function's result, a pytree of arrays.
 
     Example:
         >>> import jax.numpy as jnp

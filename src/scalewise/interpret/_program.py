@@ -1,4 +1,4 @@
-"""A function traced once, to be run under interpretations, with a state if they have one."""
+"""Functions traced once, to be run under interpretations that may thread a state."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ PLAIN_KEYS = jax.tree_util.DictKey | jax.tree_util.SequenceKey
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A function's jaxpr with the arguments that it was traced for.
+    """A function's jaxpr, with the arguments that it was traced for.
 
     Attributes:
         jaxpr: closed.
         arrays: the array leaves of the arguments, in the order of the jaxpr's inputs.
-        arguments: the path of each (as ``jax.tree_util.keystr`` has it).
+        arguments: the path of each (as ``jax.tree_util.keystr`` prints it).
         paths: the path of each output that is an array.
         out_tree: the structure of the outputs.
-        static: by their place among all outputs, those that aren't arrays.
+        static: the outputs that aren't arrays, by their index among all outputs.
     """
 
     jaxpr: _compat.Jaxpr
@@ -45,7 +45,7 @@ class Program:
     static: Mapping[int, Any] = dataclasses.field(default_factory=dict)
 
     def outputs(self, arrays: Sequence[Any]) -> Any:
-        """What the function returns, with these as its arrays."""
+        """Returns the function's result, with these arrays in it."""
         rest = iter(arrays)
         count = self.out_tree.num_leaves
         leaves = [self.static[i] if i in self.static else next(rest) for i in range(count)]
@@ -61,22 +61,23 @@ class Program:
 
     @cached_property
     def integers(self) -> Integers:
-        """What depends on no float: found out once, and compiled for all that run the program."""
+        """The values that depend on no float, as one function compiled for all runs of the
+        program."""
         return integers(self.jaxpr)
 
     @cached_property
     def body(self) -> Body:
-        """What of walking the program is the same in each run, nested bodies included."""
+        """The program's body, whose inner bodies are cached."""
         return body_of(_compat.open_jaxpr(self.jaxpr)[0], keep=True)
 
     @cached_property
     def equations(self) -> int:
-        """How many equations there are, those of bodies and of nested calls included."""
+        """The number of equations, those of nested bodies and calls included."""
         return _count(self.jaxpr)
 
     @property
     def calls_back(self) -> bool:
-        """Whether it calls functions on the host."""
+        """Whether the program calls functions on the host."""
         return _calls_back(self.jaxpr)
 
 
@@ -101,20 +102,21 @@ def trace(
     name: str,
     as_jit: bool = False,
 ) -> Program:
-    """``f`` traced for its arguments; leaves that aren't arrays are handed on as they are.
+    """Traces ``f`` for its arguments.
 
-    So are its outputs that aren't arrays: a Python number stays one. Where ``f`` fails on the
-    Python numbers among its arguments, it is traced once more with arrays in their place, as
-    ``jax.jit`` has them: code that is only ever run under ``jit`` may divide by a step number 0.
+    Leaves that aren't arrays are passed on as they are, and so are outputs that aren't arrays: a
+    Python number stays one. If ``f`` fails on the Python numbers among its arguments, it is traced
+    again with arrays in their place, as ``jax.jit`` does, since code that only ever runs under
+    ``jit`` may divide by a step number 0.
 
     Args:
         f: any function.
-        interpretation: which arguments stand for arrays.
+        interpretation: decides which arguments stand for arrays.
         args: positional arguments of ``f``.
         kwargs: keyword arguments.
         name: of the transformation, for error messages.
-        as_jit: take arrays in place of the numbers within containers (a state's step) at once, and
-            the numbers themselves only where ``f`` fails on arrays.
+        as_jit: True to trace the numbers within containers (for example a state's step) as arrays
+            first, and as numbers only if ``f`` fails on arrays.
 
     Raises:
         TypeError: ``f`` returns an object that isn't an array but holds some.
@@ -145,7 +147,7 @@ def _traced(
     traced: Sequence[int],
     name: str,
 ) -> Program:
-    """``f`` with those of the leaves traced that are named, all others handed on."""
+    """Traces ``f`` with the leaves at these indices as arrays, and passes on all others."""
     given = set(traced)
     skeleton = [None if i in given else leaf for i, (_, leaf) in enumerate(where)]
     found: list[Any] = []
@@ -181,14 +183,14 @@ def run(
     *,
     values: Sequence[Any] | None = None,
 ) -> tuple[Any, list[Any]]:
-    """A program under an interpretation with a state; nothing here differentiates.
+    """Runs a program under an interpretation with a state, without a custom derivative.
 
     Args:
-        program: what :func:`trace` made.
-        interpretation: whose rules read and write the state.
+        program: made by :func:`trace`.
+        interpretation: its rules read and write the state.
         state: a pytree of fixed shape.
-        arrays: other arguments of the same types; None for those that it was traced for.
-        values: or the interpretation's own values of all arguments, of an earlier run's results.
+        arrays: other arguments of the same types; None for those that the program was traced for.
+        values: instead of ``arrays``, the interpretation's own values of all arguments.
 
     Returns:
         The state after the last equation, and the interpretation's value of each output.
@@ -214,7 +216,7 @@ def run(
 
 
 def lifted(program: Program, interpretation: Interpretation, arrays: Sequence[Any]) -> list[Any]:
-    """The interpretation's values of a program's arguments."""
+    """Returns the interpretation's values of a program's arguments."""
     with interpretation.context():
         return [
             interpretation.lift(x, a) if is_float(a) else _as_traced(x, a)
@@ -223,18 +225,18 @@ def lifted(program: Program, interpretation: Interpretation, arrays: Sequence[An
 
 
 def _as_traced(x: Any, aval: Any) -> Any:
-    """NumPy's int64 as the int32 that JAX traced the program for, whatever the context allows."""
+    """Returns an array in the dtype that the program was traced for (int32 for NumPy's int64)."""
     return x if isinstance(x, jax.Array) else np.asarray(x).astype(aval.dtype)
 
 
 def check_callable(f: Any, name: str) -> None:
-    """Refuses what isn't a function, by a sentence of the transformation's own."""
+    """Raises TypeError, with the transformation's name, if ``f`` isn't callable."""
     if not callable(f):
         raise TypeError(f"{name}(f, ...) takes a function, not {_describe(f)}")
 
 
 def _argument(path: Sequence[Any]) -> str:
-    """``[0]['w']`` for positional and ``['name']`` for keyword arguments."""
+    """Returns a leaf's path: ``[0]['w']`` for positional and ``['name']`` for keyword arguments."""
     return jax.tree_util.keystr(tuple(path[1:]))
 
 
@@ -251,10 +253,10 @@ def _as_array(leaf: Any) -> Any:
 
 
 def _warn_of_lost_updates(arguments: Any, known: Sequence[Any], f: Callable, name: str) -> None:
-    """Warns of arrays that a function has put into an object of its arguments and not returned.
+    """Warns if a function has put arrays into an object of its arguments that it doesn't return.
 
-    What it changes are copies: as under ``jax.jit``, the caller's objects stay as they were.
-    Dictionaries and lists don't count, which functions use for arrays of their own.
+    The function gets copies, as under ``jax.jit``, so that the caller's objects stay unchanged.
+    Dictionaries and lists don't count, since functions use them for arrays of their own.
     """
     ids = set(map(id, known))
     for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
@@ -271,7 +273,7 @@ def _warn_of_lost_updates(arguments: Any, known: Sequence[Any], f: Callable, nam
 
 
 def _check_static(leaf: Any, path: Sequence[Any], f: Callable, name: str) -> None:
-    """Refuses an object that carries traced arrays where nobody sees them."""
+    """Raises TypeError for an output that isn't a pytree but holds traced arrays."""
     inner = [getattr(leaf, "__dict__", None)]
     inner += [cell.cell_contents for cell in getattr(leaf, "__closure__", None) or ()]
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(inner)):

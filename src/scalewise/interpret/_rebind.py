@@ -1,4 +1,4 @@
-"""An equation's primitive on floats of another width than the equation was traced with."""
+"""Binds an equation's primitive to floats of another width than the equation was traced with."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def rebind(
     dtype: Any,
     inside: Interpretation | None = None,
 ) -> list[Any]:
-    """The primitive with every float operand and result in ``dtype``.
+    """Binds the primitive with every float operand and result in ``dtype``.
 
     Args:
         equation: traced with floats of any width.
-        inputs: float arrays of ``dtype``; whatever isn't a float as the equation has it.
+        inputs: float arrays of ``dtype``; other operands as the equation has them.
         dtype: float32 or float64.
         inside: interprets the function that an operation applies to its elements (a reduction's
             operator, a scatter's update), on values that are arrays of ``dtype``; by default its
             equations run in ``dtype``, like this one.
 
     Returns:
-        The results, floats in ``dtype``. Primitives that mean the bits of their own dtype (a
-        bitcast) or hold code traced for it (a callback) get and give that dtype, converted here.
+        The results, floats in ``dtype``. Primitives that depend on the bits of their own dtype (a
+        bitcast) or hold code traced for it (a callback) run in that dtype, with conversions.
     """
     floats = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
     if all(d == dtype for d in floats):
@@ -55,7 +55,7 @@ def rebind(
     }
     for name, (jaxpr, consts, constants) in params.scalar_functions(equation).items():
         changed[name] = traced = _retraced(jaxpr, consts, own, inside or InDtype(own))
-        if constants:  # the function is open: its constants are a parameter of their own
+        if constants:  # an open jaxpr, whose constants are another parameter
             changed[name], consts = _compat.open_jaxpr(traced)
             changed[constants] = tuple(consts)
     outs = bind(equation.primitive, changed, inputs)
@@ -63,7 +63,7 @@ def rebind(
 
 
 def _typed(x: Any, aval: Any, dtype: Any) -> Any:
-    """A float in ``dtype``; a complex number, which stays a plain array, as the equation has it."""
+    """Returns a float in ``dtype``, a complex number in the equation's dtype, others unchanged."""
     if jnp.issubdtype(aval.dtype, jnp.complexfloating):
         dtype = aval.dtype
     elif not is_float(aval):
@@ -88,7 +88,7 @@ def _in_own_dtype(equation, inputs, dtype):
 
 @dataclasses.dataclass(frozen=True)
 class InDtype(Interpretation):
-    """Every equation on floats of one dtype."""
+    """Runs every equation on floats of one dtype."""
 
     dtype: Any
 
@@ -102,9 +102,9 @@ class InDtype(Interpretation):
 
 
 def _retraced(jaxpr: Any, consts: Any, dtype: Any, inside: Interpretation) -> Any:
-    """A function of scalars, traced anew on floats of ``dtype``, as a closed jaxpr.
+    """Retraces a function of scalars for floats of ``dtype``, and returns it as a closed jaxpr.
 
-    The same one each time, since an eager program is compiled anew for one that isn't.
+    Returns the same object each time, since an eager program is compiled again for another one.
     """
     try:
         return _retraced_once(jaxpr, consts, dtype, inside)

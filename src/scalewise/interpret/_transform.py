@@ -1,4 +1,4 @@
-"""From a user's function to its interpretation, differentiable from outside."""
+"""Transforms a user's function by an interpretation, differentiable from outside."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ STATELESS = ()
 
 
 def _strong(aval: Any) -> Any:
-    """An array's type with the mesh axes that it varies over, and no weak dtype."""
+    """Returns an array's type without its weak dtype, with the mesh axes over which it varies."""
     return aval.update(weak_type=False)
 
 
 def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Callable:
-    """``f`` with every equation run under an interpretation.
+    """Returns ``f`` with every equation run under an interpretation.
 
     Differentiating the result differentiates ``f`` first, by JAX's own rules and ``f``'s own
-    custom derivatives, and interprets forward and backward pass afterwards: ``grad(T(f))`` does
-    what ``T(grad(f))`` does. Reverse mode only: forward mode from outside is refused by JAX
+    custom derivatives, and interprets forward and backward pass afterwards: ``grad(T(f))`` equals
+    ``T(grad(f))``. Reverse mode only: JAX refuses forward mode from outside
     (``jax.custom_vjp``); inside ``f`` every mode works.
 
     Args:
-        f: any function of pytrees. Leaves that are arrays (or whatever the interpretation takes
-            for one) are traced; all others, of arguments and of results, are handed on as they are,
+        f: any function of pytrees. Leaves that are arrays (or that the interpretation accepts as
+            arrays) are traced; all others, of arguments and of results, are passed on as they are,
             so flags and Python numbers stay what they are.
-        interpretation: what is to be done.
+        interpretation: applied to each equation.
         name: the transformation's name, for error messages.
 
     Raises:
@@ -54,7 +54,7 @@ def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Call
 
 
 def _call(interpretation, program, arrays, paths, name):
-    """The program on arguments, under a custom derivative that interprets its own vjp."""
+    """Calls a program under a custom derivative that interprets the program's own vjp."""
     body, consts = _compat.open_jaxpr(program)
     outer = [i for i, c in enumerate(consts) if isinstance(c, Tracer)]
 

@@ -1,9 +1,9 @@
-"""64-bit equations in a program that JAX lowers while x64 is off.
+"""Keeps 64-bit equations correct in a program that JAX lowers while x64 is off.
 
 ``emulate`` traces float64 equations inside of ``jax.enable_x64(True)``. An outer ``jax.jit`` lowers
 them after that context has ended. Where JAX defines a primitive's lowering by other JAX functions
 (``argmax``, ``igamma``, ``gather``), those functions are then traced without x64 and make float32
-arrays. Such an equation is bound as a primitive of our own, ``x64_scope``, whose lowering traces
+arrays. Such an equation is bound as scalewise's own primitive ``x64_scope``, whose lowering traces
 the original one with x64 on.
 """
 
@@ -22,14 +22,14 @@ from jax.interpreters import ad, batching, mlir
 from ..primitives import having, params
 from . import _compat
 
-DIRECT = having("direct")  # they need no scope; a name that is missing only costs time
+DIRECT = having("direct")  # they need no scope; a missing name only costs time
 
 scope_p = jex.Primitive("x64_scope")
 scope_p.multiple_results = True
 
 
 def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
-    """A primitive's results on plain arrays; the same under an outer ``jit`` without x64.
+    """Binds a primitive to plain arrays, correctly also under an outer ``jit`` without x64.
 
     Args:
         primitive: any primitive.
@@ -70,7 +70,7 @@ mlir.register_lowering(scope_p, _lower)
 
 
 def _again(f: Callable, *inputs: Any) -> Any:
-    """``f`` of arrays, traced, each of its equations bound by :func:`bind`."""
+    """Returns ``f`` of arrays, traced, with each of its equations bound by :func:`bind`."""
     with jax.enable_x64(True):
         closed, shape = jax.make_jaxpr(f, return_shape=True)(*inputs)
         outs = _evaluate(closed, jax.tree.leaves(inputs))

@@ -1,4 +1,4 @@
-"""What is known of each of JAX's primitives: one table, from which all interpretations read."""
+"""The table of JAX's primitives, from which all interpretations read, and typed parameters."""
 
 from . import params as params
 from ._row import AUTOCAST as AUTOCAST

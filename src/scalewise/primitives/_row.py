@@ -1,4 +1,4 @@
-"""What a row of the table means, and the sets of names that it is asked for."""
+"""The meaning of the table's columns, and sets of primitives with a property."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._table import TABLE
 
 
 class Family(enum.Enum):
-    """How a primitive's result depends on its operands' scales; or why that isn't asked."""
+    """How a primitive's result depends on its operands' scales, or why it has no scale."""
 
     STRUCTURAL = "moves elements of one operand: the exponent goes along"
     ALIGNED = "mixes elements of several operands: first brought to one exponent"
@@ -81,7 +81,7 @@ IMPLIED = MappingProxyType({
 
 @dataclasses.dataclass(frozen=True)
 class Primitive:
-    """What is known of one primitive.
+    """One row of the table.
 
     Attributes:
         name: as JAX prints it.
@@ -99,7 +99,7 @@ class Primitive:
 
     @property
     def full(self) -> bool:
-        """Whether autocast runs it in float32."""
+        """Whether autocast runs the primitive in float32."""
         return self.autocast not in ("low", "-") or self.own_dtype
 
     @property
@@ -108,10 +108,10 @@ class Primitive:
 
 
 def parsed(table: str) -> dict[str, Primitive]:
-    """Rows by name.
+    """Returns the rows of a table by name.
 
     Raises:
-        ValueError: a word that no column knows, or a name that stands twice.
+        ValueError: a word is in no column's vocabulary, or a name occurs twice.
     """
     rows: dict[str, Primitive] = {}
     for line in table.splitlines():
@@ -132,12 +132,12 @@ PRIMITIVES = MappingProxyType(parsed(TABLE))
 
 
 def names(holds: Callable[[Primitive], object]) -> frozenset[str]:
-    """The names of the primitives of which something holds."""
+    """Returns the names of the primitives whose rows satisfy a predicate."""
     return frozenset(name for name, row in PRIMITIVES.items() if holds(row))
 
 
 def having(fact: str) -> frozenset[str]:
-    """The names of the primitives with one of :data:`FACTS`.
+    """Returns the names of the primitives with one of :data:`FACTS`.
 
     Example:
         >>> "reshape" in having("exact"), "add" in having("exact")
