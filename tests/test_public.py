@@ -1,15 +1,20 @@
 """What `import scalewise` offers, whichever way and in whichever order it is imported."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import optax
 import pytest
 
 import scalewise as sw
+from scalewise import cli
 from scalewise._resolve import KINDS, resolve
+from scalewise._types import RoundingMode, Saturation
+from scalewise.formats import BLOCK_FORMATS, CATALOGUE, SATURATE
 
 CALLABLE = ("audit", "autocast", "autoscale", "emulate")
 
@@ -98,3 +103,27 @@ def test_a_string_has_one_meaning():
     assert names["block format"] & names["recipe"] == {"mxfp4"}
     with pytest.warns(DeprecationWarning, match="use 'c=f16'"):
         sw.training.step(function, optax.sgd(0.1), "f16")
+
+
+def test_types_of_arguments_list_what_there_is():
+    assert set(get_args(RoundingMode)) == set(sw.formats.ROUNDINGS)
+    assert set(get_args(get_args(Saturation)[1])) == {x for x in SATURATE if isinstance(x, str)}
+
+
+def test_every_format_and_recipe_has_its_name():
+    for table, module in ((CATALOGUE, sw.formats), (BLOCK_FORMATS, sw.formats)):
+        for name, fmt in table.items():
+            assert getattr(module, name.upper()) is fmt
+    assert "fp8" in sw.recipes.CATALOGUE
+    for name, recipe in sw.recipes.CATALOGUE.items():
+        assert getattr(sw.recipes, name) is recipe
+        assert sw.training.METHODS[name].name == name
+
+
+def test_every_subcommand_is_registered():
+    """A function or group that is called like its file, ``cli/_train.py``, is a subcommand."""
+    folder = Path(cli.__file__).parent
+    names = [path.stem[1:] for path in folder.glob("_[a-z]*.py")]
+    found = [n for n in names if hasattr(importlib.import_module(f"scalewise.cli._{n}"), n)]
+    groups = [x.name for x in (*cli.app.registered_commands, *cli.app.registered_groups)]
+    assert set(found) - {"refusal"} <= set(groups)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.style import Style
 
 import scalewise as sw
 from scalewise import ops
@@ -13,7 +14,7 @@ from scalewise.audit._audit import low_interpretation
 from scalewise.audit._run._loss_scale import LossScaled
 from scalewise.audit._run._rounding import format_params
 from scalewise.audit._search._apply import Origin
-from scalewise.audit._search._fixes import FIXES, Context
+from scalewise.audit._search._fixes import FIXES, Context, proposals
 from scalewise.audit._search._groups import Group
 from scalewise.audit._search._kinds import KINDS
 from scalewise.audit._search._setting import Setting
@@ -209,6 +210,18 @@ def test_a_fix_can_be_applied(context, name, run):
         else:
             assert fix.apply(target) != target
             assert type(fix.apply(target)) is type(target)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_a_kind_of_finding_is_told_in_words(context, kind):
+    assert kind.evidence(context.group, FP16)
+    last = list(KINDS)[-1]
+    assert kind.found(Group(()), False) == (kind.name == last)  # the kind of what has no other
+    assert Style.parse(kind.style)
+    if kind.out_of_range:
+        emulation = low_interpretation("fp16")
+        tried = dataclasses.replace(context, kind=kind, low=emulation)
+        assert any(f.kind.name == "wider_result" for f in proposals("format", tried))
 
 
 def test_a_fix_for_another_program_is_refused():

@@ -28,11 +28,8 @@ unit_scaling = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Unit(
 fp16_every_op = Recipe(store="every_op", storage=FP16, rescale="max")
 scalify = Recipe(store="every_op", storage=FP16)
 
-CATALOGUE: dict[str, Recipe] = {
-    "fp16": fp16, "bf16": bf16, "fp8": fp8, "fp8_delayed": fp8_delayed, "mxfp8": mxfp8,
-    "mxfp4": mxfp4, "unit_scaling": unit_scaling, "fp16_every_op": fp16_every_op,
-    "scalify": scalify,
-}  # fmt: skip
+# each recipe above, by the name that it has there
+CATALOGUE: dict[str, Recipe] = {n: x for n, x in globals().items() if isinstance(x, Recipe)}
 
 
 def recipe(name: Any) -> Recipe:
