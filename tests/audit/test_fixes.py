@@ -199,7 +199,8 @@ def test_a_fix_can_be_applied(context, name, run):
     origin = Origin(low, table if target is None else None)
     now = low if target is not None else table
     context = dataclasses.replace(context, low=low, now=now)
-    fixes = list(FIXES[name].propose(context))
+    kinds = [dataclasses.replace(context, kind=kind) for kind in KINDS.values()]
+    fixes = [fix for each in kinds for fix in FIXES[name].propose(each)]
     assert fixes
     for fix in fixes:
         fix = dataclasses.replace(fix, origin=origin)
