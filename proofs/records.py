@@ -1,8 +1,8 @@
-"""What a proof has done so far, kept in ``.prove/`` under a fingerprint of everything it executes.
+"""Runs a proof's cases and records their results in ``.prove/``, so that a stopped proof resumes.
 
-A proof is split into cases. The result of each is a JSON file, so that a proof which was stopped
-goes on where it was; once any file that the proof imports, or a library that it compares with, has
-changed, its records no longer count.
+Each case's result is a JSON file in a folder named after a fingerprint of the code that the proof
+executes. Once the code of any file that the proof imports, or the version of a library that it
+compares with, changes, the proof starts again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ LIBRARIES = ("jax", "jaxlib", "ml_dtypes", "numpy")
 
 
 def sources(start: Path) -> list[Path]:
-    """The repository's files that a file executes: itself and all that they import, sorted.
+    """Returns a file and the repository's files that it imports, directly or not, sorted.
 
-    A package that merely contains an imported module isn't followed: ``scalewise/__init__.py``
-    re-exports every layer, of which none takes part in the layers below it.
+    The ``__init__.py`` of a package isn't included merely because one of the package's modules is
+    imported: ``scalewise/__init__.py`` re-exports every layer, which no lower layer executes.
     """
     seen: set[Path] = set()
     todo = [start.resolve()]
@@ -51,7 +51,7 @@ def _imported(path: Path) -> Iterator[Path]:
             parent = package[: len(package) - node.level + 1] if node.level else []
             base = ".".join([*parent, *([node.module] if node.module else [])])
             members = [f"{base}.{alias.name}" for alias in node.names]
-            # `from . import _codes` imports the module; of the package only what contains it
+            # `from . import _codes` needs the module _codes, not the package's __init__.py
             names = members if not node.module and node.level else [base, *members]
         else:
             continue
@@ -73,12 +73,29 @@ def _file(name: str) -> Path | None:
     return None
 
 
+def code(path: Path) -> str:
+    """Returns a file's syntax tree as text, without comments, docstrings and line numbers."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [s for s in node.body if not _is_docstring(s)]
+    return ast.dump(tree)
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
 @functools.cache
 def fingerprint(start: Path) -> str:
-    """Of all code that a proof executes, and of the libraries that it runs on."""
+    """Returns a hash of all code that a proof executes and of the libraries' versions.
+
+    The wording of comments and docstrings doesn't count, every other change does.
+    """
     digest = hashlib.sha256()
     for path in sources(start):
-        digest.update(f"{path.relative_to(REPOSITORY)}\0".encode() + path.read_bytes() + b"\0")
+        digest.update(f"{path.relative_to(REPOSITORY)}\0{code(path)}\0".encode())
     digest.update(" ".join(f"{name} {version(name)}" for name in LIBRARIES).encode())
     return digest.hexdigest()[:12]
 
@@ -89,16 +106,16 @@ def run(
     prove: Callable[[Any], dict[str, Any]],
     name: Callable[[Any], str],
 ) -> int:
-    """Proves the cases that have no record yet, on all cores, and prints the sum of all.
+    """Proves the cases without a record on all cores, and prints totals and mismatches of all.
 
     Args:
         start: the proof's own file.
-        cases: what there is to prove.
-        prove: returns at least ``{"compared": int, "wrong": list[str]}`` for one of them.
-        name: the file name of a case's record.
+        cases: the arguments of ``prove``, one per case.
+        prove: proves a case and returns at least ``{"compared": int, "wrong": list[str]}``.
+        name: returns the file name of a case's record, without its suffix.
 
     Returns:
-        0 if nothing is wrong, else 1: the exit status.
+        The exit status: 0 without mismatches, else 1.
     """
     folder = REPOSITORY / ".prove" / fingerprint(start)
     folder.mkdir(parents=True, exist_ok=True)
