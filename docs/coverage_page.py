@@ -1,7 +1,7 @@
-"""Writes docs/coverage.md: what `autoscale` does with each primitive of JAX's public modules.
+"""Writes docs/coverage.md: how `autoscale` handles each primitive of JAX's public modules.
 
-Every name stands in a table, here or in the library, so that the page is the same on each release
-of JAX, and a primitive that a release adds has no row until somebody decides what happens to it.
+The names come from the table in `scalewise.primitives`, so that the page is the same on each
+release of JAX. A test fails for a primitive of a new release that has no row.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from scalewise.primitives import PRIMITIVES, Family
 
 HERE = Path(__file__).parent
 
-# What is written in front of the family's own words.
+# The page's first word for families whose name isn't printed.
 KINDS = {
     Family.CALL: "control flow",
     Family.NO_FLOATS: "passes through",
@@ -28,19 +28,19 @@ KINDS = {
     Family.INTERNAL: "internal",
     Family.FALLBACK: "float32 fallback",
 }
-# What a rule does whose results count as those of a fallback.
+# Rules of primitives that belong to the family of fallbacks.
 SPECIAL = {
     "scaled_dot": "8-bit operands keep their numbers and scales; others are those of a contraction",
     "symmetric_product": "a contraction; its sum with the other operand in the compute dtype",
 }
-# Primitives of kernel languages, which occur nowhere else: the call of the kernel has a row.
+# Primitives of kernel languages have no row, since they occur only in kernels; a kernel's call has.
 KERNEL_MODULES = ("jax._src.pallas", "jax.experimental.pallas", "jax.experimental.mosaic",
                   "jax._src.thunky")  # fmt: skip
 NOT_IMPORTED = ("_src", "pallas", "mosaic", "tools", "jax2tf", "collect_profile", "serialization")
 
 
 def row(name: str) -> tuple[str, str] | None:
-    """What happens to a primitive, and how; None for a name that the table doesn't have."""
+    """Returns how a primitive is handled, in short and in words; None without a row."""
     if name in SPECIAL:
         return "rule: product", SPECIAL[name]
     if name not in PRIMITIVES:
@@ -50,19 +50,19 @@ def row(name: str) -> tuple[str, str] | None:
 
 
 def names() -> list[str]:
-    """Every name that has a row."""
+    """Returns every name that has a row."""
     return sorted(PRIMITIVES)
 
 
 def public_primitives() -> set[str]:
-    """The primitives that JAX's public modules, experimental ones as well, bring into a process."""
+    """Returns the primitives of JAX's public modules, experimental ones included."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module in pkgutil.walk_packages(jax.__path__, "jax.", onerror=lambda name: None):
             if not any(part in module.name for part in NOT_IMPORTED):
                 try:
                     importlib.import_module(module.name)
-                except ImportError:  # of what isn't installed
+                except ImportError:  # of a package that isn't installed
                     continue
     found = {}
     for name, module in list(sys.modules.items()):
@@ -78,19 +78,20 @@ def public_primitives() -> set[str]:
 
 
 def page() -> str:
-    """The page's text."""
+    """Returns the page's text."""
     lines = [
-        "# What `autoscale` does with each primitive",
+        "# How `autoscale` handles each primitive",
         "",
         "Made by `python docs/coverage_page.py`. `tests/autoscale/test_coverage.py` runs the rows",
         "of `jax.extend.core.primitives` and checks that every primitive of JAX's public modules",
         "has a row, on JAX 0.10.2 and on 0.12. A *fallback* computes on plain float32 numbers; its",
         "result is a value like any other. `scatter_apply` is a `scatter` that applies a function",
-        "to elements (`x.at[i].apply(f)`). What *warns* does so once, with the source line, until",
-        "a recipe's `keep` names it. So does `custom_linear_solve` if its solver multiplies. The",
-        "primitives of kernel languages (Pallas, Mosaic) occur only inside of kernels.",
+        "to elements (`x.at[i].apply(f)`). A primitive that *warns* does so once, with the source",
+        "line, unless a recipe's `keep` names it. `custom_linear_solve` warns if its solver",
+        "multiplies. The primitives of kernel languages (Pallas, Mosaic) occur only inside of",
+        "kernels.",
         "",
-        "| primitive | what | how |",
+        "| primitive | handling | meaning |",
         "|---|---|---|",
     ]
     for name in names():

@@ -1,4 +1,4 @@
-"""The arrows of the house: each layer imports only from layers below it; formats know no JAX."""
+"""Each package imports only from packages below it; formats import no JAX."""
 
 import ast
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 import scalewise
 
-HOUSE = [  # bottom to top
+PACKAGES = [  # bottom to top
     "_output",
     "formats",
     "devices",
@@ -48,29 +48,29 @@ def imported_modules(path: Path) -> set[str]:
     return found
 
 
-def layer_of(module: str) -> str | None:
+def package_of(module: str) -> str | None:
     parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[0] == "scalewise" and parts[1] in HOUSE else None
+    return parts[1] if len(parts) > 1 and parts[0] == "scalewise" and parts[1] in PACKAGES else None
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_imports_only_from_layers_below(path):
+def test_a_file_imports_only_from_packages_below(path):
     here = path.relative_to(ROOT).parts[0]
-    if here not in HOUSE:
-        assert path.name in SHARED, f"{path} is in no layer"
+    if here not in PACKAGES:
+        assert path.name in SHARED, f"{path} is in no package"
         return
     for module in imported_modules(path):
-        there = layer_of(module)
+        there = package_of(module)
         if there is None or there == here:
             continue
-        assert HOUSE.index(there) < HOUSE.index(here), f"{path}: {here} imports {there}"
+        assert PACKAGES.index(there) < PACKAGES.index(here), f"{path}: {here} imports {there}"
         assert not {here, there} <= INTERPRETATIONS, f"{path}: {here} imports {there}"
 
 
-@pytest.mark.parametrize("room", AUDIT)
-def test_so_does_a_room_of_the_audit(room):
-    above = [*AUDIT[AUDIT.index(room) + 1 :], "_audit"]
-    for path in (ROOT / "audit" / room).glob("*.py"):
+@pytest.mark.parametrize("subpackage", AUDIT)
+def test_so_does_a_subpackage_of_the_audit(subpackage):
+    above = [*AUDIT[AUDIT.index(subpackage) + 1 :], "_audit"]
+    for path in (ROOT / "audit" / subpackage).glob("*.py"):
         read = {m.split(".")[2] for m in imported_modules(path) if m.startswith("scalewise.audit.")}
         assert not read & set(above), f"{path} imports from above"
 
@@ -90,21 +90,21 @@ def test_only_compat_reads_jax_internals(path):
     assert "jax.__version__" not in path.read_text()
 
 
-def test_every_layer_of_the_house_is_known():
+def test_every_package_is_listed():
     folders = {p.name for p in ROOT.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
-    assert folders <= set(HOUSE)
+    assert folders <= set(PACKAGES)
 
 
-def test_no_circle_of_imports():
-    """Between files, not only between layers; a package's face (``__init__``) stands apart."""
+def test_no_import_cycle():
+    """Between files, not only between packages; ``__init__`` files are left out."""
     names = {
         ".".join(("scalewise", *p.relative_to(ROOT).with_suffix("").parts)): p
         for p in SOURCES
         if p.name != "__init__.py"
     }
-    arrows = {name: imported_modules(p) & names.keys() for name, p in names.items()}
-    while arrows:  # take away who imports nobody that is left; a circle stays
-        free = [name for name, needs in arrows.items() if not needs & arrows.keys()]
-        assert free, f"a circle among {sorted(arrows)}"
+    imports = {name: imported_modules(p) & names.keys() for name, p in names.items()}
+    while imports:  # removes files whose imports are all removed; a cycle remains
+        free = [name for name, needs in imports.items() if not needs & imports.keys()]
+        assert free, f"an import cycle among {sorted(imports)}"
         for name in free:
-            del arrows[name]
+            del imports[name]

@@ -65,7 +65,7 @@ def test_results_of_an_exact_primitive_are_among_its_operands(name):
 
 
 @of("same_order")
-def test_what_keeps_the_order_keeps_it(name):
+def test_same_order_primitives_keep_the_order(name):
     for given, got in calls(name):
         np.testing.assert_array_equal(np.ravel(got[0]), np.ravel(given[0]))
 
@@ -97,7 +97,7 @@ def test_a_family_that_scales_has_a_rule_for_each_of_its_primitives():
 @pytest.mark.parametrize(
     "line", ["sin contractive - fast", "sin contractive wide", "sin contractive -\nsin power -"]
 )
-def test_a_line_that_means_nothing_is_refused(line):
+def test_an_invalid_line_is_refused(line):
     with pytest.raises(ValueError, match=r"primitives/_table.py.*'sin"):
         parsed(line)
 

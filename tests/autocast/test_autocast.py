@@ -71,14 +71,14 @@ def by_hand(p, x):
     return -jnp.mean(jax.nn.log_softmax(h.astype(F32))[:, 0])
 
 
-def test_it_is_mixed_precision_as_one_writes_it_out():
+def test_equals_mixed_precision_written_by_hand():
     p, x = {"a": example((8, 16)), "b": example((16, 4), 1)}, example((5, 8), 2)
     same(autocast(model)(p, x), by_hand(p, x))
     same(jax.grad(autocast(model))(p, x), jax.grad(by_hand)(p, x))
     same(autocast(jax.grad(model))(p, x), jax.grad(by_hand)(p, x))
 
 
-def test_what_is_compiled_has_narrow_dots_and_nothing_else_narrow_in_the_loss():
+def test_compiled_code_has_narrow_dots_and_an_otherwise_wide_loss():
     p, x = {"a": example((8, 16)), "b": example((16, 4), 1)}, example((5, 8), 2)
     where = dtypes(jax.value_and_grad(model), "f16", p, x)
     assert where["dot_general"] == "float16"
@@ -184,7 +184,7 @@ def test_the_lists_are_data():
     assert dtypes(lambda x: jnp.exp(x @ x), everything_low, example())["exp"] == "bfloat16"
 
 
-def test_the_policy_converts_on_the_way_in_and_out():
+def test_the_policy_converts_arguments_and_results():
     f = lambda x: {"y": x @ x, "n": jnp.int32(3)}  # noqa: E731
     out = autocast(f, "p=bf16,c=f16,o=bf16")(example())
     assert out["y"].dtype == BF16
@@ -244,6 +244,6 @@ def test_strings_say_policies():
         (lambda: autocast(3), TypeError, "takes a function, not a int"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, error, message):
+def test_invalid_arguments_are_refused(make, error, message):
     with pytest.raises(error, match=message):
         make()

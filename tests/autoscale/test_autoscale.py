@@ -89,7 +89,7 @@ def test_operands_have_the_formats_of_their_direction():
     assert "f8_e5m2" not in forward
 
 
-def test_what_the_backward_pass_reads_is_really_stored_narrow():
+def test_residuals_are_stored_narrow():
     params, x = wide()
     step = jax.jit(sw.autoscale(jax.grad(mlp), sw.recipes.fp8))
     hlo = step.lower(params, x).compile().as_text()
@@ -151,7 +151,7 @@ def test_the_operands_of_a_transposed_product_change_places(f, products, transpo
         assert_close(got, want, 4e-3)
 
 
-def test_a_product_may_go_anywhere_before_somebody_reads_it():
+def test_a_deferred_product_may_pass_through_any_structure():
     def loss(x):
         y = (x @ x).T
         mapped = lax.map(lambda row: row @ y, y)  # walked along, and read in each turn
@@ -185,7 +185,7 @@ def largest_kernel(layers):
     return max(part.count("\n") for part in parts[1:] if not part.startswith("ENTRY"))
 
 
-def test_kernels_dont_grow_with_the_layers():
+def test_compiled_kernels_do_not_grow_with_the_layers():
     assert largest_kernel(4) <= largest_kernel(3)  # float32's own do: 82 and 113
 
 
@@ -346,7 +346,7 @@ def test_effects_callbacks_keys_and_objects_go_through():
 
 
 @pytest.mark.parametrize("recipe", ["fp16", "fp8_delayed", "fp16_every_op"])
-def test_what_nobody_can_see_into_has_to_be_named(recipe):
+def test_callbacks_need_an_entry_in_keep(recipe):
     def seen(x):
         jax.debug.print("{}", x)
         return jnp.sin(x)
@@ -387,7 +387,7 @@ class TestState:
         assert_close(np.asarray(stored["v"]) * 1e18, self.state()["v"] * 1e18, 1e-3)
         assert_close(jnp.asarray(stored["m"]) * 1e15, self.state()["m"] * 1e15, 0.05)
 
-    def test_a_step_gives_back_what_it_was_given(self):
+    def test_a_step_returns_the_types_it_was_given(self):
         step = sw.autoscale(lambda s: {**s, "w": s["w"] * 2, "v": s["v"] * 4}, self.recipe)
         stored = sw.store(self.state(), self.recipe)
         after = jax.jit(step)(stored)
@@ -398,14 +398,14 @@ class TestState:
             jax.tree.map(lambda a, b: a.dtype == b.dtype and a.shape == b.shape, after, stored)
         )
 
-    def test_small_arrays_may_stay(self):
+    def test_small_arrays_stay_unstored(self):
         recipe = sw.Recipe(state=((".", sw.Storage(FP16, min_size=4)),))
         state = {"bias": jnp.ones(3), "w": jnp.ones(4)}
         for tree in (sw.store(state, recipe), sw.autoscale(lambda s: s, recipe)(state)):
             assert isinstance(tree["w"], sw.ScaledArray)
             assert tree["bias"].dtype == jnp.float32
 
-    def test_plain_arrays_may_go_in(self):
+    def test_plain_arrays_are_accepted(self):
         step = sw.autoscale(lambda s: s, self.recipe)
         assert isinstance(step(self.state())["w"], sw.ScaledArray)
 
@@ -451,7 +451,7 @@ class TestState:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, error, message):
+def test_invalid_arguments_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
 

@@ -42,7 +42,7 @@ def test_a_history_of_the_same_arrays_is_current_scaling():
     assert not history.amaxes[:, 2:].any()
 
 
-def test_the_amax_of_a_loop_is_that_of_all_its_turns():
+def test_the_amax_of_a_loop_is_that_of_all_iterations():
     def f(x):
         return jax.lax.scan(lambda c, s: (c + s * jnp.sum(x @ W), None), 0.0, jnp.arange(4.0))[0]
 
@@ -55,7 +55,7 @@ def test_the_amax_of_a_loop_is_that_of_all_its_turns():
         assert largest == times * float(jnp.max(jnp.abs(X)))
 
 
-def test_what_grows_saturates_once_and_the_history_forgets():
+def test_a_growing_operand_saturates_once_and_old_steps_are_forgotten():
     recipe = dataclasses.replace(sw.recipes.fp8_delayed, scaling=sw.Delayed(history=2))
     delayed = sw.autoscale(product, recipe)
     one, many = jnp.ones((4, 4)), jnp.full((4, 4), 64.0)
@@ -89,7 +89,7 @@ def test_without_a_history_it_is_current_scaling_and_differentiable():
 
 
 def test_a_cast_reads_its_operand_once():
-    """No rounding waits for this step's amax: what a step is rounded by came in with it."""
+    """Rounding doesn't wait for this step's amax: its scales came with the history."""
     delayed = sw.autoscale(product, "fp8_delayed")
     history = delayed.init(W, X)
     traced = jax.make_jaxpr(delayed.step)(history, W, X).jaxpr
@@ -110,12 +110,12 @@ def test_a_cast_reads_its_operand_once():
         ({"forward": "mxfp8_e4m3"}, "no block formats, not format mxfp8_e4m3"),
     ],
 )
-def test_recipes_that_contradict(change, message):
+def test_contradictory_recipes_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(sw.recipes.fp8_delayed, **change)
 
 
-def test_histories_of_others():
+def test_histories_of_other_programs_are_refused():
     delayed = sw.autoscale(product, "fp8_delayed")
     other = sw.autoscale(lambda x: x, "fp8_delayed").init(X)
     with pytest.raises(ValueError, match="made for another program"):
@@ -130,7 +130,7 @@ def test_histories_of_others():
 
 
 def test_operands_are_numbered_by_contractions_alone():
-    """Where arrays lie, and what is computed between, doesn't change which operands there are."""
+    """Operand ids depend neither on where arrays are nor on operations between contractions."""
     history = sw.autoscale(step, "fp8_delayed").init(W, X)
     other = sw.autoscale(lambda w, x: step(jnp.sin(w), jnp.cos(x)), "fp8_delayed")
     assert other.step(history, W, X)[1].operand_ids == history.operand_ids
@@ -145,7 +145,7 @@ def test_a_step_differentiated_from_outside_is_refused():
         jax.grad(lambda w: jnp.sum(delayed.step(history, w, X)[0]))(W)
 
 
-def test_attributes_of_a_callable_object_are_not_taken_over():
+def test_attributes_of_a_callable_object_are_not_copied():
     class Layer:
         steps, recipe = "mine", "mine"
 

@@ -118,7 +118,7 @@ def test_adam_learns_from_gradients_that_span_2_to_the_17():
 
 
 @pytest.mark.parametrize("recipe", ["fp16_every_op", "scalify"])
-def test_what_was_divided_by_zero_and_not_taken_drags_nobody(recipe):
+def test_an_unselected_division_by_zero_leaves_scales_unchanged(recipe):
     def inverse(x, w):
         return w.at[1].set(jnp.where(x == 0, 0.0, 1.0 / x)) + jnp.where(x == 0, 0.0, 1 / x)
 
@@ -128,7 +128,7 @@ def test_what_was_divided_by_zero_and_not_taken_drags_nobody(recipe):
     np.testing.assert_array_equal(f(jnp.float32(4), w), [3.25, 0.5, 2.25])
 
 
-def test_what_a_large_branch_leaves_is_as_small_as_it_is():
+def test_small_results_of_a_large_branch_keep_their_scale():
     def f(ok, large, x):
         chosen = jnp.where(ok, jnp.zeros_like(large), large)
         return jnp.concatenate([x, chosen * chosen]), jnp.where(ok, x, large), x - jnp.inf
@@ -211,7 +211,7 @@ def test_arithmetic_is_chosen_at_run_time():
 
 
 @pytest.mark.parametrize("kept", ["head", "mul"])
-def test_what_is_kept_in_float32_is_rounded_nowhere_else_it_is(kept):
+def test_kept_equations_are_not_rounded_and_others_are(kept):
     def f(w, x):
         with jax.named_scope("head"):
             y = w * x * 0.1
@@ -239,7 +239,7 @@ def test_an_optimizer_kept_in_float32_sees_all_of_a_gradients_range():
     assert np.abs(np.asarray(narrow(w, v, g)[0]) / step(w, v, g)[0] - 1).max() > 0.1
 
 
-def test_a_loop_and_a_branch_meet_in_the_storage_format_though_parts_are_kept():
+def test_loops_and_branches_use_the_storage_format_even_if_parts_are_kept():
     def f(x):
         def turn(carry, row):
             with jax.named_scope("careful"):

@@ -82,7 +82,7 @@ def test_float64_numbers_beyond_float32(recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_logarithms_of_what_is_all_but_zero(recipe):
+def test_logarithms_of_tiny_numbers(recipe):
     def loss(logits, y):  # the loss of Flax's VAE
         p = jax.nn.log_sigmoid(logits)
         return -jnp.sum(y * p + (1 - y) * jnp.log(-jnp.expm1(p)))
@@ -123,7 +123,7 @@ def test_gradients_through_a_transformer_block_keep_their_size():
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_what_one_tensor_cannot_hold_is_small_but_not_zero(recipe):
+def test_numbers_too_small_for_a_tensors_scale_stay_nonzero(recipe):
     x = jnp.array([-80.0, 0, 80])
     got = jax.jit(sw.autoscale(lambda x: jnp.log(jnp.exp(x)) + 1 / jnp.exp(x), recipe))(x)
     assert np.isfinite(got).all()

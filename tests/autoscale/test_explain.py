@@ -86,7 +86,7 @@ def test_every_result_under_every_op(capsys):
     assert "fp16 x fp16" in capsys.readouterr().out
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_refused():
     with pytest.raises(TypeError, match=r"explain\(f, ...\) takes a function, not an? int: 1"):
         sw.explain(1)
     with pytest.raises(ValueError, match="keep names 'nowhere'"):

@@ -1,4 +1,4 @@
-"""Ragged, scaled and symmetric products; kernels and sparse products, which say what they are."""
+"""Ragged, scaled and symmetric products; kernels and sparse products, which warn."""
 
 import dataclasses
 import warnings
@@ -100,7 +100,7 @@ def test_a_kernel_warns_once_with_its_line(transform):
 @pytest.mark.parametrize(("f", "name"), [
     (kernel, "pallas_call"), (solver, "custom_linear_solve"), (sparse_product, "bcoo_dot_general"),
 ])  # fmt: skip
-def test_what_stays_wide_warns_unless_the_recipe_names_it(f, name):
+def test_wide_operations_warn_unless_keep_names_them(f, name):
     recipe = sw.recipes.fp8
     with pytest.warns(UserWarning, match=name):
         jax.eval_shape(sw.autoscale(f, recipe), A)

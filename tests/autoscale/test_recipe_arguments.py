@@ -1,4 +1,4 @@
-"""Recipes refuse what means nothing, and print what they are."""
+"""Recipes refuse invalid arguments, and their repr evaluates to them."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def test_a_name_stands_for_its_recipe():
 
 
 @pytest.mark.parametrize("name", sw.recipes.CATALOGUE)
-def test_what_a_recipe_prints_makes_it_again(name):
+def test_a_recipes_repr_evaluates_to_the_recipe(name):
     recipe = sw.recipes.CATALOGUE[name]
     assert len(repr(recipe)) < 120
     if not isinstance(recipe.scaling, sw.Delayed):  # its history is an array

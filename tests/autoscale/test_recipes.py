@@ -59,7 +59,7 @@ def test_one_scale_a_channel():
     assert column(sw.autoscale(product, sw.recipes.fp8)(spread, X)) > 0.5
 
 
-def test_a_static_scale_takes_no_look_at_the_data():
+def test_a_static_scale_does_not_read_the_data():
     traced = str(jax.make_jaxpr(sw.autoscale(lambda w, x: x @ w, "unit_scaling"))(W, X))
     assert "reduce_max" not in traced
     assert "f8_e4m3fn" in traced
@@ -73,7 +73,7 @@ def test_other_choices_of_scale(scaling):
 
 
 @pytest.mark.parametrize("name", ["head", "dot_general", "hidden"])
-def test_what_is_kept_by_scope_or_primitive(name):
+def test_keep_by_scope_or_primitive(name):
     recipe = dataclasses.replace(sw.recipes.fp8, keep={name: FP32}, storage=None)
     got = sw.autoscale(loss, recipe)(W, X)
 
@@ -93,7 +93,7 @@ def test_a_kept_scope_holds_in_the_backward_pass():
     np.testing.assert_allclose(got, jax.grad(loss)(W, X), rtol=1e-4, atol=1e-7)
 
 
-def test_a_kept_name_that_is_nowhere_is_refused():
+def test_a_kept_name_that_matches_nothing_is_refused():
     recipe = dataclasses.replace(sw.recipes.fp8, keep={"lm_head": FP16})
     with pytest.raises(ValueError, match=r"keep names 'lm_head', which is neither .*head, hidden"):
         jax.jit(sw.autoscale(jax.grad(loss), recipe))(W, X)
@@ -116,7 +116,7 @@ def test_a_kept_name_that_is_nowhere_is_refused():
         ({"storage": "e2m1fn"}, "e2m1fn has no storage dtype of whole bytes"),
     ],
 )
-def test_recipes_that_contradict_themselves_are_refused(fields, message):
+def test_contradictory_recipes_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         sw.Recipe(**fields)
 

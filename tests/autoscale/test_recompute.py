@@ -1,4 +1,4 @@
-"""What the backward pass reads: stored once, or computed again from what is stored."""
+"""Residuals are stored once, or computed again from stored arrays."""
 
 from dataclasses import replace
 
@@ -43,8 +43,8 @@ def test_gradients_are_float32s(activation):
         assert error < tolerance, (recipe, float(error))
 
 
-def test_an_activation_stores_its_operand_alone():
-    """Of a GELU the product before it; what its gradient needs is computed again from that."""
+def test_an_activation_stores_only_its_operand():
+    """A GELU stores the product before it, from which its gradient computes the rest again."""
     f = sw.autoscale(jax.grad(layers(jax.nn.gelu)), "fp16")
     # three products; and each layer's output, which is the next product's operand
     assert stored(f, W) <= 6
@@ -67,7 +67,7 @@ def test_operands_of_backward_products_are_kept_narrow_until_then(recipe):
     assert sum(f"= {dtype}[256,128]" in line for line in calls) >= 2  # outputs of two layers
 
 
-def test_what_would_amplify_the_rounding_is_stored_itself():
+def test_functions_that_amplify_rounding_are_stored_themselves():
     """exp of a large number: from a rounded operand it would be wrong by that number's own ulps."""
 
     def loss(w):

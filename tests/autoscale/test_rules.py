@@ -28,7 +28,7 @@ def parts(y):
     [(jnp.sin, 1), (jnp.tanh, 1), (jnp.arctan, 1), (jnp.arcsinh, 1), (erf, 2 / np.sqrt(np.pi))],
     ids=["sin", "tanh", "atan", "asinh", "erf"],
 )
-def test_odd_functions_keep_the_scale_of_what_is_small(f, slope):
+def test_odd_functions_keep_the_scale_of_small_numbers(f, slope):
     run = jax.jit(sw.autoscale(f, PLAIN))
     for exponent in (-300, -150, -60):
         data, scale = parts(run(at(exponent)))

@@ -151,6 +151,6 @@ def test_a_program_written_in_half_precision():
         (lambda: sw.emulate("sin", "fp16"), TypeError, "emulate.f, .... takes a function, not a s"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, error, message):
+def test_invalid_arguments_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()

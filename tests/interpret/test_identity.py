@@ -146,7 +146,7 @@ def test_scope_line_and_direction_of_every_equation():
     assert f"{__file__}:{tanh.source[1]}" in tanh.where()
 
 
-def test_who_called_a_library():
+def test_caller_of_a_library():
     def step(x):
         y = jax.nn.log_softmax(x)  # JAX's own
         return optax.tree.norm(y)
@@ -162,7 +162,7 @@ def test_who_called_a_library():
     assert "tree.norm" in lines[by_name["sqrt"].caller[1] - 1]
 
 
-def test_outputs_that_are_no_arrays_are_handed_on():
+def test_outputs_that_are_no_arrays_are_returned_unchanged():
     kept = object()
 
     def f(x, n, rate):
@@ -176,7 +176,7 @@ def test_outputs_that_are_no_arrays_are_handed_on():
     assert type(got["n"]) is int
 
 
-def test_an_output_that_hides_arrays():
+def test_an_output_that_hides_arrays_is_refused():
     class Holder:
         def __init__(self, x):
             self.x = [x]
@@ -200,6 +200,6 @@ def test_numbers_on_which_a_function_fails_are_traced_as_jit_does():
         identity(lambda x, n: x / (1 / n) if n == 0 else x)(example(), 0)
 
 
-def test_a_function_that_is_none():
+def test_rejects_non_callables():
     with pytest.raises(TypeError, match=r"identity\(f, ...\) takes a function, not a dict: \{\}"):
         identity({})

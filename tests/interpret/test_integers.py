@@ -12,7 +12,7 @@ from scalewise.interpret import Interpretation, run, trace
 
 
 class Told(Interpretation):
-    """Takes what is known from a program of its own, and notes what had to be computed beside."""
+    """Uses precomputed values, and records which equations had to be computed besides."""
 
     inline = True
 
@@ -81,7 +81,7 @@ def same(got, want):
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-def test_all_that_is_known_is_met_and_nothing_changes(f):
+def test_precomputed_equations_are_all_used_and_results_are_unchanged(f):
     x = jax.random.normal(jax.random.key(0), (4, 4))
     interpretation, program, outs = told(f, x)
     assert interpretation.known == {}
@@ -101,7 +101,7 @@ def test_one_program_for_masks_indices_and_keys_of_all_bodies():
     assert program.integers.compute._cache_size() == 1
 
 
-def test_what_is_made_from_floats_or_met_in_a_loop_is_left_where_it_is():
+def test_values_from_floats_and_values_in_loops_are_not_precomputed():
     def f(x, n):
         top = jnp.argmax(x) + n  # from a float
         shift = n * 3
@@ -150,7 +150,7 @@ def test_callbacks_are_called_once_each_and_in_order():
     assert names == {"mul"}
 
 
-def test_captured_arrays_are_handed_over_and_nothing_is_compiled_where_nothing_is_known():
+def test_captured_arrays_are_passed_and_an_empty_part_is_not_compiled():
     table = np.arange(1000, dtype=np.int32)
 
     def f(x, i):
@@ -163,7 +163,7 @@ def test_captured_arrays_are_handed_over_and_nothing_is_compiled_where_nothing_i
     assert (interpretation.calls, program.integers.results) == (0, {})
 
 
-def test_complex_numbers_and_references_are_left_alone():
+def test_complex_numbers_and_references_are_not_precomputed():
     def f(x, z, n):
         cell = jax.new_ref(jnp.zeros((), jnp.int32))
         cell[...] = n * 2

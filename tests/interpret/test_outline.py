@@ -67,7 +67,7 @@ def test_options_that_cannot_be_hashed_are_passed_on():
     np.testing.assert_allclose(got, waved(1.0, X, X)[0], rtol=1e-6)
 
 
-def test_within_shard_map_types_keep_what_they_vary_over():
+def test_types_in_a_shard_map_keep_their_varying_axes():
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("x")
     f = jax.shard_map(thrice, mesh=mesh, in_specs=(spec, spec), out_specs=spec)

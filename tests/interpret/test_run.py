@@ -60,8 +60,8 @@ def test_equations_in_loops_calls_and_branches_are_counted_apart(turns):
 
 
 @pytest.mark.parametrize(("turns", "conditions"), [(0, 0), (4, 2), (1000, 5)])
-def test_a_while_loop_goes_on_compiled_after_its_first_turns(turns, conditions):
-    """Two equations a turn; what a compiled condition notes has nowhere to go."""
+def test_a_while_loop_is_compiled_after_its_eager_iterations(turns, conditions):
+    """Two equations an iteration; a compiled condition can't change the state."""
     interpretation, _, (counts, (out,)) = tally(
         lambda x: jax.lax.while_loop(lambda c: c < 10, lambda c: c * 2, x),
         jnp.float32(1),
@@ -74,7 +74,7 @@ def test_a_while_loop_goes_on_compiled_after_its_first_turns(turns, conditions):
 
 @pytest.mark.parametrize("turns", [0, 1000])
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-def test_the_program_computes_what_it_did(f, turns):
+def test_the_program_computes_the_same_results(f, turns):
     x = jax.random.normal(jax.random.key(0), (4, 4))
     _, program, (_, outs) = tally(f, x, turns=turns)
     rtol = 1e-5 if turns else 0  # XLA contracts products and sums in loops that it compiles
@@ -83,7 +83,7 @@ def test_the_program_computes_what_it_did(f, turns):
     assert len(program.paths) == len(outs)
 
 
-def test_a_second_run_takes_other_arguments_and_what_was_compiled():
+def test_a_second_run_reuses_compiled_code_for_other_arguments():
     interpretation, program, _ = tally(
         lambda x: jax.lax.scan(lambda c, v: (c + v, None), jnp.float32(0), x)[0], jnp.ones(8)
     )
@@ -107,7 +107,7 @@ class Met(Tally):
         return state, equation.bind(*inputs)
 
 
-def test_equations_are_made_once_for_each_place_and_go_with_their_program():
+def test_equations_are_made_once_for_each_place_and_freed_with_their_program():
     double = jax.jit(lambda y: y * 2.0)  # one jaxpr, at three places
 
     def body(c, v):
@@ -143,7 +143,7 @@ def test_bodies_of_a_transformed_function_are_not_kept():
     assert [met.met[0].bodies, met.met[0].within.bodies] == [None, None]
 
 
-def test_a_result_that_nobody_reads_is_let_go():
+def test_unread_results_are_freed():
     alive = []
 
     class Box:

@@ -13,47 +13,46 @@ from ._table import TABLE
 class Family(enum.Enum):
     """How a primitive's result depends on its operands' scales, or why it has no scale."""
 
-    STRUCTURAL = "moves elements of one operand: the exponent goes along"
-    ALIGNED = "mixes elements of several operands: first brought to one exponent"
+    STRUCTURAL = "moves elements of one operand, and keeps its exponent"
+    ALIGNED = "mixes elements of several operands, which are first brought to one exponent"
     HOMOGENEOUS = "scales as its one operand does"
-    COMPARISON = "compares operands brought to one exponent; no float comes out"
+    COMPARISON = "compares operands at one exponent; returns no float"
     INVARIANT = "doesn't depend on its operand's scale"
     PRODUCT = "exponents add or subtract"
     POWER = "the exponent is multiplied"
     CONTRACTIVE = "odd and never larger than a small operand, whose scale it keeps"
-    ORDERED = "sorts: each result keeps its own operand's exponent"
+    ORDERED = "sorts; each result keeps its operand's exponent"
     CONTRACTION = "operands are rounded to the recipe's formats, exponents add"
     FALLBACK = "computed on plain numbers in the compute dtype"
     SPARSE = "a product of a sparse matrix, whose operands stay wide"
     CALL = "its body is interpreted"
     NO_FLOATS = "no floats"
-    KERNEL = "a kernel or foreign program, which can't be transformed: it gets plain numbers"
-    CALLBACK = "calls Python, unless the recipe's `keep` names it"
-    REFERENCE = "interpreted on the values that the array holds"
+    KERNEL = "a kernel or foreign program, which can't be transformed and gets plain numbers"
+    CALLBACK = "calls a Python function; computed on plain numbers if the recipe's `keep` names it"
+    REFERENCE = "interpreted on the values in the array"
     INTERNAL = "exists only while JAX traces, differentiates or compares"
 
 
-# The dtype in which autocast runs a primitive, and why; a row with "-" runs in the widest dtype
-# among its operands.
+# The dtype in which autocast runs a primitive, and why.
 AUTOCAST = MappingProxyType({
     "low": "a contraction: products of narrow numbers, summed in float32 by the hardware",
     "range": "float32: exponentials, logarithms and powers leave FP16's range (256 * 256)",
     "sum": "float32: a narrow accumulator stagnates at 2048 (FP16) or 256 (BF16)",
-    "difference": "float32: what cancels was rounded before; in FP16 x - max(x) = -20 is off by "
-    "0.008, its exponential by 0.8 %",
+    "difference": "float32: cancellation exposes earlier rounding; in FP16 x - max(x) = -20 is off "
+    "by 0.008, its exponential by 0.8 %",
     "function": "float32: applies a function that was traced for one dtype",
     "-": "the widest dtype among the operands, constants apart",
 })  # fmt: skip
 
 FACTS = MappingProxyType({
-    "exact": "results are among the operands' values, negated or not: nothing to round",
+    "exact": "results are operands' values, possibly negated, which need no rounding",
     "elementwise": "a real function of the operands' elements at each index",
     "series": "elementwise, by a loop or a long expansion",
-    "chooses": "picks among its operands' elements",
+    "chooses": "returns some of its operands' elements",
     "selects": "one of the operands' elements at each index",
     "same_order": "the operand's elements in the same order",
-    "keeps_constant": "of an operand whose elements are all equal, the result's are as well",
-    "own_dtype": "means the bits of its operand's dtype, or holds code traced for that dtype",
+    "keeps_constant": "the result of an operand whose elements are equal has equal elements",
+    "own_dtype": "depends on the bits of its operand's dtype, or holds code traced for that dtype",
     "drops": "may leave elements of its operands out, so that one which isn't finite may be gone",
     "keeps_scale": "no larger than the largest operand, whose scale `every_op` therefore keeps",
     "reduces": "each result is found from many elements of its operand",
@@ -70,7 +69,7 @@ FACTS = MappingProxyType({
     "direct": "lowered to one operation of its operands' types, or re-issues traced jaxprs",
 })  # fmt: skip
 
-# The facts that follow from another, and needn't be written beside it.
+# The facts that another one implies.
 IMPLIED = MappingProxyType({
     "selects": frozenset({"exact", "elementwise", "chooses", "drops", "keeps_scale"}),
     "same_order": frozenset({"exact", "keeps_constant"}),
