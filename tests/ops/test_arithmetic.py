@@ -195,14 +195,14 @@ def test_where_sums_stall():
 
 
 def test_what_makes_no_sense_is_refused():
-    with pytest.raises(ValueError, match="fp64 has 53 significant bits; accepted: up to 25"):
+    with pytest.raises(ValueError, match="fp64 has 53 significant bits; expected up to 25"):
         Arithmetic(format_("fp64"))
     for rounding in ("up", "stochastic"):
-        with pytest.raises(ValueError, match=f"rounding is '{rounding}'; accepted: 'nearest_even'"):
+        with pytest.raises(ValueError, match=f"rounding is '{rounding}'; expected one of 'near"):
             Arithmetic(format_("fp16"), rounding)
-    with pytest.raises(ValueError, match=r"e11m3 has magnitudes from .*; accepted: 2\^-510"):
+    with pytest.raises(ValueError, match=r"e11m3 has magnitudes from .*; expected 2\^-510"):
         Arithmetic(Format("e11m3", 11, 3))
-    with pytest.raises(ValueError, match="order is 'random'; accepted: 'sequential'"):
+    with pytest.raises(ValueError, match="order is 'random'; expected one of 'sequential'"):
         accumulate(Arithmetic(format_("fp16")), jnp.ones(3), "random")
     with pytest.raises(ValueError, match="block is 0"):
         accumulate(Arithmetic(format_("fp16")), jnp.ones(3), "blocked", block=0)

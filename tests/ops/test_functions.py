@@ -165,7 +165,7 @@ def test_the_command(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["functions", "--format", "fp32"], "fp32 isn't tabulated; accepted"),
+        (["functions", "--format", "fp32"], "fp32 isn't tabulated; expected"),
         (["functions", "sine"], "no function is called 'sine'; there are sin"),
         (["cast", "--format", "fp32"], "fp32 is no narrow format"),
     ],

@@ -237,12 +237,12 @@ def test_the_power_of_two_goes_through():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "best"}, "method is 'best'; accepted: 'auto', 'direct'"),
+        ({"method": "best"}, "method is 'best'; expected one of 'auto', 'direct'"),
         ({"arithmetic": "e8m0"}, "e8m0 has no zero"),
         ({"arithmetic": "fp64"}, "fp64 has 53 significant bits"),
         ({"order": "pairwise"}, "order='pairwise' is for other methods"),
         ({"order": "random", "method": "direct"}, "order is 'random'"),
-        ({"axis": 2}, "axis is 2; accepted: different axes of 1 dimensions"),
+        ({"axis": 2}, "axis is 2; expected different axes of 1 dimensions"),
         ({"axis": (0, -1)}, "different axes"),
     ],
 )

@@ -166,5 +166,5 @@ def test_what_makes_no_sense_is_refused():
         ops.Accumulator(format_("fp64"))
     with pytest.raises(TypeError, match="softmax takes real floating-point arrays, not int32"):
         ops.softmax(jnp.arange(3))
-    with pytest.raises(ValueError, match=r"labels have shape \(2,\); accepted: \(5,\)"):
+    with pytest.raises(ValueError, match=r"labels have shape \(2,\); expected \(5,\)"):
         ops.cross_entropy(jnp.asarray(X), jnp.zeros(2, jnp.int32))

@@ -11,7 +11,7 @@ Pair = tuple[str, str]
 
 
 def _rates(rate: float, *pairs: str) -> dict[Pair, float]:
-    """Pairs of formats by name, ``"e4m3fn"`` or ``"e4m3fn x e5m2"``, at one rate."""
+    """Returns a table of pairs of formats, ``"e4m3fn"`` or ``"e4m3fn x e5m2"``, with one rate."""
     found: dict[Pair, float] = {}
     for text in pairs:
         first, _, second = text.partition(" x ")
@@ -21,18 +21,18 @@ def _rates(rate: float, *pairs: str) -> dict[Pair, float]:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What the matrix units of a device multiply.
+    """The formats that a device's matrix units multiply.
 
     Attributes:
         name: lower case, as in ``Recipe(device="h100")``.
-        title: in words.
+        title: as people write it.
         platform: as JAX lowers for it: ``"cpu"``, ``"cuda"``, ``"rocm"`` or ``"tpu"``.
         kinds: beginnings of ``jax.Device.device_kind``, in lower case.
         products: pairs of formats (of block formats, too) by name, with the rate of their products
             relative to those of 16-bit operands. All are added up in float32 (float64's in it).
             Pairs that XLA computes otherwise, or not at all, are left out whatever the data sheet
             says of the unit.
-        source: where that is written.
+        source: the document that states it.
 
     Example:
         >>> device("h100").rate("e4m3fn", "e5m2"), device("h100").rate("e5m2", "e5m2")
@@ -47,7 +47,7 @@ class Device:
     source: str
 
     def rate(self, a: Format | BlockFormat | str, b: Format | BlockFormat | str) -> float:
-        """Rate of a product of two formats relative to 16-bit operands; 0 if there is no unit."""
+        """Returns the rate of a product relative to 16-bit operands; 0 if there is no unit."""
         names = tuple(x if isinstance(x, str) else x.name for x in (a, b))
         return dict(self.products).get((names[0], names[1]), 0.0)
 
@@ -127,10 +127,10 @@ DEVICES: dict[str, Device] = {
 
 
 def device(name: str | Device) -> Device:
-    """The device of a name; a Device is itself.
+    """Returns the device of a name; a Device is returned as it is.
 
     Raises:
-        ValueError: no device of the table is called so; the known ones are listed.
+        ValueError: no device of the table has that name.
     """
     if isinstance(name, Device):
         return name

@@ -27,11 +27,11 @@ class Units:
 
 
 def units_for(a: Format | BlockFormat, b: Format | BlockFormat, device: Device) -> Units | None:
-    """How a device multiplies two formats in its matrix units; None if it has none for them.
+    """Returns how a device's matrix units multiply two formats; None if none of them does.
 
-    A unit for a format of another bias serves as well, if that holds every number times one power
-    of two: on TPUs before TPU7x E4M3FN is multiplied as E4M3B11FNUZ. An infinity becomes NaN where
-    that format has none.
+    A unit for a format with another bias is used too, if that format holds every number times one
+    power of two: TPUs before TPU7x multiply E4M3FN as E4M3B11FNUZ. An infinity becomes NaN if that
+    format has none.
 
     Example:
         >>> from scalewise.formats import E4M3FN
@@ -54,9 +54,10 @@ def units_for(a: Format | BlockFormat, b: Format | BlockFormat, device: Device) 
 
 
 def shift_to(fmt: Format, other: Format) -> int | None:
-    """The k for which ``other`` has ``x / 2**k`` for each finite number x of a format, if any.
+    """Returns the k for which ``other`` holds ``x / 2**k`` for each finite number x of a format, or
+    None.
 
-    Both have the same fields; k is how much larger the other's bias is.
+    Both have the same fields; k is the difference of their biases.
     """
     if fmt.bias is None or other.bias is None:
         return None
@@ -70,14 +71,15 @@ def shift_to(fmt: Format, other: Format) -> int | None:
 
 
 def partners_of(fmt: Format | BlockFormat, device: Device) -> dict[str, float]:
-    """The formats that a device's units multiply with one, and the rates."""
+    """Returns the formats that a device's units multiply with one, and the rates."""
     known: dict[str, Any] = BLOCK_FORMATS if isinstance(fmt, BlockFormat) else CATALOGUE
     found = {name: units_for(fmt, other, device) for name, other in known.items()}
     return {name: units.rate for name, units in found.items() if units is not None}
 
 
 def best_units(fmt: Format | BlockFormat, device: Device) -> Units | None:
-    """Units for a format by itself or, if there are none, the fastest for it and another."""
+    """Returns units for two operands of a format or, if there are none, the fastest for it and
+    another format."""
     own = units_for(fmt, fmt, device)
     if own is not None:
         return own

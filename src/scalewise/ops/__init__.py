@@ -1,4 +1,4 @@
-"""Numerically safe operations, and the arithmetic of a machine with one format to compute in."""
+"""Numerically safe operations, and the arithmetic of a machine that has one float format."""
 
 from . import functions as functions
 from ._arithmetic import Arithmetic as Arithmetic

@@ -1,4 +1,4 @@
-"""The arithmetic of a machine that has one float format: every operation rounded to it, once."""
+"""The arithmetic of a machine with one float format: each operation's result is rounded once."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ class Arithmetic:
         if self.fmt.precision > 25:
             raise ValueError(
                 f"Arithmetic: {self.fmt.name} has {self.fmt.precision} significant bits; "
-                "accepted: up to 25, since results are carried in float64"
+                "expected up to 25, since results are carried in float64"
             )
         if not self._within(WIDE_RANGE):
             raise ValueError(
                 f"Arithmetic: {self.fmt.name} has magnitudes from {float(self.fmt.smallest):.3g} "
-                f"to {float(self.fmt.max):.3g}; accepted: 2^-{WIDE_RANGE} to 2^{WIDE_RANGE}, whose "
+                f"to {float(self.fmt.max):.3g}; expected 2^-{WIDE_RANGE} to 2^{WIDE_RANGE}, whose "
                 "products float64 holds"
             )
         if self.rounding not in DETERMINISTIC:
             raise ValueError(
-                f"Arithmetic: rounding is {self.rounding!r}; accepted: "
+                f"Arithmetic: rounding is {self.rounding!r}; expected one of "
                 + ", ".join(map(repr, DETERMINISTIC))
             )
 
@@ -95,13 +95,13 @@ class Arithmetic:
         return 2.0 ** -(self.fmt.precision - (not self.to_nearest))
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
-        """What has to stand around all that follows: float64, where it is the carrier."""
+        """Returns the context for all methods: x64 mode if the carrier is float64."""
         return jax.enable_x64(True) if self.wide else contextlib.nullcontext()
 
     # -- in and out ------------------------------------------------------------------------------
 
     def enter(self, x: Any) -> jax.Array:
-        """Any float array as numbers of the format: rounded to nearest once, in the carrier."""
+        """Rounds a float array to nearest, once; returns numbers of the format in the carrier."""
         x = jnp.asarray(x, None if hasattr(x, "dtype") else self.carrier)
         if x.dtype == jnp.float64:
             return round_bits(x, self.fmt).astype(self.carrier)
@@ -110,13 +110,13 @@ class Arithmetic:
         return round_bits(x.astype(np.float32), self.fmt)
 
     def leave(self, x: jax.Array, dtype: Any) -> jax.Array:
-        """Numbers of the format in another float type, to nearest where it is too narrow."""
+        """Converts numbers of the format to another float dtype, to nearest if it is narrower."""
         if self.wide:
             return from_float64(x, np.dtype(dtype))
         return x.astype(dtype)
 
     def const(self, x: float) -> Any:
-        """A number of the carrier, as it is."""
+        """Returns a constant in the carrier's dtype, unrounded."""
         return np.asarray(x, self.carrier)
 
     # -- operations: what is exact by a theorem isn't rounded again ------------------------------
@@ -146,11 +146,11 @@ class Arithmetic:
         return self.round(a * b)
 
     def fma(self, a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
-        """``a * b + c``, rounded once."""
+        """Returns ``a * b + c``, rounded once."""
         return self._sum(a * b, c)
 
     def _sum(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """The sum of numbers of the carrier, rounded once; its error is exact (Knuth's TwoSum)."""
+        """Returns the sum of two carrier numbers, rounded once by its exact error (TwoSum)."""
         total = a + b
         shared = total - a
         lost = (a - (total - shared)) + (b - shared)
@@ -197,7 +197,7 @@ class Arithmetic:
         return lax.bitcast_convert_type(bits, self.carrier)
 
     def shift(self, a: jax.Array, k: Any) -> jax.Array:
-        """``a * 2^k``, k any integers (``ldexp``); 2^k itself need be no number of the format."""
+        """Returns ``a * 2^k`` for any integers k, also where 2^k is no number of the format."""
         y = self.shift_exactly(a, k)
         if not self.to_nearest:  # what leaves the carrier is neither infinite nor zero
             limit = 2.0 ** (2 * (WIDE_RANGE if self.wide else NARROW_RANGE))
@@ -206,7 +206,7 @@ class Arithmetic:
         return self.round(y)
 
     def shift_exactly(self, a: jax.Array, k: Any) -> jax.Array:
-        """``a * 2^k`` where that is known to be a number of the format."""
+        """Returns ``a * 2^k`` where that is known to be a number of the format."""
         if isinstance(k, int):
             limit = 1022 if self.wide else 126
             return a * self.const(2.0 ** max(-limit, min(limit, k)))
@@ -221,7 +221,7 @@ class Arithmetic:
         return lax.bitcast_convert_type(field << 23, np.float32)
 
     def exponent(self, a: jax.Array) -> jax.Array:
-        """floor(log2(|a|)) as int32, by the bits; of zero, less than that of any number."""
+        """Returns floor(log2(|a|)) as int32, read from the bits; for 0 less than for any number."""
         if self.wide:
             bits = lax.bitcast_convert_type(a, np.int64)
             return ((bits >> 52) & 0x7FF).astype(np.int32) - 1023

@@ -31,7 +31,7 @@ WIDEST = 62  # bits of a sum that an int64 carries beside its sign
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How finely squares are cut, so that a sum of them is as good as is asked.
+    """How many digits of squares are kept for a sum of the required accuracy.
 
     Attributes:
         kept: bits below the power of two over a block's largest number (its square): even.
@@ -45,13 +45,13 @@ class Plan:
 
     @property
     def integer(self) -> Any:
-        """What carries a sum."""
+        """Returns the dtype that carries a sum."""
         return np.int32 if self.kept + BLOCK.bit_length() <= 31 else np.int64
 
 
 @dataclasses.dataclass(frozen=True)
 class Scaled:
-    """``total * 2^exponent``, elementwise: integers both, however large the exponent."""
+    """``total * 2^exponent``, elementwise, both integers; the exponent has no bound."""
 
     total: Any
     exponent: Any  # int32
@@ -130,7 +130,7 @@ def ulp_bound(fmt: Format, n: int) -> float:
 def auto_norm(
     arithmetic: Arithmetic, a: jax.Array, eps: jax.Array | None, nonnegative: bool
 ) -> Root:
-    """sqrt(sum a^2 + eps) along the last axis.
+    """Returns sqrt(sum a^2 + eps) along the last axis.
 
     Args:
         arithmetic: whose format all numbers are of.
@@ -146,7 +146,7 @@ def auto_norm(
 
 
 def sum_of_squares(arithmetic: Arithmetic, a: jax.Array, p: Plan) -> Scaled:
-    """The sum of the squares along the last axis, of magnitudes."""
+    """Returns the sum of the squares of magnitudes along the last axis."""
     with jax.enable_x64(True):
         blocks, largest = _blocks(arithmetic, a)
         units = _squares(arithmetic, blocks, largest[..., None, :], p)
@@ -201,12 +201,12 @@ def _cut(arithmetic: Arithmetic, x: jax.Array) -> jax.Array:
 
 
 def _sum(units: jax.Array, exponent: jax.Array, p: Plan) -> Scaled:
-    """The sums over the last axis but one, exact in any order."""
+    """Returns the sums over the last axis but one, exact in any order."""
     return Scaled(jnp.sum(units.astype(p.integer), axis=-2, dtype=p.integer), exponent)
 
 
 def _sum_of_sums(s: Scaled, p: Plan) -> Scaled:
-    """The sum over the last axis, by blocks of blocks."""
+    """Returns the sum over the last axis, by blocks of blocks."""
     while (m := s.total.shape[-1]) > 1:
         block = min(BLOCK, 1 << (m - 1).bit_length())
         fill = -m % block
@@ -234,13 +234,13 @@ def _aligned_sum(s: Scaled, p: Plan) -> Scaled:
 
 
 def _length(total: jax.Array) -> jax.Array:
-    """Bits of integers' magnitudes, as int32."""
+    """Returns the number of bits of integers' magnitudes, as int32."""
     bits = np.iinfo(total.dtype).bits
     return bits - lax.clz(jnp.abs(total)).astype(np.int32)
 
 
 def add(a: Scaled, b: Scaled, p: Plan) -> Scaled:
-    """The sum of two."""
+    """Returns the sum of two."""
     with jax.enable_x64(True):
         pair = jax.tree.map(lambda x, y: jnp.stack([x, y])[..., None], a, b)
         s = _aligned_sum(jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), pair), p)
@@ -272,7 +272,7 @@ def rounded(arithmetic: Arithmetic, s: Scaled) -> tuple[jax.Array, jax.Array]:
 
 
 def root_of(arithmetic: Arithmetic, s: Scaled) -> Root:
-    """The square root of all the digits, rounded once.
+    """Returns the square root of all digits, rounded once.
 
     The machine takes the root of the leading ones and sets the last bit right by the sign of what
     its square leaves, in the same digits. Here float64 does: it holds up to 53 bits of the sum, and
@@ -290,7 +290,7 @@ def root_of(arithmetic: Arithmetic, s: Scaled) -> Root:
 
 
 def middle(fmt: Format) -> int:
-    """The exponent in the middle of the format's."""
+    """Returns the exponent in the middle of the format's range."""
     return (fmt.min_exponent + fmt.max_exponent) // 2
 
 

@@ -1,4 +1,4 @@
-"""Sums, dots and matrix products whose storage, computing and accumulating types are told apart."""
+"""Dots and matrix products with separate dtypes for storage, products and accumulation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..rounding import from_float64, round_bits, to_float64
 
 @dataclasses.dataclass(frozen=True)
 class Accumulator:
-    """How a machine adds products up: one after the other in a format, in chunks if it does.
+    """How a machine accumulates products: one after the other in a format, optionally in chunks.
 
     Attributes:
         fmt: the format of the running sum, of up to 25 significant bits, or a name or dtype of one.
@@ -53,13 +53,13 @@ class Accumulator:
             object.__setattr__(self, name, fmt)
             if fmt.precision > 25 or not fmt.zero:
                 raise ValueError(
-                    f"Accumulator: {fmt.name} is refused; accepted: formats with a zero and up to "
+                    f"Accumulator: {fmt.name} is refused; expected formats with a zero and up to "
                     "25 significant bits, since sums are carried in float64"
                 )
         if rounding_mode(self.rounding, self.fmt).random:
             raise ValueError("Accumulator: rounding is 'stochastic', but there is no key to draw")
         if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
-            raise ValueError(f"Accumulator: chunk is {self.chunk!r}; accepted: positive, or None")
+            raise ValueError(f"Accumulator: chunk is {self.chunk!r}; expected positive, or None")
 
 
 # FP8 tensor cores of the H100 as DeepSeek-V3 found them (arXiv 2412.19437, 3.3.2): about 14 bits,
@@ -75,7 +75,7 @@ def matmul(
     accumulator: Accumulator | Format | str | None = None,
     out: DTypeLike | None = None,
 ) -> jax.Array:
-    """``a @ b``, products exact and sums in an accumulator's format, rounded once to ``out``.
+    """Returns ``a @ b`` with exact products, summed in an accumulator and rounded once to ``out``.
 
     Args:
         a, b: float arrays of one dtype, with shapes as for ``jnp.matmul``.
@@ -118,7 +118,7 @@ def dot(
     accumulator: Accumulator | Format | str | None = None,
     out: DTypeLike | None = None,
 ) -> jax.Array:
-    """The dot product of two vectors, as :func:`matmul` has it.
+    """Returns the dot product of two vectors, computed as :func:`matmul` does.
 
     Raises:
         ValueError: something not a vector.
@@ -143,7 +143,7 @@ def _(accumulator, out, primals, tangents):
 
 
 def _plain(a: jax.Array, b: jax.Array) -> jax.Array:
-    """In float32 at least; operands are widened, which is exact and runs on every backend."""
+    """Multiplies in float32 at least: widening operands is exact and runs on every backend."""
     wide = jnp.float64 if a.dtype == jnp.float64 else jnp.float32
     return jnp.matmul(a.astype(wide), b.astype(wide), precision=lax.Precision.HIGHEST)
 
@@ -185,6 +185,6 @@ def _accumulated(acc: Accumulator, out: Any, a: jax.Array, b: jax.Array) -> jax.
 
 
 def _to_dtype(x: jax.Array, out: Any) -> jax.Array:
-    """Rounded to the dtype's format first where a conversion would round twice."""
+    """Rounds to the dtype's format first if a conversion would round twice."""
     fmt = format_(out)
     return x if fmt.bits >= 32 else round_bits(x, fmt)

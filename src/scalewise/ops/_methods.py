@@ -1,4 +1,4 @@
-"""Ways to a norm in one format, as they were published, and with their mistakes mended.
+"""Published algorithms for a norm in one format, and corrected versions of them.
 
 All take finite magnitudes ``a`` (..., n) of an arithmetic's format and an epsilon (...) or None,
 and return (...). In which order ``add_up`` adds is the caller's choice.
@@ -126,7 +126,7 @@ def power_of_two(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
 
 
 def wide_scalar(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
-    """The vector stays narrow; one float32 register squares, adds and roots."""
+    """Keeps the vector narrow; squares, sums and takes the root in float32."""
     wide = Arithmetic(FP32)
     with wide.context():
         x = wide.enter(a)
@@ -137,7 +137,7 @@ def wide_scalar(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
 
 
 def blue(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
-    """Three accumulators for small, middle and large magnitudes (Blue 1978), as in LAPACK 3.10.
+    """Uses three accumulators for small, middle and large magnitudes (Blue 1978), as LAPACK 3.10.
 
     Thresholds and scales are Anderson's (ACM TOMS 44:1, 2017, algorithm 978) for any format: with
     Fortran's exponents, whose significands lie in [1/2, 1). Epsilon joins the middle, or the large
@@ -198,12 +198,12 @@ def _scaled_sum(A: Arithmetic, a: Any, a_k: Any, b: Any, b_k: Any) -> tuple[jax.
 
 
 def _root(A: Arithmetic, total: jax.Array, k: jax.Array) -> jax.Array:
-    """The root of ``total 2^2k``."""
+    """Returns the square root of ``total 2^2k``."""
     return A.shift(A.sqrt(total), k)
 
 
 def _segments(a: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The chosen ones and the others, zeros in the gaps."""
+    """Returns the chosen elements and the others, each with zeros in the gaps."""
     zero = jnp.zeros_like(a)
     return jnp.where(chosen, a, zero), jnp.where(chosen, zero, a)
 

@@ -1,4 +1,4 @@
-"""``rms_norm`` and ``layer_norm`` in the arithmetic of one format, upon ``auto``'s norm."""
+"""``rms_norm`` and ``layer_norm`` in the arithmetic of one format, by the norm ``auto``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._one_format import centred
 
 @dataclasses.dataclass(frozen=True)
 class Normalisation:
-    """What is static: the arithmetic, epsilon, and whether the mean is taken away first."""
+    """Static arguments: the arithmetic, epsilon, and whether the mean is subtracted first."""
 
     arithmetic: Arithmetic
     eps: float
@@ -36,7 +36,7 @@ def rms_norm(
     axis: int = -1,
     arithmetic: FormatLike | None = None,
 ) -> jax.Array:
-    """``x / sqrt(mean(x^2) + eps) * weight`` where every intermediate is rounded to a format.
+    """Returns ``x / sqrt(mean(x^2) + eps) * weight``, every intermediate rounded to a format.
 
     The root of the mean is ``l2_norm``'s, so nothing overflows, is flushed or swamped. For n a
     power of two the quotient is within 2 ulps, else within 4, wherever it is a normal number; the
@@ -75,7 +75,7 @@ def layer_norm(
     axis: int = -1,
     arithmetic: FormatLike | None = None,
 ) -> jax.Array:
-    """``(x - mean) / sqrt(var + eps) * weight + bias``, every intermediate rounded to a format.
+    """Returns ``(x - mean) / sqrt(var + eps) * weight + bias``, each step rounded to a format.
 
     The mean is taken away twice: first that of x, then that of what is left, so that a mean far
     beyond the deviation costs only what rounding x itself to the format has cost. Before that a
@@ -108,11 +108,11 @@ def _apply(
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
     fmt = as_format(x.dtype if fmt is None else fmt, name)
     if not fmt.signed:
-        raise ValueError(f"{name}: {fmt.name} has no sign; accepted: a signed format")
+        raise ValueError(f"{name}: {fmt.name} has no sign; expected a signed format")
     if not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
-        raise ValueError(f"{name}: eps is {eps!r}; accepted: a finite number, not negative")
+        raise ValueError(f"{name}: eps is {eps!r}; expected a finite number, not negative")
     if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"{name}: axis is {axis!r}; accepted: one of {x.ndim} dimensions")
+        raise ValueError(f"{name}: axis is {axis!r}; expected one of {x.ndim} dimensions")
     arithmetic = arithmetic_of(fmt)
     rows = jnp.moveaxis(x, axis, -1)
     if rows.size == 0:
@@ -123,7 +123,7 @@ def _apply(
             what = jnp.asarray(what)
             if what.shape != rows.shape[-1:]:
                 raise ValueError(
-                    f"{name}: weight or bias has shape {what.shape}; accepted: {rows.shape[-1:]}"
+                    f"{name}: weight or bias has shape {what.shape}; expected {rows.shape[-1:]}"
                 )
             what = jnp.broadcast_to(what, rows.shape)
             y = _rounded(arithmetic, operate, y, what)
@@ -132,7 +132,7 @@ def _apply(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _rounded(arithmetic: Arithmetic, operate: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """``add`` or ``mul`` in the arithmetic; the gradient goes straight through the rounding."""
+    """Computes ``add`` or ``mul`` in the arithmetic; the gradient ignores the rounding."""
     with arithmetic.context():
         y = getattr(arithmetic, operate)(arithmetic.enter(a), arithmetic.enter(b))
         return arithmetic.leave(y, a.dtype)
@@ -164,7 +164,7 @@ def _(how: Normalisation, primals, tangents):
 
 @partial(jax.jit, static_argnums=0)
 def _with_inverse(how: Normalisation, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The quotients in x's dtype, and 1 / rms in float32 (float64 for float64)."""
+    """Returns the quotients in x's dtype, and 1 / rms in float32 (float64 for float64)."""
     A, n = how.arithmetic, x.shape[-1]
     p = plan(A, n)
     with A.context():

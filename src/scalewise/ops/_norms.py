@@ -22,7 +22,7 @@ from ._sums import check_order
 
 @dataclasses.dataclass(frozen=True)
 class Norm:
-    """What is static in a norm; ``nonnegative``: epsilon is known to be so."""
+    """Static arguments of a norm; ``nonnegative``: epsilon is known not to be negative."""
 
     method: str
     arithmetic: Arithmetic
@@ -42,7 +42,7 @@ def l2_norm(
     order: str | None = None,
     block: int = 32,
 ) -> jax.Array:
-    """``sqrt(sum(x^2) + eps)`` as a machine with one float format computes it.
+    """Returns ``sqrt(sum(x^2) + eps)`` as a machine with one float format computes it.
 
     ``"auto"`` holds the sum in digits, with integer exponents of its own: over all n and all x its
     error is below :func:`ulp_bound`, 0.625 ulp or less in every format of up to 16 bits, where no
@@ -98,13 +98,13 @@ def l2_norm(
 
 
 def arithmetic_of(fmt: Format) -> Arithmetic:
-    """The format's arithmetic for sums that must not lose their remainders.
+    """Returns the format's arithmetic for sums that must not lose their remainders.
 
     Raises:
         ValueError: a format without a zero.
     """
     if not fmt.zero:
-        raise ValueError(f"{fmt.name} has no zero; accepted: a format that can hold a sum")
+        raise ValueError(f"{fmt.name} has no zero; expected a format that can hold a sum")
     return Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")
 
 
@@ -119,7 +119,7 @@ def _norm(method: str, fmt: Format, order: str | None, block: int, eps: Any) -> 
         arithmetic, order = Arithmetic(fmt), order or METHODS[method][1]
     else:
         names = ", ".join(map(repr, ("auto", *METHODS)))
-        raise ValueError(f"l2_norm: method is {method!r}; accepted: {names}")
+        raise ValueError(f"l2_norm: method is {method!r}; expected one of {names}")
     check_order(order, block)
     nonnegative = isinstance(eps, (int, float, np.number)) and float(eps) >= 0
     return Norm(method, arithmetic, order, block, nonnegative)
@@ -132,7 +132,7 @@ def _axes(axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
     axes = tuple(operator.index(a) for a in axes)
     wrapped = tuple(sorted({a % ndim for a in axes if -ndim <= a < ndim}))
     if len(wrapped) != len(axes):
-        raise ValueError(f"axis is {axis!r}; accepted: different axes of {ndim} dimensions")
+        raise ValueError(f"axis is {axis!r}; expected different axes of {ndim} dimensions")
     return wrapped
 
 
@@ -141,7 +141,7 @@ def _is_zero(eps: Any) -> bool:
 
 
 def _float(eps: Any) -> jax.Array:
-    """Epsilon in float32 at least: what it is rounded to is the format's business."""
+    """Returns epsilon in float32 at least; the format rounds it later."""
     eps = jnp.asarray(eps)
     return eps if eps.dtype == jnp.float64 else eps.astype(jnp.float32)
 
@@ -180,7 +180,8 @@ def _(norm: Norm, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 def _derivatives(
     norm: Norm, x: jax.Array, eps: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """x / norm, and 1 / (2 norm), from the norm's parts, so that neither is lost with it."""
+    """Returns x / norm and 1 / (2 norm) from the norm's parts, so that neither
+    overflows with it."""
     arithmetic = arithmetic_of(norm.arithmetic.fmt)
     with arithmetic.context():
         a, e, special = _enter(arithmetic, x, eps)
@@ -208,7 +209,7 @@ def _nearest(arithmetic: Arithmetic) -> Arithmetic:
 def _enter(
     arithmetic: Arithmetic, x: jax.Array, eps: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-    """Finite magnitudes and epsilon in the carrier; beside them NaN, infinity or 0 for each sum."""
+    """Returns finite magnitudes and epsilon in the carrier, and NaN, infinity or 0 for each sum."""
     a = arithmetic.enter(jnp.abs(x))
     fine = jnp.isfinite(a)
     worst = jnp.max(jnp.where(fine, arithmetic.const(0), a), axis=-1, initial=0)

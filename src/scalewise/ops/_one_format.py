@@ -24,7 +24,7 @@ from ._auto import plan, rounded, sum_of, sum_of_squares
 
 @dataclasses.dataclass(frozen=True)
 class Narrow:
-    """What is static: a function along the last axis, its exact counterpart, the arithmetic.
+    """Static arguments: a function along the last axis, its exact counterpart, the arithmetic.
 
     Attributes:
         along: (arithmetic, numbers of the format (..., n), **options) -> (..., n) or (...).
@@ -46,7 +46,7 @@ def in_one_format(
     x: jax.Array,
     **options: Any,
 ) -> jax.Array:
-    """A function along the last axis in a format's arithmetic; the gradient is the exact one's.
+    """Computes a function along the last axis in a format's arithmetic; its gradient is exact.
 
     Raises:
         ValueError: a format without a sign or a zero, or of more than 25 significant bits.
@@ -54,7 +54,7 @@ def in_one_format(
     fmt = as_format(fmt, exact.__name__)
     if not fmt.signed or not fmt.zero:
         raise ValueError(
-            f"{exact.__name__}: {fmt.name} has no sign or no zero; accepted: a signed format"
+            f"{exact.__name__}: {fmt.name} has no sign or no zero; expected a signed format"
         )
     return _narrow(Narrow(along, exact, tuple(options.items()), Arithmetic(fmt)), x)
 
@@ -78,7 +78,7 @@ def _value(how: Narrow, x: jax.Array) -> jax.Array:
 
 
 def softmax_along(A: Arithmetic, x: jax.Array) -> jax.Array:
-    """Powers of differences from the largest, over their sum."""
+    """Returns exp(x - largest) over the sum of these."""
     powers, lead, exponent, _ = _powers(A, x)
     return A.shift(A.div(powers, lead[..., None]), -exponent[..., None])
 
@@ -91,7 +91,7 @@ def log_softmax_along(A: Arithmetic, x: jax.Array) -> jax.Array:
 
 
 def logsumexp_along(A: Arithmetic, x: jax.Array) -> jax.Array:
-    """The largest plus the sum's logarithm."""
+    """Returns the largest element plus the sum's logarithm."""
     _, lead, exponent, largest = _powers(A, x)
     nothing = jnp.all(x == -np.inf, axis=-1)
     y = A.add(largest, _log(A, lead, exponent))
@@ -101,20 +101,20 @@ def logsumexp_along(A: Arithmetic, x: jax.Array) -> jax.Array:
 
 
 def sum_along(A: Arithmetic, x: jax.Array) -> jax.Array:
-    """The sum, rounded once from its digits."""
+    """Returns the sum, rounded once."""
     lead, exponent, special = _total(A, x)
     return jnp.where(jnp.isfinite(special), A.shift(lead, exponent), special)
 
 
 def mean_along(A: Arithmetic, x: jax.Array) -> jax.Array:
-    """The sum over the count: two roundings, three where the count is no number of the format."""
+    """Returns sum / count in two roundings, or three if the format doesn't hold the count."""
     lead, exponent, special = _total(A, x)
     y = divided(A, lead, exponent, x.shape[-1])
     return jnp.where(jnp.isfinite(special), y, special)
 
 
 def var_along(A: Arithmetic, x: jax.Array, ddof: int) -> jax.Array:
-    """The mean square of what is left when the mean is taken away twice, scaled below overflow."""
+    """Returns the mean square after the mean is subtracted twice, scaled to avoid overflow."""
     n = x.shape[-1]
     fine = jnp.all(jnp.isfinite(x), axis=-1)
     d = jnp.where(fine[..., None], x, A.const(0))
@@ -125,7 +125,7 @@ def var_along(A: Arithmetic, x: jax.Array, ddof: int) -> jax.Array:
 
 
 def centred(A: Arithmetic, d: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Finite numbers times a power of two, without their mean; and the power's exponent.
+    """Returns finite numbers times a power of two, minus their mean, and the power's exponent.
 
     The mean is taken away twice: first that of d, then that of what is left.
     """
@@ -138,7 +138,7 @@ def centred(A: Arithmetic, d: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def divided(A: Arithmetic, lead: jax.Array, exponent: jax.Array, count: int) -> jax.Array:
-    """``lead * 2^exponent / count``; NaN for a count of 0 or less."""
+    """Returns ``lead * 2^exponent / count``; NaN for a count of 0 or less."""
     if count <= 0:
         return jnp.full_like(lead, np.nan)
     whole = count.bit_length() - 1
@@ -149,7 +149,7 @@ def divided(A: Arithmetic, lead: jax.Array, exponent: jax.Array, count: int) -> 
 
 
 def _total(A: Arithmetic, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The finite ones' sum and its exponent; beside it NaN, an infinity, or 0."""
+    """Returns the sum of the finite elements, its exponent, and NaN, an infinity or 0."""
     fine = jnp.isfinite(x)
     special = jnp.sum(jnp.where(fine, A.const(0), x), axis=-1)
     lead, exponent = rounded(A, sum_of(A, jnp.where(fine, x, A.const(0)), plan(A, x.shape[-1])))
@@ -162,7 +162,7 @@ def _largest(A: Arithmetic, x: jax.Array) -> jax.Array:
 
 
 def _differences(A: Arithmetic, x: jax.Array, m: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """x - m rounded, and what that loses: a number of the format (Dekker, 1971)."""
+    """Returns x - m, rounded, and its error, a number of the format (Dekker, 1971)."""
     exact = x - m[..., None]
     difference = A.round(exact)
     lost = jnp.where(jnp.isfinite(difference), exact - difference, A.const(0))
@@ -185,7 +185,7 @@ def _powers(A: Arithmetic, x: jax.Array):
 
 
 def _log(A: Arithmetic, lead: jax.Array, exponent: jax.Array) -> jax.Array:
-    """The logarithm of ``lead * 2^exponent``."""
+    """Returns the logarithm of ``lead * 2^exponent``."""
     with jax.enable_x64(True):
         wide = lead.astype(np.float64)
         y = jnp.log(wide) + exponent.astype(np.float64) * np.log(2.0)
@@ -193,6 +193,6 @@ def _log(A: Arithmetic, lead: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def _function(A: Arithmetic, f: Callable, x: jax.Array) -> jax.Array:
-    """An elementary function, correctly rounded."""
+    """Returns an elementary function's value, correctly rounded."""
     with jax.enable_x64(True):
         return A.round(f(x.astype(np.float64))).astype(A.carrier)

@@ -35,7 +35,7 @@ def sum(
     arithmetic: Any = None,
     accumulator: Accumulator | None = None,
 ) -> jax.Array:
-    """The sum, in x's dtype: infinity where that can't hold it. Of nothing: zero.
+    """Returns the sum in x's dtype: infinity if it overflows, 0 for no elements.
 
     Args:
         x: float array.
@@ -75,7 +75,7 @@ def mean(
     compute: Any = None,
     arithmetic: Any = None,
 ) -> jax.Array:
-    """The mean, in x's dtype, never overflowing on the way: 65504 is FP16's mean of 65504s.
+    """Returns the mean in x's dtype without overflow on the way: in FP16, 65504 for 65504s.
 
     Of nothing: NaN. Arguments and errors as of :func:`sum`.
     """
@@ -94,7 +94,7 @@ def var(
     compute: Any = None,
     arithmetic: Any = None,
 ) -> jax.Array:
-    """The variance in two passes, so that a large mean cancels nothing, in x's dtype.
+    """Returns the variance in x's dtype, in two passes, so that a large mean cancels nothing.
 
     Of nothing (or of ``ddof`` numbers): NaN. Arguments and errors as of :func:`sum`.
     """
@@ -107,7 +107,7 @@ def var(
 def softmax(
     x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None, arithmetic: Any = None
 ) -> jax.Array:
-    """``exp(x) / sum(exp(x))``, in x's dtype, each to the computing type's error and one rounding.
+    """Returns ``exp(x) / sum(exp(x))`` in x's dtype, computed wide and rounded once.
 
     A row of minus infinities (all is masked) gives zeros, with a gradient of zero; NaN or an
     infinity among the others gives NaN in its row. Large masks like ``finfo.min`` do no harm: they
@@ -141,7 +141,7 @@ def softmax(
 def log_softmax(
     x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None, arithmetic: Any = None
 ) -> jax.Array:
-    """``x - logsumexp(x)``, in x's dtype; a row of minus infinities gives minus infinity.
+    """Returns ``x - logsumexp(x)`` in x's dtype; minus infinity for a row of minus infinities.
 
     Arguments and errors as of :func:`softmax`.
     """
@@ -162,7 +162,7 @@ def logsumexp(
     compute: Any = None,
     arithmetic: Any = None,
 ) -> jax.Array:
-    """``log(sum(exp(x)))``, in x's dtype; of minus infinities, or of nothing, minus infinity.
+    """Returns ``log(sum(exp(x)))`` in x's dtype; minus infinity for none or minus infinities.
 
     Arguments and errors as of :func:`softmax`.
     """
@@ -173,7 +173,7 @@ def logsumexp(
 
 
 def cross_entropy(logits: Any, labels: Any, *, axis: int = -1, compute: Any = None) -> jax.Array:
-    """``logsumexp(logits) - logits[label]``, in the computing type: a narrow loss can't fall.
+    """Returns ``logsumexp(logits) - logits[label]``, in the dtype of the computation.
 
     Args:
         logits: float array.
@@ -192,7 +192,7 @@ def cross_entropy(logits: Any, labels: Any, *, axis: int = -1, compute: Any = No
     expected = tuple(np.delete(logits.shape, axis).tolist())
     if labels.shape != expected:
         raise ValueError(
-            f"cross_entropy: labels have shape {labels.shape}; accepted: {expected}, that of the "
+            f"cross_entropy: labels have shape {labels.shape}; expected {expected}, that of the "
             "logits without the classes"
         )
     classes = wide.shape[axis]
@@ -216,7 +216,7 @@ def _widened(x: Any, compute: Any, name: str, *others: Any) -> tuple[jax.Array, 
 
 
 def _rows(x: jax.Array, axis: Axis) -> tuple[jax.Array, tuple[int, ...]]:
-    """The axes at the end, as one; and which they are."""
+    """Moves the axes to the end as one axis; returns that array and the axes."""
     axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     axes = tuple(sorted(a % x.ndim for a in axes))
     rows = jnp.moveaxis(x, axes, range(-len(axes), 0)) if axes else x[..., None]
@@ -234,7 +234,7 @@ def _along(
     fmt: Any,
     **options: Any,
 ) -> jax.Array:
-    """A function in one format along axes; ``keepdims`` is None for one that keeps the shape."""
+    """Computes a function in one format along axes; ``keepdims=None``: it keeps the shape."""
     rows, axes = _rows(x, axis)
     y = in_one_format(along, exact, fmt, rows, **options)
     if keepdims is None:
@@ -245,13 +245,13 @@ def _along(
 
 
 def _stored(y: jax.Array, dtype: Any) -> jax.Array:
-    """Rounded once to the storage type; the gradient goes straight through."""
+    """Rounds once to the storage dtype; the gradient ignores the rounding."""
     if y.dtype == dtype or y.dtype.itemsize < 4:
         return y.astype(dtype)
     return round_to(y, format_(dtype)).astype(dtype)
 
 
 def _shift(x: jax.Array, axis: Any) -> jax.Array:
-    """The largest along the axis where that is finite, else zero; a constant to the gradient."""
+    """Returns the largest element along the axis, 0 if it isn't finite; not differentiated."""
     largest = jnp.max(x, axis=axis, keepdims=True, initial=-np.inf)
     return jax.lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, jnp.zeros_like(largest)))

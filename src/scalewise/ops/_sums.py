@@ -1,4 +1,4 @@
-"""Sums in an arithmetic, in the orders in which machines add."""
+"""Sums in the arithmetic of one format, in several orders of summation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ORDERS = ("sequential", "blocked", "pairwise", "compensated")
 
 
 def accumulate(arithmetic: Arithmetic, terms: jax.Array, order: str, block: int = 32) -> jax.Array:
-    """The sum of numbers of a format along the last axis, each addition rounded.
+    """Returns the sum of numbers of a format along the last axis, each addition rounded.
 
     Args:
         arithmetic: whose format the terms are numbers of.
@@ -49,20 +49,20 @@ def accumulate(arithmetic: Arithmetic, terms: jax.Array, order: str, block: int 
 
 
 def check_order(order: str, block: int) -> None:
-    """Raises ValueError unless there is such an order."""
+    """Raises ValueError for an unknown order or an invalid block."""
     if order not in ORDERS:
-        raise ValueError(f"order is {order!r}; accepted: {', '.join(map(repr, ORDERS))}")
+        raise ValueError(f"order is {order!r}; expected one of {', '.join(map(repr, ORDERS))}")
     if not isinstance(block, int) or isinstance(block, bool) or block < 1:
-        raise ValueError(f"block is {block!r}; accepted: a positive integer")
+        raise ValueError(f"block is {block!r}; expected a positive integer")
 
 
 def pad(terms: jax.Array, count: int) -> jax.Array:
-    """Zeros at the end of the last axis: they change no sum."""
+    """Pads the last axis with zeros, which change no sum."""
     return jnp.pad(terms, [(0, 0)] * (terms.ndim - 1) + [(0, count)]) if count else terms
 
 
 def halves(terms: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The first and the second half of the last axis, a zero added where it is odd."""
+    """Returns the two halves of the last axis, padded with a zero if its length is odd."""
     terms = pad(terms, terms.shape[-1] % 2)
     middle = terms.shape[-1] // 2
     return terms[..., :middle], terms[..., middle:]

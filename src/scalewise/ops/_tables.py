@@ -26,7 +26,7 @@ BINADE = 1 << 23
 
 @dataclasses.dataclass(frozen=True)
 class FunctionErrors:
-    """How far a function's results lie from the exact ones.
+    """The errors of a function's results against the exact ones.
 
     Absolute and relative errors are over the inputs where both are finite, relative and in ulps
     where the exact value isn't zero. An ulp is the spacing of the format at the exact value.
@@ -57,7 +57,7 @@ class FunctionErrors:
 
 @dataclasses.dataclass(frozen=True)
 class CastErrors:
-    """What the cast from float32 does to all numbers of a domain.
+    """The errors of the cast from float32 over all numbers of a domain.
 
     Attributes:
         domain: ``"all"``: from the smallest positive number of the format to the largest;
@@ -82,7 +82,7 @@ def function_table(
     names: Iterable[str] | None = None,
     domain: str | Iterable[str] = "all",
 ) -> Iterator[FunctionErrors]:
-    """The errors of elementary functions over every input of a domain, one after the other.
+    """Yields the errors of elementary functions over every input of a domain.
 
     Each function comes twice: computed in the format's own dtype as JAX does it under ``jit``, and
     in float32 with one rounding. The exact values are found by NumPy in float64, wherever an error
@@ -105,7 +105,7 @@ def function_table(
     fmt = as_format(fmt, "function_table")
     if fmt.bits > 16 or fmt.dtype is None or not fmt.zero:
         raise ValueError(
-            f"function_table: {fmt.name} isn't tabulated; accepted: formats of up to 16 bits with "
+            f"function_table: {fmt.name} isn't tabulated; expected formats of up to 16 bits with "
             "a storage dtype and a zero"
         )
     names = list(FUNCTIONS if names is None else names)
@@ -139,7 +139,7 @@ def _rows(fmt: Format, names: list[str], domains: tuple[str, ...]) -> Iterator[F
 
 
 def reference(fmt: Format, function: Elementary, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The exact values in float64 (its own rounding is all their error) and rounded to the format.
+    """Returns the exact values, rounded to float64 and rounded to the format.
 
     NaN where the function isn't a real number.
     """
@@ -157,7 +157,7 @@ def reference(fmt: Format, function: Elementary, x: np.ndarray) -> tuple[np.ndar
 
 
 def _precisely(fmt: Format, function: Elementary, x: float) -> tuple[float, float]:
-    """One value by mpmath, and its rounding: compared to the midpoint, never rounded twice."""
+    """Returns one value by mpmath and its rounding, by comparison with the midpoint."""
     with mpmath.workprec(DIGITS):
         try:
             if isinstance(function.exact, str):
@@ -181,7 +181,7 @@ def _precisely(fmt: Format, function: Elementary, x: float) -> tuple[float, floa
 def _computed(
     fmt: Format, function: Elementary, x: np.ndarray, arithmetic: str
 ) -> np.ndarray | None:
-    """Results in float64; None where JAX has no such arithmetic."""
+    """Returns results in float64; None if JAX doesn't have that arithmetic."""
     dtype = np.dtype(fmt.dtype)
     stored = jnp.asarray(x.astype(dtype))
     run = function.definition if arithmetic == "native" else partial(function, compute=arithmetic)
@@ -225,7 +225,7 @@ def _compare(
 
 
 def cast_table(fmt: FormatLike) -> list[CastErrors]:
-    """The errors of the cast from float32, over all of float32's positive numbers in the format.
+    """Returns the errors of the cast from all positive float32 numbers in the format's range.
 
     No sample: every bit pattern from the format's smallest number to its largest. Negative ones are
     their mirror image.
@@ -238,7 +238,7 @@ def cast_table(fmt: FormatLike) -> list[CastErrors]:
     """
     fmt = as_format(fmt, "cast_table")
     if fmt.bits > 19:
-        raise ValueError(f"cast_table: {fmt.name} is no narrow format; accepted: up to 19 bits")
+        raise ValueError(f"cast_table: {fmt.name} is no narrow format; expected up to 19 bits")
     first = int(np.float32(float(fmt.smallest)).view(np.uint32))
     last = int(np.float32(float(fmt.max)).view(np.uint32))
     normal = int(np.float32(float(fmt.smallest_normal)).view(np.uint32))
@@ -265,7 +265,7 @@ def cast_table(fmt: FormatLike) -> list[CastErrors]:
 
 
 def _cast_errors(fmt: Format, first: int, last: int) -> tuple[int, np.ndarray, np.ndarray]:
-    """Count, sums and maxima of (absolute, relative) errors over float32's bit patterns."""
+    """Returns count, sums and maxima of (absolute, relative) errors over float32's bit patterns."""
     with jax.enable_x64(True):
         parts = [
             _chunk(fmt, np.uint32(start), np.uint32(min(start + BINADE - 1, last)))

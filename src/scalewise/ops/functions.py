@@ -50,7 +50,7 @@ class Elementary:
     library: Callable[[np.ndarray], np.ndarray] | None = None
 
     def __call__(self, x: Any, *, compute: Any = None) -> jax.Array:
-        """The function's values in x's dtype: infinity (or what the format has) where too large.
+        """Returns the function's values in x's dtype; overflow gives infinity, or NaN without one.
 
         Args:
             x: float array.
@@ -233,7 +233,7 @@ __all__ = ["COMPUTE", "FUNCTIONS", "Elementary", "isinf_sign", *FUNCTIONS]  # py
 
 
 def __getattr__(name: str) -> Elementary:
-    """The table's entries by name: ``functions.exp``."""
+    """Returns the table's entry of a name: ``functions.exp``."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     raise AttributeError(f"{__name__} has no {name!r}; there are {', '.join(FUNCTIONS)}")

@@ -1,4 +1,4 @@
-"""``quantize`` for block formats, OCP Microscaling (MX) and NVFP4: a scale for each run."""
+"""``quantize`` for block formats, OCP Microscaling (MX) and NVFP4: one scale per block."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ def quantize_blocks(
     measured: jax.Array,
     **options: Any,
 ) -> ScaledArray:
-    """``x``, float32 or float64, in a block format (see :func:`scalewise.quantize`).
+    """Quantizes ``x``, float32 or float64, to a block format (see :func:`scalewise.quantize`).
 
     Args:
-        x: what is rounded.
+        x: the array.
         fmt: the block format.
-        axis: along which the blocks lie.
-        scaling: how the scales are found; None for the format's own way.
-        measured: what they are found from: ``x``, or the same numbers computed apart from it.
-        options: of the elements' rounding.
+        axis: the axis of the blocks.
+        scaling: the strategy; None for the format's own.
+        measured: what scales are computed from: ``x``, or the same numbers computed separately.
+        options: of the rounding of elements.
     """
     length = x.shape[axis]
     count = -(-length // fmt.size)  # of blocks; the last may be short
@@ -93,9 +93,9 @@ def quantize_blocks(
     split = (*x.shape[:axis], count, fmt.size, *x.shape[axis + 1 :])
     even = is_known(length) and not short
     blocks, measured = ((z if even else jnp.pad(z, padding)).reshape(split) for z in (x, measured))
-    broken = None
+    tainted = None
     if fmt.element.nan_code is None:
-        broken = ~jnp.all(jnp.isfinite(measured), axis=axis + 1)
+        tainted = ~jnp.all(jnp.isfinite(measured), axis=axis + 1)
 
     def whole(blocks: jax.Array) -> jax.Array:
         data = blocks.reshape(tuple(n + p for n, (_, p) in zip(x.shape, padding, strict=True)))
@@ -114,20 +114,20 @@ def quantize_blocks(
         exponent = scaling.exponents(measured, fmt.element, (axis + 1,))
         data = _over_powers(blocks, exponent, axis + 1, fmt.element, stored, options)
         code = (exponent + 127).astype(jnp.uint8)
-        if broken is not None:
-            code = jnp.where(broken, jnp.uint8(255), code)
+        if tainted is not None:
+            code = jnp.where(tainted, jnp.uint8(255), code)
         scale = lax.bitcast_convert_type(code, jnp.float8_e8m0fnu)
     else:
         finite = jnp.where(jnp.isfinite(measured), measured, 0)
-        scale, factor = _scales(finite, broken, fmt, axis + 1, scaling)
+        scale, factor = _scales(finite, tainted, fmt, axis + 1, scaling)
         data = stored(blocks / jnp.expand_dims(factor, axis + 1).astype(blocks.dtype))
     return ScaledArray(data, scale, (axis, fmt.size))
 
 
-def _scales(usable, broken, fmt: BlockFormat, axis: int, scaling: Scaling | None):
-    """Scales that are no powers of two as they are stored, and the factors that they stand for.
+def _scales(usable, tainted, fmt: BlockFormat, axis: int, scaling: Scaling | None):
+    """Returns scales that are no powers of two, as stored, and the factors that they stand for.
 
-    The largest of them becomes the largest number of their format, by the scale of the whole.
+    With a tensor scale the largest of them becomes the largest number of their format.
     """
     scaling = scaling or Amax(power_of_two=False)
     scale, _ = scaling.scale(usable, fmt.element, (axis,))
@@ -140,8 +140,8 @@ def _scales(usable, broken, fmt: BlockFormat, axis: int, scaling: Scaling | None
     scale = jnp.maximum(scale, np.asarray(float(fmt.scale.smallest), scale.dtype))
     stored = encode(scale, fmt.scale, saturate=True)
     factor = stored.astype(jnp.float32)
-    if broken is not None:
-        stored = encode(jnp.where(broken, jnp.nan, factor), fmt.scale)
+    if tainted is not None:
+        stored = encode(jnp.where(tainted, jnp.nan, factor), fmt.scale)
     return (stored, factor) if whole is None else (ScaledArray(stored, whole), factor * whole)
 
 
@@ -153,7 +153,7 @@ def _over_powers(
     stored: Callable[..., Any],
     options: dict[str, Any],
 ) -> Any:
-    """``x / 2**exponent``, stored; float32's subnormals counted although backends flush them."""
+    """Stores ``x / 2**exponent``; float32's subnormals count although backends flush them."""
     exponent = jnp.expand_dims(exponent, axis)
     # an exponent of 127 takes an amax of 2^127 and an element format below 2: its inverse flushes
     lowest = 2 - layout(x.dtype)[2]

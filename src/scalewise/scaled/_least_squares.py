@@ -40,7 +40,7 @@ class Fit(NamedTuple):
 def least_squares_scale(
     x: jax.Array, fmt: Format, axes: Sequence[int], candidates: int | None
 ) -> jax.Array:
-    """The scale over the axes, which are kept with length 1, from the finite elements.
+    """Returns the scale of the finite elements over the axes, which are kept with length 1.
 
     Args:
         x: float32 or float64.
@@ -72,7 +72,7 @@ def least_squares_scale(
 
 
 def _grid(n: int, count: int) -> np.ndarray:
-    """Scales in units of the largest magnitude's, downwards from twice that.
+    """Returns candidate scales in units of the largest magnitude's, from twice that down.
 
     Half of them lie in the first two octaves. A scale at which most elements would saturate is not
     the best, and the largest of n magnitudes is at most ``sqrt(n)`` times their root mean square.
@@ -84,7 +84,7 @@ def _grid(n: int, count: int) -> np.ndarray:
 
 
 def _sketch(rows: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """Few elements of each row that stand for all, and their weights (None: all elements)."""
+    """Returns a sample of each row and its weights; None as weights if it is the whole row."""
     groups, n = rows.shape
     size = min(SKETCH, max(FEWEST, SKETCHES // groups))
     if n <= size:
@@ -113,7 +113,7 @@ def _fit(rows: jax.Array, weights: jax.Array | None, fmt: Format, scale: jax.Arr
 
 
 def _descend(rows: jax.Array, fmt: Format, scale: jax.Array) -> Fit:
-    """The best scale on the way to the minimum for the codes at hand."""
+    """Returns the best scale of a few steps of Lloyd's algorithm."""
     fit = best = _fit(rows, None, fmt, scale)
 
     def step(carry: tuple[Fit, Fit], _) -> tuple[tuple[Fit, Fit], None]:

@@ -13,12 +13,12 @@ from ..formats import rounding_mode
 
 
 def layout(dtype: Any) -> tuple[Any, int, int]:
-    """Signed integer of a float's width, its mantissa bits, its bias."""
+    """Returns the signed integer dtype of a float's width, its mantissa bits and its bias."""
     return (np.int64, 52, 1023) if dtype == jnp.float64 else (np.int32, 23, 127)
 
 
 def power_of_two(exponent: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
-    """``2**exponent`` as a float, made from bits.
+    """Returns ``2**exponent`` as a float, made from bits.
 
     Args:
         exponent: int32, within the exponents of dtype's normal numbers (float32: -126 to 127).
@@ -30,7 +30,7 @@ def power_of_two(exponent: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
 
 
 def exponent_of(power: jax.Array) -> jax.Array:
-    """The int32 exponent of a power of two that is a normal number."""
+    """Returns the int32 exponent of a power of two that is a normal number."""
     _, mantissa_bits, bias = layout(power.dtype)
     integer = np.uint64 if power.dtype == jnp.float64 else np.uint32
     bits = lax.bitcast_convert_type(power, integer)
@@ -38,7 +38,7 @@ def exponent_of(power: jax.Array) -> jax.Array:
 
 
 def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
-    """``x * 2**exponent`` for an exponent of any size: 2**exponent itself is never formed.
+    """Returns ``x * 2**exponent`` for an exponent of any size, without forming 2**exponent.
 
     Exact wherever the result is a normal number; below, as the backend rounds or flushes. A factor
     out of range is applied in two halves, the exponent clipped to twice the dtype's range.
@@ -63,13 +63,13 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def shrink(x: jax.Array, factor: jax.Array, rounding: str) -> jax.Array:
-    """``x * factor`` on its way to a rounding: what underflows still isn't zero where that counts.
+    """Returns ``x * factor``, to be rounded next; for directed roundings it doesn't underflow to 0.
 
-    Backends flush subnormal products. To nearest, that is zero anyway; a directed rounding has to
-    see that there was something.
+    Backends flush subnormal products. Rounded to nearest they are zero anyway; a directed rounding
+    has to see that they weren't.
 
     Raises:
-        ValueError: there is no such rounding.
+        ValueError: an unknown rounding.
     """
     y = x * factor
     if rounding_mode(rounding).underflows_to_zero:

@@ -1,4 +1,4 @@
-"""``quantize``: an array in a narrow format, or a block format, behind scales."""
+"""``quantize``: stores an array in a narrow format or a block format, with scales."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ._strategy import Scaling, check_scaling
 
 
 def storable(fmt: Format) -> Format:
-    """The format, if XLA has a dtype of whole bytes for it that holds zero.
+    """Returns the format if XLA has a dtype of whole bytes for it that holds zero.
 
     Raises:
-        ValueError: it hasn't.
+        ValueError: XLA has none.
     """
     if fmt.dtype is None or fmt.bits < 8 or not fmt.zero:
         can = [f.name for f in CATALOGUE.values() if f.dtype and 8 <= f.bits <= 16 and f.zero]
@@ -45,7 +45,7 @@ def quantize(
     saturate: Saturation | None = None,
     key: jax.Array | None = None,
 ) -> ScaledArray:
-    """``x`` in a narrow format behind a scale: one for all of it, or an axis' index, or a block.
+    """Stores ``x`` in a narrow format, with a scale per tensor, per index of an axis or per block.
 
     Scales depend on the finite elements alone. An infinity stays one where the format has
     infinities, else it becomes NaN; a NaN stays NaN; the finite elements beside them keep their
@@ -98,7 +98,7 @@ def quantize(
     if isinstance(x, ScaledArray):
         return _again(x, fmt, scaling, axis, rounding=rounding, saturate=saturate, key=key)
     if getattr(x, "dtype", None) == np.float64 and not has_float64():
-        x = round_to(x, FP32, rounding="to_odd")  # what a second rounding can't tell from x
+        x = round_to(x, FP32, rounding="to_odd")  # so that the second rounding gives what one would
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"quantize takes real floating-point arrays, not {x.dtype}")
@@ -108,7 +108,7 @@ def quantize(
 
 
 def _of_array(x, key, fmt, scaling, axis, rounding, saturate, nan_scale=True) -> ScaledArray:
-    """``quantize`` of a float32 or float64 array."""
+    """Quantizes a float32 or float64 array."""
     axes = _axes(x, axis, isinstance(fmt, BlockFormat))
     options = (fmt, axis, axes, rounding, saturate, nan_scale)
     if scaling is None or _is_plain(scaling):
@@ -141,7 +141,7 @@ def quantize_measured(
 
 
 def _is_plain(scaling: Scaling) -> bool:
-    """Whether a choice of scale is told by its settings: it holds no arrays."""
+    """Returns True if a strategy holds no arrays, so that it can be a static argument."""
     if not dataclasses.is_dataclass(scaling):
         return False
     try:
@@ -177,12 +177,12 @@ def _quantized(
     return ScaledArray(encode(data, fmt, rounding=rounding, saturate=saturate, key=key), scale)
 
 
-# One program where nobody else compiles.
+# Called outside of jit, quantize is one compiled program.
 _compiled = jax.jit(_quantized, static_argnums=(2, 3))
 
 
 def _axes(x: jax.Array, axis: Any, block: bool) -> tuple[int, ...]:
-    """The axes that keep scales, or the one along which blocks lie, from 0."""
+    """Returns the axes that keep scales, or the axis of the blocks, counted from 0."""
     if block:
         axis = -1 if axis is None else axis
         if not isinstance(axis, int):
@@ -196,7 +196,7 @@ def _axes(x: jax.Array, axis: Any, block: bool) -> tuple[int, ...]:
 
 
 def _again(x: ScaledArray, fmt, scaling, axis, **options) -> ScaledArray:
-    """A ScaledArray in another format: its own scale is kept, or goes into the new one."""
+    """Quantizes a ScaledArray again: its scale is kept, or multiplied into the new one."""
     data = x.data.astype(x.dtype)
     if scaling is not None and scaling.source == "operand":
         if isinstance(fmt, BlockFormat) or axis is not None:

@@ -42,10 +42,10 @@ MOST_HEADER = 100_000_000  # the format's own limit
 
 
 def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
-    """Writes arrays to a file, whole or not at all.
+    """Writes arrays to a file; on failure, a file that was there stays unchanged.
 
     Args:
-        path: where to.
+        path: of the file.
         arrays: names to NumPy or JAX arrays, EncodedArrays or ScaledArrays.
 
     Raises:
@@ -55,16 +55,16 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None
     """
     path = Path(path)
     plain: dict[str, np.ndarray] = {}
-    notes: dict[str, dict[str, Any]] = {}
+    records: dict[str, dict[str, Any]] = {}
     for name, value in arrays.items():
         parts = {name: value}
         if isinstance(value, ScaledArray | EncodedArray):
-            parts, notes[name] = _parts(name, value)
+            parts, records[name] = _parts(name, value)
         for key, part in parts.items():
             if key in plain or (key != name and key in arrays):
                 raise ValueError(f"{path.name}: two tensors are called {key!r}")
             plain[key] = np.asarray(part)
-    metadata = {"scalewise": json.dumps(notes)} if notes else {}
+    metadata = {"scalewise": json.dumps(records)} if records else {}
     header = _header(path, plain, metadata)
     with replacing(path) as file:
         file.write(header)
@@ -73,11 +73,11 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None
 
 
 def load_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray | ScaledArray | EncodedArray]:
-    """The arrays of a file, of the classes that :func:`save_safetensors` was given.
+    """Returns the arrays of a file, of the classes that :func:`save_safetensors` was given.
 
-    Whatever safetensors' own reader refuses is refused. Beyond that, refused are a key that occurs
-    twice, a dtype that NumPy and ml_dtypes don't have (sub-byte ones), and scales or codes that no
-    :func:`save_safetensors` writes.
+    It rejects what safetensors' own reader rejects, and also a key that occurs twice, a dtype that
+    NumPy and ml_dtypes don't have (sub-byte ones), and scales or codes that
+    :func:`save_safetensors` doesn't write.
 
     Raises:
         ValueError: the file is truncated, or no safetensors file, or holds a dtype unknown here.
@@ -87,16 +87,16 @@ def load_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray | ScaledAr
     arrays, metadata = _read(path)
     result: dict[str, Any] = dict(arrays)
     try:
-        notes = json.loads(metadata.get("scalewise", "{}"))
-        for name, note in notes.items():
-            result[name] = _joined(name, note, result)
+        records = json.loads(metadata.get("scalewise", "{}"))
+        for name, record in records.items():
+            result[name] = _joined(name, record, result)
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: its scales can't be read ({error!r})") from None
     return result
 
 
 def _parts(name: str, value: Any) -> tuple[dict[str, Any], Any]:
-    """The tensors that an array is made of, and what else it takes to join them again."""
+    """Returns the tensors of which an array consists, and a record of how to join them again."""
     if isinstance(value, EncodedArray):
         fmt = {f.name: getattr(value.format, f.name) for f in dataclasses.fields(value.format)}
         return {name: value.codes}, {"format": fmt, "length": value.length}
@@ -112,22 +112,22 @@ def _parts(name: str, value: Any) -> tuple[dict[str, Any], Any]:
     return {name: value}, None
 
 
-def _joined(name: str, note: Any, arrays: dict[str, Any]) -> Any:
-    """What :func:`_parts` took apart; its tensors are taken out of ``arrays``.
+def _joined(name: str, record: Any, arrays: dict[str, Any]) -> Any:
+    """Returns the array of a record by :func:`_parts`; removes its tensors from ``arrays``.
 
     Raises:
-        KeyError, TypeError, ValueError: :func:`_parts` doesn't make such a note of such tensors.
+        KeyError, TypeError, ValueError: :func:`_parts` makes no such record of such tensors.
     """
-    if note is None:
+    if record is None:
         return jnp.asarray(arrays.pop(name))
-    if set(note) == {"format", "length"}:
-        return _encoded(arrays.pop(name), _format(note["format"]), note["length"])
-    factors = set(note) - {"block", "data"}
-    if not {"block", "data"} <= set(note) or factors not in ({"scale"}, {"exponent"}, set()):
-        raise ValueError(f"{name!r} is described by {sorted(note)}")
-    data = _joined(name, note["data"], arrays)
-    factor = {field: _joined(f"{name}.{field}", note[field], arrays) for field in factors}
-    block = note["block"]
+    if set(record) == {"format", "length"}:
+        return _encoded(arrays.pop(name), _format(record["format"]), record["length"])
+    factors = set(record) - {"block", "data"}
+    if not {"block", "data"} <= set(record) or factors not in ({"scale"}, {"exponent"}, set()):
+        raise ValueError(f"{name!r} is described by {sorted(record)}")
+    data = _joined(name, record["data"], arrays)
+    factor = {field: _joined(f"{name}.{field}", record[field], arrays) for field in factors}
+    block = record["block"]
     if block is not None:
         if not (isinstance(block, list) and [type(n) for n in block] == [int, int]):
             raise ValueError(f"the block of {name!r} is {block!r}")
@@ -154,7 +154,7 @@ def _is_float(x: Any) -> bool:
 
 
 def _format(fields: Any) -> Format:
-    """A format from the fields that :func:`_parts` wrote, each of its own type."""
+    """Returns the format with the fields that :func:`_parts` wrote, checking their types."""
     for field in dataclasses.fields(E2M1FN):
         kind = type(getattr(E2M1FN, field.name))
         if type(fields[field.name]) is not kind:
@@ -194,9 +194,9 @@ def _header(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, st
 
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Tensors in the order of their bytes, and the metadata."""
+    """Returns the tensors in the order of their bytes, and the metadata."""
 
-    def broken(why: str) -> ValueError:
+    def damaged(why: str) -> ValueError:
         return ValueError(f"{path} is no complete safetensors file: {why}")
 
     size = check_source(path)
@@ -204,33 +204,34 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
         start = file.read(8)
         length = int.from_bytes(start, "little")
         if len(start) < 8 or length > MOST_HEADER or 8 + length > size:
-            raise broken(f"a header of {length:,} bytes in a file of {size:,}")
+            raise damaged(f"a header of {length:,} bytes in a file of {size:,}")
         try:
             entries, metadata = read_header(file.read(length))
         except ValueError as error:
-            raise broken(f"a header that can't be read ({error})") from None
+            raise damaged(f"a header that can't be read ({error})") from None
         raw = file.read()
     arrays, end = {}, 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
         if entry.dtype not in DTYPES:
-            raise broken(f"{name!r} is {entry.dtype}; known: {', '.join(DTYPES)}")
+            raise damaged(f"{name!r} is {entry.dtype}; known: {', '.join(DTYPES)}")
         dtype, shape, first, last = DTYPES[entry.dtype], entry.shape, entry.first, entry.last
         if first != end or last - first != _bytes(shape, dtype):
-            raise broken(f"{name!r} of shape {shape} lies at bytes {first} to {last}")
+            raise damaged(f"{name!r} of shape {shape} lies at bytes {first} to {last}")
         if last > len(raw):
-            raise broken(f"{name!r} ends at byte {8 + length + last:,} of {size:,}")
+            raise damaged(f"{name!r} ends at byte {8 + length + last:,} of {size:,}")
         try:
             arrays[name] = np.frombuffer(raw[first:last], dtype).reshape(shape)
         except ValueError as error:  # more than 64 dimensions, say
-            raise broken(f"NumPy has no shape {shape} ({error})") from None
+            raise damaged(f"NumPy has no shape {shape} ({error})") from None
         end = last
     if end != len(raw):
-        raise broken(f"{len(raw) - end:,} bytes belong to no tensor")
+        raise damaged(f"{len(raw) - end:,} bytes belong to no tensor")
     return arrays, metadata
 
 
 def _bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    """Bytes of an array; -1 if a product on the way leaves 64 bits, as the official reader counts.
+    """Returns the bytes of an array; -1 if an intermediate product exceeds 64 bits, as the official
+    reader computes it.
 
     Example:
         >>> _bytes((2**32, 2**32, 0), np.dtype("u1")), _bytes((0, 2**32, 2**32), np.dtype("u1"))
