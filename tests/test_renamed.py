@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
+from functools import partial
 from types import ModuleType
 
 import optax
@@ -11,6 +12,7 @@ import pytest
 
 import scalewise as sw
 from scalewise._deprecated import renamed_arguments, renamed_attribute, renamed_exports
+from scalewise.formats import BlockFormat
 
 
 @renamed_arguments(smallest="min_size")
@@ -78,6 +80,7 @@ def test_renamed_exports(module, old, new):
     [
         (lambda **size: sw.Storage("fp16", **size), 7, "smallest", "min_size"),
         (sw.Recipe, 7, "smallest", "min_size"),
+        (partial(BlockFormat, "b", sw.formats.E2M1FN), sw.formats.FP32, "whole", "tensor_scale"),
         (sw.training.DynamicLossScale, 0.5, "smallest", "min_scale"),
         (sw.training.DynamicLossScale, 2.0**20, "largest", "max_scale"),
     ],

@@ -79,6 +79,7 @@ KINDS: dict[str, Kind] = {  # in the order in which a string is looked up
     "block format": Kind(
         "a block format", "scalewise.formats", "BLOCK_FORMATS", "block_format", _format_key
     ),
+    "rounding mode": Kind("a rounding mode", "scalewise.formats", "ROUNDINGS", "rounding_mode"),
     "recipe": Kind("a recipe", "scalewise.autoscale.recipes", "CATALOGUE", "recipe"),
     "method": Kind("a method of comparison", "scalewise.training", "METHODS", "method"),
 }

@@ -211,6 +211,16 @@ def test_a_users_format_is_as_ieee_754_has_it():
     ("call", "message"),
     [
         (lambda: formats.format("e4m3fm"), r"no format is called 'e4m3fm'; did you mean 'e4m3fn'"),
+        (
+            lambda: formats.format("fp8"),
+            "'fp8' is a recipe, not a format; expected one of fp64, fp32",
+        ),
+        (lambda: formats.format("mxfp6_e2m3"), "'mxfp6_e2m3' is a block format, not a format"),
+        (lambda: formats.format("to_odd"), "'to_odd' is a rounding mode, not a format"),
+        (lambda: formats.format(np.dtype("int32")), "no format is called 'int32'; did you mean"),
+        (lambda: formats.format(int), "expected a format, or the name or dtype of one, not <class"),
+        (lambda: formats.block_format("fp16"), "'fp16' is a format, not a block format; expected"),
+        (lambda: formats.block_format("mxfp9"), "called 'mxfp9'; did you mean 'mxfp4'.* expected"),
         (lambda: Format("x", 0, 3), r"exponent_bits is 0; accepted: an integer from 1 to 11"),
         (lambda: Format("x", 4, 60), r"mantissa_bits is 60; accepted: an integer from 0 to 52"),
         (

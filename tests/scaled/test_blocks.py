@@ -13,7 +13,7 @@ from scalewise.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, Bloc
 from scalewise.scaled import Mx
 from scalewise.scaled._blocks import EXPONENTS
 
-MX_FORMATS = [f for f in BLOCK_FORMATS.values() if f.whole is None]
+MX_FORMATS = [f for f in BLOCK_FORMATS.values() if f.tensor_scale is None]
 
 
 def reference(block, fmt):
@@ -228,11 +228,15 @@ def test_empty_and_scale_at_the_lowest():
             "mxfp4 has powers of two for scales, Amax(power_of_two=False) has others",
         ),
         (
-            lambda: BlockFormat("b", MXFP4.element, whole=sw.formats.FP16),
+            lambda: BlockFormat("b", MXFP4.element, tensor_scale=sw.formats.FP16),
             ValueError,
-            "whole is fp16; accepted: FP32 or None",
+            "tensor_scale is fp16; expected FP32 or None",
         ),
-        (lambda: BlockFormat("b", MXFP4.element, size=0), ValueError, "size is 0; accepted"),
+        (
+            lambda: BlockFormat("b", MXFP4.element, size=0),
+            ValueError,
+            "size is 0; expected a positive",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(call, error, message):

@@ -1,28 +1,31 @@
-"""Block formats: narrow elements behind one scale for each run of them, and perhaps one for all."""
+"""Block formats: narrow elements with one scale per block, and optionally one per array."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 
-from ._catalogue import E2M1FN, E2M3FN, E3M2FN, E4M3FN, E5M2, E8M0, FP32
+from .._deprecated import renamed_arguments
+from ._catalogue import E2M1FN, E2M3FN, E3M2FN, E4M3FN, E5M2, E8M0, FP32, unknown_name
 from ._format import Format
 
 
+@renamed_arguments(whole="tensor_scale")
 @dataclasses.dataclass(frozen=True)
 class BlockFormat:
-    """Elements and their scales: ``value = element * scale``, or ``element * (scale * whole)``.
+    """A format of arrays that stores blocks of elements with a common scale.
+
+    A value is ``element * scale``, or ``element * (scale * tensor_scale)``.
 
     Attributes:
-        name: lower case.
+        name: the name, in lower case.
         element: the format of the elements.
-        scale: the format of the scales, one a block.
-        size: elements in a block.
-        whole: the format of one more scale for the whole array, which brings the blocks' scales
-            into the range of theirs (FP32); None where there is none.
+        scale: the format of the blocks' scales.
+        size: the number of elements in a block.
+        tensor_scale: the format of a scale for the whole array, which brings the blocks' scales
+            into their format's range: FP32, or None without such a scale.
 
     Raises:
-        ValueError: a size that isn't positive, or a ``whole`` that isn't FP32.
+        ValueError: ``size`` isn't a positive integer, or ``tensor_scale`` isn't FP32 or None.
 
     Example:
         >>> MXFP4.bits_per_element
@@ -33,21 +36,22 @@ class BlockFormat:
     element: Format
     scale: Format = E8M0
     size: int = 32
-    whole: Format | None = None
+    tensor_scale: Format | None = None
 
     def __post_init__(self):
-        if self.whole not in (None, FP32):
+        if self.tensor_scale not in (None, FP32):
             raise ValueError(
-                f"BlockFormat({self.name!r}): whole is {self.whole.name}; accepted: FP32 or None"
+                f"BlockFormat({self.name!r}): tensor_scale is {self.tensor_scale.name}; "
+                "expected FP32 or None"
             )
         if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
             raise ValueError(
-                f"BlockFormat({self.name!r}): size is {self.size!r}; accepted: a positive integer"
+                f"BlockFormat({self.name!r}): size is {self.size!r}; expected a positive integer"
             )
 
     @property
     def bits_per_element(self) -> float:
-        """Bits of an element and its share of the scale."""
+        """The bits of an element plus its share of the block's scale."""
         return self.element.bits + self.scale.bits / self.size
 
 
@@ -58,22 +62,19 @@ MXFP6_E2M3 = BlockFormat("mxfp6_e2m3", E2M3FN)
 MXFP6_E3M2 = BlockFormat("mxfp6_e3m2", E3M2FN)
 MXFP4 = BlockFormat("mxfp4", E2M1FN)
 # NVIDIA's two-level format: "Pretraining Large Language Models with NVFP4", arXiv 2509.25149.
-NVFP4 = BlockFormat("nvfp4", E2M1FN, scale=E4M3FN, size=16, whole=FP32)
+NVFP4 = BlockFormat("nvfp4", E2M1FN, scale=E4M3FN, size=16, tensor_scale=FP32)
 BLOCK_FORMATS = {f.name: f for f in (MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXFP4, NVFP4)}
 
 
 def block_format(spec: BlockFormat | str) -> BlockFormat:
-    """The block format of a name; a BlockFormat is itself.
+    """Returns a block format by name; a BlockFormat is returned as it is.
 
     Raises:
-        ValueError: nothing is called so; the nearest names are offered.
+        ValueError: no block format has this name. The message lists the names, suggests the
+            nearest, and says so if it is the name of a format, a recipe, ...
     """
     if isinstance(spec, BlockFormat):
         return spec
     if found := BLOCK_FORMATS.get(str(spec).lower().replace("-", "_")):
         return found
-    near = difflib.get_close_matches(str(spec).lower(), list(BLOCK_FORMATS), n=2)
-    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
-    raise ValueError(
-        f"no block format is called {spec!r}{hint} There are {', '.join(BLOCK_FORMATS)}"
-    )
+    raise ValueError(unknown_name(spec, "block format"))

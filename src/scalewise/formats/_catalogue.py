@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
+import importlib
 from typing import Any
 
 import numpy as np
@@ -60,14 +60,15 @@ ALIASES = {
 
 
 def format(spec: Any) -> Format:
-    """A format by name, alias or dtype, or the format itself.
+    """Returns a format by name, alias or dtype; a Format is returned as it is.
 
     Args:
-        spec: ``"e4m3fn"``, ``"float16"``, ``"float8_e5m2"``, ``jnp.bfloat16``, ...; case and
-            hyphens don't matter.
+        spec: ``"e4m3fn"``, ``"float16"``, ``"float8_e5m2"``, ``jnp.bfloat16``, ...; case is
+            ignored, and hyphens are read as underscores.
 
     Raises:
-        ValueError: nothing is called so; the nearest names are offered.
+        ValueError: no format has this name or dtype. The message lists the names, suggests the
+            nearest, and says so if it is the name of a block format, a recipe, ...
 
     Example:
         >>> format("half") is FP16, format(np.float16) is FP16
@@ -89,10 +90,22 @@ def format(spec: Any) -> Format:
         for fmt, known in CATALOGUE_DTYPES.items():
             if dtype is not None and np.dtype(known) == dtype:
                 return fmt
-    known = sorted({*CATALOGUE, *ALIASES})
-    near = difflib.get_close_matches(str(spec).lower(), known, n=3)
-    hint = f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else "."
-    raise ValueError(f"no format is called {spec!r}{hint} There are {', '.join(CATALOGUE)}")
+    raise ValueError(unknown_name(spec, "format"))
+
+
+def unknown_name(spec: Any, kind: str) -> str:
+    """Returns the error message for what isn't the name of a format or block format.
+
+    Args:
+        spec: the argument.
+        kind: ``"format"`` or ``"block format"``.
+    """
+    name = spec if isinstance(spec, str) else getattr(spec, "name", None)
+    if not isinstance(name, str):
+        return f"{kind}: expected a {kind}, or the name or dtype of one, not {spec!r}"
+    # imported by name: this module reads the tables of the layers above, formats need none of them
+    resolver = importlib.import_module("scalewise._resolve")
+    return resolver.unknown(name, kind, where=kind)
 
 
 def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True) -> Format:

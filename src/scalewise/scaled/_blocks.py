@@ -133,7 +133,7 @@ def _scales(usable, tainted, fmt: BlockFormat, axis: int, scaling: Scaling | Non
     scale, _ = scaling.scale(usable, fmt.element, (axis,))
     scale = jnp.where(jnp.any(usable != 0, axis=axis), scale, 0)
     whole = None
-    if fmt.whole is not None:
+    if fmt.tensor_scale is not None:
         largest = jnp.max(scale, initial=0)
         whole, _ = to_top(largest.astype(jnp.float32), fmt.scale, False)
         scale = scale / whole.astype(scale.dtype)
