@@ -194,7 +194,7 @@ def test_where_sums_stall():
         assert float(accumulate(bf16, jnp.ones(1000, jnp.float64), "sequential")) == 256
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="fp64 has 53 significant bits; expected up to 25"):
         Arithmetic(format_("fp64"))
     for rounding in ("up", "stochastic"):

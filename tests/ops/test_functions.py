@@ -170,7 +170,7 @@ def test_the_command(tmp_path):
         (["cast", "--format", "fp32"], "fp32 is no narrow format"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
     result = CliRunner().invoke(app, ["table", *arguments])
     assert result.exit_code == 2
     assert message in result.stderr

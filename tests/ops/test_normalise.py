@@ -100,7 +100,7 @@ def test_another_axis_and_vmap():
         ({"arithmetic": "e8m0"}, "e8m0 has no sign"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         rms_norm(jnp.ones(3), **arguments)
     with pytest.raises(TypeError, match="layer_norm takes real"):

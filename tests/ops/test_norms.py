@@ -246,7 +246,7 @@ def test_the_power_of_two_goes_through():
         ({"axis": (0, -1)}, "different axes"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         l2_norm(jnp.ones(3), **arguments)
     with pytest.raises(TypeError, match="l2_norm takes real floating-point arrays, not int32"):

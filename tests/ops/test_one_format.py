@@ -114,7 +114,7 @@ def test_axes_and_gradients_are_the_wide_ones():
     np.testing.assert_allclose(ours, plain, rtol=1e-6)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="softmax: compute, arithmetic and accumulator exclude"):
         ops.softmax(jnp.ones(2), compute=jnp.float32, arithmetic="fp16")
     with pytest.raises(ValueError, match="mean: e8m0 has no sign or no zero; expected a signed"):

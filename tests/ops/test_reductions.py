@@ -148,7 +148,7 @@ def test_shapes_are_matmuls_and_gradients_the_exact_ones():
     np.testing.assert_allclose(ours[1], plain[1], rtol=1e-4)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_rejected():
     half, single = jnp.ones(3, jnp.float16), jnp.ones(3)
     with pytest.raises(TypeError, match="one dtype, not float16 and float32"):
         ops.matmul(half, single)

@@ -239,7 +239,7 @@ def test_empty_and_scale_at_the_lowest():
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, error, message):
+def test_invalid_arguments_are_rejected(call, error, message):
     with pytest.raises(error, match=None) as caught:
         call()
     assert message in str(caught.value)

@@ -215,7 +215,7 @@ def test_quantizing_again_keeps_or_absorbs_the_scale():
         (lambda: sw.Recipe(storage="tf32"), ValueError, "tf32 has no storage dtype of whole bytes"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, error, message):
+def test_invalid_arguments_are_rejected(call, error, message):
     with pytest.raises(error, match=message):
         call()
 

@@ -212,6 +212,6 @@ def test_propagated_costs_a_cast_and_no_more():
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, message):
+def test_invalid_arguments_are_rejected(call, message):
     with pytest.raises(ValueError, match=message):
         call()
