@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
+from jax.typing import DTypeLike
 
 from .._types import PolicyLike
 from ..interpret import (
@@ -48,7 +50,7 @@ class Value:
     constant_value: float | None = dataclasses.field(default=None, metadata={"static": True})
     backward: bool = dataclasses.field(default=False, metadata={"static": True})
 
-    def astype(self, dtype: Any) -> jax.Array:
+    def astype(self, dtype: DTypeLike) -> jax.Array:
         """Returns the array in ``dtype``; a finite constant stays finite."""
         if self.constant_value is None or self.data.dtype == dtype:
             return self.data.astype(dtype)
@@ -58,7 +60,7 @@ class Value:
             number = max(-limit, min(limit, number))
         return jnp.full(self.data.shape, number, dtype)
 
-    def fits(self, dtype: Any) -> bool:
+    def fits(self, dtype: DTypeLike) -> bool:
         """Returns False for a nonzero finite constant that is no normal number of ``dtype``."""
         if (
             self.constant_value is None
@@ -77,22 +79,24 @@ class Autocast(Interpretation):
     policy: Policy
     record: Callable[[Equation, Any], None] | None = None
 
-    def lift(self, x: Any, aval: Any) -> Value:
+    def lift(self, x: Any, aval: ShapedArray) -> Value:
         return Value(jnp.asarray(x))
 
-    def constant(self, x: np.ndarray, aval: Any) -> Value:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Value:
         return Value(jnp.asarray(x), constant_value=float(x) if x.size == 1 else None)
 
-    def lower(self, value: Value, aval: Any) -> jax.Array:
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
         return value.astype(aval.dtype)
 
-    def canonical(self, value: Value, aval: Any, boundary: Boundary, equation: Equation) -> Value:
+    def canonical(
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> Value:
         return Value(value.astype(aval.dtype))
 
     def select(self, predicate: jax.Array, on_true: Value, on_false: Value) -> Value:
         return Value(lax.select(predicate, on_true.data, on_false.data))
 
-    def unstack(self, value: Value, aval: Any) -> Value:
+    def unstack(self, value: Value, aval: ShapedArray) -> Value:
         return Value(value.data)
 
     def apply(
@@ -196,7 +200,7 @@ def converted(f: Callable, policy: Policy) -> Callable:
     if not callable(f) or policy.params is policy.output is None:
         return f
 
-    def cast(tree: Any, dtype: Any) -> Any:
+    def cast(tree: Any, dtype: DTypeLike) -> Any:
         def leaf(x: Any) -> Any:
             array = isinstance(x, jax.Array | np.ndarray | np.generic)
             return x.astype(dtype) if array and is_float(x) else x

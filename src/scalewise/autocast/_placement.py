@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.typing import DTypeLike
 
 from .._types import PolicyLike
 from ..interpret import Equation, transform
@@ -49,7 +50,7 @@ def placements(f: Callable, policy: PolicyLike = "float16") -> Callable:
     def show(*args: Any, **kwargs: Any) -> tuple[Placement, ...]:
         counts: dict[tuple[str, str, str, str], int] = {}
 
-        def record(equation: Equation, dtype: Any) -> None:
+        def record(equation: Equation, dtype: DTypeLike) -> None:
             key = (equation.name, str(dtype), equation.direction, equation.where())
             counts[key] = counts.get(key, 0) + 1
 

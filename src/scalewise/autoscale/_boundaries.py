@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
 
 from ..formats import Format
 from ..interpret import Boundary, Equation, with_common_axes
@@ -52,22 +53,22 @@ class Boundaries(OperandRounding):
     def abstract(self, leaf: Any) -> Any:
         return abstract(leaf) if is_stored(leaf) else leaf
 
-    def lift(self, x: Any, aval: Any) -> ScaledValue:
+    def lift(self, x: Any, aval: ShapedArray) -> ScaledValue:
         dtype = self.flight_dtype(aval)
         if self.traced and has_exponent(x):
             return normalised(ScaledValue(x.data.astype(dtype), x.exponent))
         plain = jnp.asarray(x.value() if is_stored(x) else x).astype(dtype)
         return ScaledValue(plain, log2_std=of_argument(aval.shape))
 
-    def constant(self, x: np.ndarray, aval: Any) -> ScaledValue:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
         dtype = self.flight_dtype(aval)
         data = jnp.asarray(np.asarray(x, dtype))
         return ScaledValue(data, constant_value=float(x) if x.size == 1 else None)
 
-    def lower(self, value: Any, aval: Any) -> jax.Array:
+    def lower(self, value: Any, aval: ShapedArray) -> jax.Array:
         return materialize(load(value)).astype(aval.dtype)
 
-    def emit(self, value: Any, aval: Any, path: str) -> Any:
+    def emit(self, value: Any, aval: ShapedArray, path: str) -> Any:
         value = load(value)
         storage = self.recipe.stored_as(path, value.data.size)
         if self.record is not None:
@@ -87,7 +88,7 @@ class Boundaries(OperandRounding):
     # -- where control flow meets ----------------------------------------------------------------
 
     def canonical(
-        self, value: Any, aval: Any, boundary: Boundary, equation: Equation
+        self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
     ) -> ScaledValue | StoredValue:
         origin = "backward" if equation.direction == "backward" else "forward"
         storage = self.recipe.storage
@@ -119,7 +120,7 @@ class Boundaries(OperandRounding):
         )
         return dataclasses.replace(on_true, data=data, exponent=exponent, memo={})
 
-    def unstack(self, value: Any, aval: Any) -> ScaledValue | StoredValue:
+    def unstack(self, value: Any, aval: ShapedArray) -> ScaledValue | StoredValue:
         def rows(exponent):  # one exponent for each slice of the scan
             if isinstance(exponent, int) or exponent.ndim:
                 return exponent
@@ -147,7 +148,7 @@ class Boundaries(OperandRounding):
             return super().inside(value)
         return dataclasses.replace(value, memo=dict(value.memo), lineage=None, base=None)
 
-    def residual(self, value: Any, aval: Any) -> ScaledValue | StoredValue:
+    def residual(self, value: Any, aval: ShapedArray) -> ScaledValue | StoredValue:
         """Returns a value narrow, if the recipe says so; it is widened when the backward pass reads
         it."""
         value = load_product(value)

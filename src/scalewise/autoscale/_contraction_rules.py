@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from ..interpret import Equation, gather_invariant
 from ..primitives import params
@@ -52,7 +53,7 @@ def psum(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     return wrap(equation, [_loaded(jnp.sum(parts, 0), sent.scale, x.data.dtype)], x.exponent)
 
 
-def _loaded(data: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+def _loaded(data: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Returns data that were sent narrow in their flight dtype."""
     return (data.astype(scale.dtype) * scale).astype(dtype)
 

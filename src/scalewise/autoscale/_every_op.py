@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
+from jax.typing import DTypeLike
 
 from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float, outlined, rebind
@@ -105,7 +107,7 @@ class EveryOp(Interpretation):
     def abstract(self, leaf: Any) -> Any:
         return abstract(leaf) if is_stored(leaf) else leaf
 
-    def lift(self, x: Any, aval: Any) -> ScaledValue:
+    def lift(self, x: Any, aval: ShapedArray) -> ScaledValue:
         if has_exponent(x):
             return self.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
@@ -115,7 +117,7 @@ class EveryOp(Interpretation):
         """Returns a float argument with a scale of its own."""
         return self.rescaled(x, full_range=True)
 
-    def constant(self, x: np.ndarray, aval: Any) -> ScaledValue:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
         if x.size != 1:
             return self.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
         number = float(x)
@@ -124,10 +126,10 @@ class EveryOp(Interpretation):
         data = jnp.full(x.shape, np.float32(mantissa).astype(dtype))
         return EveryOpValue(data, exponent, constant_value=number)
 
-    def lower(self, value: Any, aval: Any) -> jax.Array:
+    def lower(self, value: Any, aval: ShapedArray) -> jax.Array:
         return materialize(widened(value, wide_dtype(aval.dtype))).astype(aval.dtype)
 
-    def emit(self, value: Any, aval: Any, path: str) -> Any:
+    def emit(self, value: Any, aval: ShapedArray, path: str) -> Any:
         storage = self.recipe.stored_as(path, value.data.size)
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
@@ -143,7 +145,7 @@ class EveryOp(Interpretation):
     # -- where control flow meets ----------------------------------------------------------------
 
     def canonical(
-        self, value: Any, aval: Any, boundary: Boundary, equation: Equation
+        self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
     ) -> ScaledValue:
         if boundary == "mapped":  # devices may have different exponents: float32 between them
             return ScaledValue(materialize(widened(value)), 0, "forward")
@@ -155,12 +157,12 @@ class EveryOp(Interpretation):
         chosen = self.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
         return ScaledValue(chosen.data, jnp.asarray(exponent, jnp.int32), "forward")
 
-    def unstack(self, value: Any, aval: Any) -> Any:
+    def unstack(self, value: Any, aval: ShapedArray) -> Any:
         value = self.read(value)
         exponent = jnp.broadcast_to(jnp.asarray(value.exponent, jnp.int32), aval.shape[:1])
         return ScaledValue(value.data, exponent, value.origin)
 
-    def stack(self, value: Any, aval: Any) -> ScaledValue:
+    def stack(self, value: Any, aval: ShapedArray) -> ScaledValue:
         """Returns a stack of slices, each with an exponent, at the largest of the exponents."""
         if not per_slice(value):
             return value
@@ -353,7 +355,7 @@ class EveryOp(Interpretation):
             return bound_of_data(x) if x.constant_value is None else 0
         return TOP if abs(x.constant_value) >= 2.0**MASK else self.constant_limit
 
-    def flight_dtype(self, aval: Any) -> Any:
+    def flight_dtype(self, aval: ShapedArray) -> Any:
         """Returns the dtype in which a rule computes a float, before its result is rounded."""
         return compute_dtype(aval)
 
@@ -364,7 +366,9 @@ class EveryOp(Interpretation):
         a, b = values
         return ((a.data, None), (b.data, None)), a.exponent + b.exponent
 
-    def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
+    def product(
+        self, equation: Equation, operands: Sequence[Operand], dtype: DTypeLike
+    ) -> jax.Array:
         """Computes a contraction that accumulates as ``recipe.arithmetic`` says."""
         a, b = (x for x, _ in operands if isinstance(x, jax.Array))
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..interpret import Equation, is_float
 from ._align import MASK
@@ -77,6 +78,6 @@ def widest_dtype(equation: Equation) -> Any:
     return jnp.float64 if np.dtype("float64") in own else jnp.float32
 
 
-def widened(x: ScaledValue, dtype: Any = jnp.float32) -> ScaledValue:
+def widened(x: ScaledValue, dtype: DTypeLike = jnp.float32) -> ScaledValue:
     """Returns the value with its data in a compute dtype."""
     return dataclasses.replace(x, data=x.data.astype(dtype), memo={})

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 
 from ..interpret import Boundary, Equation
 from ..primitives import Family
@@ -52,14 +53,14 @@ class EveryOpWithOverrides(EveryOp):
         plain = dataclasses.replace(self.recipe, keep=(), rescale="max", arithmetic="float32")
         return Unrounded(plain, self.record)
 
-    def lift(self, x: Any, aval: Any) -> ScaledValue:
+    def lift(self, x: Any, aval: ShapedArray) -> ScaledValue:
         return self.unrounded.lift(x, aval)
 
-    def constant(self, x: np.ndarray, aval: Any) -> ScaledValue:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
         return self.unrounded.constant(x, aval)
 
     def canonical(
-        self, value: Any, aval: Any, boundary: Boundary, equation: Equation
+        self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
     ) -> ScaledValue:
         return super().canonical(_stored(value, self), aval, boundary, equation)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
+from jax.typing import DTypeLike
 
 from ..interpret import Equation, is_float, rebind
 from ..primitives import params
@@ -33,7 +35,7 @@ INFINITE = 120  # log2 of the least constant that stands for an infinity
 Function = Callable[[Any, Equation, Sequence[Any]], list[Any]]
 
 
-def compute_dtype(aval: Any) -> Any:
+def compute_dtype(aval: ShapedArray) -> Any:
     """Returns float64 for a float64 type, float32 for all other floats."""
     return wide_dtype(aval.dtype)
 
@@ -53,7 +55,7 @@ def _bind(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _as(x: Any, dtype: Any) -> Any:
+def _as(x: Any, dtype: DTypeLike) -> Any:
     return x.astype(dtype) if is_float(x) and x.dtype != dtype else x
 
 

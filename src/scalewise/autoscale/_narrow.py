@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from .._types import PyTree, RecipeLike
 from ..formats import BlockFormat, Format
@@ -69,7 +70,7 @@ def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
     return value.memo["rest", fmt]
 
 
-def holds(dtype: Any, fmt: Format) -> bool:
+def holds(dtype: DTypeLike, fmt: Format) -> bool:
     """Returns whether an array of ``dtype`` takes no more memory than one in ``fmt``."""
     return jnp.dtype(dtype).itemsize * 8 <= fmt.bits
 

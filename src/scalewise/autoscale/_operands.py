@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from ..formats import BlockFormat, Format
 from ..interpret import Equation, outlined
@@ -101,7 +102,9 @@ class OperandRounding(Residuals):
         data = stored_copy(data)
         return loaded_after(data, other) if reread else data, copy.scale
 
-    def product(self, equation: Equation, operands: Sequence[Operand], dtype: Any) -> jax.Array:
+    def product(
+        self, equation: Equation, operands: Sequence[Operand], dtype: DTypeLike
+    ) -> jax.Array:
         """Computes a contraction of two operands in ``dtype``; sums are accumulated in float32 at
         least."""
         return multiply(equation, operands, dtype, device=self.device).value()

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from ..devices import DEVICES, Device, units_for
 from ..formats import BF16, E8M0, FP16, BlockFormat, Format
@@ -178,7 +179,7 @@ class UnscaledProduct:
 def multiply(
     equation: Equation,
     operands: Sequence[Operand],
-    dtype: Any,
+    dtype: DTypeLike,
     device: Device | None = None,
 ) -> UnscaledProduct:
     """Computes a contraction of narrow operands with scales that are powers of two.
@@ -276,7 +277,7 @@ def _tensor_scales(operands: Sequence[Operand]) -> tuple[jax.Array, ...]:
     return tuple(s.astype(jnp.float32) for s in scales if s is not None)
 
 
-def widened(x: Any, dtype: Any, shift: int = 0) -> jax.Array:
+def widened(x: Any, dtype: DTypeLike, shift: int = 0) -> jax.Array:
     """Returns ``x / 2**shift`` in a dtype that holds it.
 
     XLA treats two converts, to FP8 and back, as one that changes nothing, and on a GPU or a TPU
@@ -304,7 +305,7 @@ def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     return tuple(lax.index_in_dim(pair, i, keepdims=False) for i in range(2))
 
 
-def _bound(equation: Equation, operands: Any, dtype: Any) -> jax.Array:
+def _bound(equation: Equation, operands: Any, dtype: DTypeLike) -> jax.Array:
     """Binds a contraction, with a result of ``dtype``."""
     changed = params.replaced(equation, preferred_element_type=jnp.dtype(dtype))
     return bind(equation.primitive, changed, equation.varied(operands))[0]
@@ -323,7 +324,7 @@ def _precision(equation: Equation, factors: Sequence[jax.Array]) -> Any:
 
 
 def _unit_dtypes(
-    equation: Equation, operands: Sequence[Operand], dtype: Any, device: Device
+    equation: Equation, operands: Sequence[Operand], dtype: DTypeLike, device: Device
 ) -> tuple[tuple[Any, int], tuple[Any, int]] | None:
     """Returns for each operand the dtype in which a device multiplies it, and log2 of its divisor.
 

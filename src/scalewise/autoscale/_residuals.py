@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 
 from ..devices import Device, device_for
 from ..formats import Format
@@ -54,7 +55,7 @@ class Residuals(Interpretation):
         """The device that products are compiled for, if the recipe or JAX names one."""
         return device_for(self.recipe.device)
 
-    def flight_dtype(self, aval: Any) -> Any:
+    def flight_dtype(self, aval: ShapedArray) -> Any:
         """Returns the dtype in which a float of the program is computed, as ``recipe.flight``
         says."""
         kept = self.recipe.flight == "program" and not self.traced

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from ..scaled import exponent_of, ldexp
 
@@ -71,7 +72,7 @@ def _unflatten(static, children):
 jax.tree_util.register_pytree_node(ScaledValue, _flatten, _unflatten)
 
 
-def wide_dtype(dtype: Any) -> Any:
+def wide_dtype(dtype: DTypeLike) -> Any:
     """Returns the dtype of scales and sums: float64 for float64, float32 for all narrower
     floats."""
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
@@ -123,7 +124,7 @@ def materialize(x: ScaledValue) -> jax.Array:
     return shift(x.data, x.exponent)
 
 
-def _finite(number: float, dtype: Any) -> float:
+def _finite(number: float, dtype: DTypeLike) -> float:
     """Returns a finite number clipped to the range of ``dtype``, since a mask of ``finfo.min``
     isn't infinite."""
     limit = float(jnp.finfo(dtype).max)

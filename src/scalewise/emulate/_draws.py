@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from ..interpret import Boundary, Equation, is_float, rebind
 from ._emulation import Emulation
@@ -44,17 +45,19 @@ class EmulationWithDraws(Emulation):
     carry, a branch or an output. A comparison reads it unrounded.
     """
 
-    def constant(self, x: np.ndarray, aval: Any) -> Constant:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Constant:
         exact = jnp.asarray(np.asarray(x, np.float64))
         return Constant(exact, super().constant(x, aval))
 
-    def lower(self, value: Any, aval: Any) -> jax.Array:
+    def lower(self, value: Any, aval: ShapedArray) -> jax.Array:
         return super().lower(self._rounded(value), aval)
 
-    def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Any:
+    def canonical(
+        self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> Any:
         return self._rounded(value)
 
-    def residual(self, value: Any, aval: Any) -> Any:
+    def residual(self, value: Any, aval: ShapedArray) -> Any:
         return self._rounded(value)
 
     def apply(

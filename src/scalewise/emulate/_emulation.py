@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from .._types import Saturation
 from ..formats import Format
@@ -45,14 +46,14 @@ class Emulation(Interpretation):
     def _round(self, x: jax.Array) -> jax.Array:
         return round_to(x, self.fmt, saturate=self.saturate)
 
-    def lift(self, x: Any, aval: Any) -> jax.Array:
+    def lift(self, x: Any, aval: ShapedArray) -> jax.Array:
         return self._round(to_float64(jnp.asarray(x)))
 
-    def constant(self, x: np.ndarray, aval: Any) -> Any:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Any:
         rounded = self.fmt.decode(self.fmt.encode(x, saturate=self.saturate))
         return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), jnp.float64)
 
-    def lower(self, value: jax.Array, aval: Any) -> jax.Array:
+    def lower(self, value: jax.Array, aval: ShapedArray) -> jax.Array:
         return from_float64(value, aval.dtype)
 
     def apply(

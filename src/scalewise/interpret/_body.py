@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.extend.core as jex
 import numpy as np
+from jax.core import ShapedArray
 
 from . import _compat
 from ._equation import Equation, contracts
@@ -19,7 +20,7 @@ class Number:
     """A literal."""
 
     number: np.ndarray
-    aval: Any
+    aval: ShapedArray
 
 
 Atom = jex.Var | Number

@@ -17,6 +17,7 @@ from jax import lax
 from jax._src import core, dispatch, source_info_util
 from jax._src.interpreters import pxla
 from jax.core import ShapedArray
+from jax.typing import DTypeLike
 
 Jaxpr = Any  # jex.Jaxpr or jex.ClosedJaxpr: one class since JAX 0.12
 
@@ -141,7 +142,7 @@ def per_device(tree: Any, axis_name: Any) -> Any:
     return vary(tree, manual_now() & set(axes))
 
 
-def type_like(shape: Sequence[int], dtype: Any, array: Any) -> Any:
+def type_like(shape: Sequence[int], dtype: DTypeLike, array: Any) -> Any:
     """Returns the type of an array of that shape and dtype, laid out over a mesh as ``array``
     is."""
     if not isinstance(array, jax.Array) or array.shape != shape:

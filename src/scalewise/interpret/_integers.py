@@ -101,7 +101,7 @@ def integers(jaxpr: _compat.Jaxpr) -> Integers:
     return Integers(results, jax.jit(without_floats), reads, [consts[i] for i in captured])
 
 
-def _is_exact(aval: Any) -> bool:
+def _is_exact(aval: ShapedArray) -> bool:
     """Returns whether arrays of this abstract type are integers, booleans or keys."""
     kinds = jnp.integer, jnp.bool_, jax.dtypes.prng_key
     return isinstance(aval, ShapedArray) and any(jnp.issubdtype(aval.dtype, k) for k in kinds)
@@ -131,7 +131,7 @@ class _Finder(Interpretation):
         self.met: dict[Path, int] = {}
         self.wanted: dict[tuple[Path, int], Any] = {}
 
-    def lift(self, x: Any, aval: Any) -> None:
+    def lift(self, x: Any, aval: ShapedArray) -> None:
         return None
 
     def read(self, inputs: Sequence[Any]) -> None:

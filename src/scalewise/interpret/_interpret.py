@@ -50,7 +50,8 @@ def interpret_body(
     """Runs a body as :func:`interpret_jaxpr` runs a jaxpr, with the jaxpr's constants."""
     environment: dict[Any, Any] = dict(zip(body.inputs, values, strict=True))
     for var, const in zip(body.constants, consts, strict=True):
-        environment[var] = interpretation.lift(const, var.aval) if is_float(var.aval) else const
+        aval: Any = var.aval
+        environment[var] = interpretation.lift(const, aval) if is_float(aval) else const
 
     def read(atom: Atom):
         if isinstance(atom, Number):

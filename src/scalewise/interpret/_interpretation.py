@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.core import ShapedArray
 
 from ._equation import Equation
 
@@ -44,23 +45,23 @@ class Interpretation:
         """Returns what the user's function is traced with in place of an argument."""
         return leaf
 
-    def lift(self, x: Any, aval: Any) -> Any:
+    def lift(self, x: Any, aval: ShapedArray) -> Any:
         """Returns the value that stands for a plain float array (or argument) ``x``."""
         return x
 
-    def constant(self, x: Any, aval: Any) -> Any:
+    def constant(self, x: Any, aval: ShapedArray) -> Any:
         """Returns the value of a float literal."""
         return self.lift(x, aval)
 
-    def lower(self, value: Any, aval: Any) -> jax.Array:
+    def lower(self, value: Any, aval: ShapedArray) -> jax.Array:
         """Returns the plain array that ``value`` stands for, in the dtype of ``aval``."""
         return value
 
-    def emit(self, value: Any, aval: Any, path: str) -> Any:
+    def emit(self, value: Any, aval: ShapedArray, path: str) -> Any:
         """Returns the caller's output at ``path`` (as ``jax.tree_util.keystr`` prints it)."""
         return self.lower(value, aval)
 
-    def residual(self, value: Any, aval: Any) -> Any:
+    def residual(self, value: Any, aval: ShapedArray) -> Any:
         """Returns ``value`` in the form in which it waits for a backward pass that is a program of
         its own."""
         return value
@@ -104,7 +105,9 @@ class Interpretation:
         the first."""
         return state
 
-    def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Any:
+    def canonical(
+        self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> Any:
         """Returns ``value`` in a form that depends only on ``aval``, ``boundary`` and ``equation``.
 
         Called on the values that enter or leave a loop's carry, leave a branch, are stacked by a
@@ -132,11 +135,11 @@ class Interpretation:
         outside."""
         return jax.tree.map(lambda leaf: leaf, value)
 
-    def unstack(self, value: Any, aval: Any) -> Any:
+    def unstack(self, value: Any, aval: ShapedArray) -> Any:
         """Returns a value whose leaves all have the first axis, along which a scan slices it."""
         return value
 
-    def stack(self, value: Any, aval: Any) -> Any:
+    def stack(self, value: Any, aval: ShapedArray) -> Any:
         """Returns the value of a scan's stacked results: each leaf of the canonical form got a
         first axis."""
         return value

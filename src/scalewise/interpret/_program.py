@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 
 from . import _compat
 from ._body import Body, body_of
@@ -224,7 +224,7 @@ def lifted(program: Program, interpretation: Interpretation, arrays: Sequence[An
         ]
 
 
-def _as_traced(x: Any, aval: Any) -> Any:
+def _as_traced(x: Any, aval: ShapedArray) -> Any:
     """Returns an array in the dtype that the program was traced for (int32 for NumPy's int64)."""
     return x if isinstance(x, jax.Array) else np.asarray(x).astype(aval.dtype)
 

@@ -12,6 +12,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import ShapedArray
+from jax.typing import DTypeLike
 
 from ..primitives import having, params
 from . import _compat
@@ -26,7 +28,7 @@ OWN_DTYPE = having("own_dtype")
 def rebind(
     equation: Equation,
     inputs: Sequence[Any],
-    dtype: Any,
+    dtype: DTypeLike,
     inside: Interpretation | None = None,
 ) -> list[Any]:
     """Binds the primitive with every float operand and result in ``dtype``.
@@ -62,7 +64,7 @@ def rebind(
     return [_typed(y, a, own) for y, a in zip(outs, equation.out_avals, strict=True)]
 
 
-def _typed(x: Any, aval: Any, dtype: Any) -> Any:
+def _typed(x: Any, aval: ShapedArray, dtype: DTypeLike) -> Any:
     """Returns a float in ``dtype``, a complex number in the equation's dtype, others unchanged."""
     if jnp.issubdtype(aval.dtype, jnp.complexfloating):
         dtype = aval.dtype
@@ -92,7 +94,7 @@ class InDtype(Interpretation):
 
     dtype: Any
 
-    def lift(self, x: Any, aval: Any) -> Any:
+    def lift(self, x: Any, aval: ShapedArray) -> Any:
         return lax.convert_element_type(x, self.dtype)
 
     def apply(
@@ -101,7 +103,7 @@ class InDtype(Interpretation):
         return state, rebind(equation, inputs, self.dtype)
 
 
-def _retraced(jaxpr: Any, consts: Any, dtype: Any, inside: Interpretation) -> Any:
+def _retraced(jaxpr: Any, consts: Any, dtype: DTypeLike, inside: Interpretation) -> Any:
     """Retraces a function of scalars for floats of ``dtype``, and returns it as a closed jaxpr.
 
     Returns the same object each time, since an eager program is compiled again for another one.
@@ -113,7 +115,7 @@ def _retraced(jaxpr: Any, consts: Any, dtype: Any, inside: Interpretation) -> An
 
 
 @functools.lru_cache(maxsize=256)
-def _retraced_once(jaxpr: Any, consts: Any, dtype: Any, inside: Interpretation) -> Any:
+def _retraced_once(jaxpr: Any, consts: Any, dtype: DTypeLike, inside: Interpretation) -> Any:
     body, own = _compat.open_jaxpr(jaxpr)
     closed = jex.ClosedJaxpr(body, own or consts)
 

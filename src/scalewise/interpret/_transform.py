@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 
 from . import _compat
 from ._equation import is_float
@@ -19,7 +19,7 @@ from ._program import check_callable, trace
 STATELESS = ()
 
 
-def _strong(aval: Any) -> Any:
+def _strong(aval: ShapedArray) -> Any:
     """Returns an array's type without its weak dtype, with the mesh axes over which it varies."""
     return aval.update(weak_type=False)
 
