@@ -35,7 +35,7 @@ class Placement:
 
 
 def placements(f: Callable, policy: PolicyLike = "float16") -> Callable:
-    """A function of ``f``'s arguments that says which operation would run in which dtype.
+    """Returns a function of ``f``'s arguments that lists the dtype of each operation.
 
     Returns:
         A function that returns Placements, in program order; nothing is computed.

@@ -21,31 +21,31 @@ from .recipes import recipe as recipe_
 
 
 def autoscale(f: Callable, recipe: RecipeLike = fp16) -> Callable:
-    """A function of the same signature that survives narrow formats.
+    """Returns a function of the same signature that computes with narrow formats.
 
-    Forward, backward and optimizer in one go: wrap the whole training step. Values in flight keep
-    a wide dtype (``Recipe.flight``). What the recipe calls stored (operands of contractions, values
-    that the backward pass reads, the named parts of the state) is rounded to its narrow format
-    behind a power-of-two scale found from the tensor itself, so that nothing overflows and nothing
+    Wrap the whole training step, with forward pass, backward pass and optimizer. Values in flight
+    keep a wide dtype (``Recipe.flight``). Stored values (operands of contractions, values that the
+    backward pass reads, the parts of the state that the recipe names) are rounded to their narrow
+    format with a power-of-two scale found from the tensor itself, so that nothing overflows or
     saturates.
 
     Args:
         f: any function of pytrees made of JAX primitives. Float leaves of arguments may be plain
-            arrays of any float dtype or ScaledArrays; leaves that aren't arrays are handed on.
+            arrays of any float dtype or ScaledArrays; leaves that aren't arrays are passed on.
         recipe: a :class:`Recipe`, or the name of one (``"fp16"``, ``"bf16"``, ``"fp8"``).
 
     Returns:
         The transformed function. It composes with ``jit``, ``grad`` (reverse mode from outside,
-        any mode inside) and ``vmap``. Float outputs have ``f``'s own dtypes, but for those that
-        ``recipe.state`` names, which are ScaledArrays (or SqrtStored); and, where an argument was a
-        ScaledArray with one exponent, outputs are ScaledArrays whose exponent followed it.
+        any mode inside) and ``vmap``. Float outputs have ``f``'s own dtypes, with two exceptions.
+        Outputs that ``recipe.state`` names are ScaledArrays (or SqrtStored). If an argument is a
+        ScaledArray with one exponent, outputs are ScaledArrays whose exponents follow it.
         With delayed scaling (``recipes.fp8_delayed``) it is a :class:`WithHistory`, whose ``init``
         and ``step`` take the history as an argument.
 
     Raises:
         TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree);
             ``recipe`` isn't a recipe.
-        ValueError: no recipe of that name; floats go through a function of Python's
+        ValueError: no recipe has that name; floats pass through a Python function
             (``jax.pure_callback``, ``io_callback``) that the recipe's ``keep`` doesn't name.
 
     Example:

@@ -27,21 +27,21 @@ ARRAYS = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct
 
 @dataclasses.dataclass(frozen=True)
 class ExplanationRow:
-    """One contraction, or one value that is stored.
+    """The format and the scale of one contraction, or of one stored value.
 
     Attributes:
         kind: ``"contraction"``; ``"result"`` of any other operation (``store="every_op"``);
-            ``"residual"``, read by the backward pass; ``"carry"`` of a loop and what it has
-            ``"stacked"``; ``"collective"``, sent between devices; ``"output"``.
+            ``"residual"``, read by the backward pass; ``"carry"`` of a loop; ``"stacked"`` by a
+            scan; ``"collective"``, sent between devices; ``"output"``.
         name: the primitive; of a residual, the one that reads it; of an output, its path.
         shape: of the value, or of the contraction's result. A symbolic dimension is text.
         format: the format's name; of a contraction, those of its operands: ``"e4m3fn x e5m2"``.
-        scale: how the scale is found, ``"none"`` where there is none; of a contraction, for each
+        scale: how the scale is found, ``"none"`` without a scale; of a contraction, for each
             operand if they differ.
         direction: ``"forward"``, ``"backward"`` or ``"update"`` (an optimizer).
         file: of the user's code; empty if unknown, as for outputs.
         line: in the file; 0 if unknown.
-        function: around the line.
+        function: that contains the line.
     """
 
     kind: Kind
@@ -90,11 +90,11 @@ def _cells(row: ExplanationRow) -> tuple[str, ...]:
 
 
 def explain(f: Callable, recipe: RecipeLike = fp16) -> Callable[..., Explanation]:
-    """A function of ``f``'s arguments that says what ``autoscale(f, recipe)`` stores, and how.
+    """Returns a function of ``f``'s arguments that lists what ``autoscale(f, recipe)`` stores.
 
-    The rows are recorded where ``autoscale`` decides on a format, while it traces the program, so
-    that they are what runs. Nothing is computed. What the backward pass reads is only there if
-    ``f`` computes its gradient: explain a whole training step.
+    Rows are recorded where ``autoscale`` decides on a format while it traces the program, so that
+    they describe the program that runs. Nothing is computed. Residuals are only listed if ``f``
+    computes its own gradient: explain a whole training step.
 
     Args:
         f: any function that :func:`autoscale` takes.

@@ -21,18 +21,18 @@ _NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
 @renamed_arguments(smallest="min_size")
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """How one array of a training state lies in memory between two steps.
+    """How one array of a training state is stored between two steps.
 
     Attributes:
         format: the narrow format of the data; or a block format of whole bytes (MXFP8), with a
-            scale for each block along the last axis. An array without axes has none.
-        root: 1 stores the array itself, 2 its square root: the right thing for a second moment,
-            whose exponents span twice the gradient's (non-negative arrays only).
-        axis: axes that keep a scale for each index of theirs; None for one scale a tensor.
-        min_size: arrays with fewer elements (biases, a norm's gains) stay as they are: each that is
-            stored costs a few operations of its own, to be traced, compiled and run.
-        nonzero: what would be flushed to zero becomes the format's smallest number instead: for
-            what others divide by. A root always is stored so.
+            scale for each block along the last axis. An array without axes has one scale.
+        root: 1 stores the array itself, 2 its square root, for non-negative arrays such as a second
+            moment, whose exponents span twice the gradient's.
+        axis: axes that keep a scale for each of their indices; None for one scale a tensor.
+        min_size: arrays with fewer elements (biases, a norm's gains) aren't stored, since each
+            stored array adds a few operations to trace, compile and run.
+        nonzero: True to round a nonzero number that would become zero to the format's smallest
+            number, for arrays that are divisors. Square roots are always stored so.
     """
 
     format: Format | BlockFormat
@@ -57,63 +57,65 @@ def _storable(fmt: Any) -> Format | BlockFormat:
 @renamed_arguments(smallest="min_size")
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What :func:`autoscale` rounds, and how.
+    """The formats and scales by which :func:`autoscale` rounds.
 
     Attributes:
         forward: format, or block format, of a contraction's operands that come from the forward
-            pass (weights, activations); None leaves them in the compute dtype. Blocks lie along
-            the contracted axis.
-        backward: of a contraction's operands that carry a gradient.
-        storage: format of what else waits for the backward pass, which computes from it what it
-            reads; and of attention's operands where the others have at most 8 bits. With
-            ``store="every_op"``, of everything.
+            pass (weights, activations); None leaves them in the compute dtype. Blocks lie along the
+            contracted axis.
+        backward: format of a contraction's operands that carry a gradient.
+        storage: format of all other values of the forward pass that the backward pass reads or
+            computes its inputs from; also of attention's operands if the other operands have at
+            most 8 bits. With ``store="every_op"``, format of every result.
         carry: format of a loop's carry between two iterations; None keeps the compute dtype, since
-            a sum carried through a loop swamps in a narrow one.
-        collective: format in which a ``shard_map``'s all_gather and psum send their data, behind
-            a scale that the devices agree upon first; None sends the compute dtype.
+            a sum that a loop carries in a narrow format stagnates.
+        collective: format in which a ``shard_map``'s all_gather and psum send their data, with a
+            scale common to all devices; None sends the compute dtype.
         state: pairs of a regular expression and a :class:`Storage`; an output whose path (as
-            ``jax.tree_util.keystr`` prints it) matches is returned so stored.
-        min_size: residuals with fewer elements (the statistics of a norm, say) stay in the compute
-            dtype: what a narrow copy saves isn't worth its scale.
-        store: ``"boundaries"``: values in flight are as ``flight`` says, and only what is stored is
-            rounded. ``"every_op"``: each result is rounded to ``storage`` behind a scale of its
-            own, the arithmetic of a machine without float32.
+            ``jax.tree_util.keystr`` prints it) matches is returned stored so.
+        min_size: residuals with fewer elements (for example the statistics of a norm) stay in the
+            compute dtype, since a narrow copy saves less than its scale costs.
+        store: ``"boundaries"``: values in flight have the dtype that ``flight`` says, and only
+            stored values are rounded. ``"every_op"``: each result is rounded to ``storage`` with a
+            scale of its own, the arithmetic of a machine without float32.
         scaling: how an operand's scale is chosen, see :func:`scalewise.quantize`. By default its
-            largest magnitude (current scaling), so that nothing saturates. :class:`Unit` takes
-            a scale that is predicted from shapes alone, without a look at the data;
-            :class:`Delayed` one from the steps before (see :class:`WithHistory`).
+            largest magnitude (current scaling), so that nothing saturates. :class:`Unit` predicts
+            the scale from shapes, without reading the data; :class:`Delayed` derives it from the
+            steps before (see :class:`WithHistory`).
         per: ``"tensor"``: one scale for an operand; ``"channel"``: one for each index of the axes
             that aren't contracted.
         features: a contraction of fewer features (an image's one or three channels, a convolution
-            that makes one, each channel on its own) has operands in ``storage``: no hardware
-            multiplies so few in FP8, and what enters or leaves a network there has no other way.
+            that makes one, a depthwise convolution) has operands in ``storage``: no hardware
+            multiplies so few in FP8, and the whole input or output of a network passes through
+            them.
         flight: dtype of values in flight. ``"program"``: bfloat16 where the program computes in
             bfloat16, float32 for all other floats of at most 32 bits; a value in flight that takes
-            no more memory than a 16-bit storage or operand format stays as it is. ``"float32"``:
+            no more memory than a 16-bit storage or operand format isn't rounded. ``"float32"``:
             float32 throughout. float64 stays float64. For ``store="boundaries"``.
         keep: exceptions, ``{name: format}``: equations of that primitive, or in that scope (a
             ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another),
-            have operands and residuals in that format, FP32 for none. The first that matches wins.
-            With ``store="every_op"`` they are computed and kept in FP32, FP16 or BF16.
-        rescale: with ``store="every_op"``, where the scale is found anew from the data. ``"max"``,
+            have operands and residuals in that format; FP32 leaves them unrounded. The first match
+            decides. With ``store="every_op"`` they are computed and kept in FP32, FP16 or BF16.
+        rescale: with ``store="every_op"``, where scales are found from the data. ``"max"``,
             ``"l1"``, ``"l2"`` and ``"least_squares"``: after each operation that can change the
             magnitude, by that measure. None: after contractions, sums, powers, quotients and
             functions without a rule, in an optimizer, and where a propagated scale could overflow
             the format; elsewhere scales are propagated.
-        arithmetic: with ``store="every_op"``, in which contractions add up: ``"float32"``,
-            ``"storage"`` (the device's own product of that dtype, whose sums may overflow), or
-            ``"auto"``: in the narrow one where, at run time, the operands' magnitudes let no sum
-            overflow, else in float32. That is for scales that leave data of unit size (propagated
-            ones, ``rescale="l2"``); ``"max"`` puts them too high for sums of FP16.
-        device: a name of :data:`scalewise.devices.DEVICES`: whose matrix units products are written
-            for, where the program isn't lowered for a CPU. None: those of JAX's default backend,
-            or an H100's where that is none of the table. To compile ahead of time for another
-            device, name it. Operands that its units don't multiply are widened, with a warning.
+        arithmetic: with ``store="every_op"``, the dtype in which contractions accumulate:
+            ``"float32"``, ``"storage"`` (the device's own product of that dtype, whose sums may
+            overflow), or ``"auto"``, which chooses at run time the narrow dtype if the operands'
+            magnitudes let no sum overflow, otherwise float32. That is for scales that leave data of
+            unit size (propagated ones, ``rescale="l2"``); with ``"max"`` FP16's sums would
+            overflow.
+        device: a name of :data:`scalewise.devices.DEVICES`, for whose matrix units products are
+            compiled unless the program is lowered for a CPU. None: the device of JAX's default
+            backend, or an H100 if that isn't in the table. Name a device to compile ahead of time
+            for it. Operands that its units don't multiply are widened, with a warning.
         native_products: True to raise ValueError instead: every product of ``forward`` and
             ``backward`` formats has to run in units that multiply them.
 
     Raises:
-        ValueError: formats, names or combinations that mean nothing.
+        ValueError: an unknown format or name, or a contradictory combination.
     """
 
     forward: Format | BlockFormat | None = FP16

@@ -12,7 +12,7 @@ from ._draws import EmulationWithDraws
 
 
 def emulate(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Callable:
-    """``f`` as a machine would compute it that has no other floating-point format than ``fmt``.
+    """Returns ``f`` as a machine computes it whose only floating-point format is ``fmt``.
 
     Arguments, constants and the float result of each equation are rounded to the nearest number of
     the format, once, subnormals and all. ``+ - * /`` and the square root are correctly rounded;
