@@ -1,4 +1,4 @@
-"""What an audited training step costs beside the plain one: time, compile, memory.
+"""Measures time, compilation and memory of an audited training step, as ratios to the plain one.
 
 `python -m benchmarks.audit` audits one step of examples/gpt.py in FP16, without trying fixes, and
 prints ratios to the float32 step; `--width 384 --heads 6 --layers 6 --context 256` make it as wide
@@ -31,12 +31,12 @@ REPEATS = 7
 
 
 def clocks() -> np.ndarray:
-    """Wall-clock and processor time, in seconds."""
+    """Returns wall-clock and processor time in seconds."""
     return np.array([time.perf_counter(), time.process_time()])
 
 
 def seconds(call: Callable[[], Any], repeats: int = REPEATS) -> np.ndarray:
-    """The medians of a few calls, by both clocks."""
+    """Returns the medians of a few calls by both clocks."""
     times = []
     for _ in range(repeats):
         start = clocks()
@@ -46,7 +46,7 @@ def seconds(call: Callable[[], Any], repeats: int = REPEATS) -> np.ndarray:
 
 
 def line(name: str, plain: np.ndarray, audited: np.ndarray) -> str:
-    """Both, and their ratios."""
+    """Formats plain and audited times and their ratios."""
     wall, processor = audited / plain
     return (
         f"{name:8} plain {plain[0]:.3f} s   audited {audited[0]:.3f} s   ratio {wall:.1f}, "
@@ -60,21 +60,21 @@ def resize(config: gpt.Config) -> None:
 
 
 def example() -> tuple[Any, np.ndarray]:
-    """The step's arguments, and a process that has compiled something."""
+    """Returns the step's arguments, after a first compilation in this process."""
     arguments = gpt.init(0), next(gpt.batches(Path(__file__).read_bytes() * 8, 0))
     jax.block_until_ready(jax.jit(lambda x: jax.numpy.tanh(x @ x.T))(np.ones((8, 8), np.float32)))
     return arguments
 
 
 def plain_step() -> Callable[[], Any]:
-    """The float32 step, compiled."""
+    """Returns the jitted float32 step."""
     state, batch = example()
     step = jax.jit(gpt.train_step)
     return lambda: step(state, batch)
 
 
 def audited_step() -> Callable[[], Any]:
-    """Both runs of the audit; the first call traces the program."""
+    """Returns a function that makes both runs of the audit; its first call traces the program."""
     state, batch = example()
     sessions: list[Session] = []
 
@@ -89,13 +89,13 @@ def audited_step() -> Callable[[], Any]:
 
 
 def peak() -> float:
-    """Megabytes that this process has held at most, so far."""
+    """Returns the peak memory of this process so far, in megabytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
 
 
 def grown(make: Callable[[], Callable[[], Any]]) -> float:
-    """By how many megabytes three calls raise the peak."""
+    """Returns by how many megabytes three calls raise the peak."""
     call = make()
     before = peak()
     for _ in range(3):

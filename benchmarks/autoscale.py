@@ -1,4 +1,4 @@
-"""What autoscale costs: a step's time, tracing and compiling, and how that grows with the layers.
+"""Measures autoscale: a step's time, tracing and compilation, and their growth with the layers.
 
     python -m benchmarks.autoscale step compile every_op
 
@@ -33,7 +33,7 @@ def under(recipe: Any, f: Callable) -> Callable:
 
 
 def gpt(layers: int, scanned: bool, **sizes: int) -> Program:
-    """The GPT example with so many layers, as a list of them or stacked, for a scan."""
+    """Returns the GPT example with this number of layers, as a list or stacked for a scan."""
     program = models.model("gpt")
     module = models.module_of(program)
     module.CONFIG = dataclasses.replace(module.CONFIG, layers=layers, **sizes)
@@ -59,7 +59,7 @@ def gpt(layers: int, scanned: bool, **sizes: int) -> Program:
 
 
 def interleaved(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Median over rounds of each one's seconds to the first one's in the same round."""
+    """Returns each run's median ratio to the first run of the same round."""
     seconds = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -73,7 +73,7 @@ def interleaved(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 @dataclasses.dataclass
 class Stepping:
-    """A compiled training step; each call makes one step and returns the seconds it took."""
+    """Returns a function that makes one compiled training step and returns its seconds."""
 
     compiled: Any
     state: Any

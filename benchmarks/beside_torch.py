@@ -30,7 +30,7 @@ from scalewise.rounding._nearest import nearest_codes
 
 
 def routes(x: np.ndarray) -> dict[tuple[str, str], Run]:
-    """What is timed, by (what, who)."""
+    """Returns the timed calls by (operation, library)."""
     import torch
 
     there, tensor = jnp.asarray(x), torch.from_numpy(x)

@@ -1,4 +1,4 @@
-"""``make bench``: casts of float32 beside ``np.copyto`` and what else is installed.
+"""``make bench``: times casts of float32, ``np.copyto`` and other libraries' casts.
 
 One process, steady state: each route runs once to compile and warm up, then all routes in turns,
 and the median of its runs counts; what takes over a second is timed once. Figures are millions of
@@ -31,7 +31,7 @@ OTHERS = ("toward_zero", "toward_negative", "to_odd", "stochastic")
 
 
 def routes(x: np.ndarray) -> dict[tuple[str, str], Run]:
-    """What is timed, by (format, who)."""
+    """Returns the timed calls by (format, library)."""
     there = jnp.asarray(x)
     table: dict[tuple[str, str], Run] = {}
 
@@ -80,7 +80,7 @@ def routes(x: np.ndarray) -> dict[tuple[str, str], Run]:
 
 
 def usable(table: dict[tuple[str, str], Run]) -> dict[tuple[str, str], Run]:
-    """Those that run here at all; the others are named."""
+    """Returns the calls that run on this machine, and prints the names of the others."""
     result = {}
     for what, run in table.items():
         try:

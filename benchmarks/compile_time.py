@@ -1,4 +1,4 @@
-"""What a recipe adds to the time that JAX takes to trace, lower and compile a training step.
+"""Measures how long JAX takes to trace, lower and compile a training step under each recipe.
 
     python -m benchmarks.compile_time                     # a VAE under several recipes
     python -m benchmarks.compile_time --program gpt --recipes fp16 fp8
@@ -86,7 +86,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {"vae": vae, "gpt": gpt}
 
 
 def parts(step: Callable[..., Any], arguments: Any) -> tuple[dict[str, float], dict[str, Any]]:
-    """CPU seconds of tracing, lowering and compiling a step anew; and what was found of it."""
+    """Returns CPU seconds to trace, lower and compile a step, and figures on the program."""
     jax.clear_caches()
     times = [time.process_time()]
     traced = jax.jit(step).trace(*arguments)
@@ -107,7 +107,7 @@ def parts(step: Callable[..., Any], arguments: Any) -> tuple[dict[str, float], d
 
 
 def equations(jaxpr: Any) -> int:
-    """How many equations a jaxpr has, with those of all jaxprs among its parameters."""
+    """Returns the number of equations of a jaxpr, including those of inner jaxprs."""
     body = open_jaxpr(jaxpr)[0]
     return len(body.eqns) + sum(
         equations(inner) for eqn in body.eqns for inner in nested_jaxprs(eqn)

@@ -1,4 +1,4 @@
-"""What a light monitor costs a training: `python -m benchmarks.monitor`.
+"""``python -m benchmarks.monitor``: the share of a training step's time that a Monitor takes.
 
 Steps of examples/gpt.py with and without a :class:`scalewise.audit.Monitor` of its parameters and
 moments, every 10 steps, in turn in one process; the ratio of the medians of runs of 20 steps.

@@ -1,4 +1,4 @@
-"""Other libraries' casts of float32, each as its own users would run it, where it is installed."""
+"""Other libraries' casts of float32, each used as its documentation recommends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WIDTHS = {
 
 
 def peers(x: np.ndarray) -> dict[tuple[str, str], Run]:
-    """What is timed, by (format, library)."""
+    """Returns the timed calls by (format, library)."""
     table: dict[tuple[str, str], Run] = {}
     for name, found in {"torch": _torch, "qtorch": _qtorch, "pychop": _pychop, "gfloat": _gfloat,
                         "torchao": _torchao, "jax.nn": _jax_nn}.items():  # fmt: skip

@@ -1,4 +1,4 @@
-"""What loss scaling and master weights cost, in time and in bytes read and written.
+"""Measures the overhead of loss scaling and master weights, in time and in bytes moved.
 
     python -m benchmarks.training
 
@@ -28,7 +28,7 @@ from scalewise.training import (
 
 
 def overhead(repeats: int, width: int) -> dict[str, dict[str, float]]:
-    """A wrapped optimizer step beside the bare one, of four square matrices.
+    """Compares a wrapped optimizer step with the bare one, for four square matrices.
 
     Nothing else is done, so this is reading and writing memory: the time, as a ratio, and the bytes
     a parameter that XLA counts in the compiled program.
@@ -70,7 +70,7 @@ def overhead(repeats: int, width: int) -> dict[str, dict[str, float]]:
 
 
 def whole_step(repeats: int) -> dict[str, float]:
-    """The same for whole steps of the GPT example: the step by hand, and training.step."""
+    """Compares whole steps of the GPT example: written by hand, and by training.step."""
     program = load_program("examples/gpt.py")
     assert program.loss_of is not None
     assert program.optimizer is not None
@@ -98,7 +98,7 @@ def whole_step(repeats: int) -> dict[str, float]:
 
 
 def ratios(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    """Median over rounds of each one's time to the first one's in the same round."""
+    """Returns each run's median ratio to the first run of the same round."""
     for run in runs.values():
         run()
         run()

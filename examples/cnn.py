@@ -1,8 +1,8 @@
 """A small convolutional network on scikit-learn's handwritten digits, in plain JAX and optax.
 
-This file knows nothing of low precision. It defines what `scalewise compare` and `scalewise train`
+This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
 read from any file: init, loss_of, OPTIMIZER, train_step and batches (see gpt.py). Its data are
-the 1,797 digits that come with scikit-learn; the bytes that `batches` is given aren't looked at.
+the 1,797 digits that come with scikit-learn; `batches` ignores the bytes that it is given.
 """
 
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ def train_step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
 
 
 def batches(data: bytes, seed: int) -> Iterator[Tree]:
-    """Random digits shifted by up to a pixel, pixels from 0 to 1, for ever."""
+    """Random digits shifted by up to a pixel, pixels from 0 to 1, without end."""
     del data
     from sklearn.datasets import load_digits
 

@@ -1,4 +1,4 @@
-"""Failures that people lost days over, each in a few lines, with the line that causes it marked.
+"""Real failures of low-precision programs, each in a few lines, with the line at fault marked.
 
 For example, `scalewise audit examples/gallery.py:adam --format fp16`. proofs/gallery.py checks
 that the audit finds each marked line; docs/gallery.md lists its findings.

@@ -1,13 +1,13 @@
-"""A small byte-level GPT in plain JAX and optax: bare pytrees of float32, and nothing else.
+"""A small byte-level GPT in plain JAX and optax: pytrees of float32 arrays, no modules.
 
-This file knows nothing of low precision, and nothing of scalewise. `scalewise compare` reads
-three functions from it, as it does from any file:
+This file doesn't deal with low precision and doesn't import scalewise. `scalewise compare` uses
+three functions of it, or of any other file:
 
     init(seed) -> state                            a pytree that holds the parameters as "params"
     train_step(state, batch) -> (state, loss)      one step of training, a pure function
-    batches(data, seed) -> iterator of batches     NumPy arrays, made from the bytes of some text
+    batches(data, seed) -> iterator of batches     NumPy arrays, made from the bytes of a text
 
-Run on its own, `python examples/gpt.py`, it trains on its own source.
+`python examples/gpt.py` trains the model on the text of this file.
 """
 
 from collections.abc import Iterator
@@ -114,7 +114,7 @@ def train_step(state: Tree, batch: jax.Array) -> tuple[Tree, jax.Array]:
 
 
 def batches(data: bytes, seed: int) -> Iterator[np.ndarray]:
-    """Random windows of the text, one byte longer than the context, for ever."""
+    """Yields random windows of the text, one byte longer than the context, without end."""
     text = np.frombuffer(data, np.uint8)
     last = len(text) - CONFIG.context
     if last < 1:

@@ -1,9 +1,9 @@
 """A graph network on the nearest neighbours among scikit-learn's digits, in plain JAX and optax.
 
-This file knows nothing of low precision. It defines what `scalewise compare` and `scalewise train`
+This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
 read from any file (see gpt.py), and digits that it doesn't train on, `held_out`. Each digit is a
-node, joined with those that look most like it; messages along the edges are added up by
-`segment_sum`. Two thirds of the digits have a label, but all lend their neighbours their pixels.
+node, connected with the most similar digits; `segment_sum` adds up messages along the edges. Two
+thirds of the digits have a label; the pixels of all are used.
 """
 
 from collections.abc import Iterator
@@ -100,7 +100,7 @@ def held_out() -> Tree:
 
 
 def batches(data: bytes, seed: int) -> Iterator[Tree]:
-    """The whole graph, random pixels of it hidden, with half of the labels, for ever."""
+    """The whole graph, random pixels of it hidden, with half of the labels, without end."""
     del data
     whole, labels = graph()
     random = np.random.default_rng(seed)

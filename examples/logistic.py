@@ -1,6 +1,6 @@
 """Logistic regression by L-BFGS on scikit-learn's breast cancer data, in plain JAX and optax.
 
-This file knows nothing of low precision. It defines what `scalewise compare` reads from any file
+This file doesn't deal with low precision. It defines what `scalewise compare` reads from any file
 (see gpt.py), and patients that it doesn't train on, `held_out`. No neural network: a convex
 problem, solved by a quasi-Newton method whose line search is a loop within the step.
 """

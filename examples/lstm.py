@@ -1,6 +1,6 @@
 """A byte-level LSTM in plain JAX and optax, its time steps in a `lax.scan`.
 
-This file knows nothing of low precision. It defines what `scalewise compare` and `scalewise train`
+This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
 read from any file: init, loss_of, OPTIMIZER, train_step and batches (see gpt.py).
 """
 
@@ -74,7 +74,7 @@ def train_step(state: Tree, batch: jax.Array) -> tuple[Tree, jax.Array]:
 
 
 def batches(data: bytes, seed: int) -> Iterator[np.ndarray]:
-    """Random windows of the text, one byte longer than the context, for ever."""
+    """Random windows of the text, one byte longer than the context, without end."""
     text = np.frombuffer(data, np.uint8)
     last = len(text) - CONFIG.context
     if last < 1:

@@ -1,8 +1,8 @@
 """A small residual network with batch norm on scikit-learn's digits, in plain JAX and optax.
 
-This file knows nothing of low precision. It defines what `scalewise compare` and `scalewise train`
+This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
 read from any file (see gpt.py), and for `python -m proofs.parity` digits that it doesn't train on,
-`held_out`, and what a trained state loses on them, `evaluate`: with the running statistics, which
+`held_out`, and `evaluate`, the loss of a trained state on them, with the running statistics that
 `train_step` keeps beside the parameters.
 """
 
@@ -122,7 +122,7 @@ def held_out() -> Tree:
 
 
 def batches(data: bytes, seed: int) -> Iterator[Tree]:
-    """Random digits shifted by up to a pixel, pixels from 0 to 1, for ever."""
+    """Random digits shifted by up to a pixel, pixels from 0 to 1, without end."""
     del data
     images, labels = digits()
     random = np.random.default_rng(seed)

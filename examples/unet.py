@@ -1,8 +1,8 @@
 """A small diffusion U-Net on scikit-learn's handwritten digits, in plain JAX and optax.
 
-This file knows nothing of low precision. It defines what `scalewise compare` and `scalewise train`
-read from any file (see gpt.py), and digits that it doesn't train on, `held_out`. A batch brings its
-own noise, so that two runs see the same.
+This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
+read from any file (see gpt.py), and digits that it doesn't train on, `held_out`. A batch contains
+its noise, so that two runs see the same noise.
 """
 
 from collections.abc import Iterator
@@ -115,7 +115,7 @@ def held_out() -> Tree:
 
 
 def batches(data: bytes, seed: int) -> Iterator[Tree]:
-    """Random digits, pixels from -1 to 1, each with noise and a time, for ever."""
+    """Random digits, pixels from -1 to 1, each with noise and a time, without end."""
     del data
     images = digits()[: -CONFIG.held]
     random = np.random.default_rng(seed)

@@ -1,9 +1,9 @@
-"""A wave traced back to where it began, by gradients through its simulation, in plain JAX.
+"""Finds the initial state of a wave, by gradients through its simulation, in plain JAX.
 
-This file knows nothing of low precision. It defines what `scalewise compare` and `scalewise train`
-read from any file (see gpt.py). No neural network: a membrane whose first displacement is one of
-scikit-learn's digits swings by the wave equation, detectors along its rim record it with some
-noise, and what is trained is the displacement that explains the records.
+This file doesn't deal with low precision. It defines what `scalewise compare` and `scalewise train`
+read from any file (see gpt.py). No neural network: a membrane whose initial displacement is one of
+scikit-learn's digits follows the wave equation, detectors along its rim record it with noise, and
+the displacement that explains the records is trained.
 """
 
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def train_step(state: Tree, batch: jax.Array) -> tuple[Tree, jax.Array]:
 
 
 def batches(data: bytes, seed: int) -> Iterator[np.ndarray]:
-    """The records of one experiment after the other, each with noise of its own, for ever."""
+    """The records of one experiment after the other, each with noise of its own, without end."""
     del data
     from sklearn.datasets import load_digits
 

@@ -1,6 +1,6 @@
-"""The examples trained under autoscale beside float32: same data, same model, same loss.
+"""Trains the examples under autoscale and in float32 on the same data, and compares losses.
 
-    python -m proofs.parity                     # goes on where it stopped
+    python -m proofs.parity                     # continues where it stopped
     python -m proofs.parity --models gpt --recipes fp8 --steps 300
 
 Each run is a line of ``docs/parity.jsonl``: the whole training step (forward, backward, optimizer)
@@ -32,7 +32,7 @@ STEPS, LAST = 300, 20
 
 
 def moved(params: Any) -> Any:
-    """Parameters at a distance that FP16 doesn't see."""
+    """Returns the parameters, each moved by less than FP16's spacing."""
     random = np.random.default_rng(0)
 
     def leaf(x):
@@ -46,7 +46,7 @@ def under(recipe: str, f: Any) -> Any:
 
 
 def train(program: Program, recipe: str, steps: int, seed: int = 0) -> dict[str, Any]:
-    """One run: the loss of its last steps and of what is held out, and how many weren't finite."""
+    """Makes one run; returns its last losses, the held-out loss, and counts of non-finite steps."""
 
     def step(state, batch):
         state, loss = under(recipe, program.train_step)(state, batch)
@@ -91,7 +91,7 @@ def key(row: dict[str, Any]) -> tuple:
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
-    """What a file of lines holds; of two with the same key, the later."""
+    """Reads a file of JSON lines; of two with the same key, the later is kept."""
     lines = file.read_text().splitlines() if file.exists() else []
     return list({key(row): row for row in map(json.loads, lines)}.values())
 

@@ -1,14 +1,14 @@
-"""Four processes train a sharded GPT as one process does; one is killed, and the run resumed.
+"""Trains a sharded GPT in four processes and in one; kills one process and resumes the run.
 
     python -m proofs.processes [--recipes fp8 fp8_delayed]
 
-The GPT of examples/gpt.py, tiny, on a mesh of data, FSDP and tensor axes, 2 x 2 x 2, by
-``training.train(sharding=...)``: four processes joined by ``jax.distributed`` on this machine's
-loopback, two devices each. The loss scale begins low and grows; in one step the part of the batch
-that the last process has makes its gradients overflow. Compared are, with a process that has all
-of it on one device: losses, loss scales and skipped steps; among the processes: these and the
-histories of delayed scaling; with an uninterrupted run one in which a process was killed
-(``kill -9``): the bits of the whole state and every step's figures.
+A tiny GPT of examples/gpt.py is trained by ``training.train(sharding=...)`` on a mesh of data, FSDP
+and tensor axes, 2 x 2 x 2: four processes joined by ``jax.distributed`` on this machine's loopback,
+two devices each. The loss scale starts low and grows; in one step the last process's part of the
+batch makes its gradients overflow. Losses, loss scales and skipped steps are compared with those of
+one process with one device, and, with the histories of delayed scaling, among the four processes.
+A run in which a process was killed (``kill -9``) is compared with an uninterrupted one: the bits of
+the whole state and the metrics of every step.
 """
 
 import argparse
@@ -30,7 +30,7 @@ TEXT = b"To be, or not to be, that is the question: Whether 'tis nobler in the m
 
 
 def worker(number: int, count: int, port: int, recipe: str, out: str, steps: int) -> None:
-    """One process of ``count``, or, with 0, one with one device; prints what it saw as JSON."""
+    """Runs one process of ``count``; 0 means one process with one device. Prints JSON."""
     import jax
 
     jax.config.update("jax_num_cpu_devices", DEVICES // count if count else 1)
@@ -63,7 +63,7 @@ def worker(number: int, count: int, port: int, recipe: str, out: str, steps: int
 
 
 def program():
-    """The GPT as ``train`` takes it; a batch has a weight for each of its sequences."""
+    """Returns the GPT as a program whose batches have a weight for each sequence."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -88,7 +88,7 @@ def program():
 
 
 def sharding():
-    """Products split over the tensor axis as Megatron does, all weights over the FSDP axis."""
+    """Returns a sharding of products over the tensor axis (Megatron), weights over FSDP's."""
     import jax
     import numpy as np
     from jax.sharding import AxisType, Mesh
@@ -112,7 +112,7 @@ def sharding():
 
 
 def decisions(state) -> list:
-    """Loss scale, skipped steps and the history of delayed scaling, as this process has them."""
+    """Returns this process's loss scale, skipped steps and digest of the history."""
     import numpy as np
 
     from scalewise.training import loss_scale_of
@@ -126,7 +126,7 @@ def decisions(state) -> list:
 
 
 def launch(count: int, recipe: str, out: Path, steps: int = STEPS) -> list:
-    """Starts the processes of one run; with a count of 0 one, with one device."""
+    """Starts the processes of one run; with a count of 0, one process with one device."""
     port = free_port()
     return [
         start("proofs.processes", "worker", n, count, port, recipe, out, steps)
@@ -135,13 +135,13 @@ def launch(count: int, recipe: str, out: Path, steps: int = STEPS) -> list:
 
 
 def figures(out: Path) -> list[tuple]:
-    """Every step's figures but for its time."""
+    """Returns the metrics of each step without its time."""
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [(r["step"], r["loss"], r["scale"], r["skipped"]) for r in rows]
 
 
 def kill_one(workers: list, out: Path) -> list[int]:
-    """Kills the last process once a checkpoint is behind it; the exit codes of all."""
+    """Kills the last process after a checkpoint; returns the exit codes of all."""
     file = out / "metrics.jsonl"
     while not file.exists() or len(file.read_bytes().splitlines()) < EVERY + 2:
         if any(process.poll() is not None for process in workers):
@@ -154,7 +154,7 @@ def kill_one(workers: list, out: Path) -> list[int]:
 
 
 def prove(recipe: str, folder: Path) -> dict:
-    """What the runs differ by.
+    """Returns figures on the differences between the runs.
 
     Raises:
         SystemExit: the processes disagree, with one another or with one process, or the resumed

@@ -1,4 +1,4 @@
-"""A run killed at random moments and resumed each time ends with the bits of an uninterrupted one.
+"""Kills a run at random moments, resumes it, and compares its bits with an uninterrupted run's.
 
     python -m proofs.resume --kills 20
 
@@ -34,7 +34,7 @@ def finish(process: subprocess.Popen) -> str:
 
 
 def bits(out: Path) -> list[tuple]:
-    """Every step's figures but for its time."""
+    """Returns the metrics of each step without its time."""
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     return [(r["step"], r["loss"], r["scale"], r["skipped"]) for r in rows]
 
@@ -45,7 +45,7 @@ def lines(out: Path) -> int:
 
 
 def prove(arguments: list[str], kills: int, seed: int, folder: Path) -> dict:
-    """Runs both; what was found. Raises SystemExit where they differ."""
+    """Makes both runs and returns the figures; raises SystemExit if they differ."""
     rng = random.Random(seed)
     whole, killed = folder / "whole", folder / "killed"
     want = finish(start(arguments, whole)).split("state ")[1].split()[0]
@@ -53,7 +53,7 @@ def prove(arguments: list[str], kills: int, seed: int, folder: Path) -> dict:
     for number in range(kills):
         process = start(arguments, killed)
         before = lines(killed)
-        if number % 4 < 3:  # three of four while it trains and saves, one of four before that
+        if number % 4 < 3:  # three of four kills while it trains and saves, one of four before
             while process.poll() is None and lines(killed) <= before:
                 time.sleep(0.02)
             time.sleep(rng.random() * 0.6)

@@ -1,6 +1,6 @@
-"""Every method that there is, trained on one model, seed by seed beside float32.
+"""Trains a model with every method, and compares the losses with float32's, seed by seed.
 
-    python -m proofs.side_by_side               # goes on where it stopped
+    python -m proofs.side_by_side               # continues where it stopped
     python -m proofs.side_by_side --parts cnn --again
 
 Each part is one `scalewise compare` of a model under several methods, from three seeds; its summary
@@ -25,20 +25,20 @@ FILE = ROOT / "docs" / "side_by_side.jsonl"
 SEEDS = 3
 AMP = ("dynamic-scale", "autocast-bf16")
 PARITY = ("float32", "fp16-plain", *AMP)
-# what is run, in this order: the model, the methods, the steps
+# the runs, in this order: model, methods, steps
 PARTS: Mapping[str, tuple[str, Sequence[str], int]] = {
     "all methods on mlp": ("mlp", tuple(training.METHODS), 150),
     "parity on cnn": ("cnn", PARITY, 500),
     "parity on gpt": ("gpt", (*PARITY, "five-bytes"), 150),
 }
-CLAIMS = {  # method and part to the largest distance of its mean loss from float32's
+CLAIMS = {  # method and part to the largest allowed difference of its mean loss from float32's
     **{(method, f"parity on {model}"): 0.005 for method in AMP for model in ("gpt", "cnn")},
     ("five-bytes", "parity on gpt"): 0.01,
 }
 
 
 def run(part: str) -> dict[str, Any]:
-    """The summary of one comparison."""
+    """Runs one comparison and returns its summary."""
     model, methods, steps = PARTS[part]
     with tempfile.TemporaryDirectory() as folder:
         comparison = training.compare(
@@ -50,13 +50,13 @@ def run(part: str) -> dict[str, Any]:
 
 
 def rows(file: Path = FILE) -> dict[str, dict[str, Any]]:
-    """What was kept, by part; of two of a part the later."""
+    """Returns the recorded summaries by part; of two of one part, the later."""
     lines = file.read_text("utf-8").splitlines() if file.exists() else []
     return {row["part"]: row for row in map(json.loads, lines)}
 
 
 def ratios(summary: Mapping[str, Any], method: str) -> list[float] | None:
-    """A method's final loss over float32's of the same seed; None where one isn't finite."""
+    """Returns a method's final losses over float32's of the same seed; None if non-finite."""
     finals = {m["name"]: m["final_loss_by_seed"] for m in summary["methods"]}
     if method not in finals or None in finals[method]:
         return None
@@ -64,7 +64,7 @@ def ratios(summary: Mapping[str, Any], method: str) -> list[float] | None:
 
 
 def failures(kept: Mapping[str, dict[str, Any]]) -> list[str]:
-    """The claims that what was kept doesn't bear out."""
+    """Returns a sentence for each claim that the recorded results don't support."""
     found = []
     for (method, part), limit in CLAIMS.items():
         by_seed = ratios(kept[part], method)

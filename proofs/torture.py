@@ -1,6 +1,6 @@
-"""The same models, and small programs made of what kills FP16, in units that FP16 doesn't have.
+"""Trains the models, and small programs on which FP16 fails, in units beyond FP16's range.
 
-    python -m proofs.torture                    # goes on where it stopped
+    python -m proofs.torture                    # continues where it stopped
     python -m proofs.torture --cases gpt moe --methods fp8
 
 Each model is trained for a few steps as it is and with its inputs, its weights or its loss
@@ -41,7 +41,7 @@ VARIANTS = (
     ("as it is", "", 0),
     *((f"{x} times 2^{k}", x, k) for x in ("inputs", "weights", "loss") for k in (40, -40)),
 )
-LINE_SEARCH = ("logistic",)  # asks for losses of its own, unscaled: no loss scale can serve it
+LINE_SEARCH = ("logistic",)  # its line search evaluates unscaled losses: a loss scale can't be used
 STEPS, LAST, TOLERANCE, PATIENCE = 20, 5, 0.02, 60
 
 
@@ -53,7 +53,7 @@ def narrowed(tree: Any) -> Any:
 
 
 def method(name: str, program: Program) -> tuple[Callable, Callable]:
-    """What makes the first state of the program's, and the step: (state, loss, whether taken)."""
+    """Returns the function to the method's initial state, and its step: (state, loss, made)."""
     if name == "float32" or name in RECIPES:
         whole = program.train_step
         whole = whole if name == "float32" else sw.autoscale(whole, RECIPES[name])
@@ -88,7 +88,7 @@ def method(name: str, program: Program) -> tuple[Callable, Callable]:
 
 
 def run(program: Program, name: str, variants: Any) -> dict[str, list[float]]:
-    """The losses of each variant, those of steps that were left out not counted."""
+    """Returns the losses of each variant, without those of steps that were left out."""
     units = program_in_units(program)
     prepare, one = method(name, units)
     jitted, found = jax.jit(one), {}
@@ -114,7 +114,7 @@ def run(program: Program, name: str, variants: Any) -> dict[str, list[float]]:
 
 
 def verdict(losses: list[float], want: list[float]) -> dict[str, Any]:
-    """Relative difference of the last losses, or None and the step that they didn't get beyond."""
+    """Returns the relative difference of the last losses, or None and the last step reached."""
     bad = next((i for i, x in enumerate(losses) if not math.isfinite(x)), None)
     if bad is None and len(losses) == len(want):
         got, true = statistics.fmean(losses[-LAST:]), statistics.fmean(want[-LAST:])
@@ -130,7 +130,7 @@ def rows(file: Path) -> dict[tuple, dict[str, Any]]:
 def torture(
     program: Program, names: Sequence[str], there: Container[tuple], whole: bool
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one program that aren't there yet."""
+    """Returns the rows of one program that are still missing."""
     batch = next(iter(models.batches(program, 0)))
     floats = any(np.asarray(x).dtype.kind == "f" for x in jax.tree.leaves(batch))
     variants = [v for v in VARIANTS if floats or v[1] != "inputs"] if whole else VARIANTS[:1]

@@ -1,4 +1,4 @@
-"""Two processes train as one: data-parallel, with sharded state, and with gradients sent narrow.
+"""Compares training in two processes with one: data-parallel, sharded, with narrow gradients.
 
     python -m proofs.two_processes
 
@@ -18,7 +18,7 @@ TOLERANCE = dict.fromkeys(WAYS, 1e-3) | {"e5m2": 0.05}  # of a loss: another ord
 
 
 def worker(number: int, count: int, port: int, ways: tuple[str, ...]) -> None:
-    """Each way in turn, in one process of ``count``; prints what came of them as JSON."""
+    """Trains in each way in one process of ``count``; prints the results as JSON."""
     import jax
 
     if count > 1:
@@ -57,7 +57,7 @@ def worker(number: int, count: int, port: int, ways: tuple[str, ...]) -> None:
 
 
 def make_step(way: str):
-    """The training step of one way."""
+    """Returns the training step of one way."""
     import jax.numpy as jnp
     import optax
 
@@ -69,13 +69,13 @@ def make_step(way: str):
     options = {} if way in ("data", "sharded") else {"axis_name": "data"}
     if way in ("fp16", "e5m2"):
         options["comm_format"] = way
-    # FP16's operands behind a loss scale that begins too high and has to come down
+    # FP16 operands, and a loss scale that is too high at first
     scaling = DynamicLossScale(initial=2.0**20, interval=4)
     return step(loss, optax.adam(1e-2), "c=f16", scaling=scaling, clip=1.0, **options)
 
 
 def make_run(way: str, train, mesh):
-    """State in its place, and the compiled step."""
+    """Returns the state on its devices, and the compiled step."""
     import jax
     import numpy as np
     from jax.sharding import NamedSharding
@@ -88,7 +88,7 @@ def make_run(way: str, train, mesh):
     }
     shapes = jax.eval_shape(train.init, params)
 
-    def spec(x):  # FSDP: everything with an axis is cut along its first, moments and masters too
+    def spec(x):  # FSDP: arrays, also moments and masters, are split along their first axis
         return P("data") if way == "sharded" and x.ndim else P()
 
     shardings = jax.tree.map(lambda x: NamedSharding(mesh, spec(x)), shapes)
@@ -102,7 +102,7 @@ def make_run(way: str, train, mesh):
 
 
 def batch(index: int) -> dict:
-    """The whole batch of one step; in step 7 its second half is too large for FP16 gradients."""
+    """Returns the batch of one step; in step 7 the second half overflows FP16 gradients."""
     import numpy as np
 
     rng = np.random.default_rng(index)
@@ -113,7 +113,7 @@ def batch(index: int) -> dict:
 
 
 def prove(ways: tuple[str, ...] = WAYS) -> dict[str, dict]:
-    """What the ways differ by.
+    """Returns the differences between the ways.
 
     Raises:
         SystemExit: the two workers disagree at all, or with one process: on what steps to take, or

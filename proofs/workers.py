@@ -1,4 +1,4 @@
-"""Processes of one module, started on this machine and waited for."""
+"""Starts processes of a module on this machine, and collects their results."""
 
 import json
 import os
@@ -10,14 +10,14 @@ MARK = "FOUND"
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Returns a free port of this machine."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         return free.getsockname()[1]
 
 
 def start(module: str, *arguments: object) -> subprocess.Popen:
-    """``python -m module arguments``, on CPUs alone."""
+    """Starts ``python -m module arguments``, on CPUs only."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *map(str, arguments)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -26,12 +26,12 @@ def start(module: str, *arguments: object) -> subprocess.Popen:
 
 
 def tell(found: object) -> None:
-    """Prints what a worker found, for :func:`results`."""
+    """Prints a worker's result for :func:`results`."""
     print(MARK + json.dumps(found), flush=True)
 
 
 def results(workers: list[subprocess.Popen], seconds: float = 900) -> list:
-    """What each of the workers told.
+    """Returns the result of each worker.
 
     Raises:
         SystemExit: one of them ended otherwise than with exit code 0.

@@ -1,4 +1,4 @@
-"""`scalewise cast` on .safetensors: each tensor with its scales, read again exactly."""
+"""`scalewise cast` on .safetensors files: tensors and scales are read back exactly."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def checkpoint(tmp_path):
 
 # a dtype, blocks without one, scales of scales, codes in more bytes than one
 @pytest.mark.parametrize("to", ["e4m3fn", "mxfp6_e3m2", "nvfp4", "dlfloat16"])
-def test_tensors_and_scales_as_quantize_makes_them(checkpoint, to):
+def test_tensors_and_scales_equal_those_of_quantize(checkpoint, to):
     before = checkpoint.read_bytes()
     result = invoke(checkpoint, "--to", to)
     assert result.exit_code == 0, result.output
@@ -45,7 +45,7 @@ def test_tensors_and_scales_as_quantize_makes_them(checkpoint, to):
     assert checkpoint.read_bytes() == before
 
 
-def test_what_cant_be_used_is_refused_and_nothing_written(checkpoint, tmp_path):
+def test_invalid_arguments_are_errors_and_nothing_is_written(checkpoint, tmp_path):
     cut, text = tmp_path / "cut.safetensors", tmp_path / "text.safetensors"
     cut.write_bytes(checkpoint.read_bytes()[:-5])
     text.write_text("no checkpoint at all")
@@ -66,7 +66,7 @@ def test_what_cant_be_used_is_refused_and_nothing_written(checkpoint, tmp_path):
     assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
-def test_what_is_quantized_is_not_quantized_again(checkpoint):
+def test_quantized_tensors_are_not_quantized_again(checkpoint):
     assert invoke(checkpoint, "--to", "e4m3fn").exit_code == 0
     result = invoke(checkpoint.with_name("model.e4m3fn.safetensors"), "--to", "e5m2")
     assert result.exit_code == 2

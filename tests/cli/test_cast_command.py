@@ -1,4 +1,4 @@
-"""`scalewise cast` on .npy files: the codes, the report, and what is refused."""
+"""`scalewise cast` on .npy files: codes, report and errors."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_exact(tmp_path, values):
     assert "SQNR exact, largest relative error 0," in result.stdout
 
 
-def test_what_cant_be_used_is_refused_and_nothing_written(tmp_path):
+def test_invalid_arguments_are_errors_and_nothing_is_written(tmp_path):
     whole = tmp_path / "a.npy"
     np.save(whole, np.ones(100, np.float32))
     (tmp_path / "cut.npy").write_bytes(whole.read_bytes()[:-5])

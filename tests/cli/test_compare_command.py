@@ -88,13 +88,13 @@ def test_bad_input_is_one_sentence_and_exit_code_2(folder, monkeypatch, argument
     assert not (folder / "runs").exists()
 
 
-def test_the_process_itself_ends_so(folder):
+def test_the_process_ends_with_exit_code_2(folder):
     done = scalewise("compare", "nothing.py", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("scalewise: no program 'nothing.py'")
 
 
-def test_control_c_leaves_a_readable_run(folder):
+def test_control_c_keeps_a_readable_run(folder):
     # a shell's background job ignores SIGINT, and so would all that it starts: a gate, say
     listening = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     listening += "os.execv(sys.argv[1], sys.argv[1:])"
@@ -125,5 +125,5 @@ def test_control_c_leaves_a_readable_run(folder):
     assert (folder / "run" / "summary.json").exists()
 
 
-def test_help_tells_of_compare():
+def test_help_lists_compare():
     assert "compare" in CliRunner().invoke(app, ["--help"]).stdout

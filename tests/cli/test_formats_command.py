@@ -45,7 +45,7 @@ def test_the_rounding_error_is_that_of_the_decimal_number():
         (["1", "--format", "e4m3fm"], "no format is called 'e4m3fm'; did you mean"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, message):
+def test_invalid_arguments_are_errors(arguments, message):
     result = invoke("inspect", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -66,7 +66,7 @@ def test_a_devices_formats():
     assert "native, as e4m3b11fnuz" in shown
 
 
-def test_an_unknown_device_is_refused_with_those_that_there_are():
+def test_an_unknown_device_is_an_error_that_lists_devices():
     result = invoke("formats", "--device", "h900")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Whatever a user hands in and wherever output goes: one sentence, no traceback, nothing lost."""
+"""Errors in a user's input or output: one sentence, no traceback, no result lost."""
 
 import json
 import os
@@ -89,7 +89,7 @@ class Report:
         return path
 
 
-def test_an_audit_that_cannot_be_saved_is_shown_and_kept(folder, monkeypatch):
+def test_an_audit_that_cannot_be_saved_is_shown_and_written_elsewhere(folder, monkeypatch):
     (folder / "rescue").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder / "rescue"))
     monkeypatch.setattr("scalewise.audit", lambda *_, **__: lambda *_, **__: Report())
@@ -117,7 +117,7 @@ def test_an_audit_that_cannot_be_saved_is_shown_and_kept(folder, monkeypatch):
         (("compare", "stopping.py"), "stopping.py doesn't run: Stop: at once"),
         (("compare", "net.py", "--steps", "1", "--recipe", "float32", "--out", "/proc/run"),
          "'/proc/run'"),
-        (("train", "/dev/null"), "no program at '/dev/null'"),
+        (("train", "/dev/null"), "no program '/dev/null'"),
         (("train", "net.py", "--out", "net.py", "--resume"), "defines no loss_of"),
         (("diff", "dir.json", "dir.json"), "it is a folder"),
         (("cast", "dir.json", "--to", "fp16"), "it is a folder"),
@@ -126,7 +126,7 @@ def test_an_audit_that_cannot_be_saved_is_shown_and_kept(folder, monkeypatch):
         (("table", "cast", "--csv", "gone/a.csv"), "there is no folder 'gone'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_or_written_is_one_sentence(folder, arguments, message):
+def test_unreadable_and_unwritable_files_are_errors_of_one_sentence(folder, arguments, message):
     (folder / "dir.json").mkdir()
     os.mkfifo(folder / "pipe.html")
     assert message in sentence(run(*arguments))
@@ -150,7 +150,7 @@ def test_a_full_disk_ends_a_comparison_with_its_report(folder, monkeypatch):
     assert not list(folder.glob("scalewise-*"))  # no room for the report there either
 
 
-def test_a_comparison_whose_program_stops_keeps_what_was_measured(folder):
+def test_a_comparison_whose_program_fails_keeps_what_was_measured(folder):
     (folder / "stops.txt").write_text("stops")
     done = run("compare", "net.py", "--data", "stops.txt", "--steps", 60, "--recipe", "float32",
                "--out", "run")  # fmt: skip
@@ -160,7 +160,7 @@ def test_a_comparison_whose_program_stops_keeps_what_was_measured(folder):
     assert "Ended early: net.batches failed" in (folder / "run" / "report.html").read_text()
 
 
-def test_npy_headers_that_lie(folder):
+def test_npy_headers_with_wrong_sizes(folder):
     def file(head, body=b""):
         head = head.encode()
         path = folder / "a.npy"
@@ -186,7 +186,7 @@ def test_npy_headers_that_lie(folder):
         np.testing.assert_array_equal(np.load("c.npy").view(np.float16), x.astype(np.float16))
 
 
-def test_reports_that_are_none(folder):
+def test_files_that_are_no_reports(folder):
     good = {
         "function": "f", "low": "fp16", "error": {"broken": 0, "relative": "nan"},
         "findings": [], "rows": [],
@@ -210,7 +210,7 @@ def test_reports_that_are_none(folder):
     diff("good.json", "good.json").show(Console(quiet=True))
 
 
-def test_the_exit_code_tells_the_signal(folder, monkeypatch):
+def test_the_exit_code_contains_the_signal(folder, monkeypatch):
     ended = training.Trained("net", "float32", 3, 1.0, 1.0, 0, True, "d" * 64, "run", None, 15)
     monkeypatch.setattr(training, "train", lambda *_, **__: ended)
     assert run("train", "net.py").exit_code == 128 + 15

@@ -43,7 +43,7 @@ def test_a_monitored_run(tmp_path):
     assert call("mlp", "--out", tmp_path / "b", "--monitor", "fp17").exit_code == 2
 
 
-def test_what_cannot_be_used_is_one_sentence(tmp_path):
+def test_an_unknown_program_is_an_error_of_one_sentence(tmp_path):
     result = call("gtp", "--out", tmp_path / "run")
     assert result.exit_code == 2
     assert result.output.startswith("scalewise: no program 'gtp'; expected a Python file")

@@ -1,4 +1,4 @@
-"""The example is an ordinary program that learns, and knows nothing of scalewise."""
+"""The GPT example learns, and doesn't import scalewise."""
 
 import ast
 import dataclasses
@@ -45,7 +45,7 @@ def test_it_learns(gpt):
     assert np.mean(losses[-5:]) < 4.5
 
 
-def test_attention_sees_no_future(gpt):
+def test_attention_is_causal(gpt):
     logits = gpt.init.__globals__["logits"]
     params = gpt.init(0)["params"]
     tokens = np.arange(8, dtype=np.int32)[None]
@@ -56,7 +56,7 @@ def test_attention_sees_no_future(gpt):
     assert (before[:, 5:] != after[:, 5:]).any()
 
 
-def test_scaled_recipes_follow_float32_and_plain_fp16_dies(gpt, tmp_path):
+def test_scaled_recipes_follow_float32_and_plain_fp16_diverges(gpt, tmp_path):
     result = training.compare(
         gpt,
         ("float32", "fp16-plain", "fp16", "fp8-narrow-state"),
@@ -73,6 +73,6 @@ def test_scaled_recipes_follow_float32_and_plain_fp16_dies(gpt, tmp_path):
         assert record.final_loss == pytest.approx(float32.final_loss, rel=0.01)
 
 
-def test_too_little_text_is_refused(gpt, tmp_path):
+def test_too_little_text_is_an_error(gpt, tmp_path):
     with pytest.raises(training.InputError, match="at least 17 bytes of text are needed, not 3"):
         training.compare(gpt, data=b"abc", out=tmp_path / "run")

@@ -1,4 +1,4 @@
-"""The proofs of parity and torture measure what they say, and their page says what they did."""
+"""The proofs of parity and torture, and the page with their results."""
 
 import math
 
@@ -21,12 +21,12 @@ def users_promotion():
         yield
 
 
-def test_the_page_says_what_the_runs_wrote():
+def test_the_page_agrees_with_the_results():
     text = page_script("parity_page").page()
     assert (DOCS / "parity.md").read_text() == text, "run `PYTHONPATH=. python docs/parity_page.py`"
 
 
-def test_every_kept_run_is_within_one_percent_and_finite():
+def test_every_recorded_run_is_within_one_percent_and_finite():
     runs = {(r["model"], r["recipe"], r["seed"]): r for r in parity.rows(parity.FILE)}
     assert len({model for model, *_ in runs}) >= 8
     for (model, recipe, seed), row in runs.items():
@@ -35,7 +35,7 @@ def test_every_kept_run_is_within_one_percent_and_finite():
             assert math.isclose(row["loss"], runs[model, "float32", seed]["loss"], rel_tol=0.01)
 
 
-def test_a_run_is_a_line_and_the_same_again():
+def test_a_run_is_recorded_and_reproducible():
     row = parity.train(models.model("wave"), "fp16", 3)
     again = parity.train(models.model("wave"), "float32", 3)
     assert row["non_finite"] == 0
@@ -45,7 +45,7 @@ def test_a_run_is_a_line_and_the_same_again():
 
 
 @pytest.mark.parametrize("kind", ["inputs", "weights", "loss"])
-def test_in_other_units_it_is_the_same_optimisation(kind):
+def test_a_change_of_units_keeps_the_optimisation(kind):
     def loss_of(params, batch):
         return jnp.mean(jnp.square(batch["x"] @ params["w"] - 1))
 
@@ -70,7 +70,7 @@ def test_in_other_units_it_is_the_same_optimisation(kind):
     np.testing.assert_array_equal(state["params"]["w"] / own.weights, plain["params"]["w"])
 
 
-def test_a_verdict():
+def test_pass_and_failure_of_a_case():
     program = dead_units()
     found = torture.run(program, "fp16-plain", torture.VARIANTS[:1])["as it is"]
     true = torture.run(program, "float32", torture.VARIANTS[:1])["as it is"]

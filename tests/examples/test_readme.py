@@ -1,4 +1,4 @@
-"""What the README says is so: its Python runs, its commands exist, its figures were measured."""
+"""The README: its Python runs, its commands exist, its figures were measured."""
 
 import json
 import re
@@ -74,7 +74,7 @@ def test_its_calls_of_scalewise_parse():
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)]+)\)", README))
-def test_what_it_links_to_is_there(target):
+def test_its_links_exist(target):
     assert (ROOT / target).is_file()
 
 
@@ -89,7 +89,7 @@ def test_its_figures_are_those_of_the_demo():
     assert plain["first_non_finite"]["why"].split(";")[0] in README.replace("\n", " ")
 
 
-def test_the_demo_kept_its_promises():
+def test_the_demo_meets_its_targets():
     summary = json.loads((DEMO / "summary.json").read_text())
     by_name = {m["name"]: m for m in summary["methods"]}
     for name in ("fp16", "fp8", "fp8-narrow-state"):

@@ -1,4 +1,4 @@
-"""The page of methods side by side says what was measured, and what it claims was."""
+"""The page of methods side by side agrees with the results, and its claims hold."""
 
 import copy
 import re
@@ -12,13 +12,13 @@ from scalewise.training import METHODS
 KEPT = side_by_side.rows()
 
 
-def test_the_page_says_what_the_runs_wrote():
+def test_the_page_agrees_with_the_results():
     text = page_script("side_by_side_page").page()
     command = "run `PYTHONPATH=. python docs/side_by_side_page.py`"
     assert (DOCS / "side_by_side.md").read_text() == text, command
 
 
-def test_every_claim_holds_of_what_was_kept():
+def test_every_claim_holds_for_the_recorded_results():
     assert side_by_side.failures(KEPT) == []
     assert {m["name"] for m in KEPT["all methods on mlp"]["methods"]} == set(METHODS)
     for part, (model, methods, steps) in side_by_side.PARTS.items():
@@ -36,7 +36,7 @@ def test_every_claim_holds_of_what_was_kept():
         ("fp16-plain", "parity on gpt", lambda x: 1.0, "fp16-plain trains"),
     ],
 )
-def test_a_claim_that_fails_is_told(method, part, change, message):
+def test_a_failing_claim_is_reported(method, part, change, message):
     kept = copy.deepcopy(KEPT)
     row = next(m for m in kept[part]["methods"] if m["name"] == method)
     row["final_loss_by_seed"] = [change(x) for x in row["final_loss_by_seed"]]

@@ -17,7 +17,7 @@ def checkpoint(folder, content, name="20"):
     return folder / name
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_a_written_description_is_read(tmp_path):
     assert read_meta(checkpoint(tmp_path, META.as_dict())) == META
 
 
@@ -44,12 +44,12 @@ def test_a_missing_or_changed_entry(tmp_path, key):
     ],
     ids=range(9),
 )  # fmt: skip
-def test_no_description_at_all(tmp_path, content, why):
+def test_files_that_are_no_description(tmp_path, content, why):
     with pytest.raises(DamagedError, match=why):
         read_meta(checkpoint(tmp_path, content))
 
 
-def test_another_step_s_folder_and_what_is_no_folder(tmp_path):
+def test_a_folder_of_another_step_and_entries_that_are_no_folders(tmp_path):
     whole = checkpoint(tmp_path, META.as_dict())
     with pytest.raises(DamagedError, match="it is the checkpoint of step 20 under another name"):
         read_meta(checkpoint(tmp_path, META.as_dict(), "30"))
@@ -67,7 +67,7 @@ def test_another_step_s_folder_and_what_is_no_folder(tmp_path):
         read_meta(whole)
 
 
-def test_foreign_checkpoints_are_told_apart(tmp_path):
+def test_foreign_checkpoints_are_distinguished_from_damaged_ones(tmp_path):
     (tmp_path / "20" / "default").mkdir(parents=True)
     with pytest.raises(ForeignError, match="neither scalewise's description nor its state"):
         read_meta(tmp_path / "20")

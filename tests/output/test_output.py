@@ -1,4 +1,4 @@
-"""Atomic files, locked folders, streams that fail, pages that show what they print."""
+"""Atomic files, locked folders, failing streams, pages that show control characters."""
 
 import errno
 import io
@@ -93,7 +93,7 @@ def test_only_regular_files_are_replaced(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_file_is_replaced_whole_and_keeps_link_and_permissions(tmp_path):
+def test_a_file_is_replaced_atomically_and_keeps_link_and_permissions(tmp_path):
     (tmp_path / "a").write_bytes(b"old")
     (tmp_path / "a").chmod(0o640)
     (tmp_path / "link").symlink_to("a")
@@ -172,7 +172,7 @@ class Failing(io.TextIOWrapper):
         raise self.error
 
 
-def test_a_console_goes_silent_where_its_stream_fails():
+def test_a_console_drops_output_after_its_stream_fails():
     for error in (BrokenPipeError(), OSError(errno.ENOSPC, "full"), ValueError("closed file")):
         console = Console(file=Failing(error))
         with tolerant(console):
@@ -185,7 +185,7 @@ def test_a_console_goes_silent_where_its_stream_fails():
     assert stream.buffer.getvalue() == b"2^3 x 1.5 - ?\n"
 
 
-def test_the_command_survives_every_output(monkeypatch, capsys):
+def test_the_command_handles_every_failing_output(monkeypatch, capsys):
     def shown(stream, call):
         monkeypatch.setattr("sys.stdout", stream)
         try:

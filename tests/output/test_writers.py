@@ -1,4 +1,4 @@
-"""Every file that scalewise writes goes through the one package that writes safely."""
+"""Every module writes files through the package _output."""
 
 import ast
 from pathlib import Path
@@ -27,7 +27,7 @@ def writes(call: ast.Call) -> bool:
     return (name in WRITERS and owner not in OWN) or (owner, name) in {("os", "replace")}
 
 
-def test_the_test_sees_writers():
+def test_the_search_finds_writers():
     for text in ("p.open('wb')", "open(p, mode='a')", "np.save(p, x)", "p.write_text('')",
                  "os.replace(a, b)", "tempfile.mkstemp()"):  # fmt: skip
         assert writes(ast.parse(text).body[0].value)  # pyright: ignore

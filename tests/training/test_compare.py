@@ -1,4 +1,4 @@
-"""The comparison measures what it says, survives interrupts, and refuses what can't be used."""
+"""compare: its measurements, interrupts, and errors in its arguments."""
 
 import dataclasses
 import io
@@ -117,7 +117,7 @@ def test_train_and_compare_share_their_recipes():
 
 
 @pytest.mark.slow
-def test_every_recipe_of_autoscale_is_a_row(tmp_path):
+def test_every_recipe_of_autoscale_can_be_compared(tmp_path):
     names = ("float32", "fp8", "fp8_delayed", "mxfp8", "unit_scaling", "fp16_every_op", "scalify")
 
     def falling(data, seed):  # what was largest last time isn't any more
@@ -158,7 +158,7 @@ def test_several_seeds_give_a_mean_and_a_spread(tmp_path):
     assert sum(x.get("seed") == 1 for x in lines) == 8
 
 
-def test_files_say_the_same_as_the_result(tmp_path):
+def test_files_agree_with_the_result(tmp_path):
     result, _ = run(tmp_path, ("float32", "fp16"))
     folder = tmp_path / "run"
     assert sorted(p.name for p in folder.iterdir()) == [
@@ -214,7 +214,7 @@ def test_lost_second_moments_are_counted(tmp_path):
     assert "% of the second moments are 0 where the first moment isn't" in divergence.why
 
 
-def test_an_interrupt_leaves_what_was_measured(tmp_path):
+def test_an_interrupt_keeps_what_was_measured(tmp_path):
     def interrupted(data, seed):
         for number, batch in enumerate(batches(data, seed)):
             if number == 3:
@@ -258,7 +258,7 @@ def test_batches_that_end_start_again_under_the_next_seed(tmp_path):
     assert len(set(result.records[0].losses)) == 5
 
 
-def test_a_users_own_method_is_a_row(tmp_path):
+def test_a_users_own_method_is_compared(tmp_path):
     half = Method("half <rate>", transform=lambda step: lambda s, b: step(s, b * 0.5))
     result, _ = run(tmp_path, ("float32", half))
     assert result.records[1].losses != result.records[0].losses
@@ -307,14 +307,14 @@ def test_a_users_own_method_is_a_row(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_used_is_refused_and_nothing_written(tmp_path, changes, message):
+def test_invalid_arguments_are_errors_and_nothing_is_written(tmp_path, changes, message):
     with pytest.raises(InputError, match=message) as caught:
         run(tmp_path, **changes)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_in_use_is_left_alone(tmp_path):
+def test_a_folder_with_files_is_unchanged(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("keep")
     with pytest.raises(InputError, match="isn't empty; expected a new or an empty folder"):

@@ -24,7 +24,7 @@ def test_a_folder_is_read_in_order_without_hidden_files(tmp_path):
 
 
 @pytest.mark.parametrize("folder", [True, False])
-def test_nothing_is_refused(tmp_path, folder):
+def test_missing_and_empty_data_is_an_error(tmp_path, folder):
     path = tmp_path / "empty"
     path.mkdir() if folder else path.touch()
     with pytest.raises(InputError, match=r"no data in '.*empty': it is empty"):

@@ -54,7 +54,7 @@ def trained(one, steps=STEPS):
     return state, metrics
 
 
-def test_it_is_autoscale_of_the_gradient_by_hand():
+def test_it_equals_autoscale_of_the_gradient():
     def by_hand(p, b):
         return jax.value_and_grad(loss)(p, b)
 
@@ -71,7 +71,7 @@ def test_it_is_autoscale_of_the_gradient_by_hand():
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
-def test_its_history_is_the_batches_own_maxima(accumulate):
+def test_the_history_holds_the_batches_maxima(accumulate):
     """One history over the microbatches: a whole batch's maximum, however it is cut."""
     state, _ = trained(train(accumulate=accumulate))
     want = [largest(batch(n)) for n in range(STEPS, -1, -1)]
@@ -102,7 +102,7 @@ def test_a_step_that_is_left_out_keeps_the_history(wrong):
     assert (int(after.step), int(metrics.skipped)) == (1, 1)
 
 
-def test_members_of_an_axis_agree_on_one_history():
+def test_devices_share_one_history():
     one = train(axis_name="data")
     state = one.init(params(), batch(0))
     halves = {k: v.reshape(2, 4, -1) for k, v in batch(1).items()}

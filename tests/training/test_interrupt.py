@@ -1,4 +1,4 @@
-"""Ctrl-C waits for the end of a step, and isn't lost where Python can't raise it."""
+"""Ctrl-C waits for the end of a step, also if it comes where Python drops exceptions."""
 
 import signal
 import subprocess
@@ -27,13 +27,13 @@ class Collected:
         signal.raise_signal(signal.SIGINT)  # what is raised in here is printed and forgotten
 
 
-def test_the_step_is_finished_first():
+def test_a_step_is_finished_before_the_interrupt():
     steps = []
 
     def run():
-        with held_interrupts() as heed:
+        with held_interrupts() as check_interrupt:
             for step in range(5):
-                heed()
+                check_interrupt()
                 if step == 2:
                     Collected()
                 steps.append(step)
@@ -45,7 +45,7 @@ def test_the_step_is_finished_first():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_what_would_end_the_process_waits_too(number):
+def test_other_signals_wait_too(number):
     def run():
         with held_interrupts() as check_interrupt:
             signal.raise_signal(number)
@@ -59,7 +59,7 @@ def test_what_would_end_the_process_waits_too(number):
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-def test_a_second_one_does_not_wait():
+def test_a_second_interrupt_does_not_wait():
     came = []
 
     def run():
@@ -73,22 +73,22 @@ def test_a_second_one_does_not_wait():
     assert came == [0]
 
 
-def test_somebody_elses_handler_stays():
+def test_an_existing_handler_stays():
     heard = []
     signal.signal(signal.SIGINT, lambda *_: heard.append(1))
-    with held_interrupts() as heed:
+    with held_interrupts() as check_interrupt:
         signal.raise_signal(signal.SIGINT)
-        heed()
+        check_interrupt()
     assert heard == [1]
 
 
-def test_a_thread_holds_nothing_back():
+def test_a_thread_delays_no_signal():
     raised = []
 
     def run():
         try:
-            with held_interrupts() as heed:
-                heed()
+            with held_interrupts() as check_interrupt:
+                check_interrupt()
         except ValueError as error:  # signals can't be set there
             raised.append(error)
 

@@ -1,4 +1,4 @@
-"""A loss scale for each layer, where one for all can't serve."""
+"""A loss scale for each layer, for gradients that no single scale can represent."""
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ def train(steps):
     return state, good
 
 
-def test_one_scale_for_all_overflows_here_or_flushes_there():
+def test_a_single_scale_overflows_or_underflows():
     for exponent in range(-24, 40):
         scale = 2.0**exponent
         loss = lambda w, s=scale: s * net(plain)((1.0, 1.0), w, X)  # noqa: E731
@@ -71,7 +71,7 @@ def test_one_scale_for_all_overflows_here_or_flushes_there():
         assert not right
 
 
-def test_each_layer_finds_its_own():
+def test_each_layer_finds_its_own_scale():
     state, gradients = train(120)
     low, high = (np.log2(float(s)) for s in state.scale)
     assert low - high > 30
@@ -80,7 +80,7 @@ def test_each_layer_finds_its_own():
         np.testing.assert_allclose(np.asarray(got), want, rtol=2e-3)
 
 
-def test_a_layer_below_is_not_blamed():
+def test_non_finite_gradients_do_not_reach_layers_below():
     def loss(scales, weights):
         inner = layer_scaled(layer)(scales[0], weights[0], X)
         return jnp.sum(layer_scaled(layer)(scales[1], weights[1], inner))
@@ -93,7 +93,7 @@ def test_a_layer_below_is_not_blamed():
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, lambda f: autocast(f, "f32")])
-def test_a_power_of_two_changes_no_bit_where_nothing_is_narrow(transform):
+def test_a_power_of_two_changes_no_bit_in_float32(transform):
     def dense(w, x):
         return jnp.tanh(x @ w)
 
@@ -104,6 +104,6 @@ def test_a_power_of_two_changes_no_bit_where_nothing_is_narrow(transform):
     np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=2e-6)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_errors():
     with pytest.raises(ValueError, match="layers is 0; expected 1, 2"):
         layer_scales(DynamicLossScale(), 0)

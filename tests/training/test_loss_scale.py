@@ -38,7 +38,7 @@ def raw(x):
     "dtype", ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32"]
 )
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_bad_number_anywhere_is_found(dtype, bad):
+def test_a_non_finite_number_anywhere_is_found(dtype, bad):
     good = {"a": jnp.full((3, 5), 448.0, dtype), "n": jnp.int32(2), "k": jax.random.key(0)}
     assert bool(all_finite(good))
     assert bool(jax.jit(all_finite)(good))
@@ -47,13 +47,13 @@ def test_one_bad_number_anywhere_is_found(dtype, bad):
     assert not bool(jax.jit(all_finite)(wrong))
 
 
-def test_what_holds_no_float_is_finite():
+def test_a_tree_without_floats_is_finite():
     assert bool(all_finite({}))
     assert bool(all_finite({"n": jnp.arange(3), "empty": jnp.zeros((0, 4))}))
     assert bool(all_finite(jnp.full(4, jnp.finfo(jnp.float32).max)))  # no sum that overflows
 
 
-def test_each_member_of_a_mapped_axis_decides_alike():
+def test_all_devices_of_a_mapped_axis_agree():
     xs = jnp.array([[1.0, 2.0], [3.0, jnp.inf]])
     got = jax.vmap(lambda x: all_finite(x, axis_name="data"), axis_name="data")(xs)
     assert got.tolist() == [False, False]
@@ -63,7 +63,7 @@ def pattern(n):
     return np.random.default_rng(0).random(n) > 0.2
 
 
-def test_the_scale_moves_as_flax_moves_it(users_promotion):
+def test_the_scale_follows_flax(users_promotion):
     """Flax counts from a step later on: its interval is one more than the steps it waits."""
     ours = DynamicLossScale(initial=2.0**6, interval=4, min_scale=2.0**-3)
     theirs = DynamicScale(scale=2.0**6, growth_interval=3, minimum_scale=2.0**-3)
@@ -78,7 +78,7 @@ def test_the_scale_moves_as_flax_moves_it(users_promotion):
     assert int(state.skipped) == int((~pattern(200)).sum())
 
 
-def test_the_scale_moves_as_written_down():
+def test_the_scale_follows_its_definition():
     scaling = DynamicLossScale(initial=4.0, growth=2.0, backoff=0.25, interval=2, max_scale=8.0)
     state, seen = scaling.init(), []
     for good in [1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0]:
@@ -107,7 +107,7 @@ def test_unscaling_is_in_float32_and_exact():
     np.testing.assert_array_equal(np.asarray(got["g"]), np.asarray(g, np.float64) / 2.0**20)
 
 
-def test_scaling_reaches_what_fp16_flushes():
+def test_scaling_keeps_gradients_that_fp16_flushes():
     """arXiv 1710.03740, figure 3: [2^-27, 2^-24) has to be kept, and a scale of 8 keeps it."""
     tiny = jnp.asarray([2.0**-27, 2.0**-26, 2.0**-25.5], jnp.float32)
 
@@ -159,7 +159,7 @@ class TestWrapper:
         assert int(loss_scale_of(after).skipped) == 1
 
 
-def test_clipping_sees_the_true_gradient(users_promotion):
+def test_optax_clips_the_unscaled_gradient(users_promotion):
     """Clipped before unscaling, the update would be 1024 times too small."""
     optimizer = loss_scaled(
         optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0)), StaticLossScale(1024.0)
@@ -170,7 +170,7 @@ def test_clipping_sees_the_true_gradient(users_promotion):
 
 
 @pytest.mark.parametrize("clip", [0.5, 1e4])
-def test_its_own_clipping_is_that_of_the_definition(clip, users_promotion):
+def test_clip_equals_its_definition(clip, users_promotion):
     optimizer = loss_scaled(optax.sgd(1.0), StaticLossScale(2.0**10), clip=clip)
     g = {"a": jnp.linspace(-3, 3, 64, dtype=jnp.float16), "b": jnp.full((3, 5), 1e3)}
     updates, _ = optimizer.update(g, optimizer.init(g))
@@ -203,7 +203,7 @@ def bytes_moved(optimizer):
     return compiled.cost_analysis()["bytes accessed"] / 1024**2
 
 
-def test_it_reads_the_gradient_once_more_and_nothing_else(users_promotion):
+def test_it_adds_one_read_of_the_gradient(users_promotion):
     """Unscaling, the choice and clipping are fused into what the optimizer reads and writes."""
     adam = optax.adamw(1e-3)
     bare = bytes_moved(adam)
@@ -212,7 +212,7 @@ def test_it_reads_the_gradient_once_more_and_nothing_else(users_promotion):
     assert bytes_moved(optax.chain(optax.clip_by_global_norm(1.0), adam)) > bare + 4.01
 
 
-def test_the_scale_finds_its_level_in_a_program_that_needs_one(users_promotion):
+def test_the_scale_settles_in_a_program_that_needs_one(users_promotion):
     """Gradients of 2^20 in FP16: only scales of 2^-5 and less keep them finite."""
     optimizer = loss_scaled(optax.sgd(1e-9), DynamicLossScale(initial=2.0**4, interval=5))
     w = jnp.float32(1)
@@ -266,6 +266,6 @@ def test_the_state_is_found_under_wrappers():
         (lambda: loss_scaled(optax.sgd(1.0), 3.0), TypeError, "not a float: 3.0"),  # pyright: ignore
     ],
 )
-def test_what_makes_no_sense_is_refused(make, error, message):
+def test_invalid_arguments_are_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()

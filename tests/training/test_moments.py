@@ -1,4 +1,4 @@
-"""Optimizer states in narrow formats: bounds, bytes, and the second moment that must not flush."""
+"""Optimizer states in narrow formats: errors, bytes, and second moments that must not flush."""
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_any_optimizer_keeps_its_structure_and_its_way(name):
+def test_any_optimizer_keeps_structure_and_trajectory(name):
     """One step from the start is the optimizer's own; later ones differ by the roundings."""
     plain, storages = OPTIMIZERS[name]
     narrow = store_state(plain, storages)
@@ -75,7 +75,7 @@ def test_any_optimizer_keeps_its_structure_and_its_way(name):
     )
 
 
-def test_three_bytes_a_parameter_and_each_rounded_once():
+def test_three_bytes_per_parameter_each_rounded_once():
     optimizer = store_state(optax.adam(1e-2))
     _, state = jax.jit(optimizer.update)(gradients(0), optimizer.init(W), W)
     n = sum(x.size for x in jax.tree.leaves(W))
@@ -126,14 +126,14 @@ def test_a_second_moment_is_never_zero_where_the_first_is_not(storage):
         (lambda: store_state(optax.adam(1.0), {"nu": "mxfp4"}), "e2m1fn has no storage dtype"),
         (
             lambda: store_state(optax.sgd(1.0), {"nu": "fp16"}).init(W),
-            "'nu' names no float leaf of the optimizer's state; it has: none at all",
+            "'nu' is in no float leaf's path; the optimizer's state has: none at all",
         ),
         (
             lambda: store_state(optax.lion(1.0), {"nu": "fp16"}).init(W),
-            r"it has: \[0\].mu\['b'\], \[0\].mu\['w'\]",
+            r"state has: \[0\].mu\['b'\], \[0\].mu\['w'\]",
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, message):
+def test_invalid_arguments_are_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()

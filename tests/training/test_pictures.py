@@ -1,4 +1,4 @@
-"""Curves on the terminal and on the page."""
+"""Curves in the terminal and on the page."""
 
 import math
 import xml.etree.ElementTree as ET
@@ -23,7 +23,7 @@ FINE = record("float32", [3.0, 2.0, 1.0])
 DEAD = record("fp<16>", [3.0, math.nan, math.nan], Divergence(2, "0/0 & <why>"))
 
 
-def test_the_page_stands_alone_and_escapes_names():
+def test_the_page_is_self_contained_and_escapes_names():
     html, svg = page(comparison(FINE, DEAD))
     known = html.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
     assert "http" not in known
@@ -60,7 +60,7 @@ def test_the_picture_is_wellformed_and_has_a_gap_where_the_loss_is_nan():
 
 
 @pytest.mark.parametrize("losses", [[math.nan] * 3, [2.0, 2.0, 2.0], [1.0]])
-def test_odd_curves_are_drawn_all_the_same(losses):
+def test_odd_curves_are_drawn(losses):
     ET.fromstring(curves_svg(comparison(record("x", losses))))
     assert plot({"x": losses}, ["red"], width=40, height=6)
 

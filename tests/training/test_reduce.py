@@ -1,4 +1,4 @@
-"""Gradients averaged narrow, and two processes that train as one."""
+"""Gradients averaged in narrow formats, and two processes that train like one."""
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ def test_the_mean_is_right_to_two_roundings_and_the_same_on_all(fmt):
         assert np.all(np.abs(got[0] - x.mean(axis=0)) <= 2.1 * eps * size + tiny)
 
 
-def test_members_whose_sizes_differ_agree_on_one_scale():
+def test_devices_with_different_magnitudes_share_one_scale():
     """Behind scales of their own, codes could not be summed; behind one, the small one is lost."""
     x = jnp.stack([jnp.full(4, 2.0**20), jnp.full(4, 2.0**-20)])
     np.testing.assert_allclose(np.asarray(over(x, "fp16")), 2.0**19, rtol=1e-6)
@@ -43,7 +43,7 @@ def test_members_whose_sizes_differ_agree_on_one_scale():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("fmt", [None, "fp16", "e4m3fn", "e5m2"])
-def test_one_members_overflow_is_everybodys(fmt, bad):
+def test_overflow_on_one_device_is_seen_by_all(fmt, bad):
     x = jnp.ones((2, 6)).at[1, 4].set(bad)
     got = np.asarray(over({"g": x, "n": jnp.arange(2)}, fmt)["g"])
     assert not np.isfinite(got[0, 4])
@@ -69,7 +69,7 @@ def test_two_processes_train_as_one():
     assert not found["e5m2"]["sharded"]
 
 
-def test_what_makes_no_sense_is_refused():
+def test_invalid_arguments_are_errors():
     with pytest.raises(ValueError, match="mean_over: fp32 isn't stored in one or two bytes"):
         over(jnp.ones((2, 2)), "fp32")
     with pytest.raises(ValueError, match="step: comm_format needs axis_name"):

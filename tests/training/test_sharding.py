@@ -1,4 +1,4 @@
-"""``train(sharding=...)``: a run split over devices, and what its processes tell each other."""
+"""``train(sharding=...)``: runs split over devices, and communication among processes."""
 
 import io
 
@@ -103,13 +103,13 @@ def test_a_run_split_over_devices_resumes_to_the_same_bits():
     run_on_devices(4, SPLIT)
 
 
-def test_it_is_the_run_of_the_default_device(tmp_path):
+def test_it_equals_the_run_on_the_default_device(tmp_path):
     split, plain = run(tmp_path / "split", on_one_device()), run(tmp_path / "plain", None)
     w, v = (np.asarray(x.state.params["w"]) for x in (split, plain))
     np.testing.assert_allclose(w, v, rtol=1e-5, atol=1e-7)
 
 
-def test_partitions_that_do_not_fit_are_refused(tmp_path):
+def test_partitions_that_do_not_fit_are_errors(tmp_path):
     bad = on_one_device(state=lambda path, shape: P("rows"))
     with pytest.raises(InputError, match=r"^sharding: the state's .* can't be split as .*'rows'"):
         run(tmp_path / "state", bad)
@@ -142,13 +142,13 @@ class Two:
 
 @pytest.mark.parametrize("mine", [[None, "short"], "a" * 1000])
 @pytest.mark.parametrize("other", [b"7", b'"' + b"b" * 700 + b'"'])
-def test_values_of_any_length_are_exchanged(monkeypatch, mine, other):
+def test_values_of_any_length_are_gathered(monkeypatch, mine, other):
     Two(monkeypatch, other)
     got = processes.all_gather_json(mine)
     assert got == [mine, 7 if other == b"7" else "b" * 700]
 
 
-def test_what_the_first_process_raises_is_raised_in_all(monkeypatch):
+def test_an_error_of_the_first_process_is_raised_in_all(monkeypatch):
     Two(monkeypatch, b'[null, "no such folder"]', b"[5, null]", index=1)
     with pytest.raises(InputError, match=r"^no such folder$"):
         processes.call_on_first(lambda: pytest.fail("called in the second process"))

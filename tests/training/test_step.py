@@ -1,4 +1,4 @@
-"""``training.step`` against the same lines written out by hand, for three kinds of model."""
+"""``training.step`` against the same computation written by hand, for three kinds of model."""
 
 import dataclasses
 import pickle
@@ -55,7 +55,7 @@ def run(train, model, steps=5):
     return state, metrics
 
 
-def test_without_a_policy_it_is_optax_and_nothing_else():
+def test_without_a_policy_it_equals_optax():
     optimizer, p = optax.adamw(1e-2), params()
     state = optimizer.init(p)
     for i in range(5):
@@ -69,7 +69,7 @@ def test_without_a_policy_it_is_optax_and_nothing_else():
     assert (float(metrics.scale), int(metrics.skipped), bool(metrics.finite)) == (1, 0, True)
 
 
-def test_mixed_precision_as_one_writes_it_out():
+def test_it_equals_mixed_precision_written_by_hand():
     """FP16 operands, a scale of 1024, clipping: the order is the whole point."""
     optimizer = optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(0.5, momentum=0.9))
     p = params()
@@ -90,7 +90,7 @@ def test_mixed_precision_as_one_writes_it_out():
     close(run(train, params())[0].params, p, rtol=1e-3, atol=1e-4)
 
 
-def test_accumulation_is_the_whole_batch():
+def test_accumulation_equals_the_whole_batch():
     whole, parts = step(loss, optax.adam(1e-2)), step(loss, optax.adam(1e-2), accumulate=4)
     a, b = run(whole, params()), run(parts, params())
     close(a[0].params, b[0].params, rtol=1e-4, atol=1e-5)
@@ -110,7 +110,7 @@ def test_one_bad_microbatch_leaves_the_whole_step_out():
     assert (int(after.step), int(metrics.skipped)) == (1, 1)
 
 
-def test_a_loss_that_is_not_finite_leaves_the_scale_alone():
+def test_a_non_finite_loss_keeps_the_scale():
     """A NaN in the data is no overflow: halving would only cost the next steps their gradients."""
     train = step(loss, optax.sgd(0.1), "c=f16", scaling=DynamicLossScale(initial=2.0**10))
     state = train.init(params())
@@ -155,7 +155,7 @@ def test_a_loss_of_narrow_weights_is_scaled_in_float32():
     assert bool(metrics.finite)
 
 
-def test_narrow_moments_and_five_bytes_a_parameter():
+def test_narrow_moments_and_five_bytes_per_parameter():
     from scalewise.training import NARROW_ADAM
 
     train = step(loss, optax.adamw(1e-2), "p=f16,c=f16", weights="stochastic", moments=NARROW_ADAM)
@@ -184,7 +184,7 @@ def test_the_name_of_a_recipe_is_the_recipe(name):
     assert traced(name) == traced(sw.recipes.CATALOGUE[name])
 
 
-def test_aux_comes_with_the_metrics():
+def test_aux_is_in_the_metrics():
     def with_aux(p, b):
         return loss(p, b), {"n": b["x"].shape[0], "mean": b["x"].mean()}
 
@@ -299,11 +299,11 @@ def test_equinox(policy):
         (
             lambda: run(step(loss, optax.sgd(1.0), accumulate=3), params()),
             ValueError,
-            r"accumulate=3 cuts each array .* into 3 equal parts; one has shape \(8,",
+            r"accumulate=3 splits each array .* into 3 equal parts; one has shape \(8,",
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, error, message):
+def test_invalid_arguments_are_errors(make, error, message):
     with pytest.raises(error, match=message):
         make()
 
@@ -343,7 +343,7 @@ def test_the_state_is_a_plain_pytree():
     ],
     ids=["bare", "flax", "equinox"],
 )
-def test_a_state_is_pickled(make):
+def test_a_state_can_be_pickled(make):
     state = step(lambda model, batch: 0.0, optax.adam(1e-3), "p=bf16,c=bf16").init(make())
     back = pickle.loads(pickle.dumps(state))
     assert jax.tree.structure(back) == jax.tree.structure(state)
@@ -364,7 +364,7 @@ def test_a_batch_of_several_arguments():
     np.testing.assert_allclose(state.params, want.params, rtol=0.1)
 
 
-def test_steps_left_out_in_a_row_are_counted_and_warned_of():
+def test_steps_left_out_in_a_row_are_counted_and_cause_a_warning():
     """A gradient of NaN beside a finite loss, as data make one, lowers the scale each time."""
 
     def loss(w, x):

@@ -1,4 +1,4 @@
-"""Training that is interrupted, killed, starved of disk and fed nonsense."""
+"""train: interrupts, kills, full disks, damaged checkpoints and invalid arguments."""
 
 import errno
 import io
@@ -96,7 +96,7 @@ def saved(out):
 
 
 @pytest.mark.parametrize("recipe", ["autocast-fp16", "five-bytes", "fp8_delayed"])
-def test_in_two_parts_it_is_the_same_run(tmp_path, recipe):
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, recipe):
     whole = run(tmp_path / "whole", recipe)
     run(tmp_path / "parts", recipe, steps=7)
     parts = run(tmp_path / "parts", recipe, resume=True)
@@ -115,7 +115,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
     assert ended.digest == run(tmp_path / "run").digest
 
 
-def test_the_losses_are_those_of_the_step_by_hand(tmp_path):
+def test_the_losses_equal_those_of_the_step(tmp_path):
     run(tmp_path / "run", "float32")
     params = init(0)["params"]
     state, losses = OPTIMIZER.init(params), []
@@ -128,7 +128,7 @@ def test_the_losses_are_those_of_the_step_by_hand(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_moment_costs_no_bit(tmp_path):
+def test_a_kill_at_any_moment_changes_no_bit(tmp_path):
     """One kill here; `python -m proofs.resume` makes twenty."""
     (tmp_path / "tiny.py").write_text(PROGRAM)
     program = str(tmp_path / "tiny.py")
@@ -136,7 +136,7 @@ def test_a_kill_at_any_moment_costs_no_bit(tmp_path):
     assert prove(arguments, kills=1, seed=1, folder=tmp_path)["kills"] == 1
 
 
-def test_an_interrupt_saves(tmp_path):
+def test_an_interrupted_run_is_saved(tmp_path):
     def interrupted(data, seed):
         for number, batch in enumerate(batches(data, seed)):
             if number == 5:
@@ -151,7 +151,7 @@ def test_an_interrupt_saves(tmp_path):
     assert run(tmp_path / "run", resume=True).digest == whole.digest
 
 
-def test_a_program_that_fails_on_the_way_loses_nothing(tmp_path):
+def test_a_failing_program_keeps_the_steps_made(tmp_path):
     class Stop(BaseException):
         pass
 
@@ -168,7 +168,7 @@ def test_a_program_that_fails_on_the_way_loses_nothing(tmp_path):
     assert [row["step"] for row in rows(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_lines_that_a_kill_left_behind_are_mended(tmp_path):
+def test_metrics_that_a_kill_cut_short_are_repaired(tmp_path):
     """Steps after the last checkpoint are made again; a line cut short is no line."""
     whole = run(tmp_path / "whole")
     run(tmp_path / "run", steps=8)
@@ -237,7 +237,7 @@ def test_a_checkpoint_of_another_run_is_not_restored(tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["model"] == "tiny"
 
 
-def test_one_run_in_a_folder_and_no_output_ends_it(tmp_path):
+def test_one_run_in_a_folder_which_survives_a_closed_output(tmp_path):
     """Another run is refused while this one trains, and its console's pipe is closed."""
     said = []
 
@@ -284,7 +284,7 @@ def test_metrics_that_cannot_be_written_end_the_run_with_a_checkpoint(tmp_path, 
     assert figures(tmp_path / "run") == figures(tmp_path / "whole")
 
 
-def test_a_full_disk_is_told_and_the_last_good_checkpoint_kept(tmp_path):
+def test_a_full_disk_is_reported_and_the_last_checkpoint_kept(tmp_path):
     """A limit on the size of files stands for the full disk: writes fail half way.
 
     Half a matrix: arrays may come in one file or each in its own, and random ones hardly compress.
@@ -307,7 +307,7 @@ def test_a_full_disk_is_told_and_the_last_good_checkpoint_kept(tmp_path):
     assert run(tmp_path / "run", "float32", resume=True).digest == whole.digest
 
 
-def test_a_nan_in_the_data_is_told_and_left_out(tmp_path):
+def test_a_nan_in_the_data_is_reported_and_left_out(tmp_path):
     def with_nan(data, seed):
         for number, batch in enumerate(batches(data, seed)):
             if number == 3:
@@ -322,7 +322,7 @@ def test_a_nan_in_the_data_is_told_and_left_out(tmp_path):
     assert math.isfinite(float(loss_of(ended.state.params, np.ones((4, WIDTH), np.float32))))
 
 
-def test_a_run_that_makes_no_step_any_more_is_given_up(tmp_path):
+def test_a_run_that_leaves_out_all_steps_ends(tmp_path):
     def infinite(params, batch):
         return loss_of(params, batch) * jnp.inf
 
@@ -364,7 +364,7 @@ def test_a_model_of_another_shape_is_not_resumed(tmp_path):
         run(tmp_path / "run", program=program, resume=True)
 
 
-def test_a_foreign_checkpoint_is_refused(tmp_path):
+def test_a_foreign_checkpoint_is_an_error(tmp_path):
     run(tmp_path / "run", steps=4)
     with ocp.CheckpointManager(tmp_path / "run" / "checkpoints") as manager:
         manager.save(9, args=ocp.args.StandardSave({"x": np.ones(3)}))
@@ -378,7 +378,7 @@ def test_a_foreign_checkpoint_is_refused(tmp_path):
         run(tmp_path / "foreign")
 
 
-def test_tensorboard_gets_the_same_figures(tmp_path):
+def test_tensorboard_gets_the_same_metrics(tmp_path):
     from tensorboardX.proto.event_pb2 import Event  # its own reader needs TensorFlow
 
     run(tmp_path / "run")
@@ -394,7 +394,7 @@ def test_tensorboard_gets_the_same_figures(tmp_path):
         assert seen[row["step"], "scale"] == row["scale"]
 
 
-def test_resume_begins_where_there_is_nothing_yet(tmp_path):
+def test_resume_begins_in_an_empty_folder(tmp_path):
     assert run(tmp_path / "run", resume=True).digest == run(tmp_path / "whole").digest
 
 
@@ -420,6 +420,6 @@ def test_resume_begins_where_there_is_nothing_yet(tmp_path):
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused(tmp_path, changes, message):
+def test_invalid_arguments_are_errors(tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
         run(**({"out": tmp_path / "run"} | changes))

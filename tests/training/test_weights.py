@@ -1,4 +1,4 @@
-"""Narrow weights that learn: against float32 training, exact sums, and the published loss."""
+"""Narrow weights, against float32 training, exact sums, and published results."""
 
 from fractions import Fraction
 
@@ -36,7 +36,7 @@ def walk(optimizer, w, gradients):
 
 
 @pytest.mark.parametrize("dtype", NARROW)
-def test_masters_walk_as_float32_weights_do(dtype):
+def test_masters_equal_float32_training(dtype):
     """To the bit, weight decay included; the narrow weights are the masters, rounded."""
     optimizer = optax.adamw(1e-2, weight_decay=0.1)
     w = {"a": jax.random.normal(jax.random.key(0), (7, 5)), "b": jnp.ones(5)}
@@ -58,7 +58,7 @@ def test_masters_walk_as_float32_weights_do(dtype):
         )
 
 
-def test_the_published_loss_of_updates():
+def test_plain_narrow_weights_lose_updates_as_published():
     """torchtune #2254 (pure BF16 training stalls): BF16 loses 0.001 at 1; FP16 up to 2^-12."""
     for dtype, u in ((jnp.bfloat16, 0.001), (jnp.float16, 2.0**-12)):
         w, _ = walk(optax.sgd(1.0), jnp.ones(3, dtype), [jnp.full(3, u, dtype)] * 200)
@@ -67,7 +67,7 @@ def test_the_published_loss_of_updates():
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("way", WAYS)
-def test_small_updates_arrive(way, dtype):
+def test_small_updates_are_kept(way, dtype):
     """The mean over many weights moves by the exact sum of the updates."""
     n, steps, u = 4096, 64, Fraction(1, 2**13)
     w, _ = walk(WAYS[way](optax.sgd(1.0)), jnp.ones(n, dtype), [jnp.full(n, float(u))] * steps)
@@ -98,7 +98,7 @@ def test_compensation_keeps_twice_the_bits(dtype, scale):
     np.testing.assert_allclose(np.asarray(w, np.float64), exact, atol=2 * scale * one * 1.01)
 
 
-def test_stochastic_rounding_draws_anew_and_again_the_same():
+def test_stochastic_rounding_is_random_and_reproducible():
     w, g = jnp.ones((2, 512), jnp.bfloat16), jnp.full((2, 512), 2.0**-10)
     optimizer = stochastic_rounding(optax.sgd(1.0), seed=3)
     state = optimizer.init({"a": w, "b": w})
@@ -112,7 +112,7 @@ def test_stochastic_rounding_draws_anew_and_again_the_same():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_float32_weights_are_trained_as_ever(way):
+def test_float32_weights_train_as_without_the_wrapper(way):
     w, g = jax.random.normal(jax.random.key(0), (33,)), [jnp.full(33, 1e-9)] * 3
     want, _ = walk(optax.adam(1e-2), w, g)
     got, _ = walk(WAYS[way](optax.adam(1e-2)), w, g)
@@ -131,7 +131,7 @@ def test_a_skipped_step_keeps_weights_and_state(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_params_are_asked_for(way):
+def test_missing_params_are_an_error(way):
     optimizer = WAYS[way](optax.sgd(1.0))
     with pytest.raises(ValueError, match=r"update\(gradients, state, params\) needs the params"):
         optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))

@@ -1,6 +1,6 @@
-"""Output that cannot destroy anything: atomic files, folder locks, terminal streams, HTML pages.
+"""Output: atomic files, folder locks, terminal streams, HTML pages.
 
-All writers of scalewise go through this package. It imports nothing from the other layers.
+All files that scalewise writes go through this package. It imports nothing from other layers.
 """
 
 from typing import Any
@@ -22,10 +22,10 @@ from ._write import sentence as sentence
 
 
 def page_environment(package: str) -> Any:
-    """The templates beside a package's modules: escaped, strict, with visible control characters.
+    """Returns the Jinja environment of the templates beside a package's modules.
 
-    Returns:
-        An environment whose ``rendered(name, **values)`` is a page with a Content-Security-Policy.
+    Its ``rendered(name, **values)`` returns a page with a Content-Security-Policy; values are
+    escaped, control characters are shown, and undefined names raise an exception.
     """
     from ._templates import Pages  # imports jinja2, which takes 0.1 s: not for --help
 

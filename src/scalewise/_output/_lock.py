@@ -1,4 +1,4 @@
-"""One process at a time in a folder."""
+"""Locks a folder for one process at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class FolderInUseError(ValueError):
-    """Another process, or another run in this one, works in a folder."""
+    """Raised if another process, or another run in this process, uses a folder."""
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def _acquired(path: Path) -> int:
-    """A locked handle of the file that is at the path, created where there is none."""
+    """Returns a locked handle of the file at the path, which is created if needed."""
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
         handle = os.open(path, flags, 0o666)

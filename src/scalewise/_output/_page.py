@@ -1,4 +1,4 @@
-"""HTML pages that run no foreign code and show every character for what it is."""
+"""HTML pages that run no foreign code and show control characters."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import base64
 import hashlib
 import re
 
-# Unicode's explicit direction marks, embeddings, overrides and isolates (UAX #9, section 2):
-# text between two of them is shown in another order than it is written.
+# Unicode's direction marks, embeddings, overrides and isolates (UAX #9, section 2), which change
+# the order in which text is shown.
 BIDIRECTIONAL = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'"
 
 
 def visible(text: str) -> str:
-    r"""The text with control characters, bidirectional ones too, written out.
+    r"""Returns the text with control characters, also bidirectional ones, as escapes.
 
     Example:
         >>> visible("a\u202eb")
@@ -25,7 +25,7 @@ def visible(text: str) -> str:
 
 
 def policy(html: str) -> str:
-    """The Content-Security-Policy that allows a page's own style and script and nothing else."""
+    """Returns the Content-Security-Policy that allows only a page's own style and script."""
     sources = {}
     for tag in ("style", "script"):
         found = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)

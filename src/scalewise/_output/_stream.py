@@ -1,4 +1,4 @@
-"""Terminal output that fails without taking the program with it."""
+"""Terminal output whose errors don't end the program."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ codecs.register_error("scalewise.ascii", _replaced)
 
 
 def printable(text: str, encoding: str) -> str:
-    """The text with ASCII in the place of what an encoding does not have.
+    """Returns the text with ASCII replacements for characters that an encoding doesn't have.
 
     Example:
         >>> printable("2^3 × 1.5", "ascii")
@@ -39,7 +39,7 @@ def printable(text: str, encoding: str) -> str:
 
 
 class _Tolerant:
-    """A text stream that goes silent at the first error of the stream behind it."""
+    """A text stream that drops all output after the first error of the underlying stream."""
 
     def __init__(self, stream: Any):
         self._stream = stream
@@ -69,10 +69,9 @@ class _Tolerant:
 
 @contextmanager
 def tolerant(console: Console) -> Iterator[None]:
-    """Lets a console go silent, while the block runs, where its stream cannot be written to.
+    """Drops a console's output, while the block runs, once its stream can't be written to.
 
-    A closed pipe (``| head``), a terminal that is gone or a full disk behind the standard output
-    must not end a run that took hours.
+    A closed pipe (``| head``), a closed terminal or a full disk then doesn't end a long run.
     """
     stream = console.file
     console.file = _Tolerant(stream)  # pyright: ignore[reportAttributeAccessIssue]
@@ -83,7 +82,7 @@ def tolerant(console: Console) -> Iterator[None]:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Prints a table as wide as its cells need: on a narrow terminal no figure is cut off."""
+    """Prints a table as wide as its cells need, so that no figure is cut off."""
     options = console.options.update(max_width=WIDEST)
     before, needed = console.width, Measurement.get(console, options, table).maximum
     console.width = max(before, needed)

@@ -1,4 +1,4 @@
-"""Jinja templates whose pages state what they may load and show every character."""
+"""Jinja templates whose pages have a Content-Security-Policy and show control characters."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ._page import policy, visible
 
 
 def _shown(value: Any) -> Any:
-    """What a template's expression prints; our own markup as it is."""
+    """Returns what a template prints for a value; Markup is printed as it is."""
     if isinstance(value, Markup):
         return value
     return visible(value if isinstance(value, str) else str(value))
 
 
 class Pages(Environment):
-    """A package's templates, whose first ``<meta charset=...>`` is followed by the policy."""
+    """A package's templates; the policy is inserted after ``<meta charset=...>``."""
 
     def __init__(self, package: str):
         super().__init__(
@@ -31,7 +31,7 @@ class Pages(Environment):
         )
 
     def rendered(self, name: str, **values: Any) -> str:
-        """The page that the template `name` makes of the values."""
+        """Renders the template `name` with these values."""
         html = self.get_template(name).render(**values)
         head = '<meta charset="utf-8">\n'
         assert html.count(head) == 1

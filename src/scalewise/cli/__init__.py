@@ -1,4 +1,4 @@
-"""The `scalewise` command: thin, every subcommand calls one public function."""
+"""The `scalewise` command: every subcommand calls one public function."""
 
 import typer
 

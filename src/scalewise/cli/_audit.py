@@ -1,4 +1,4 @@
-"""`scalewise audit`: what a narrow format does to a function of a user's file."""
+"""`scalewise audit`: audits a function of a user's file in low precision."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -38,7 +38,7 @@ def audit(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show what is benign too.")] = False,
 ) -> None:
-    """Say which operation on which line a narrow format breaks, and what fixes it.
+    """Report which operation on which line loses accuracy in low precision, and tried fixes.
 
     Exits with 1 if outputs aren't finite, with 2 if the audit or writing a file fails.
     """

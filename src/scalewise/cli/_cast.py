@@ -1,4 +1,4 @@
-"""`scalewise cast`: an array on disk, cast to a format, with what the cast did to it."""
+"""`scalewise cast`: casts arrays in a file to a format and reports the error."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,17 +13,17 @@ def cast(
     data: Annotated[Path, typer.Argument(help="A .npy file of real numbers, or a .safetensors.")],
     to: Annotated[str, typer.Option(help="A format's name.")],
     out: Annotated[
-        Path | None, typer.Option(help="Codes go here. Default: the name with the format's.")
+        Path | None, typer.Option(help="File for the codes. Default: the name with the format's.")
     ] = None,
     rounding: Annotated[
         str, typer.Option(help="nearest_even, nearest_away, toward_zero, to_odd, ...")
     ] = "nearest_even",
-    saturate: Annotated[bool, typer.Option(help="Overflow goes to the largest number.")] = False,
+    saturate: Annotated[bool, typer.Option(help="Round overflow to the largest number.")] = False,
 ) -> None:
-    """Cast a .npy file to a format's codes, rounded once; report what that did to the numbers.
+    """Cast the arrays in a file to a format's codes, rounded once, and report the error.
 
-    In a .safetensors file each tensor gets a scale of its own, or one a block in a block format; a
-    .npy in a block format becomes a .safetensors file, since it has scales.
+    A .npy file is cast without scales; in a block format it becomes a .safetensors file, which
+    holds the scales. In a .safetensors file each tensor gets one scale, or one for each block.
     """
     import numpy as np  # numpy and JAX take time to import: not for --help
 
@@ -35,7 +35,7 @@ def cast(
         fmt = as_format(to, "--to", blocks=True)
         if data.suffix == ".safetensors" or isinstance(fmt, BlockFormat):
             if saturate:
-                raise ValueError("--saturate is for .npy: what has a scale doesn't overflow")
+                raise ValueError("--saturate is for .npy: with scales no number overflows")
             return cast_checkpoint(data, to, out, rounding)
         target = out or data.with_name(f"{data.stem}.{fmt.name}.npy")
         if same_file(target, data):

@@ -1,4 +1,4 @@
-"""A `.safetensors` checkpoint cast tensor by tensor, and the report of what a cast did."""
+"""Casts a `.safetensors` checkpoint tensor by tensor, and reports the error of a cast."""
 
 import math
 import os
@@ -13,10 +13,10 @@ from .._output import check_source, check_target
 
 
 def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: Any) -> None:
-    """Quantizes the float tensors of a checkpoint, or of one .npy, and writes them with scales.
+    """Quantizes the float tensors of a checkpoint or a .npy file, and writes them with scales.
 
     float32, float16 and bfloat16 tensors of at least one dimension are quantized; others are
-    copied as they are, and it says so.
+    copied, and listed as copied.
     """
     import jax.numpy as jnp  # takes a second to import: not for --help
 
@@ -53,7 +53,7 @@ def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: Any) -> Non
 
 
 def same_file(a: Path, b: Path) -> bool:
-    """Whether two paths name one file, by whatever links."""
+    """Returns whether two paths name one file, also through links."""
     try:
         return os.path.samefile(a, b)
     except OSError:  # one of them doesn't exist
@@ -61,12 +61,12 @@ def same_file(a: Path, b: Path) -> bool:
 
 
 def read(path: Path) -> np.ndarray:
-    """The floats of a .npy file.
+    """Reads the floats of a .npy file.
 
-    The header is read first: what it claims has to be in the file before any memory is allocated.
+    The size in the header is checked against the file's before any memory is allocated.
 
     Raises:
-        ValueError: no .npy file, a truncated one, or one of other numbers than floats.
+        ValueError: the file is no .npy file, is truncated, or holds other numbers than floats.
         OSError: the file can't be read.
     """
     size = check_source(path)
@@ -86,7 +86,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def _npy_header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether the array is in Fortran order, and dtype."""
+    """Returns shape, whether the array is in Fortran order, and dtype."""
     readers = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
@@ -102,14 +102,14 @@ def _npy_header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.
             raise ValueError(f"a shape of {shape}")
     except OSError:
         raise
-    except Exception as error:  # numpy evaluates what stands there: any error may come of it
+    except Exception as error:  # numpy evaluates the header, which may raise any exception
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path} is no complete .npy file ({why[:100]})") from None
     return shape, transposed, dtype
 
 
 def _largest(stored, largest: float):
-    """The largest magnitude that each element's scale allows, in float64."""
+    """Returns the largest magnitude that each element's scale allows, in float64."""
     import jax.numpy as jnp
 
     from ..scaled import ScaledArray
@@ -120,7 +120,7 @@ def _largest(stored, largest: float):
 
 
 def report(x: np.ndarray, y: np.ndarray, largest: float | np.ndarray) -> str:
-    """What the cast did: SQNR and relative error over what stays finite, and what did not."""
+    """Describes a cast: SQNR and largest relative error of finite numbers; overflow and flushes."""
     wide = x.astype(np.float64)
     finite = np.isfinite(wide)
     kept = finite & np.isfinite(y)

@@ -1,4 +1,4 @@
-"""`scalewise diff`: two saved audits compared."""
+"""`scalewise diff`: compares two saved audits."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ def diff(
     before: Annotated[Path, typer.Argument(help="A report, .json")],
     after: Annotated[Path, typer.Argument(help="Another one.")],
 ) -> None:
-    """Say which findings went and came between two audits, and where the error moved."""
+    """Show findings that are gone, new or moved between two audits, and the errors."""
     from scalewise.audit import diff as compare  # JAX takes a second to import
 
     with refusal(ValueError):

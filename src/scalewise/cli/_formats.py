@@ -1,4 +1,4 @@
-"""`scalewise formats` and `scalewise inspect`: the catalogue, and the anatomy of a number."""
+"""`scalewise formats` and `scalewise inspect`: the catalogue of formats; numbers in a format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def formats(
     device: Annotated[
         str | None,
-        typer.Option(help="What a device's matrix units multiply: h100, b200, v5e, ..."),
+        typer.Option(
+            help="Show formats that a device's matrix units multiply: h100, b200, v5e, ..."
+        ),
     ] = None,
 ) -> None:
     """List the catalogue: widths, range, spacing, infinities and NaNs."""
@@ -49,7 +51,7 @@ def formats(
 
 
 def _show_device(name: str) -> None:
-    """The formats that a device's matrix units multiply, that it stores, and all others."""
+    """Prints for each format whether a device multiplies it, stores it, or emulates it."""
     from ..devices import best_units, partners_of
     from ..devices import device as device_
     from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat
@@ -96,7 +98,7 @@ def inspect(
     """Show numbers in a format: bits, formula, exact value, neighbours, rounding error."""
     from .._resolve import as_format
 
-    console = Console(highlight=False, soft_wrap=True)  # a number is never broken in two
+    console = Console(highlight=False, soft_wrap=True)  # numbers are not wrapped
     with refusal(ValueError):
         f = as_format(fmt, "--format")
         parsed = [(text, *_parse(text, f)) for text in numbers]
@@ -105,7 +107,7 @@ def inspect(
 
 
 def _parse(text: str, fmt: Format) -> tuple[int, Fraction | None]:
-    """The code, and the number it was rounded from if a number was given."""
+    """Returns the code, and the exact number if a number was given."""
     if text.lower().lstrip("+").startswith(("0x", "0b")):
         try:
             code = int(text, 0)
@@ -159,7 +161,7 @@ def _show(console: Console, fmt: Format, text: str, code: int, given: Fraction |
 
 
 def _decimal(x: float) -> str:
-    """Every digit of a finite float."""
+    """Returns all digits of a finite float."""
     from decimal import Decimal
 
     exact = f"{Decimal(x):f}"

@@ -1,4 +1,4 @@
-"""Errors that a user can mend: one sentence on stderr, no traceback, and an exit code."""
+"""Reports errors in a user's input: one sentence on stderr and an exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import typer
 
 from .._output import TargetError, sentence
 
-UNUSABLE, FAILED = 2, 1  # exit codes: bad input; input was good but the result can't be written
+UNUSABLE, FAILED = 2, 1  # exit codes: bad input; good input, but the command failed
 
 
 @contextmanager
 def refusal(*kinds: type[Exception]) -> Iterator[None]:
-    """Turns exceptions of these kinds into their message on stderr and exit code 2.
+    """Turns exceptions of these kinds into a message on stderr and exit code 2.
 
-    Errors of the operating system and targets that can't be written are of them always.
+    So are, always, errors of the operating system and targets that can't be written.
     """
     try:
         yield
-    except BrokenPipeError:  # whoever read the output has left: nobody is to be told
+    except BrokenPipeError:  # the reader of the output has ended
         raise
     except OSError as error:
         tell(sentence(error))
@@ -34,16 +34,16 @@ def refusal(*kinds: type[Exception]) -> Iterator[None]:
 
 
 def tell(message: str) -> None:
-    """Prints one sentence to stderr, if there still is one."""
+    """Prints one sentence to stderr, unless stderr is closed."""
     with suppress(OSError, ValueError):
         typer.echo(f"scalewise: {' '.join(message.split())}", err=True)
 
 
 def run(app: Callable[[], Any]) -> None:
-    """Runs the application so that no state of its output streams shows a traceback.
+    """Runs the application; errors of its output streams never show a traceback.
 
-    Characters that the terminal's encoding doesn't have become ASCII. Where the output can't be
-    written, the command ends with one sentence; a closed pipe (``| head``) ends it without.
+    Characters that the terminal's encoding doesn't have become ASCII. If the output can't be
+    written, the command ends with one sentence; if a pipe is closed (``| head``), with none.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError, OSError, ValueError):
@@ -63,7 +63,7 @@ def run(app: Callable[[], Any]) -> None:
 
 
 def _discard(stream: TextIO | None) -> None:
-    """Sends what a stream still holds nowhere, or Python complains about it at exit."""
+    """Discards what a stream still holds, which Python would try to write at exit."""
     if stream is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""`scalewise table`: the exact errors of functions, and of the cast, over every input."""
+"""`scalewise table`: exact errors of functions and of the cast, over every input."""
 
 import csv
 import dataclasses
@@ -17,7 +17,7 @@ from ._refusal import refusal
 table = typer.Typer(help="Exact errors, over every input of a format.", no_args_is_help=True)
 
 FormatName = Annotated[str, typer.Option("--format", help="A format's name.")]
-Csv = Annotated[Path | None, typer.Option("--csv", help="Write the table here, too.")]
+Csv = Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.")]
 
 
 @table.command("functions")
@@ -45,13 +45,13 @@ def cast(fmt: FormatName = "fp16", to: Csv = None) -> None:
 
 
 def _check(to: Path | None) -> None:
-    """Refuses a file that can't be written before minutes are spent."""
+    """Checks that the file can be written, before the table takes minutes to compute."""
     if to is not None:
         check_target(to)
 
 
 def _show(title: str, kind: Any, records: Iterable[Any], to: Path | None) -> None:
-    """A record a row, to the terminal and to a file."""
+    """Prints a table with one row for each record, and writes it to a file."""
     columns = [f.name for f in dataclasses.fields(kind)]
     shown = Table(title=title, box=None, pad_edge=False, title_justify="left")
     for column in columns:

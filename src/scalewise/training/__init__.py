@@ -1,4 +1,4 @@
-"""Training: loss scaling, narrow states, the whole step; a program under several methods."""
+"""Mixed-precision training: loss scaling, narrow weights and moments, whole steps and runs."""
 
 from .._deprecated import renamed_exports
 from ._compare import DEMO as DEMO
@@ -29,9 +29,9 @@ from ._moments import NARROW_ADAM as NARROW_ADAM
 from ._moments import store_state as store_state
 from ._moments import widen as widen
 from ._reduce import mean_over as mean_over
-from ._step import Metrics as Metrics
+from ._state import Metrics as Metrics
+from ._state import TrainState as TrainState
 from ._step import Step as Step
-from ._step import TrainState as TrainState
 from ._step import step as step
 from ._train import RECIPES as RECIPES
 from ._train import CheckpointError as CheckpointError

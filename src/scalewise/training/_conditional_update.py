@@ -1,8 +1,8 @@
-"""A step that is taken or left out, chosen result by result, as soon as there is one.
+"""Applies an update if a predicate holds, and selects each leaf where it is computed.
 
-Choosing at the end, between the new state and the old, makes XLA compute the new state twice: once
-to choose, once for the updates, which depend on what it was before. Here what depends on a leaf of
-the new state gets the chosen one: the same where the step is taken, and of no interest where not.
+Selecting between new and old state after the update makes XLA compute the new state twice: once for
+the selection, once for the results that depend on it. Here, results that depend on a leaf of the
+new state get the selected leaf: the same if the predicate holds, and discarded if it doesn't.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from ..interpret import Equation, Interpretation, run, trace
-from ._finite import choose, is_array
+from ._finite import is_array, tree_where
 
 Tree = Any
 
@@ -24,13 +24,14 @@ Tree = Any
 def update_if(
     predicate: jax.Array, update: Callable[..., tuple[Tree, Tree]], old: Tree, *args: Any
 ) -> tuple[Tree, Tree]:
-    """``update(*args)``, results and new state; zeros and the old state where the predicate fails.
+    """Returns ``update(*args)``, results and new state; zeros and ``old`` if the predicate fails.
 
     Args:
         predicate: a scalar boolean array.
         update: returns a pair of pytrees, the second of the structure of ``old``.
-        old: the state that is kept; leaves that aren't arrays or numbers are taken from the new.
-        args: of ``update``.
+        old: the state to return if the predicate fails; leaves that aren't arrays or numbers come
+            from the new state in any case.
+        args: the arguments of ``update``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -39,13 +40,13 @@ def update_if(
         >>> [[float(x) for x in update_if(jnp.bool_(p), update, m, g, m)] for p in (True, False)]
         [[-3.0, 3.0], [0.0, 1.0]]
     """
-    if not isinstance(predicate, Tracer):  # eagerly nothing is computed twice
+    if not isinstance(predicate, Tracer):  # outside of jit
         results, state = update(*args)
-        return _taken(predicate, results), choose(predicate, state, old)
+        return _or_zeros(predicate, results), tree_where(predicate, state, old)
     trees: list[Any] = []
 
     def arrays(*args: Any) -> list[Any]:
-        """Results and state, array leaves only."""
+        """Returns the array leaves of results and state."""
         leaves, tree = jax.tree.flatten(update(*args))
         trees[:] = [tree, [None if is_array(x) else x for x in leaves]]
         return [jnp.asarray(x) for x in leaves if is_array(x)]
@@ -55,25 +56,25 @@ def update_if(
     kept = [x for x in jax.tree.leaves(old) if is_array(x)]
     jaxpr = getattr(program.jaxpr, "jaxpr", program.jaxpr)
     variables = jaxpr.outvars[len(jaxpr.outvars) - len(kept) :]
-    keep = _Keep(predicate, variables, kept)
-    _, outs = run(program, keep, None)
+    select = _SelectState(predicate, variables, kept)
+    _, outs = run(program, select, None)
     first = len(outs) - len(kept)
     for i, (variable, before) in enumerate(zip(variables, kept, strict=True)):
-        if id(variable) not in keep.done:
+        if id(variable) not in select.done:
             outs[first + i] = jnp.where(predicate, outs[first + i], before)
     rest = iter(outs)
     results, state = jax.tree.unflatten(tree, [next(rest) if x is None else x for x in static])
-    return _taken(predicate, results), state
+    return _or_zeros(predicate, results), state
 
 
-def _taken(predicate: jax.Array, results: Tree) -> Tree:
-    return choose(predicate, results, jax.tree.map(jnp.zeros_like, results))
+def _or_zeros(predicate: jax.Array, results: Tree) -> Tree:
+    return tree_where(predicate, results, jax.tree.map(jnp.zeros_like, results))
 
 
-class _Keep(Interpretation):
-    """Each equation as it is, but that results which are new state are the old unless it's taken.
+class _SelectState(Interpretation):
+    """Runs each equation, and replaces results that are new state by the selected state.
 
-    That of a nested jit or a loop, or one that is several leaves, isn't chosen here.
+    Results inside of nested jits and loops, and results that are several leaves, are not replaced.
     """
 
     def __init__(self, predicate: jax.Array, variables: Sequence[Any], old: Sequence[Any]):
@@ -84,10 +85,10 @@ class _Keep(Interpretation):
     def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
         state, outs = super().apply(state, equation, inputs)
 
-        def chosen(variable: Any, x: Any) -> Any:
+        def selected(variable: Any, x: Any) -> Any:
             if id(variable) not in self.old:
                 return x
             self.done.add(id(variable))
             return jnp.where(self.predicate, x, self.old[id(variable)])
 
-        return state, [chosen(v, x) for v, x in zip(equation.eqn.outvars, outs, strict=True)]
+        return state, [selected(v, x) for v, x in zip(equation.eqn.outvars, outs, strict=True)]

@@ -1,4 +1,4 @@
-"""The one check a step: whether a whole pytree is finite, and the choice between two of them."""
+"""Checks whether a pytree is finite, in one pass, and selects between two pytrees."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Tree = Any
 
 
 def all_finite(tree: Tree, *, axis_name: Any = None) -> jax.Array:
-    """Whether every float in a pytree is finite: a scalar boolean array.
+    """Returns a scalar boolean array: True if every float in a pytree is finite.
 
-    One pass over each leaf (its largest magnitude, into which XLA fuses what computed the leaf; a
-    NaN stays one) and one scalar for all of them, so that the step pays no second pass and one
-    synchronisation. Integers, booleans and keys are finite; so is an empty tree.
+    Takes the largest magnitude of each leaf (which XLA fuses with the computation of the leaf, and
+    which is NaN if an element is) and tests all of them at once. Integers, booleans and keys count
+    as finite; so does an empty tree.
 
     Args:
-        tree: gradients, say; float leaves of any width.
-        axis_name: mapped axes (``jax.shard_map``, ``jax.pmap``) over whose members all have to be
-            finite, so that each of them takes the same decision. Not needed where arrays are
-            global, as under ``jit`` with shardings.
+        tree: gradients, for example; float leaves of any width.
+        axis_name: mapped axes (``jax.shard_map``, ``jax.pmap``) along which all trees have to be
+            finite, so that every device gets the same answer. Not needed for global arrays, as
+            under ``jit`` with shardings.
 
     Example:
         >>> import jax.numpy as jnp
@@ -37,8 +37,8 @@ def all_finite(tree: Tree, *, axis_name: Any = None) -> jax.Array:
     return finite
 
 
-def choose(predicate: jax.Array, on_true: Tree, on_false: Tree) -> Tree:
-    """One of two pytrees of the same structure, leaf by leaf: fused into what computes them."""
+def tree_where(predicate: jax.Array, on_true: Tree, on_false: Tree) -> Tree:
+    """Returns ``on_true`` where the predicate holds, else ``on_false``; leaf by leaf."""
 
     def leaf(a: Any, b: Any) -> Any:
         return jnp.where(predicate, a, b) if is_array(a) or is_array(b) else a
@@ -47,22 +47,22 @@ def choose(predicate: jax.Array, on_true: Tree, on_false: Tree) -> Tree:
 
 
 def is_array(x: Any) -> bool:
-    """Whether a leaf is a number or an array of them: what a step can choose between."""
+    """Returns whether a leaf is a number or an array of numbers."""
     return hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)
 
 
 def is_float_array(x: Any) -> bool:
-    """Whether a leaf is a real float array of any width."""
+    """Returns whether a leaf is a real float array of any width."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def at_least_float32(x: Any) -> jax.Array:
-    """A float array in float32; float64 stays."""
+    """Returns a float array in float32; float64 stays."""
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
 def _largest(x: Any) -> jax.Array:
-    """Finite where all are, else infinite or NaN."""
+    """Returns a float32 scalar that is finite if all elements are."""
     if x.dtype.itemsize == 2 and x.ndim and x.shape[-1] % 2 == 0:
         return _pairs_sign(x)
     if x.dtype.itemsize < 2:  # no backend compares FP8
@@ -71,15 +71,15 @@ def _largest(x: Any) -> jax.Array:
 
 
 def _pairs_sign(x: jax.Array) -> jax.Array:
-    """Infinite where one isn't finite, by two halves at a time.
+    """Returns infinity if a 16-bit element isn't finite, else 0; tests two elements at a time.
 
-    An exponent of ones overflows into the sign bit if its lowest bit is added. XLA on CPU reduces
-    halves by first writing what it reduces to memory, but fuses a minimum of float32.
+    If all exponent bits are ones, adding the lowest of them carries into the sign bit. XLA on CPU
+    writes 16-bit operands of a reduction to memory first, but fuses a minimum of float32.
     """
     ones = int(np.asarray(np.inf, x.dtype).view(np.uint16))
     lowest = 1 << jnp.finfo(x.dtype).nmant
     pairs = lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 2), jnp.uint32)
     sums = (pairs & np.uint32(ones * 0x10001)) + np.uint32(lowest * 0x10001)
-    either = (sums | (sums << np.uint32(16))) & np.uint32(0x80000000)
-    one = lax.bitcast_convert_type(either | np.uint32(0x3F800000), jnp.float32)  # 1 or -1
+    carry = (sums | (sums << np.uint32(16))) & np.uint32(0x80000000)
+    one = lax.bitcast_convert_type(carry | np.uint32(0x3F800000), jnp.float32)  # 1 or -1
     return jnp.where(jnp.min(one) > 0, np.float32(0), np.float32(np.inf))

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM between steps: none is torn in two, and none is lost."""
+"""Delays Ctrl-C and SIGTERM until a training step is finished."""
 
 import os
 import signal
@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-# What asks a process to end: Ctrl-C, a scheduler or `kill`, a terminal that is closed.
+# Sent by Ctrl-C; by a scheduler or `kill`; by a terminal that is closed.
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that asked the process to end.
+    """Raised after a signal that asks the process to end.
 
     Attributes:
-        signal: its number; a shell expects the exit code 128 plus this number.
+        signal: the signal's number; a shell expects 128 plus this number as the exit code.
     """
 
     def __init__(self, number: int):
@@ -26,31 +26,30 @@ class Interrupted(KeyboardInterrupt):
 
 
 def signal_of(error: KeyboardInterrupt) -> int:
-    """The signal behind a ``KeyboardInterrupt``: SIGINT, unless it says something else."""
+    """Returns the number of the signal behind a ``KeyboardInterrupt``, SIGINT by default."""
     return int(getattr(error, "signal", signal.SIGINT))
 
 
 @contextmanager
 def held_interrupts() -> Iterator[Callable[[], None]]:
-    """Holds SIGINT (Ctrl-C), SIGTERM and SIGHUP back until a step is finished.
+    """Delays SIGINT (Ctrl-C), SIGTERM and SIGHUP while the block runs.
 
-    Python raises ``KeyboardInterrupt`` wherever it happens to be: between two assignments that
-    belong together, or in a callback of the garbage collector, which may not raise, so that it is
-    printed and forgotten (JAX has such a callback). SIGTERM and SIGHUP would end the process at
-    once. A second Ctrl-C isn't held back.
+    Python may raise ``KeyboardInterrupt`` between two assignments that belong together, or in a
+    callback of the garbage collector, where exceptions are printed and dropped (JAX has such a
+    callback). SIGTERM and SIGHUP would end the process at once. A second Ctrl-C isn't delayed.
 
-    A child process that is forked meanwhile has the handlers from before: it can be terminated.
+    A child process that is forked in the block restores the previous handlers at the first signal.
 
     Yields:
-        A function to call between steps: it raises :class:`Interrupted`, a ``KeyboardInterrupt``,
-        if a signal came. In a thread, and where somebody else handles a signal or ignores it,
-        that signal isn't held back.
+        ``check_interrupt``, a function to call between steps: it raises :class:`Interrupted`, a
+        ``KeyboardInterrupt``, if a signal came. Signals aren't delayed in other threads than the
+        main one, nor are signals that are ignored or have a handler already.
     """
     came: list[int] = []
     process = os.getpid()
 
     def hold(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != process:  # a child that was forked meanwhile, a loader of data, say
+        if os.getpid() != process:  # a forked child, such as a data loader
             signal.signal(number, before[number])
             signal.raise_signal(number)
             return

@@ -1,8 +1,9 @@
-"""A loss scale for each layer: where one for all of them must overflow here or flush there.
+"""A separate loss scale for each layer, for gradients that no single scale can represent.
 
-One scale serves gradients over FP16's 40 binades. Where layers lie further apart than that, each
-gets its own, put on where its backward pass begins and taken off where it ends (after Zhao et al.,
-"Adaptive loss scaling for mixed precision training", 2019; here found as for the whole loss).
+One scale covers gradients over FP16's 40 binades. If the gradients of layers lie further apart,
+each layer's backward pass gets a scale of its own, which is removed where it ends (after Zhao et
+al., "Adaptive loss scaling for mixed precision training", 2019; the scales follow the same rule as
+the scale of a whole loss).
 """
 
 from __future__ import annotations
@@ -20,20 +21,19 @@ Tree = Any
 
 
 def layer_scaled(layer: Callable[[Tree, Tree], Tree]) -> Callable[[jax.Array, Tree, Tree], Tree]:
-    """A layer whose backward pass runs under a scale of its own.
+    """Returns a layer whose backward pass is scaled by a scale of its own.
 
-    Forward it is the layer. Backward the cotangent is multiplied by the scale in float32 before it
-    enters, and what leaves, for parameters and for the layers below, is divided by it, in float32
-    where that is the parameters' or the input's dtype. Values that aren't finite leave as zero, so
-    that no layer below is blamed for them; how many there were is what comes back as *the gradient
-    of the scale*: differentiate with respect to the scales, too, and leave the step out if any
-    count isn't zero.
+    The forward pass is the layer's. The backward pass multiplies the cotangent by the scale in
+    float32, and divides the layer's gradients by it, in float32 if the parameters or inputs have
+    that dtype. Non-finite gradients become zero, so that they don't reach the layers below; the
+    gradient with respect to the scale is their number. Differentiate with respect to the scales as
+    well, and leave out the step if one of these counts isn't zero.
 
     Args:
-        layer: ``(params, x) -> y``, pytrees of floats; differentiable in both.
+        layer: ``(params, x) -> y`` on pytrees of floats, differentiable in both arguments.
 
     Returns:
-        ``(scale, params, x) -> y``, scale a float32 scalar; reverse mode only.
+        ``(scale, params, x) -> y``, where ``scale`` is a float32 scalar; reverse mode only.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -57,29 +57,29 @@ def layer_scaled(layer: Callable[[Tree, Tree], Tree]) -> Callable[[jax.Array, Tr
     def backward(saved: Any, cotangent: Tree):
         scale, pull = saved
 
-        def on(g: Any) -> Any:
+        def multiplied(g: Any) -> Any:
             return (at_least_float32(g) * scale).astype(g.dtype) if is_float_array(g) else g
 
-        gradients = pull(jax.tree.map(on, cotangent))
+        gradients = pull(jax.tree.map(multiplied, cotangent))
         floats = [g for g in jax.tree.leaves(gradients) if is_float_array(g)]
         wrong = sum((jnp.sum(~jnp.isfinite(g)) for g in floats), jnp.int32(0))
 
-        def off(g: Any) -> Any:
+        def divided(g: Any) -> Any:
             if not is_float_array(g):
                 return g
             return jnp.where(jnp.isfinite(g), at_least_float32(g) / scale, 0).astype(g.dtype)
 
-        return (wrong.astype(scale.dtype), *jax.tree.map(off, gradients))
+        return (wrong.astype(scale.dtype), *jax.tree.map(divided, gradients))
 
     scaled.defvjp(forward, backward)
     return scaled
 
 
 def layer_scales(scaling: LossScale, layers: int) -> LossScaleState:
-    """The state of one scale for each of several layers: every field an array of that length.
+    """Returns the state of one loss scale for each layer: every field is an array of that length.
 
-    ``scaling.update(state, counts == 0)`` moves each by its own layer's count of values that
-    weren't finite.
+    ``scaling.update(state, counts == 0)`` updates each scale by the number of non-finite gradients
+    of its layer.
 
     Example:
         >>> from scalewise.training import DynamicLossScale

@@ -1,8 +1,8 @@
-"""Loss scaling: a factor on the loss that lifts gradients over a narrow format's smallest number.
+"""Loss scaling: multiplies the loss so that gradients don't underflow in a narrow format.
 
 Micikevicius et al., "Mixed precision training" (ICLR 2018): multiply the loss by S, so that every
-gradient is S times as large; if one of them isn't finite, leave the step out and reduce S; else
-multiply by 1/S in float32 before anybody looks at a gradient (clipping, weight decay, moments).
+gradient is S times as large. If a gradient isn't finite, leave out the step and reduce S. Otherwise
+multiply the gradients by 1/S in float32 before they are used (clipping, weight decay, moments).
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import optax
 
 from .._deprecated import renamed_arguments
 from ._conditional_update import update_if
-from ._finite import all_finite, at_least_float32, choose, is_float_array
+from ._finite import all_finite, at_least_float32, is_float_array, tree_where
 
 Tree = Any
 
 
 class LossScaleState(NamedTuple):
-    """What loss scaling remembers from step to step.
+    """The state of loss scaling between steps.
 
     Attributes:
         scale: the factor on the next loss, float32, scalar.
-        good_steps: finite steps since the scale last changed, int32.
-        skipped: steps left out so far, int32.
-        skipped_in_a_row: steps left out since the last finite one, int32.
+        good_steps: number of finite steps since the scale last changed, int32.
+        skipped: number of steps left out so far, int32.
+        skipped_in_a_row: number of steps left out since the last finite one, int32.
     """
 
     scale: jax.Array
@@ -40,10 +40,10 @@ class LossScaleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StaticLossScale:
-    """One factor for ever; steps with a non-finite gradient are left out all the same.
+    """A constant loss scale; steps with a non-finite gradient are left out.
 
     Attributes:
-        scale: positive; a power of two costs no bit of precision.
+        scale: positive; multiplying by a power of two is exact.
     """
 
     scale: float = 2.0**15
@@ -52,11 +52,11 @@ class StaticLossScale:
         _positive(self, "scale")
 
     def init(self) -> LossScaleState:
-        """The state before the first step."""
+        """Returns the state before the first step."""
         return _state(self.scale)
 
     def update(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
-        """The state after a step whose gradients were all finite, or were not."""
+        """Returns the state after a step whose gradients were all finite, or not."""
         return LossScaleState(
             state.scale,
             jnp.where(finite, state.good_steps + 1, 0),
@@ -68,18 +68,18 @@ class StaticLossScale:
 @renamed_arguments(smallest="min_scale", largest="max_scale")
 @dataclasses.dataclass(frozen=True)
 class DynamicLossScale:
-    """The largest factor under which gradients stay finite, found and followed while training.
+    """A loss scale that follows the largest value for which gradients stay finite.
 
     Attributes:
-        initial: the first factor; large, since it comes down by itself within a few steps.
-        growth: what it is multiplied by after ``interval`` finite steps in a row; over 1.
-        backoff: what it is multiplied by where a gradient isn't finite; between 0 and 1.
-        interval: finite steps in a row before it grows.
-        min_scale: a lower bound on it. Gradients beyond 65504 need one under 1 in FP16. Gradients
-            that are NaN because of the data reach the bound within 40 steps of the default, and
-            come back from it by one doubling in ``interval`` finite steps: set a bound of 1, say,
-            where no gradient is that large, and look at the metrics' ``skipped_in_a_row``.
-        max_scale: an upper bound on it.
+        initial: the first scale; it may be large, since it decreases within a few steps.
+        growth: factor on the scale after ``interval`` finite steps in a row; over 1.
+        backoff: factor on the scale after a non-finite gradient; between 0 and 1.
+        interval: number of finite steps in a row before the scale grows.
+        min_scale: a lower bound on the scale. Gradients beyond 65504 need a scale under 1 in FP16.
+            NaN in the data moves the scale to its bound, within 40 steps by default, from which it
+            recovers by one factor of ``growth`` in ``interval`` finite steps. Set the bound to 1 if
+            no gradient exceeds 65504, and watch ``skipped_in_a_row`` in the metrics.
+        max_scale: an upper bound on the scale.
     """
 
     initial: float = 2.0**16
@@ -107,33 +107,33 @@ class DynamicLossScale:
             )
 
     def init(self) -> LossScaleState:
-        """The state before the first step."""
+        """Returns the state before the first step."""
         return _state(self.initial)
 
     def update(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
-        """The state after a step whose gradients were all finite, or were not."""
+        """Returns the state after a step whose gradients were all finite, or not."""
         good = jnp.where(finite, state.good_steps + 1, 0)
         grows = good >= self.interval
         factor = jnp.where(finite, jnp.where(grows, self.growth, 1.0), self.backoff)
         scale = jnp.clip(state.scale * factor.astype(jnp.float32), self.min_scale, self.max_scale)
         skipped = state.skipped + jnp.where(finite, 0, 1)
-        row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
-        return LossScaleState(scale, jnp.where(grows, 0, good), skipped, row)
+        in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
+        return LossScaleState(scale, jnp.where(grows, 0, good), skipped, in_a_row)
 
 
 LossScale = StaticLossScale | DynamicLossScale
 
 
 def scale_loss(loss: jax.Array, state: LossScaleState) -> jax.Array:
-    """``loss * scale`` in float32 (float64 for a float64 loss): what is to be differentiated."""
+    """Returns ``loss * scale`` in float32 (float64 for a float64 loss), to be differentiated."""
     loss = at_least_float32(loss)
     return loss * state.scale.astype(loss.dtype)
 
 
 def unscale(gradients: Tree, state: LossScaleState) -> Tree:
-    """Gradients times ``1 / scale``, in float32 (float64 stays): exact for a power of two.
+    """Returns gradients times ``1 / scale`` in float32 (float64 stays); exact for a power of two.
 
-    A gradient that isn't finite stays so.
+    Non-finite gradients stay non-finite.
     """
     return _times(gradients, 1 / state.scale)
 
@@ -149,14 +149,14 @@ def _times(gradients: Tree, factor: jax.Array) -> Tree:
 
 
 def _norm(tree: Tree) -> jax.Array:
-    """The root of the sum of all squares, in float32; 0 of an empty tree."""
+    """Returns the global norm in float32; 0 for an empty tree."""
     floats = [at_least_float32(x) for x in jax.tree.leaves(tree) if is_float_array(x)]
     sums = (jnp.sum(jnp.square(x)).astype(jnp.float32) for x in floats)
     return jnp.sqrt(sum(sums, jnp.float32(0)))
 
 
 class LossScaledState(NamedTuple):
-    """The state of :func:`loss_scaled`: the scale's, and the inner optimizer's."""
+    """The state of :func:`loss_scaled`: that of the loss scale, and the inner optimizer's."""
 
     loss_scale: LossScaleState
     inner: Any
@@ -169,26 +169,27 @@ def loss_scaled(
     clip: float | None = None,
     axis_name: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that takes the gradients of a scaled loss, and leaves bad steps out.
+    """Wraps an optimizer to take gradients of a scaled loss and leave out non-finite steps.
 
-    Each update checks once whether all gradients are finite. If so they are unscaled in float32
-    and handed to the inner optimizer, which may clip them: it sees their true size. If not, the
-    updates are zero, the inner state keeps its bits (step counters too), and the scale follows.
-    If ``update`` is also given the unscaled loss, as optax's ``value=``, and that isn't finite
-    itself, the step is left out and the scale stays: no scale could have mended it.
+    Each update checks once whether all gradients are finite. If they are, the gradients are
+    unscaled in float32 and passed to the inner optimizer. If not, the updates are zero, the inner
+    state keeps its bits (step counters included), and the loss scale is reduced.
+
+    ``update`` also takes the unscaled loss as optax's ``value=``. If that isn't finite, the step is
+    left out and the loss scale stays, since no other scale would have helped.
 
     Args:
         optimizer: any optax transformation.
-        scaling: how the scale moves; :class:`DynamicLossScale` by default.
-        clip: largest global norm of the unscaled gradients, what
-            ``optax.chain(optax.clip_by_global_norm(clip), optimizer)`` would clip to; but the one
-            norm is also the finite check, and one factor unscales and clips. (Scaled gradients
-            whose norm is beyond float32's range, 1.8e19 about, count as not finite.)
+        scaling: how the loss scale changes; :class:`DynamicLossScale` by default.
+        clip: clips the unscaled gradients to this global norm, as
+            ``optax.chain(optax.clip_by_global_norm(clip), optimizer)`` does. The same norm serves
+            as the finite check, and one factor unscales and clips. Scaled gradients whose norm
+            exceeds float32's range (about 1.8e19) count as non-finite.
         axis_name: as for :func:`all_finite`.
 
     Returns:
-        A transformation whose state holds a :class:`LossScaleState`; :func:`loss_scale_of` finds
-        it, also under further wrappers.
+        A transformation whose state holds a :class:`LossScaleState`, which
+        :func:`loss_scale_of` finds under any further wrappers.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -218,34 +219,34 @@ def loss_scaled(
 
     def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
         value = extra.get("value", jnp.float32(0))
-        sound = all_finite(jnp.asarray(value), axis_name=axis_name)
+        finite_loss = all_finite(jnp.asarray(value), axis_name=axis_name)
         if clip is None:
-            finite = sound & all_finite(updates, axis_name=axis_name)
-            true = unscale(updates, state.loss_scale)
+            finite = finite_loss & all_finite(updates, axis_name=axis_name)
+            unscaled = unscale(updates, state.loss_scale)
         else:
             norm = _norm(updates)
-            finite = sound & all_finite(norm, axis_name=axis_name)
-            true = _times(updates, jnp.minimum(1 / state.loss_scale.scale, clip / norm))
+            finite = finite_loss & all_finite(norm, axis_name=axis_name)
+            unscaled = _times(updates, jnp.minimum(1 / state.loss_scale.scale, clip / norm))
 
-        def step(true: Tree, before: Any, params: Tree, extra: dict[str, Any]) -> tuple[Tree, Any]:
-            return inner.update(true, before, params, **extra)
+        def step(updates: Tree, state: Any, params: Tree, extra: dict[str, Any]):
+            return inner.update(updates, state, params, **extra)
 
-        updates, after = update_if(finite, step, state.inner, true, state.inner, params, extra)
+        updates, after = update_if(finite, step, state.inner, unscaled, state.inner, params, extra)
         before = state.loss_scale
-        unmended = before._replace(
+        same_scale = before._replace(
             skipped=before.skipped + 1, skipped_in_a_row=before.skipped_in_a_row + 1
         )
-        moved = choose(sound, scaling.update(state.loss_scale, finite), unmended)
-        return updates, LossScaledState(moved, after)
+        scale = tree_where(finite_loss, scaling.update(before, finite), same_scale)
+        return updates, LossScaledState(scale, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def loss_scale_of(tree: Tree) -> LossScaleState:
-    """The one :class:`LossScaleState` within a pytree, an optimizer's state say.
+    """Returns the only :class:`LossScaleState` in a pytree such as an optimizer's state.
 
     Raises:
-        ValueError: there is none, or more than one.
+        ValueError: the tree has none, or several.
     """
     found = _scales(tree)
     if len(found) != 1:
@@ -257,7 +258,7 @@ def loss_scale_of(tree: Tree) -> LossScaleState:
 
 
 def has_loss_scale(tree: Tree) -> bool:
-    """Whether :func:`loss_scale_of` finds one."""
+    """Returns whether a pytree has exactly one :class:`LossScaleState`."""
     return len(_scales(tree)) == 1
 
 

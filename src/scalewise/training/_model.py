@@ -1,6 +1,6 @@
-"""What is trained and what is not, in a bare pytree, a Flax NNX module or an Equinox module.
+"""Splits a model (a pytree, a Flax NNX or Equinox module) into trained and other arrays.
 
-Neither library is imported: a module of one of them can only be here if its library is.
+Neither library is imported: whoever passes a module of Flax or Equinox has imported it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ Tree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """How a model is put together from its parts, and taken apart again; of a bare pytree.
+    """Rebuilds a model from its arrays; this class serves plain pytrees.
 
-    Structures are hashable, equal if what is static in their models is, and can be pickled if that
-    can be.
+    Structures are hashable. Two are equal if the static parts of their models are, and a structure
+    can be pickled if those parts can.
     """
 
     def merge(self, params: Tree, rest: Tree) -> Any:
-        """The model that the user's loss is called with."""
+        """Returns the model that the user's loss function gets."""
         return params
 
     def rest(self, model: Any) -> Tree:
-        """What else is in a model, after that call: statistics, counters, keys."""
+        """Returns the model's other arrays after that call: statistics, counters, keys."""
         return ()
 
 
 @dataclasses.dataclass(frozen=True)
 class FlaxStructure(Structure):
-    """Of a Flax NNX module.
+    """Rebuilds a Flax NNX module.
 
     Attributes:
-        graph: its definition, an ``nnx.GraphDef``.
+        graph: the module's ``nnx.GraphDef``.
     """
 
     graph: Any
@@ -54,7 +54,7 @@ class FlaxStructure(Structure):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EquinoxStructure(Structure):
-    """Of an Equinox module.
+    """Rebuilds an Equinox module.
 
     Attributes:
         static: the module without its arrays.
@@ -83,19 +83,19 @@ class EquinoxStructure(Structure):
 
 
 def _library(name: str) -> Any:
-    """A library that the model comes from."""
+    """Returns the library that the model comes from."""
     return importlib.import_module(name)
 
 
 def split(model: Any) -> tuple[Tree, Tree, Structure]:
-    """A model's trained floats, the arrays in it that aren't trained, and its structure.
+    """Returns a model's trained arrays, its other arrays, and its structure.
 
     Args:
         model: a ``flax.nnx.Module`` (``nnx.Param`` is trained), an ``equinox.Module`` (inexact
             arrays are trained), or any other pytree, all of whose leaves are trained.
 
     Raises:
-        TypeError: something to be trained isn't a real float array; its path is named.
+        TypeError: an array to be trained isn't a real float array; the message names its path.
     """
     nnx, eqx = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     if nnx is not None and isinstance(model, nnx.Module):
@@ -112,7 +112,7 @@ def split(model: Any) -> tuple[Tree, Tree, Structure]:
 
 
 def check_floats(params: Tree) -> None:
-    """Refuses what no gradient can train."""
+    """Raises TypeError unless all parameters are real float arrays."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
         raise TypeError("training.step: there is nothing to train: the params hold no array")

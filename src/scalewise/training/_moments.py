@@ -1,4 +1,4 @@
-"""Optimizer states stored in narrow formats, around any optax optimizer."""
+"""Stores an optax optimizer's state in narrow formats between steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..formats import E4M3FN, FP16
 
 Tree = Any
 
-# Three bytes a parameter for Adam's two moments. The second one's square root has the exponents of
-# the gradients, as the first has; E4M3 would flush what is 2^18 under the largest, FP16 2^40.
+# Three bytes per parameter for Adam's two moments. Like the first moment, the square root of the
+# second has the gradients' exponents; E4M3 would flush what is 2^18 below the maximum, FP16 2^40.
 NARROW_ADAM: Mapping[str, Storage] = {
     r"\.mu\b": Storage(E4M3FN),
     r"\.nu\b": Storage(FP16, root=2),
@@ -27,25 +27,26 @@ def store_state(
     optimizer: optax.GradientTransformation,
     storages: Mapping[str, Storage | Any] = NARROW_ADAM,
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer whose state lies narrow between two steps, behind scales of its own.
+    """Wraps an optimizer so that its state is stored in narrow formats, with scales.
 
-    Each update widens the stored leaves to float32, lets the optimizer work, and stores them
-    again: each is rounded once a step, to nearest. A second moment (``root=2``, or ``nonzero``)
-    never becomes zero where it isn't, so that no first moment is divided by an epsilon alone.
+    Each update widens the stored leaves to float32, applies the optimizer, and stores the new
+    leaves, rounded once to nearest. With ``root=2`` or ``nonzero`` a nonzero second moment is never
+    stored as zero, so that no first moment is divided by epsilon alone.
 
     Args:
         optimizer: any optax transformation.
-        storages: a regular expression to a :class:`~scalewise.Storage`, or to a format for
-            ``Storage(format)``. It is searched for in the path of each float leaf within the
-            optimizer's state, as ``jax.tree_util.keystr`` prints it (``"[0].mu['w']"``); the first
-            that is found decides. By default E4M3 first moments and FP16 roots of second moments.
+        storages: maps regular expressions to a :class:`~scalewise.Storage`, or to a format, which
+            means ``Storage(format)``. Each float leaf of the optimizer's state is stored by the
+            first expression that is found in its path, written as by ``jax.tree_util.keystr``
+            (``"[0].mu['w']"``). By default E4M3 first moments and FP16 roots of second moments.
 
     Returns:
         A transformation whose state holds :class:`~scalewise.ScaledArray` and
-        :class:`~scalewise.SqrtStored` leaves: plain pytrees, jittable, checkpointed as they are.
+        :class:`~scalewise.SqrtStored` leaves: pytrees that can be jitted and checkpointed.
 
     Raises:
-        ValueError: no such format or regular expression; or, at ``init``, one that names no leaf.
+        ValueError: a format or regular expression is invalid; or, in ``init``, an expression is
+            found in no path.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -64,7 +65,7 @@ def store_state(
 
     def init(params: Tree) -> Tree:
         state = inner.init(params)
-        _all_used(recipe, state)
+        _check_patterns(recipe, state)
         return store(state, recipe)
 
     def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
@@ -75,17 +76,17 @@ def store_state(
 
 
 def widen(tree: Tree) -> Tree:
-    """A pytree with its stored leaves (ScaledArray, SqrtStored) as plain arrays."""
+    """Returns a pytree with its stored leaves (ScaledArray, SqrtStored) as plain arrays."""
     return jax.tree.map(lambda x: x.value() if is_stored(x) else x, tree, is_leaf=is_stored)
 
 
-def _all_used(recipe: Recipe, state: Tree) -> None:
+def _check_patterns(recipe: Recipe, state: Tree) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(state)
     paths = [jax.tree_util.keystr(p) for p, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
     for pattern, _ in recipe.state:
         if not any(re.search(pattern, path) for path in paths):
             shown = ", ".join(paths[:6]) + (", ..." if len(paths) > 6 else "")
             raise ValueError(
-                f"store_state: {pattern!r} names no float leaf of the optimizer's state; it has: "
+                f"store_state: {pattern!r} is in no float leaf's path; the optimizer's state has: "
                 f"{shown or 'none at all'}"
             )

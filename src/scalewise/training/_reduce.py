@@ -1,4 +1,4 @@
-"""Gradients averaged over devices: sent in a narrow format, behind scales agreed on first."""
+"""Averages gradients over devices; they can be sent in a narrow format."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ Tree = Any
 
 
 def mean_over(tree: Tree, axis_name: Any, fmt: FormatLike | None = None) -> Tree:
-    """The mean of each float array over a mapped axis, the same bits on every member.
+    """Returns the mean of each float array over a mapped axis, the same bits on every device.
 
-    With a format, each member rounds its array to it once, behind the power of two that the
-    largest magnitude among *all* members asks for (one ``pmax`` of a scalar); sends each other
-    member its share of the elements; sums its own share in float32; and sends the mean, rounded
-    once more behind a second agreed scale, to all. Nothing is summed in the format. What is sent
-    is 2 (n - 1) / n elements of the format, as much as a ring all-reduce sends of float32.
+    With a format, the devices agree on a power-of-two scale by the largest magnitude on any of them
+    (one ``pmax`` of a scalar), and each rounds its array to the format once. Each device receives
+    its share of the elements from all others, sums them in float32, rounds the mean with a second
+    agreed scale, and sends it to all. No sum is computed in the format. Each device sends
+    2 (n - 1) / n times the array, like a ring all-reduce, in the format instead of float32.
 
     Args:
         tree: gradients, under ``jax.shard_map``, ``vmap`` or ``pmap``. Under a ``shard_map`` with
-            ``check_vma=True`` (the default) JAX sums the gradients of replicated parameters by
-            itself: differentiate with respect to ``jax.lax.pcast(params, axis_name,
-            to="varying")`` to have each member's own.
+            ``check_vma=True`` (the default) JAX itself sums the gradients of replicated parameters:
+            differentiate with respect to ``jax.lax.pcast(params, axis_name, to="varying")`` to get
+            each device's own gradients.
         axis_name: the axis, or several.
         fmt: a format stored in one or two bytes, ``"e5m2"`` or ``"fp16"`` say; None: float32.
 
     Returns:
-        Float32 arrays. A NaN or an infinity of one member is not finite on any; the error else is
-        at most that of two roundings, relative to the largest magnitude where it is flushed.
+        Float32 arrays. Elements that aren't finite on one device aren't finite in the mean. The
+        error of all others is at most that of two roundings.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -72,7 +72,7 @@ def _mean(x: jax.Array, axis_name: Any, fmt: Format) -> jax.Array:
 
 
 def _narrow(x: jax.Array, axis_name: Any, fmt: Format) -> tuple[jax.Array, jax.Array]:
-    """Codes as integers, which every network sends, and the scale that all members use."""
+    """Returns codes as integers, which every network can send, and the scale of all devices."""
     local, _ = Amax().scale(x, fmt, tuple(range(x.ndim)))
     scale = lax.pmax(local, axis_name)
     unsigned = jnp.uint8 if fmt.bits == 8 else jnp.uint16

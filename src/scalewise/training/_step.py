@@ -1,24 +1,21 @@
-"""``training.step``: the few lines everyone writes, in the right order, as one function."""
+"""``training.step``: a mixed-precision training step around a loss and an optax optimizer."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from .._deprecated import renamed_arguments, warn_renamed
-from .._resolve import resolve
-from ..autocast import DTYPES, Policy, autocast
-from ..autocast import policy as policy_
-from ..autoscale import AmaxHistory, Recipe, WithHistory, autoscale
-from ..autoscale.recipes import CATALOGUE
+from .._deprecated import renamed_arguments
+from ..autocast import Policy
+from ..autoscale import AmaxHistory, Recipe, WithHistory
 from ..interpret import per_device
-from ._finite import at_least_float32, choose
+from ._finite import at_least_float32, tree_where
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -30,7 +27,9 @@ from ._loss_scale import (
 )
 from ._model import Structure, split
 from ._moments import store_state
+from ._policy import loss_transform, named_policy
 from ._reduce import mean_over
+from ._state import Metrics, TrainState
 from ._weights import apply_updates, compensated, master_weights, stochastic_rounding
 
 Tree = Any
@@ -43,69 +42,22 @@ WEIGHTS: dict[str, Callable] = {
 }
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TrainState:
-    """All that a training step hands on to the next.
-
-    Attributes:
-        params: the trained arrays, in the policy's ``params`` dtype.
-        rest: what else the model holds (batch statistics, random counters).
-        optimizer: of the wrapped optimizer: masters, moments, loss scale.
-        history: the operands' largest magnitudes in the steps before, for delayed scaling.
-        step: steps so far, those left out included, int32.
-        structure: how the model is put together again.
-    """
-
-    params: Tree
-    rest: Tree
-    optimizer: Tree
-    history: AmaxHistory | None
-    step: jax.Array
-    structure: Structure = dataclasses.field(metadata={"static": True})
-
-    def model(self) -> Any:
-        """The model with its present weights."""
-        return self.structure.merge(self.params, self.rest)
-
-
-class Metrics(NamedTuple):
-    """What a step has to say: scalars, all of them arrays.
-
-    Attributes:
-        loss: unscaled, the mean over microbatches.
-        finite: whether the step was taken; if not, nothing but the loss scale changed.
-        scale: the loss scale that this step used.
-        skipped: steps left out so far.
-        skipped_in_a_row: steps left out since the last one that was taken. A long row is no matter
-            of the loss scale: data or weights aren't finite.
-        aux: what the loss function returned beside the loss; stacked over microbatches.
-    """
-
-    loss: jax.Array
-    finite: jax.Array
-    scale: jax.Array
-    skipped: jax.Array
-    skipped_in_a_row: jax.Array
-    aux: Any = None
-
-
 @renamed_arguments(wire="comm_format")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """A training step, see :func:`step`: ``init(model)`` once, then ``state, metrics = it(...)``.
+    """A training step, made by :func:`step`: ``init(model)`` once, then called for each batch.
 
     Attributes:
-        loss: the user's function.
-        optimizer: wrapped for clipping, storage, weights and loss scaling, in that order.
-        params: dtype in which the parameters are kept, None for their own.
-        accumulate: microbatches to a step.
-        has_aux: whether ``loss`` returns a pair.
-        transform: what the policy does to the function from params to loss.
-        delayed: a recipe with a history, under which that function's gradient is computed.
+        loss: the user's loss function.
+        optimizer: the optimizer, wrapped for storage, narrow weights and loss scaling.
+        params: dtype in which the parameters are kept; None for their own.
+        accumulate: number of microbatches in a step.
+        has_aux: True if ``loss`` returns a pair.
+        transform: the policy's transformation of the function from parameters to loss.
+        delayed: a recipe with a history, under which the gradient of that function is computed.
         axis_name: mapped axes over which gradients are averaged.
         comm_format: format in which gradients are sent between devices.
-        warn_after: how many steps left out in a row are warned of; None for no warning.
+        warn_after: number of steps left out in a row after which a warning is issued; or None.
     """
 
     loss: Callable
@@ -120,16 +72,15 @@ class Step:
     warn_after: int | None = None
 
     def init(self, model: Any, *batch: Any) -> TrainState:
-        """The state before the first step, of a model or a pytree of parameters.
+        """Returns the state before the first step.
 
         Args:
-            model: what is trained.
-            batch: for delayed scaling, which finds its first scales from a step on it: arguments
-                like those to come, or, with ``axis_name``, like one member's part of them.
+            model: a model or a pytree of parameters.
+            batch: needed for delayed scaling, whose first scales come from a step on this batch:
+                arguments like those of later steps; with ``axis_name``, like one device's part.
 
         Raises:
-            TypeError: something in it that is to be trained isn't a real float array; delayed
-                scaling, and no batch.
+            TypeError: a parameter isn't a real float array, or delayed scaling gets no batch.
         """
         params, rest, structure = split(model)
         optimizer = self.optimizer.init(params)  # before narrowing: masters are exact
@@ -143,8 +94,13 @@ class Step:
         return dataclasses.replace(state, history=self._first_history(self.delayed, state, batch))
 
     def __call__(self, state: TrainState, *batch: Any) -> tuple[TrainState, Metrics]:
-        """One step on a batch: what the loss function takes beside the model, one argument or
-        several, pytrees whose arrays have the examples along their first axis."""
+        """Makes one step; returns the new state and the step's metrics.
+
+        Args:
+            state: from ``init`` or the step before.
+            batch: the loss function's arguments beside the model, one or several, pytrees whose
+                arrays have the examples along their first axis.
+        """
         before = loss_scale_of(state.optimizer)
         gradients, loss, rest, aux, newest = self._gradients(state, batch)
         if self.axis_name is not None:
@@ -160,23 +116,23 @@ class Step:
         finite = after.skipped == before.skipped
         history = state.history
         if history is not None:
-            history = choose(finite, history.after(newest), history)
+            history = tree_where(finite, history.after(newest), history)
         new = dataclasses.replace(
             state,
             params=apply_updates(state.params, updates),
-            rest=choose(finite, rest, state.rest),
+            rest=tree_where(finite, rest, state.rest),
             optimizer=optimizer,
             history=history,
             step=state.step + 1,
         )
         if self.warn_after is not None:
             _warn_of_skipped(self.warn_after, after)
-        row = after.skipped_in_a_row
-        return new, Metrics(loss, finite, before.scale, after.skipped, row, aux)
+        in_a_row = after.skipped_in_a_row
+        return new, Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
 
     def _gradients(self, state: TrainState, batch: Any) -> tuple[Tree, jax.Array, Tree, Any, Any]:
-        """Scaled gradients, the loss as it is, the rest of the model, what else came of it, and,
-        with a history, the largest magnitudes of its operands."""
+        """Returns scaled gradients, unscaled loss, the model's other arrays, aux, and, with a
+        history, the largest magnitudes of this step's operands."""
         scaling, members = loss_scale_of(state.optimizer), self._members()
         differentiate = self._differentiate(state.structure, members)
         params = self._own(state.params)
@@ -208,17 +164,17 @@ class Step:
         return mean, loss / self.accumulate, rest, aux, newest
 
     def _differentiate(self, structure: Structure, members: Any) -> Callable:
-        """``(params, rest, batch, scale) -> (gradients, (loss, rest, aux))``."""
+        """Returns ``(params, rest, batch, scale) -> (gradients, (loss, rest, aux))``."""
 
         def scaled(params: Tree, rest: Tree, batch: Any, scaling: LossScaleState):
             loss, rest, aux = self._apply(structure, params, rest, batch)
-            # a member's part of the batch's mean, or its gradients were that many times larger
+            # a device's share of the mean over the batch: gradients are summed over devices
             return scale_loss(loss, scaling) / members, (at_least_float32(loss), rest, aux)
 
         return jax.grad(scaled, has_aux=True)
 
     def _first_history(self, recipe: Recipe, state: TrainState, batch: Any) -> AmaxHistory:
-        """Of one step by current scaling, all microbatches together."""
+        """Returns the history of one step with current scaling, all microbatches together."""
         delayed = WithHistory(self._differentiate(state.structure, 1), recipe)
         scaling = loss_scale_of(state.optimizer)
 
@@ -231,18 +187,18 @@ class Step:
         return jax.tree.map(lambda a: a.max(axis=0), histories)
 
     def _own(self, tree: Tree) -> Tree:
-        """A tree as this member of the mapped axes has it: its gradient isn't summed over them."""
+        """Marks a tree as different on each device, so that JAX doesn't sum its gradient."""
         return tree if self.axis_name is None else per_device(tree, self.axis_name)
 
     def _members(self) -> int:
         return 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
 
     def _apply(self, structure: Structure, params: Tree, rest: Tree, batch: Any):
-        """Loss, rest and aux of the model, all of it under the policy."""
+        """Returns loss, other arrays and aux of the model, computed under the policy."""
         arrays, treedef = jax.tree.flatten(batch)
 
         def whole(params, rest, arrays):
-            if self.params is not None:  # the program is float32's; narrow is what lies in memory
+            if self.params is not None:  # stored narrow, computed as the float32 program
                 params = jax.tree.map(at_least_float32, params)
             model = structure.merge(params, rest)
             out = self.loss(model, *jax.tree.unflatten(treedef, arrays))
@@ -268,44 +224,46 @@ def step(
     comm_format: Any = None,
     warn_after: int | None = None,
 ) -> Step:
-    """A mixed-precision training step around any loss function and optax optimizer.
+    """Returns a mixed-precision training step for a loss function and an optax optimizer.
 
-    In this order: the loss under its policy; times the loss scale; gradients, summed in float32
-    over the microbatches; one finite check; unscaled in float32 and clipped by their global norm;
-    the optimizer, its state widened and stored again; the new weights. A step with a gradient or
-    a loss that isn't finite changes nothing but the scale: weights, moments, statistics and the
-    history of delayed scaling keep their bits. (A loss that isn't finite was so before it was
-    scaled: then the scale stays, too.)
+    A step computes the loss under the policy and multiplies it by the loss scale; sums the
+    gradients of the microbatches in float32; checks once whether all are finite; unscales them in
+    float32 and clips them by their global norm; updates the optimizer, whose stored state is
+    widened and stored again; and updates the weights.
+
+    A step with a non-finite gradient changes only the loss scale: weights, moments, statistics and
+    the history of delayed scaling keep their bits. If the loss itself isn't finite, before it is
+    scaled, the loss scale stays as well.
 
     Args:
-        loss: ``(model, batch) -> scalar``, or ``(model, inputs, labels, ...) -> scalar``; model as
-            given to ``init``.
+        loss: ``(model, batch) -> scalar``, or ``(model, inputs, labels, ...) -> scalar``, where
+            ``model`` is like the one given to ``init``.
         optimizer: any optax transformation.
-        policy: what runs in which precision: a :class:`~scalewise.Policy` or its string, for
+        policy: the precision of the loss: a :class:`~scalewise.Policy` or its string, for
             :func:`~scalewise.autocast`; a :class:`~scalewise.Recipe` or the name of one
-            (``"fp8"``), for :func:`~scalewise.autoscale` (with delayed scaling ``init`` takes a
-            batch, too, and all microbatches of a step, on all devices, have one history); None: the
-            loss as it is.
-        scaling: by default :class:`DynamicLossScale` where the policy computes in float16, and
-            none (a scale of 1, bad steps left out all the same) elsewhere.
+            (``"fp8"``), for :func:`~scalewise.autoscale`; None changes nothing. With delayed
+            scaling ``init`` takes a batch, too, and all microbatches of a step on all devices share
+            one history.
+        scaling: how the loss is scaled; by default :class:`DynamicLossScale` if the policy
+            computes in float16, else a scale of 1. Non-finite steps are left out in any case.
         weights: how narrow weights (``p=f16`` or ``p=bf16`` in the policy) are updated:
             ``"master"`` (the default), ``"stochastic"``, ``"compensated"`` or ``"plain"``.
         moments: storages for the optimizer's state, as :func:`store_state` takes them.
-        clip: largest global norm of the gradients, over all parameters, unscaled.
-        accumulate: in how many microbatches of equal size a batch is computed.
-        has_aux: whether ``loss`` returns ``(scalar, aux)``.
-        axis_name: mapped axes (of a ``shard_map``, say) whose members each have a part of the
-            batch: gradients and loss are averaged over them, and all take the same decisions. Not
-            needed under ``jit`` with shardings, where arrays are whole.
-        comm_format: format in which the gradients are sent to be averaged, see :func:`mean_over`.
-        warn_after: with a number, a warning comes from the host once that many steps in a row have
-            been left out. It is a host callback in the program (``jax.debug.callback``), which
-            can't be exported or cached on disk; None, the default, leaves it to the caller to look
-            at ``metrics.skipped_in_a_row``.
+        clip: clips the unscaled gradients to this global norm over all parameters.
+        accumulate: number of microbatches of equal size that a batch is split into.
+        has_aux: True if ``loss`` returns ``(scalar, aux)``.
+        axis_name: mapped axes (of a ``shard_map``, say) over which the batch is split: gradients
+            and loss are averaged over them, and all devices make or leave out the same steps. Not
+            needed under ``jit`` with shardings.
+        comm_format: format in which gradients are sent between devices, see :func:`mean_over`.
+        warn_after: the host warns once this many steps in a row were left out. This adds a host
+            callback (``jax.debug.callback``) to the program, which then can't be exported or cached
+            on disk. By default look at ``metrics.skipped_in_a_row`` instead.
 
     Returns:
-        A :class:`Step`, jittable: ``state = it.init(model)``, ``state, metrics = it(state,
-        batch)``. Params may be any pytree of floats, a Flax NNX module or an Equinox module.
+        A :class:`Step`: ``state = train.init(model)``, then ``state, metrics = train(state,
+        batch)`` under ``jax.jit``. The model may be any pytree of floats, a Flax NNX module or an
+        Equinox module.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -314,14 +272,14 @@ def step(
         >>> train = step(loss, optax.adam(0.1), "p=f32,c=f16,o=f32", clip=1.0)
         >>> state = train.init({"w": jnp.zeros((2, 1))})
         >>> jitted = jax.jit(train)
-        >>> for _ in range(60):  # the first scale, 65536, is one too many for FP16
+        >>> for _ in range(60):  # the first scale, 65536, overflows FP16: one step is left out
         ...     state, metrics = jitted(state, jnp.eye(2))
         >>> bool(metrics.loss < 1e-2), int(metrics.skipped), float(metrics.scale)
         (True, 1, 32768.0)
     """
     if isinstance(policy, str):
-        policy = _named(policy)
-    transform, params, narrow = _transform(policy)
+        policy = named_policy(policy)
+    transform, params, narrow = loss_transform(policy)
     delayed = policy if isinstance(policy, Recipe) and policy.scaling.source == "history" else None
     if weights is None:
         weights = "master" if params is not None and params.itemsize < 4 else "plain"
@@ -355,7 +313,7 @@ def step(
 
 
 def _warn_of_skipped(limit: int, state: LossScaleState) -> None:
-    """Warns, from the host, in the step that is the ``limit``-th in a row to be left out."""
+    """Makes the host warn when ``limit`` steps in a row were left out."""
 
     def warn(scale: Any) -> None:
         warnings.warn(
@@ -374,44 +332,15 @@ def _warn_of_skipped(limit: int, state: LossScaleState) -> None:
 
 
 def microbatches(batch: Any, n: int) -> Any:
-    """A batch cut into ``n`` parts along its first axis, stacked: ``(n, size / n, ...)``."""
+    """Splits a batch into ``n`` parts along its first axis, stacked: ``(n, size / n, ...)``."""
 
     def leaf(x: Any) -> Any:
         size = x.shape[0] if getattr(x, "ndim", 0) else 0
         if not size or size % n:
             raise ValueError(
-                f"step: accumulate={n} cuts each array of the batch along its first axis into "
+                f"step: accumulate={n} splits each array of the batch along its first axis into "
                 f"{n} equal parts; one has shape {getattr(x, 'shape', ())}"
             )
         return x.reshape(n, size // n, *x.shape[1:])
 
     return jax.tree.map(leaf, batch)
-
-
-def _named(policy: str) -> Policy | Recipe:
-    """Returns the policy or recipe of a string."""
-    if policy.lower() in DTYPES and policy not in CATALOGUE:
-        warn_renamed(f"step(..., {policy!r})", repr(f"c={policy}"), stacklevel=4)
-        return policy_(policy)
-    return resolve(policy, "policy", "recipe", where="step")
-
-
-def _transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bool]:
-    """What a policy does to a function; the dtype it keeps params in; whether FP16 is computed."""
-    if policy is None:
-        return lambda f: f, None, False
-    if isinstance(policy, Recipe):
-        if policy.state:
-            raise ValueError(
-                f"step: the recipe's state says how parts of a training state are stored, first "
-                f"{policy.state[0][0]!r}; here moments={{...}} and the policy's p= do; expected a "
-                "recipe without, or autoscale of a training step of your own"
-            )
-        if policy.scaling.source == "history":  # differentiated within a call with a history
-            return lambda f: f, None, False
-        return lambda f: autoscale(f, policy), None, False
-    chosen = policy_(policy)
-    narrow = jnp.float16 in (chosen.compute, chosen.params)
-    # params are kept so already, and the loss is float32: here only operations look at the policy
-    inner = dataclasses.replace(chosen, params=None, output=None)
-    return lambda f: autocast(f, inner), chosen.params, narrow

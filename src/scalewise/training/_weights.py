@@ -1,9 +1,9 @@
-"""Weights in 16 bits that still learn: float32 masters, stochastic rounding, compensation.
+"""Optimizers for 16-bit weights: float32 masters, stochastic rounding, compensated sums.
 
-An update under half a unit in the last place of its weight is lost when the sum is rounded: in
-FP16 whatever is under 2^-12 of the weight, in BF16 under 2^-9 (Micikevicius et al., ICLR 2018).
-Each of the three takes the optimizer's update in float32 and hands on one that leads exactly to the
-new narrow weight: ``new - old``, which :func:`apply_updates` or ``optax.apply_updates`` adds.
+An update below half a unit in the last place of its weight is lost when the sum is rounded: below
+2^-12 of the weight in FP16, below 2^-9 in BF16 (Micikevicius et al., ICLR 2018). Each of the three
+wrappers takes the inner optimizer's update in float32, computes the new narrow weight, and returns
+the update ``new - old``, which :func:`apply_updates` or ``optax.apply_updates`` adds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tree = Any
 
 
 class MasterState(NamedTuple):
-    """The float32 weights, and the inner optimizer's state."""
+    """The state of :func:`master_weights`: float32 weights and the inner optimizer's state."""
 
     master: Tree
     inner: Any
@@ -31,13 +31,14 @@ class MasterState(NamedTuple):
 def master_weights(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that keeps the weights in float32; those it is given are rounded copies.
+    """Wraps an optimizer to keep a float32 copy of narrow weights.
 
-    The inner optimizer sees the masters as its parameters (weight decay, trust ratios) and float32
-    gradients, so that its trajectory is that of float32 training on these gradients, to the bit.
+    The inner optimizer gets the float32 copy as its parameters (weight decay, trust ratios) and
+    float32 gradients: its trajectory equals float32 training on these gradients to the bit. The
+    copy takes four bytes per parameter.
 
-    Give ``init`` the weights before they are narrowed, or the masters begin where those are. Four
-    bytes a parameter.
+    Pass the weights to ``init`` before they are cast to the narrow dtype, since the copy starts
+    from them.
 
     Example:
         >>> import jax.numpy as jnp, optax
@@ -56,7 +57,7 @@ def master_weights(
         return MasterState(master, inner.init(master))
 
     def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
-        params = _given(params, "master_weights")
+        params = _required(params, "master_weights")
         updates, after = inner.update(_wide(updates), state.inner, state.master, **extra)
         master = apply_updates(state.master, updates)
         rounded = jax.tree.map(lambda m, p: at_least_float32(m.astype(p.dtype)), master, params)
@@ -66,7 +67,7 @@ def master_weights(
 
 
 class StochasticState(NamedTuple):
-    """The random key of the next step, and the inner optimizer's state."""
+    """The state of :func:`stochastic_rounding`: the next step's key and the inner state."""
 
     key: jax.Array
     inner: Any
@@ -75,15 +76,15 @@ class StochasticState(NamedTuple):
 def stochastic_rounding(
     optimizer: optax.GradientTransformation, *, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer whose new weights are rounded up or down so that their mean is exact.
+    """Wraps an optimizer to round new weights up or down at random, exact on average.
 
-    No copy is kept: a weight takes its narrow dtype's bytes and no more. The sum of weight and
-    update is made in float32, and rounded with probabilities in steps of 2^-13 (FP16) or 2^-16
-    (BF16) of a unit in the last place. Float32 weights are rounded as ever.
+    No float32 copy is kept. The sum of weight and update is computed in float32 and rounded with
+    probabilities in steps of 2^-13 (FP16) or 2^-16 (BF16) of a unit in the last place. Float32
+    weights are rounded to nearest.
 
     Args:
-        optimizer: any optax transformation; it sees parameters and gradients in float32.
-        seed: of the key in the state. Every step, and every leaf in it, draws anew.
+        optimizer: any optax transformation; it gets parameters and gradients in float32.
+        seed: of the key in the state. Every step and every leaf uses new random bits.
     """
     inner = optax.with_extra_args_support(optimizer)
 
@@ -91,7 +92,7 @@ def stochastic_rounding(
         return StochasticState(jax.random.key_data(jax.random.key(seed)), inner.init(_wide(params)))
 
     def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
-        params = _given(params, "stochastic_rounding")
+        params = _required(params, "stochastic_rounding")
         updates, after = inner.update(_wide(updates), state.inner, _wide(params), **extra)
         key, *keys = jax.random.split(
             jax.random.wrap_key_data(state.key), 1 + len(jax.tree.leaves(params))
@@ -111,19 +112,19 @@ def stochastic_rounding(
 
 
 class CompensatedState(NamedTuple):
-    """What rounding has taken from each weight so far, and the inner optimizer's state."""
+    """The state of :func:`compensated`: each weight's rounding error and the inner state."""
 
     lost: Tree
     inner: Any
 
 
 def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that remembers what rounding took from each weight, and adds it next time.
+    """Wraps an optimizer to add each weight's rounding error to its next update.
 
-    Kahan's summation over the steps: weight and remainder, both in the narrow dtype, hold together
-    about twice its significant bits (BF16: 16, FP16: 22). Two bytes a parameter. The remainder is
-    kept 2^p times as large, p the dtype's significant bits, so that it has the weight's exponent
-    and FP16's range doesn't cut it. Deterministic, unlike stochastic rounding.
+    This is Kahan's summation over the steps: weight and error, both in the narrow dtype, hold about
+    twice its significant bits (BF16: 16, FP16: 22). The error takes two bytes per parameter. It is
+    stored times 2^p, where p is the number of significant bits, so that it has the weight's
+    exponent and doesn't underflow in FP16. Unlike stochastic rounding it is deterministic.
     """
     inner = optax.with_extra_args_support(optimizer)
 
@@ -131,7 +132,7 @@ def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransf
         return CompensatedState(jax.tree.map(jnp.zeros_like, params), inner.init(_wide(params)))
 
     def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
-        params = _given(params, "compensated")
+        params = _required(params, "compensated")
         updates, after = inner.update(_wide(updates), state.inner, _wide(params), **extra)
 
         def leaf(p: Any, u: Any, lost: Any) -> tuple[Any, Any]:
@@ -151,7 +152,7 @@ def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransf
 
 
 def apply_updates(params: Tree, updates: Tree) -> Tree:
-    """``params + updates``, summed in float32 and rounded once to each parameter's own dtype."""
+    """Returns ``params + updates``, summed in float32, rounded once to each parameter's dtype."""
 
     def leaf(p: Any, u: Any) -> Any:
         return (at_least_float32(p) + u.astype(at_least_float32(p).dtype)).astype(p.dtype)
@@ -164,11 +165,11 @@ def _wide(tree: Tree) -> Tree:
 
 
 def _difference(new: Tree, old: Tree) -> Tree:
-    """What has to be added to ``old`` to get ``new``: exact unless a weight shrinks 2^12-fold."""
+    """Returns ``new - old`` in float32; exact unless a weight shrinks 2^12-fold."""
     return jax.tree.map(lambda n, o: n - at_least_float32(o), new, old)
 
 
-def _given(params: Tree, name: str) -> Tree:
+def _required(params: Tree, name: str) -> Tree:
     if params is None:
         raise ValueError(f"{name}: update(gradients, state, params) needs the params")
     return params

@@ -1,4 +1,4 @@
-"""Curves drawn in a terminal, eight dots to a character."""
+"""Plots curves in a terminal, eight dots in each character."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ def plot(
     height: int,
     ascii_only: bool = False,
 ) -> list[Text]:
-    """Lines of text that picture the curves over their index, with axis and legend.
+    """Returns lines of text that plot curves over their index, with axis and legend.
 
     Args:
-        curves: name to values; what isn't finite leaves a gap.
-        colours: one style for each curve, in order, taken round.
-        width, height: in characters, axis included.
-        ascii_only: stars instead of braille.
+        curves: maps names to values; values that aren't finite leave a gap.
+        colours: a style for each curve; used again from the start for more curves.
+        width, height: in characters, including the axis.
+        ascii_only: True for stars instead of braille characters.
 
     Example:
         >>> for row in plot({"a": [3.0, 2.0, 1.0]}, ["blue"], width=12, height=4, ascii_only=True):
@@ -67,7 +67,7 @@ def plot(
 
 
 def _points(ys: Sequence[float], longest: int, dots: int) -> list[tuple[int, float]]:
-    """One (column, value) for each dot column that the curve reaches, linear between steps."""
+    """Returns (column, value) for each column of dots, interpolated linearly between steps."""
     points = []
     for x in range(dots):
         at = x * max(longest - 1, 1) / max(dots - 1, 1)

@@ -1,23 +1,23 @@
-"""Text to train on: a file, a folder, or the sources of Python's own standard library."""
+"""Reads text to train on: a file, a folder, or the sources of Python's standard library."""
 
 import sysconfig
 from pathlib import Path
 
 from ..._user_file import InputError
 
-LIMIT = 2_000_000  # bytes: some thousand steps' worth, read in a blink
+LIMIT = 2_000_000  # bytes: enough for some thousand steps
 
 
 def corpus(path: str | Path | None = None, limit: int = LIMIT) -> bytes:
-    """The first `limit` bytes of a file, or of a folder's files in sorted order.
+    """Returns the first `limit` bytes of a file, or of a folder's files in sorted order.
 
     Args:
         path: a file; a folder, whose files (hidden ones apart) are read in the order of their
-            paths; or None for the modules of the standard library, found on every machine.
-        limit: at most so many bytes.
+            paths; or None for the modules of Python's standard library.
+        limit: the largest number of bytes.
 
     Raises:
-        InputError: nothing there, or nothing in it.
+        InputError: there is no such file or folder, or it is empty.
 
     Example:
         >>> corpus(limit=3).decode().isprintable()

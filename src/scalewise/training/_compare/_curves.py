@@ -1,4 +1,4 @@
-"""Loss curves as SVG: a picture that stands alone and follows the reader's light or dark."""
+"""Draws loss curves as a self-contained SVG file with a light and a dark theme."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 34, 40
 SMOOTHING = 25  # steps
 
-# Okabe and Ito's palette, told apart by colour-blind readers, on light and on dark
+# Okabe and Ito's palette, which colour-blind readers can distinguish
 STYLE = """
 .curves { font: 13px system-ui, sans-serif }
 .curves text { fill: #222 } .curves .axis { stroke: #ccc; stroke-width: 1 }
@@ -29,7 +29,7 @@ COLOURS = 6
 
 @dataclass(frozen=True)
 class Frame:
-    """A panel's place and its ranges: x in steps, y in whatever is drawn."""
+    """Position and ranges of a panel: x in steps, y in the units of the curves."""
 
     top: int
     steps: int
@@ -45,7 +45,7 @@ class Frame:
 
 
 def curves_svg(comparison: Comparison) -> str:
-    """Two panels: the smoothed losses, and by how much each differs from the reference."""
+    """Draws two panels: smoothed losses, and their relative differences from the reference."""
     records = comparison.records
     losses = [smoothed(r.losses, SMOOTHING) for r in records]
     reference = losses[records.index(comparison.reference)]
@@ -68,7 +68,7 @@ def curves_svg(comparison: Comparison) -> str:
 
 
 def scales_svg(records: Sequence[Record]) -> str:
-    """One panel: the exponent of each loss scale over the steps."""
+    """Draws one panel: the exponent of each loss scale over the steps."""
     exponents = [[math.log2(x) for x in r.scales] for r in records]
     height = HEIGHT + 24 * _legend_rows(records)
     return "\n".join([
@@ -104,7 +104,7 @@ def _panel(curves: Sequence[Sequence[float]], top: int, title: str) -> str:
 
 
 def _path(ys: Sequence[float], frame: Frame) -> str:
-    """SVG path data; a gap where a value isn't finite, a dot for a value alone."""
+    """Returns SVG path data with gaps for non-finite values, dots for single values."""
     pieces, pen = [], "M"
     for step, y in enumerate(ys, start=1):
         if not math.isfinite(y):
@@ -132,7 +132,7 @@ def _legend(records: Sequence[Record], top: int) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Four to eight round numbers from low to high.
+    """Returns four to eight round numbers from low to high.
 
     Example:
         >>> ticks(0, 300)

@@ -1,4 +1,4 @@
-"""Why a step went non-finite: found by looking at it, not by knowing the program."""
+"""Finds out why a step returned non-finite numbers, by running it again equation by equation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from ._program import Step, Tree
 
 
 def finite_leaves(tree: Tree) -> jax.Array:
-    """For each leaf whether all of it is finite; integers always are. Jittable."""
+    """Returns for each leaf whether all of it is finite; integers always are."""
     floats = (jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in jax.tree.leaves(tree))
     return jnp.stack(
         [
@@ -25,11 +25,11 @@ def finite_leaves(tree: Tree) -> jax.Array:
 
 
 class _Found(Exception):
-    """The first equation that made something non-finite of finite inputs."""
+    """Raised at the first equation that has finite inputs and a non-finite output."""
 
 
 class _Watch(Interpretation):
-    """Runs equations one by one and stops at the first that leaves the finite numbers."""
+    """Runs equations one by one up to the first with finite inputs and a non-finite output."""
 
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
@@ -62,26 +62,26 @@ def _sentence(equation: Equation, inputs: Sequence[Any], out: np.ndarray) -> str
 
 
 def first_non_finite(step: Step, state: Tree, batch: Any) -> str | None:
-    """The equation that first leaves the finite numbers, when the step runs one at a time.
+    """Describes the first equation of a step that has finite inputs and a non-finite output.
 
     Returns:
-        Primitive, user's line, direction and offending numbers in one sentence; None where no
-        single equation does, or where the step can't be run so.
+        Primitive, user's line, direction and input numbers in one sentence; None if there is no
+        such equation, or if the step can't run equation by equation.
     """
     try:
         with jax.disable_jit():
             transform(step, _Watch(), name="compare")(state, batch)
     except _Found as found:
         return str(found)
-    except Exception:  # a step that only runs compiled is still described by its state
+    except Exception:  # the step only runs compiled: its state is described instead
         return None
     return None
 
 
 def lost_second_moments(state: Tree) -> str | None:
-    """The share of second moments that are zero where the first moment isn't.
+    """Describes how many second moments are zero while the first moment isn't; None if none is.
 
-    Looks at every optimizer state with plain arrays `mu` and `nu`, as optax's Adam family has.
+    Covers optimizer states with plain arrays `mu` and `nu`, as optax's Adam family has.
     """
     lost = total = 0
     for node in _nodes(state):
@@ -104,13 +104,13 @@ def _nodes(tree: Tree) -> list[Any]:
 
 
 def diagnose(step: Step, before: Tree, batch: Any, after: Tree, loss: float) -> str:
-    """Why the step from `before` to `after` isn't finite: one sentence of things found.
+    """Describes in one sentence why the step from `before` to `after` isn't finite.
 
     Args:
         step: the method's step, not compiled.
-        before, after: states, of which `before` is finite.
-        batch: what the step was given.
-        loss: what it returned.
+        before, after: the states around the step; `before` is finite.
+        batch: the step's batch.
+        loss: the step's loss.
     """
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(after)]
     bad = [p for p, good in zip(paths, finite_leaves(after), strict=True) if not good]

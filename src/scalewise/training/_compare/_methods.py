@@ -1,4 +1,4 @@
-"""The rows of a comparison: what each method does to the state and to the step."""
+"""The methods of a comparison: how each changes a program's state and step."""
 
 import dataclasses
 import re
@@ -18,8 +18,8 @@ from .._step import step
 from ._program import Program, Step, Tree
 
 
-def same(x: Any) -> Any:
-    """x."""
+def unchanged(x: Any) -> Any:
+    """Returns x."""
     return x
 
 
@@ -28,30 +28,30 @@ class Method:
     """One way to run a training step.
 
     Attributes:
-        name: what the user calls it.
-        prepare: the float32 initial state to the one that this method trains.
-        transform: the user's step to this method's step.
-        what: half a line for the report.
-        options: if given, the step isn't the program's but ``training.step`` of its ``loss_of``
-            and ``OPTIMIZER`` with these arguments: for methods that scale the loss.
-        equivalent: arguments of ``training.step`` that do the same, for methods without options;
-            None where there are none: `scalewise train` can't run it.
+        name: the name on the command line and in reports.
+        prepare: maps the float32 initial state to the state that this method trains.
+        transform: maps the program's step to this method's step.
+        what: a short description for the report.
+        options: for methods that scale the loss: the step is ``training.step`` of the program's
+            ``loss_of`` and ``OPTIMIZER`` with these arguments; None for all others.
+        equivalent: for methods without options, arguments of ``training.step`` with the same
+            effect; None if there are none, so that `scalewise train` can't run the method.
     """
 
     name: str
-    prepare: Callable[[Tree], Tree] = same
-    transform: Callable[[Step], Step] = same
+    prepare: Callable[[Tree], Tree] = unchanged
+    transform: Callable[[Step], Step] = unchanged
     what: str = ""
     options: Mapping[str, Any] | None = None
     equivalent: Mapping[str, Any] | None = None
 
     @property
     def step_options(self) -> Mapping[str, Any] | None:
-        """Arguments of ``training.step`` that do to a loss what this method does; or None."""
+        """Arguments of ``training.step`` with this method's effect; None if there are none."""
         return self.equivalent if self.options is None else self.options
 
     def build(self, program: Program) -> tuple[Callable[[Tree, Any], Tree], Step]:
-        """What makes this method's state of the program's and a first batch, and the step.
+        """Returns the function from the program's state and first batch to this method's; its step.
 
         Raises:
             InputError: the method scales a loss that the program doesn't define.
@@ -79,8 +79,8 @@ class Method:
         return prepare, one
 
 
-class Remembering(NamedTuple):
-    """A program's state, and the largest magnitudes that delayed scaling remembers beside it."""
+class StateWithHistory(NamedTuple):
+    """A program's state, and the history of largest magnitudes that delayed scaling needs."""
 
     state: Tree
     history: AmaxHistory
@@ -89,21 +89,21 @@ class Remembering(NamedTuple):
 def with_history(
     scaled: WithHistory, prepare: Callable[[Tree], Tree]
 ) -> tuple[Callable[[Tree, Any], Tree], Step]:
-    """Delayed scaling: the history goes from step to step as a part of the state."""
+    """Returns state function and step of delayed scaling, whose history is part of the state."""
 
     def begin(state: Tree, batch: Any) -> Tree:
         state = prepare(state)
-        return Remembering(state, scaled.init(state, batch))
+        return StateWithHistory(state, scaled.init(state, batch))
 
     def one(state: Tree, batch: Any) -> tuple[Tree, Any]:
         (after, loss), history = scaled.step(state.history, state.state, batch)
-        return Remembering(after, history), loss
+        return StateWithHistory(after, history), loss
 
     return begin, one
 
 
 def cast_floats(tree: Tree, dtype: Any) -> Tree:
-    """Every float leaf in `dtype`; all others as they are."""
+    """Casts every float leaf to `dtype`."""
 
     def leaf(x):
         is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
@@ -113,7 +113,7 @@ def cast_floats(tree: Tree, dtype: Any) -> Tree:
 
 
 def plain(name: str, dtype: Any, what: str) -> Method:
-    """Everything in one dtype, as a cast of state and batch makes it."""
+    """Returns the method that casts state and batch to one dtype."""
 
     def transform(step: Step) -> Step:
         return lambda state, batch: step(state, cast_floats(batch, dtype))
@@ -122,7 +122,7 @@ def plain(name: str, dtype: Any, what: str) -> Method:
 
 
 def scaled(name: str, recipe: Recipe, what: str) -> Method:
-    """`autoscale` of the whole step; what the recipe stores narrow is so from the start."""
+    """Returns the method that autoscales the whole step; stored state is narrow from the start."""
     # store's paths start at the state, the step's at (state, loss): `search` serves both
     return Method(
         name,
@@ -134,7 +134,7 @@ def scaled(name: str, recipe: Recipe, what: str) -> Method:
 
 
 def stepped(name: str, what: str, **options: Any) -> Method:
-    """``training.step`` with these arguments."""
+    """Returns the method that is ``training.step`` with these arguments."""
     return Method(name, what=what, options=options)
 
 
@@ -239,7 +239,7 @@ DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs
 
 
 def method(name: str | Method) -> Method:
-    """The method of that name, or the method itself.
+    """Returns the method of that name, or the method itself.
 
     Raises:
         InputError: no method has that name; says which there are, and which was meant.
@@ -249,7 +249,7 @@ def method(name: str | Method) -> Method:
         Traceback (most recent call last):
         ...
         scalewise...InputError: recipe: no method of comparison is called 'fp61'; did you mean
-        ...; did you mean 'fp16'?
+        'fp16'?...
     """
     if isinstance(name, Method):
         return name

@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else."""
+"""Renders the report as one self-contained HTML file."""
 
 from markupsafe import Markup
 
@@ -20,7 +20,7 @@ HEADINGS = (
 
 
 def page(comparison: Comparison) -> tuple[str, str]:
-    """The page, and the picture in it as a file of its own."""
+    """Returns the HTML page, and the SVG of its curves."""
     svg = curves_svg(comparison)
     scaled = [record for record in comparison.records if record.scales]
     html = page_environment("scalewise.training._compare").rendered(
@@ -30,6 +30,6 @@ def page(comparison: Comparison) -> tuple[str, str]:
         rows=[(record, cells(comparison, record)) for record in comparison.records],
         scaled=scaled,
         scales_svg=Markup(scales_svg(scaled)) if scaled else "",
-        svg=Markup(svg),  # our own, its names escaped where they are written
+        svg=Markup(svg),  # made by curves_svg, which escapes names
     )
     return html, svg

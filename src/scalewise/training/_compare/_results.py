@@ -1,4 +1,4 @@
-"""What a comparison measured: plain data, and the figures derived from it."""
+"""The measurements of a comparison, and figures derived from them."""
 
 import math
 import statistics
@@ -10,8 +10,8 @@ import numpy as np
 
 from ..._deprecated import renamed_arguments
 
-WINDOW = 50  # the final loss is the mean over so many last steps
-EARLY = 20  # steps in which a method shows how good its scales are before it has seen much
+WINDOW = 50  # number of last steps over which the final loss is averaged
+EARLY = 20  # number of first steps in which losses are compared with the reference's
 
 
 @dataclass(frozen=True)
@@ -25,20 +25,21 @@ class Divergence:
 @renamed_arguments(death="divergence")
 @dataclass(frozen=True)
 class Record:
-    """One method's run.
+    """The measurements of one method.
 
     Attributes:
-        name, what: of the method.
-        losses: one for each step, NaN where the loss wasn't finite or the method had stopped.
+        name, what: name and description of the method.
+        losses: one for each step; NaN if it wasn't finite or the method had stopped.
         seconds: wall time of each step that ran.
-        trace_seconds, compile_seconds: of the step, ahead of time.
-        state_bytes, parameters: bytes in the state's live buffers, numbers in its params.
-        non_finite: steps whose loss or new state wasn't finite.
+        trace_seconds, compile_seconds: time to trace and to compile the step. JAX traces its own
+            functions once in a process: later methods reuse what earlier ones traced.
+        state_bytes, parameters: bytes of the state's arrays, number of parameters.
+        non_finite: number of steps whose loss or new state wasn't finite.
         divergence: the first of them, None if there was none.
-        scales: the loss scale of each step, for methods that have one.
-        skipped: steps that the method left out, its state untouched.
-        temporary_bytes: what the compiled step needs beside its arguments and results.
-        finals: the final loss from each seed; figures and curves are the first one's.
+        scales: the loss scale of each step; () for methods without one.
+        skipped: number of steps that the method left out.
+        temporary_bytes: memory of the compiled step beside arguments and results.
+        finals: the final loss from each seed; all else is of the first seed.
     """
 
     name: str
@@ -58,13 +59,13 @@ class Record:
 
     @property
     def final_loss(self) -> float:
-        """Mean of the last steps' losses, and over the seeds; NaN if one of them is."""
+        """The mean of the last steps' losses over all seeds; NaN if one of them is NaN."""
         finals = self.finals or (last_mean(self.losses),)
         return sum(finals) / len(finals)
 
     @property
     def spread(self) -> float:
-        """Standard deviation of the final loss over the seeds; NaN of one, or where one is."""
+        """The standard deviation of the final loss over the seeds; NaN for a single seed."""
         return float(np.std(self.finals, ddof=1)) if len(self.finals) > 1 else math.nan
 
     @property
@@ -81,25 +82,26 @@ class Record:
 
 
 def last_mean(losses: Sequence[float]) -> float:
-    """The mean over the last steps; NaN if one of them is, or where there is none."""
+    """Returns the mean over the last steps; NaN if one of them is NaN, or there is none."""
     last = losses[-WINDOW:]
     return sum(last) / len(last) if last else math.nan
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All methods' runs on the same data.
+    """The measurements of all methods on the same data.
 
     Attributes:
         program: name of the program.
-        steps: how many were asked for; `interrupted` tells whether fewer were made.
+        steps: number of steps asked for; fewer were made if `interrupted` or `failure`.
         seed: of parameters and data.
-        records: one for each method; the first is what ratios refer to.
-        folder: where the files are; "" if they couldn't be written anywhere.
+        records: one for each method.
+        interrupted: True if a signal ended the training early.
+        folder: where the files are; "" if none were written.
         environment: versions and device.
-        failure: what ended the run early or kept its files from their folder, a sentence; "" if
-            nothing did.
-        signal: the signal that ended it (SIGINT, SIGTERM, SIGHUP); 0 if none did.
+        failure: a sentence on the error that ended the training early or kept files from being
+            written to the folder asked for; "" if there was none.
+        signal: the signal that ended the training (SIGINT, SIGTERM, SIGHUP); 0 if none did.
     """
 
     program: str
@@ -114,7 +116,7 @@ class Comparison:
 
     @property
     def reference(self) -> Record:
-        """The float32 run where there is one, else the first."""
+        """The record that ratios refer to: float32's if there is one, else the first."""
         return next((r for r in self.records if r.name == "float32"), self.records[0])
 
     @property
@@ -122,17 +124,17 @@ class Comparison:
         return max(len(r.losses) for r in self.records)
 
     def ratio(self, record: Record, figure: str) -> float:
-        """A record's figure over the reference's; NaN where either is missing."""
+        """Returns a record's figure divided by the reference's; NaN if either is missing."""
         ours, theirs = getattr(record, figure), getattr(self.reference, figure)
         return ours / theirs if theirs else math.nan
 
     def early_difference(self, record: Record) -> float:
-        """Largest relative difference of a loss from the reference's in the first 20 steps."""
+        """Returns the largest relative difference from the reference's loss in the first steps."""
         pairs = zip(record.losses[:EARLY], self.reference.losses[:EARLY], strict=True)
         return float(np.max([abs(a / b - 1) if b else math.nan for a, b in pairs]))
 
     def summary(self) -> dict[str, Any]:
-        """All figures, ready for JSON: no NaN, no infinity, null instead."""
+        """Returns all figures for JSON, with None for NaN and infinity."""
         return {
             "program": self.program,
             "steps_asked": self.steps,
@@ -164,12 +166,12 @@ class Comparison:
 
 
 def finite_or_none(x: float) -> float | None:
-    """x, or None for what JSON has no number for."""
+    """Returns x, or None if it is NaN or infinite, which JSON doesn't have."""
     return x if math.isfinite(x) else None
 
 
 def smoothed(losses: Sequence[float], width: int) -> list[float]:
-    """Mean over a sliding window of the last `width` steps; a NaN in it is a NaN.
+    """Returns the means over a sliding window of the last `width` steps.
 
     Example:
         >>> smoothed([4.0, 2.0, 0.0], width=2)

@@ -1,4 +1,4 @@
-"""What the terminal sees: bars while it trains, then a table and the curves."""
+"""Shows a comparison in a terminal: progress bars, then a table and the curves."""
 
 import math
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ HEADINGS = (  # narrow: the table fits into 80 columns
     "build\ns",
     "\nratio",
 )
-EVERY = 50  # steps between two lines where there is no terminal
+EVERY = 50  # steps between two lines if the output is no terminal
 
 
 class Progress:
-    """One bar for each method; on a pipe one line every fifty steps instead."""
+    """A progress bar for each method; if the output is no terminal, a line every fifty steps."""
 
     def __init__(self, console: Console, names: Sequence[str], steps: int):
         self.console, self.steps, self.names = console, steps, tuple(names)
@@ -64,7 +64,7 @@ class Progress:
     def update(
         self, name: str, losses: Sequence[float], seconds: Sequence[float], non_finite: int
     ) -> None:
-        """What a method has done so far."""
+        """Shows the steps that a method has made."""
         figures = f"loss {losses[-1]:6.3f}  {seconds[-1] * 1e3:6.1f} ms  {non_finite} non-finite"
         self.bars.update(self.tasks[name], completed=len(losses), figures=figures)
         if not self.console.is_terminal and len(losses) % EVERY == 0:
@@ -72,7 +72,7 @@ class Progress:
 
 
 def announce(console: Console, program: str, parameters: int, size: int, steps: int) -> None:
-    """One line on what is going to happen."""
+    """Prints one line with the sizes of model and data and the number of steps."""
     console.print(
         f"{program}: {parameters:,} parameters, {size:,} bytes of text, {steps} steps of each",
         highlight=False,
@@ -110,7 +110,7 @@ def _ascii(console: Console) -> bool:
 
 
 def table(comparison: Comparison) -> Table:
-    """The figures, one row for each method."""
+    """Returns the table of figures, one row for each method."""
     title = f"{comparison.program}: {comparison.steps_made} steps, ratios to "
     result = Table(
         title=title + comparison.reference.name,
@@ -121,13 +121,13 @@ def table(comparison: Comparison) -> Table:
     result.add_column("\nrecipe", no_wrap=True)
     for heading in HEADINGS:
         result.add_column(heading, justify="right", no_wrap=True)
-    for record, colour in zip(comparison.records, _cycle(len(comparison.records)), strict=True):
+    for record, colour in zip(comparison.records, _colours(len(comparison.records)), strict=True):
         result.add_row(Text(record.name, style=colour), *cells(comparison, record))
     return result
 
 
 def cells(comparison: Comparison, record: Record) -> tuple[str, ...]:
-    """A method's figures as text, as the table and the page show them."""
+    """Returns a method's figures as text for the table and the page."""
     final = number(record.final_loss, 3)
     if math.isfinite(record.spread):
         final += f"±{record.spread:.3f}"
@@ -144,9 +144,9 @@ def cells(comparison: Comparison, record: Record) -> tuple[str, ...]:
 
 
 def number(x: float, digits: int) -> str:
-    """x with so many digits; a dash for what isn't there."""
+    """Formats x with this many digits; a dash if it isn't finite."""
     return f"{x:.{digits}f}" if math.isfinite(x) else "–"
 
 
-def _cycle(n: int) -> list[str]:
+def _colours(n: int) -> list[str]:
     return [COLOURS[i % len(COLOURS)] for i in range(n)]

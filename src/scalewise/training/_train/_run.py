@@ -17,7 +17,8 @@ from ..._output import sentence
 from ..._user_file import InputError
 from .._compare import Folder, Program, call_user, endless_batches
 from .._interrupt import held_interrupts
-from .._step import Step, TrainState
+from .._state import TrainState
+from .._step import Step
 from ._checkpoint import CheckpointError, Checkpoints
 from ._identity import FILE
 from ._metrics import Log

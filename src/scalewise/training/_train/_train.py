@@ -28,7 +28,8 @@ from .._compare import (
 )
 from .._interrupt import signal_of
 from .._loss_scale import loss_scale_of
-from .._step import Step, TrainState
+from .._state import TrainState
+from .._step import Step
 from ._checkpoint import Checkpoints
 from ._digest import state_digest
 from ._identity import identify, run_folder, write_identity

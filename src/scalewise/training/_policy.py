@@ -1,0 +1,50 @@
+"""What a policy or recipe given to ``training.step`` does to the loss and to the parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from .._deprecated import warn_renamed
+from .._resolve import resolve
+from ..autocast import DTYPES, Policy, autocast
+from ..autocast import policy as policy_
+from ..autoscale import Recipe, autoscale
+from ..autoscale.recipes import CATALOGUE
+
+
+def named_policy(policy: str) -> Policy | Recipe:
+    """Returns the policy or recipe that a string names."""
+    if policy.lower() in DTYPES and policy not in CATALOGUE:
+        warn_renamed(f"step(..., {policy!r})", repr(f"c={policy}"), stacklevel=5)
+        return policy_(policy)
+    return resolve(policy, "policy", "recipe", where="step")
+
+
+def loss_transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bool]:
+    """Returns the transformation that a policy, recipe or None makes of the loss function.
+
+    Returns:
+        The transformation; the dtype of the parameters, None for their own; and whether the loss is
+        computed in float16, so that it needs a loss scale.
+    """
+    if policy is None:
+        return lambda f: f, None, False
+    if isinstance(policy, Recipe):
+        if policy.state:
+            raise ValueError(
+                f"step: the recipe's state says how parts of a training state are stored, first "
+                f"{policy.state[0][0]!r}; here moments={{...}} and the policy's p= do; expected a "
+                "recipe without, or autoscale of a training step of your own"
+            )
+        if policy.scaling.source == "history":  # Step differentiates it together with its history
+            return lambda f: f, None, False
+        return lambda f: autoscale(f, policy), None, False
+    chosen = policy_(policy)
+    narrow = jnp.float16 in (chosen.compute, chosen.params)
+    # Step casts the parameters, and the loss is float32: autocast only casts operations
+    inner = dataclasses.replace(chosen, params=None, output=None)
+    return lambda f: autocast(f, inner), chosen.params, narrow
