@@ -20,7 +20,7 @@ Tree = Any
 @dataclass(frozen=True)
 class Config:
     ridge: float = 1e-2
-    held: int = 169  # patients that nobody trains on
+    held: int = 169  # patients that are held out
 
 
 CONFIG = Config()
@@ -69,7 +69,7 @@ def held_out() -> Tree:
 
 
 def batches(data: bytes, seed: int) -> Iterator[Tree]:
-    """All the patients at once, the same for ever."""
+    """Yields the same batch of all patients, without end."""
     del data, seed
     everybody = {name: x[: -CONFIG.held] for name, x in patients().items()}
     while True:

@@ -25,7 +25,7 @@ class Config:
     batch: int = 64
     momentum: float = 0.9  # of the running mean and variance
     smoothing: float = 0.1  # of the labels: how much of the certainty the other digits share
-    held: int = 297  # digits that nobody trains on
+    held: int = 297  # digits that are held out
 
 
 CONFIG = Config()

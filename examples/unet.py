@@ -22,7 +22,7 @@ class Config:
     width: int = 16
     time: int = 32  # features of the time
     batch: int = 64
-    held: int = 256  # digits that nobody trains on
+    held: int = 256  # digits that are held out
 
 
 CONFIG = Config()

@@ -7,6 +7,7 @@ import sys
 from functools import partial
 from types import ModuleType
 
+import jax
 import optax
 import pytest
 
@@ -98,3 +99,12 @@ def test_renamed_arguments_of_step():
         step = sw.training.step(abs, optax.sgd(1.0), axis_name="devices", wire="fp16")
     with pytest.warns(DeprecationWarning, match="Step.wire is deprecated.*comm_format"):
         assert step.wire == step.comm_format == "fp16"
+
+
+def test_renamed_shape_of_a_mesh():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = sw.training.Sharding(
+        mesh, lambda path, shape: jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
+    )
+    with pytest.warns(DeprecationWarning, match="Sharding.about is deprecated.*mesh_shape"):
+        assert sharding.about == sharding.mesh_shape == {"data": 1}

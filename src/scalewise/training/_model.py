@@ -1,6 +1,6 @@
 """Splits a model (a pytree, a Flax NNX or Equinox module) into trained and other arrays.
 
-Neither library is imported: whoever passes a module of Flax or Equinox has imported it.
+Neither library is imported here: a caller that passes a module has imported its library.
 """
 
 from __future__ import annotations

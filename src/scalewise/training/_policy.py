@@ -1,4 +1,4 @@
-"""What a policy or recipe given to ``training.step`` does to the loss and to the parameters."""
+"""Applies the policy or recipe of ``training.step`` to the loss function."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ METHODS: dict[str, Method] = {
         ),
         stepped(
             "static-scale",
-            "autocast FP16, the loss times 32768 for ever",
+            "autocast FP16, a constant loss scale of 32768",
             policy="c=f16",
             scaling=StaticLossScale(2.0**15),
         ),

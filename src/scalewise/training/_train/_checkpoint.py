@@ -40,7 +40,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Restored:
-    """What was read from a checkpoint.
+    """The content of a checkpoint that was read.
 
     Attributes:
         step: the number of steps made.
