@@ -87,27 +87,28 @@ class DelayedBoundaries(Boundaries):
     """``Boundaries`` whose state is this step's largest magnitude of each operand, a scalar.
 
     Attributes:
-        known: the largest magnitudes of earlier steps; None for none, so that each array determines
-            its own scale.
-        noted: receives the magnitudes while an equation is run; before there is a state, only the
-            ids of the operands.
-        met: the ids of the operands that the program has had so far.
+        earlier: the largest magnitudes of earlier steps; None for none, so that each array
+            determines its own scale.
+        magnitudes: receives the magnitudes while an equation is run; before there is a state, only
+            the ids of the operands.
+        seen: the ids of the operands that the program has had so far.
     """
 
-    known: Mapping[str, jax.Array] | None = None
-    noted: dict[str, Any] | None = None
-    met: set[str] = dataclasses.field(default_factory=set)
+    earlier: Mapping[str, jax.Array] | None = None
+    magnitudes: dict[str, Any] | None = None
+    seen: set[str] = dataclasses.field(default_factory=set)
 
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
-        if RULES[equation.name].family is not Family.CONTRACTION or self.noted is not None:
+        if RULES[equation.name].family is not Family.CONTRACTION or self.magnitudes is not None:
             return super().apply(state, equation, inputs)
-        noted: dict[str, jax.Array] = {}
-        here = dataclasses.replace(self, noted=noted)
+        magnitudes: dict[str, jax.Array] = {}
+        here = dataclasses.replace(self, magnitudes=magnitudes)
         _, outs = Boundaries.apply(here, (), equation, inputs)
         largest = {
-            operand_id: jnp.maximum(state[operand_id], amax) for operand_id, amax in noted.items()
+            operand_id: jnp.maximum(state[operand_id], amax)
+            for operand_id, amax in magnitudes.items()
         }
         return state | largest, outs
 
@@ -130,30 +131,32 @@ class DelayedBoundaries(Boundaries):
         ids don't depend on which operands are one array.
         """
         copy = super()._rounded(value, fmt, contracted, operand_id)
-        assert self.noted is not None
-        if operand_id in self.noted:
-            value.memo["largest"] = self.noted[operand_id]
+        assert self.magnitudes is not None
+        if operand_id in self.magnitudes:
+            value.memo["largest"] = self.magnitudes[operand_id]
         else:
-            self._meet(operand_id)
-            self.noted[operand_id] = value.memo["largest"]
+            self._check_operand(operand_id)
+            self.magnitudes[operand_id] = value.memo["largest"]
         return copy
 
-    def _meet(self, operand_id: str) -> None:
-        if self.known is not None and operand_id not in self.known:
+    def _check_operand(self, operand_id: str) -> None:
+        if self.earlier is not None and operand_id not in self.earlier:
             raise _foreign(f"knows no operand {operand_id}")
-        self.met.add(operand_id)
+        self.seen.add(operand_id)
 
     def copied(
         self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
     ) -> ScaledArray:
-        assert self.noted is not None
-        self._meet(operand_id)
+        assert self.magnitudes is not None
+        self._check_operand(operand_id)
         x, measured = value.data, self._measured(value, arguments=False)
-        self.noted[operand_id] = amax(measured.astype(jnp.float32), range(x.ndim), False)
+        self.magnitudes[operand_id] = amax(measured.astype(jnp.float32), range(x.ndim), False)
         power_of_two = scaling.power_of_two
         current = Amax(power_of_two)
-        known = current if self.known is None else FixedAmax(self.known[operand_id], power_of_two)
-        return quantize(x, fmt, scaling=known)
+        strategy = (
+            current if self.earlier is None else FixedAmax(self.earlier[operand_id], power_of_two)
+        )
+        return quantize(x, fmt, scaling=strategy)
 
 
 class WithHistory:
@@ -190,7 +193,7 @@ class WithHistory:
         """Returns the history after one step on these arguments; the step's outputs are dropped."""
         program, boundaries = self._program(args, kwargs, as_jit=True)
         operand_ids: dict[str, Any] = {}
-        counting = dataclasses.replace(boundaries, noted=operand_ids)
+        counting = dataclasses.replace(boundaries, magnitudes=operand_ids)
         jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
         state = dict.fromkeys(operand_ids, jnp.float32(0))
         # under jit: outside of it, JAX can't place a loop's counter on a mesh with explicit axes
@@ -226,12 +229,12 @@ class WithHistory:
             )
         program, boundaries = self._program(args, kwargs)
         program = dataclasses.replace(program, arrays=_undifferentiated(list(program.arrays)))
-        known = dict(zip(history.operand_ids, jnp.max(history.amaxes, axis=1), strict=True))
-        here = dataclasses.replace(boundaries, known=known)
+        earlier = dict(zip(history.operand_ids, jnp.max(history.amaxes, axis=1), strict=True))
+        here = dataclasses.replace(boundaries, earlier=earlier)
         state = dict.fromkeys(history.operand_ids, jnp.zeros((), jnp.float32))
         newest, values = run(program, here, state)
         boundaries.overrides.check(NAME)
-        others = sorted(set(history.operand_ids) - here.met)
+        others = sorted(set(history.operand_ids) - here.seen)
         if others:
             raise _foreign(f"has an operand {others[0]}, which this program has not")
         outs = [

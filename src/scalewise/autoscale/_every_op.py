@@ -22,15 +22,17 @@ from jax.typing import DTypeLike
 
 from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float, outlined, rebind
-from ..primitives import Family, having, names
+from ..primitives import Family, having
 from ..scaled import power_of_two
-from ._align import MASK, aligned, finite_factor
+from ._align import aligned, finite_factor
 from ._every_op_value import (
+    EXACT,
     EveryOpValue,
     bound_of_data,
+    constant_limit,
     is_independent,
     is_nonzero_constant,
-    may_bound,
+    propagated_bound,
     widened,
     widest_dtype,
 )
@@ -55,11 +57,6 @@ from ._search import (
 from ._value import ScaledValue, leading, materialize, per_slice, wide_dtype
 
 SCALE = "scale"  # key of a value's memo: the measure that its scale was found by
-# Operations whose results are numbers of the format if their operand's elements are.
-EXACT = having("exact") & names(lambda row: row.family is Family.HOMOGENEOUS)
-KEEPS_SCALE = having("keeps_scale") | EXACT
-# Operations among these whose results a constant may make much smaller than their operands.
-BOUNDED = having("selects")
 # Devices have different exponents, so that they exchange plain numbers.
 COLLECTIVES = having("collective")
 # Families whose results need the format's whole range.
@@ -222,7 +219,7 @@ class EveryOp(Interpretation):
             None,
         )
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
-            operands, common = aligned(wide, self.constant_limit)
+            operands, common = aligned(wide, constant_limit(self.recipe))
         outs = rule.rule(self, equation, operands)
         stacked = any(isinstance(x, ScaledValue) and per_slice(x) for x in wide)
         family = Family.FALLBACK if stacked else rule.family
@@ -296,7 +293,7 @@ class EveryOp(Interpretation):
             y = ScaledValue(
                 shifted_down(y.data, 1), y.exponent + 1
             )  # the constant's data lie above 1/2
-        bound = self._bound_without_search(equation, family, floats, constant)
+        bound = propagated_bound(self.recipe, equation, family, floats, constant)
         if bound is None or bound > TOP:
             full = (
                 optimizer or family in FULL_RANGE or family is Family.ALIGNED
@@ -305,55 +302,6 @@ class EveryOp(Interpretation):
         if family is Family.POWER:
             y = dataclasses.replace(y, exponent=zeros_exponent(y.exponent))
         return self.rounded(y, bound)
-
-    def _bound_without_search(
-        self, equation: Equation, family: Family, floats: Sequence[ScaledValue], constant: bool
-    ) -> int | None:
-        """Returns log2 of a result's largest data; None if its scale is to be found from the data.
-
-        Propagated scales suffice if the operands' sizes determine the result's: for a product, or
-        the sum of two. Sums of many, products of matrices, quotients and functions without a rule
-        are smaller than any bound by an unknown factor: a chain of such operations left data at a
-        thousandth of unit size, and gradients were lost.
-        """
-        name = equation.name
-        bounds = [
-            self._bound_aligned(x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
-        ]
-        if name == "select_n" and not constant:
-            return None  # the chosen elements determine its scale
-        if name in BOUNDED and any(map(may_bound, floats)):
-            return None  # clip(x, -1, 1) and where(ok, x, 1) lose 1 at a huge x's scale
-        if name in KEEPS_SCALE:
-            return max(bounds)
-        if family is Family.INVARIANT:
-            return 0
-        if constant and name == "mul":
-            return sum(bounds)
-        if name == "div" and is_nonzero_constant(floats[1]) and equation.direction != "update":
-            return bounds[0]
-        if self.recipe.rescale is not None:
-            return None
-        match name:
-            case "mul":
-                return sum(bounds)
-            case "add" | "sub" | "add_any":
-                return max(bounds) + 1
-            case "rem":
-                return bounds[0]
-            case "sqrt" | "cbrt":
-                return max(bounds) // 2 + 2
-        return None
-
-    @property
-    def constant_limit(self) -> int:
-        """Returns log2 of the bound on a constant's data where it is aligned with other values."""
-        return 14 if self.recipe.rescale == "max" else 7
-
-    def _bound_aligned(self, x: ScaledValue) -> int:
-        if not x.constant_value or not math.isfinite(x.constant_value):
-            return bound_of_data(x) if x.constant_value is None else 0
-        return TOP if abs(x.constant_value) >= 2.0**MASK else self.constant_limit
 
     def flight_dtype(self, aval: ShapedArray) -> Any:
         """Returns the dtype in which a rule computes a float, before its result is rounded."""

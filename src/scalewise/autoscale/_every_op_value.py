@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,9 +13,17 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from ..interpret import Equation, is_float
+from ..primitives import Family, having, names
 from ._align import MASK
+from ._recipe import Recipe
 from ._search import TOP
 from ._value import ScaledValue
+
+# Operations whose results are numbers of the format if their operand's elements are.
+EXACT = having("exact") & names(lambda row: row.family is Family.HOMOGENEOUS)
+KEEPS_SCALE = having("keeps_scale") | EXACT
+# Operations among these whose results a constant may make much smaller than their operands.
+BOUNDED = having("selects")
 
 
 @jax.tree_util.register_pytree_node_class
@@ -81,3 +90,59 @@ def widest_dtype(equation: Equation) -> Any:
 def widened(x: ScaledValue, dtype: DTypeLike = jnp.float32) -> ScaledValue:
     """Returns the value with its data in a compute dtype."""
     return dataclasses.replace(x, data=x.data.astype(dtype), memo={})
+
+
+def propagated_bound(
+    recipe: Recipe,
+    equation: Equation,
+    family: Family,
+    floats: Sequence[ScaledValue],
+    constant: bool,
+) -> int | None:
+    """Returns log2 of a result's largest data; None if its scale is to be found from the data.
+
+    Propagated scales suffice if the operands' sizes determine the result's: for a product, or
+    the sum of two. Sums of many, products of matrices, quotients and functions without a rule
+    are smaller than any bound by an unknown factor: a chain of such operations left data at a
+    thousandth of unit size, and gradients were lost.
+    """
+    name = equation.name
+    bounds = [
+        bound_aligned(recipe, x) if family is Family.ALIGNED else bound_of_data(x) for x in floats
+    ]
+    if name == "select_n" and not constant:
+        return None  # the chosen elements determine its scale
+    if name in BOUNDED and any(map(may_bound, floats)):
+        return None  # clip(x, -1, 1) and where(ok, x, 1) lose 1 at a huge x's scale
+    if name in KEEPS_SCALE:
+        return max(bounds)
+    if family is Family.INVARIANT:
+        return 0
+    if constant and name == "mul":
+        return sum(bounds)
+    if name == "div" and is_nonzero_constant(floats[1]) and equation.direction != "update":
+        return bounds[0]
+    if recipe.rescale is not None:
+        return None
+    match name:
+        case "mul":
+            return sum(bounds)
+        case "add" | "sub" | "add_any":
+            return max(bounds) + 1
+        case "rem":
+            return bounds[0]
+        case "sqrt" | "cbrt":
+            return max(bounds) // 2 + 2
+    return None
+
+
+def constant_limit(recipe: Recipe) -> int:
+    """Returns log2 of the bound on a constant's data where it is aligned with other values."""
+    return 14 if recipe.rescale == "max" else 7
+
+
+def bound_aligned(recipe: Recipe, x: ScaledValue) -> int:
+    """Returns log2 of an operand's largest data after it is aligned with other operands."""
+    if not x.constant_value or not math.isfinite(x.constant_value):
+        return bound_of_data(x) if x.constant_value is None else 0
+    return TOP if abs(x.constant_value) >= 2.0**MASK else constant_limit(recipe)

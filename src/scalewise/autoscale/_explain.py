@@ -151,7 +151,7 @@ class _Recorder:
     def interpretation(self, *, traced: bool) -> Any:
         """Returns the interpretation of ``autoscale``, with this recorder attached."""
         if self.recipe.scaling.source == "history":
-            chosen: Any = DelayedBoundaries(self.recipe, noted={})
+            chosen: Any = DelayedBoundaries(self.recipe, magnitudes={})
         else:
             chosen = interpretation(self.recipe, traced=traced)
         fields = {"overrides": self.overrides} if hasattr(chosen, "overrides") else {}

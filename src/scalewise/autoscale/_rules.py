@@ -6,34 +6,9 @@ import dataclasses
 import math
 
 from ..primitives import PRIMITIVES, Family
-from ._contraction_rules import (
-    all_gather,
-    contraction,
-    gram,
-    grouped,
-    psum,
-    scaled_product,
-    sparse,
-)
-from ._families import (
-    Function,
-    aligned,
-    comparison,
-    contractive,
-    convert,
-    cube_root,
-    fallback,
-    homogeneous,
-    invariant,
-    ordered,
-    power,
-    product,
-    product_of_all,
-    remainder,
-    root,
-    select_n,
-    structural,
-)
+from . import _contraction_rules as contraction_rules
+from . import _families as families
+from ._families import Function, fallback
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,41 +29,41 @@ class RuleTable(dict[str, Rule]):
 
 # Rules that serve a whole family.
 FAMILIES: dict[Family, Function] = {
-    Family.STRUCTURAL: structural,
-    Family.ALIGNED: aligned,
-    Family.HOMOGENEOUS: homogeneous,
-    Family.COMPARISON: comparison,
-    Family.INVARIANT: invariant,
-    Family.ORDERED: ordered,
-    Family.CONTRACTION: contraction,
-    Family.SPARSE: sparse,
+    Family.STRUCTURAL: families.structural,
+    Family.ALIGNED: families.aligned,
+    Family.HOMOGENEOUS: families.homogeneous,
+    Family.COMPARISON: families.comparison,
+    Family.INVARIANT: families.invariant,
+    Family.ORDERED: families.ordered,
+    Family.CONTRACTION: contraction_rules.contraction,
+    Family.SPARSE: contraction_rules.sparse,
 }
 # Rules of single primitives, which precede their family's.
 PARTICULAR: dict[str, Function] = {
-    "convert_element_type": convert,
-    "all_gather": all_gather,
-    "all_gather_invariant": all_gather,
-    "psum": psum,
-    "psum_invariant": psum,
-    "rem": remainder,
-    "select_n": select_n,
-    "mul": product(1),
-    "div": product(-1),
-    "integer_pow": power,
-    "square": power,
-    "sqrt": root(1),
-    "rsqrt": root(-1),
-    "cbrt": cube_root,
-    "reduce_prod": product_of_all,
-    "sin": contractive(1.0),
-    "asinh": contractive(1.0),
-    "tanh": contractive(1.0, bounded=True),
-    "atan": contractive(1.0, bounded=True),
-    "erf": contractive(2 / math.sqrt(math.pi), bounded=True),
-    "ragged_dot": grouped,
-    "ragged_dot_general": grouped,
-    "scaled_dot": scaled_product,
-    "symmetric_product": gram,
+    "convert_element_type": families.convert,
+    "all_gather": contraction_rules.all_gather,
+    "all_gather_invariant": contraction_rules.all_gather,
+    "psum": contraction_rules.psum,
+    "psum_invariant": contraction_rules.psum,
+    "rem": families.remainder,
+    "select_n": families.select_n,
+    "mul": families.product(1),
+    "div": families.product(-1),
+    "integer_pow": families.power,
+    "square": families.power,
+    "sqrt": families.root(1),
+    "rsqrt": families.root(-1),
+    "cbrt": families.cube_root,
+    "reduce_prod": families.product_of_all,
+    "sin": families.contractive(1.0),
+    "asinh": families.contractive(1.0),
+    "tanh": families.contractive(1.0, bounded=True),
+    "atan": families.contractive(1.0, bounded=True),
+    "erf": families.contractive(2 / math.sqrt(math.pi), bounded=True),
+    "ragged_dot": contraction_rules.grouped,
+    "ragged_dot_general": contraction_rules.grouped,
+    "scaled_dot": contraction_rules.scaled_product,
+    "symmetric_product": contraction_rules.gram,
 }
 
 

@@ -61,21 +61,21 @@ def _cond(interpretation, equation: Equation, state, inputs):
 
 
 def _while(interpretation, equation: Equation, state, inputs):
-    state, inputs, over = _while_turns(interpretation, equation, state, inputs)
+    state, inputs, over = _eager_while(interpretation, equation, state, inputs)
     if over:
         return state, inputs[len(inputs) - len(equation.out_avals) :]
     run = partial(_while_loop, interpretation, equation)
     return interpretation.control(equation, run)(state, inputs)
 
 
-def _while_turns(interpretation, equation: Equation, state, inputs):
+def _eager_while(interpretation, equation: Equation, state, inputs):
     """Runs the first iterations of a loop eagerly; also returns whether it ended within them."""
-    turns = interpretation.eager_iterations(state, equation)
+    iterations = interpretation.eager_iterations(state, equation)
     consts = inputs[: len(inputs) - len(equation.out_avals)]
     again, body, to_form = _while_parts(interpretation, equation, consts)
     carry = inputs[len(consts) :]
-    for turn in range(turns):
-        carry = carry if turn else to_form(carry)
+    for iteration in range(iterations):
+        carry = carry if iteration else to_form(carry)
         state, going = again(state, carry)
         if not jnp.any(going):
             return state, [*consts, *carry], True
@@ -131,7 +131,7 @@ def _widen(predicate, shape):
 
 def _scan(interpretation, equation: Equation, state, inputs):
     if interpretation.eager_iterations(state, equation) >= params.scan(equation).length > 0:
-        return _scan_loop(interpretation, equation, state, inputs, scan=_scan_turns)
+        return _scan_loop(interpretation, equation, state, inputs, scan=_eager_scan)
     run = partial(_scan_loop, interpretation, equation)
     return interpretation.control(equation, run)(state, inputs)
 
@@ -170,7 +170,7 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     return state, [*carry, *ys]
 
 
-def _scan_turns(body: Callable, carry, xs, *, length: int, reverse: bool, unroll: Any):
+def _eager_scan(body: Callable, carry, xs, *, length: int, reverse: bool, unroll: Any):
     """Runs ``lax.scan`` one iteration at a time, without compiling slices and stacks.
 
     Slices are cut and stacked by NumPy on the host. ``length`` is at least 1, since without a first
@@ -178,14 +178,14 @@ def _scan_turns(body: Callable, carry, xs, *, length: int, reverse: bool, unroll
     """
     del unroll
     ys: list[Any] = [None] * length
-    for turn in reversed(range(length)) if reverse else range(length):
-        carry, ys[turn] = body(carry, jax.tree.map(partial(_slice, turn), xs))
+    for iteration in reversed(range(length)) if reverse else range(length):
+        carry, ys[iteration] = body(carry, jax.tree.map(partial(_slice, iteration), xs))
     return carry, jax.tree.map(lambda *rows: _stack(rows), *ys)
 
 
-def _slice(turn: int, x):
+def _slice(iteration: int, x):
     key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return x[turn] if key else np.asarray(np.asarray(x)[turn])
+    return x[iteration] if key else np.asarray(np.asarray(x)[iteration])
 
 
 def _stack(rows):
