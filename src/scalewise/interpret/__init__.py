@@ -1,8 +1,8 @@
 """Interprets jaxprs: one loop over their equations serves every transformation of scalewise.
 
-An interpretation (:class:`Interpretation`) says how a float array is lifted to a value, what an
-equation does to values, and in which form values meet where control flow does. Loops, branches,
-calls, recomputation and custom derivatives are handled here, once. Nothing here knows a format.
+An interpretation (:class:`Interpretation`) defines how a float array is lifted to a value, what an
+equation does to values, and their form where control flow joins. Loops, branches, calls,
+recomputation and custom derivatives are handled here, once. Nothing here depends on a format.
 """
 
 from . import _loops as _loops

@@ -223,6 +223,6 @@ def count_work(jaxpr: _compat.Jaxpr) -> int:
     iteration."""
     total = 0
     for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
-        turns = params.scan(eqn).length if eqn.primitive.name == "scan" else 1
-        total += 1 + turns * sum(map(count_work, nested_jaxprs(eqn)))
+        iterations = params.scan(eqn).length if eqn.primitive.name == "scan" else 1
+        total += 1 + iterations * sum(map(count_work, nested_jaxprs(eqn)))
     return total
