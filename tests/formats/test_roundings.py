@@ -57,5 +57,5 @@ def test_a_mode_is_found_by_its_name():
     for name, mode in ROUNDINGS.items():
         assert rounding_mode(name) is mode is rounding_mode(mode)
         assert check_rounding(FP16, name) == name == mode.name
-    with pytest.raises(ValueError, match="rounding is 'nearest'; accepted: 'nearest_even', "):
+    with pytest.raises(ValueError, match="rounding is 'nearest'; expected one of 'nearest_even', "):
         rounding_mode("nearest", FP16)

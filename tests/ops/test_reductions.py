@@ -158,7 +158,7 @@ def test_invalid_arguments_are_rejected():
         ops.dot(half[None], half)
     with pytest.raises(ValueError, match="Accumulator: chunk is 0"):
         ops.Accumulator("fp16", chunk=0)
-    with pytest.raises(ValueError, match="rounding is 'nearest'; accepted"):
+    with pytest.raises(ValueError, match="rounding is 'nearest'; expected"):
         ops.Accumulator("fp16", rounding="nearest")
     with pytest.raises(ValueError, match="no key"):
         ops.Accumulator("fp16", rounding="stochastic")

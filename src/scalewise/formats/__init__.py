@@ -1,4 +1,4 @@
-"""Formats: what numbers a format holds and by which codes, as plain data. NumPy only, no JAX."""
+"""Formats: the numbers that each format represents and their codes. Uses NumPy only, not JAX."""
 
 from ._block import BLOCK_FORMATS as BLOCK_FORMATS
 from ._block import MXFP4 as MXFP4

@@ -1,4 +1,4 @@
-"""The catalogue: formats of hardware and standards, and finding one by name, alias or dtype."""
+"""The catalogue of formats of hardware and standards, and the lookup by name, alias or dtype."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ TF32 = Format("tf32", 8, 10)
 FP16 = Format("fp16", 5, 10)
 BF16 = Format("bf16", 8, 7)
 # IBM, "DLFloat: A 16-b floating point format for deep learning", ARITH 2019, and US patent
-# application 2019/0369960: no subnormals, one symbol for NaN and infinity. Its hardware has but one
-# rounding, to nearest with ties up: ``rounding="nearest_away"`` here.
+# application 2019/0369960: no subnormals, one symbol for NaN and infinity. IBM's hardware only
+# rounds to nearest with ties up: ``rounding="nearest_away"`` here.
 DLFLOAT16 = Format("dlfloat16", 6, 9, subnormals=False, infinities=False, nan="all_ones")
 # OCP 8-bit floating point (OFP8) and the FNUZ pair (Graphcore, AMD, Qualcomm: arXiv 2206.02915).
 E4M3FN = Format("e4m3fn", 4, 3, infinities=False, nan="all_ones")
@@ -27,14 +27,14 @@ E5M2FNUZ = Format("e5m2fnuz", 5, 2, bias=16, infinities=False, nan="negative_zer
 E4M3 = Format("e4m3", 4, 3)
 E3M4 = Format("e3m4", 3, 4)
 E4M3B11FNUZ = Format("e4m3b11fnuz", 4, 3, bias=11, infinities=False, nan="negative_zero")
-# OCP Microscaling (MX) 1.0: the scale and the narrow elements.
+# OCP Microscaling (MX) 1.0: the format of scales and the 6-bit and 4-bit elements.
 E8M0 = Format(
     "e8m0", 8, 0, signed=False, subnormals=False, infinities=False, nan="all_ones", zero=False
 )
 E2M3FN = Format("e2m3fn", 2, 3, infinities=False, nan="none")
 E3M2FN = Format("e3m2fn", 3, 2, infinities=False, nan="none")
 E2M1FN = Format("e2m1fn", 2, 1, infinities=False, nan="none")
-# Unsigned variants, for norms, second moments and scales: the sign bit is worth one more bit.
+# Unsigned variants, for norms, second moments and scales: the sign bit becomes a mantissa bit.
 UE5M11 = FP16.unsigned()
 UE8M8 = BF16.unsigned()
 UE4M4 = E4M3FN.unsigned()
@@ -109,25 +109,25 @@ def unknown_name(spec: Any, kind: str) -> str:
 
 
 def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True) -> Format:
-    """A format of the IEEE P3109 family (interim report 3.0, section 4).
+    """Returns a format of the IEEE P3109 family (interim report 3.0, section 4).
 
     Args:
-        bits: width of a code, 3 to 16.
-        precision: significant bits, from 1 to bits - 1 (unsigned: to bits); no less than leaves 11
-            exponent bits, float64's.
-        signed: with a sign bit. NaN is the code of -0; unsigned, the code of all ones.
-        extended: with infinities, the largest codes below NaN.
+        bits: the width of a code, 3 to 16.
+        precision: the significant bits, from 1 to ``bits - 1`` (to ``bits`` if unsigned), and
+            enough that at most 11 exponent bits remain, as many as float64 has.
+        signed: whether there is a sign bit. NaN has the code of -0 if so, else that of all ones.
+        extended: whether there are infinities, with the largest codes below NaN's.
 
     Raises:
-        ValueError: out of range.
+        ValueError: ``bits`` or ``precision`` is out of range.
     """
     if not 3 <= bits <= 16:
-        raise ValueError(f"p3109: bits is {bits!r}; accepted: 3 to 16")
+        raise ValueError(f"p3109: bits is {bits!r}; expected 3 to 16")
     most = bits - 1 if signed else bits
     least = max(1, bits - 11 + (not signed))
     if not least <= precision <= most:
         why = " (below, float64 itself hasn't the exponents)" if least > 1 else ""
-        raise ValueError(f"p3109: precision is {precision!r}; accepted: {least} to {most}{why}")
+        raise ValueError(f"p3109: precision is {precision!r}; expected {least} to {most}{why}")
     exponent_bits = bits - precision + (not signed)
     return Format(
         f"binary{bits}p{precision}{'s' if signed else 'u'}{'e' if extended else 'f'}",

@@ -1,4 +1,4 @@
-"""Encode and decode: between numbers and codes, exactly, in NumPy."""
+"""Exact conversion between numbers and codes in NumPy: encode and decode."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from ._roundings import Rest, Rounding, rounding_mode
 SATURATE = (False, True, "finite")
 
 
-# ``fmt`` below is a ``Format``; its own file imports this one, so that arrows go one way.
+# ``fmt`` below is a ``Format``, typed as Any because _format.py imports this file.
 def check_saturate(saturate: Any) -> None:
     """Raises ValueError unless ``saturate`` is False, True or "finite"."""
     if not any(saturate is s or saturate == s for s in SATURATE):
-        raise ValueError(f"saturate is {saturate!r}; accepted: False, True, 'finite'")
+        raise ValueError(f"saturate is {saturate!r}; expected one of False, True, 'finite'")
 
 
 def check_codes(fmt: Any, codes: Any) -> None:
-    """Refuses integers, NumPy's or JAX's, that are wider than a format's codes.
+    """Checks that integers, a NumPy or JAX array, are within the range of a format's codes.
 
     Raises:
-        ValueError: some are below 0 or not below 2^bits.
+        ValueError: a code is below 0, or not below 2^bits.
     """
     if codes.size and (codes.min() < 0 or codes.max() >= 2**fmt.bits):
         raise ValueError(
-            f"codes of {fmt.name} go from 0 to {2**fmt.bits - 1}; "
-            f"got {codes.min()} to {codes.max()}"
+            f"codes of {fmt.name} are from {codes.min()} to {codes.max()}; "
+            f"expected 0 to {2**fmt.bits - 1}"
         )
 
 
 def decode(fmt: Any, codes: Any) -> np.ndarray:
-    """The numbers of codes (see ``Format.decode``)."""
+    """Returns the numbers of codes (see ``Format.decode``)."""
     codes = np.asarray(codes)
     if not np.issubdtype(codes.dtype, np.integer):
-        raise TypeError(f"codes of {fmt.name} are integers, not {codes.dtype}")
+        raise TypeError(f"codes of {fmt.name} are {codes.dtype}; expected integers")
     check_codes(fmt, codes)
     codes = codes.astype(np.uint64)
     magnitude_bits = fmt.exponent_bits + fmt.mantissa_bits
@@ -49,7 +49,7 @@ def decode(fmt: Any, codes: Any) -> np.ndarray:
     if fmt.subnormals:
         exponent = np.maximum(exponent, 1)
     exponent = (exponent - fmt.bias - fmt.mantissa_bits).astype(np.int32)
-    with np.errstate(over="ignore"):  # where infinity and NaN are set below
+    with np.errstate(over="ignore"):  # in codes that become infinity or NaN below
         x = np.ldexp(implicit + mantissa, exponent)
     if fmt.zero:
         x = np.where(magnitude == 0, 0.0, x)
@@ -69,11 +69,11 @@ def decode(fmt: Any, codes: Any) -> np.ndarray:
 def encode(
     fmt: Any, values: Any, rounding: str, saturate: bool | str, bits: Any = None
 ) -> np.ndarray:
-    """The codes of numbers (see ``Format.encode``)."""
+    """Returns the codes of numbers (see ``Format.encode``)."""
     check_saturate(saturate)
     values = np.asarray(values)
     if values.dtype.kind not in "fiub" and values.dtype.kind != "V":
-        raise TypeError(f"{fmt.name}.encode takes real numbers, not {values.dtype}")
+        raise TypeError(f"{fmt.name}.encode: values are {values.dtype}; expected real numbers")
     mode = rounding_mode(rounding, fmt)
     draw = _draw(mode, bits, values.shape)
     with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
@@ -81,7 +81,7 @@ def encode(
     size, negative = np.abs(x), np.signbit(x)
     finite = np.isfinite(x)
     magnitude = _round_magnitude(fmt, np.where(finite, size, 0.0), negative, mode, draw)
-    if not fmt.zero:  # zero, and what rounds below the smallest number, has no code
+    if not fmt.zero:  # no code for zero and results below the smallest number
         magnitude = np.where(finite & (magnitude < 0) & (saturate is not False), 0, magnitude)
     beyond = _overflow(fmt, saturate in (True, "finite"))
     leaves = np.where(negative, mode.overflows[1], mode.overflows[0])
@@ -99,26 +99,26 @@ def encode(
 
 
 def _draw(mode: Rounding, bits: Any, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Uniform numbers in [0, 1) for a stochastic rounding; None for all others."""
+    """Returns uniform numbers in [0, 1) for stochastic rounding, None for other modes."""
     if not mode.random:
         if bits is not None:
-            raise ValueError(f"bits are for rounding='stochastic', not {mode.name!r}")
+            raise ValueError(f"bits is given; expected None for rounding={mode.name!r}")
         return None
     given = np.asarray(bits)
     if given.dtype.name not in ("uint32", "uint64") or given.shape != shape:
         raise ValueError(
-            f"rounding='stochastic' takes bits, uint32 or uint64 of the values' shape {shape}; "
-            f"got {given.dtype} of shape {given.shape}"
+            f"bits is {given.dtype} of shape {given.shape}; "
+            f"expected uint32 or uint64 of the values' shape {shape} for rounding='stochastic'"
         )
     width = given.itemsize * 8
-    kept = min(width, 53)  # as many as a float64 holds
+    kept = min(width, 53)  # a float64 has 53 significant bits
     return np.ldexp((given.astype(np.uint64) >> np.uint64(width - kept)).astype(np.float64), -kept)
 
 
 def _round_magnitude(
     fmt: Any, size: np.ndarray, negative: np.ndarray, mode: Rounding, draw: np.ndarray | None
 ) -> np.ndarray:
-    """Positive codes, unbounded above, of rounded sizes, exact in float64; -1: below them all."""
+    """Returns the codes of rounded magnitudes, unbounded above; -1 below the smallest number."""
     assert fmt.bias is not None
     m = fmt.mantissa_bits
     _, exponent = np.frexp(size)
@@ -128,17 +128,17 @@ def _round_magnitude(
     down = np.floor(significand)
     rest = np.where((significand == 0) & (size > 0), 2.0**-1000, significand - down)
     code = ((exponent + fmt.bias - 1) << m) + down.astype(np.int64)
-    # the odd code, not the odd significand: without mantissa bits (E8M0) those differ
+    # the parity of the code, which without mantissa bits (E8M0) is not that of the significand
     code += mode.goes_up(_rest(rest, draw), code % 2 == 1, negative)
     if fmt.subnormals:
         return code
     smallest = float(fmt.smallest)
     below = size < smallest
-    if fmt.zero:  # between zero, code 0, and the first number
+    if fmt.zero:  # round between zero (code 0) and the smallest number
         rest = _rest(np.where(below, size / smallest, 0.0), draw)
         up = mode.goes_up(rest, np.zeros_like(below), negative)
         return np.where(below, up.astype(np.int64), code)
-    # no zero: between the smallest number, code 0, and where half of it would be, had it a code
+    # without zero, round between the smallest number (code 0) and half of it (as if code -1)
     rest = np.clip(np.where(below, 2 * (size / smallest) - 1, 0.0), 0, None)
     rest = np.where((rest == 0) & (size > 0), 2.0**-1000, rest)
     up = mode.goes_up(_rest(rest, draw), np.ones_like(below), negative) & (size > 0)
@@ -146,22 +146,23 @@ def _round_magnitude(
 
 
 def _rest(part: np.ndarray, draw: np.ndarray | None) -> Rest:
-    """Positions between two neighbours, ``part`` (0 to 1) of the way from the lower one.
+    """Returns the Rest of magnitudes at the fraction ``part`` (0 to 1) of the way to the upper.
 
-    With w random bits the draws that go up are ``floor(part * 2^w)`` of the 2^w.
+    Of the 2^w values of w random bits, ``floor(part * 2^w)`` round up.
     """
     drawn = None if draw is None else part >= 1 - draw
     return Rest(part > 0, part == 0.5, part > 0.5, drawn)
 
 
 def _overflow(fmt: Any, saturate: bool) -> int:
+    """Returns the positive code that replaces an overflow; -1 stands for NaN."""
     if saturate:
         return fmt.max_code
     if fmt.infinity_code is not None:
         return fmt.infinity_code
-    return fmt.max_code if fmt.nan_code is None else -1  # -1 stands for NaN
+    return fmt.max_code if fmt.nan_code is None else -1
 
 
 def _nan(fmt: Any) -> int:
-    """NaN's code; a format without one has nothing to say, and says zero."""
+    """Returns the code of NaN, or 0 in a format without NaN."""
     return 0 if fmt.nan_code is None else fmt.nan_code

@@ -1,4 +1,4 @@
-"""A floating-point format: a few plain fields, from which all else is derived, exactly."""
+"""The Format class: the fields that define a floating-point format and all derived constants."""
 
 from __future__ import annotations
 
@@ -37,30 +37,31 @@ _DTYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """Which numbers a format holds, and by which codes.
+    """A floating-point format: the numbers that it represents, and their codes.
 
-    A code is sign, exponent field, mantissa field, from the highest bit down. With exponent field
-    E > 0 it means ``(-1)^s * 2^(E - bias) * (1 + M / 2^mantissa_bits)``; with E = 0 it means
-    ``(-1)^s * 2^(1 - bias) * (M / 2^mantissa_bits)`` where there are subnormals.
+    A code consists of the sign s, the exponent field E and the mantissa field M, from the highest
+    bit down. It represents ``(-1)^s * 2^(E - bias) * (1 + M / 2^mantissa_bits)`` if E > 0, and
+    ``(-1)^s * 2^(1 - bias) * (M / 2^mantissa_bits)`` if E = 0 and the format has subnormals.
 
     Attributes:
-        name: lower case by convention.
-        exponent_bits: 1 to 11.
-        mantissa_bits: fraction bits without the implicit one, 0 to 52.
-        bias: of the exponent, such that float64 holds every number; by default
-            2^(exponent_bits - 1) - 1, as in IEEE 754.
-        signed: one bit for the sign.
-        subnormals: whether exponent field 0 holds subnormals. If not, it is one more binade of
-            normal numbers, ``2^-bias * (1 + M / 2^mantissa_bits)``.
-        infinities: whether there are infinities: the first code of the top binade with IEEE NaNs,
-            else the largest code that isn't a NaN.
-        nan: ``"ieee"``: the rest of the top binade; ``"all_ones"``: only the code whose exponent
-            and mantissa bits are all ones; ``"negative_zero"``: only the code of -0; ``"none"``.
-        negative_zero: whether the code of -0 means -0.
-        zero: whether code 0 means zero (not in E8M0).
+        name: the name, in lower case by convention.
+        exponent_bits: the width of the exponent field, 1 to 11.
+        mantissa_bits: the width of the mantissa field, without the implicit bit, 0 to 52.
+        bias: the exponent's bias, with which float64 represents every number of the format; by
+            default 2^(exponent_bits - 1) - 1, as in IEEE 754.
+        signed: whether there is a sign bit.
+        subnormals: whether numbers with exponent field 0 are subnormal. Otherwise they are another
+            binade of normal numbers, ``2^-bias * (1 + M / 2^mantissa_bits)``.
+        infinities: whether there are infinities. With ``nan="ieee"`` infinity is the first code of
+            the top binade, otherwise the largest code that isn't a NaN.
+        nan: the codes of NaN. ``"ieee"``: those above infinity in the top binade; ``"all_ones"``:
+            the code whose exponent and mantissa bits are all ones; ``"negative_zero"``: the code of
+            -0; ``"none"``: the format has no NaN.
+        negative_zero: whether the code of -0 represents -0.
+        zero: whether code 0 represents zero (not in E8M0).
 
     Raises:
-        ValueError: a field out of its range, or fields that leave no finite number.
+        ValueError: a field is out of range, or the fields leave no finite number.
 
     Example:
         >>> e6m9 = Format("e6m9", exponent_bits=6, mantissa_bits=9)
@@ -82,7 +83,7 @@ class Format:
     def __post_init__(self):
         def refuse(field: str, accepted: str):
             raise ValueError(
-                f"Format({self.name!r}): {field} is {getattr(self, field)!r}; accepted: {accepted}"
+                f"Format({self.name!r}): {field} is {getattr(self, field)!r}; expected {accepted}"
             )
 
         for field, low, high in (("exponent_bits", 1, 11), ("mantissa_bits", 0, 52)):
@@ -91,7 +92,7 @@ class Format:
                 refuse(field, f"an integer from {low} to {high}")
         if self.bias is None:
             object.__setattr__(self, "bias", 2 ** (self.exponent_bits - 1) - 1)
-        if type(self.bias) is not int or abs(self.bias) > 2**16:  # 2^bias would not end
+        if type(self.bias) is not int or abs(self.bias) > 2**16:  # 2^bias would take too long
             refuse("bias", "an integer with which float64 holds every number")
         if self.nan not in NAN_ENCODINGS:
             refuse("nan", ", ".join(repr(n) for n in NAN_ENCODINGS))
@@ -116,7 +117,9 @@ class Format:
             refuse("nan", "'all_ones', 'negative_zero' or 'none' with one exponent bit")
         if self.max_code < 1:
             refuse("nan", "an encoding that leaves at least one positive number")
-        low = -1074 + self.mantissa_bits - self.min_exponent  # of what can be added to exponents
+        low = (
+            -1074 + self.mantissa_bits - self.min_exponent
+        )  # the least that can be added to all exponents
         high = 1023 - self.max_exponent
         if not low <= 0 <= high:
             assert self.bias is not None
@@ -127,23 +130,23 @@ class Format:
 
     @property
     def bits(self) -> int:
-        """Width of a code."""
+        """The width of a code."""
         return self.signed + self.exponent_bits + self.mantissa_bits
 
     @property
     def precision(self) -> int:
-        """Significant bits of a normal number, the implicit one included."""
+        """The significant bits of a normal number, including the implicit bit."""
         return self.mantissa_bits + 1
 
     @property
     def dtype(self) -> np.dtype | None:
-        """The storage dtype of NumPy or ml_dtypes that holds just this format, or None."""
+        """The dtype of NumPy or ml_dtypes that implements this format, or None."""
         known = CATALOGUE_DTYPES.get(self)
         return None if known is None else np.dtype(known)
 
     @property
     def code_dtype(self) -> np.dtype:
-        """The smallest unsigned integer that holds a code."""
+        """The narrowest unsigned integer dtype that holds a code."""
         return np.dtype(f"uint{next(w for w in (8, 16, 32, 64) if w >= self.bits)}")
 
     @cached_property
@@ -161,7 +164,7 @@ class Format:
 
     @property
     def nan_code(self) -> int | None:
-        """The code of the NaN that ``encode`` makes (quiet, positive if it can be), or None."""
+        """The code of the NaN that ``encode`` returns (quiet, positive if possible), or None."""
         if self.nan == "none":
             return None
         if self.nan == "negative_zero":
@@ -174,7 +177,7 @@ class Format:
     # -- numbers ---------------------------------------------------------------------------------
 
     def exact(self, code: int) -> Fraction:
-        """The finite number of a positive code, exactly."""
+        """Returns the number of a finite positive code, exactly."""
         exponent, mantissa = code >> self.mantissa_bits, code & ((1 << self.mantissa_bits) - 1)
         assert self.bias is not None
         if exponent == 0 and (self.subnormals or (code == 0 and self.zero)):
@@ -194,12 +197,12 @@ class Format:
 
     @cached_property
     def smallest_normal(self) -> Fraction:
-        """The smallest positive number with full precision."""
+        """The smallest positive number that isn't subnormal."""
         return self.exact(1 << self.mantissa_bits) if self.subnormals else self.smallest
 
     @property
     def smallest_subnormal(self) -> Fraction | None:
-        """The smallest positive subnormal number, or None where there are none."""
+        """The smallest positive subnormal number, or None in a format without subnormals."""
         return self.smallest if self.subnormals and self.mantissa_bits else None
 
     @property
@@ -209,33 +212,38 @@ class Format:
 
     @cached_property
     def max_exponent(self) -> int:
-        """floor(log2(max))."""
+        """The exponent of the largest number, ``floor(log2(max))``."""
         return _log2(self.max)
 
     @cached_property
     def min_exponent(self) -> int:
-        """floor(log2(smallest_normal)): no quantum is finer than ``2^(this - mantissa_bits)``."""
+        """The exponent of the smallest normal number, ``floor(log2(smallest_normal))``.
+
+        The smallest spacing of the format's numbers is ``2^(min_exponent - mantissa_bits)``.
+        """
         return _log2(self.smallest_normal)
 
     # -- codes -----------------------------------------------------------------------------------
 
     def values(self) -> np.ndarray:
-        """The number of each code, in the order of codes, float64 (up to 16 bits)."""
+        """Returns the numbers of all codes in order, as float64 (formats of up to 16 bits)."""
         if self.bits > 16:
-            raise ValueError(f"{self.name} has 2^{self.bits} codes; values() lists up to 16 bits")
+            raise ValueError(
+                f"values: {self.name} has {self.bits} bits; expected a format of up to 16 bits"
+            )
         return self.decode(np.arange(2**self.bits, dtype=np.uint32))
 
     def decode(self, codes: Any) -> np.ndarray:
-        """The numbers of codes, exactly.
+        """Returns the numbers of codes, exactly.
 
         Args:
             codes: integers from 0 to 2^bits - 1, any shape.
 
         Returns:
-            float64 of the same shape.
+            A float64 array of the same shape.
 
         Raises:
-            TypeError: codes aren't integers.
+            TypeError: the codes aren't integers.
             ValueError: a code is out of range.
         """
         return _codes.decode(self, codes)
@@ -248,27 +256,29 @@ class Format:
         saturate: bool | str = False,
         bits: Any = None,
     ) -> np.ndarray:
-        """The codes of numbers, each rounded once.
+        """Returns the codes of numbers, each rounded once.
 
         Args:
-            values: real numbers, any shape; float64 and narrower are taken as they are.
+            values: real numbers, any shape, of float64 or a narrower dtype.
             rounding: ``"nearest_even"`` (ties to the even code), ``"nearest_away"``,
                 ``"toward_zero"``, ``"toward_positive"``, ``"toward_negative"``,
-                ``"away_from_zero"``, ``"to_odd"``, ``"stochastic"``; for a format without zero (a
-                scale) also ONNX's ``"up"``, ``"down"``, ``"nearest"`` (ties up).
-            saturate: False: overflow goes to infinity, else NaN, else the largest number; True:
-                overflow and infinities go to the largest number; ``"finite"``: only overflow does.
-                Without a zero, zero and what rounds below the smallest number is NaN if False,
-                else that number.
+                ``"away_from_zero"``, ``"to_odd"``, ``"stochastic"``; for a scale format (one
+                without zero) also ONNX's ``"up"``, ``"down"``, ``"nearest"`` (ties up).
+            saturate: False: overflow becomes infinity, or NaN in a format without infinities, or
+                the largest number in a format without either. True: overflow and infinities become
+                the largest number. ``"finite"``: overflow of finite values does, infinities don't.
+                In a format without zero, values that round below the smallest number become NaN if
+                ``saturate`` is False, else the smallest number.
             bits: uniform random uint32 or uint64 of the values' shape, for ``"stochastic"``.
 
         Returns:
-            Unsigned integers of the smallest width that holds a code. NaN in a format without one
-            is code 0; a negative number in an unsigned format is NaN.
+            Unsigned integers of the narrowest dtype that holds a code. NaN becomes code 0 in a
+            format without NaN; negative numbers become NaN in an unsigned format.
 
         Raises:
-            TypeError: values aren't real numbers.
-            ValueError: an unknown ``rounding`` or ``saturate``, or ``bits`` that don't fit.
+            TypeError: the values aren't real numbers.
+            ValueError: ``rounding`` or ``saturate`` is unknown, or ``bits`` has the wrong dtype or
+                shape.
 
         Example:
             >>> Format("e4m3", 4, 3).encode([1.0, 1.1, -300.0], rounding="toward_zero")
@@ -277,23 +287,23 @@ class Format:
         return _codes.encode(self, values, rounding, saturate, bits)
 
     def unsigned(self, name: str | None = None) -> Format:
-        """The format whose sign bit is one more mantissa bit, for what is never negative.
+        """Returns this format with a mantissa bit instead of the sign bit, for numbers >= 0.
 
-        As wide as this one, with its exponents and twice its precision. NaN, if it had the code of
-        -0, has the code of all ones.
+        The width and the exponent's range stay, and the spacing halves. If NaN has the code of -0
+        in this format, it has the code of all ones in the new one.
 
         Args:
-            name: ``"u"``, exponent and mantissa bits by default, like ``"ue5m11"``.
+            name: the new format's name, by default like ``"ue5m11"``.
 
         Raises:
-            ValueError: the format has no sign, or already 52 mantissa bits.
+            ValueError: the format is unsigned or has 52 mantissa bits.
 
         Example:
             >>> Format("fp16", 5, 10).unsigned().decode([0x7800, 1]).tolist() == [1.0, 2.0**-25]
             True
         """
         if not self.signed:
-            raise ValueError(f"{self.name} is unsigned already")
+            raise ValueError(f"unsigned: {self.name} is unsigned; expected a signed format")
         mantissa_bits = self.mantissa_bits + 1
         return dataclasses.replace(
             self,
@@ -314,7 +324,7 @@ CATALOGUE_DTYPES: dict[Format, Any] = {}
 
 
 def register_dtype(fmt: Format) -> Format:
-    """Connects a catalogue format with its storage dtype."""
+    """Registers the storage dtype of a catalogue format, if there is one; returns the format."""
     if fmt.name in _DTYPES:
         CATALOGUE_DTYPES[fmt] = _DTYPES[fmt.name]
     return fmt

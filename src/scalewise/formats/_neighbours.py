@@ -1,4 +1,4 @@
-"""Neighbours of a number in a format, and the distance between them."""
+"""The neighbours of a number in a format, and their distance: next_up, next_down, ulp."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ._format import Format
 
 
 def next_up(fmt: Format, x: float) -> float:
-    """The smallest number of the format above ``x``, as IEEE 754's nextUp.
+    """Returns the smallest number of the format above ``x``, as IEEE 754's nextUp.
 
     Args:
-        fmt: any format of at most 52 mantissa bits.
-        x: any number, of the format or not.
+        fmt: any format.
+        x: any number, whether the format represents it or not.
 
     Returns:
-        Exact in float64. Above the largest number: infinity, or NaN in a format without one. NaN
-        gives NaN. Below the largest magnitude of a negative number: that number.
+        The exact number. If the format has no number above ``x``: infinity, or NaN in a format
+        without infinities. NaN if ``x`` is NaN.
 
     Example:
         >>> from scalewise.formats import E4M3FN
@@ -35,8 +35,10 @@ def next_up(fmt: Format, x: float) -> float:
 
 
 def next_down(fmt: Format, x: float) -> float:
-    """The largest number of the format below ``x``: ``-next_up(-x)``, and NaN in an unsigned or
-    zero-less format where nothing lies below.
+    """Returns the largest number of the format below ``x``, as IEEE 754's nextDown.
+
+    That is ``-next_up(-x)`` in a signed format. In an unsigned format without a number below
+    ``x``, it is NaN.
 
     Example:
         >>> from scalewise.formats import E5M2
@@ -52,10 +54,10 @@ def next_down(fmt: Format, x: float) -> float:
 
 
 def ulp(fmt: Format, x: float) -> float:
-    """The spacing of the format's numbers in the binade of ``x`` (Goldberg's ulp).
+    """Returns the spacing of the format's numbers in the binade of ``x`` (Goldberg's ulp).
 
-    Below the smallest normal number, the spacing of the subnormals; above the largest number,
-    that of the last binade; NaN for NaN and infinities.
+    Below the smallest normal number this is the spacing of the subnormals, and above the largest
+    number that of the last binade. NaN and infinities give NaN.
 
     Example:
         >>> from scalewise.formats import FP16
@@ -74,7 +76,7 @@ def _number(fmt: Format, code: int) -> float:
 
 
 def _last_not_above(fmt: Format, x: float) -> int:
-    """The largest positive finite code whose number isn't above ``x``; -1 if there is none."""
+    """Returns the largest positive finite code whose number is at most ``x``; -1 if none is."""
     low, high = -1, fmt.max_code
     while low < high:
         middle = (low + high + 1) // 2
@@ -86,6 +88,7 @@ def _last_not_above(fmt: Format, x: float) -> int:
 
 
 def _above(fmt: Format, x: float) -> float:
+    """Returns the smallest number above an ``x`` >= 0; infinity or NaN if there is none."""
     code = _last_not_above(fmt, x)
     if code < fmt.max_code:
         return _number(fmt, code + 1)
@@ -93,7 +96,7 @@ def _above(fmt: Format, x: float) -> float:
 
 
 def _below(fmt: Format, x: float) -> float | None:
-    """The largest number below a positive ``x``, or None."""
+    """Returns the largest positive number or zero below an ``x`` > 0; None if there is none."""
     code = _last_not_above(fmt, x)
     if code >= 0 and _number(fmt, code) == x:
         code -= 1

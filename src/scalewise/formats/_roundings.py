@@ -1,10 +1,10 @@
-"""The rounding modes: one table that says everything each of them does.
+"""The table of rounding modes, with everything that other code needs to know about each mode.
 
-A mode acts on magnitudes. Between two neighbouring numbers of a format it either keeps the lower
-one or goes up to the higher one; the table gives that choice twice, as a predicate of the position
-between the neighbours (:attr:`Rounding.goes_up`) and as an integer addition
-(:attr:`Rounding.addend`). Both use operators alone, so they serve NumPy's arrays and JAX's alike.
-Every field is required: there is no mode of which a part is left to a default.
+A mode rounds magnitudes: it replaces each by the lower or the higher of the two neighbouring
+numbers of a format. The table defines this choice twice: as a predicate of the position between the
+neighbours (:attr:`Rounding.goes_up`) and as an integer to add before truncation
+(:attr:`Rounding.addend`). Both use operators only, and so accept arrays of NumPy and of JAX.
+Every field is required: no mode relies on a default.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rest:
-    """Where a magnitude lies between the number below it (included) and the one above.
+    """The positions of magnitudes between their lower neighbour (inclusive) and their higher one.
 
-    Attributes are boolean arrays of one shape.
+    The attributes are boolean arrays of one shape.
 
     Attributes:
-        nonzero: above the lower number.
-        half: exactly in the middle.
-        above_half: nearer to the higher number.
-        drawn: whether a stochastic rounding's random bits send it up; None without random bits.
+        nonzero: whether a magnitude is above the lower neighbour.
+        half: whether it is exactly halfway.
+        above_half: whether it is nearer to the higher neighbour.
+        drawn: whether the random bits of stochastic rounding round it up; None without them.
     """
 
     nonzero: Any
@@ -38,19 +38,19 @@ class Rounding:
     """A rounding mode.
 
     Attributes:
-        name: as users write it.
-        goes_up: ``goes_up(rest, odd, negative)``: whether a magnitude becomes the higher of its two
-            neighbours, given its :class:`Rest`, whether the lower neighbour's code is odd, and
+        name: the name that users pass as ``rounding``.
+        goes_up: ``goes_up(rest, odd, negative)`` returns whether a magnitude becomes the higher of
+            its neighbours, given its :class:`Rest`, whether the lower neighbour's code is odd, and
             whether the number is negative.
-        addend: ``addend(dropped, odd, negative, noise)``: the integer to add to a magnitude before
-            its low bits are cut off, which does the same. ``dropped`` is ``2^d - 1`` for d low
-            bits, ``odd`` is 0 or 1, ``negative`` has all bits set where the number is negative,
-            ``noise`` holds random bits, of which the lowest d count.
-        overflows: whether a finite positive number, and whether a finite negative one, that is
-            rounded beyond the largest leaves the finite numbers (IEEE 754-2019, 7.4).
+        addend: ``addend(dropped, odd, negative, noise)`` returns the integer to add to a magnitude
+            before its d lowest bits are truncated, with the same result. ``dropped`` is
+            ``2^d - 1``, ``odd`` is 0 or 1, ``negative`` has all bits set where the number is
+            negative, and ``noise`` holds random bits, of which the lowest d are used.
+        overflows: whether finite positive numbers, and whether finite negative ones, that round
+            beyond the largest number overflow to infinity or NaN (IEEE 754-2019, 7.4).
         max_error: the bound on the error, in units of the spacing of the format's numbers.
         underflows_to_zero: whether every magnitude that is small enough becomes zero.
-        random: whether it takes random bits.
+        random: whether the mode uses random bits.
     """
 
     name: str
@@ -140,34 +140,34 @@ _MODES = (
 ROUNDINGS: dict[str, Rounding] = {mode.name: mode for mode in _MODES}
 """Every rounding mode by its name."""
 
-# ONNX's names for the roundings of a scale (E8M0); its "nearest" sends ties up.
+# ONNX's names for the roundings of a scale (E8M0); "nearest" rounds ties up.
 SCALE_ROUNDINGS = {"up": "away_from_zero", "down": "toward_zero", "nearest": "nearest_away"}
 
 
 def rounding_mode(rounding: Any, fmt: Any = None) -> Rounding:
-    """The :class:`Rounding` of a name; a Rounding is itself.
+    """Returns a :class:`Rounding` by name; a Rounding is returned as it is.
 
     Args:
-        rounding: one of :data:`ROUNDINGS`, or for a format without zero, a scale, also one of
+        rounding: a key of :data:`ROUNDINGS`, or for a scale format (one without zero) also one of
             ONNX's names ``"up"``, ``"down"``, ``"nearest"``.
-        fmt: the ``Format`` to round to, if ONNX's names count.
+        fmt: the ``Format`` to round to; ONNX's names are unknown without it.
 
     Raises:
-        ValueError: there is no such rounding.
+        ValueError: no rounding mode has this name.
     """
     if isinstance(rounding, Rounding):
         return rounding
     scale = {} if fmt is None or fmt.zero else SCALE_ROUNDINGS
     names = (*ROUNDINGS, *scale)
     if not isinstance(rounding, str) or rounding not in names:
-        raise ValueError(f"rounding is {rounding!r}; accepted: {', '.join(map(repr, names))}")
+        raise ValueError(f"rounding is {rounding!r}; expected one of {', '.join(map(repr, names))}")
     return ROUNDINGS[scale.get(rounding, rounding)]
 
 
 def check_rounding(fmt: Any, rounding: Any) -> str:
-    """The mode's own name, as :func:`rounding_mode` finds it.
+    """Returns the name of the mode that :func:`rounding_mode` returns.
 
     Raises:
-        ValueError: there is no such rounding.
+        ValueError: no rounding mode has this name.
     """
     return rounding_mode(rounding, fmt).name

@@ -1,4 +1,4 @@
-"""Rounding: float to the nearest value of a format, bit for bit, once."""
+"""Rounding: casts of floats to formats, each bit-exact with a single rounding."""
 
 from ._bits import round_bits as round_bits
 from ._carrier import from_float64 as from_float64

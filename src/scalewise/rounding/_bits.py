@@ -1,4 +1,4 @@
-"""Rounding in every direction, as operations on the bits of float32 or float64."""
+"""Rounding in every rounding mode, by integer operations on the bits of float32 or float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..formats import Format, Rest, Rounding, rounding_mode
 
 @dataclasses.dataclass(frozen=True)
 class Carrier:
-    """The float type in which rounded values are returned."""
+    """A float type whose bits are rounded, and in which the rounded values are returned."""
 
     float: Any
     uint: Any
@@ -31,11 +31,11 @@ class Carrier:
         return self.uint(x)
 
     def bits_of(self, x: Any) -> int:
-        """The bit pattern of a number that the carrier holds exactly."""
+        """Returns the bit pattern of a number that the carrier represents."""
         return int(np.asarray(float(x), self.float).view(self.uint))
 
     def floor_bits(self, x: Fraction) -> int:
-        """The bit pattern of the largest of the carrier's numbers that isn't above a positive x."""
+        """Returns the bit pattern of the carrier's largest number that is at most ``x`` > 0."""
         exponent = self.min_exponent
         while x >= Fraction(2) ** (exponent + 1):
             exponent += 1
@@ -48,11 +48,12 @@ F64 = Carrier(np.float64, np.uint64, 52, -1022)
 
 
 def carrier_of(dtype: Any) -> Carrier:
+    """Returns the carrier in which numbers of a float dtype are rounded."""
     return F64 if dtype == jnp.float64 else F32
 
 
 def fits(fmt: Format, carrier: Carrier) -> bool:
-    """Whether every number of the format is a number of the carrier's type."""
+    """Returns True if the carrier's type represents every number of the format."""
     lowest = carrier.min_exponent - carrier.mantissa_bits
     return (
         fmt.mantissa_bits <= carrier.mantissa_bits
@@ -63,11 +64,11 @@ def fits(fmt: Format, carrier: Carrier) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mode:
-    """A rounding mode applied to given numbers.
+    """A rounding mode together with what it needs to know of the numbers to round.
 
     Attributes:
-        rounding: the mode.
-        negative: which inputs are negative.
+        rounding: the rounding mode.
+        negative: whether each number is negative.
         noise: uniform random bits of the carrier's width, for stochastic rounding.
         carrier: the type of the numbers.
     """
@@ -78,18 +79,18 @@ class Mode:
     carrier: Carrier
 
     def addend(self, odd: Any, dropped: Any) -> Any:
-        """What to add before the low bits are cut off: see :class:`scalewise.formats.Rounding`."""
+        """Returns what to add before truncation, see :class:`scalewise.formats.Rounding`."""
         c = self.carrier
         every = c.const((1 << c.bits) - 1)
         negative = jnp.where(self.negative, every, c.const(0))
         return self.rounding.addend(dropped, odd, negative, self.noise)
 
     def goes_up(self, rest: Rest, odd: bool) -> jax.Array:
-        """Whether magnitudes become the higher of two neighbours, the lower one's code given."""
+        """Returns whether magnitudes round up, given whether the lower neighbour's code is odd."""
         return self.rounding.goes_up(rest, jnp.full_like(rest.nonzero, odd), self.negative)
 
     def overflow(self, inside: Any, outside: Any) -> Any:
-        """``outside`` where a finite overflow leaves the finite numbers, else ``inside``."""
+        """Returns ``outside`` where finite overflow gives infinity or NaN, else ``inside``."""
         match self.rounding.overflows:
             case (True, True):
                 return outside
@@ -107,18 +108,18 @@ def round_bits(
     noise: jax.Array | None = None,
     subnormals: bool = True,
 ) -> jax.Array:
-    """``x`` rounded to a number of ``fmt``, in x's own dtype.
+    """Returns ``x`` rounded to numbers of ``fmt``, in x's dtype.
 
-    Operations that no backend's flushing of float subnormals can change, so the result is the same
-    under jit and eagerly, on every backend.
+    The result is the same on every backend, under jit and eagerly: it doesn't depend on whether a
+    backend flushes subnormals.
 
     Args:
         x: float32 or float64.
-        fmt: a format all of whose numbers x's dtype holds.
+        fmt: a format all of whose numbers x's dtype represents.
         saturate: False, True or "finite".
         rounding: one of ``formats.ROUNDINGS``, or its name.
-        noise: random bits of x's shape (uint32, uint64), for ``"stochastic"``. Where the d low bits
-            of a float are dropped, the lowest d of them decide.
+        noise: random bits of x's shape (uint32 or uint64), for ``"stochastic"``. Where the d lowest
+            bits of a float are dropped, the d lowest random bits are used.
         subnormals: False flushes results below the smallest normal number to zero.
     """
     c = carrier_of(x.dtype)
@@ -132,7 +133,7 @@ def round_bits(
     beyond = c.const(_overflow_bits(fmt, c))
     over = rounded > top
     if not fmt.zero:
-        over &= rounded <= infinity  # NaN: below all numbers
+        over &= rounded <= infinity  # above infinity: NaN, for values below the smallest number
     infinite = beyond
     finite_over = mode.overflow(top, beyond) if saturate is False else top
     if saturate is True:
@@ -145,7 +146,7 @@ def round_bits(
     if not subnormals and fmt.subnormals:
         first_normal = c.const(c.bits_of(fmt.smallest_normal))
         rounded = jnp.where(rounded < first_normal, c.const(0), rounded)
-    rounded = jnp.where(magnitude > infinity, magnitude, rounded)  # a NaN stays one
+    rounded = jnp.where(magnitude > infinity, magnitude, rounded)  # NaN stays NaN
     if not fmt.signed:
         nan = c.const(c.bits_of(np.nan))
         rounded = jnp.where((sign != 0) & (magnitude != 0), nan, rounded)
@@ -156,7 +157,7 @@ def round_bits(
 
 
 def _overflow_bits(fmt: Format, c: Carrier) -> int:
-    """What overflow becomes without saturation: infinity, else NaN, else the largest number."""
+    """Returns the bits of unsaturated overflow: infinity, else NaN, else the largest number."""
     if fmt.infinities:
         return c.bits_of(np.inf)
     return c.bits_of(fmt.max if fmt.nan_code is None else np.nan)
@@ -165,12 +166,14 @@ def _overflow_bits(fmt: Format, c: Carrier) -> int:
 def _magnitude(
     magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode, saturate: bool | str
 ) -> jax.Array:
-    """Bits of |x| rounded to fmt's numbers, unbounded above."""
+    """Returns the bits of |x| rounded to the format's precision, without an upper bound."""
     rounded = _drop(magnitude, c.mantissa_bits - fmt.mantissa_bits, c, mode, _flip(fmt, c))
     if fmt.min_exponent < c.min_exponent:
         low = _among_subnormals(magnitude, fmt, c, mode)
         rounded = jnp.where(magnitude < c.const(1 << c.mantissa_bits), low, rounded)
-    elif fmt.subnormals and fmt.min_exponent > c.min_exponent:  # if equal, it is the carrier's grid
+    elif (
+        fmt.subnormals and fmt.min_exponent > c.min_exponent
+    ):  # if equal, both have the same subnormals
         first_normal = c.const(c.bits_of(fmt.smallest_normal))
         rounded = jnp.where(magnitude < first_normal, _subnormal(magnitude, fmt, c, mode), rounded)
     if fmt.zero and fmt.subnormals:
@@ -179,29 +182,33 @@ def _magnitude(
 
 
 def _subnormal(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
-    """Rounds |x| below the format's smallest normal number, itself a normal one of the carrier."""
+    """Rounds |x| below the format's smallest normal number.
+
+    That number must be a normal number of the carrier.
+    """
     quantum = fmt.min_exponent - fmt.mantissa_bits
     if mode.rounding.name != "nearest_even" or quantum < c.min_exponent + 2:
         return _on_grid(magnitude, quantum, c, mode)
-    # the same in fewer operations: a power of two brings the quantum to 1, and what a backend
-    # flushes is less than half of it. (Adding and subtracting 2^(quantum + 23) would do too, but
-    # XLA folds the two constants.)
+    # Fewer operations with the same result: multiply by a power of two that makes the quantum 1,
+    # round to an integer, multiply back. A backend only flushes values below half of the quantum.
+    # (Adding and subtracting 2^(quantum + 23) would do it too, but XLA folds the two constants.)
     size = lax.bitcast_convert_type(magnitude, c.float)
     units = lax.round(size * np.asarray(2.0**-quantum, c.float), lax.RoundingMethod.TO_NEAREST_EVEN)
     return lax.bitcast_convert_type(units * np.asarray(2.0**quantum, c.float), c.uint)
 
 
 def _flip(fmt: Format, c: Carrier) -> int:
-    """1 where a code is odd when the carrier's bits are even.
+    """Returns 1 if codes are odd where the truncated bits of the carrier are even, else 0.
 
-    Without mantissa bits the last bit of a code is that of its exponent field, so biases count.
+    Without mantissa bits the last bit of a code is the last bit of its exponent field, which
+    depends on the biases.
     """
     assert fmt.bias is not None
     return (fmt.bias + 1 - c.min_exponent) % 2 if fmt.mantissa_bits == 0 else 0
 
 
 def _drop(magnitude: jax.Array, drop: int, c: Carrier, mode: Mode, flip: int = 0) -> jax.Array:
-    """Rounds away the lowest bits; a carry moves into the exponent by itself."""
+    """Rounds off the ``drop`` lowest bits; a carry increments the exponent."""
     if drop == 0:
         return magnitude
     dropped = c.const((1 << drop) - 1)
@@ -213,15 +220,19 @@ def _drop(magnitude: jax.Array, drop: int, c: Carrier, mode: Mode, flip: int = 0
 
 
 def _among_subnormals(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
-    """Rounds the carrier's subnormals where the format has normal numbers among them."""
+    """Rounds subnormals of the carrier to a format with normal numbers in their range."""
     one = c.const(1)
     lowest = fmt.min_exponent - (c.min_exponent - c.mantissa_bits)
-    lead = c.const(c.bits - 1) - lax.clz(magnitude | one)  # log2, in units of the smallest
+    lead = c.const(c.bits - 1) - lax.clz(
+        magnitude | one
+    )  # floor(log2), in units of the smallest subnormal
     binade = jnp.maximum(lead, c.const(lowest))
     drop = jnp.maximum(binade, c.const(fmt.mantissa_bits)) - c.const(fmt.mantissa_bits)
     dropped = (one << drop) - one
     odd = (magnitude >> drop) & one
-    if fmt.mantissa_bits == 0:  # the exponent field's last bit; below the lowest binade, that of 0
+    if (
+        fmt.mantissa_bits == 0
+    ):  # the last bit of the exponent field, which is 0 below the lowest binade
         assert fmt.bias is not None
         first = (fmt.min_exponent + fmt.bias - lowest) % 2
         odd = jnp.where(lead >= c.const(lowest), (binade + c.const(first)) & one, c.const(0))
@@ -229,50 +240,53 @@ def _among_subnormals(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode)
 
 
 def _on_grid(magnitude: jax.Array, quantum: int, c: Carrier, mode: Mode) -> jax.Array:
-    """Rounds |x| < 2^(quantum + mantissa bits) to a multiple of 2^quantum, by integers alone.
+    """Rounds |x| < 2^(quantum + mantissa bits) to a multiple of 2^quantum, in integers.
 
-    Far below half a quantum only the fact that a number isn't zero is kept, but by a stochastic
-    rounding, which goes up for ``floor(p * 2^w)`` of the 2^w values of its w random bits, p the
-    distance from the lower multiple in quanta: the exact probability where w bits can express it.
+    Numbers far below half of 2^quantum are treated alike unless they are zero. Stochastic rounding
+    treats them exactly: it rounds up for ``floor(p * 2^w)`` of the 2^w values of w random bits,
+    where p is the distance from the lower multiple over 2^quantum.
     """
     one, m = c.const(1), c.mantissa_bits
     exponent = magnitude >> c.const(m)
     significand = magnitude & c.const((1 << m) - 1)
     significand = jnp.where(exponent > 0, significand | c.const(1 << m), significand)
-    # in units of the carrier's smallest subnormal the significand stands `exponent - 1` bits up
+    # |x| is significand << up, in units of the carrier's smallest subnormal
     up = jnp.maximum(exponent, one) - one
-    step = quantum - (c.min_exponent - m)  # the quantum in those units, as log2
+    step = quantum - (c.min_exponent - m)  # log2 of the quantum in those units
     down = jnp.asarray(step, np.int32) - up.astype(np.int32)
     if mode.rounding.random:
         multiple = _drawn_multiple(significand, down, c, mode)
     else:
-        far = down > c.bits - 1  # further than an integer has bits
+        far = down > c.bits - 1  # a shift by more than the width of the integer
         significand = jnp.where(far & (significand > 0), one, significand)
         shift = jnp.clip(down, 0, c.bits - 2).astype(c.uint)
         dropped = (one << shift) - one
         odd = (significand >> shift) & one
         multiple = (significand + mode.addend(odd, dropped)) >> shift
-    if step >= m + 1:  # far enough up to be normal numbers of the carrier: a float does the rest
+    if step >= m + 1:  # the multiples are normal numbers of the carrier: convert and scale
         size = multiple.astype(c.float) * np.asarray(2.0**quantum, c.float)
         return lax.bitcast_convert_type(size, c.uint)
     return from_units(multiple << c.const(step), c)
 
 
 def _drawn_multiple(significand: jax.Array, down: jax.Array, c: Carrier, mode: Mode) -> jax.Array:
-    """``significand / 2^down``, rounded up or down as the random bits say."""
+    """Returns ``significand / 2^down``, rounded stochastically to an integer."""
     assert mode.noise is not None
     one, width = c.const(1), c.bits
     shift = jnp.clip(down, 0, width - 1).astype(c.uint)
     dropped = (one << shift) - one
     near = (significand + mode.addend((significand >> shift) & one, dropped)) >> shift
-    # all of the significand is dropped: its highest `width` bits below the quantum stand against
-    # all random bits
+    # if all bits of the significand are dropped, compare those of the `width` places below the
+    # quantum with all random bits
     part = significand >> jnp.clip(down - width, 0, width - 1).astype(c.uint)
     return jnp.where(down < width, near, (mode.noise > ~part).astype(c.uint))
 
 
 def from_units(units: jax.Array, c: Carrier) -> jax.Array:
-    """Bits of ``units * 2^(smallest subnormal's exponent)``: linear below twice the normals."""
+    """Returns the carrier's bits of ``units`` times its smallest subnormal.
+
+    The bits equal ``units`` below twice the smallest normal number.
+    """
     linear_below = c.const(2 << c.mantissa_bits)
     lead = c.const(c.bits - 1) - lax.clz(jnp.maximum(units, c.const(1)))
     shift = jnp.maximum(lead, c.const(c.mantissa_bits)) - c.const(c.mantissa_bits)
@@ -284,11 +298,12 @@ def from_units(units: jax.Array, c: Carrier) -> jax.Array:
 def _below_smallest(
     magnitude: jax.Array, rounded: jax.Array, fmt: Format, c: Carrier, mode: Mode, saturate: Any
 ) -> jax.Array:
-    """``rounded``, but below the format's smallest number either that or what stands below it.
+    """Replaces ``rounded`` where |x| is below the format's smallest number.
 
-    That is zero, or in a format without zero (E8M0) NaN. ONNX's table for E8M0, "0" and
-    "x < E8M0_MIN": saturating, all that becomes the smallest number; else it is rounded as if half
-    of the smallest number were the number below, under an odd code.
+    The result there is the smallest number or zero. A format without zero (E8M0) follows ONNX's
+    table for E8M0 (rows "0" and "x < E8M0_MIN"): the result is the smallest number if it saturates;
+    otherwise |x| is rounded as if the next lower number were half the smallest, with an odd code,
+    and the result is NaN where that is chosen.
     """
     smallest = c.const(c.bits_of(fmt.smallest))
     below = magnitude < smallest
@@ -309,10 +324,10 @@ def _below_smallest(
 
 
 def _drawn(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Array:
-    """Whether random bits send magnitudes below the smallest number up to it."""
+    """Returns whether stochastic rounding takes |x| below the smallest number up to that."""
     noise = mode.noise
     assert noise is not None
-    if not fmt.zero:  # from half of the smallest number on: one binade, whose bits are linear
+    if not fmt.zero:  # from half of the smallest number on, one binade, in which bits are linear
         low = c.floor_bits(fmt.smallest / 2)
         span = c.bits_of(fmt.smallest) - low  # a power of two
         above = magnitude - c.const(low)
@@ -332,9 +347,9 @@ def _drawn(magnitude: jax.Array, fmt: Format, c: Carrier, mode: Mode) -> jax.Arr
 
 
 def _shifted(x: jax.Array, up: jax.Array, c: Carrier) -> tuple[jax.Array, jax.Array]:
-    """High and low word of ``floor(x * 2^up)`` for an x below 2^(mantissa bits + 1).
+    """Returns the high and low word of ``floor(x * 2^up)`` for ``x`` < 2^(mantissa bits + 1).
 
-    ``up`` is at most 2 more than a word has bits.
+    ``up`` must be at most the word's width + 2.
     """
 
     def clipped(n: jax.Array) -> jax.Array:
@@ -347,7 +362,7 @@ def _shifted(x: jax.Array, up: jax.Array, c: Carrier) -> tuple[jax.Array, jax.Ar
 
 
 def _product(a: jax.Array, b: Any, c: Carrier) -> tuple[jax.Array, jax.Array]:
-    """High and low word of the product of two words."""
+    """Returns the high and low word of the product of two words."""
     half = c.const(c.bits // 2)
     mask = c.const((1 << (c.bits // 2)) - 1)
     a_high, a_low, b_high, b_low = a >> half, a & mask, b >> half, b & mask

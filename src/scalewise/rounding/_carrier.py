@@ -1,4 +1,4 @@
-"""Between float32 and float64 without losing float32's subnormals, which backends flush."""
+"""Conversion between float64 and narrower floats that keeps subnormals, which backends flush."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_UNIT = 2.0**-149  # float32's smallest subnormal
+_UNIT = 2.0**-149  # the smallest subnormal of float32
 
 
 def has_float64() -> bool:
-    """Whether JAX has float64 here: x64 is on."""
+    """Returns True if JAX's x64 mode is on, so that float64 is available."""
     return jax.dtypes.canonicalize_dtype(np.float64) == np.float64
 
 
 def to_float64(x: jax.Array) -> jax.Array:
-    """A float array in float64, exactly, float32's and bfloat16's subnormals too.
+    """Converts a float array to float64, exactly, including subnormals.
 
-    Needs ``jax.enable_x64(True)`` around it.
+    Call it under ``jax.enable_x64(True)``.
     """
     if x.dtype == jnp.float64:
         return x
@@ -33,7 +33,10 @@ def to_float64(x: jax.Array) -> jax.Array:
 
 
 def from_float64(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """A float64 array in a narrower dtype, to nearest even, subnormals too."""
+    """Converts a float64 array to a narrower dtype, to nearest even, including subnormals.
+
+    Conversion to bfloat16 rounds to float32 first.
+    """
     if dtype == jnp.float64:
         return x
     if dtype == jnp.float16:

@@ -1,4 +1,4 @@
-"""Between codes and floats: numbers that are already a format's, by integer operations."""
+"""Exact conversion between codes and floats that a format represents, in integer operations."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ._decode import decoded
 
 
 def widened(x: jax.Array) -> jax.Array:
-    """A float array narrower than float32 in float32, exactly, subnormals included.
+    """Converts a float array narrower than float32 to float32, exactly, including subnormals.
 
-    float32 and float64 stay as they are.
+    Arrays of float32 and float64 are returned as they are.
     """
     if x.dtype in (jnp.float32, jnp.float64):
         return x
-    if x.dtype == jnp.float16:  # none of its numbers is a subnormal of float32
+    if x.dtype == jnp.float16:  # its subnormals are normal numbers of float32
         return lax.convert_element_type(x, jnp.float32)
     if x.dtype == jnp.bfloat16:
         bits = lax.bitcast_convert_type(x, np.uint16).astype(np.uint32)
@@ -32,15 +32,15 @@ def widened(x: jax.Array) -> jax.Array:
 
 
 def stored(codes: jax.Array, fmt: Format) -> jax.Array:
-    """Codes of a format whose dtype has at most a byte, in that dtype."""
+    """Returns codes as an array of the format's dtype, which has at most 8 bits."""
     codes = codes.astype(jnp.uint4) if fmt.bits == 4 else codes
     return lax.bitcast_convert_type(codes, np.dtype(fmt.dtype))
 
 
 def codes_of(x: jax.Array, fmt: Format) -> jax.Array:
-    """Codes of float32 or float64 numbers that are the format's.
+    """Returns the codes of float32 or float64 values that the format represents.
 
-    A NaN has the code ``fmt.nan_code``, or 0 in a format without one.
+    NaN becomes ``fmt.nan_code``, or 0 in a format without NaN.
     """
     if x.dtype == jnp.float64 and fits(fmt, F32):
         x = from_float64(x, np.dtype(np.float32))
@@ -50,14 +50,16 @@ def codes_of(x: jax.Array, fmt: Format) -> jax.Array:
     bits = lax.bitcast_convert_type(x, c.uint)
     sign, magnitude = bits >> u(c.bits - 1), bits & u((1 << (c.bits - 1)) - 1)
     code = (magnitude >> u(wide - m)) - _constant((1 - c.min_exponent - bias) << m, c)
-    if fmt.min_exponent < c.min_exponent:  # among the carrier's subnormals: the leading bit by hand
+    if fmt.min_exponent < c.min_exponent:  # for subnormals of the carrier, find the leading bit
         lead = u(c.bits - 1) - lax.clz(magnitude | u(1))
         body = magnitude << (u(wide) - jnp.minimum(lead, u(wide)))
         field = lead + _constant(bias + c.min_exponent - wide, c)
         tiny = (field << u(m)) + (body >> u(wide - m)) - u(1 << m)
         code = jnp.where(magnitude < u(1 << wide), tiny, code)
-    if fmt.subnormals and fmt.min_exponent != c.min_exponent:  # else the carrier's codes, shifted
-        # the significand in units of the format's smallest subnormal, always to the right
+    if (
+        fmt.subnormals and fmt.min_exponent != c.min_exponent
+    ):  # if equal, the shifted bits are right
+        # shift the significand right to units of the format's smallest subnormal
         field = jnp.maximum(magnitude >> u(wide), u(1))
         significand = magnitude - ((field - u(1)) << u(wide))
         right = u(1 - c.min_exponent + wide + fmt.min_exponent - m) - field
@@ -75,5 +77,5 @@ def codes_of(x: jax.Array, fmt: Format) -> jax.Array:
 
 
 def _constant(value: int, c) -> np.generic:
-    """An integer, possibly negative, modulo the carrier's word."""
+    """Returns an integer, possibly negative, modulo 2^(the carrier's width)."""
     return c.const(value % (1 << c.bits))

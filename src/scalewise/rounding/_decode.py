@@ -1,4 +1,4 @@
-"""Codes to the numbers that they stand for, by integer operations."""
+"""Decoding: from codes to float32 numbers, in integer operations."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ._bits import F32, fits, from_units
 
 
 def decode(codes: Any, fmt: Format | str) -> jax.Array:
-    """The numbers of codes, exactly, by integer operations that jit, vmap and shard.
+    """Returns the numbers of codes, exactly. Works under jit, vmap and sharding.
 
     Args:
-        codes: unsigned integers below 2^bits, as :func:`scalewise.cast` makes them, any shape.
-            Under a transformation, where they can't be looked at, higher bits are ignored.
-        fmt: a format of up to 32 bits, all of whose numbers float32 holds, or its name.
+        codes: unsigned integers below 2^bits, as :func:`scalewise.cast` returns them, any shape.
+            Under a JAX transformation they aren't checked, and higher bits are ignored.
+        fmt: a format of up to 32 bits, all of whose numbers float32 represents, or its name.
 
     Returns:
-        float32 of the codes' shape.
+        A float32 array of the codes' shape.
 
     Raises:
-        TypeError: codes aren't integers.
-        ValueError: codes beyond the format's width, or numbers that float32 doesn't hold.
+        TypeError: the codes aren't integers.
+        ValueError: a code is out of range, or float32 doesn't represent all numbers of the format.
 
     Example:
         >>> decode(np.array([0x3C, 0x7E], np.uint8), "e4m3fn").tolist()
@@ -38,9 +38,11 @@ def decode(codes: Any, fmt: Format | str) -> jax.Array:
     fmt = format_(fmt)
     codes = codes if isinstance(codes, jax.Array) else np.asarray(codes)
     if not jnp.issubdtype(codes.dtype, jnp.integer):
-        raise TypeError(f"decode: codes of {fmt.name} are {codes.dtype}; accepted: integers")
+        raise TypeError(f"decode: codes of {fmt.name} are {codes.dtype}; expected integers")
     if not fits(fmt, F32):
-        raise ValueError(f"decode: {fmt.name} has numbers that float32 doesn't; use its own decode")
+        raise ValueError(
+            f"decode: float32 doesn't represent all numbers of {fmt.name}; use Format.decode"
+        )
     if not isinstance(codes, Tracer):
         check_codes(fmt, codes)
     return decoded(codes, fmt)
@@ -48,21 +50,23 @@ def decode(codes: Any, fmt: Format | str) -> jax.Array:
 
 @partial(jax.jit, static_argnums=1, inline=True)
 def decoded(codes: jax.Array, fmt: Format) -> jax.Array:
-    """:func:`decode` without its checks."""
+    """Returns what :func:`decode` returns, without its checks."""
     u, m = np.uint32, fmt.mantissa_bits
     assert fmt.bias is not None
     codes = codes.astype(u)
     magnitude = codes & u(2 ** (fmt.exponent_bits + m) - 1)
     field, fraction = magnitude >> u(m), magnitude & u(2**m - 1)
     bits = (magnitude << u(23 - m)) + u(((127 - fmt.bias) << 23) % 2**32)
-    lowest = fmt.min_exponent - m + 149  # log2 of the smallest number's last place, in float32's
-    first = fmt.min_exponent + fmt.bias  # the field of the smallest normal number
+    lowest = (
+        fmt.min_exponent - m + 149
+    )  # log2 of the quantum over the smallest subnormal of float32
+    first = fmt.min_exponent + fmt.bias  # the exponent field of the smallest normal number
     if fmt.subnormals:
         small = (
             from_units(fraction << u(lowest), F32) if lowest < 32 - m else _scaled(fraction, fmt)
         )
         bits = jnp.where(field == u(0), small, bits)
-    if fmt.min_exponent < -126:  # normal numbers of the format, subnormal ones of float32
+    if fmt.min_exponent < -126:  # some normal numbers of the format are subnormal in float32
         units = (fraction | u(1 << m)) << (field + u((lowest - first) % 2**32))
         among = (field >= u(first)) & (field < u(first - 126 - fmt.min_exponent))
         bits = jnp.where(among, units, bits)
@@ -85,6 +89,6 @@ def decoded(codes: jax.Array, fmt: Format) -> jax.Array:
 
 
 def _scaled(fraction: jax.Array, fmt: Format) -> jax.Array:
-    """Bits of a subnormal whose quantum is a normal number of float32."""
+    """Returns the float32 bits of subnormals whose quantum is a normal number of float32."""
     quantum = np.float32(2.0 ** (fmt.min_exponent - fmt.mantissa_bits))
     return lax.bitcast_convert_type(fraction.astype(np.float32) * quantum, np.uint32)

@@ -1,4 +1,4 @@
-"""Arrays of formats that XLA has no dtype for, or none of whole bytes: their codes, packed."""
+"""EncodedArray: arrays of formats without a dtype of whole bytes, stored as (packed) codes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from ._round import cast
 @jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class EncodedArray:
-    """Numbers of a format by their codes, for formats that no dtype of whole bytes stores.
+    """An array stored as codes, for formats without a dtype of whole bytes.
 
-    XLA on CPU doesn't know the 6-bit dtypes and is 30 times slower with the 4-bit one; DLFLOAT16,
-    TF32 and a user's own have no dtype at all. Codes of 3, 4 and 6 bits are packed along the last
-    axis, without gaps; all others lie in the smallest unsigned integers that hold them.
+    XLA on CPU doesn't support the 6-bit dtypes and is 30 times slower with the 4-bit one; there is
+    no dtype for DLFLOAT16, TF32 and users' formats. Codes of 3, 4 and 6 bits are packed along the
+    last axis without gaps; others are stored in the narrowest unsigned integers that hold them.
 
     Attributes:
-        codes: packed or whole, see above.
-        format: whose codes they are.
-        length: of the last axis, in numbers.
+        codes: the codes, packed or not, see above.
+        format: the format of the codes.
+        length: the number of elements along the last axis.
 
     Example:
         >>> import jax.numpy as jnp
@@ -61,17 +61,17 @@ class EncodedArray:
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the numbers as :meth:`astype` first makes them: float32."""
+        """float32, the dtype to which :meth:`astype` decodes before it converts."""
         return np.dtype(np.float32)
 
     def unpacked(self) -> jax.Array:
-        """The codes, one an element."""
+        """Returns the codes, one per array element."""
         if not is_packed(self.format):
             return self.codes
         return unpack(self.codes, self.format, self.length)
 
     def astype(self, dtype: Any) -> jax.Array:
-        """The numbers, exactly where ``dtype`` holds them."""
+        """Returns the numbers, which are exact if ``dtype`` represents them."""
         return decoded(self.unpacked(), self.format).astype(dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -85,28 +85,28 @@ class EncodedArray:
 
     @classmethod
     def tree_unflatten(cls, static, children):
-        self = object.__new__(cls)  # leaves may be anything while a tree is mapped: no checks
+        self = object.__new__(cls)  # without checks: under jax.tree.map leaves can be any object
         for name, value in zip(("codes", "format", "length"), (*children, *static), strict=True):
             object.__setattr__(self, name, value)
         return self
 
 
 def is_packed(fmt: Format) -> bool:
-    """Whether codes of the format lie packed in an :class:`EncodedArray`."""
+    """Returns True if an :class:`EncodedArray` packs the format's codes."""
     return fmt.bits in WIDTHS
 
 
 def encode(x: Any, fmt: Format | str, **options: Any) -> jax.Array | EncodedArray:
-    """``x`` rounded once and stored: in the format's dtype of whole bytes, or by its codes.
+    """Rounds ``x`` once and stores it in the format's dtype, or as an EncodedArray of codes.
 
     Args:
-        x: as for :func:`scalewise.cast`.
+        x: the array, as for :func:`scalewise.cast`.
         fmt: a format or its name.
-        options: those of :func:`scalewise.cast`.
+        options: keyword arguments of :func:`scalewise.cast`.
 
     Returns:
-        An array of ``fmt.dtype`` where that has whole bytes, else an :class:`EncodedArray`. A NaN
-        becomes zero in a format that has no code for one, as in :func:`scalewise.cast`.
+        An array of ``fmt.dtype`` if that has whole bytes, else an :class:`EncodedArray`. NaN
+        becomes code 0 in a format without NaN, as in :func:`scalewise.cast`.
     """
     fmt = format_(fmt)
     stored = cast(x, fmt, **options)
@@ -115,5 +115,7 @@ def encode(x: Any, fmt: Format | str, **options: Any) -> jax.Array | EncodedArra
     if not is_packed(fmt):
         return EncodedArray(stored, fmt, 0)
     if stored.ndim == 0:
-        raise ValueError(f"encode: codes of {fmt.name} are packed along an axis; x is a scalar")
+        raise ValueError(
+            f"encode: x is a scalar; expected at least one axis to pack codes of {fmt.name}"
+        )
     return EncodedArray(pack(stored, fmt), fmt, stored.shape[-1])

@@ -1,4 +1,4 @@
-"""Which dtypes hold the numbers of a format, and which formats the numbers of a dtype."""
+"""Predicates that compare the numbers of dtypes and formats, and the dtype of rounded results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CARRIERS = {
 
 @functools.lru_cache(maxsize=1024)
 def holds(dtype: np.dtype, fmt: Format) -> bool:
-    """Whether every number of a format, its zeros, infinities and NaN, is one of a float dtype."""
+    """Returns True if a float dtype represents all of a format, with its -0, infinities and NaN."""
     if dtype in _CARRIERS:
         return fits(fmt, _CARRIERS[dtype])
     own = format_(dtype)
@@ -37,9 +37,10 @@ def holds(dtype: np.dtype, fmt: Format) -> bool:
 
 
 def contains(fmt: Format, dtype: np.dtype, saturate: Any) -> bool:
-    """Whether rounding numbers of a dtype to a format can only give numbers of that dtype.
+    """Returns True if rounding values of a dtype to a format always gives values of that dtype.
 
-    That is so if each of them is the format's, but for infinities that become its largest number.
+    It does if the format represents all values of the dtype, infinities included if the dtype has
+    them and ``saturate`` doesn't replace them; NaN may stand for infinity.
     """
     own = format_(dtype)
     exact = (
@@ -56,13 +57,13 @@ def contains(fmt: Format, dtype: np.dtype, saturate: Any) -> bool:
 
 
 def result_dtype(dtype: np.dtype, fmt: Format, saturate: Any, name: str) -> np.dtype:
-    """The dtype in which values of a dtype are returned once they are rounded to a format.
+    """Returns the dtype of the result of rounding values of ``dtype`` to a format.
 
-    The values' own if it holds the results, else the first of float32 and (with JAX's x64)
+    It is ``dtype`` if that represents all results, else the first of float32 and (with JAX's x64)
     float64 that does.
 
     Raises:
-        ValueError: none does.
+        ValueError: no dtype represents all results.
     """
     dtype = np.dtype(dtype)
     if holds(dtype, fmt) or contains(fmt, dtype, saturate):
@@ -70,4 +71,6 @@ def result_dtype(dtype: np.dtype, fmt: Format, saturate: Any, name: str) -> np.d
     for wider in (np.float32, np.float64)[: 1 + has_float64()]:
         if np.dtype(wider).itemsize >= dtype.itemsize and holds(np.dtype(wider), fmt):
             return np.dtype(wider)
-    raise ValueError(f"{name}: {fmt.name} has numbers that {dtype} doesn't; pass x as float64")
+    raise ValueError(
+        f"{name}: {dtype} doesn't represent all numbers of {fmt.name}; pass x as float64"
+    )

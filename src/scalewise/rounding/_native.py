@@ -1,4 +1,4 @@
-"""Casts by the device's own convert instruction, where that rounds as :func:`cast` defines it."""
+"""Casts by XLA's convert, for formats to which it rounds exactly as :func:`cast`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from jax import lax
 from ..formats import Format
 
 # Formats to which XLA's convert from float32 rounds as :func:`nearest_codes` does: once, to nearest
-# even, subnormals included, overflow to infinity or NaN. On a CPU that is tested on all inputs
-# (`make prove`); on NVIDIA's devices XLA emits `cvt.rn.satfinite` (PTX ISA), which rounds what is
-# in range once, and replaces what would round beyond the largest number itself.
+# even, subnormals included, overflow to infinity or NaN. `make prove` tests all inputs on a CPU.
+# For NVIDIA GPUs XLA emits `cvt.rn.satfinite` (PTX ISA), which rounds values in range once, and
+# replaces the saturated results of values out of range itself.
 CONVERTED = frozenset({"e4m3fn", "e5m2", "e4m3"})
 
 
 def converted(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """``x`` in the format's dtype by one convert: a single kernel where an instruction does it.
+    """Converts ``x`` to the format's dtype with a single XLA convert.
 
-    The result equals the integer route's (:func:`nearest_codes`) on every input, but for the sign
-    and the payload of a NaN. XLA on a CPU converts more slowly than integers are rounded; on a GPU
-    integers take three passes over the data, and only a convert is fused with the transposition
-    that a product asks for.
+    The result equals that of :func:`nearest_codes` on every input, except for the sign and payload
+    of NaN. On a CPU the integer operations of :func:`nearest_codes` are faster; on a GPU they take
+    three passes over the data, and XLA fuses only a convert with the transpose before a matrix
+    product.
 
     Args:
         x: float32, any shape.
-        fmt: one whose name is in ``CONVERTED``.
+        fmt: a format whose name is in ``CONVERTED``.
         saturate: as for :func:`scalewise.cast`.
     """
     top = np.float32(float(fmt.max))

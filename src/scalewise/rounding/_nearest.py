@@ -1,4 +1,4 @@
-"""Codes of the nearest number, ties to even, in one go: the rounding that everybody waits for."""
+"""Codes of float32 values rounded to nearest even: the fast path of the default rounding."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ INFINITY = np.uint32(0x7F800000)
 
 
 def is_plain(fmt: Format) -> bool:
-    """Whether :func:`nearest_codes` serves a format: sign, exponent, fraction as IEEE 754 has them.
+    """Returns True if :func:`nearest_codes` supports a format.
 
-    With subnormals, whose quantum times 2^23 is a normal number of float32.
+    It supports formats with sign, exponent and fraction as in IEEE 754, and with subnormals whose
+    quantum times 2^23 is a normal number of float32.
     """
     return bool(
         fmt.signed
@@ -31,19 +32,20 @@ def is_plain(fmt: Format) -> bool:
 
 
 def nearest_codes(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """Codes of float32 numbers rounded to nearest even: a dozen integer operations, one float's.
+    """Returns the codes of float32 values rounded to nearest even.
 
-    Above the smallest normal number the bits themselves are rounded, and a carry moves into the
-    exponent. Below it an addition does it: of the power of two whose last place is the format's
-    quantum. What a backend flushes there is far less than half a quantum.
+    It takes a dozen integer operations and one float addition. From the smallest normal number on,
+    the bits are rounded as an integer, and a carry increments the exponent. Below it, adding the
+    power of two whose last place is the format's quantum rounds the value; a backend only flushes
+    values far below half of the quantum.
 
     Args:
         x: float32, any shape.
-        fmt: one that :func:`is_plain`.
+        fmt: a format for which :func:`is_plain` is True.
         saturate: as for :func:`scalewise.cast`.
 
     Returns:
-        Codes of ``fmt.code_dtype``; a NaN's is ``fmt.nan_code``, or 0 where there is none.
+        Codes of ``fmt.code_dtype``. NaN becomes ``fmt.nan_code``, or 0 in a format without NaN.
     """
     u, m = np.uint32, fmt.mantissa_bits
     assert fmt.bias is not None
@@ -60,13 +62,13 @@ def nearest_codes(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
     code = jnp.where(magnitude < first, small, normal)
     code = _limited(code, magnitude, fmt, saturate)
     sign = (bits >> u(32 - fmt.bits)) & u(1 << (fmt.bits - 1))
-    if fmt.nan_code is None:  # nothing is known of what was no number, its sign neither
+    if fmt.nan_code is None:  # NaN becomes 0, without its sign
         sign = jnp.where(magnitude > INFINITY, u(0), sign)
     return (code | sign).astype(fmt.code_dtype)
 
 
 def _limited(code: jax.Array, magnitude: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """What lies above the largest number: its code, infinity's or NaN's."""
+    """Replaces codes above the largest number by the code of that, of infinity or of NaN."""
     nan = 0 if fmt.nan_code is None else fmt.nan_code
     beyond = fmt.infinity_code
     if beyond is None:
@@ -75,6 +77,6 @@ def _limited(code: jax.Array, magnitude: jax.Array, fmt: Format, saturate: bool 
     code = jnp.minimum(code, np.uint32(limit))
     if saturate == "finite" and beyond != limit:
         code = jnp.where(magnitude == INFINITY, np.uint32(beyond), code)
-    if limit != nan:  # else a NaN, above all numbers, has become one
+    if limit != nan:  # otherwise the minimum above has replaced NaN, too
         code = jnp.where(magnitude > INFINITY, np.uint32(nan), code)
     return code

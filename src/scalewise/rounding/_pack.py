@@ -1,4 +1,4 @@
-"""Codes narrower than a byte, packed without gaps: two of 4 bits in a byte, four of 6 in three."""
+"""Packing of codes narrower than a byte: two 4-bit codes in 1 byte, four 6-bit codes in 3."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from jax.core import Tracer
 from ..formats import Format, check_codes
 from ..formats import format as format_
 
-WIDTHS = (3, 4, 6)  # those of which some whole bytes, at most three, hold a whole number
+WIDTHS = (3, 4, 6)  # a whole number of such codes fills 3 bytes or less
 
 
 def pack(codes: Any, fmt: Format | str) -> jax.Array:
-    """The codes of a narrow format as bytes, without gaps along the last axis.
+    """Packs the codes of a narrow format into bytes, without gaps along the last axis.
 
-    The first code stands in the lowest bits, as in ONNX's FLOAT4E2M1 and little-endian bit order
+    The first code takes the lowest bits, as in ONNX's FLOAT4E2M1 and little-endian bit order
     (``np.packbits(..., bitorder="little")`` of each code's bits).
 
     Args:
-        codes: integers from 0 to 2^bits - 1, as :func:`scalewise.cast` makes them, or an array of
+        codes: integers from 0 to 2^bits - 1, as :func:`scalewise.cast` returns them, or an array of
             the format's own dtype; at least one dimension.
         fmt: a format of 3, 4 or 6 bits, or its name.
 
     Returns:
-        uint8, the last axis ``ceil(n * bits / 8)`` long; unused high bits of the last byte are 0.
+        A uint8 array with ``ceil(n * bits / 8)`` bytes along the last axis. Unused high bits of
+        the last byte are 0.
 
     Raises:
-        TypeError: codes are neither integers nor of the format's dtype.
-        ValueError: a format of another width, no dimension, or a code beyond the format's width
-            (under jit, where codes aren't known, its higher bits are cut off).
+        TypeError: the codes are neither integers nor of the format's dtype.
+        ValueError: the format has another width, there is no dimension, or a code is out of range
+            (under jit codes aren't checked, and their higher bits are ignored).
 
     Example:
         >>> pack(np.array([1, 2, 3], np.uint8), "e2m1fn").tolist()
@@ -55,19 +56,19 @@ def pack(codes: Any, fmt: Format | str) -> jax.Array:
 
 
 def unpack(packed: Any, fmt: Format | str, size: int) -> jax.Array:
-    """The codes that :func:`pack` packed.
+    """Returns the codes that :func:`pack` packed.
 
     Args:
-        packed: uint8, the last axis ``ceil(size * bits / 8)`` long.
+        packed: uint8, with ``ceil(size * bits / 8)`` bytes along the last axis.
         fmt: the format, or its name.
-        size: how many codes the last axis held.
+        size: the number of codes along the last axis.
 
     Returns:
-        uint8 codes, the last axis ``size`` long.
+        The codes as uint8, with ``size`` along the last axis.
 
     Raises:
-        TypeError: packed isn't uint8.
-        ValueError: a format of another width, or a last axis of another length.
+        TypeError: ``packed`` isn't uint8.
+        ValueError: the format has another width, or the last axis another length.
 
     Example:
         >>> unpack(np.array([33, 3], np.uint8), "e2m1fn", 3).tolist()
@@ -76,14 +77,14 @@ def unpack(packed: Any, fmt: Format | str, size: int) -> jax.Array:
     fmt = _narrow(fmt, "unpack")
     packed = jnp.asarray(packed)
     if packed.dtype != jnp.uint8:
-        raise TypeError(f"unpack: packed is {packed.dtype}; accepted: uint8")
+        raise TypeError(f"unpack: packed is {packed.dtype}; expected uint8")
     if size < 0:
-        raise ValueError(f"unpack: size is {size!r}; accepted: 0 or more")
+        raise ValueError(f"unpack: size is {size!r}; expected 0 or more")
     need = -(-size * fmt.bits // 8)
     if packed.ndim == 0 or packed.shape[-1] != need:
         raise ValueError(
-            f"unpack: packed has shape {packed.shape}; accepted: {need} bytes along the last axis, "
-            f"as {size} codes of {fmt.name} take"
+            f"unpack: packed has shape {packed.shape}; expected {need} bytes along the last axis "
+            f"for {size} codes of {fmt.name}"
         )
     per, width = _group(fmt)
     groups = -(-size // per)
@@ -97,14 +98,17 @@ def unpack(packed: Any, fmt: Format | str, size: int) -> jax.Array:
 
 
 def _narrow(fmt: Format | str, name: str) -> Format:
+    """Returns a format whose codes can be packed; ``name`` is the caller's, for the message."""
     fmt = format_(fmt)
     if fmt.bits not in WIDTHS:
-        raise ValueError(f"{name}: {fmt.name} has {fmt.bits} bits; accepted: formats of 3, 4 or 6")
+        raise ValueError(
+            f"{name}: {fmt.name} has {fmt.bits} bits; expected a format of 3, 4 or 6 bits"
+        )
     return fmt
 
 
 def _codes(codes: Any, fmt: Format) -> jax.Array:
-    """uint32 codes, checked where their values are at hand."""
+    """Returns the codes as uint32; checks their range unless they are traced."""
     if fmt.dtype is not None and getattr(codes, "dtype", None) == fmt.dtype:
         if not isinstance(codes, jax.Array):
             codes = np.asarray(codes).view(np.uint8)
@@ -114,20 +118,20 @@ def _codes(codes: Any, fmt: Format) -> jax.Array:
     if not isinstance(codes, jax.Array):
         codes = np.asarray(codes)
     if not jnp.issubdtype(codes.dtype, jnp.integer):
-        raise TypeError(f"pack: codes are {codes.dtype}; accepted: integers or {fmt.dtype}")
+        raise TypeError(f"pack: codes are {codes.dtype}; expected integers or {fmt.dtype}")
     if codes.ndim == 0:
-        raise ValueError("pack: codes have no dimension; accepted: at least one")
+        raise ValueError("pack: codes have no dimension; expected at least one")
     if not isinstance(codes, Tracer):
         check_codes(fmt, codes)
     return jnp.asarray(codes).astype(jnp.uint32) & jnp.uint32(2**fmt.bits - 1)
 
 
 def _group(fmt: Format) -> tuple[int, int]:
-    """How many codes fill how many bytes."""
+    """Returns the smallest number of codes that fills whole bytes, and the number of bytes."""
     whole = math.lcm(fmt.bits, 8)
     return whole // fmt.bits, whole // 8
 
 
 def _last(x: np.ndarray, ndim: int) -> np.ndarray:
-    """x along the last of ndim axes."""
+    """Reshapes a vector to ``ndim`` axes, of which the last has its elements."""
     return x.reshape((1,) * (ndim - 1) + x.shape)

@@ -1,4 +1,4 @@
-"""``round_to`` and ``cast``: one rounding from the input to the format, differentiable."""
+"""``round_to`` and ``cast``: differentiable casts with a single rounding from input to format."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ._straight import straight_through
 
 Gradient = Literal["identity", "clipped"]
 
-# XLA's own converts from float32 that are bit-exact on every input (`make prove`), NaNs and
-# subnormals included, and the fastest way. Its FP8 ones are as right, at half the speed of ours.
+# XLA's converts from float32 to these formats are bit-exact on every input (`make prove`), NaNs and
+# subnormals included, and the fastest. Those to FP8 are exact, too, but half as fast as ours.
 EXACT_CONVERTS = frozenset({"fp16", "bf16"})
 
 
@@ -39,43 +39,45 @@ def round_to(
     subnormals: bool = True,
     gradient: Gradient = "identity",
 ) -> jax.Array:
-    """Values of a format, each correctly rounded once from the input.
+    """Rounds each element once to a number of a format, and returns it in a float dtype.
 
     Args:
         x: an array of any float dtype, any shape. NumPy's float64 and Python's float are rounded
-            from all their bits where JAX's x64 is off, too, to a float32.
-        fmt: a format, or a name or dtype of one.
+            once from all their bits even if JAX's x64 is off; the result is float32 then.
+        fmt: a format, or the name or dtype of one.
         rounding: ``"nearest_even"`` (ties to the even code), ``"nearest_away"`` (ties away from
             zero), ``"toward_zero"``, ``"toward_positive"``, ``"toward_negative"``,
-            ``"away_from_zero"``, ``"to_odd"`` (what isn't exact goes to the odd neighbour, so that
-            a later rounding is not a second one), and for a scale format (E8M0) ONNX's ``"up"``,
-            ``"down"``, ``"nearest"`` (ties up); ``"stochastic"``: away from zero for
-            ``floor(p * 2^w)`` of the 2^w values of w random bits, where p is the distance to the
-            neighbour towards zero over the distance between the neighbours. So the expected value
-            is x wherever w bits can express p, and else off by less than 2^-w of that distance.
-        saturate: False: what overflows, and infinities, become infinity, or NaN in a format that
-            has none (the largest number where there is no NaN either); a rounding that doesn't go
-            away from zero leaves a finite overflow at the largest number (IEEE 754-2019, 7.4).
-            True: all become the largest number. ``"finite"``: only what is finite does.
+            ``"away_from_zero"``, ``"to_odd"`` (inexact values round to the neighbour with an odd
+            code, so that rounding the result again equals a single rounding), and for a scale
+            format (E8M0) ONNX's ``"up"``, ``"down"``, ``"nearest"`` (ties up). ``"stochastic"``
+            rounds away from zero for ``floor(p * 2^w)`` of the 2^w values of w random bits, where
+            p is the distance to the neighbour towards zero over the distance between the
+            neighbours. The expected value is x if p is a multiple of 2^-w, and otherwise differs
+            from x by less than 2^-w of that distance.
+        saturate: False: infinities and values that overflow become infinity, or NaN in a format
+            without infinities, or the largest number in a format without either; in a mode that
+            doesn't round away from zero, finite values become the largest number
+            (IEEE 754-2019, 7.4). True: all become the largest number. ``"finite"``: finite values
+            do, infinities don't.
         key: a JAX random key, for ``"stochastic"``.
-        bits: or the random bits themselves, of x's shape: uint32, or uint64 where x or the result
-            is float64. Where rounding drops d < w bits of a normal number, the lowest d of them
-            decide.
+        bits: random bits instead of a key, of x's shape: uint32, or uint64 if x or the result is
+            float64. Where rounding drops d < w bits of a normal number, the d lowest are used.
         subnormals: False flushes results below the smallest normal number to zero.
-        gradient: straight-through: ``"identity"`` hands the cotangent on as it is, ``"clipped"``
-            hands on zero where ``x`` lies beyond the largest number. Neither is rounded.
+        gradient: the straight-through derivative. ``"identity"`` passes the cotangent on unchanged,
+            ``"clipped"`` replaces it by zero where ``|x|`` is above the largest number. Neither
+            rounds it.
 
     Returns:
-        An array of x's shape, all of it values of ``fmt``. Its dtype is x's if that holds every
-        number that the format can give, else float32 (bfloat16 rounded to FP16, float16 to BF16 or
-        E8M0, float8 to another float8); it depends on the arguments' types alone, never on values.
-        NaN stays NaN; the sign of zero is kept where the format has -0; subnormals are kept;
-        negative numbers are NaN in an unsigned format. The same bits under jit, vmap and eagerly.
+        An array of x's shape with values of ``fmt``. Its dtype is that of x if that represents
+        every possible result, else float32 (for example for bfloat16 rounded to FP16, float16 to
+        BF16 or E8M0, float8 to another float8); it never depends on values. NaN stays NaN, zero
+        keeps its sign if the format has -0, subnormals are kept, and negative numbers become NaN in
+        an unsigned format. The bits are the same under jit, under vmap and eagerly.
 
     Raises:
         TypeError: ``x`` isn't a real floating-point array.
-        ValueError: an unknown format, rounding, saturation or gradient, or a format with numbers
-            that neither x's dtype nor float32 holds, where x64 is off.
+        ValueError: the format, rounding, saturation or gradient is unknown; or x64 is off, and
+            neither x's dtype nor float32 represents all numbers of the format.
 
     Example:
         >>> import jax.numpy as jnp
@@ -103,24 +105,24 @@ def cast(
     bits: jax.Array | None = None,
     subnormals: bool = True,
 ) -> jax.Array:
-    """``x`` in the storage dtype of a format, correctly rounded once.
+    """Rounds each element once to a number of a format, and returns it in the storage dtype.
 
     Args:
         x: as for :func:`round_to`.
-        fmt: a format, or a name or dtype of one.
+        fmt: a format, or the name or dtype of one.
         rounding, saturate, key, bits, subnormals: as for :func:`round_to`.
 
     Returns:
-        An array of ``fmt.dtype`` (float32 for FP64 where x64 is off) that holds the correctly
-        rounded values of x, whatever x's own dtype. A format without a storage dtype of at least 8
-        bits gives unsigned codes of the smallest width that holds them, which have no derivative.
+        An array of ``fmt.dtype`` (float32 for FP64 if x64 is off), whatever the dtype of x. For a
+        format without a dtype of at least 8 bits, an array of codes in the narrowest unsigned
+        integer dtype that holds them, which has no derivative.
 
-        The derivative is straight-through. A dtype of 8 bits hands a cotangent on in x's dtype,
-        unrounded: ``cast(x, "e4m3fn").astype(x.dtype)`` has the gradient of x, as
-        :func:`round_to` has. (Widen such an array before you compute with it: JAX can't
-        differentiate arithmetic between it and its wider tangent.) A dtype of 16 bits or more is
-        one to compute in: there a cotangent has that dtype, as behind JAX's own ``astype``, and is
-        rounded to it by ``cast(x, "fp16").astype(x.dtype)``; :func:`round_to` rounds none.
+        The derivative is straight-through. With a dtype of 8 bits the cotangent keeps x's dtype and
+        isn't rounded: ``cast(x, "e4m3fn").astype(x.dtype)`` has the same gradient as
+        :func:`round_to`. (Widen such an array before arithmetic: JAX can't differentiate arithmetic
+        in the 8-bit dtype with a wider tangent.) With a dtype of 16 bits or more the cotangent has
+        that dtype, as with JAX's ``astype``, so ``cast(x, "fp16").astype(x.dtype)`` rounds it to
+        that dtype; :func:`round_to` never rounds it.
 
     Raises:
         TypeError, ValueError: as for :func:`round_to`.
@@ -168,17 +170,17 @@ def _nearest(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
 
 
 def _exactly(x: jax.Array, dtype: Any) -> jax.Array:
-    """Numbers that ``dtype`` has, in it; a backend's converts of float64 flush subnormals."""
+    """Converts values that ``dtype`` represents to it, including subnormals of float64."""
     if x.dtype == dtype:
         return x
     if dtype == np.float64:
         return to_float64(x) if has_float64() else x
-    if np.dtype(dtype).itemsize == 1:  # a backend's convert knows nothing of all that a dtype holds
+    if np.dtype(dtype).itemsize == 1:  # backends' converts to 8-bit dtypes aren't all exact
         return stored(codes_of(x, format_(dtype)), format_(dtype))
     return (from_float64 if x.dtype == jnp.float64 else lax.convert_element_type)(x, dtype)
 
 
-# One program where nobody else compiles: an eager call would be twenty passes over the data.
+# Compiled, since an eager call would take twenty passes over the data.
 _codes_of = partial(jax.jit, static_argnums=2, inline=True)(_stored)
 
 
@@ -200,10 +202,10 @@ def _(options, primals, tangents):
 
 
 def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
-    """``x`` within the format's numbers, as far as ``saturate`` says; NaN stays NaN."""
+    """Clips ``x`` to the format's range as ``saturate`` says; NaN stays NaN."""
     if saturate is False:
         return x
-    # on the bits: comparisons of floats become a backend's min and max, which flush subnormals
+    # by integer operations: XLA turns float comparisons into min and max, which flush subnormals
     u = np.uint32
     bits = lax.bitcast_convert_type(x, u)
     sign, magnitude = bits & u(0x80000000), bits & u(0x7FFFFFFF)
@@ -236,21 +238,21 @@ _compiled = partial(jax.jit, static_argnums=2, inline=True)(_straight_through)
 
 
 def _computed_in(dtype: Any, fmt: Format, saturate: Any) -> Carrier:
-    """The type in which numbers of a dtype are rounded to a format."""
+    """Returns the carrier in which values of a dtype are rounded to a format."""
     own = carrier_of(dtype)
     return own if fits(fmt, own) or contains(fmt, dtype, saturate) else F64
 
 
 def _noise(x: jax.Array, mode: Rounding, key: Any, bits: Any, carrier: Carrier) -> Any:
-    """Random bits for a stochastic rounding of ``x``; None for all others."""
+    """Returns random bits for stochastic rounding of ``x``, None for other modes."""
     if not mode.random:
         if key is not None or bits is not None:
-            raise ValueError(f"key and bits are for rounding='stochastic', not {mode.name!r}")
+            raise ValueError(f"key or bits is given; expected neither for rounding={mode.name!r}")
         return None
     dtype = carrier.uint
     if (key is None) == (bits is None):
         raise ValueError(
-            "rounding='stochastic' takes either key, a JAX random key, or bits, "
+            "rounding='stochastic': expected either key, a JAX random key, or bits, "
             f"{np.dtype(dtype)} of shape {x.shape}"
         )
     if key is not None:
@@ -258,25 +260,25 @@ def _noise(x: jax.Array, mode: Rounding, key: Any, bits: Any, carrier: Carrier) 
     bits = jnp.asarray(bits)
     if bits.dtype != dtype or bits.shape != x.shape:
         raise ValueError(
-            f"bits is {bits.dtype} of shape {bits.shape}; accepted: {np.dtype(dtype)} of x's "
+            f"bits is {bits.dtype} of shape {bits.shape}; expected {np.dtype(dtype)} of x's "
             f"shape {x.shape}"
         )
     return bits
 
 
 def _all_bits_of(x: Any) -> contextlib.AbstractContextManager:
-    """Where a float64 that isn't JAX's yet doesn't become float32, a rounding too many."""
+    """Returns a context in which ``jnp.asarray(x)`` doesn't round float64 of NumPy or Python."""
     theirs = isinstance(x, float | np.ndarray | np.generic)
     wide = theirs and np.asarray(x).dtype == np.float64 and not has_float64()
     return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
 def _as_jax_has_it(x: jax.Array, fmt: Format) -> jax.Array:
-    """A float64 array as float32 where x64 is off; the numbers of a narrow format stay exact."""
+    """Converts float64 values of ``fmt`` to float32, exactly, if x64 is off."""
     if x.dtype != jnp.float64 or has_float64():
         return x
     if not (fits(fmt, F32) or contains(fmt, np.dtype(np.float32), False)):
-        raise ValueError(f"{fmt.name} has numbers that float32 doesn't; enable JAX's x64")
+        raise ValueError(f"float32 doesn't represent all numbers of {fmt.name}; enable JAX's x64")
     with jax.enable_x64(True):
         return from_float64(x, np.dtype(np.float32))
 
@@ -289,9 +291,9 @@ def _float(x: Any, name: str) -> jax.Array:
 
 
 def _check(fmt: Format, rounding: Any, saturate: Any, gradient: Any) -> Rounding:
-    """The rounding mode; refuses what there isn't."""
+    """Returns the rounding mode; raises ValueError for unknown arguments."""
     mode = rounding_mode(rounding, fmt)
     check_saturate(saturate)
     if gradient not in ("identity", "clipped"):
-        raise ValueError(f"gradient is {gradient!r}; accepted: 'identity', 'clipped'")
+        raise ValueError(f"gradient is {gradient!r}; expected 'identity' or 'clipped'")
     return mode

@@ -1,4 +1,4 @@
-"""The straight-through derivative of casts to dtypes in which no derivative can be told."""
+"""The straight-through derivative of casts to 8-bit dtypes, in the dtype of their inputs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ straight_through_p = Primitive("straight_through")
 
 
 def straight_through(y: jax.Array, x: jax.Array) -> jax.Array:
-    """``y``, with the derivative of ``x``: its tangent is x's tangent, in x's dtype.
+    """Returns ``y`` with the derivative of ``x``: the tangent of y is that of x, in x's dtype.
 
-    JAX gives a tangent the dtype of its primal value. A cotangent in an 8-bit dtype is useless:
-    above the format's largest number it becomes NaN. So the tangent of ``y`` keeps x's dtype, which
-    JAX's rules for conversions, products with ``preferred_element_type``, and operations that move
-    data hand on as it is. Arithmetic in the 8-bit dtype itself is not differentiable.
+    JAX gives a tangent the dtype of its primal value, but cotangents in an 8-bit dtype become NaN
+    above its largest number. So the tangent of ``y`` keeps x's dtype. JAX's rules for conversions,
+    products with ``preferred_element_type`` and operations that move data pass such a tangent on
+    unchanged. Arithmetic in the 8-bit dtype itself isn't differentiable.
 
     Args:
         y: the rounded values.
-        x: what they were rounded from, of y's shape, in a dtype of at least 16 bits.
+        x: the values before rounding, of y's shape, in a dtype of at least 16 bits.
     """
     return straight_through_p.bind(jax.lax.stop_gradient(y), x)
 
