@@ -1,6 +1,7 @@
 """``compare``: trains one program under several methods, one step of each in turn."""
 
 import dataclasses
+import gc
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,7 @@ def compare(
                 one = Run(each, program, states[0], first[0], parameters)
                 others = zip(states[1:], first[1:], strict=True)
                 runs.append([one, *(one.restarted(*other) for other in others)])
+                gc.collect()  # of traces, which contain reference cycles: some 100 MB for the GPT
         with held_interrupts() as check_interrupt:
             ended = _train(runs, first, streams, steps, folder, console, check_interrupt)
             if not ended.steps:
