@@ -18,7 +18,7 @@ from jax.core import Tracer
 
 from .._deprecated import renamed_arguments
 from .._resolve import resolve
-from .._types import Saturation
+from .._types import FormatLike, PolicyLike, PyTree, RecipeLike, Saturation
 from ..autocast import Autocast, Policy
 from ..autoscale import Boundaries, EveryOp, Recipe, interpretation
 from ..autoscale.recipes import CATALOGUE
@@ -43,13 +43,13 @@ UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random
 @renamed_arguments(shadow="reference")
 def audit(
     f: Callable,
-    low: Any = "float16",
+    low: FormatLike | PolicyLike | RecipeLike | Interpretation = "float16",
     *,
-    reference: Any = None,
+    reference: FormatLike | None = None,
     saturate: Saturation = False,
     trials: int = 24,
     steps: int = 1,
-    batches: Iterable[Any] | Callable[[int], Any] | None = None,
+    batches: Iterable[PyTree] | Callable[[int], PyTree] | None = None,
 ) -> Callable:
     """Returns a function of ``f``'s arguments that returns a :class:`Report` of running ``f`` in
     low precision.

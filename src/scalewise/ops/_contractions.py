@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from .._resolve import as_format
 from .._types import RoundingMode
@@ -69,8 +69,8 @@ FP8_CORE_PROMOTED = dataclasses.replace(FP8_CORE, chunk=128)
 
 
 def matmul(
-    a: Any,
-    b: Any,
+    a: ArrayLike,
+    b: ArrayLike,
     *,
     accumulator: Accumulator | Format | str | None = None,
     out: DTypeLike | None = None,
@@ -112,8 +112,8 @@ def matmul(
 
 
 def dot(
-    a: Any,
-    b: Any,
+    a: ArrayLike,
+    b: ArrayLike,
     *,
     accumulator: Accumulator | Format | str | None = None,
     out: DTypeLike | None = None,

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .._resolve import as_format
 from .._types import FormatLike
@@ -29,8 +30,8 @@ class Normalisation:
 
 
 def rms_norm(
-    x: Any,
-    weight: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
     *,
     eps: float = 1e-6,
     axis: int = -1,
@@ -67,9 +68,9 @@ def rms_norm(
 
 
 def layer_norm(
-    x: Any,
-    weight: Any = None,
-    bias: Any = None,
+    x: ArrayLike,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
     *,
     eps: float = 1e-5,
     axis: int = -1,

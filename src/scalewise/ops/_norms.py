@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .._resolve import as_format
 from .._types import FormatLike
@@ -32,8 +33,8 @@ class Norm:
 
 
 def l2_norm(
-    x: Any,
-    eps: Any = 0.0,
+    x: ArrayLike,
+    eps: ArrayLike = 0.0,
     *,
     axis: int | tuple[int, ...] | None = None,
     keepdims: bool = False,
@@ -92,8 +93,7 @@ def l2_norm(
     x = jnp.moveaxis(x, axes, range(-len(axes), 0))
     kept = x.shape[: x.ndim - len(axes)]
     x = x.reshape(*kept, -1) if axes else x[..., None]
-    eps = None if _is_zero(eps) else jnp.broadcast_to(_float(eps), kept)
-    y = _l2(norm, x, eps)
+    y = _l2(norm, x, None if _is_zero(eps) else jnp.broadcast_to(_float(eps), kept))
     return jnp.expand_dims(y, axes) if keepdims else y
 
 

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
+from .._types import FormatLike
 from ..formats import format as format_
 from ..rounding import round_to
 from ._contractions import Accumulator, matmul
@@ -27,12 +29,12 @@ Axis = int | tuple[int, ...] | None
 
 
 def sum(
-    x: Any,
+    x: ArrayLike,
     *,
     axis: Axis = None,
     keepdims: bool = False,
-    compute: Any = None,
-    arithmetic: Any = None,
+    compute: DTypeLike | None = None,
+    arithmetic: FormatLike | None = None,
     accumulator: Accumulator | None = None,
 ) -> jax.Array:
     """Returns the sum in x's dtype: infinity if it overflows, 0 for no elements.
@@ -68,12 +70,12 @@ def sum(
 
 
 def mean(
-    x: Any,
+    x: ArrayLike,
     *,
     axis: Axis = None,
     keepdims: bool = False,
-    compute: Any = None,
-    arithmetic: Any = None,
+    compute: DTypeLike | None = None,
+    arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """Returns the mean in x's dtype without overflow on the way: in FP16, 65504 for 65504s.
 
@@ -86,13 +88,13 @@ def mean(
 
 
 def var(
-    x: Any,
+    x: ArrayLike,
     *,
     axis: Axis = None,
     keepdims: bool = False,
     ddof: int = 0,
-    compute: Any = None,
-    arithmetic: Any = None,
+    compute: DTypeLike | None = None,
+    arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """Returns the variance in x's dtype, in two passes, so that a large mean cancels nothing.
 
@@ -105,7 +107,11 @@ def var(
 
 
 def softmax(
-    x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None, arithmetic: Any = None
+    x: ArrayLike,
+    *,
+    axis: int | tuple[int, ...] = -1,
+    compute: DTypeLike | None = None,
+    arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """Returns ``exp(x) / sum(exp(x))`` in x's dtype, computed wide and rounded once.
 
@@ -139,7 +145,11 @@ def softmax(
 
 
 def log_softmax(
-    x: Any, *, axis: int | tuple[int, ...] = -1, compute: Any = None, arithmetic: Any = None
+    x: ArrayLike,
+    *,
+    axis: int | tuple[int, ...] = -1,
+    compute: DTypeLike | None = None,
+    arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """Returns ``x - logsumexp(x)`` in x's dtype; minus infinity for a row of minus infinities.
 
@@ -155,12 +165,12 @@ def log_softmax(
 
 
 def logsumexp(
-    x: Any,
+    x: ArrayLike,
     *,
     axis: Axis = -1,
     keepdims: bool = False,
-    compute: Any = None,
-    arithmetic: Any = None,
+    compute: DTypeLike | None = None,
+    arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """Returns ``log(sum(exp(x)))`` in x's dtype; minus infinity for none or minus infinities.
 
@@ -172,7 +182,9 @@ def logsumexp(
     return _stored(jax.nn.logsumexp(wide, axis=axis, keepdims=keepdims), x.dtype)
 
 
-def cross_entropy(logits: Any, labels: Any, *, axis: int = -1, compute: Any = None) -> jax.Array:
+def cross_entropy(
+    logits: Any, labels: Any, *, axis: int = -1, compute: DTypeLike | None = None
+) -> jax.Array:
     """Returns ``logsumexp(logits) - logits[label]``, in the dtype of the computation.
 
     Args:
@@ -204,7 +216,7 @@ def cross_entropy(logits: Any, labels: Any, *, axis: int = -1, compute: Any = No
     return jnp.where(inside, loss, np.asarray(np.nan, wide.dtype))
 
 
-def _widened(x: Any, compute: Any, name: str, *others: Any) -> tuple[jax.Array, jax.Array]:
+def _widened(x: ArrayLike, compute: Any, name: str, *others: Any) -> tuple[jax.Array, jax.Array]:
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from .._resolve import as_format
 from .._types import BlockFormatLike, RoundingMode, Saturation
@@ -36,7 +37,7 @@ def storable(fmt: Format) -> Format:
 
 
 def quantize(
-    x: Any,
+    x: ArrayLike | ScaledArray,
     fmt: BlockFormatLike,
     *,
     scaling: Scaling | None = None,

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from .._deprecated import renamed_arguments
-from ..autocast import Policy
+from .._types import FormatLike, PolicyLike, RecipeLike
 from ..autoscale import AmaxHistory, Recipe, WithHistory
 from ..interpret import per_device
 from ._finite import at_least_float32, tree_where
@@ -212,7 +212,7 @@ class Step:
 def step(
     loss: Callable,
     optimizer: optax.GradientTransformation,
-    policy: Policy | Recipe | str | Any | None = None,
+    policy: PolicyLike | RecipeLike | None = None,
     *,
     scaling: LossScale | None = None,
     weights: Weights | None = None,
@@ -221,7 +221,7 @@ def step(
     accumulate: int = 1,
     has_aux: bool = False,
     axis_name: Any = None,
-    comm_format: Any = None,
+    comm_format: FormatLike | None = None,
     warn_after: int | None = None,
 ) -> Step:
     """Returns a mixed-precision training step for a loss function and an optax optimizer.
