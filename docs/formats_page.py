@@ -1,4 +1,4 @@
-"""Writes ``docs/formats.md`` and its picture from the catalogue: run it to renew them."""
+"""Writes ``docs/formats.md`` and ``docs/formats.svg`` from the catalogue; run it to update them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NANS = {
 
 
 def power(x: Fraction) -> str:
-    """``2^k`` where it is one, else decimal digits."""
+    """Returns a number as ``2^k`` if it is a power of two, else in decimal."""
     for number, sign in ((x, ""), (1 / x, "-")):
         if number.denominator == 1 and number.numerator & (number.numerator - 1) == 0:
             return f"2^{sign}{number.numerator.bit_length() - 1}"
@@ -29,7 +29,7 @@ def power(x: Fraction) -> str:
 
 
 def page() -> str:
-    """The page's Markdown."""
+    """Returns the page as Markdown."""
     lines = [
         "# Formats",
         "",
@@ -48,7 +48,7 @@ def page() -> str:
             f"| {'yes' if f.infinities else 'no'} | {NANS[f.nan]} "
             f"| {f.dtype.name if f.dtype else 'none'} |"
         )
-    lines += ["", "| block format | element | scale | elements a scale | bits an element |"]
+    lines += ["", "| block format | element | scale | elements per scale | bits per element |"]
     lines += ["|---|---|---|---|---|"]
     lines += [
         f"| {b.name} | {b.element.name} | {b.scale.name} | {b.size} | {b.bits_per_element} |"
@@ -56,23 +56,23 @@ def page() -> str:
     ]
     lines += [
         "",
-        "Where the positive numbers lie, on a scale of powers of two: dark where a format has its "
-        "full precision, light where its subnormals are; in formats of up to 8 bits each tick is "
-        "a number. Ranges that go on beyond the picture are cut.",
+        "The picture shows the range of each format's positive numbers on a logarithmic axis. "
+        "Normal numbers are dark and subnormals light; in formats of up to 8 bits each tick is a "
+        "number. Ranges beyond 2^-40 or 2^40 are cut off.",
         "",
-        "![Where the numbers of each format lie](formats.svg)",
+        "![Ranges of normal and subnormal numbers of each format](formats.svg)",
         "",
     ]
     return "\n".join(lines)
 
 
 def across(log2: float) -> float:
-    """The x coordinate of a power of two."""
+    """Returns the x coordinate of ``2^log2``."""
     return LEFT + (RIGHT - LEFT) * (min(max(log2, LOW), HIGH) - LOW) / (HIGH - LOW)
 
 
 def row(f: Format, y: int) -> list[str]:
-    """One format's bars and ticks."""
+    """Returns the SVG elements of a format: its name, bars and ticks."""
     first, last = float(np.log2(float(f.smallest_normal))), float(np.log2(float(f.max)))
     out = [f'<text x="{LEFT - 8}" y="{y + 11}" text-anchor="end">{f.name}</text>']
     bars = [(first, last, "#2a6f97")]
@@ -94,7 +94,7 @@ def row(f: Format, y: int) -> list[str]:
 
 
 def picture() -> str:
-    """The page's picture, as SVG."""
+    """Returns the picture as SVG."""
     formats = list(CATALOGUE.values())
     bottom = ROW * len(formats) + 20
     out = [

@@ -1,9 +1,9 @@
-"""Every one of the 2^32 float32 inputs, rounded to each format in each direction.
+"""Rounds all 2^32 float32 inputs to each format in each deterministic rounding and compares.
 
-With and without saturation, against two routes that share no code with ours: thresholds
-(``proofs/oracle.py``) for all, and NumPy's or ml_dtypes' own cast where there is one. It runs on
-all cores; ``.prove/`` remembers what was done, so that it goes on where it stopped. Names of
-formats or roundings restrict it: ``make prove ARGS="fp16 e4m3fn nearest_even"``.
+The results, with and without saturation, are compared with two routes that share no code with ours:
+thresholds (``proofs/oracle.py``) for all, and the cast of NumPy or ml_dtypes where there is one. It
+runs on all cores, records results in ``.prove/`` and resumes from there. Names of formats or
+roundings restrict it: ``make prove ARGS="fp16 e4m3fn nearest_even"``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from proofs.oracle import DETERMINISTIC, NAN, Case
 from scalewise.formats import CATALOGUE, E8M0, SATURATE, Format
 from scalewise.rounding import cast, decode, round_to
 
-CHUNK = 1 << 20  # what is moved fits in caches, and no call needs new memory
+CHUNK = 1 << 20  # a chunk fits into the caches
 USER = Format("e6m9", exponent_bits=6, mantissa_bits=9)
-# The unsigned variants round as their signed siblings do: tests/rounding samples them.
+# Unsigned formats round as the signed ones do, and tests/rounding samples them.
 FORMATS = {
     f.name: f
     for f in [*CATALOGUE.values(), USER]
@@ -36,23 +36,23 @@ FORMATS = {
 
 
 def canonical(y: jax.Array) -> jax.Array:
-    """A float32 array's bits, all NaNs alike."""
+    """Returns a float32 array's bits, with the same bits for all NaNs."""
     return jnp.where(jnp.isnan(y), jnp.uint32(NAN), lax.bitcast_convert_type(y, jnp.uint32))
 
 
 def inputs(first: jax.Array) -> jax.Array:
-    """The ``CHUNK`` float32 numbers whose bits begin at ``first`` (uint32)."""
+    """Returns ``CHUNK`` float32 numbers with consecutive bits from ``first`` (uint32) on."""
     return lax.bitcast_convert_type(first + lax.iota(jnp.uint32, CHUNK), jnp.float32)
 
 
 def numbers(stored: jax.Array, fmt: Format) -> jax.Array:
-    """What ``cast`` returned, codes or a dtype, as float32 numbers."""
+    """Returns a result of ``cast``, codes or an array of the format's dtype, as float32."""
     coded = jnp.issubdtype(stored.dtype, jnp.integer)
     return decode(stored, fmt) if coded else stored.astype(jnp.float32)
 
 
 def routes(fmt: Format, direction: str) -> list[tuple[str, Case, Any]]:
-    """(name, what it has to give, the function from inputs to canonical bits), compared by bits."""
+    """Returns the functions to check: (name, expected results, function to canonical bits)."""
     found: list[tuple[str, Case, Any]] = []
     for s in SATURATE:
         case, name = Case(fmt, direction, s), f"{direction}, saturate={s}"
@@ -62,19 +62,19 @@ def routes(fmt: Format, direction: str) -> list[tuple[str, Case, Any]]:
 
         def casted(x: jax.Array, s: Any = s) -> jax.Array:
             y = canonical(numbers(cast(x, fmt, saturate=s), fmt))
-            if fmt.nan_code is None:  # no code for it: zero's
+            if fmt.nan_code is None:  # NaN has become code 0
                 y = jnp.where(jnp.isnan(x) & (y == 0), jnp.uint32(NAN), y)
             return y
 
         found.append((name, case, rounded))
-        # a cast to nearest even has routes of its own: XLA's converts, or codes made in one go
+        # a cast to nearest even has code of its own: XLA's converts and nearest_codes
         if direction == "nearest_even":
             found.append((f"cast, {name}", case, casted))
     return found
 
 
 def named(what: str, first: int, got: np.ndarray, want: np.ndarray) -> list[str]:
-    """The first inputs that differ, in words."""
+    """Returns descriptions of the first inputs with different results."""
     return [
         f"{what} of {np.uint32(first + i).view(np.float32)!r}: {got[i]:#010x} for {want[i]:#010x}"
         for i in np.flatnonzero(got != want)[:3]
@@ -82,25 +82,25 @@ def named(what: str, first: int, got: np.ndarray, want: np.ndarray) -> list[str]
 
 
 def prove(name: str, direction: str) -> dict[str, object]:
-    """All inputs for one format and direction: how many comparisons, and the first that differ."""
+    """Compares all inputs for one format and rounding; returns counts and the first mismatches."""
     fmt = FORMATS[name]
     todo = routes(fmt, direction)
-    # E8M0 has as many readings of "nearest" as there are libraries, and what has no NaN turns it
-    # into something else each time: those stand against the thresholds alone
+    # libraries disagree about "nearest" for E8M0, and about NaN in formats without it: these are
+    # compared with the thresholds only
     native = direction == "nearest_even" and fmt.dtype and fmt.zero and fmt.nan_code is not None
     stored = jax.jit(lambda first: cast(inputs(first), fmt))
     each = [jax.jit(lambda first, f=f: f(inputs(first))) for _, _, f in todo]
 
     @jax.jit
     def unlike(first: jax.Array, wants: list[jax.Array]) -> jax.Array:
-        """One number, which is 0 if each route gave every wanted bit."""
+        """Returns 0 if all routes give the expected bits."""
         x = inputs(first)
         pairs = zip(todo, wants, strict=True)
         bits = functools.reduce(jnp.bitwise_or, (f(x) ^ want for (_, _, f), want in pairs))
         return lax.reduce(bits, jnp.uint32(0), lax.bitwise_or, (0,))
 
     def wanted(first: int) -> list[jax.Array]:
-        """Of each route; the same array where the same is wanted."""
+        """Returns the expected bits of each route, sharing equal arrays."""
         wants, arrays = [], dict[tuple[bytes, bytes], jax.Array]()
         for _, case, _ in todo:
             ends, results = case.runs(first, CHUNK)
@@ -138,12 +138,12 @@ def prove(name: str, direction: str) -> dict[str, object]:
 
 
 def prove_pair(case: tuple[str, str]) -> dict[str, object]:
-    """:func:`prove` for records."""
+    """Calls :func:`prove` with the elements of a case."""
     return prove(*case)
 
 
 def chosen(arguments: list[str]) -> list[tuple[str, str]]:
-    """(format, rounding) pairs named on the command line; what isn't named isn't restricted."""
+    """Returns the (format, rounding) pairs selected by the names on the command line."""
     if unknown := [a for a in arguments if a not in FORMATS and a not in DETERMINISTIC]:
         sys.exit(f"unknown {unknown}: there are {', '.join([*FORMATS, *DETERMINISTIC])}")
     names = [a for a in arguments if a in FORMATS] or FORMATS

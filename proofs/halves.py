@@ -33,7 +33,7 @@ CASES = [
 
 
 def sources(dtype: Any) -> np.ndarray:
-    """Every number of a 16-bit dtype, in the order of codes."""
+    """Returns every number of a 16-bit dtype in the order of codes."""
     return np.arange(1 << 16, dtype=np.uint16).view(dtype)
 
 
@@ -44,14 +44,14 @@ def _both(x: jax.Array, fmt: Format, rounding: str, saturate: Any) -> tuple[jax.
 
 
 def check(fmt: Format, rounding: str, saturate: Any, dtype: Any) -> tuple[int, list[str]]:
-    """All sources of a dtype: how many results were compared, and the first that differ."""
+    """Compares the casts of all numbers of a dtype; returns counts and the first mismatches."""
     x = sources(dtype)
     stored, values = (np.asarray(y) for y in _both(jnp.asarray(x), fmt, rounding, saturate))
     codes = stored if stored.dtype == fmt.code_dtype else stored.view(fmt.code_dtype)
     want_codes = fmt.encode(x, rounding=rounding, saturate=saturate)
     want = fmt.decode(want_codes)
     same = (codes == want_codes) | (np.isnan(fmt.decode(codes)) & np.isnan(want))
-    # a NaN stays one in a format without a code for it
+    # NaN stays NaN in a format without NaN
     with np.errstate(invalid="ignore"):  # signalling NaNs
         wide, got = x.astype(np.float64), values.astype(np.float64)
     want = np.where(np.isnan(wide), np.nan, want)
@@ -70,7 +70,7 @@ def check(fmt: Format, rounding: str, saturate: Any, dtype: Any) -> tuple[int, l
 
 
 def prove(case: tuple[str, str]) -> dict[str, Any]:
-    """One format and rounding, all saturations, both dtypes."""
+    """Checks one format and rounding for all saturations and both dtypes."""
     began, compared, wrong = time.monotonic(), 0, []
     for saturate, dtype in itertools.product(SATURATE, DTYPES):
         count, differ = check(FORMATS[case[0]], case[1], saturate, dtype)

@@ -1,9 +1,9 @@
-"""What a cast has to give, by a route that shares no code with the casts: thresholds.
+"""The expected results of casts, from thresholds, without any code of the casts.
 
-The positive float32 numbers stand in the order of their bits, and a rounding is monotone: so it is
-known by the first input that goes to each code. Those thresholds are computed here from the
-format's numbers alone (midpoints, exact in float64), one by one; between two of them the result is
-constant, whatever integer tricks a cast plays.
+Positive float32 numbers have the order of their bits, and a rounding is monotone, so the first
+input that rounds to each code determines all results: between two such thresholds the result is
+constant. The thresholds are computed from the format's numbers alone (their midpoints are exact in
+float64).
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ DETERMINISTIC = tuple(name for name, mode in ROUNDINGS.items() if not mode.rando
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One way to round: a format, a direction, what overflow does."""
+    """A format, a rounding and a saturation, with the results that they give."""
 
     fmt: Format
     rounding: str = "nearest_even"
     saturate: bool | str = False
 
     def expected(self, first: int, count: int) -> np.ndarray:
-        """Bits of the results for the inputs of bits ``first .. first + count - 1``; NaN is NAN.
+        """Returns the bits of results for the inputs with bits ``first .. first + count - 1``.
 
-        The inputs have one sign.
+        The inputs must have one sign. The bits of NaN are ``NAN``.
         """
         ends, results = self.runs(first, count)
         if len(results) > 1024:
             return np.repeat(results, np.diff(ends, prepend=0))
         bits, begin = np.empty(count, results.dtype), 0
-        for end, result in zip(ends, results, strict=True):  # a slice each is quicker
+        for end, result in zip(ends, results, strict=True):  # slices are faster for few runs
             bits[begin:end], begin = result, end
         return bits
 
     def runs(self, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The same as where each run of equal results ends, counted from ``first``, and those."""
+        """Returns the ends of runs of equal results, counted from ``first``, and these results."""
         magnitude, negative = first & 0x7FFFFFFF, first >= 1 << 31
         starts, results = _segments(self, negative)
         low = np.searchsorted(starts, magnitude, side="right") - 1
@@ -53,7 +53,7 @@ class Case:
 
 @functools.lru_cache(maxsize=8)
 def _segments(case: Case, negative: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Magnitudes (float32 bits) at which a new result begins, and the results' bits."""
+    """Returns the magnitudes (float32 bits) at which the result changes, and the results' bits."""
     fmt, saturate = case.fmt, case.saturate
     starts, values = _thresholds(fmt, of_magnitude(case.rounding, negative))
     stays = STAYS_FINITE[of_magnitude(case.rounding, negative)]
@@ -69,19 +69,19 @@ def _segments(case: Case, negative: bool) -> tuple[np.ndarray, np.ndarray]:
         values = -values if fmt.signed else np.where(np.arange(len(values)) >= 0, np.nan, values)
         if fmt.signed and not fmt.negative_zero:
             values = np.where(values == 0, 0.0, values)
-    # zero itself, apart from what rounds to zero
+    # an input of zero, whose result can differ from that of inputs that round to zero
     zero = -0.0 if negative and fmt.negative_zero else 0.0
     if not fmt.zero:
         zero = lowest
     starts = np.concatenate([[0], np.maximum(starts, 1)])
     values = np.concatenate([[zero], values])
-    keep = np.concatenate([np.diff(starts) > 0, [True]])  # of several at one place, the last
+    keep = np.concatenate([np.diff(starts) > 0, [True]])  # the last of several at one place
     bits = values.astype(np.float32).view(np.uint32)
     return starts[keep], np.where(np.isnan(values), np.uint32(NAN), bits)[keep]
 
 
 def edges(fmt: Format, rounding: str, saturate: bool | str) -> list[tuple[np.ndarray, np.ndarray]]:
-    """For each sign, inputs on and just below each threshold, and the results; float32 bits."""
+    """Returns for each sign the inputs at and below each threshold and their results, as bits."""
     result = []
     for negative in (False, True):
         starts, results = _segments(Case(fmt, rounding, saturate), negative)
@@ -102,30 +102,32 @@ STAYS_FINITE = {
 
 
 def of_magnitude(rounding: str, negative: bool) -> str:
-    """A directed rounding of a negative number is that of its magnitude the other way round."""
+    """Returns the rounding of magnitudes that is equivalent to a rounding of signed numbers."""
     if rounding not in ("toward_positive", "toward_negative"):
         return rounding
     return "away_from_zero" if (rounding == "toward_positive") != negative else "toward_zero"
 
 
 def _thresholds(fmt: Format, rounding: str) -> tuple[np.ndarray, np.ndarray]:
-    """First magnitude of each code's number, ascending; the last number stands for overflow."""
+    """Returns the first magnitude that rounds to each number, and the numbers up to overflow."""
     values = _values(fmt)
     odd = np.arange(1, len(values)) % 2 == 1
-    if not fmt.zero:  # half the smallest number, under a code of -1, stands for "below them all"
+    if (
+        not fmt.zero
+    ):  # half the smallest number, with code -1, stands for results below the smallest
         values = np.concatenate([[values[0] / 2], values])
         odd = np.concatenate([[False], odd])
     low, high = values[:-1].copy(), values[1:]
-    middle = (low + high) / 2  # 25 significant bits at the most: exact
+    middle = (low + high) / 2  # exact, with at most 25 significant bits
     if not fmt.zero:
-        low[0] = 0.0  # away from zero, all that isn't zero is above it
+        low[0] = 0.0  # every nonzero input rounds away from zero
     never, always = np.zeros(len(odd), bool), np.ones(len(odd), bool)
     at, inclusive = {
         "nearest_even": (middle, ~odd),
         "nearest_away": (middle, always),
         "toward_zero": (high, always),
         "away_from_zero": (low, never),
-        "to_odd": (np.where(odd, low, high), ~odd),  # an odd code takes all around it
+        "to_odd": (np.where(odd, low, high), ~odd),  # every input next to an odd code rounds to it
     }[rounding]
     with np.errstate(over="ignore"):
         first = at.astype(np.float32)
@@ -136,7 +138,7 @@ def _thresholds(fmt: Format, rounding: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _values(fmt: Format) -> np.ndarray:
-    """The numbers of the codes from 0 to one beyond the largest, counted up binade by binade."""
+    """Returns the numbers of the codes from 0 to one beyond the largest, binade by binade."""
     per = 1 << fmt.mantissa_bits
     binades, first = [np.arange(per) * 2.0 ** (fmt.min_exponent - fmt.mantissa_bits)], 1
     if not fmt.subnormals:

@@ -1,4 +1,4 @@
-"""Every code of every format against ml_dtypes, gfloat and the published tables."""
+"""Formats compared with ml_dtypes, gfloat and published tables, over all codes."""
 
 import dataclasses
 import itertools
@@ -27,14 +27,14 @@ GFLOAT = {
 
 
 def as_stored(fmt: Format) -> np.ndarray:
-    """ml_dtypes' (or NumPy's) own numbers of all codes."""
+    """Returns the numbers of all codes according to ml_dtypes or NumPy."""
     codes = np.arange(2**fmt.bits, dtype=np.uint32).astype(fmt.code_dtype)
     with np.errstate(invalid="ignore"):  # signalling NaNs
         return codes.view(fmt.dtype).astype(np.float64)
 
 
 @pytest.mark.parametrize("fmt", STORED, ids=lambda f: f.name)
-def test_every_code_is_the_number_that_ml_dtypes_says(fmt):
+def test_decode_matches_ml_dtypes_for_every_code(fmt):
     got, want = fmt.values(), as_stored(fmt)
     np.testing.assert_array_equal(got, want)
     finite = ~np.isnan(want)
@@ -42,13 +42,13 @@ def test_every_code_is_the_number_that_ml_dtypes_says(fmt):
 
 
 @pytest.mark.parametrize("name", [n for n in GFLOAT if CATALOGUE[n].bits <= 8])
-def test_every_code_is_the_number_that_gfloat_says(name):
+def test_decode_matches_gfloat_for_every_code(name):
     want = [gfloat.decode_float(GFLOAT[name], i).fval for i in range(2 ** CATALOGUE[name].bits)]
     np.testing.assert_array_equal(CATALOGUE[name].values(), want)
 
 
 @pytest.mark.parametrize("name", GFLOAT)
-def test_derived_constants_are_gfloats(name):
+def test_derived_constants_match_gfloat(name):
     ours, theirs = CATALOGUE[name], GFLOAT[name]
     assert float(ours.max) == theirs.max
     assert float(ours.smallest) == theirs.smallest
@@ -59,7 +59,7 @@ def test_derived_constants_are_gfloats(name):
 @pytest.mark.parametrize(
     "fmt", [f for f in CATALOGUE.values() if f.bits <= 19], ids=lambda f: f.name
 )
-def test_encoding_a_codes_number_gives_the_code(fmt):
+def test_encode_inverts_decode(fmt):
     codes = np.arange(2 ** min(fmt.bits, 19), dtype=np.uint32)
     values = fmt.decode(codes)
     number = ~np.isnan(values)
@@ -69,7 +69,7 @@ def test_encoding_a_codes_number_gives_the_code(fmt):
 
 
 @pytest.mark.parametrize("fmt", [f for f in STORED if f.signed], ids=lambda f: f.name)
-def test_midpoints_and_their_neighbours_round_as_in_ml_dtypes(fmt):
+def test_encode_matches_ml_dtypes_around_midpoints(fmt):
     values = fmt.values()
     values = np.unique(values[np.isfinite(values)])
     mid = (values[1:] + values[:-1]) / 2
@@ -95,21 +95,23 @@ def test_published_constants():
 
 @pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("name", ["fp16", "e4m3fnuz", "e5m2", "e8m0", "e2m1fn", "dlfloat16"])
-def test_every_rounding_of_encode_against_thresholds(name, rounding):
-    """The oracle of ``make prove``, on both sides of each of its thresholds."""
+def test_encode_matches_thresholds_in_every_rounding(name, rounding):
+    """Compares with the oracle of ``make prove`` on both sides of each threshold."""
     fmt = formats.format(name)
     for saturate in SATURATE:
         for bits, want in edges(fmt, rounding, saturate):
             codes = fmt.encode(bits.view(np.float32), rounding=rounding, saturate=saturate)
             got = fmt.decode(codes).astype(np.float32)
-            if fmt.nan_code is None:  # code 0 stands in for NaN
+            if fmt.nan_code is None:  # NaN has become code 0
                 got = np.where(np.isnan(bits.view(np.float32)), np.float32(np.nan), got)
             same = got.view(np.uint32) == want
             assert (same | (np.isnan(got) & (want == NAN))).all()
 
 
-def test_stochastic_encode_goes_up_as_often_as_the_rest_says():
-    bits = np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)  # every draw of 16 bits once
+def test_stochastic_encode_rounds_up_with_exact_probability():
+    bits = np.arange(1 << 16, dtype=np.uint32) << np.uint32(
+        16
+    )  # every value of the 16 highest bits once
     x = np.full(bits.shape, 1 + 2.0**-10 * 0.3125)
     up = formats.FP16.encode(x, rounding="stochastic", bits=bits) == 0x3C01
     assert up.sum() == round(0.3125 * 2**16)
@@ -126,22 +128,22 @@ def test_stochastic_encode_goes_up_as_often_as_the_rest_says():
         ("down", False, [np.nan, np.nan, 2.0**127, np.nan]),
     ],
 )
-def test_e8m0_as_in_onnx(rounding, saturate, want):
+def test_e8m0_matches_onnx(rounding, saturate, want):
     x = np.float32([0, np.inf, 1.75 * 2.0**127, 2.0**-129])
     codes = formats.E8M0.encode(x, rounding=rounding, saturate=saturate)
     np.testing.assert_array_equal(formats.E8M0.decode(codes), want)
 
 
-def test_a_signed_format_without_zero_keeps_its_smallest_numbers():
+def test_signed_format_without_zero():
     fmt = Format("s", 3, 2, subnormals=False, nan="all_ones", zero=False)
     codes, values = np.arange(64), fmt.values()
     number = ~np.isnan(values)
-    assert len(np.unique(values[number])) == number.sum()  # 0 isn't among them, nor anything twice
+    assert len(np.unique(values[number])) == number.sum()  # no number, and so no zero, occurs twice
     np.testing.assert_array_equal(fmt.encode(values)[number], codes[number])
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz"])
-def test_an_unsigned_variant_is_as_wide_and_holds_all_that_was_positive(name):
+def test_unsigned_variant_has_the_same_width_and_all_positive_numbers(name):
     signed = formats.format(name)
     fmt = signed.unsigned()
     assert (fmt.bits, fmt.precision) == (signed.bits, signed.precision + 1)
@@ -175,7 +177,7 @@ def test_p3109_binary8p3():
     assert float(formats.p3109(8, 3, extended=False).max) == 57344.0
 
 
-def test_the_p3109_family_is_every_member_that_float64_holds():
+def test_every_p3109_format_that_float64_represents():
     """Widths of 3 to 16 bits, exponent fields of 1 to 11 bits, signed or not, extended or not."""
     family = []
     for bits, signed, extended in itertools.product(range(3, 17), (True, False), (True, False)):
@@ -194,13 +196,13 @@ def test_the_p3109_family_is_every_member_that_float64_holds():
         np.testing.assert_array_equal(fmt.encode(values)[number], codes[number])
 
 
-def test_a_format_is_found_by_name_alias_dtype_and_itself():
+def test_format_accepts_name_alias_dtype_and_format():
     for spec in ("fp16", "FP16", "half", "float16", np.float16, np.dtype("float16"), formats.FP16):
         assert formats.format(spec) is formats.FP16
     assert formats.format("float8_e4m3fn") is formats.E4M3FN
 
 
-def test_a_users_format_is_as_ieee_754_has_it():
+def test_user_defined_format_matches_ieee_754():
     e5m10 = Format("mine", exponent_bits=5, mantissa_bits=10)
     np.testing.assert_array_equal(e5m10.values(), formats.FP16.values())
     assert e5m10.dtype is None
@@ -255,7 +257,7 @@ def test_a_users_format_is_as_ieee_754_has_it():
         (lambda: formats.E8M0.unsigned(), "e8m0 is unsigned; expected a signed"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, message):
+def test_invalid_arguments_are_rejected(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
@@ -263,6 +265,6 @@ def test_what_makes_no_sense_is_refused(call, message):
 @pytest.mark.parametrize(
     "call", [lambda: formats.FP16.decode([1.5]), lambda: formats.FP16.encode([1j])]
 )
-def test_wrong_types_are_refused(call):
+def test_wrong_types_are_rejected(call):
     with pytest.raises(TypeError, match=r"are (float64|complex128); expected"):
         call()

@@ -1,4 +1,4 @@
-"""The generated page of the docs is the catalogue's."""
+"""docs/formats.md and its picture are those that the catalogue generates."""
 
 from pages import DOCS, page_script
 

@@ -1,4 +1,4 @@
-"""Neighbours and ulp against NumPy's nextafter and the sorted list of all numbers."""
+"""next_up, next_down and ulp compared with NumPy and with the sorted list of all numbers."""
 
 import itertools
 import math
@@ -12,9 +12,9 @@ SMALL = [f for f in CATALOGUE.values() if f.bits <= 8]
 
 
 @pytest.mark.parametrize("fmt", SMALL, ids=lambda f: f.name)
-def test_neighbours_stand_next_to_each_other_in_the_sorted_list(fmt):
+def test_neighbours_match_the_sorted_list_of_numbers(fmt):
     values = fmt.values()
-    numbers = np.unique(values[np.isfinite(values)])  # -0 and 0 are one
+    numbers = np.unique(values[np.isfinite(values)])  # -0 equals 0
     for low, high in itertools.pairwise(numbers):
         for x in (low, (low + high) / 2):
             assert next_up(fmt, x) == high
@@ -22,7 +22,7 @@ def test_neighbours_stand_next_to_each_other_in_the_sorted_list(fmt):
             assert next_down(fmt, x) == low
 
 
-def test_fp16_as_nextafter():
+def test_fp16_matches_numpys_nextafter_and_spacing():
     with np.errstate(over="ignore"):
         for x in np.random.default_rng(0).integers(0, 2**16, 500, np.uint16).view(np.float16):
             if np.isfinite(x):
@@ -31,7 +31,7 @@ def test_fp16_as_nextafter():
                 assert ulp(FP16, float(x)) == abs(float(np.spacing(x))) or abs(x) == 65504
 
 
-def test_the_ends():
+def test_neighbours_of_extreme_values():
     assert next_up(FP16, 65504) == math.inf
     assert next_up(FP16, -math.inf) == -65504
     assert math.isnan(next_up(E2M1FN, 6))

@@ -1,4 +1,4 @@
-"""The table of rounding modes: its two descriptions agree, and everything that rounds reads it."""
+"""The table of rounding modes: its fields agree with each other, and lookups read it."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ from scalewise.formats import FP16, ROUNDINGS, Rest, Rounding, check_rounding, r
 
 
 @pytest.mark.parametrize("mode", ROUNDINGS.values(), ids=lambda mode: mode.name)
-def test_the_integer_addition_goes_up_where_the_predicate_does(mode):
+def test_addend_rounds_up_where_goes_up_is_true(mode):
     for d, negative, lower in itertools.product(range(5), (False, True), (6, 7)):
         rest, noise = (a.ravel().astype(np.uint32) for a in np.indices((1 << d, 1 << d)))
         dropped, size = np.uint32((1 << d) - 1), np.full(rest.shape, 1 << d)
@@ -27,7 +27,7 @@ def test_the_integer_addition_goes_up_where_the_predicate_does(mode):
 
 
 @pytest.mark.parametrize("mode", ROUNDINGS.values(), ids=lambda mode: mode.name)
-def test_derived_facts_are_those_of_the_predicate(mode):
+def test_other_fields_agree_with_the_predicate(mode):
     tiny = Rest(*(np.array([v]) for v in (True, False, False, True)))
     even, signs = np.array([False]), (np.array([False]), np.array([True]))
     assert mode.underflows_to_zero == (not any(mode.goes_up(tiny, even, s) for s in signs))
@@ -40,7 +40,7 @@ def test_derived_facts_are_those_of_the_predicate(mode):
     assert tuple(infinite) == mode.overflows
 
 
-def test_a_mode_is_complete_or_it_cannot_be_made():
+def test_every_field_of_a_mode_is_required():
     fields = {f.name: getattr(ROUNDINGS["to_odd"], f.name) for f in dataclasses.fields(Rounding)}
     for left_out in fields:
         with pytest.raises(TypeError, match=left_out):
@@ -53,7 +53,7 @@ def test_the_oracle_knows_every_mode_that_draws_nothing():
         assert len(oracle.Case(FP16, name).expected(negative << 31, 4)) == 4
 
 
-def test_a_mode_is_found_by_its_name():
+def test_rounding_mode_returns_the_mode_of_a_name():
     for name, mode in ROUNDINGS.items():
         assert rounding_mode(name) is mode is rounding_mode(mode)
         assert check_rounding(FP16, name) == name == mode.name

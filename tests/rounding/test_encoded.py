@@ -1,4 +1,4 @@
-"""Codes to numbers against NumPy's decode, all codes; arrays stored by their codes."""
+"""decode compared with NumPy's decode for all codes, and arrays stored as codes."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-def test_every_code_is_its_number(fmt):
+def test_decode_matches_numpys_decode_for_every_code(fmt):
     codes = np.arange(2**fmt.bits, dtype=np.uint32)
     got = np.asarray(jax.jit(lambda c: decode(c, fmt))(codes))
     want = fmt.decode(codes).astype(np.float32)
@@ -33,7 +33,7 @@ def test_every_code_is_its_number(fmt):
 
 
 @pytest.mark.parametrize("name", ["e2m1fn", "e2m3fn", "e3m2fn", "dlfloat16", "tf32", "e4m3fn"])
-def test_there_and_back_is_round_to(name):
+def test_encode_and_astype_match_round_to(name):
     x = jax.random.normal(jax.random.key(0), (3, 7))
     stored = jax.jit(lambda x: encode(x, name))(x)
     assert stored.shape == x.shape
@@ -45,7 +45,7 @@ def test_there_and_back_is_round_to(name):
         np.testing.assert_array_equal(np.asarray(stored), round_to(x, name))
 
 
-def test_what_is_packed_takes_the_bytes_it_should():
+def test_packed_arrays_have_the_expected_size():
     x = jnp.ones((5, 64))
     assert encode(x, "e2m1fn").nbytes == 5 * 32
     assert encode(x, "e2m3fn").nbytes == 5 * 48
@@ -67,6 +67,6 @@ def test_what_is_packed_takes_the_bytes_it_should():
         (lambda: encode(jnp.float32(1), "e2m1fn"), ValueError, "encode: x is a scalar; expected"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, error, message):
+def test_invalid_arguments_are_rejected(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -1,6 +1,6 @@
-"""Whole families of formats, on both sides of every threshold of every rounding.
+"""round_to and cast for families of formats, on both sides of every threshold of every rounding.
 
-A rounding is monotone, so an input just below each threshold and one on it decide all 2^32; the
+A rounding is monotone, so its results just below and at each threshold determine all others. The
 thresholds are those of ``proofs/oracle.py``, which shares no code with the casts.
 """
 
@@ -38,7 +38,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("fmt", "rounding"), CASES, ids=lambda v: getattr(v, "name", v))
-def test_both_sides_of_every_threshold(fmt, rounding):
+def test_round_to_on_both_sides_of_every_threshold(fmt, rounding):
     for saturate in SATURATE if rounding == "nearest_even" else (False,):
         both = oracle.edges(fmt, rounding, saturate)
         bits, want = (np.concatenate(parts) for parts in zip(*both, strict=True))
@@ -55,7 +55,7 @@ def test_both_sides_of_every_threshold(fmt, rounding):
 
 
 @pytest.mark.parametrize("fmt", [*FORMATS, TF32], ids=lambda f: f.name)
-def test_codes_are_the_codes_of_numbers(fmt):
+def test_cast_returns_the_codes_of_the_formats_numbers(fmt):
     codes = np.arange(2**fmt.bits, dtype=np.uint32)
     numbers = fmt.decode(codes)
     keep = ~np.isnan(numbers)

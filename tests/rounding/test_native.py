@@ -1,4 +1,4 @@
-"""The two routes to FP8, integers and the device's convert, give the same codes."""
+"""Casts to FP8 by integer operations and by XLA's convert give the same codes."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from scalewise.rounding import CONVERTED, converted, nearest_codes
 
 
 def numbers(fmt):
-    """All numbers of the format, the midpoints between them, and their neighbours; specials."""
+    """Returns the format's numbers, their midpoints, neighbours of both, and special values."""
     values = np.unique(np.abs(fmt.values()[np.isfinite(fmt.values())])).astype(np.float32)
     middles = (values[1:] + values[:-1]) / 2
     beyond = values[-1] + (values[-1] - values[-2]) / 2
@@ -23,7 +23,7 @@ def numbers(fmt):
 
 @pytest.mark.parametrize("saturate", SATURATE)
 @pytest.mark.parametrize("name", sorted(CONVERTED))
-def test_both_routes_give_the_same_codes(name, saturate):
+def test_converted_matches_nearest_codes(name, saturate):
     fmt = sw.format(name)
     x = jnp.asarray(numbers(fmt))
     got = np.asarray(jax.jit(converted, static_argnums=(1, 2))(x, fmt, saturate))
@@ -34,7 +34,7 @@ def test_both_routes_give_the_same_codes(name, saturate):
     np.testing.assert_array_equal(got.view(np.uint8)[finite], want.view(np.uint8)[finite])
 
 
-def test_the_platform_that_a_program_is_lowered_for_decides():
+def test_only_gpu_and_tpu_programs_contain_the_convert():
     lowered = jax.jit(lambda x: sw.cast(x, "e4m3fn", saturate=True)).trace(jnp.ones(8))
     texts = [lowered.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda", "tpu")]
     convert = [("(tensor<8xf32>) -> tensor<8xf8E4M3FN>" in t) for t in texts]

@@ -1,4 +1,4 @@
-"""Packed codes against NumPy's packbits, and back."""
+"""pack and unpack compared with NumPy's packbits."""
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +12,14 @@ FORMATS = [E2M1FN, E2M3FN, E3M2FN, p3109(3, 2), p3109(4, 2), p3109(6, 3)]
 
 
 def by_bits(codes, width):
-    """The bytes of one row, bit by bit."""
+    """Returns the packed bytes of a row of codes, by NumPy."""
     bits = ((codes[:, None] >> np.arange(width)) & 1).astype(np.uint8)
     return np.packbits(bits.ravel(), bitorder="little")
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 33])
-def test_as_packbits_and_back(fmt, length):
+def test_pack_matches_packbits_and_unpack_inverts_it(fmt, length):
     codes = np.random.default_rng(length).integers(0, 2**fmt.bits, (3, length), np.uint8)
     got = pack(codes, fmt)
     assert got.dtype == jnp.uint8
@@ -29,7 +29,7 @@ def test_as_packbits_and_back(fmt, length):
     np.testing.assert_array_equal(jax.jit(lambda c: pack(c, fmt))(codes), want)
 
 
-def test_the_formats_own_dtype():
+def test_pack_accepts_the_formats_own_dtype():
     x = np.array([0.5, -6.0, 1.5], np.float32)
     codes = cast(jnp.asarray(x), E2M1FN)
     want = pack(codes, E2M1FN)
@@ -37,7 +37,7 @@ def test_the_formats_own_dtype():
         np.testing.assert_array_equal(pack(data, "e2m1fn"), want)
 
 
-def test_what_cannot_be_packed_is_refused():
+def test_pack_rejects_invalid_arguments():
     with pytest.raises(ValueError, match="pack: fp16 has 16 bits; expected a format of 3, 4"):
         pack(np.zeros(3, np.uint8), "fp16")
     with pytest.raises(ValueError, match="e2m1fn are from 1 to 16; expected 0 to 15"):

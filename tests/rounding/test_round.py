@@ -1,4 +1,4 @@
-"""Rounding against ml_dtypes and against the exact NumPy codes, on hard inputs of every binade."""
+"""round_to and cast compared with ml_dtypes, gfloat and exact NumPy codes on hard inputs."""
 
 import gfloat
 import gfloat.formats
@@ -16,7 +16,9 @@ from scalewise.rounding import cast, round_to
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in (cast|nextafter)")
 
 MINE = Format("e6m9", exponent_bits=6, mantissa_bits=9)
-LOW = Format("low", exponent_bits=7, mantissa_bits=6, bias=120)  # its subnormals lie in float32's
+LOW = Format(
+    "low", exponent_bits=7, mantissa_bits=6, bias=120
+)  # its subnormals are subnormal in float32
 FORMATS = [f for f in CATALOGUE.values() if f.bits <= 32] + [MINE, LOW]
 NATIVE = [formats.FP16, formats.BF16, formats.E4M3FN, formats.E5M2]
 
@@ -29,7 +31,7 @@ def same(got, want):
 
 
 def hard_inputs(fmt: Format) -> np.ndarray:
-    """Numbers of the format, midpoints, their neighbours, and random bits of every binade."""
+    """Returns numbers of the format, midpoints, neighbours of both, and random bits."""
     rng = np.random.default_rng(0)
     codes = rng.integers(0, fmt.max_code + 1, 4000).astype(np.uint64)
     codes = np.concatenate([codes, np.arange(min(fmt.max_code, 300)), [fmt.max_code]])
@@ -45,14 +47,14 @@ def hard_inputs(fmt: Format) -> np.ndarray:
 
 
 def oracle(x: np.ndarray, fmt: Format, saturate=False) -> np.ndarray:
-    """The exact route: NumPy codes in float64. NaN survives in formats without one."""
+    """Returns ``x`` rounded by NumPy in float64; NaN stays NaN even in formats without NaN."""
     want = fmt.decode(fmt.encode(x, saturate=saturate))
     return np.where(np.isnan(x), np.nan, want)
 
 
 @pytest.mark.parametrize("saturate", [False, True, "finite"])
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-def test_round_to_is_the_exact_rounding(fmt, saturate):
+def test_round_to_matches_the_exact_rounding(fmt, saturate):
     if fmt.mantissa_bits >= 23:
         x = jnp.asarray(hard_inputs(formats.FP16))
         return same(round_to(x, fmt), x)
@@ -62,7 +64,7 @@ def test_round_to_is_the_exact_rounding(fmt, saturate):
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-def test_the_same_from_float64_with_one_rounding(fmt):
+def test_round_to_rounds_float64_once(fmt):
     x = hard_inputs(fmt).astype(np.float64)
     near = x[np.isfinite(x)] * (1 + 2.0**-45)
     x = np.concatenate([x, near])
@@ -71,24 +73,24 @@ def test_the_same_from_float64_with_one_rounding(fmt):
         assert got.dtype == jnp.float64
         same(got, oracle(x, fmt))
         stored = cast(x, fmt)
-    # NumPy's float64 goes the same way where JAX has none
+    # NumPy's float64 is rounded in the same way while x64 is off
     outside = round_to(x, fmt)
     assert outside.dtype == jnp.float32
-    if fmt.name != "fp64":  # which float32 doesn't hold
+    if fmt.name != "fp64":  # its numbers don't fit into float32
         same(outside, got)
         same(cast(x, fmt), stored)
 
 
 @pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-def test_every_direction_against_thresholds(fmt, rounding):
-    """A sample of what ``make prove`` does for all 2^32 inputs."""
+def test_every_rounding_matches_thresholds(fmt, rounding):
+    """Checks a sample of the 2^32 inputs that ``make prove`` compares."""
     if fmt.mantissa_bits >= 23:
         return
     n = 1 << 14
     step = (1 << 32) // 48
     starts = [*range(0, 1 << 32, step), 0x7F800000 - n // 2, 0xFF800000 - n // 2]
-    starts = [s - s % n if s % step == 0 else s for s in starts]  # no chunk of two signs
+    starts = [s - s % n if s % step == 0 else s for s in starts]  # each chunk has one sign
     for saturate in SATURATE:
         case = Case(fmt, rounding, saturate)
         round_ = jax.jit(
@@ -110,7 +112,7 @@ def test_every_direction_against_thresholds(fmt, rounding):
     ],
 )
 @pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "e2m3fn", "fp16"])
-def test_directions_as_in_gfloat(fmt, ours, theirs):
+def test_roundings_match_gfloat(fmt, ours, theirs):
     info = {
         "e4m3fn": gfloat.formats.format_info_ocp_e4m3,
         "e5m2": gfloat.formats.format_info_ocp_e5m2,
@@ -123,8 +125,8 @@ def test_directions_as_in_gfloat(fmt, ours, theirs):
     same(round_to(x, fmt, rounding=ours), want)
 
 
-def test_stochastic_rounding_has_exactly_the_right_odds():
-    """All 2^20 draws that matter, for E4M3: the share that goes up is the exact fraction."""
+def test_stochastic_rounding_has_exact_probabilities():
+    """Checks that of all 2^20 distinct draws for E4M3 the exact fraction rounds up."""
     bits = jnp.arange(1 << 20, dtype=jnp.uint32)
     for value, low, high in [(1.3, 1.25, 1.375), (-1.3, -1.25, -1.375), (0.017, 0.015625, None)]:
         x = jnp.full(bits.shape, value, jnp.float32)
@@ -132,12 +134,12 @@ def test_stochastic_rounding_has_exactly_the_right_odds():
         high = high or low + 2.0**-9
         assert set(np.unique(got)) == {low, high} - ({high} if value == low else set())
         share = (np.float64(np.float32(value)) - low) / (high - low)
-        tolerance = 0 if abs(value) > 0.1 else 2e-3  # a subnormal needs the bits above these too
+        tolerance = 0 if abs(value) > 0.1 else 2e-3  # a subnormal depends on higher bits, too
         assert abs(np.mean(got == np.float32(high)) - share) <= tolerance
 
 
 @pytest.mark.parametrize("fmt", ["e5m2", "fp16", "bf16", "dlfloat16", MINE])
-def test_stochastic_rounding_is_unbiased_by_a_key(fmt):
+def test_stochastic_rounding_with_a_key_is_unbiased(fmt):
     x = jnp.full(200_000, 0.3) * jnp.float32(float(formats.format(fmt).smallest) * 3.7)
     for scaled in (x, jnp.full(200_000, 1.2345)):
         got = jax.jit(lambda x: round_to(x, fmt, rounding="stochastic", key=jax.random.key(1)))(
@@ -147,22 +149,24 @@ def test_stochastic_rounding_is_unbiased_by_a_key(fmt):
         assert len(values) <= 2
         gap = values[-1] - values[0]
         error = np.mean(np.asarray(got, np.float64)) - float(scaled[0])
-        assert abs(error) <= 4 * gap / np.sqrt(200_000)  # four sigma at the worst odds
+        assert abs(error) <= 4 * gap / np.sqrt(
+            200_000
+        )  # four standard deviations at probability 1/2
 
 
-def test_stochastic_rounding_keeps_what_the_format_holds():
+def test_stochastic_rounding_keeps_numbers_of_the_format():
     x = jnp.asarray(formats.E5M2.values()).astype(jnp.float32)
     same(round_to(x, "e5m2", rounding="stochastic", key=jax.random.key(0)), x)
 
 
-def test_subnormals_flushed_where_asked():
+def test_subnormals_false_flushes_to_zero():
     x = jnp.array([2.0**-14, 2.0**-15, -(2.0**-24), 1.0])
     got = round_to(x, "fp16", subnormals=False)
     same(got, [2.0**-14, 0, -0.0, 1])
     assert cast(x, "fp16", subnormals=False).tolist() == [2.0**-14, 0, 0, 1]
 
 
-def test_a_scales_roundings():
+def test_onnx_roundings_of_a_scale():
     x = jnp.array([3.0, 2.5, 4.0, 2.0**-126 * 1.5])
     assert cast(x, "e8m0", rounding="up").astype(jnp.float32).tolist()[:3] == [4, 4, 4]
     assert cast(x, "e8m0", rounding="down").astype(jnp.float32).tolist()[:3] == [2, 2, 4]
@@ -170,7 +174,7 @@ def test_a_scales_roundings():
 
 
 def test_published_double_roundings_round_once():
-    """Values that ml_dtypes, torch and (to BF16) JAX round twice on the way from float64."""
+    """Checks values that ml_dtypes, torch and (to BF16) JAX round twice from float64."""
     with jax.enable_x64(True):
         assert float(round_to(jnp.float64(1.0625 + 2.0**-40), "e4m3fn")) == 1.125
         assert float(round_to(jnp.float64(1.0625 - 2.0**-40), "e4m3fn")) == 1.0
@@ -183,7 +187,7 @@ def test_published_double_roundings_round_once():
 
 
 @pytest.mark.parametrize("fmt", NATIVE, ids=lambda f: f.name)
-def test_cast_is_ml_dtypes_cast(fmt):
+def test_cast_matches_ml_dtypes(fmt):
     x = hard_inputs(fmt)
     with np.errstate(over="ignore", invalid="ignore"):
         want = x.astype(fmt.dtype)
@@ -194,7 +198,7 @@ def test_cast_is_ml_dtypes_cast(fmt):
 
 
 @pytest.mark.parametrize("fmt", [f for f in FORMATS if f.bits <= 16], ids=lambda f: f.name)
-def test_cast_gives_the_code_of_the_rounded_value(fmt):
+def test_cast_returns_codes_of_rounded_values(fmt):
     x = hard_inputs(fmt)
     x = x[~np.isnan(x)]
     got = np.asarray(jax.jit(lambda x: cast(x, fmt))(x))
@@ -203,7 +207,7 @@ def test_cast_gives_the_code_of_the_rounded_value(fmt):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_narrow_inputs(dtype):
+def test_round_to_keeps_half_precision_dtypes(dtype):
     x = jnp.asarray(hard_inputs(formats.FP16)[:2000]).astype(dtype)
     got = round_to(x, "e5m2")
     assert got.dtype == dtype
@@ -211,7 +215,7 @@ def test_narrow_inputs(dtype):
 
 
 @pytest.mark.parametrize("fmt", ["e4m3fn", "fp16", MINE])
-def test_transformations(fmt):
+def test_round_to_under_jit_vmap_and_map(fmt):
     x = jnp.asarray(hard_inputs(formats.E5M2)[:512])
     want = round_to(x, fmt)
     same(jax.jit(lambda x: round_to(x, fmt))(x), want)
@@ -268,7 +272,7 @@ def test_gradient_is_straight_through_and_not_rounded():
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, error, message):
+def test_invalid_arguments_are_rejected(call, error, message):
     with pytest.raises(error, match=message):
         call()
 
@@ -276,7 +280,7 @@ def test_what_makes_no_sense_is_refused(call, error, message):
 @pytest.mark.parametrize("saturate", [False, True, "finite"])
 @pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])
 @pytest.mark.parametrize("name", ["e4m3fn", "e5m2", "e4m3fnuz", "fp16", "bf16"])
-def test_a_cast_is_differentiable_straight_through(name, rounding, saturate):
+def test_cast_has_a_straight_through_derivative(name, rounding, saturate):
     def f(x):
         return jnp.sum(cast(x, name, rounding=rounding, saturate=saturate).astype(x.dtype) * 2)
 

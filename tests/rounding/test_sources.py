@@ -1,4 +1,4 @@
-"""Rounding from every float dtype: half precision, float8, float64; and what comes back."""
+"""Rounding from half precision, float8 and float64: values, result dtypes and derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,14 @@ WIDE = Format("wide", 11, 4)  # beyond float32
     ],
     ids=lambda value: getattr(value, "name", None),
 )
-def test_all_codes_of_half_precision_round_as_in_encode(fmt, rounding, saturate, dtype):
-    """A sample of what `make prove` does for every format, rounding and saturation."""
+def test_every_half_precision_value_rounds_as_in_encode(fmt, rounding, saturate, dtype):
+    """Checks a sample of the formats, roundings and saturations that `make prove` compares."""
     compared, wrong = check(fmt, rounding, saturate, dtype)
     assert not wrong
     assert compared == 2 * (1 << 16)
 
 
-def test_the_cases_that_went_back_to_their_own_dtype():
+def test_results_beyond_the_input_dtype():
     assert float(cast(jnp.bfloat16(1e6), "fp16", saturate=True)) == 65504
     assert float(round_to(jnp.bfloat16(1e6), "fp16", saturate=True)) == 65504
     assert DLFLOAT16.decode(np.asarray(cast(jnp.float16(65504), DLFLOAT16))) == 65536
@@ -46,18 +46,18 @@ def test_the_cases_that_went_back_to_their_own_dtype():
         (jnp.float16, "e5m2", False, jnp.float16),
         (jnp.bfloat16, "e4m3fn", True, jnp.bfloat16),
         (jnp.float16, "fp32", False, jnp.float16),
-        (jnp.float16, "fp32", True, jnp.float32),  # infinity becomes the largest float32
+        (jnp.float16, "fp32", True, jnp.float32),  # infinity becomes float32's largest number
         (jnp.bfloat16, "fp16", False, jnp.float32),
         (jnp.float16, "bf16", False, jnp.float32),
         (jnp.float16, "e8m0", False, jnp.float32),
         (jnp.float8_e4m3fn, "e4m3fn", False, jnp.float8_e4m3fn),
         (jnp.float8_e4m3fn, "e2m1fn", False, jnp.float8_e4m3fn),
         (jnp.float8_e4m3fn, "e5m2", False, jnp.float32),
-        (jnp.float8_e5m2, "e5m2fnuz", False, jnp.float8_e5m2),  # which has all of E5M2
+        (jnp.float8_e5m2, "e5m2fnuz", False, jnp.float8_e5m2),  # it represents every result
         (jnp.float32, "fp64", False, jnp.float32),
     ],
 )
-def test_the_result_has_the_dtype_of_the_input_where_that_holds_it(dtype, fmt, saturate, want):
+def test_dtype_of_the_result(dtype, fmt, saturate, want):
     def rounded(x):
         return round_to(x, fmt, saturate=saturate)
 
@@ -68,7 +68,7 @@ def test_the_result_has_the_dtype_of_the_input_where_that_holds_it(dtype, fmt, s
 
 
 @pytest.mark.parametrize("name", ["e5m2fnuz", "e8m0"])
-def test_every_float8_rounds_as_in_encode(name):
+def test_every_float8_value_rounds_as_in_encode(name):
     values = np.arange(256, dtype=np.uint8).view(CATALOGUE[name].dtype)
     for fmt in (E4M3FN, E8M0, CATALOGUE["e2m1fn"]):
         got = np.asarray(cast(jnp.asarray(values), fmt, saturate=True)).view(np.uint8)
@@ -77,12 +77,12 @@ def test_every_float8_rounds_as_in_encode(name):
         np.testing.assert_array_equal(np.where(nan, 0, got), np.where(nan, 0, want))
 
 
-def test_sources_are_all_codes():
+def test_sources_lists_every_code():
     for dtype in (jnp.float16, jnp.bfloat16):
         assert len(np.unique(sources(dtype).view(np.uint16))) == 1 << 16
 
 
-def test_members_of_a_format_without_subnormals_stay_where_float32_has_subnormals():
+def test_normal_numbers_that_are_subnormal_in_float32_are_kept():
     for fmt in (GAPPED, Format("flat", 8, 0, bias=130, subnormals=False, nan="all_ones")):
         values = fmt.values()
         values = values[np.isfinite(values)].astype(np.float32)
@@ -92,7 +92,7 @@ def test_members_of_a_format_without_subnormals_stay_where_float32_has_subnormal
         np.testing.assert_array_equal(codes, fmt.encode(values))
 
 
-def test_a_format_beyond_float32():
+def test_format_wider_than_float32():
     x = np.array([1e300, -1e-310, 3.3, np.inf, -0.0, 5e-320, np.nan])
     with jax.enable_x64(True):
         np.testing.assert_array_equal(np.asarray(cast(x, WIDE)), WIDE.encode(x))
@@ -106,7 +106,7 @@ def test_a_format_beyond_float32():
         round_to(jnp.float32(1), "fp64", saturate=True)
 
 
-def test_the_cotangent_of_a_float8_cast_is_not_rounded():
+def test_cotangent_of_a_float8_cast_is_not_rounded():
     weights = jnp.array([0.1, 1e6, -3e-30])
     x = jnp.array([0.3, 1.1, 2.0])
 
@@ -120,7 +120,7 @@ def test_the_cotangent_of_a_float8_cast_is_not_rounded():
     assert jax.jvp(f, (x,), (jnp.array([0.0, 0.0, 1.0]),))[1] == weights[2]
 
 
-def test_the_cotangent_passes_through_products_scans_and_moves_of_data():
+def test_cotangent_passes_through_products_and_scans():
     x = jnp.array([[0.3, 1.1], [2.0, 0.7]])
     ones = jnp.ones((2, 1), jnp.float8_e4m3fn)
 
@@ -138,7 +138,7 @@ def test_the_cotangent_passes_through_products_scans_and_moves_of_data():
         np.testing.assert_array_equal(jax.jit(jax.grad(f))(x), jnp.full((2, 2), 0.1))
 
 
-def test_a_cast_of_a_batch_and_of_what_is_not_batched():
+def test_vmap_of_batched_and_unbatched_casts():
     x, y = jnp.ones((3, 2)), jnp.full(2, 0.1)
     got = jax.vmap(
         lambda x, y: cast(x, "e4m3fn").astype(jnp.float32) + cast(y, "e5m2").astype(jnp.float32),
@@ -147,6 +147,6 @@ def test_a_cast_of_a_batch_and_of_what_is_not_batched():
     np.testing.assert_array_equal(got, jnp.full((3, 2), 1.09375))
 
 
-def test_the_widest_format_of_float32_is_itself():
+def test_rounding_float32_to_fp32_is_the_identity():
     x = jnp.array([1e-45, -0.0, 3e38, jnp.inf])
     np.testing.assert_array_equal(round_to(x, FP32), x)

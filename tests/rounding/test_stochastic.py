@@ -1,4 +1,4 @@
-"""Stochastic rounding: how many of all draws go up, by exact arithmetic; its siblings agree."""
+"""Stochastic rounding: the number of draws that round up, compared with exact arithmetic."""
 
 from fractions import Fraction
 
@@ -15,23 +15,23 @@ GAPPED = Format("gapped", 8, 2, subnormals=False)  # its smallest number is subn
 
 
 @pytest.mark.parametrize("fmt", [FP16, E4M3FN, DLFLOAT16, GAPPED], ids=lambda f: f.name)
-def test_the_number_of_draws_that_go_up_is_exact_in_every_binade(fmt):
-    """A sample of what `make prove` does for every format of the catalogue."""
+def test_number_of_draws_that_round_up_is_exact_in_every_binade(fmt):
+    """Checks a sample of the formats that `make prove` compares."""
     compared, wrong = check(fmt, np.float32, per_binade=2)
     assert not wrong
     assert compared > 300
     assert {"e4m3fn", "dlfloat16", "e8m0", "ue5m11"} <= set(FORMATS)
 
 
-def test_float64_has_64_bits_to_draw_from():
+def test_float64_uses_64_random_bits():
     with jax.enable_x64(True):
         compared, wrong = check(E4M3FN, np.float64, per_binade=1)
     assert not wrong
     assert compared > 300
 
 
-def test_the_oracle_counts_draws_as_a_loop_over_all_of_them_does():
-    """16 bits are dropped between BF16 and float32: all draws that differ in them, one by one."""
+def test_number_of_draws_matches_a_loop_over_all_draws():
+    """Tries all draws that differ in the 16 bits that rounding float32 to BF16 drops."""
     draws = jnp.arange(1 << 16, dtype=jnp.uint32)
     for x in np.float32([1.2345, -3e-39, 2.0**-130 * 1.7]):
         got = round_to(jnp.full(draws.shape, x), "bf16", rounding="stochastic", bits=draws)
@@ -44,7 +44,7 @@ def test_the_oracle_counts_draws_as_a_loop_over_all_of_them_does():
 
 @pytest.mark.parametrize("name", ["fp16", "e4m3fn", "e5m2", "e2m1fn"])
 @pytest.mark.parametrize("part", [0.01, 0.1, 0.3, 0.49])
-def test_the_mean_below_half_the_smallest_subnormal(name, part):
+def test_mean_below_half_the_smallest_subnormal_is_unbiased(name, part):
     n, smallest = 1 << 16, float(CATALOGUE[name].smallest)
     x = jnp.full(n, part * smallest)
     got = round_to(x, name, rounding="stochastic", key=jax.random.key(0))
@@ -53,14 +53,14 @@ def test_the_mean_below_half_the_smallest_subnormal(name, part):
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
-def test_block_formats_keep_the_mean_magnitude(name):
+def test_block_formats_keep_the_mean(name):
     x = jax.random.normal(jax.random.key(1), (64, 64)) * 0.07
     got = quantize(x, name, rounding="stochastic", key=jax.random.key(2)).value()
     assert float(jnp.abs(got).mean()) == pytest.approx(float(jnp.abs(x).mean()), rel=0.05)
     assert float(got.mean()) == pytest.approx(float(x.mean()), abs=2e-3)
 
 
-def test_a_key_gives_the_rounding_by_its_own_bits():
+def test_key_rounds_like_its_random_bits():
     x, key = jnp.asarray(inputs(FP16, np.float32, 2)), jax.random.key(3)
     bits = jax.random.bits(key, x.shape, jnp.uint32)
     by_key = round_to(x, FP16, rounding="stochastic", key=key)
@@ -68,7 +68,7 @@ def test_a_key_gives_the_rounding_by_its_own_bits():
 
 
 @pytest.mark.parametrize(("word", "width", "kept"), [(np.uint32, 32, 32), (np.uint64, 64, 53)])
-def test_encode_goes_up_for_the_highest_draws_and_as_many(word, width, kept):
+def test_encode_rounds_up_for_the_highest_draws(word, width, kept):
     for x in [1.2345, 2.0**-20, 0.3 * 2.0**-9, 440.0]:
         _, _, count = threshold(E4M3FN, Fraction(x), kept)
         first = (1 << kept) - count
