@@ -1,1 +1,1 @@
-"""Exhaustive proofs, run by ``make prove``: too long for a test, short enough for a coffee."""
+"""Exhaustive comparisons that take too long for the tests, run by ``make prove``."""

@@ -1,4 +1,4 @@
-"""``ops.Arithmetic`` against exact rationals: every operation in every deterministic rounding.
+"""Compares ``ops.Arithmetic`` with exact rationals, every operation in every rounding mode.
 
 Operands are all pairs of numbers of 8-bit formats; of 16-bit formats, those of TestFloat (Hauser,
 release 3e, level 1): all pairs of its special exponents and fractions, and its random operands
@@ -46,7 +46,7 @@ IN_FLOAT64: dict[str, Callable[..., np.ndarray]] = {
 
 
 class Place(NamedTuple):
-    """Where an exact magnitude lies among the numbers of a format.
+    """The position of an exact magnitude among the numbers of a format.
 
     Attributes:
         code: of the largest number that is no larger.
@@ -58,7 +58,7 @@ class Place(NamedTuple):
 
 
 def place(fmt: Format, numerator: int, denominator: int) -> Place:
-    """The place of a positive rational; numbers beyond the largest have codes as if there were."""
+    """Returns the place of a positive rational; codes continue above the largest number."""
     assert fmt.subnormals
     exponent = numerator.bit_length() - denominator.bit_length()
     exponent -= numerator << max(-exponent, 0) < denominator << max(exponent, 0)
@@ -80,7 +80,7 @@ def place_of_root(fmt: Format, x: Fraction) -> Place:
 
 
 def rounded(fmt: Format, rounding: str, places: np.ndarray, negative: np.ndarray) -> np.ndarray:
-    """The numbers, in float64, that the places (n, 2) of magnitudes are rounded to."""
+    """Returns the float64 numbers to which magnitudes at the places (n, 2) round."""
     codes, rest = places[:, 0], places[:, 1]
     result = np.empty(len(codes))
     for sign in (False, True):
@@ -102,7 +102,7 @@ def rounded(fmt: Format, rounding: str, places: np.ndarray, negative: np.ndarray
 
 
 def expected(fmt: Format, operation: str, operands: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Correctly rounded results in float64, by rounding."""
+    """Returns the correctly rounded results in float64 for each rounding mode."""
     with np.errstate(all="ignore"):
         special = IN_FLOAT64[operation](*operands)
     finite = np.logical_and.reduce([np.isfinite(x) for x in operands])
@@ -131,7 +131,7 @@ def expected(fmt: Format, operation: str, operands: Sequence[np.ndarray]) -> dic
 
 
 def _with_special(fmt, rounding, operation, operands, special, nonzero):
-    """Fills in what isn't a finite number other than zero."""
+    """Fills in the results that are zero, infinite or NaN."""
     other = special.copy()
     if rounding == "toward_negative" and operation in ("add", "sub", "fma"):
         terms = {"fma": lambda a, b, c: (a * b, c), "sub": lambda a, b: (a, -b)}
@@ -216,7 +216,7 @@ class TestFloat:
 
 
 def operands(fmt: Format, operation: str, count: int) -> list[np.ndarray]:
-    """Numbers of the format in float64."""
+    """Returns the operands, numbers of the format, in float64."""
     generator = TestFloat(fmt)
     if operation == "sqrt":
         codes = (np.arange(2**fmt.bits),)
@@ -232,7 +232,7 @@ def operands(fmt: Format, operation: str, count: int) -> list[np.ndarray]:
 def mismatches(
     arithmetic: Arithmetic, operation: str, numbers: Sequence[np.ndarray], want: np.ndarray
 ) -> np.ndarray:
-    """Where the results are others, signs of zero included."""
+    """Returns where the results differ, including the signs of zero."""
     with arithmetic.context():
         run = jax.jit(getattr(arithmetic, operation))
         got = np.asarray(run(*(jnp.asarray(x, arithmetic.carrier) for x in numbers)), np.float64)

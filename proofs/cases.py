@@ -1,4 +1,4 @@
-"""Small training programs, each made of one thing that kills FP16."""
+"""Small training programs, each with one operation that fails in FP16."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def second_moments() -> Program:
 
 
 def cases() -> list[Program]:
-    """All of them, in the order of the table."""
+    """Returns all programs in the order of the table."""
     least = float(np.finfo(np.float32).min)
     return [
         masked("mask: -inf", -np.inf), masked("mask: finfo.min", least),

@@ -1,4 +1,4 @@
-"""Casts by a device's own convert, on all 2^32 float32 inputs, beside the integer route.
+"""Compares casts by XLA's convert with those by integers, on all 2^32 float32 inputs.
 
 ``cast`` rounds to FP8 by integers on a CPU and by XLA's convert on all other platforms. Here the
 convert runs on the machine's default device, a GPU where there is one, and its codes are compared
@@ -25,7 +25,7 @@ CHUNK = 1 << 22
 
 
 def codes(route, fmt, saturate):
-    """A function from the bits of the first of ``CHUNK`` float32 numbers to their codes."""
+    """Returns a function from the bits of the first of ``CHUNK`` float32 numbers to their codes."""
 
     @jax.jit
     def run(first):
@@ -38,7 +38,7 @@ def codes(route, fmt, saturate):
 
 
 def prove(name: str, saturate: bool | str) -> int:
-    """How many of all inputs have another code by the device's convert than by integers."""
+    """Returns how many of all inputs the device's convert and the integers give different codes."""
     fmt, cpu = format_(name), jax.devices("cpu")[0]
     device = codes(converted, fmt, saturate)
     host = codes(nearest_codes, fmt, saturate)

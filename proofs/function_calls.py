@@ -1,8 +1,8 @@
-"""Calls of the functions of JAX's numeric modules on floats: by introspection, or written out.
+"""Arguments with which the proofs call the float functions of JAX's numeric modules.
 
 ``names()`` lists the public functions of jax.numpy, jax.lax, jax.nn, jax.scipy.special and
 jax.random. One that accepts a common argument list is called with the first that gives finite
-results; all others stand in ``EXPLICIT``, and what takes no float in ``WITHOUT``.
+results; ``EXPLICIT`` has the calls of all others, ``WITHOUT`` the functions that take no floats.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ class Call:
 
 
 def _tried(name: str, f: Callable) -> Call | None:
-    """The first common arguments that a function accepts, with finite results if there are some."""
+    """Returns the first common arguments that a function accepts, preferring finite results."""
     found = None
     for arguments in RANDOM if name.startswith("random.") else COMMON:
         arrays = [a for a in arguments if isinstance(a, np.ndarray)]
@@ -314,7 +314,7 @@ def _is_real(x: Any) -> bool:
 
 
 def names() -> list[str]:
-    """Every public function of the modules, but those that take no floats."""
+    """Returns the names of the modules' public functions that take floats."""
     found = []
     for short, module in MODULES.items():
         for name in sorted(dir(module)):
@@ -326,7 +326,7 @@ def names() -> list[str]:
 
 
 def call(name: str) -> Call | None:
-    """How a function is called; None if nobody has said so."""
+    """Returns the call of a function, or None if there is none."""
     if name in EXPLICIT:
         return Call(name, *EXPLICIT[name])
     short, _, function = name.partition(".")

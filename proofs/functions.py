@@ -1,8 +1,8 @@
-"""Every function of JAX's numeric modules on floats, under each interpretation, beside float32.
+"""Compares every float function of JAX's numeric modules, transformed, with float32.
 
 ``emulate`` (in FP32), ``autocast``, and ``autoscale`` with the fp16 and fp16_every_op recipes;
-eager and jitted; the value and the gradient with respect to all arguments. ``.prove/`` remembers
-what was done, so that it goes on where it stopped. Names restrict it: ``python -m proofs.functions
+eager and jitted; the value and the gradient with respect to all arguments. Results are recorded in
+``.prove/``, and a stopped run resumes from there. Names restrict it: ``python -m proofs.functions
 jnp.sin lax`` checks one function and one module.
 """
 
@@ -55,7 +55,7 @@ DISCONTINUOUS = {
 
 
 def outputs(one: Call, gradient: bool) -> Callable:
-    """The function's results, and the gradients of their sum."""
+    """Returns the function's results and the gradients of their sum."""
 
     def total(*arguments: Any) -> jax.Array:
         leaves = jax.tree.leaves(one.function(*arguments))
@@ -79,7 +79,7 @@ def _is_number(x: Any) -> bool:
 
 
 def differentiable(one: Call) -> bool:
-    """Whether JAX itself differentiates the function."""
+    """Returns True if JAX can differentiate the function."""
     if not any(map(_is_float, one.arguments)):
         return False
     try:
@@ -125,7 +125,7 @@ def differences(
 
 
 def roundings(one: Call, gradient: bool, transform: str, want: Any) -> Callable[[], Any]:
-    """By how much random roundings move the values and the gradients of a function."""
+    """Returns how much random roundings change the values and gradients of a function."""
 
     @functools.cache
     def spread() -> Any:
@@ -151,7 +151,7 @@ def _run(f: Callable, *arguments: Any) -> Any:
 
 
 def check(calls: Sequence[Call]) -> dict[str, list[str]]:
-    """The failures of each function, by its name."""
+    """Returns the failures of each function by name."""
     differentiated = {one.name: differentiable(one) for one in calls}
     jobs = {one.name: outputs(one, differentiated[one.name]) for one in calls}
     arguments = {one.name: one.arguments for one in calls}
@@ -164,7 +164,7 @@ def check(calls: Sequence[Call]) -> dict[str, list[str]]:
         return jax.jit(transform(every))
 
     def compiled(some: Sequence[str], transform: Callable) -> dict[str, Any]:
-        """All of them in one program; one by one, if that fails."""
+        """Compiles all functions as one program, or one by one if that fails."""
         try:
             return _run(together(some, transform), {name: arguments[name] for name in some})
         except Exception as error:
@@ -199,7 +199,7 @@ def check(calls: Sequence[Call]) -> dict[str, list[str]]:
 
 
 def fingerprint() -> str:
-    """Of all code that the record speaks of."""
+    """Returns a hash of all code that the records depend on."""
     package = Path(sw.__file__).parent
     modules = (function_calls, disturbed_runs, programs)
     sources = [*sorted(package.rglob("*.py")), Path(__file__)]
@@ -208,7 +208,7 @@ def fingerprint() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Checks the functions named, all by default; 1 if one failed or nobody said how to call it."""
+    """Checks the functions named, all by default; returns 1 if one failed or has no call."""
     jax.config.update("jax_disable_most_optimizations", True)
     chosen = [n for n in names() if not arguments or {n, n.partition(".")[0]} & set(arguments)]
     record = Path(".prove") / f"functions-{fingerprint()}-{jax.__version__}.json"

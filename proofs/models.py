@@ -1,4 +1,4 @@
-"""The models of the proofs: the examples, with text to train on and some held out."""
+"""The models of the proofs: the examples, with text for training and for evaluation."""
 
 import functools
 import sys
@@ -22,12 +22,12 @@ def text() -> bytes:
 
 
 def model(name: str) -> Program:
-    """An example by its name."""
+    """Returns an example by name."""
     return load_program(EXAMPLES / f"{name}.py")
 
 
 def batches(program: Program, seed: int) -> Iterable[Any]:
-    """What the model trains on."""
+    """Returns the training batches of a model."""
     return program.batches(text()[:TRAINED_ON], seed)
 
 
@@ -43,7 +43,7 @@ def held_out(program: Program) -> list[Any]:
 
 
 def evaluation(program: Program) -> Callable[[Any, Any], Any]:
-    """What a trained state loses on a batch: its own ``evaluate``, or its loss."""
+    """Returns a trained state's loss on a batch, by the model's ``evaluate`` if it has one."""
 
     def loss(state, batch):
         assert program.loss_of is not None

@@ -1,4 +1,4 @@
-"""Every method of ``l2_norm`` on vectors made to break it, against exact sums: what the page shows.
+"""Compares every method of ``l2_norm`` with exact sums on vectors chosen to break it.
 
 ``python -m proofs.norms`` writes ``docs/norms.csv`` (the torture set) and ``docs/norms_sweep.csv``
 (error against magnitude), in minutes; names of formats restrict it to those and print only.
@@ -35,14 +35,14 @@ SWEEP = ("format", "n", "log2", "method", "worst")
 
 
 def rounded(fmt: Format, x: np.ndarray) -> np.ndarray:
-    """Numbers of the format, in float64."""
+    """Rounds numbers to the format, in float64."""
     return fmt.decode(fmt.encode(x, saturate=True))
 
 
 def cases(fmt: Format, n: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Vectors (seeds, n) of numbers of the format, and an epsilon each, by name.
+    """Returns vectors (seeds, n) of numbers of the format, and an epsilon each, by name.
 
-    Their norms are numbers of the format: what overflows or is flushed, the method has lost.
+    Their norms are in the range of the format, so any overflow or underflow is the method's fault.
     """
     rng = np.random.default_rng(n)
     shape = (SEEDS, n)
@@ -78,7 +78,7 @@ def cases(fmt: Format, n: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def dominated(
     fmt: Format, rng: np.random.Generator, shape: tuple[int, int]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Vectors whose epsilon is most of the sum: large, middling and small ones."""
+    """Returns large, medium and small vectors whose epsilon is most of the sum."""
     top, normal = float(fmt.max), float(fmt.smallest_normal)
     eps = rounded(fmt, np.resize([top, math.sqrt(top * normal), normal], SEEDS))
     base = rng.standard_normal(shape) / math.sqrt(shape[1])
@@ -101,7 +101,7 @@ def exact_norm(x: np.ndarray, eps: float) -> float:
 
 
 def errors(fmt: Format, got: np.ndarray, want: list[float]) -> list[float]:
-    """In ulps of the exact norm; infinite where what came out isn't finite."""
+    """Returns errors in ulps of the exact norm, infinite where a result isn't finite."""
     return [
         abs(g - w) / ulp(fmt, w) if math.isfinite(g) else math.inf
         for g, w in zip(got, want, strict=True)
@@ -109,19 +109,19 @@ def errors(fmt: Format, got: np.ndarray, want: list[float]) -> list[float]:
 
 
 def fails(fmt: Format, error: float, want: float) -> bool:
-    """Whether an error in ulps is a failure: not finite, or above 1 % and 2 ulps."""
+    """Returns True if an error in ulps isn't finite, or is above 1 % and 2 ulps."""
     return not error <= max(2.0, 0.01 * want / ulp(fmt, want))
 
 
 def run(fmt: Format, method: str, x: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Norms in float64 of rows of float64 numbers."""
+    """Returns the norms of rows of float64 numbers as float64."""
     with jax.enable_x64(True):
         norm = jax.jit(lambda v, e: l2_norm(v, e, axis=-1, method=method, arithmetic=fmt))
         return np.asarray(norm(jnp.asarray(x), jnp.asarray(eps)))
 
 
 def torture(fmt: Format, n: int, methods: tuple[str, ...] = METHODS) -> Iterator[dict]:
-    """A record for each case and method."""
+    """Returns a record for each case and method."""
     table = cases(fmt, n)
     x = np.concatenate([v for v, _ in table.values()])
     eps = np.concatenate([e for _, e in table.values()])
@@ -147,7 +147,7 @@ def torture(fmt: Format, n: int, methods: tuple[str, ...] = METHODS) -> Iterator
 
 
 def sweep(fmt: Format, n: int, methods: tuple[str, ...] = METHODS) -> Iterator[dict]:
-    """Normal vectors of every magnitude whose norm the format holds: a record for each."""
+    """Returns a record for normal vectors of each magnitude whose norm the format represents."""
     low = math.floor(math.log2(float(fmt.smallest)))
     high = math.floor(math.log2(float(fmt.max) / math.sqrt(n))) - 1
     scales = np.unique(np.linspace(low, max(high, low + 1), 41).round(1))
@@ -186,7 +186,7 @@ def pairs(fmt: Format, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bound(fmt: Format, method: str, n: int) -> float:
-    """How many ulps a norm may err whose epsilon is most of the sum."""
+    """Returns the allowed error in ulps of a norm whose epsilon is most of the sum."""
     if method == "auto":
         return ulp_bound(fmt, n)
     if method != "power_of_two":  # may flush squares that count, or a subnormal root
@@ -197,7 +197,7 @@ def bound(fmt: Format, method: str, n: int) -> float:
 
 
 def prove(fmt: Format, lengths: tuple[int, ...] = (1, 17)) -> tuple[int, list[str]]:
-    """Compares methods of ours where epsilon dominates; how many results, and what is wrong."""
+    """Compares our methods where epsilon dominates; returns the count and the mismatches."""
     compared, wrong = 0, []
     for n in lengths:
         x, eps = pairs(fmt, n)
@@ -221,7 +221,7 @@ def prove(fmt: Format, lengths: tuple[int, ...] = (1, 17)) -> tuple[int, list[st
 
 
 def dominated_everywhere() -> None:
-    """``prove`` for every signed format of the catalogue with up to 25 significant bits."""
+    """Runs ``prove`` for every signed format of the catalogue of up to 25 significant bits."""
     total, mismatches = 0, 0
     for fmt in CATALOGUE.values():
         if not (fmt.zero and fmt.signed and fmt.precision <= 25):

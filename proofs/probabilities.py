@@ -1,13 +1,12 @@
-"""The exact probability of each neighbour under stochastic rounding, in every binade.
+"""Compares the probabilities of stochastic rounding with exact arithmetic in every binade.
 
 For every format of the catalogue, inputs of every binade from the format's largest number down to
 float32's smallest subnormal are rounded with draws on both sides of the threshold at which the
 result changes, the first and the last draw, and random ones, and compared with exact rational
-arithmetic. In each binade one input is rounded with all draws that differ (up to 2^23 of them;
-where more than 23 bits decide, with 2^23 at equal distances, and once with all 2^32), which are
-counted. All that for
-explicit bits, with and without JAX's x64, from float32 and float64, saturating and not; and a key's
-rounding has to be that of the key's own bits. Names of formats restrict it.
+arithmetic. In each binade one input is rounded with all draws that differ, and those that round up
+are counted (where more than 23 bits matter, with 2^23 evenly spaced draws, and once with all 2^32).
+This is done for explicit bits, with and without JAX's x64, from float32 and float64, with and
+without saturation; a key must round like the bits drawn from it. Names of formats restrict it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ CASES = [
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """What the random bits do to one input.
+    """The distribution of one input's stochastic rounding.
 
     Attributes:
         low, high: the results, of the input's sign.
@@ -58,16 +57,16 @@ class Law:
 
 
 def law(fmt: Format, x: float, width: int, saturate: bool = False, ulp: int = -149) -> Law:
-    """The law of stochastic rounding to a format, by exact arithmetic.
+    """Returns the distribution of stochastic rounding to a format, by exact arithmetic.
 
-    The upper neighbour's probability is the distance to the lower one in parts of the gap, p; of
-    the 2^width draws floor(p * 2^width) go there.
+    Of the 2^width draws, floor(p * 2^width) give the upper neighbour, where p is the distance from
+    the lower neighbour over the distance between both.
 
     Args:
         fmt: the format.
         x: any finite number but zero.
-        width: of a draw, in bits.
-        saturate: whether overflow ends at the largest number.
+        width: the width of a draw in bits.
+        saturate: whether overflow becomes the largest number.
         ulp: log2 of the last place of ``x`` in its dtype.
     """
     if x < 0 and not fmt.signed:
@@ -88,7 +87,7 @@ def law(fmt: Format, x: float, width: int, saturate: bool = False, ulp: int = -1
 
 
 def neighbours(fmt: Format, size: Fraction, saturate: bool) -> tuple[Fraction, Fraction, Fraction]:
-    """The numbers around a positive one, exponents unbounded above, and its part of the gap."""
+    """Returns both neighbours of a positive number, without overflow, and its position between."""
     smallest = fmt.smallest
     if size < smallest and not fmt.subnormals:
         low = Fraction(0) if fmt.zero else smallest / 2
@@ -113,14 +112,14 @@ def _number(fmt: Format, y: Fraction, saturate: bool) -> float:
 
 
 def threshold(fmt: Format, x: Fraction, width: int) -> tuple[float, float, int]:
-    """The neighbours of a positive number, and how many of the 2^width draws go up."""
+    """Returns the neighbours of a positive number, and how many of 2^width draws round up."""
     low, high, p = neighbours(fmt, x, False)
     return float(low), float(high), math.floor(p * (1 << width))
 
 
 @lru_cache(maxsize=8)
 def inputs(fmt: Format, dtype: Any, per_binade: int) -> np.ndarray:
-    """Numbers of every binade from above the format's largest number to float32's smallest.
+    """Returns inputs of every binade from above the format's range to float32's smallest.
 
     In each of them: one unit above the power of two, one below the next, and random ones; of both
     signs. In float64 with all of its bits.
@@ -140,7 +139,7 @@ def inputs(fmt: Format, dtype: Any, per_binade: int) -> np.ndarray:
 
 
 def ulps(x: np.ndarray) -> np.ndarray:
-    """log2 of each number's last place in its dtype."""
+    """Returns log2 of each number's last place in its dtype."""
     info = np.finfo(x.dtype)
     _, exponent = np.frexp(x)
     return np.maximum(exponent - 1, info.minexp).astype(np.int64) - info.nmant
@@ -154,7 +153,7 @@ def _rounded(x: jax.Array, bits: jax.Array, fmt: Format, saturate: bool) -> jax.
 def check(
     fmt: Format, dtype: Any, per_binade: int, saturate: bool = False
 ) -> tuple[int, list[str]]:
-    """Draws around each input's threshold: how many were compared, and what differs."""
+    """Compares draws around each input's threshold; returns the count and the mismatches."""
     x = inputs(fmt, dtype, per_binade)
     width = 64 if dtype == np.float64 else 32
     word = np.uint64 if width == 64 else np.uint32
@@ -182,9 +181,10 @@ def check(
 
 
 def count(fmt: Format) -> tuple[int, list[str]]:
-    """One input of each binade with all draws that differ, or 2^23 at equal distances, counted.
+    """Checks how many of all draws, or of 2^23 evenly spaced ones, round up in each binade.
 
-    The first one below half the smallest number gets all 2^32.
+    The first input below half the smallest number is rounded with all 2^32 draws. Returns the
+    number of comparisons and the mismatches.
     """
     x = inputs(fmt, np.float32, 3)
     x = x[: len(x) // 2][2::3]
@@ -219,7 +219,7 @@ def count(fmt: Format) -> tuple[int, list[str]]:
 
 
 def prove(case: tuple[str, str]) -> dict[str, Any]:
-    """One format from one dtype: how many comparisons, and the first that differ."""
+    """Checks one format from one dtype; returns the count and the first mismatches."""
     fmt, dtype = FORMATS[case[0]], np.dtype(case[1]).type
     began, compared, wrong = time.monotonic(), 0, []
 
@@ -242,7 +242,7 @@ def prove(case: tuple[str, str]) -> dict[str, Any]:
 
 
 def _by_key(fmt: Format, dtype: Any) -> tuple[int, list[str]]:
-    """A key's rounding beside that of the key's bits."""
+    """Compares rounding with a key with rounding by the bits drawn from the key."""
     x, key = jnp.asarray(inputs(fmt, dtype, 8)), jax.random.key(7)
     bits = jax.random.bits(key, x.shape, jnp.uint64 if dtype == np.float64 else jnp.uint32)
     by_key = np.asarray(round_to(x, fmt, rounding="stochastic", key=key))

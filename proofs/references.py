@@ -1,4 +1,4 @@
-"""Where other libraries' casts agree with ours, and where not: ``python -m proofs.references``.
+"""Compares other libraries' casts with ours: ``python -m proofs.references``.
 
 Each is given the inputs at which a result can change: both sides of every threshold of the format
 and rounding (``oracle.edges``), zeros, infinities, NaN, and a million random bit patterns. What is
@@ -152,7 +152,7 @@ def _torch(fmt: Format) -> Iterator[Route]:
 
 
 def inputs(fmt: Format, rounding: str, saturate: bool) -> np.ndarray:
-    """Both sides of every threshold, and a million random bit patterns."""
+    """Returns inputs on both sides of every threshold, and a million random bit patterns."""
     both = [bits for bits, _ in edges(fmt, check_rounding(fmt, rounding), saturate)]
     noise = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, np.uint32)
     special = np.float32([0, -0.0, np.inf, -np.inf, np.nan]).view(np.uint32)
@@ -160,7 +160,7 @@ def inputs(fmt: Format, rounding: str, saturate: bool) -> np.ndarray:
 
 
 def compare(route: Route) -> tuple[int, list[str]]:
-    """How many inputs were compared, and one example of each way to differ."""
+    """Returns the number of inputs compared, and one example of each kind of difference."""
     x = inputs(route.fmt, route.rounding, route.saturate)
     ours = np.asarray(round_to(x, route.fmt, rounding=route.rounding, saturate=route.saturate))
     theirs = route.cast(x)
@@ -181,7 +181,7 @@ def compare(route: Route) -> tuple[int, list[str]]:
 
 
 def _kind(value: Any) -> str:
-    """What a number is, so that a thousand inputs of one disagreement are one line."""
+    """Returns the kind of a number, by which differences are grouped into one line."""
     if np.isnan(value):
         return "nan"
     size = "inf" if np.isinf(value) else "0" if value == 0 else "number"
@@ -273,7 +273,7 @@ def _along(scale: np.ndarray, ndim: int, options: dict[str, Any]) -> np.ndarray:
 
 
 def _numbers(x: np.ndarray, fmt: Format, rounding: str, saturate: bool) -> np.ndarray:
-    """``cast`` of a NumPy array of any dtype, as float64."""
+    """Returns ``cast`` of a NumPy array of any dtype, as float64."""
     if np.issubdtype(x.dtype, np.integer) or x.dtype.name in ("int4", "uint4", "int2", "uint2"):
         x = x.astype(np.float32)  # integers of at most 8 bits
     with jax.enable_x64(True):

@@ -1,4 +1,4 @@
-"""A training program in other units: the same optimisation, its numbers multiplied by 2^k."""
+"""Rescaled training programs: the same optimization with all numbers multiplied by 2^k."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tree = Any
 
 
 class Units(NamedTuple):
-    """The factor on every float of the batch, on the parameters, and on the loss."""
+    """The factors on every float of the batch, on the parameters and on the loss."""
 
     inputs: Any = 1.0
     weights: Any = 1.0
@@ -34,7 +34,7 @@ class InUnits(NamedTuple):
 
 
 def scaled(tree: Tree, factor: Any) -> Tree:
-    """Each float multiplied by the factor, in its own dtype; all else as it is."""
+    """Multiplies each float by the factor in its dtype; other leaves are unchanged."""
 
     def leaf(x):
         if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
