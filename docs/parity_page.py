@@ -10,7 +10,7 @@ from proofs.cases import cases
 from proofs.models import MODELS
 
 HERE = Path(__file__).parent
-RECIPES = ("fp16_every_op", "fp16", "fp8")
+RECIPES = ("fp16_every_op", "scalify", "fp16", "fp8")
 WHAT = {
     "mlp": "a rectifier net, Adam; digits",
     "cnn": "convolutions, layer norm, momentum; digits",

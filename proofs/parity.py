@@ -27,7 +27,7 @@ from scalewise.training import Program, all_finite
 from . import models
 
 FILE = Path(__file__).parents[1] / "docs" / "parity.jsonl"
-RECIPES = ("float32", "float32, moved", "fp16_every_op", "fp16", "fp8")
+RECIPES = ("float32", "float32, moved", "fp16_every_op", "scalify", "fp16", "fp8")
 STEPS, LAST = 300, 20
 
 

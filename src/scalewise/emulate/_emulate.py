@@ -19,6 +19,9 @@ def emulate(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Ca
     elementary functions are, but for the one case in 2^27 or so where float64's own error decides
     a tie; a contraction or a sum is accumulated in float64 and rounded at its end.
 
+    A Python number among the arguments is one in ``f`` too: Python computes with it, exactly, until
+    it meets an array. To have it rounded, pass ``jnp.asarray(x)``.
+
     Random draws are computed wide from their bits on and rounded once: see
     :class:`EmulationWithDraws`.
 
