@@ -220,6 +220,7 @@ def test_user_defined_format_matches_ieee_754():
         (lambda: formats.format("mxfp6_e2m3"), "'mxfp6_e2m3' is a block format, not a format"),
         (lambda: formats.format("to_odd"), "'to_odd' is a rounding mode, not a format"),
         (lambda: formats.format(np.dtype("int32")), "no format is called 'int32'; did you mean"),
+        (lambda: formats.format(None), "expected a format, or the name or dtype of one, not None"),
         (lambda: formats.format(int), "expected a format, or the name or dtype of one, not <class"),
         (lambda: formats.block_format("fp16"), "'fp16' is a format, not a block format; expected"),
         (lambda: formats.block_format("mxfp9"), "called 'mxfp9'; did you mean 'mxfp4'.* expected"),

@@ -84,7 +84,7 @@ def format(spec: Any) -> Format:
                 return found
     else:
         try:
-            dtype = np.dtype(spec)
+            dtype = None if spec is None else np.dtype(spec)  # np.dtype(None) is float64
         except TypeError:
             dtype = None
         for fmt, known in CATALOGUE_DTYPES.items():
