@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest check unit format prove fuzz parity references bench gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest check unit thorough format prove fuzz parity references bench gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -22,18 +22,20 @@ $(VENV)/.installed: pyproject.toml
 demo: $(VENV)/.installed  ## train the example under five recipes, side by side
 	$(BIN)/scalewise compare examples/gpt.py $(ARGS)
 
-test: check unit          ## everything the gate asks
+test: check unit          ## lint, types, and the tests that a change needs most
 
 check: $(VENV)/.ready     ## lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-unit: $(VENV)/.ready      ## the tests, but for those that are marked slow
-	$(BIN)/python -m pytest -n 2 -m "not slow" $(ARGS)
+unit: $(VENV)/.ready      ## the tests, of the thorough ones a sample
+	$(BIN)/python -m pytest -n 2 -m "not slow and not gate" $(ARGS)
 
-test-all: check           ## every test
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+thorough: $(VENV)/.ready  ## all other cases of the thorough tests
+	$(BIN)/python -m pytest -n 2 -m "gate and not slow" $(ARGS)
+
+test-all: test thorough   ## everything the gate asks
 
 # What stands on the interpreter, where releases of JAX differ; "make test-newest ARGS=tests" runs all.
 ON_THE_INTERPRETER = $(addprefix tests/,interpret audit/test_lockstep.py training/test_step.py \
@@ -41,7 +43,7 @@ ON_THE_INTERPRETER = $(addprefix tests/,interpret audit/test_lockstep.py trainin
 
 test-newest:              ## tests on the newest Python and JAX at hand, if there is one
 	@if [ -n "$(NEWEST)" ]; then \
-		$(MAKE) --no-print-directory unit VENV=$(NEWEST_VENV) PYTHON="$(NEWEST)" \
+		$(MAKE) --no-print-directory unit thorough VENV=$(NEWEST_VENV) PYTHON="$(NEWEST)" \
 			ARGS="$(or $(ARGS),$(ON_THE_INTERPRETER))"; \
 	else \
 		echo "test-newest: skipped, no Python 3.12 or newer is at hand (PATH and pyenv were searched)"; \
@@ -59,6 +61,8 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.processes
 	$(BIN)/python -m proofs.resume
 	$(BIN)/python -m proofs.functions
+	$(BIN)/python -m pytest -n 2 -m slow
+	OPTIMIZED=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(addprefix tests/,autocast autoscale cli training)
 
 fuzz: $(VENV)/.ready     ## random programs, malformed files and damaged run folders, seeded
 	$(BIN)/python -m proofs.fuzz $(ARGS)

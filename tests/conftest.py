@@ -1,9 +1,12 @@
 """Strict harness: no silent promotion of dtypes or ranks anywhere in scalewise."""
 
+import os
+
 import jax
 import pytest
 
-QUICK = {"autocast", "autoscale", "cli", "training"}
+# Packages whose tests run with most of XLA's optimizations off, unless `make prove` asks for them.
+QUICK = set() if os.environ.get("OPTIMIZED") else {"autocast", "autoscale", "cli", "training"}
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +30,8 @@ def compiled_once(tmp_path_factory):
 def quick_compiles(request, monkeypatch):
     """Leaves LLVM's expensive passes out where hundreds of programs run a few times each.
 
-    XLA's own rewriting and fusing stay. Rooms of single roundings, which have to hold in the code
-    that users run, aren't among them; nor do they meet what was compiled for the others.
+    XLA's own rewriting and fusing stay. Tests of single roundings, which have to hold in the code
+    that users run, are not among them, and share no compiled program with them.
     """
     quick = request.path.parent.name in QUICK
     if quick:
@@ -36,3 +39,21 @@ def quick_compiles(request, monkeypatch):
     if quick != jax.config.read("jax_disable_most_optimizations"):
         jax.config.update("jax_disable_most_optimizations", quick)
         jax.clear_caches()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks as ``gate`` the cases of ``thorough`` tests that ``make test`` leaves out.
+
+    Of a test marked ``thorough(keep=k)``, k cases stay, evenly spaced; without ``keep``, none.
+    """
+    cases = {}
+    for item in items:
+        if item.get_closest_marker("thorough"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for group in cases.values():
+        keep = group[0].get_closest_marker("thorough").kwargs.get("keep", 0)
+        kept = {i * len(group) // keep for i in range(keep)}
+        for i, item in enumerate(group):
+            if i not in kept:
+                item.add_marker("gate")

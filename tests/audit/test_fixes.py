@@ -66,6 +66,7 @@ def test_a_norm_over_several_arrays_with_an_epsilon():
     assert report.findings[0].error_after < 1e-3
 
 
+@pytest.mark.thorough
 def test_a_root_of_a_plain_sum_is_no_norm():
     def f(x):
         return jnp.sqrt(jnp.sum(x))
@@ -142,6 +143,7 @@ def test_an_exception_to_a_recipe():
     assert sw.audit(f, kept, trials=0)(x, x.T).error.relative < 1e-6  # the audit applies `keep`
 
 
+@pytest.mark.thorough
 def test_an_exception_to_an_every_op_recipe():
     def f(x):
         with jax.named_scope("norms"):

@@ -16,5 +16,6 @@ FEW = (
 
 
 @pytest.mark.parametrize("name", FEW)
+@pytest.mark.thorough(keep=2)
 def test_line_kind_and_fix(name):
     assert check(name)

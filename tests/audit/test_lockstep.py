@@ -92,6 +92,7 @@ def operands(fmt):
 
 
 @pytest.mark.parametrize("fmt", NARROW, ids=lambda f: f.name)
+@pytest.mark.thorough(keep=4)
 def test_rounding_from_float32_equals_rounding_from_float64(fmt):
     """Figueroa, "When is double rounding innocuous?", SIGNUM 1995: twice the digits and two."""
     with jax.enable_x64(True):
@@ -129,6 +130,7 @@ def test_a_float64_result_narrowed_is_rounded_once(fmt):
 
 
 @pytest.mark.parametrize("name", ["elementwise", "branches", "remat", "while_loop", "indexing"])
+@pytest.mark.thorough(keep=2)
 def test_runs_equal_emulation_and_the_plain_program(name):
     f = getattr(programs, name)
     x = jax.random.normal(jax.random.key(0), (4, 4))
@@ -338,6 +340,7 @@ def test_low_may_be_a_policy_or_a_recipe():
         pytest.param(jax.grad, id="backward", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thorough
 def test_a_policys_run_equals_autocast_to_the_bit(wrap):
     """Its arrays are flat and padded with zeros, which must not affect any result."""
 

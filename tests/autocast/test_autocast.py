@@ -33,6 +33,7 @@ def dtypes(f, chosen, *args):
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.thorough(keep=2)
 def test_computing_in_float32_is_the_program_itself(f):
     same(jax.jit(autocast(f, "f32"))(example()), jax.jit(f)(example()))
 
@@ -47,6 +48,7 @@ def test_every_control_flow_stays_near_float32(f):
 
 
 @pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
+@pytest.mark.thorough(keep=3)
 def test_a_gradient_from_outside_is_the_gradient_inside(f):
     outside = jax.grad(autocast(scalar(f), "f16"))(example())
     inside = autocast(jax.grad(scalar(f)), "f16")(example())

@@ -42,10 +42,12 @@ class TestPrograms:
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
 
     @pytest.mark.parametrize("recipe", ["fp16", "bf16", "fp8"])
+    @pytest.mark.thorough(keep=3)
     def test_close_to_float32(self, f, recipe):
         got = jax.jit(sw.autoscale(f, recipe))(example())
         assert_close(got, f(example()), TOLERANCE[recipe])
 
+    @pytest.mark.thorough(keep=3)
     def test_vmap_outside_and_inside(self, f):
         xs = jnp.stack([example(1), example(2)])
         want = jax.vmap(f)(xs)
@@ -56,6 +58,7 @@ class TestPrograms:
 @pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
 class TestGradients:
     @pytest.mark.parametrize("recipe", [sw.recipes.fp16, EAGER], ids=["fp16", "all stored"])
+    @pytest.mark.thorough(keep=4)
     def test_inside_and_outside(self, f, recipe):
         want = jax.grad(scalar(f))(example())
         inside = jax.jit(sw.autoscale(jax.grad(scalar(f)), recipe))(example())
@@ -248,6 +251,7 @@ def test_inputs_weights_and_loss_far_from_one(power):
 
 @pytest.mark.parametrize("mask", [-jnp.inf, float(jnp.finfo(jnp.float32).min), -1e9])
 @pytest.mark.parametrize("recipe", ["fp16", "fp8"])
+@pytest.mark.thorough(keep=2)
 def test_masks_in_attention(mask, recipe):
     q, k, v = (example(i, (8, 16)) for i in range(3))
     keep = jnp.tril(jnp.ones((8, 8), bool))

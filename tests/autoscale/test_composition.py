@@ -69,6 +69,7 @@ def test_static_and_keyword_arguments_and_donation():
     assert (np.sign(initial()[0]["w"] - params["w"]) == np.sign(gradient["w"])).mean() > 0.99
 
 
+@pytest.mark.thorough
 def test_a_scaled_state_goes_through_orbax_and_back_bit_for_bit(tmp_path):
     scaled = sw.autoscale(step, NARROW)
     state = sw.store(initial(), NARROW)
@@ -166,6 +167,7 @@ def test_a_flax_state_whose_step_is_a_python_number():
 
 
 @pytest.mark.parametrize("recipe", ["fp8", "mxfp8", "unit_scaling", "scalify"])
+@pytest.mark.thorough(keep=1)
 def test_an_export_whose_batch_is_symbolic(recipe):
     (batch,) = jax.export.symbolic_shape("batch")
     params = initial()[0]

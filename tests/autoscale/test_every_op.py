@@ -24,6 +24,7 @@ def close(got, want, rtol):
 @pytest.mark.parametrize(
     "program", [p for p in PROGRAMS if p.__name__ != "calls"], ids=lambda f: f.__name__
 )
+@pytest.mark.thorough(keep=3)
 def test_every_kind_of_control_flow(program):  # "calls", 40 sines, takes 10 s to compile
     x = jax.random.normal(jax.random.key(0), (4, 4))
     got = jax.jit(sw.autoscale(program, EACH))(x)
@@ -33,6 +34,7 @@ def test_every_kind_of_control_flow(program):  # "calls", 40 sines, takes 10 s t
 @pytest.mark.parametrize(
     "program", [p for p in DIFFERENTIABLE if p.__name__ != "calls"], ids=lambda f: f.__name__
 )
+@pytest.mark.thorough(keep=3)
 def test_gradients_of_it(program):  # of "calls", a chain of 40 sines, they span 2^120
     x = jax.random.normal(jax.random.key(0), (4, 4))
     gradient = jax.grad(scalar(program))
@@ -68,6 +70,7 @@ def test_exponents_have_no_range():
 
 @pytest.mark.parametrize("k", [-40, 0, 40])
 @pytest.mark.parametrize("mask", [-jnp.inf, float(np.finfo(np.float32).min), -1e9])
+@pytest.mark.thorough(keep=3)
 def test_masks_and_epsilons(k, mask):
     def attention(q, m):
         return jax.nn.softmax(jnp.where(m, (q @ q.T) * 2.0 ** (-2 * k), mask)) @ q
@@ -148,6 +151,7 @@ def test_a_long_sum_and_a_wide_contraction():
 
 
 @pytest.mark.parametrize("rescale", ["max", "l1", "l2", "least_squares", None])
+@pytest.mark.thorough(keep=1)
 def test_each_measure(rescale):
     recipe = dataclasses.replace(EACH, rescale=rescale)
     f = lambda x: jax.nn.softmax(jnp.tanh(x) @ x.T)  # noqa: E731

@@ -60,6 +60,7 @@ def wide(x):
 @pytest.mark.parametrize(
     ("recipe", "x64"), [("scalify", False), ("scalify", True), ("fp16_every_op", True)]
 )
+@pytest.mark.thorough(keep=1)
 def test_programs_of_either_width(recipe, x64):
     with jax.enable_x64(x64):
         x = jnp.arange(1.0, 5.0)

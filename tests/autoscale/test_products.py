@@ -78,6 +78,7 @@ NVFP4 = replace(sw.recipes.mxfp8, forward="nvfp4", backward="nvfp4")
         pytest.param(NVFP4, "b200", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.thorough(keep=2)
 def test_both_routes_multiply_the_same_numbers(recipe, device, monkeypatch):
     """The route of a device, run on this one, which computes it by other loops."""
     recipe = replace(sw.recipes.recipe(recipe), device=device)

@@ -1,5 +1,6 @@
 """A short run of `make fuzz` on programs, and of `make prove` on functions."""
 
+import pytest
 from proofs import functions
 from proofs.function_calls import EXPLICIT, WITHOUT, call, names
 from proofs.fuzz import programs
@@ -9,6 +10,7 @@ def test_a_random_program():
     assert programs.check(0, 2) == []
 
 
+@pytest.mark.thorough
 def test_functions():
     """One whose lowering is other JAX functions, and its gradient, under all transformations."""
     chosen = ["special.i0e"]

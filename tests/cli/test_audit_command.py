@@ -78,6 +78,7 @@ def test_a_users_function_is_audited_and_the_report_written(folder):
     assert "No finding is gone or new" in run("diff", "b.json", "b.json").output
 
 
+@pytest.mark.thorough
 def test_arguments_from_annotations_or_by_name(folder):
     assert run("audit", "net.py:typed", "--trials", "0").exit_code == 0
     assert run("audit", "net.py:norm", "--args", "named", "--trials", "0").exit_code == 0

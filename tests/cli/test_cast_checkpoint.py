@@ -25,6 +25,7 @@ def checkpoint(tmp_path):
 
 # a dtype, blocks without one, scales of scales, codes in more bytes than one
 @pytest.mark.parametrize("to", ["e4m3fn", "mxfp6_e3m2", "nvfp4", "dlfloat16"])
+@pytest.mark.thorough(keep=2)
 def test_tensors_and_scales_equal_those_of_quantize(checkpoint, to):
     before = checkpoint.read_bytes()
     result = invoke(checkpoint, "--to", to)

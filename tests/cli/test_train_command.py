@@ -32,6 +32,7 @@ def test_an_example_trains_in_mixed_precision(tmp_path, model):
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
+@pytest.mark.thorough
 def test_a_monitored_run(tmp_path):
     out = tmp_path / "run"
     result = call("mlp", "--steps", 10, "--out", out, "--monitor", "fp16")

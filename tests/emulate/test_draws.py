@@ -12,6 +12,7 @@ SAMPLERS = ("normal", "uniform", "gumbel", "exponential", "logistic", "laplace")
 
 
 @pytest.mark.parametrize("fmt", ["fp16", "e4m3fn"])
+@pytest.mark.thorough(keep=1)
 def test_a_draw_is_float32s_rounded_once(fmt):
     def draws(key):
         return [getattr(jax.random, name)(key, (1 << 14,)) for name in SAMPLERS]
@@ -35,6 +36,7 @@ def test_a_draw_is_rounded_where_it_meets_an_argument():
     np.testing.assert_array_equal(got, sw.round_to(got, "fp16"))
 
 
+@pytest.mark.thorough
 def test_in_loops_branches_and_gradients():
     def chain(x):
         def body(carry, key):

@@ -45,6 +45,7 @@ def test_it_learns(gpt):
     assert np.mean(losses[-5:]) < 4.5
 
 
+@pytest.mark.thorough
 def test_attention_is_causal(gpt):
     logits = gpt.init.__globals__["logits"]
     params = gpt.init(0)["params"]
@@ -56,6 +57,7 @@ def test_attention_is_causal(gpt):
     assert (before[:, 5:] != after[:, 5:]).any()
 
 
+@pytest.mark.thorough
 def test_scaled_recipes_follow_float32_and_plain_fp16_diverges(gpt, tmp_path):
     result = training.compare(
         gpt,

@@ -57,9 +57,11 @@ class TestGradient:
         # the same equations, but in two programs joined by residuals: XLA may fuse them otherwise
         np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
 
+    @pytest.mark.thorough(keep=2)
     def test_outside_eagerly(self, f):
         assert_same_bits(jax.grad(identity(scalar(f)))(example()), jax.grad(scalar(f))(example()))
 
+    @pytest.mark.thorough(keep=2)
     def test_outside_of_vmap(self, f):
         xs = jnp.stack([example(1), example(2)])
         got = jax.grad(lambda xs: jnp.sum(jax.vmap(identity(scalar(f)))(xs)))(xs)
@@ -77,6 +79,7 @@ def test_a_closed_over_parameter_is_differentiated():
     assert_same_bits(jax.grad(loss)(x), want)
 
 
+@pytest.mark.thorough
 def test_hessian_by_reverse_over_reverse():
     def f(x):
         return jnp.sum(jnp.sin(x) ** 3)

@@ -88,6 +88,7 @@ def test_precomputed_equations_are_all_used_and_results_are_unchanged(f):
     same(outs, run(program, Interpretation(), ())[1])
 
 
+@pytest.mark.thorough
 def test_one_program_for_masks_indices_and_keys_of_all_bodies():
     x, key = jax.random.normal(jax.random.key(1), (4, 4)), jax.random.key(2)
     interpretation, program, outs = told(mixed, x, jnp.int32(1), key)

@@ -43,6 +43,7 @@ TRANSFORMED = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.thorough(keep=3)
 def test_outlined_functions_return_what_the_function_returns(name):
     with jax.enable_x64(name == "x64"):
         got, want = (TRANSFORMED[name](f) for f in (thrice, thrice_inline))

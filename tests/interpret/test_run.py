@@ -74,6 +74,7 @@ def test_a_while_loop_is_compiled_after_its_eager_iterations(turns, conditions):
 
 @pytest.mark.parametrize("turns", [0, 1000])
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.thorough(keep=4)
 def test_the_program_computes_the_same_results(f, turns):
     x = jax.random.normal(jax.random.key(0), (4, 4))
     _, program, (_, outs) = tally(f, x, turns=turns)

@@ -47,6 +47,7 @@ def on(arithmetic, f, *operands):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.thorough(keep=2)
 def test_operations_are_the_exact_results_rounded_once(name):
     fmt = format_(name)
     arithmetic = Arithmetic(fmt)
@@ -68,6 +69,7 @@ def test_operations_are_the_exact_results_rounded_once(name):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])
+@pytest.mark.thorough(keep=4)
 def test_the_root_is_the_exact_one_rounded(name, rounding):
     """The result and its neighbours, squared exactly, stand on the right sides of the operand."""
     fmt = format_(name)
@@ -90,6 +92,7 @@ def test_the_root_is_the_exact_one_rounded(name, rounding):
         ("e4m3fn", "div"),
     ],
 )
+@pytest.mark.thorough(keep=1)
 def test_every_rounding_of_testfloats_operands(name, operation):
     """A sample of ``python -m proofs.arithmetic``, eagerly."""
     fmt = format_(name)
@@ -135,6 +138,7 @@ def test_a_constant_divisor():
 
 
 @pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero", "toward_positive"])
+@pytest.mark.thorough(keep=1)
 def test_shifts_beyond_the_carrier(rounding):
     """Neither a zero nor an infinity that is not the rounding's own."""
     fmt = format_("e5m2")
@@ -178,6 +182,7 @@ def blocked(terms):
 
 @pytest.mark.parametrize("reference", [sequential, blocked, pairwise, compensated])
 @pytest.mark.parametrize("n", [5, 130])
+@pytest.mark.thorough(keep=1)
 def test_orders_of_summation_bit_for_bit_as_numpys_halves(reference, n):
     terms = np.random.default_rng(n).random(n).astype(np.float16)
     arithmetic = Arithmetic(format_("fp16"))

@@ -149,6 +149,7 @@ def test_which_infinity():
         assert isinf_sign(x).tolist() == [1, -1, 0, 0, 0]
 
 
+@pytest.mark.thorough
 def test_the_command(tmp_path):
     out = tmp_path / "table.csv"
     command = ["table", "functions", "sqrt", "exp", "--format", "e5m2", "--csv", str(out)]

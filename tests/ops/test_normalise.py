@@ -19,6 +19,7 @@ def oracle(x, eps, centred):
 
 @pytest.mark.parametrize(("name", "n"), [("fp16", 100), ("e4m3", 20)])
 @pytest.mark.parametrize("f", [rms_norm, layer_norm])
+@pytest.mark.thorough(keep=1)
 def test_within_ulps_of_the_exact_quotient(name, n, f):
     fmt = format_(name)
     x = fmt.decode(fmt.encode(RNG.standard_normal((20, n)) * 3))
@@ -66,6 +67,7 @@ def test_zeros_nans_and_nothing():
 
 
 @pytest.mark.parametrize("f", [rms_norm, layer_norm])
+@pytest.mark.thorough(keep=1)
 def test_gradients_are_the_plain_ones(f):
     x = jnp.asarray(RNG.standard_normal((3, 8)), jnp.float32)
     w, t = (jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in (8, (3, 8)))
@@ -84,6 +86,7 @@ def test_gradients_are_the_plain_ones(f):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_another_axis_and_vmap():
     x = jnp.asarray(RNG.standard_normal((6, 4)), jnp.float16)
     along = rms_norm(x, axis=0)

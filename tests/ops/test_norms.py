@@ -18,6 +18,7 @@ NAMES = ["fp16", "bf16", "e5m2", "e4m3", "dlfloat16"]
 @pytest.mark.parametrize(
     ("name", "n"), [*((f, 300) for f in NAMES), ("fp16", 2), ("e4m3", 3), ("fp16", 65536)]
 )
+@pytest.mark.thorough(keep=2)
 def test_auto_keeps_its_bound_whatever_the_vector(name, n):
     fmt = format_(name)
     for record in torture(fmt, n, ("auto",)):
@@ -127,6 +128,7 @@ def test_direct_is_numpys_halves_bit_for_bit(eps):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.thorough(keep=3)
 def test_every_method_on_an_easy_vector_under_jit_vmap_and_eagerly(method):
     x = jnp.asarray(np.random.default_rng(1).uniform(0.5, 1, (3, 40)), jnp.float16)
     norm = lambda v: l2_norm(v, 0.25, axis=-1, method=method)  # noqa: E731
@@ -203,6 +205,7 @@ def test_axes():
     np.testing.assert_allclose(l2_norm(x, axis=(), arithmetic="fp32"), np.abs(x))
 
 
+@pytest.mark.thorough
 def test_gradients():
     x = jnp.asarray([3.0, -4.0, 12.0])
     value, (g, e) = jax.value_and_grad(lambda v, e: l2_norm(v, e, arithmetic="fp32"), (0, 1))(

@@ -43,6 +43,7 @@ ORACLES = {
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3"])
+@pytest.mark.thorough(keep=1)
 def test_each_is_float64s_to_its_few_roundings_and_a_number_of_the_format(name):
     fmt = format_(name)
     x = fmt.decode(fmt.encode(X))
@@ -59,6 +60,7 @@ def test_each_is_float64s_to_its_few_roundings_and_a_number_of_the_format(name):
         assert (np.abs(got - want) <= ulps * ulp).all(), which
 
 
+@pytest.mark.thorough
 def test_nothing_overflows_or_is_swamped_on_the_way():
     fp16 = partial(jnp.full, dtype=jnp.float16)
     assert float(ops.mean(fp16(1000, 65504), arithmetic="fp16")) == 65504

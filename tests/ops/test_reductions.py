@@ -79,6 +79,7 @@ def test_of_nothing():
     assert ops.matmul(empty, empty.T, accumulator="fp16").tolist() == [[0, 0]] * 2
 
 
+@pytest.mark.thorough
 def test_cross_entropy_keeps_the_computing_type():
     logits, labels = jnp.asarray(X, jnp.bfloat16), jnp.asarray([0, 5, 32, 7, 33])
     got = ops.cross_entropy(logits, labels)

@@ -9,5 +9,6 @@ def test_malformed_files():
 
 
 @pytest.mark.parametrize("index", [0, 1, 3])  # swapped, killed, full
+@pytest.mark.thorough(keep=1)
 def test_folders(index):
     assert folders.check(7, index) == []

@@ -19,6 +19,7 @@ def by_bits(codes, width):
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("length", [0, 1, 3, 4, 5, 33])
+@pytest.mark.thorough(keep=3)
 def test_pack_matches_packbits_and_unpack_inverts_it(fmt, length):
     codes = np.random.default_rng(length).integers(0, 2**fmt.bits, (3, length), np.uint8)
     got = pack(codes, fmt)

@@ -54,6 +54,7 @@ def oracle(x: np.ndarray, fmt: Format, saturate=False) -> np.ndarray:
 
 @pytest.mark.parametrize("saturate", [False, True, "finite"])
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.thorough(keep=8)
 def test_round_to_matches_the_exact_rounding(fmt, saturate):
     if fmt.mantissa_bits >= 23:
         x = jnp.asarray(hard_inputs(formats.FP16))
@@ -64,6 +65,7 @@ def test_round_to_matches_the_exact_rounding(fmt, saturate):
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.thorough(keep=3)
 def test_round_to_rounds_float64_once(fmt):
     x = hard_inputs(fmt).astype(np.float64)
     near = x[np.isfinite(x)] * (1 + 2.0**-45)
@@ -83,6 +85,7 @@ def test_round_to_rounds_float64_once(fmt):
 
 @pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.thorough(keep=12)
 def test_every_rounding_matches_thresholds(fmt, rounding):
     """Checks a sample of the 2^32 inputs that ``make prove`` compares."""
     if fmt.mantissa_bits >= 23:
@@ -112,6 +115,7 @@ def test_every_rounding_matches_thresholds(fmt, rounding):
     ],
 )
 @pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "e2m3fn", "fp16"])
+@pytest.mark.thorough(keep=3)
 def test_roundings_match_gfloat(fmt, ours, theirs):
     info = {
         "e4m3fn": gfloat.formats.format_info_ocp_e4m3,

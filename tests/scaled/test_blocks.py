@@ -35,6 +35,7 @@ def wild(shape, seed=0):
 
 @pytest.mark.parametrize("fmt", MX_FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.thorough(keep=3)
 def test_each_block_is_its_exact_rounding(fmt, jit):
     spread = np.float32(2.0) ** np.random.default_rng(1).integers(-12, 13, (64, 32))
     tame = np.random.default_rng(2).standard_normal((64, 32)).astype(np.float32) * spread
@@ -103,6 +104,7 @@ def chosen_exponent(amax: Fraction, element, scale: str) -> int:
 
 @pytest.mark.parametrize("scale", EXPONENTS)
 @pytest.mark.parametrize("fmt", MX_FORMATS, ids=lambda f: f.name)
+@pytest.mark.thorough(keep=4)
 def test_the_scales_by_name(fmt, scale):
     top = float(fmt.element.max)
     edges = [top, 1.0, 1.5, 1.75, 1.875, 1.9375, 1.99, 2.0, 3.0, 5.0, 7.0, 440.0, 480.0, 496.0]
@@ -168,6 +170,7 @@ def test_blocks_of_float64_are_rounded_once():
         assert float(beyond.scale.astype(jnp.float64)[0]) == 2.0**127
 
 
+@pytest.mark.thorough
 def test_blocks_behind_other_choices_of_scale():
     x = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     for scaling in (sw.LeastSquares(), sw.Rms(), sw.Unit(), sw.Amax()):

@@ -23,6 +23,7 @@ def error(x, **options):
 
 @pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "fp16", "e2m1fn"])
 @pytest.mark.parametrize("scaling", FITTING, ids=repr)
+@pytest.mark.thorough(keep=7)
 def test_each_fits_the_data_in_jit_and_out(scaling, fmt):
     a = sw.quantize(X, fmt, scaling=scaling)
     b = (
@@ -99,6 +100,7 @@ def test_rms_gives_up_outliers_for_the_rest():
 
 @pytest.mark.parametrize("axis", [None, 0, 1])
 @pytest.mark.parametrize("fmt", ["e2m1fn", "e4m3fn", "e3m2fn"])
+@pytest.mark.thorough(keep=2)
 def test_least_squares_is_the_best_of_its_candidates(fmt, axis):
     best = sw.quantize(X, fmt, scaling=sw.LeastSquares(), axis=axis)
     unit = np.abs(X).max()
@@ -136,6 +138,7 @@ def scanned(x, fmt, scales):
         ("e4m3fn", None, False), ("e4m3fn", 0, False), ("e2m1fn", None, False),
     ],
 )  # fmt: skip
+@pytest.mark.thorough(keep=1)
 def test_least_squares_is_as_good_as_a_scan_over_scales(fmt, axis, power_of_two):
     fmt = sw.format(fmt)
     for name, x in TENSORS.items():

@@ -38,6 +38,7 @@ def raw(x):
     "dtype", ["float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32"]
 )
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.thorough(keep=3)
 def test_a_non_finite_number_anywhere_is_found(dtype, bad):
     good = {"a": jnp.full((3, 5), 448.0, dtype), "n": jnp.int32(2), "k": jax.random.key(0)}
     assert bool(all_finite(good))

@@ -19,6 +19,7 @@ SHAPES = [(), (1,), (7,), (5, 3), (64, 8)]
 
 
 @pytest.mark.parametrize("fmt", ["fp16", "bf16", "e4m3fn", "e5m2"])
+@pytest.mark.thorough(keep=2)
 def test_the_mean_is_right_to_two_roundings_and_the_same_on_all(fmt):
     rng = np.random.default_rng(0)
     given = [rng.normal(size=(4, *s)) * 2.0 ** rng.integers(-6, 7) for s in SHAPES]
@@ -43,6 +44,7 @@ def test_devices_with_different_magnitudes_share_one_scale():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("fmt", [None, "fp16", "e4m3fn", "e5m2"])
+@pytest.mark.thorough(keep=2)
 def test_overflow_on_one_device_is_seen_by_all(fmt, bad):
     x = jnp.ones((2, 6)).at[1, 4].set(bad)
     got = np.asarray(over({"g": x, "n": jnp.arange(2)}, fmt)["g"])

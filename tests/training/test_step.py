@@ -131,6 +131,7 @@ def test_a_non_finite_loss_keeps_the_scale():
 
 @pytest.mark.parametrize("weights", [None, "stochastic", "compensated", "plain"])
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.thorough(keep=3)
 def test_narrow_weights(weights, dtype):
     train = step(loss, optax.adamw(1e-2), f"p={dtype},c={dtype},o=f32", weights=weights)
     state, metrics = run(train, params(), 30)
@@ -211,6 +212,7 @@ def of_model(model, b):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("policy", [None, "c=f16"])
+@pytest.mark.thorough(keep=2)
 def test_flax_nnx(policy, accumulate):
     """Weights learn, statistics and dropout's counter move; a bad step moves none of them."""
     train = step(of_model, optax.adam(3e-2), policy, accumulate=accumulate)

@@ -96,6 +96,7 @@ def saved(out):
 
 
 @pytest.mark.parametrize("recipe", ["autocast-fp16", "five-bytes", "fp8_delayed"])
+@pytest.mark.thorough(keep=1)
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, recipe):
     whole = run(tmp_path / "whole", recipe)
     run(tmp_path / "parts", recipe, steps=7)
