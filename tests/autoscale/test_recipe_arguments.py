@@ -23,7 +23,9 @@ def test_a_scaling_that_every_op_would_ignore_is_refused():
 
 def test_a_name_stands_for_its_recipe():
     tree = {"w": jnp.ones(3)}
-    assert sw.store(tree, "fp8")["w"] is tree["w"]
+    assert sw.store(tree, sw.recipes.fp8)["w"] is tree["w"]
+    with pytest.raises(ValueError, match="'fp8' has no state patterns, so nothing would be stored"):
+        sw.store(tree, "fp8")
     with pytest.raises(ValueError, match="did you mean 'fp8_delayed'"):
         sw.store(tree, "fp8-delayed")
 

@@ -142,12 +142,15 @@ def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
 
     Args:
         tree: a training state, say; leaves are arrays.
-        recipe: a recipe or the name of one; its ``state`` patterns are matched against each leaf's
-            path within ``tree``.
+        recipe: a recipe, or the name of one that stores some of the state; its ``state`` patterns
+            are matched against each leaf's path within ``tree``.
 
     Returns:
         The same tree; leaves whose path matches are :class:`ScaledArray` or :class:`SqrtStored`.
         Leaves that are no float arrays, or are stored already, stay as they are.
+
+    Raises:
+        ValueError: the name of a recipe without ``state``, under which nothing would be stored.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
@@ -155,8 +158,12 @@ def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
         >>> sw.store({"w": jnp.ones(3), "n": jnp.int32(1)}, recipe)["w"].data.dtype
         dtype('float16')
     """
-
-    recipe = recipe_(recipe)
+    named, recipe = recipe, recipe_(recipe)
+    if isinstance(named, str) and not recipe.state:
+        raise ValueError(
+            f"store: the recipe {named!r} has no state patterns, so nothing would be stored; set "
+            f"them by dataclasses.replace(recipes.{named}, state=...)"
+        )
 
     def leaf(path, x):
         if is_stored(x) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
