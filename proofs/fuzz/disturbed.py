@@ -182,6 +182,10 @@ class Disturbed(Interpretation):
         data = self.rounded(np.asarray(value.data), self.model.results, size)
         return dataclasses.replace(value, data=data, size=size, memo={})
 
+    def select(self, predicate: Any, on_true: Any, on_false: Any) -> Value:
+        data = np.where(predicate, on_true.data, on_false.data)
+        return dataclasses.replace(on_true, data=data, size=np.maximum(on_true.size, on_false.size))
+
     def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> tuple[Any, Any]:
         floats = [x for x in inputs if isinstance(x, Value)]
         data = [x.data if isinstance(x, Value) else x for x in inputs]
