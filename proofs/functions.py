@@ -28,8 +28,9 @@ from proofs.function_calls import Call, call, names
 from proofs.fuzz import disturbed as disturbed_runs
 from proofs.fuzz import programs
 from proofs.fuzz.disturbed import Model, Rounding, disturbed, traced, wide
-from proofs.fuzz.programs import SAMPLES, SLACK
+from proofs.fuzz.programs import SLACK
 
+RUNS = 16  # with random roundings, eagerly: minutes where a function loops hundreds of times
 BATCH = 8  # functions in one jitted program
 
 # name: (the transformation, how far it may be from float32, relative to the largest result, and
@@ -131,7 +132,7 @@ def roundings(one: Call, gradient: bool, transform: str, want: Any) -> Callable[
     def spread() -> Any:
         program = traced(outputs(one, gradient), one.arguments)
         model, rng = TRANSFORMS[transform][2], np.random.default_rng(0)
-        moved = [disturbed(program, model, rng) for _ in range(SAMPLES)]
+        moved = [disturbed(program, model, rng) for _ in range(RUNS)]
         leaves, tree = jax.tree.flatten(want)
         runs = zip(*moved, strict=True)
         far = [
