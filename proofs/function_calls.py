@@ -237,7 +237,7 @@ EXPLICIT: dict[str, tuple[Callable, tuple]] = {
     "special.lpmn": (lambda x: special.lpmn(2, 2, x), (U[0],)),
     "special.lpmn_values": (lambda x: special.lpmn_values(2, 2, x, True), (U[0],)),
     "special.multigammaln": (lambda x: special.multigammaln(x + 2, 2), (P,)),
-    "special.polygamma": (lambda x: special.polygamma(1.0, x), (P,)),
+    "special.polygamma": (lambda x: special.polygamma(1, x), (P,)),
     "random.ball": (lambda x: jr.ball(KEY, 2, shape=(4,)) * x[:4, None], (V,)),
     "random.binomial": (lambda p: jr.binomial(KEY, 5.0, p, dtype=jnp.float32), (np.abs(U),)),
     "random.choice": (lambda x: jr.choice(KEY, x), (V,)),
