@@ -9,7 +9,6 @@ jnp.sin lax`` checks one function and one module.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import sys
 import time
@@ -23,14 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import scalewise as sw
-from proofs import function_calls
+from proofs import records
 from proofs.function_calls import Call, call, names
-from proofs.fuzz import disturbed as disturbed_runs
 from proofs.fuzz import programs
 from proofs.fuzz.disturbed import Model, Rounding, disturbed, traced, wide
-from proofs.fuzz.programs import SLACK
+from proofs.fuzz.programs import SAMPLES, SLACK
 
-RUNS = 16  # with random roundings, eagerly: minutes where a function loops hundreds of times
 BATCH = 8  # functions in one jitted program
 
 # name: (the transformation, how far it may be from float32, relative to the largest result, and
@@ -132,7 +129,7 @@ def roundings(one: Call, gradient: bool, transform: str, want: Any) -> Callable[
     def spread() -> Any:
         program = traced(outputs(one, gradient), one.arguments)
         model, rng = TRANSFORMS[transform][2], np.random.default_rng(0)
-        moved = [disturbed(program, model, rng) for _ in range(RUNS)]
+        moved = [disturbed(program, model, rng) for _ in range(SAMPLES)]
         leaves, tree = jax.tree.flatten(want)
         runs = zip(*moved, strict=True)
         far = [
@@ -199,20 +196,11 @@ def check(calls: Sequence[Call]) -> dict[str, list[str]]:
     return failures
 
 
-def fingerprint() -> str:
-    """Returns a hash of all code that the records depend on."""
-    package = Path(sw.__file__).parent
-    modules = (function_calls, disturbed_runs, programs)
-    sources = [*sorted(package.rglob("*.py")), Path(__file__)]
-    sources += [Path(module.__file__) for module in modules]
-    return hashlib.sha256(b"".join(s.read_bytes() for s in sources)).hexdigest()[:12]
-
-
 def main(arguments: Sequence[str]) -> int:
     """Checks the functions named, all by default; returns 1 if one failed or has no call."""
     jax.config.update("jax_disable_most_optimizations", True)
     chosen = [n for n in names() if not arguments or {n, n.partition(".")[0]} & set(arguments)]
-    record = Path(".prove") / f"functions-{fingerprint()}-{jax.__version__}.json"
+    record = records.folder(Path(__file__)) / "functions.json"
     done: dict[str, list[str]] = json.loads(record.read_text()) if record.exists() else {}
     began = time.perf_counter()
     todo = [n for n in chosen if n not in done]
@@ -220,7 +208,6 @@ def main(arguments: Sequence[str]) -> int:
         some = {n: call(n) for n in todo[i : i + BATCH]}
         known = [c for c in some.values() if c is not None]
         done |= check(known) | {n: ["no call"] for n, c in some.items() if c is None}
-        record.parent.mkdir(exist_ok=True)
         record.write_text(json.dumps(done))
         for n in some:
             for failure in done[n]:

@@ -100,6 +100,13 @@ def fingerprint(start: Path) -> str:
     return digest.hexdigest()[:12]
 
 
+def folder(start: Path) -> Path:
+    """Returns the folder of a proof's records, which it creates."""
+    path = REPOSITORY / ".prove" / fingerprint(start)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 def run(
     start: Path,
     cases: Sequence[Hashable],
@@ -117,9 +124,7 @@ def run(
     Returns:
         The exit status: 0 without mismatches, else 1.
     """
-    folder = REPOSITORY / ".prove" / fingerprint(start)
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {case: folder / f"{name(case)}.json" for case in cases}
+    record = {case: folder(start) / f"{name(case)}.json" for case in cases}
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
         todo = {pool.submit(prove, c): c for c in cases if not record[c].exists()}
         for future in as_completed(todo):

@@ -232,5 +232,7 @@ def test_a_fix_for_another_program_is_refused():
     fix = sw.audit(norm, "fp16", trials=2)(x).findings[0].fix
     with pytest.raises(ValueError, match="expected the audited function"):
         fix.apply(lambda x: jnp.log(jnp.max(jnp.exp(x))))(x)
+    with pytest.raises(ValueError, match="expected the audited function"):
+        fix.apply(lambda x: x)(x)
     with pytest.raises(ValueError, match=r"to differentiate it, audit jax.grad\(f\)"):
         jax.grad(fix.apply(norm))(x)

@@ -54,7 +54,7 @@ def test_an_activation_stores_only_its_operand():
 def test_a_step_takes_less_memory_than_in_float32():
     loss = layers(jax.nn.gelu)
     narrow = sw.autoscale(jax.grad(loss), "fp16")
-    assert temporaries(narrow, W) < temporaries(jax.grad(loss), W)
+    assert temporaries(narrow, W) < 0.9 * temporaries(jax.grad(loss), W)
 
 
 @pytest.mark.parametrize("recipe", ["fp16", "fp8"])

@@ -15,24 +15,25 @@ stored_p = jex.Primitive("stored_copy")
 
 
 def stored_copy(data: jax.Array) -> jax.Array:
-    """``data``, an operand's narrow copy, as products read it.
+    """Returns ``data``, an operand's narrow copy, in the layout in which products read it.
 
-    On all platforms but a CPU it is written in row-major order, whichever order a product asks for.
-    XLA then writes it and its transpose in one kernel, where else it might transpose the wide
-    original first. Not in a program that XLA partitions: its partitioner does not split an array
-    with a prescribed layout, and would gather it.
+    On every platform but a CPU the copy is written in row-major order, whichever order a product
+    asks for. XLA then writes the copy and its transpose in one kernel; otherwise it might transpose
+    the wide original first. A program that XLA partitions is left as it is: the partitioner does
+    not split an array with a prescribed layout, but gathers it.
     """
     return stored_p.bind(data)
 
 
 def loaded_after(stored: Any, other: Any) -> Any:
-    """``stored``, a pytree of narrow arrays from the forward pass, loaded once ``other`` is there.
+    """Returns ``stored``, a pytree of narrow arrays, and makes a CPU read it after ``other``.
 
-    XLA on a CPU runs each operation as soon as its operands are there: it would widen and transpose
-    the operands of a backward product while the forward pass is still running, and keep the wide
-    arrays until the backward pass. A call that also takes ``other``, which only the backward pass
-    computes, makes it wait, and the narrow arrays are kept meanwhile. On all other platforms, which
-    multiply narrow arrays as they are, it is the identity.
+    XLA on a CPU runs each operation as soon as its operands are computed. It would widen and
+    transpose the operands of a backward product during the forward pass, and keep the wide arrays
+    until the backward pass reads them. Here they are results of a call that also takes ``other``,
+    which the backward pass computes, so the CPU keeps the narrow arrays until then. All other
+    platforms multiply narrow arrays directly; there, and in a partitioned program, the call is
+    inlined and changes nothing.
     """
     return outlined(_first, None, stored, other)
 

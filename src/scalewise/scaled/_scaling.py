@@ -46,7 +46,7 @@ class Amax(Scaling):
     def may_exceed(self, fmt: Format) -> bool:
         # XLA may compute a difference of products once to find its largest magnitude and once more
         # to round it, with multiply-adds in one and not in the other: where the products cancel,
-        # the two differ by any factor. Formats with more exponents leave enough room.
+        # the two differ by any factor. Formats with more exponents hold both.
         return self.saturates or fmt.max_exponent <= 16
 
     def of_blocks(self) -> None:

@@ -48,6 +48,7 @@ class FixedEmulation(TableEmulation):
 
     setting: Setting | None = None
     indices: Indices = dataclasses.field(default_factory=dict)
+    seen: set[tuple[int, ...]] = dataclasses.field(default_factory=set)  # paths interpreted so far
 
     def constant(self, x: np.ndarray, aval: Any) -> jax.Array:
         assert self.setting is not None
@@ -66,6 +67,7 @@ class FixedEmulation(TableEmulation):
         index, primitive = self.indices.get(equation.path, (None, equation.name))
         if primitive != equation.name:
             raise ValueError(OTHER_PROGRAM)
+        self.seen.add(equation.path)
         if index is None:  # exact, or in a branch that the audit didn't take
             params = format_params(self.fmt, self.saturate)
         else:
@@ -94,8 +96,13 @@ class FixedFunction:
         if isinstance(low, Setting):
             emulated = self.origin.low
             assert isinstance(emulated, TableEmulation)
-            low = FixedEmulation(emulated.fmt, emulated.saturate, low, self.origin.indices)
-        elif isinstance(low, Autocast | LossScaled):
+            indices = self.origin.indices
+            low = FixedEmulation(emulated.fmt, emulated.saturate, low, indices)
+            outs = transform(f, low, name="fix.apply")(*args, **kwargs)
+            if not indices.keys() <= low.seen:
+                raise ValueError(OTHER_PROGRAM)
+            return outs
+        if isinstance(low, Autocast | LossScaled):
             f = converted(f, (low.low if isinstance(low, LossScaled) else low).policy)
         return transform(f, low, name="fix.apply")(*args, **kwargs)
 
