@@ -198,7 +198,9 @@ def test_each_step_continues_from_the_last():
     assert mul["first"] == 3  # 16^4 = 65536 at the fourth step
     assert report.error.non_finite == 4  # three weights, and the sum of the step before
     assert sw.audit(step, "fp16", trials=0, steps=3)(*args).error.non_finite == 0
-    with pytest.raises(ValueError, match="first result of <lambda> has other shapes"):
+    with pytest.raises(
+        ValueError, match=r"result of <lambda> at test_audit.py:.* has other shapes"
+    ):
         sw.audit(lambda w: jnp.sum(w), "fp16", steps=2)(jnp.ones(3))
 
 
@@ -229,7 +231,7 @@ def test_no_finding_on_an_exact_function():
     report = sw.audit(lambda x: x * 2.0, "fp16")(jnp.ones(4))
     assert report.findings == ()
     assert report.error == sw.audit(lambda x: x * 2.0, "bf16")(jnp.ones(4)).error
-    assert "No fix helps the outputs: " in shown(report)
+    assert "No fix was tried, since no operation needs one." in shown(report)
 
 
 def shown(report, **options):
@@ -255,7 +257,7 @@ def test_terminal_output():
         return jnp.sqrt(jnp.sum(x * x))
 
     text = shown(sw.audit(norm, "fp16")(jnp.full(4096, 16.0)), everything=True)
-    assert text.startswith("audit  norm  fp16 against float32")
+    assert text.startswith("audit  norm  fp16 against the float32 reference")
     assert "overflow  test_audit.py:" in text
     assert "exceeds FP16's maximum by 2^4.0 (largest value 2^20.0)" in " ".join(text.split())
     assert "return jnp.sqrt(jnp.sum(x * x))" in text

@@ -46,6 +46,12 @@ def start():
 
 def batch(n):
     return jnp.full(4, 3e4 * n)
+
+def data():
+    return start(), [batch(n) for n in range(3)]
+
+def no_pair():
+    return start()
 """
 
 
@@ -92,6 +98,9 @@ def test_several_steps_with_their_batches(folder):
     assert run(*command, "batch", "--steps", "2").exit_code == 0
     assert run(*command, "batch", "--steps", "3").exit_code == 1  # 90,000
     assert "defines no function 'gone'" in run(*command, "gone").output
+    command = ("audit", "net.py:step", "--data", "data", "--trials", "0")
+    assert run(*command, "--steps", "2").exit_code == 0
+    assert run(*command, "--steps", "3").exit_code == 1
 
 
 @pytest.mark.parametrize(
@@ -115,6 +124,15 @@ def test_several_steps_with_their_batches(folder):
         (("audit", "net.py:norm", "--args", "big", "--out", "a.pdf"), "with .html, .json or .csv"),
         (("audit", "net.py:norm", "--args", "big", "--out", "no/a.csv"), "there is no folder 'no'"),
         (("audit", "net.py:norm", "--args", "big", "--batches", "batch"), "leave the second"),
+        (
+            ("audit", "net.py:norm", "--args", "big", "--trials", "-3"),
+            "trials is -3; expected 0",
+        ),
+        (
+            ("audit", "net.py:step", "--data", "no_pair"),
+            "returned a tuple of 1; expected",
+        ),
+        (("audit", "net.py:step", "--data", "data", "--args", "start"), "no --args or --batches"),
         (("diff", "net.py", "net.py"), "'net.py' is no JSON: expected a report saved as .json"),
         (("diff", "a.json", "net.py"), "can't read 'a.json': No such file"),
     ],

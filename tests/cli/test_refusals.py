@@ -85,6 +85,10 @@ class Report:
 
     def save(self, path):
         with replacing(path) as file:
+            if str(path) == "full.json":
+                raise OSError(28, "No space left on device", str(path))
+            if str(path) == "odd.json":
+                raise RuntimeError("a bug")
             file.write(b"the report")
         return path
 
@@ -93,17 +97,24 @@ def test_an_audit_that_cannot_be_saved_is_shown_and_written_elsewhere(folder, mo
     (folder / "rescue").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder / "rescue"))
     monkeypatch.setattr("scalewise.audit", lambda *_, **__: lambda *_, **__: Report())
-    done = run(
-        "audit", "net.py:norm", "--args", "small", "--out", "/proc/a.json", "--out", "b.json"
-    )
+    out = [x for name in ("full", "b", "odd") for x in ("--out", f"{name}.json")]
+    done = run("audit", "net.py:norm", "--args", "small", *out)
     assert done.exit_code == 2
     assert done.stdout == "the findings\nwrote b.json\n"
-    first, second = done.stderr.splitlines()
-    assert first.startswith("scalewise: ")  # no such file for root, permission denied for others
-    assert first.endswith(": '/proc/a.json'")
-    (rescued,) = (folder / "rescue").rglob("a.json")
-    assert second == f"scalewise: the report is in {rescued} instead"
-    assert rescued.read_text() == (folder / "b.json").read_text() == "the report"
+    lines = done.stderr.splitlines()
+    assert lines[0] == "scalewise: No space left on device: 'full.json'"
+    assert lines[2] == "scalewise: odd.json is not written: RuntimeError: a bug"
+    for name, line in (("full", lines[1]), ("odd", lines[3])):
+        (rescued,) = (folder / "rescue").rglob(f"{name}.json")
+        assert line == f"scalewise: the report is in {rescued} instead"
+        assert rescued.read_text() == (folder / "b.json").read_text() == "the report"
+    assert not [x.name for x in folder.iterdir() if x.name.startswith((".", "tmp"))]
+
+
+def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
+    monkeypatch.setattr("scalewise.audit", lambda *_, **__: pytest.fail("the audit ran"))
+    done = run("audit", "stopping.py:norm", "--args", "small", "--out", "/proc/a.json")
+    assert sentence(done).endswith(": '/proc/a.json'\n")  # permission denied, for root no such file
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from ._write import TargetError as TargetError
 from ._write import append as append
 from ._write import check_source as check_source
 from ._write import check_target as check_target
+from ._write import check_writable as check_writable
 from ._write import remove_temporaries as remove_temporaries
 from ._write import replacing as replacing
 from ._write import rescue_folder as rescue_folder

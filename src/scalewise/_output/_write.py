@@ -59,6 +59,18 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     return target
 
 
+def check_writable(path: str | os.PathLike[str]) -> Path:
+    """Returns what :func:`check_target` does, after creating a temporary file in the folder.
+
+    Raises:
+        TargetError: see :func:`check_target`.
+        OSError: no file can be created in the folder (a read-only file system, say).
+    """
+    target = check_target(path)
+    with _named(path), tempfile.TemporaryFile(dir=target.parent, prefix=PREFIX, suffix=SUFFIX):
+        return target
+
+
 def check_source(path: str | os.PathLike[str]) -> int:
     """Returns the size in bytes of a file that is to be read.
 

@@ -33,7 +33,9 @@ from ._run._rounding import format_params
 from ._run._session import Outcome, Session
 from ._run._specialize import nominal_format
 from ._run._statistics import BINS, LOWEST
+from ._search._groups import groups
 from ._search._literals import literals
+from ._search._measure import near
 from ._search._search import Search
 
 # Primitives that give other numbers at each call, and what to do instead.
@@ -81,7 +83,8 @@ def audit(
     Raises:
         TypeError: ``f`` isn't callable, or returns something that isn't an array; an argument is a
             tracer.
-        ValueError: an unknown format; no float output; NaN in the reference run's outputs.
+        ValueError: an unknown format; negative ``trials``; no float output; NaN in the reference
+            run's outputs.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
@@ -94,6 +97,8 @@ def audit(
     """
     if not callable(f):
         raise TypeError(f"audit(f, ...) takes a function, not a {type(f).__name__}: {f!r}")
+    if trials < 0:
+        raise ValueError(f"audit: trials is {trials}; expected 0 or more")
     low_run = low_interpretation(low, saturate)
 
     def audited(*args: Any, **kwargs: Any) -> Report:
@@ -263,7 +268,17 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         runs=session.runs,
         environment=_environment(),
         scaled=isinstance(session.low, Boundaries | EveryOp),
+        trials=trials - search.trials,
+        untried=_untried(search),
     )
+
+
+def _untried(search: Search) -> int:
+    """Returns for how many groups of operations no trials were left to try a fix."""
+    if search.trials > 0 or near(search.outcome.error, search.float32_error):
+        return 0
+    tried = {x.equations for x in (*search.found, *search.unfixed) if x.tried}
+    return sum(g.indices not in tried for g in groups(search.outcome.equations, search.fmt))
 
 
 def _float_arguments(program: Program) -> Iterator[tuple[str, np.ndarray]]:

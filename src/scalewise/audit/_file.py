@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._user_file import InputError, describe_error, load_module
+from ._run._equation_statistics import display_name
 
 
 def load_function(target: str) -> tuple[Callable, ModuleType]:
@@ -75,18 +77,7 @@ def arguments(
         InputError: no such factory, it fails, or a parameter has no usable annotation.
     """
     if factory is not None:
-        make = getattr(module, factory, None)
-        if not callable(make):
-            raise InputError(f"{module.__file__} defines no factory {factory!r} for the arguments")
-        try:
-            made = make()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
-            raise InputError(f"the factory {factory} failed: {describe_error(error)}") from error
-        if isinstance(made, dict):
-            return (), made
-        return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}
+        return _as_arguments(_made_by(module, factory))
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
     except Exception as error:  # annotations may be arbitrary expressions
@@ -113,8 +104,81 @@ def arguments(
     return (), made
 
 
-def name_of(function: Callable) -> str:
-    return getattr(function, "__name__", repr(function))
+def inputs(
+    function: Callable,
+    module: ModuleType,
+    args: str | None = None,
+    batches: str | None = None,
+    data: str | None = None,
+    seed: int = 0,
+) -> tuple[tuple[Any, ...], Mapping[str, Any], Any]:
+    """Returns positional and keyword arguments, and what ``audit(batches=)`` takes.
+
+    Args:
+        function, module, args, seed: as for :func:`arguments`; ``args`` is its ``factory``.
+        batches: the name of a function of the module, from a step's number to its batch.
+        data: instead of both, the name of a function of the module, called without arguments, that
+            returns a pair: what ``args`` would return, and the batches (an iterable, or a function
+            of the step's number).
+
+    Raises:
+        InputError: see :func:`arguments`; ``data`` returns no pair, or is given with another name.
+    """
+    if data is None:
+        per_step = None if batches is None else _function_of(module, batches)
+        return *arguments(function, module, args, seed), per_step
+    if args is not None or batches is not None:
+        raise InputError("--data gives arguments and batches: expected no --args or --batches")
+    made = _made_by(module, data)
+    if not isinstance(made, tuple) or len(made) != 2:
+        what = f"{type(made).__name__}{f' of {len(made)}' if isinstance(made, tuple) else ''}"
+        raise InputError(f"{data}() returned a {what}; expected a pair (arguments, batches)")
+    return *_as_arguments(made[0]), made[1]
+
+
+def _function_of(module: ModuleType, name: str) -> Callable:
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InputError(f"{module.__file__} defines no function {name!r}")
+    return function
+
+
+def _made_by(module: ModuleType, factory: str) -> Any:
+    """Returns what a function of the user's file returns, called without arguments."""
+    make = getattr(module, factory, None)
+    if not callable(make):
+        raise InputError(f"{module.__file__} defines no factory {factory!r} for the arguments")
+    try:
+        return make()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise InputError(f"the factory {factory} failed: {describe_error(error)}") from error
+
+
+def _as_arguments(made: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Returns positional and keyword arguments."""
+    if isinstance(made, dict):
+        return (), made
+    return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}
+
+
+def name_of(function: Any) -> str:
+    """Returns a function's name, qualified where the bare one is ambiguous.
+
+    Example:
+        >>> name_of(functools.partial(print, 1)), name_of(Path(".").__hash__)
+        ('partial(print)', 'PurePath.__hash__')
+    """
+    if isinstance(function, functools.partial):
+        return f"partial({name_of(function.func)})"
+    name = getattr(function, "__qualname__", None)
+    if name is None:  # an object that can be called
+        return f"{type(function).__qualname__}.__call__"
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if name.endswith("<lambda>") and code is not None:
+        return f"<lambda> at {Path(code.co_filename).name}:{code.co_firstlineno}"
+    return display_name(name)
 
 
 def shape_of(annotation: Any) -> tuple[int, ...] | None:

@@ -31,6 +31,10 @@ def audit(
         str | None,
         typer.Option(help="A function of that file: step number to the second argument."),
     ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Instead of both: a function that returns (arguments, batches)."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of random arguments.")] = 0,
     out: Annotated[
         list[Path] | None,
@@ -43,22 +47,19 @@ def audit(
     Exits with 1 if outputs aren't finite, with 2 if the audit or writing a file fails.
     """
     from scalewise import audit as run_audit  # JAX takes a second to import: not for --help
-    from scalewise.audit import arguments, load_function, user_errors, writable
+    from scalewise.audit import load_function, user_errors, writable
+    from scalewise.audit._file import inputs
     from scalewise.autoscale.recipes import recipe as named
-
-    def batches_of(module):
-        if batches is not None and not callable(getattr(module, batches, None)):
-            raise ValueError(f"{target.rpartition(':')[0]} defines no function {batches!r}")
-        return batches and getattr(module, batches)
 
     with refusal(ValueError, TypeError):
         paths = [writable(path) for path in out or ()]
         function, module = load_function(target)
-        positional, keywords = arguments(function, module, args, seed)
+        options = {"reference": reference, "trials": trials, "steps": steps}
         low = fmt if recipe is None else named(recipe)
-        options = {"trials": trials, "steps": steps, "batches": batches_of(module)}
+        run_audit(function, low, **options)  # before the data is loaded: invalid options raise
+        positional, keywords, per_step = inputs(function, module, args, batches, data, seed)
         with user_errors(module):
-            low_run = run_audit(function, low, reference=reference, **options)
+            low_run = run_audit(function, low, batches=per_step, **options)
             report = low_run(*positional, **keywords)
         saved = [_saved(report, path) for path in paths]  # first: the terminal may be gone
         report.show(everything=everything)
@@ -77,6 +78,8 @@ def _saved(report: Any, path: Path) -> Path | None:
         return report.save(path)
     except (OSError, TargetError) as error:
         tell(sentence(error) if isinstance(error, OSError) else str(error))
-    with suppress(OSError), rescue_folder() as folder:
+    except Exception as error:  # whatever fails, the report is printed
+        tell(f"{path} is not written: {type(error).__name__}: {error}")
+    with suppress(Exception), rescue_folder() as folder:
         tell(f"the report is in {report.save(folder / path.name)} instead")
     return None

@@ -8,7 +8,8 @@ from ._panels import panels
 from ._source import sources
 from ._summary import Summary
 from ._table import by_scope
-from ._terminal import alone, error, no_fix, scales
+from ._terminal import alone, error, scales
+from ._verdict import no_fix, verdict
 
 
 def page(report: Summary) -> str:
@@ -26,5 +27,6 @@ def page(report: Summary) -> str:
         groups=by_scope(report.equations),
         scales=scales(report),
         no_fix=no_fix(report),
+        verdict=verdict(report),
         sources=sources(report.equations, report.findings),
     )

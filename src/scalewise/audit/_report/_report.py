@@ -13,13 +13,14 @@ from typing import Any
 
 from rich.console import Console
 
-from ..._output import check_target, replacing
+from ..._output import check_writable, replacing
 from .._deprecated import RenamedKeys
 from .._search._findings import Finding
 from ._page import page
 from ._summary import Summary
 from ._table import as_csv
 from ._terminal import show
+from ._verdict import verdict
 
 SEMANTICS = (
     "the source's operations one by one, each result rounded once; sums and contractions "
@@ -31,6 +32,12 @@ SEMANTICS = (
 @dataclasses.dataclass(frozen=True)
 class Report(Summary):
     """The result of an audit, with the fields of :class:`Summary`."""
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: whether the function works in this arithmetic, the cause if it doesn't,
+        the change to make, and the error that remains with it."""
+        return verdict(self)
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints verdict, findings and literals; with ``everything`` also those without a fix."""
@@ -70,7 +77,11 @@ class Report(Summary):
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the content of the JSON file; non-finite numbers are "inf", "-inf", "nan"."""
-        derived = {"updates_lost": self.updates_lost, "loss_scales": self.loss_scales()}
+        derived = {
+            "verdict": self.verdict,
+            "updates_lost": self.updates_lost,
+            "loss_scales": self.loss_scales(),
+        }
         plain: Any = dataclasses.replace(
             self, findings=_texts(self.findings), unfixed=_texts(self.unfixed)
         )
@@ -95,13 +106,13 @@ def writable(path: str | os.PathLike[str]) -> Path:
 
     Raises:
         ValueError: another ending than .html, .json or .csv, no such folder, or not a regular file.
-        OSError: the file exists and can't be written.
+        OSError: the file can't be written, or none can be created in its folder.
     """
     path = Path(path)
     if path.suffix not in (".html", ".json", ".csv"):
         expected = "a name that ends with .html, .json or .csv"
         raise ValueError(f"report.save({str(path)!r}): expected {expected}")
-    check_target(path)
+    check_writable(path)
     return path
 
 

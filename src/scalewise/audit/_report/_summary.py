@@ -40,6 +40,8 @@ class Summary:
         runs: how many runs of the program were made.
         environment: versions and device.
         scaled: whether each tensor has a scale of its own (under a recipe).
+        trials: how many of the runs tried fixes.
+        untried: how many more findings no fix was tried for, because no trials were left.
     """
 
     function: str
@@ -64,6 +66,8 @@ class Summary:
     runs: int
     environment: tuple[tuple[str, str], ...]
     scaled: bool = False
+    trials: int = 0
+    untried: int = 0
 
     rows, shadow = renamed("rows"), renamed("shadow")
     idle, error_wide = renamed("idle"), renamed("error_wide")

@@ -11,26 +11,28 @@ from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._kinds import KINDS
 from ._summary import Summary
+from ._verdict import counted, no_fix, tried, verdict
 
 SHOWN = 12
 
 
 def show(report: Summary, console: Console, *, everything: bool = False) -> None:
     """Prints the verdict, findings with their fixes, and constants."""
-    head = Text(f"audit  {report.function}  {report.low} against {report.reference}")
-    count = len(report.equations)
-    head.append(f"   {count} rounded operations, {report.runs} runs", style="dim")
+    head = Text(f"audit  {report.function}  {report.low} against the {report.reference} reference")
+    count = counted(len(report.equations), "rounded operation")
+    head.append(f"   {count}, {counted(report.trials, 'trial')}", style="dim")
     console.print(head)
-    verdict = Text("outputs: error ")
-    verdict.append(str(report.error), style="bold red" if report.error.non_finite else "bold")
-    verdict.append(f" (one rounding: up to {2.0**-report.precision:.2g})", style="dim")
-    if report.findings:
-        verdict.append("; with the fixes below ")
-        verdict.append(str(report.error_fixed), style="bold green")
+    console.print(Text(verdict(report), style="bold"))
+    outputs = Text("outputs: error ")
+    outputs.append(str(report.error), style=_style(report.error))
+    outputs.append(f" (one rounding: up to {2.0**-report.precision:.2g})", style="dim")
+    if any(x.fix for x in report.findings):
+        outputs.append("; with the fixes below ")
+        outputs.append(str(report.error_fixed), style=_style(report.error_fixed, "bold green"))
     if not report.error_float32 <= OutputError(0, max(report.error.relative / 10, 1e-6)):
-        verdict.append(f"; with float32 operations on arguments in {report.low} ")
-        verdict.append(str(report.error_float32), style="bold")
-    console.print(verdict)
+        outputs.append(f"; with float32 operations on arguments in {report.low} ")
+        outputs.append(str(report.error_float32), style=_style(report.error_float32))
+    console.print(outputs)
     if report.findings:
         _findings(report, console)
     else:
@@ -54,7 +56,8 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
     else:
         hidden = len(report.benign) + len(report.unfixed)
         if hidden:
-            console.print(Text(f"{hidden} findings without a fix aren't shown", style="dim"))
+            text = f"{counted(hidden, 'finding')} without a fix: show(everything=True) or --all"
+            console.print(Text(text, style="dim"))
     console.print(Text(f"Model: {report.semantics}.", style="dim"))
 
 
@@ -74,20 +77,18 @@ def _findings(report: Summary, console: Console) -> None:
             console.print(Text(f"     {finding.called}", style="dim"))
         before = error(finding.error_before, finding.non_finite_before)
         if finding.fix is None:
-            tried = "none of the fixes tried helps" if finding.tried else "no fix was tried"
-            console.print(Text(f"     {tried}: error {before}"))
+            console.print(Text(f"     {tried(finding)}: error {before}"))
             continue
         after = error(finding.error_after, finding.non_finite_after)
         line = f"     {finding.fix}: error {before} -> {after}"
-        console.print(Text(line + alone(finding), style="green"))
+        style = "yellow" if finding.non_finite_after else "green"
+        console.print(Text(line + alone(finding), style=style))
     if len(report.findings) > SHOWN:
         console.print(Text(f"and {len(report.findings) - SHOWN} more", style="dim"))
 
 
-def no_fix(report: Summary) -> str:
-    """Returns the sentence that takes the place of findings."""
-    trials = report.runs - 1
-    return f"No fix helps the outputs: {trials} tried." if trials else "No fix was tried."
+def _style(error: OutputError, finite: str = "bold") -> str:
+    return "bold red" if error.non_finite else finite
 
 
 def scales(report: Summary) -> str:

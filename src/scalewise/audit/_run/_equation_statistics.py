@@ -54,6 +54,11 @@ class EquationStatistics:
         """``file.py:12``."""
         return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
 
+    @property
+    def name(self) -> str:
+        """The function's name, qualified where the bare one is ambiguous."""
+        return display_name(self.function)
+
     @cached_property
     def introduced(self) -> float:
         """Relative RMS error made here, against the exact result of the same low inputs."""
@@ -83,6 +88,18 @@ class EquationStatistics:
 
 
 Equations = Sequence[EquationStatistics]
+
+
+def display_name(qualified: str) -> str:
+    """Returns a method's name with its class, a lambda's with the function that has it.
+
+    Example:
+        >>> display_name("make.<locals>.step"), display_name("Attention.__call__")
+        ('step', 'Attention.__call__')
+    """
+    parts = qualified.split(".")
+    nested = parts[-2:-1] == ["<locals>"] and not parts[-1].startswith(("<", "__"))
+    return parts[-1] if nested else ".".join(x for x in parts if x != "<locals>")
 
 
 def _ratio(noise: float, signal: float) -> float:

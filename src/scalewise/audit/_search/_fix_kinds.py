@@ -138,7 +138,7 @@ def _float32(context: Context) -> Iterator[Fix]:
         (f"float32 for line {here.line}", _like(here, equations, "file", "line", "direction")),
         (f"float32 for line {here.line}, both ways", _like(here, equations, "file", "line")),
         (
-            f"float32 for all of {here.function.rpartition('.')[2]}",
+            f"float32 for all of {here.name}",
             _like(here, equations, "file", "function"),
         ),
         ("float32 for the optimizer", _like(here, equations, "direction") if optimizer else []),

@@ -1,0 +1,136 @@
+"""The verdict of a report: one sentence that says whether the function works in low precision."""
+
+from __future__ import annotations
+
+import math
+
+from .._run._session import OutputError
+from .._search._findings import Finding
+from .._search._measure import near
+from ._summary import Summary
+
+LOST = 0.5  # share of the optimizer's additions that change nothing, from which nothing is trained
+
+
+def verdict(report: Summary) -> str:
+    """Returns whether the function trains or computes, the cause if not, the fix, and the rest.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> def half(x):
+        ...     return x / 2
+        >>> verdict(sw.audit(half, "fp16")(jnp.ones(3)))
+        'Yes: half computes in fp16 without error.'
+    """
+    parts = [_answer(report)]
+    if not _is_harmless(report, report.error):
+        parts += [_cause(report), _remedy(report), _rest(report)]
+    if report.untried and report.trials:
+        parts.append(f"no trials were left for {counted(report.untried, 'more finding')}")
+    return "; ".join(filter(None, parts)) + "."
+
+
+def no_fix(report: Summary) -> str:
+    """Returns the sentence that takes the place of findings."""
+    if any(x.tried for x in report.unfixed):
+        return f"None of the fixes tried helps the outputs ({counted(report.trials, 'trial')})."
+    if not report.trials:
+        return "No fix was tried."
+    if not near(report.error, report.error_float32):
+        return "No fix was tried."
+    if report.error <= OutputError(0, 1e-6):
+        return "No fix was tried, since no operation needs one."
+    return "No fix was tried, since the error comes in with the arguments."
+
+
+def counted(n: int, what: str) -> str:
+    """``1 trial``, ``1,024 trials``, ``2 fixes``."""
+    plural = "es" if what.endswith("x") else "s"
+    return f"{n:,} {what}" + (plural if n != 1 else "")
+
+
+def against_rounding(error: OutputError, precision: int) -> str:
+    """``error 0.05, 102 times one rounding (0.00049)``, or how many numbers are not finite."""
+    unit = 2.0**-precision
+    if error.non_finite:
+        return f"{counted(error.non_finite, 'number')} of the outputs not finite"
+    if error.relative == 0:
+        return "no error"
+    if error.relative <= unit:
+        return f"error {error.relative:.2g}, within one rounding ({unit:.2g})"
+    factor = error.relative / unit
+    times = f"{factor:,.0f}" if 10 <= factor < 1e6 else f"{factor:.2g}"
+    return f"error {error.relative:.2g}, {times} times one rounding ({unit:.2g})"
+
+
+def _is_harmless(report: Summary, error: OutputError) -> bool:
+    """Returns True if the error is within one rounding, and the optimizer's additions count."""
+    small = error.non_finite == 0 and error.relative <= 2.0**-report.precision
+    return small and report.updates_lost < LOST
+
+
+def _answer(report: Summary) -> str:
+    error, low = report.error, report.low
+    directions = {e.direction for e in report.equations}
+    trains = {"backward", "optimizer"} <= directions
+    yes, no = ("trains", "train") if trains else ("computes", "compute")
+    refused = f"No: {report.function} does not {no} in {low}"
+    size = against_rounding(error, report.precision)
+    if error.non_finite or math.isnan(error.relative):
+        return f"{refused} ({size if error.non_finite else 'its error is NaN'})"
+    if error.relative >= 1:
+        return f"{refused} ({size}: at least as large as the outputs)"
+    if report.updates_lost >= LOST:
+        lost = f"{report.updates_lost:.0%} of the optimizer's additions change nothing"
+        return f"No: {report.function} hardly {yes} in {low} ({lost}; {size})"
+    if error.relative == 0:
+        return f"Yes: {report.function} {yes} in {low} without error"
+    if _is_harmless(report, error):
+        return f"Yes: {report.function} {yes} in {low} with {size}"
+    return f"{report.function} {yes} in {low} with {size}"
+
+
+def _cause(report: Summary) -> str:
+    """Returns the worst finding: a cause if its fix helps, else only suspected."""
+    if report.trials and not report.findings and near(report.error, report.error_float32):
+        same = f"float32 for every operation leaves {report.error_float32}"
+        return f"cause: the arguments, which stay in {report.low} ({same})"
+    worst = next(iter(report.findings or report.unfixed), None)
+    if worst is None:
+        return "no operation stands out as the cause"
+    return f"{'cause' if worst.fix else 'suspected cause'}: {named(worst)}"
+
+
+def _remedy(report: Summary) -> str:
+    fixed = [x for x in report.findings if x.fix is not None]
+    if not fixed:
+        return no_fix(report)[:1].lower() + no_fix(report)[1:].rstrip(".")
+    more = f" and {counted(len(fixed) - 1, 'more fix')}" if len(fixed) > 1 else ""
+    return f"change: {fixed[0].fix}{more}"
+
+
+def _rest(report: Summary) -> str:
+    """Returns what remains with all fixes, and the worst of what causes it."""
+    fixed = [x for x in report.findings if x.fix is not None]
+    if not fixed:
+        return ""
+    after = report.error_fixed
+    text = f"after that: {against_rounding(after, report.precision)}"
+    if after.non_finite == 0 and after.relative <= 2.0**-report.precision:
+        return text
+    if report.error_float32.relative >= after.relative / 2 and not after.non_finite:
+        return f"{text}, most of which comes in with the arguments"
+    left = next((x for x in report.findings if x.fix is None), None)
+    if left is None:
+        return text
+    return f"{text}, with {named(left)} left ({tried(left)})"
+
+
+def named(finding: Finding) -> str:
+    """``overflow in exp at model.py:12``."""
+    return f"{finding.kind} in {finding.primitive} at {finding.where}"
+
+
+def tried(finding: Finding) -> str:
+    """Returns what came of the fixes of a finding that has none."""
+    return "none of the fixes tried helps" if finding.tried else "no fix was tried"

@@ -1,0 +1,118 @@
+"""The verdict: true in each case, with the cause, the change to make and the error that remains."""
+
+import dataclasses
+import io
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+from rich.console import Console
+
+import scalewise as sw
+from scalewise.audit import Fix, OutputError
+
+
+def shown(report, **options):
+    stream = io.StringIO()
+    report.show(Console(file=stream, width=400), **options)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def overflow():
+    def norm(x):
+        return jnp.sqrt(jnp.sum(x * x))
+
+    return sw.audit(norm, "fp16", trials=4)(jnp.full(4096, 16.0))
+
+
+def test_it_does_not_compute(overflow):
+    where = overflow.findings[0].where
+    assert overflow.verdict == (
+        "No: norm does not compute in fp16 (1 number of the outputs not finite); cause: "
+        f"overflow in reduce_sum at {where}; change: ops.l2_norm in place of the root of a sum of "
+        "squares; after that: no error."
+    )
+    assert shown(overflow).splitlines()[1] == overflow.verdict
+    assert overflow.as_dict()["verdict"] == overflow.verdict
+
+
+def test_fixes_that_help_partly(overflow):
+    """Which error remains, what causes it, and what wasn't tried."""
+    fixed, left = overflow.findings[0], dataclasses.replace(overflow.findings[0], fix=None)
+    partly = dataclasses.replace(overflow, findings=(fixed, left), error_fixed=OutputError(0, 0.25))
+    assert partly.verdict.endswith(
+        "; after that: error 0.25, 512 times one rounding (0.00049), with overflow in "
+        f"reduce_sum at {left.where} left (none of the fixes tried helps)."
+    )
+    partly = dataclasses.replace(
+        partly, error_fixed=OutputError(2, 0.0), untried=7,
+        findings=(fixed, fixed, dataclasses.replace(left, tried=False)),
+    )  # fmt: skip
+    assert " and 1 more fix; after that: 2 numbers of the outputs not finite, " in partly.verdict
+    assert partly.verdict.endswith("(no fix was tried); no trials were left for 7 more findings.")
+    narrow = dataclasses.replace(
+        overflow, error_fixed=OutputError(0, 0.1), error_float32=OutputError(0, 0.1)
+    )
+    assert narrow.verdict.endswith("(0.00049), most of which comes in with the arguments.")
+    for error, said in (
+        (math.nan, "(its error is NaN)"),
+        (2.0, "as large as the outputs)"),
+    ):
+        bad = dataclasses.replace(overflow, error=OutputError(0, error))
+        assert bad.verdict.startswith("No: norm does not compute in fp16 (")
+        assert said in bad.verdict
+
+
+def test_nothing_went_wrong_or_nothing_was_tried(overflow):
+    def half(x):
+        return x / 2
+
+    report = sw.audit(half, "fp16")(jnp.ones(3))
+    assert report.verdict == "Yes: half computes in fp16 without error."
+    assert "No fix was tried, since no operation needs one." in shown(report)
+    none = sw.audit(half, "fp16", trials=0)(jnp.ones(3) / 3)
+    assert none.verdict.startswith("Yes: half computes in fp16 with error 0.00024, within one ")
+    assert (none.trials, none.untried) == (0, 0)
+    finding = dataclasses.replace(overflow.findings[0], fix=None, tried=False)
+    untried = dataclasses.replace(overflow, findings=(), unfixed=(finding,), trials=0, untried=1)
+    assert "; suspected cause: overflow in reduce_sum at " in untried.verdict
+    assert untried.verdict.endswith("; no fix was tried.")
+    assert "No fix was tried.\n" in shown(untried)
+    finding = dataclasses.replace(finding, tried=True)
+    failed = dataclasses.replace(untried, unfixed=(finding,), trials=9)
+    assert "; none of the fixes tried helps the outputs (9 trials)" in failed.verdict
+
+
+def test_an_error_that_comes_in_with_the_arguments():
+    report = sw.audit(jnp.sin, "fp16")(jnp.full(3, 100.1))
+    assert "; cause: the arguments, which stay in fp16 (float32 for every " in report.verdict
+    assert "No fix was tried, since the error comes in with the arguments." in shown(report)
+
+
+def test_a_step_that_loses_its_updates():
+    def step(w, x):
+        return w - 1e-4 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+    report = sw.audit(step, "bf16", trials=1)(jnp.ones(8), jnp.ones((4, 8)))
+    assert report.verdict.startswith(
+        "No: step hardly trains in bf16 (100% of the optimizer's additions change nothing; error "
+    )
+    assert report.untried > 0
+    assert f"no trials were left for {report.untried} more finding" in report.verdict
+
+
+def test_only_finite_errors_are_green(overflow):
+    infinite = dataclasses.replace(overflow, error_fixed=OutputError(2, 0.0))
+    for report, green in ((overflow, True), (infinite, False)):
+        stream = io.StringIO()
+        report.show(Console(file=stream, force_terminal=True, width=400))
+        line = next(x for x in stream.getvalue().splitlines() if "outputs: error" in x)
+        assert ("\x1b[1;32m" in line) == green
+    assert isinstance(overflow.findings[0].fix, Fix)
+
+
+def test_negative_trials_are_refused():
+    with pytest.raises(ValueError, match="audit: trials is -3; expected 0 or more"):
+        sw.audit(jnp.sin, "fp16", trials=-3)
