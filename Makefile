@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
+# A file's tests run in one process, in the order of the files: they share what is compiled.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
@@ -30,10 +33,10 @@ check: $(VENV)/.ready     ## lint, format, types
 	$(BIN)/pyright
 
 unit: $(VENV)/.ready      ## the tests, of the thorough ones a sample
-	$(BIN)/python -m pytest -n 2 -m "not slow and not gate" $(ARGS)
+	$(PYTEST) -m "not slow and not gate" $(ARGS)
 
 thorough: $(VENV)/.ready  ## all other cases of the thorough tests
-	$(BIN)/python -m pytest -n 2 -m "gate and not slow" $(ARGS)
+	$(PYTEST) -m "gate and not slow" $(ARGS)
 
 test-all: test thorough   ## everything the gate asks
 
@@ -61,8 +64,8 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.processes
 	$(BIN)/python -m proofs.resume
 	$(BIN)/python -m proofs.functions
-	$(BIN)/python -m pytest -n 2 -m slow
-	OPTIMIZED=1 $(BIN)/python -m pytest -n 2 -m "not slow" $(addprefix tests/,autocast autoscale cli training)
+	$(PYTEST) -m slow
+	OPTIMIZED=1 $(PYTEST) -m "not slow" $(addprefix tests/,autocast autoscale cli training)
 
 fuzz: $(VENV)/.ready     ## random programs, malformed files and damaged run folders, seeded
 	$(BIN)/python -m proofs.fuzz $(ARGS)

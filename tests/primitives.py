@@ -13,15 +13,17 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.random import threefry_2x32
 
-X = np.asarray(jax.random.normal(jax.random.key(0), (4, 4)), np.float32)
+from arrays import normal
+
+X = np.asarray(normal(0, (4, 4)))
 P = np.abs(X) + np.float32(0.5)  # positive
 U = np.tanh(X) * np.float32(0.9)  # within (-1, 1)
 S = X @ X.T + 4 * np.eye(4, dtype=np.float32)  # positive definite
 I = np.arange(16, dtype=np.int32).reshape(4, 4)  # noqa: E741
 B = I % 2 == 0
 KEY = np.asarray([0, 42], np.uint32)
-IMAGE = np.asarray(jax.random.normal(jax.random.key(1), (1, 6, 6, 2)), np.float32)
-KERNEL = np.asarray(jax.random.normal(jax.random.key(2), (3, 3, 2, 3)), np.float32)
+IMAGE = np.asarray(normal(1, (1, 6, 6, 2)))
+KERNEL = np.asarray(normal(2, (3, 3, 2, 3)))
 
 
 def _window(f, initial):

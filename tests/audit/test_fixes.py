@@ -9,6 +9,7 @@ import pytest
 from rich.style import Style
 
 import scalewise as sw
+from arrays import normal
 from scalewise import ops
 from scalewise.audit._audit import low_interpretation
 from scalewise.audit._run._loss_scale import LossScaled
@@ -129,7 +130,7 @@ def test_an_exception_to_a_recipe():
         with jax.named_scope("head"):
             return x @ w
 
-    x = jax.random.normal(jax.random.key(0), (8, 16))
+    x = normal(0, (8, 16))
     report = sw.audit(f, recipe, trials=1)(x, x.T)
     worst = report.findings[0]
     assert str(worst.fix) == "keep={'dot_general': FP32} in the recipe"
@@ -153,7 +154,7 @@ def test_an_exception_to_an_every_op_recipe():
     def within(x):
         return f(x)[0]
 
-    x = jax.random.normal(jax.random.key(0), (2, 16)) * jnp.array([[1.0], [2.0**-15]])
+    x = normal(0, (2, 16)) * jnp.array([[1.0], [2.0**-15]])
     report = sw.audit(within, sw.recipes.scalify, trials=3)(x)
     worst = report.findings[0]
     assert report.low == "autoscale scalify"

@@ -7,6 +7,7 @@ import pytest
 
 import programs
 import scalewise as sw
+from arrays import normal
 from devices import run_on_devices
 from programs import scalar
 from scalewise.audit._run._accumulator import Accumulator
@@ -133,7 +134,7 @@ def test_a_float64_result_narrowed_is_rounded_once(fmt):
 @pytest.mark.thorough(keep=2)
 def test_runs_equal_emulation_and_the_plain_program(name):
     f = getattr(programs, name)
-    x = jax.random.normal(jax.random.key(0), (4, 4))
+    x = normal(0, (4, 4))
     low, reference = outputs(session(f, x))
     for got, want in zip(low, floats(jax.jit(sw.emulate(f, "fp16"))(x)), strict=True):
         np.testing.assert_array_equal(got, want.astype(np.float64))
@@ -143,7 +144,7 @@ def test_runs_equal_emulation_and_the_plain_program(name):
 
 
 def test_runs_of_a_gradient_through_a_loop_in_e5m2():
-    x = jax.random.normal(jax.random.key(0), (4, 4))
+    x = normal(0, (4, 4))
     g = jax.grad(scalar(programs.fori_loop))
     low, reference = outputs(session(g, x, low="e5m2"))
     for got, want in zip(low, floats(jax.jit(sw.emulate(g, "e5m2"))(x)), strict=True):
@@ -235,7 +236,7 @@ def test_precomputed_integers_follow_each_steps_batch():
 
 def test_error_measures_equal_their_definitions():
     """One rounding of N(0, 1), measured on 2 million numbers; SQNR as torch.ao.ns computes it."""
-    x = jax.random.normal(jax.random.key(0), (1000,))
+    x = normal(0, (1000,))
     for fmt, decibels in (("fp16", 73.7), ("bf16", 55.6), ("e5m2", 25.5)):
         equations = session(lambda x: x + 0.0, x, low="fp32").run().equations
         assert equations[0].introduced == 0
@@ -385,7 +386,7 @@ MESH = """
     import jax, jax.numpy as jnp, numpy as np, scalewise as sw
     from jax.sharding import NamedSharding, PartitionSpec as P
     mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    w = jax.random.normal(jax.random.key(0), (8, 4))
+    w = normal(0, (8, 4))
     x = jax.device_put(300.0 * jnp.ones((4, 8)), NamedSharding(mesh, P("d")))
 
     def f(w, x):

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 from examples import gallery
 from scalewise.audit._run._loss_scale import LossScaled
 from scalewise.autocast import Autocast
 from scalewise.interpret import transform
 
 POLICY = sw.Policy(compute="f16")
-WEIGHTS = jax.random.normal(jax.random.key(0), (8, 8)) / 3
-X = jax.random.normal(jax.random.key(1), (16, 8))
+WEIGHTS = normal(0, (8, 8)) / 3
+X = normal(1, (16, 8))
 
 
 @jax.custom_vjp

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from arrays import normal
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.autocast import FULL, LOW, Policy, Rule, autocast, placements, policy
 
@@ -15,7 +16,7 @@ F16, BF16, F32 = jnp.float16, jnp.bfloat16, jnp.float32
 
 
 def example(shape=(4, 4), seed=0):
-    return jax.random.normal(jax.random.key(seed), shape)
+    return normal(seed, shape)
 
 
 def same(a, b):

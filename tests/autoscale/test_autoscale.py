@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 import scalewise as sw
+from arrays import normal
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.formats import E4M3FN, FP16
 
@@ -20,7 +21,7 @@ TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2, "fp8": 0.2}
 
 
 def example(seed=0, shape=(4, 4)):
-    return jax.random.normal(jax.random.key(seed), shape)
+    return normal(seed, shape)
 
 
 def floats(tree):

@@ -15,9 +15,10 @@ from flax import linen, nnx
 from flax.training.train_state import TrainState
 
 import scalewise as sw
+from arrays import normal
 from scalewise.autoscale import AmaxHistory
 
-X = jax.random.normal(jax.random.key(0), (8, 16))
+X = normal(0, (8, 16))
 OPTIMIZER = optax.adam(1e-2)
 NARROW = dataclasses.replace(
     sw.recipes.fp8_delayed,
@@ -48,7 +49,7 @@ def step(state, x, *, power=1, scale=1.0):
 
 
 def initial():
-    params = {"w": jax.random.normal(jax.random.key(1), (16, 16)) / 4, "b": jnp.zeros(16)}
+    params = {"w": normal(1, (16, 16)) / 4, "b": jnp.zeros(16)}
     return params, OPTIMIZER.init(params)
 
 

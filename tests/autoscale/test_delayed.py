@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 from scalewise.autoscale import RULES, AmaxHistory, Family
 from scalewise.interpret import CONTRACTIONS
 
-W = jax.random.normal(jax.random.key(0), (16, 16)) / 4
-X = jax.random.normal(jax.random.key(1), (8, 16))
+W = normal(0, (16, 16)) / 4
+X = normal(1, (8, 16))
 
 
 def step(w, x):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.formats import BF16, FP32
 
@@ -26,7 +27,7 @@ def close(got, want, rtol):
 )
 @pytest.mark.thorough(keep=3)
 def test_every_kind_of_control_flow(program):  # "calls", 40 sines, takes 10 s to compile
-    x = jax.random.normal(jax.random.key(0), (4, 4))
+    x = normal(0, (4, 4))
     got = jax.jit(sw.autoscale(program, EACH))(x)
     jax.tree.map(lambda a, b: close(a, b, 0.03), got, program(x))
 
@@ -36,14 +37,14 @@ def test_every_kind_of_control_flow(program):  # "calls", 40 sines, takes 10 s t
 )
 @pytest.mark.thorough(keep=3)
 def test_gradients_of_it(program):  # of "calls", a chain of 40 sines, they span 2^120
-    x = jax.random.normal(jax.random.key(0), (4, 4))
+    x = normal(0, (4, 4))
     gradient = jax.grad(scalar(program))
     close(jax.jit(sw.autoscale(gradient, EACH))(x), gradient(x), 0.05)
 
 
 def test_each_result_is_a_number_of_the_format():
     f = sw.autoscale(lambda x, y: (x * y, x + y, jnp.exp(x), x @ y), BRAIN)
-    x = jax.random.normal(jax.random.key(0), (8, 8))
+    x = normal(0, (8, 8))
     for y in jax.jit(f)(x, x.T):
         mantissa, _ = np.frexp(np.asarray(y))
         np.testing.assert_array_equal(mantissa * 2**8, np.round(mantissa * 2**8))
@@ -78,7 +79,7 @@ def test_masks_and_epsilons(k, mask):
     def norm(q, m):
         return (q - q.mean(-1, keepdims=True)) / jnp.sqrt(q.var(-1, keepdims=True) + 1e-30)
 
-    q = jax.random.normal(jax.random.key(0), (8, 16)) * 2.0**k
+    q = normal(0, (8, 16)) * 2.0**k
     m = jnp.tril(jnp.ones((8, 8), bool))
     for f in (attention, norm):
         close(jax.jit(sw.autoscale(f, EACH))(q, m), f(q, m), 5e-3)
@@ -90,7 +91,7 @@ def test_a_mask_may_be_multiplied_and_added(recipe):
         out = (1 - jnp.tril(jnp.ones((8, 8)))) * jnp.finfo(q.dtype).min
         return jax.nn.softmax(q @ q.T + out / 2 + out / 2) @ q
 
-    q = jax.random.normal(jax.random.key(0), (8, 16))
+    q = normal(0, (8, 16))
     close(jax.jit(sw.autoscale(attention, recipe))(q), attention(q), 1e-2)
 
 
@@ -155,12 +156,12 @@ def test_a_long_sum_and_a_wide_contraction():
 def test_each_measure(rescale):
     recipe = dataclasses.replace(EACH, rescale=rescale)
     f = lambda x: jax.nn.softmax(jnp.tanh(x) @ x.T)  # noqa: E731
-    x = jax.random.normal(jax.random.key(0), (8, 8))
+    x = normal(0, (8, 8))
     close(jax.jit(sw.autoscale(f, recipe))(x), f(x), 5e-3)
 
 
 def test_vmap_inside_and_outside():
-    x = jax.random.normal(jax.random.key(0), (3, 4, 4)) * jnp.array([1e-20, 1, 1e20])[:, None, None]
+    x = normal(0, (3, 4, 4)) * jnp.array([1e-20, 1, 1e20])[:, None, None]
     f = lambda x: jnp.tanh(x / jnp.max(jnp.abs(x))) @ x  # noqa: E731
     close(jax.vmap(sw.autoscale(f, EACH))(x)[0], f(x[0]), 2e-3)
     close(sw.autoscale(jax.vmap(f), EACH)(x)[2], f(x[2]), 2e-3)
@@ -253,7 +254,7 @@ def test_loops_and_branches_use_the_storage_format_even_if_parts_are_kept():
         total, each = jax.lax.scan(turn, jnp.zeros(4), x)
         return jax.lax.cond(total[0] > 0, lambda t: t * 2, lambda t: t, total), each
 
-    x = jax.random.normal(jax.random.key(0), (5, 4)) * 1e4
+    x = normal(0, (5, 4)) * 1e4
     recipe = dataclasses.replace(EACH, keep={"careful": FP32, "mul": BF16})
     for got, want in zip(jax.jit(sw.autoscale(f, recipe))(x), f(x), strict=True):
         close(got, want, 5e-3)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 
 RECIPES = ["scalify", "fp16_every_op"]
 
@@ -115,8 +116,8 @@ def test_gradients_through_a_transformer_block_keep_their_size():
         logits = jax.lax.scan(lambda x, w: (block(x, w), None), 0.02 * x, w)[0]
         return -jnp.mean(jax.nn.log_softmax(logits)[:, 0])
 
-    x, w = jax.random.normal(jax.random.key(0), (8, 16)), jax.random.key(1)
-    w = jax.random.normal(w, (3, 5, 16, 16)) / 4
+    x, w = normal(0, (8, 16)), jax.random.key(1)
+    w = normal(w, (3, 5, 16, 16)) / 4
     want = jax.jit(jax.grad(loss))(w, x)
     got = jax.jit(sw.autoscale(jax.grad(loss), "scalify"))(w, x)
     size = np.linalg.norm(want, axis=(-2, -1))
@@ -145,8 +146,8 @@ def test_a_non_finite_element_leaves_the_others_as_they_are(recipe):
         y, pull = jax.vjp(lambda x: several(x, w), x)
         return y, pull(jnp.cos(jnp.arange(12.0)).reshape(3, 4))[0]
 
-    x = jax.random.normal(jax.random.key(0), (3, 4))
-    w = jax.random.normal(jax.random.key(1), (4, 4))
+    x = normal(0, (3, 4))
+    w = normal(1, (4, 4))
     f, plain = jax.jit(sw.autoscale(both, recipe)), jax.jit(both)
     for bad in (jnp.nan, jnp.inf, -jnp.inf):
         given = x.at[1, 2].set(bad)

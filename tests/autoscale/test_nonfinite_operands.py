@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 
-W = jax.random.normal(jax.random.key(0), (32, 32)) / 6
-X = jax.random.normal(jax.random.key(1), (6, 32))
+W = normal(0, (32, 32)) / 6
+X = normal(1, (6, 32))
 RECIPES = ("fp16", "bf16", "fp8", "fp8_delayed", "mxfp8", "mxfp4", "unit_scaling")
 
 

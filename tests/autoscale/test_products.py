@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 from scalewise.autoscale._block_product import block_product
 from scalewise.devices import DEVICES
 from scalewise.scaled import quantize
 
-W = jax.random.normal(jax.random.key(0), (16, 16)) / 4
-X = jax.random.normal(jax.random.key(1), (8, 16))
-IMAGE = jax.random.normal(jax.random.key(1), (2, 6, 6, 4))
-KERNEL = jax.random.normal(jax.random.key(2), (3, 3, 4, 8))
+W = normal(0, (16, 16)) / 4
+X = normal(1, (8, 16))
+IMAGE = normal(1, (2, 6, 6, 4))
+KERNEL = normal(2, (3, 3, 4, 8))
 NUMBERS = ("NHWC", "HWIO", "NHWC")
 
 
@@ -118,8 +119,8 @@ def test_batches_of_blocks_go_to_the_units_too():
 
 def test_blocks_of_several_contracted_axes_are_multiplied_as_they_lie():
     """Axes of 3 and 40, of which blocks lie along the one of 40, one of them short."""
-    a = jax.random.normal(jax.random.key(0), (2, 5, 3, 40))
-    b = jax.random.normal(jax.random.key(1), (2, 3, 40, 7))
+    a = normal(0, (2, 5, 3, 40))
+    b = normal(1, (2, 3, 40, 7))
     x, y = (quantize(z, "mxfp8_e4m3", axis=i) for z, i in ((a, 3), (b, 2)))
     dimensions = ((2, 3), (1, 2)), ((0,), (0,))
     got, _ = block_product(dimensions, x, y, jnp.float32)
@@ -211,7 +212,7 @@ def attention(q, k, v, w):
 
 
 def test_attention_stays_in_the_storage_format():
-    qkv = [jax.random.normal(jax.random.key(i), (2, 8, 16)) for i in range(3)]
+    qkv = [normal(i, (2, 8, 16)) for i in range(3)]
     gradient = jax.grad(attention, argnums=3)
     text = lowered(sw.autoscale(gradient, "fp8"), *qkv, W)
     batched = [s for s in text.splitlines() if "batching_dims" in s]
@@ -225,8 +226,8 @@ def test_attention_stays_in_the_storage_format():
 
 def test_experts_products_are_narrow_both_ways():
     """A batch of matrices that are weights is no attention, backward neither."""
-    x = jax.random.normal(jax.random.key(0), (4, 8, 16))
-    experts = jax.random.normal(jax.random.key(1), (4, 16, 16)) / 4
+    x = normal(0, (4, 8, 16))
+    experts = normal(1, (4, 16, 16)) / 4
 
     def f(w):
         y = jax.nn.relu(jnp.einsum("ecd,edf->ecf", x * 2, w))

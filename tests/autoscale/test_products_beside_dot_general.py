@@ -11,8 +11,9 @@ from jax import lax
 from jax.experimental import pallas, sparse
 
 import scalewise as sw
+from arrays import normal
 
-A, B = (jax.random.normal(k, (12, 12)) for k in jax.random.split(jax.random.key(0)))
+A, B = (normal(k, (12, 12)) for k in jax.random.split(jax.random.key(0)))
 ONE, THREE = jnp.array([12], jnp.int32), jnp.array([4, 3, 5], jnp.int32)
 
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 from devices import run_on_devices
 from scalewise.formats import E4M3FN, FP16, FP32, MXFP8_E4M3
 
 CATALOGUE = sw.recipes.CATALOGUE
-W = jax.random.normal(jax.random.key(0), (64, 64)) / 8
-X = jax.random.normal(jax.random.key(1), (32, 64))
+W = normal(0, (64, 64)) / 8
+X = normal(1, (32, 64))
 # relative error of the gradient that each format's precision allows here
 ERROR = {
     "fp16": 2e-3, "bf16": 1e-2, "fp8": 0.1, "fp8_delayed": 0.1, "mxfp8": 0.1, "mxfp4": 0.4,
@@ -126,8 +127,8 @@ MESH = """
     import jax, jax.numpy as jnp, numpy as np, scalewise as sw
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
-    x = jax.random.normal(jax.random.key(0), (8, 16)) * 2.0 ** jnp.arange(8)[:, None]
-    w = jax.random.normal(jax.random.key(1), (16, 16))
+    x = normal(0, (8, 16)) * 2.0 ** jnp.arange(8)[:, None]
+    w = normal(1, (16, 16))
     placed = jax.device_put(x, NamedSharding(mesh, P("d")))
 
     def mapped(w, x):

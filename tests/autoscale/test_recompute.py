@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 
-W = jax.random.normal(jax.random.key(0), (128, 128)) / 11
-X = jax.random.normal(jax.random.key(1), (256, 128))
+W = normal(0, (128, 128)) / 11
+X = normal(1, (256, 128))
 
 
 def layers(activation):

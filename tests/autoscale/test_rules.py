@@ -8,8 +8,9 @@ from jax import lax
 from jax.scipy.special import erf
 
 import scalewise as sw
+from arrays import normal
 
-X = jax.random.normal(jax.random.key(0), (6,))
+X = normal(0, (6,))
 PLAIN = sw.Recipe(forward=None, backward=None, storage=None)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.formats import CATALOGUE, Format
 
@@ -101,7 +102,7 @@ def test_a_scan_swamps_as_published():
 @pytest.mark.parametrize("fmt", ["fp16", MINE], ids=["fp16", "e6m9"])
 @pytest.mark.thorough(keep=5)
 def test_every_output_is_a_number_of_the_format_under_jit_and_eagerly(f, fmt):
-    x = jax.random.normal(jax.random.key(0), (4, 4))
+    x = normal(0, (4, 4))
     eager, jitted = sw.emulate(f, fmt)(x), jax.jit(sw.emulate(f, fmt))(x)
     for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(jitted), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
@@ -112,7 +113,7 @@ def test_every_output_is_a_number_of_the_format_under_jit_and_eagerly(f, fmt):
 @pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
 @pytest.mark.thorough(keep=2)
 def test_a_gradient_from_outside_is_the_gradient_inside(f):
-    x = jax.random.normal(jax.random.key(0), (4, 4))
+    x = normal(0, (4, 4))
     outside = jax.jit(jax.grad(sw.emulate(scalar(f), "fp16")))(x)
     inside = jax.jit(sw.emulate(jax.grad(scalar(f)), "fp16"))(x)
     np.testing.assert_array_equal(np.asarray(outside), np.asarray(inside))

@@ -9,8 +9,9 @@ from jax import lax
 from jax.experimental import sparse
 
 import scalewise as sw
+from arrays import normal
 
-X = np.asarray(jax.random.normal(jax.random.key(0), (4, 4)), np.float32)
+X = np.asarray(normal(0, (4, 4)), np.float32)
 P = np.abs(X) + np.float32(0.5)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from arrays import normal
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.interpret import Equation, Interpretation, transform
 
@@ -17,7 +18,7 @@ def identity(f):
 
 
 def example(seed=0):
-    return jax.random.normal(jax.random.key(seed), (4, 4))
+    return normal(seed, (4, 4))
 
 
 def assert_same_bits(got, want):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from arrays import normal
 from programs import PROGRAMS
 from scalewise.interpret import Interpretation, run, trace
 
@@ -82,7 +83,7 @@ def same(got, want):
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_precomputed_equations_are_all_used_and_results_are_unchanged(f):
-    x = jax.random.normal(jax.random.key(0), (4, 4))
+    x = normal(0, (4, 4))
     interpretation, program, outs = told(f, x)
     assert interpretation.known == {}
     same(outs, run(program, Interpretation(), ())[1])
@@ -90,7 +91,7 @@ def test_precomputed_equations_are_all_used_and_results_are_unchanged(f):
 
 @pytest.mark.thorough
 def test_one_program_for_masks_indices_and_keys_of_all_bodies():
-    x, key = jax.random.normal(jax.random.key(1), (4, 4)), jax.random.key(2)
+    x, key = normal(1, (4, 4)), jax.random.key(2)
     interpretation, program, outs = told(mixed, x, jnp.int32(1), key)
     assert (interpretation.calls, interpretation.known) == (1, {})
     assert interpretation.beside == []

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from arrays import normal
 from programs import PROGRAMS
 from scalewise.interpret import Interpretation, run, trace, transform
 
@@ -76,7 +77,7 @@ def test_a_while_loop_is_compiled_after_its_eager_iterations(turns, conditions):
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 @pytest.mark.thorough(keep=4)
 def test_the_program_computes_the_same_results(f, turns):
-    x = jax.random.normal(jax.random.key(0), (4, 4))
+    x = normal(0, (4, 4))
     _, program, (_, outs) = tally(f, x, turns=turns)
     rtol = 1e-5 if turns else 0  # XLA contracts products and sums in loops that it compiles
     for got, want in zip(outs, jax.tree.leaves(f(x)), strict=True):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from proofs.probabilities import FORMATS, check, inputs, threshold
 
+from arrays import normal
 from scalewise import quantize, round_to
 from scalewise.formats import CATALOGUE, DLFLOAT16, E4M3FN, FP16, Format
 
@@ -54,7 +55,7 @@ def test_mean_below_half_the_smallest_subnormal_is_unbiased(name, part):
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
 def test_block_formats_keep_the_mean(name):
-    x = jax.random.normal(jax.random.key(1), (64, 64)) * 0.07
+    x = normal(1, (64, 64)) * 0.07
     got = quantize(x, name, rounding="stochastic", key=jax.random.key(2)).value()
     assert float(jnp.abs(got).mean()) == pytest.approx(float(jnp.abs(x).mean()), rel=0.05)
     assert float(got.mean()) == pytest.approx(float(x.mean()), abs=2e-3)

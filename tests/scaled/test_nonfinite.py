@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 from scalewise.scaled import amax
 from scalewise.scaled._amax import LARGE, SMALL
 
@@ -54,7 +55,7 @@ def test_the_root_mean_square_is_that_of_the_finite_elements():
 @pytest.mark.parametrize("name", ["mxfp8_e5m2", "mxfp8_e4m3", "mxfp4", "nvfp4"])
 def test_blocks(name):
     fmt = sw.formats.block_format(name)
-    clean = np.array(jax.random.normal(jax.random.key(0), (3, 64))) * np.float32(1e-3)
+    clean = np.array(normal(0, (3, 64))) * np.float32(1e-3)
     clean[1, 5] = 0
     quantized = jax.jit(lambda x: sw.quantize(x, name).value())
     want = np.asarray(quantized(clean * np.float32([[1], [1], [0]])))
@@ -98,7 +99,7 @@ def test_directed_roundings():
     [(2, (1,)), (SMALL // 64, (0, 1)), *((LARGE // 64 + 5, a) for a in ((0, 1), (1,), (0,)))],
 )
 def test_the_largest_finite_magnitude(rows, axes):
-    x = np.asarray(jax.random.normal(jax.random.key(0), (rows, 64)))
+    x = np.asarray(normal(0, (rows, 64)))
     largest = jax.jit(lambda x: amax(x, axes, True))
     np.testing.assert_array_equal(largest(x), np.abs(x).max(axes, keepdims=True))
     for special in SPECIAL:

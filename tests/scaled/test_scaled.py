@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scalewise as sw
+from arrays import normal
 from scalewise.scaled import ldexp, power_of_two
 
 NARROW = ["fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4m3", "e3m4"]
@@ -86,7 +87,7 @@ def test_a_pytree_through_jit_scan_and_vmap():
 @pytest.mark.thorough(keep=3)
 def test_quantize_rounds_once_and_never_saturates(fmt, k):
     fmt = sw.format(fmt)
-    x = jax.random.normal(jax.random.key(0), (1000,)) * 2.0**k
+    x = normal(0, (1000,)) * 2.0**k
     a = jax.jit(lambda x: sw.quantize(x, fmt))(x)
     assert a.data.dtype == fmt.dtype
     mantissa, _ = np.frexp(np.asarray(a.scale))
@@ -103,7 +104,7 @@ def test_quantize_rounds_once_and_never_saturates(fmt, k):
 
 @pytest.mark.parametrize("axis", [0, 1, -1, (0, 1)])
 def test_a_scale_for_each_channel(axis):
-    x = jax.random.normal(jax.random.key(0), (3, 4)) * jnp.array([[1e-9], [1.0], [1e9]])
+    x = normal(0, (3, 4)) * jnp.array([[1e-9], [1.0], [1e9]])
     a = sw.quantize(x, "e4m3fn", axis=axis)
     kept = {ax % 2 for ax in np.atleast_1d(axis)}
     assert a.scale.shape == tuple(n if i in kept else 1 for i, n in enumerate(x.shape))
@@ -132,7 +133,7 @@ def test_rebalance_moves_a_factor():
 
 @pytest.mark.parametrize("name", ["e2m1fn", "e3m2fn", "dlfloat16", "ue5m3"])
 def test_formats_without_a_dtype_of_whole_bytes(name):
-    x = jnp.abs(jax.random.normal(jax.random.key(0), (4, 9))) * 1e-9
+    x = jnp.abs(normal(0, (4, 9))) * 1e-9
     a = sw.quantize(x, name)
     fmt = sw.format(name)
     want = fmt.decode(fmt.encode(np.asarray(x, np.float64) / float(a.scale))) * float(a.scale)
@@ -256,7 +257,7 @@ BY_HAND = {
     ("fmt", "axis"), [("e4m3fn", None), ("e4m3fn", 0), ("mxfp8_e4m3", None), ("nvfp4", None)]
 )
 def test_used_like_an_array(fmt, axis):
-    a = sw.quantize(jax.random.normal(jax.random.key(0), (4, 32)), fmt, axis=axis)
+    a = sw.quantize(normal(0, (4, 32)), fmt, axis=axis)
     for use, f in BY_HAND.items():
         np.testing.assert_array_equal(np.asarray(f(a)), np.asarray(f(a.value())), use)
     with pytest.raises(TypeError, match="unhashable"):

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from arrays import normal
 from scalewise.scaled import SCALINGS
 
-X = np.asarray(jax.random.normal(jax.random.key(0), (64, 32))) * np.float32(3e-7)
+X = np.asarray(normal(0, (64, 32))) * np.float32(3e-7)
 FITTING = [
     *(cls() for cls in SCALINGS.values() if cls.source in ("amax", "data", "history")),
     *(cls(power_of_two=False) for cls in (sw.Amax, sw.Rms, sw.LeastSquares, sw.Delayed)),
@@ -164,8 +165,8 @@ def test_a_sketch_of_many_elements_finds_the_scale_of_all():
 
 
 def test_unit_is_known_from_shapes():
-    a = jax.random.normal(jax.random.key(0), (8, 1024))
-    b = jax.random.normal(jax.random.key(1), (1024, 8))
+    a = normal(0, (8, 1024))
+    b = normal(1, (1024, 8))
     q = sw.quantize(a @ b, "e4m3fn", scaling=sw.Unit(1024))
     assert float(q.scale) == 32
     assert 0.5 < float(jnp.std(q.data.astype(jnp.float32))) < 2

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from arrays import normal
 from scalewise import autocast
 from scalewise.training import DynamicLossScale, layer_scaled, layer_scales
 
@@ -97,7 +98,7 @@ def test_a_power_of_two_changes_no_bit_in_float32(transform):
     def dense(w, x):
         return jnp.tanh(x @ w)
 
-    w, x = jax.random.normal(jax.random.key(0), (4, 4)), jnp.ones((2, 4))
+    w, x = normal(0, (4, 4)), jnp.ones((2, 4))
     scaled = lambda w: jnp.sum(layer_scaled(dense)(jnp.float32(2.0**12), w, x))  # noqa: E731
     got = jax.grad(transform(scaled))(w)
     want = jax.grad(lambda w: jnp.sum(dense(w, x)))(w)

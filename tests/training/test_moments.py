@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from arrays import normal
 from scalewise import ScaledArray, SqrtStored, Storage
 from scalewise.formats import E4M3FN, E5M2, FP16
 from scalewise.training import NARROW_ADAM, store_state, widen
@@ -18,14 +19,14 @@ def users_promotion():
         yield
 
 
-W = {"w": jax.random.normal(jax.random.key(0), (32, 64)), "b": jnp.ones(64)}
+W = {"w": normal(0, (32, 64)), "b": jnp.ones(64)}
 
 
 def gradients(seed):
     keys = jax.random.split(jax.random.key(seed), 2)
     return {
-        "w": jax.random.normal(keys[0], (32, 64)) * jnp.exp2(jnp.arange(64) / 4 - 20),
-        "b": jax.random.normal(keys[1], (64,)),
+        "w": normal(keys[0], (32, 64)) * jnp.exp2(jnp.arange(64) / 4 - 20),
+        "b": normal(keys[1], (64,)),
     }
 
 

@@ -7,6 +7,7 @@ import optax
 import pytest
 from proofs.two_processes import prove
 
+from arrays import normal
 from scalewise import formats
 from scalewise.training import mean_over, step
 
@@ -53,7 +54,7 @@ def test_overflow_on_one_device_is_seen_by_all(fmt, bad):
 
 
 def test_without_a_format_it_is_pmean():
-    x = jax.random.normal(jax.random.key(0), (4, 9)).astype(jnp.float16)
+    x = normal(0, (4, 9)).astype(jnp.float16)
     want = x.astype(jnp.float32).mean(axis=0)
     np.testing.assert_allclose(np.asarray(over(x)[2]), np.asarray(want), rtol=1e-6)
 

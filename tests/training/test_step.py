@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import scalewise as sw
+from arrays import normal
 from scalewise.training import (
     DynamicLossScale,
     StaticLossScale,
@@ -29,12 +30,12 @@ def users_promotion():
 
 def params(seed=0):
     a, b = jax.random.split(jax.random.key(seed))
-    return {"a": jax.random.normal(a, (6, 16)) / 3, "b": jax.random.normal(b, (16, 2)) / 4}
+    return {"a": normal(a, (6, 16)) / 3, "b": normal(b, (16, 2)) / 4}
 
 
 def batch(seed=1, n=8):
     a, b = jax.random.split(jax.random.key(seed))
-    return {"x": jax.random.normal(a, (n, 6)), "y": jax.random.normal(b, (n, 2))}
+    return {"x": normal(a, (n, 6)), "y": normal(b, (n, 2))}
 
 
 def loss(p, batch):

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from arrays import normal
 from scalewise.training import (
     apply_updates,
     compensated,
@@ -39,7 +40,7 @@ def walk(optimizer, w, gradients):
 def test_masters_equal_float32_training(dtype):
     """To the bit, weight decay included; the narrow weights are the masters, rounded."""
     optimizer = optax.adamw(1e-2, weight_decay=0.1)
-    w = {"a": jax.random.normal(jax.random.key(0), (7, 5)), "b": jnp.ones(5)}
+    w = {"a": normal(0, (7, 5)), "b": jnp.ones(5)}
     gradients = [jax.tree.map(lambda x, s=s: jnp.sin(s * x).astype(dtype), w) for s in range(9)]
     wide, _ = walk(
         optimizer, w, [jax.tree.map(lambda g: g.astype(jnp.float32), g) for g in gradients]
@@ -113,7 +114,7 @@ def test_stochastic_rounding_is_random_and_reproducible():
 
 @pytest.mark.parametrize("way", WAYS)
 def test_float32_weights_train_as_without_the_wrapper(way):
-    w, g = jax.random.normal(jax.random.key(0), (33,)), [jnp.full(33, 1e-9)] * 3
+    w, g = normal(0, (33,)), [jnp.full(33, 1e-9)] * 3
     want, _ = walk(optax.adam(1e-2), w, g)
     got, _ = walk(WAYS[way](optax.adam(1e-2)), w, g)
     np.testing.assert_allclose(np.asarray(got), np.asarray(want), rtol=3e-7)
