@@ -28,6 +28,7 @@ from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
 from ._file import name_of
 from ._report._report import SEMANTICS, Report
+from ._report._trace import latent
 from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
 from ._run._session import Outcome, Session
@@ -270,6 +271,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         scaled=isinstance(session.low, Boundaries | EveryOp),
         trials=trials - search.trials,
         untried=_untried(search),
+        latent=latent(outcome.equations, fmt) if session.adjustable else (),
     )
 
 

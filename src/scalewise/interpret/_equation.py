@@ -7,6 +7,7 @@ import dataclasses
 import sysconfig
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import jax.extend.core as jex
@@ -18,6 +19,7 @@ from . import _compat, _wide
 Direction = Literal["forward", "backward", "update"]
 CONTRACTIONS = names(lambda row: row.family is Family.CONTRACTION) | having("contraction")
 CALLBACKS = having("host")
+TRACING = str(Path(__file__).parent)  # of the frames above the traced function
 LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib")})
 
 
@@ -121,6 +123,19 @@ class Equation:
             above = self.within
             own = above.caller or (above.source if above.source != self.source else None)
         return own
+
+    @cached_property
+    def call_site(self) -> tuple[str, int, str] | None:
+        """The user's line that called the function in which the equation was written; None if that
+        is the traced function itself."""
+        if self.caller is not None:
+            return self.caller
+        for frame in _compat.user_frames(self.eqn):
+            if frame[0].startswith(TRACING):
+                break
+            if not _is_installed(frame[0]) and frame[:2] != (self.source or ())[:2]:
+                return frame
+        return self.within.call_site or self.within.source if self.within else None
 
     @cached_property
     def inner(self) -> int:

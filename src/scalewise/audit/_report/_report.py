@@ -20,6 +20,7 @@ from ._page import page
 from ._summary import Summary
 from ._table import as_csv
 from ._terminal import show
+from ._trace import TraceRow, trace
 from ._verdict import verdict
 
 SEMANTICS = (
@@ -42,6 +43,11 @@ class Report(Summary):
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints verdict, findings and literals; with ``everything`` also those without a fix."""
         show(self, console or Console(), everything=everything)
+
+    def trace(self) -> tuple[TraceRow, ...]:
+        """Returns the modules (name scopes) in the order in which they ran, each with its smallest
+        and largest magnitude, up to the first number that overflows or is NaN."""
+        return trace(self.equations)
 
     def __str__(self) -> str:
         """Returns what :meth:`show` prints, without colours."""
@@ -79,6 +85,7 @@ class Report(Summary):
         """Returns the content of the JSON file; non-finite numbers are "inf", "-inf", "nan"."""
         derived = {
             "verdict": self.verdict,
+            "trace": [dataclasses.asdict(row) for row in self.trace()],
             "updates_lost": self.updates_lost,
             "loss_scales": self.loss_scales(),
         }

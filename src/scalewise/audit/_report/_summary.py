@@ -42,6 +42,8 @@ class Summary:
         scaled: whether each tensor has a scale of its own (under a recipe).
         trials: how many of the runs tried fixes.
         untried: how many more findings no fix was tried for, because no trials were left.
+        latent: operations whose largest value is within a factor of 4 of overflowing, a sentence
+            each; found in a run in one format.
     """
 
     function: str
@@ -68,6 +70,7 @@ class Summary:
     scaled: bool = False
     trials: int = 0
     untried: int = 0
+    latent: tuple[str, ...] = ()
 
     rows, shadow = renamed("rows"), renamed("shadow")
     idle, error_wide = renamed("idle"), renamed("error_wide")

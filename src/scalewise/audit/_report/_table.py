@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
-from ...autoscale import scope_parts
 from .._run._equation_statistics import Equations, EquationStatistics
+from ._trace import module
 
 COUNTS = ("elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled")
 COLUMNS = (
@@ -19,8 +19,7 @@ def by_scope(equations: Equations) -> list[tuple[str, list[EquationStatistics]]]
     """Returns equations grouped by their named scope, or else by their function."""
     found: dict[str, list[EquationStatistics]] = {}
     for e in equations:
-        name = "/".join(scope_parts(e.scope)) or e.function or "elsewhere"
-        found.setdefault(name, []).append(e)
+        found.setdefault(module(e), []).append(e)
     return list(found.items())
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from ..._output import print_table
 from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._kinds import KINDS
+from .._search._literals import called_at
 from ._summary import Summary
+from ._trace import before_first_event
 from ._verdict import counted, no_fix, tried, verdict
 
 SHOWN = 12
+LATENT_SHOWN = 3
 
 
 def show(report: Summary, console: Console, *, everything: bool = False) -> None:
@@ -46,17 +51,21 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
     for line in report.arguments:
         console.print(Text(f"argument  {line}", style="yellow"))
     for literal in [x for x in report.literals if not x.masks]:
-        console.print(Text(f"constant  {literal.where}  {literal}", style="yellow"))
+        called = f", {literal.called}" if literal.called else ""
+        console.print(Text(f"constant  {literal.where}  {literal}{called}", style="yellow"))
+    for line in report.latent if everything else report.latent[:LATENT_SHOWN]:
+        console.print(Text(f"latent  {line}"))
     if everything:
+        _trace(report, console)
         for finding in report.unfixed[:SHOWN]:
             text = f"{finding.kind}  {finding.where}  {finding.primitive}: {finding.evidence}"
             console.print(Text(f"no fix  {text}", style="dim"))
         for line in report.benign:
             console.print(Text(f"benign  {line}", style="dim"))
     else:
-        hidden = len(report.benign) + len(report.unfixed)
+        hidden = len(report.benign) + len(report.unfixed) + len(report.latent[LATENT_SHOWN:])
         if hidden:
-            text = f"{counted(hidden, 'finding')} without a fix: show(everything=True) or --all"
+            text = f"{counted(hidden, 'more note')} and the trace: show(everything=True) or --all"
             console.print(Text(text, style="dim"))
     console.print(Text(f"Model: {report.semantics}.", style="dim"))
 
@@ -66,6 +75,7 @@ def _findings(report: Summary, console: Console) -> None:
         head = Text(f"{number:2} ")
         head.append(finding.kind, style=KINDS[finding.kind].style)
         head.append(f"  {finding.where}", style="bold")
+        head.append(function(report, finding))
         head.append(f"  {finding.primitive}, {finding.direction}")
         if finding.iteration is not None:
             head.append(f", iteration {finding.iteration}")
@@ -85,6 +95,34 @@ def _findings(report: Summary, console: Console) -> None:
         console.print(Text(line + alone(finding), style=style))
     if len(report.findings) > SHOWN:
         console.print(Text(f"and {len(report.findings) - SHOWN} more", style="dim"))
+
+
+def _trace(report: Summary, console: Console) -> None:
+    """Prints the modules that ran before the first number that overflows or is NaN."""
+    rows = before_first_event(report.equations)
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
+    table.title = "The last modules before the first number that overflows or is NaN"
+    for name in ("module", "direction", "last operation"):
+        table.add_column(name, no_wrap=True)
+    for name in ("smallest", "largest", "overflowed", "NaN"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        sizes = f"{row.smallest:.2e}", f"{row.largest:.2e}", f"{row.overflowed:,}", f"{row.nan:,}"
+        cells = row.scope, row.direction, f"{row.primitive}, {row.place}", *sizes
+        table.add_row(*map(Text, cells))
+    print_table(console, table)
+
+
+def function(report: Summary, finding: Finding) -> str:
+    """`` in step``, or `` in Attention.__call__ called at model.py:40``; "" if it isn't known."""
+    here = [e for e in report.equations if e.index in set(finding.equations)]
+    names = dict.fromkeys(e.name for e in here if e.name)
+    if not names:
+        return ""
+    called = called_at(list(dict.fromkeys(e.call_site for e in here if e.call_site)))
+    return f" in {next(iter(names))}{f' {called}' if called and not finding.callers else ''}"
 
 
 def _style(error: OutputError, finite: str = "bold") -> str:

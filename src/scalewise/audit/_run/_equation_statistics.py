@@ -30,6 +30,8 @@ class EquationStatistics:
         looped: whether it ran more than once.
         numbers: statistics by name, see ``_statistics``.
         histogram: how many of the reference run's numbers have each exponent from ``LOWEST`` up.
+        call_site: ``path:line`` of the user's line that called ``function``, if the function's name
+            is ambiguous (a lambda, ``__call__``); else "".
     """
 
     index: int
@@ -45,6 +47,7 @@ class EquationStatistics:
     looped: bool
     numbers: dict[str, float]
     histogram: tuple[int, ...]
+    call_site: str = ""
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
@@ -98,8 +101,13 @@ def display_name(qualified: str) -> str:
         ('step', 'Attention.__call__')
     """
     parts = qualified.split(".")
-    nested = parts[-2:-1] == ["<locals>"] and not parts[-1].startswith(("<", "__"))
+    nested = parts[-2:-1] == ["<locals>"] and not _is_ambiguous(qualified)
     return parts[-1] if nested else ".".join(x for x in parts if x != "<locals>")
+
+
+def _is_ambiguous(qualified: str) -> bool:
+    """Returns True for ``<lambda>``, ``<listcomp>``, ``__call__``."""
+    return qualified.rpartition(".")[2].startswith(("<", "__"))
 
 
 def _ratio(noise: float, signal: float) -> float:
@@ -134,6 +142,7 @@ def _of_equation(
 ) -> EquationStatistics:
     file, line, function = equation.source or (None, 0, "")
     aval = next(a for a in equation.out_avals if is_float(a))
+    site = equation.call_site if _is_ambiguous(function) else None
     return EquationStatistics(
         index=i,
         primitive=equation.name,
@@ -148,6 +157,7 @@ def _of_equation(
         looped=numbers["visits"] > 1,
         numbers=numbers,
         histogram=tuple(histogram),
+        call_site="{}:{}".format(*site) if site else "",
     )
 
 

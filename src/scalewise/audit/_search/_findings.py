@@ -12,9 +12,7 @@ from .._deprecated import renamed
 from ._fixes import Fix
 from ._groups import Group
 from ._kinds import kind_of
-from ._literals import Literal, source_line
-
-CALLERS_SHOWN = 3
+from ._literals import Literal, called_at, source_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,9 +79,7 @@ class Finding:
     @property
     def called(self) -> str:
         """``called at model.py:3, model.py:9 and 2 more``; "" for a line of the user's own."""
-        shown = ", ".join(Path(c).name for c in self.callers[:CALLERS_SHOWN])
-        more = len(self.callers) - CALLERS_SHOWN
-        return f"called at {shown}" + (f" and {more} more" if more > 0 else "") if shown else ""
+        return called_at(self.callers)
 
 
 def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
@@ -125,4 +121,5 @@ def constant_finding(literal: Literal) -> Finding:
         introduced=error,
         inherited=error,
         evidence=f"the constant {literal.written} {literal.what}",
+        callers=literal.callers,
     )

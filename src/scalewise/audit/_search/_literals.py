@@ -24,6 +24,7 @@ from .._run._equation_statistics import direction_of
 SELECTS = having("selects")
 MOVES = EXACT - SELECTS  # move or negate elements of one operand
 
+CALLERS_SHOWN = 3
 ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
 
 
@@ -42,6 +43,7 @@ class Literal:
         direction, scope: of that operation.
         kind: the kind of a finding about it.
         slight: whether it only loses bits, because it is subnormal in the format.
+        callers: ``path:line`` of each of the user's lines that call a library's ``file``.
     """
 
     number: float
@@ -56,6 +58,12 @@ class Literal:
     scope: str
     kind: str = "precision"
     slight: bool = False
+    callers: tuple[str, ...] = ()
+
+    @property
+    def called(self) -> str:
+        """``called at model.py:3``; "" for a line of the user's own."""
+        return called_at(self.callers)
 
     @property
     def where(self) -> str:
@@ -68,6 +76,13 @@ class Literal:
     def written(self) -> str:
         """The number in as few digits as identify it."""
         return written(self.number)
+
+
+def called_at(callers: Sequence[str]) -> str:
+    """``called at model.py:3, model.py:9 and 2 more``; "" without callers."""
+    shown = ", ".join(Path(c).name for c in callers[:CALLERS_SHOWN])
+    more = len(callers) - CALLERS_SHOWN
+    return f"called at {shown}" + (f" and {more} more" if more > 0 else "") if shown else ""
 
 
 def source_line(file: str | None, line: int) -> str:
@@ -98,7 +113,7 @@ class _Constants(Interpretation):
     inline = True
 
     def __init__(self):
-        self.uses: dict[tuple[str | None, int, str, float], Equation] = {}
+        self.uses: dict[tuple[str | None, int, str, float], list[Equation]] = {}
 
     def lift(self, x: Any, aval: Any) -> _Value:
         return _Value(jnp.asarray(x))
@@ -128,7 +143,7 @@ class _Constants(Interpretation):
             file, line, _ = equation.source or (None, 0, "")
             for number in numbers:
                 if number is not None:
-                    self.uses.setdefault((file, line, equation.name, number), equation)
+                    self.uses.setdefault((file, line, equation.name, number), []).append(equation)
         return state, [
             _Value(y, kept) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
@@ -174,15 +189,15 @@ def literals(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> C
             return [v.data if isinstance(v, _Value) else v for v in values]
 
         jax.eval_shape(interpret, arrays)
-        trained = any(use.direction == "backward" for use in constants.uses.values())
-        found = [_literal(k, use, fmt, saturate, trained) for k, use in constants.uses.items()]
+        trained = any(use[0].direction == "backward" for use in constants.uses.values())
+        found = [_literal(k, uses, fmt, saturate, trained) for k, uses in constants.uses.items()]
         return tuple(x for x in found if x is not None)
 
     return check
 
 
 def _literal(
-    key, use: Equation, fmt: Format, saturate: Saturation, trained: bool
+    key, uses: Sequence[Equation], fmt: Format, saturate: Saturation, trained: bool
 ) -> Literal | None:
     file, line, primitive, number = key
     if not math.isfinite(number) or number == 0:
@@ -194,9 +209,10 @@ def _literal(
     what, kind, slight = change
     masks = primitive in SELECTS
     source = source_line(file, line)
-    direction = direction_of(use, trained)
-    place = (file, line, source, primitive, masks, direction, use.scope)
-    return Literal(number, rounded, what, *place, kind, slight)
+    direction = direction_of(uses[0], trained)
+    place = (file, line, source, primitive, masks, direction, uses[0].scope)
+    callers = dict.fromkeys("{}:{}".format(*use.caller) for use in uses if use.caller)
+    return Literal(number, rounded, what, *place, kind, slight, tuple(callers))
 
 
 def _change(number: float, rounded: float, fmt: Format) -> tuple[str, str, bool] | None:
