@@ -1,6 +1,7 @@
 """Strict harness: no silent promotion of dtypes or ranks anywhere in scalewise."""
 
 import os
+from collections import Counter
 
 import jax
 import pytest
@@ -41,11 +42,26 @@ def quick_compiles(request, monkeypatch):
         jax.clear_caches()
 
 
+def sample(cases, count):
+    """Returns ``count`` cases that between them have the most values of each parameter."""
+    values = [getattr(case, "callspec", None) for case in cases]
+    values = [set(spec.indices.items()) if spec else set() for spec in values]
+    # multiples of the golden ratio, modulo 1: any number of the first ones is spread out
+    spread = [int(i * 0.6180339887 % 1 * len(cases)) for i in range(2 * len(cases))]
+    rest, seen, chosen = list(dict.fromkeys([*spread, *range(len(cases))])), Counter(), []
+    for _ in range(min(count, len(cases))):
+        case = min(rest, key=lambda i: sum(seen[value] for value in values[i]))
+        rest.remove(case)
+        seen.update(values[case])
+        chosen.append(cases[case])
+    return chosen
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Marks as ``gate`` the cases of ``thorough`` tests that ``make test`` leaves out.
 
-    Of a test marked ``thorough(keep=k)``, k cases stay, evenly spaced; without ``keep``, none.
+    Of a test marked ``thorough(keep=k)``, k cases stay; without ``keep``, none.
     """
     cases = {}
     for item in items:
@@ -53,7 +69,7 @@ def pytest_collection_modifyitems(items):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for group in cases.values():
         keep = group[0].get_closest_marker("thorough").kwargs.get("keep", 0)
-        kept = {i * len(group) // keep for i in range(keep)}
-        for i, item in enumerate(group):
-            if i not in kept:
+        kept = sample(group, keep)
+        for item in group:
+            if item not in kept:
                 item.add_marker("gate")

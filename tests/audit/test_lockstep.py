@@ -47,6 +47,7 @@ def floats(tree):
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("saturate", [False, True, "finite"])
+@pytest.mark.thorough(keep=20)
 def test_round_by_equals_round_to(fmt, saturate):
     rng = np.random.default_rng(0)
     codes = rng.integers(0, 1 << 64, 4000, dtype=np.uint64)

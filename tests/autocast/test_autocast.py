@@ -40,6 +40,7 @@ def test_computing_in_float32_is_the_program_itself(f):
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
+@pytest.mark.thorough(keep=4)
 def test_every_control_flow_stays_near_float32(f):
     got, want = jax.jit(autocast(f, "f16"))(example()), jax.jit(f)(example())
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):

@@ -36,6 +36,7 @@ def assert_close(got, want, tolerance):
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 class TestPrograms:
+    @pytest.mark.thorough(keep=6)
     def test_a_recipe_that_rounds_nothing_changes_nothing(self, f):
         got, want = jax.jit(sw.autoscale(f, NOTHING))(example()), jax.jit(f)(example())
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
@@ -67,6 +68,7 @@ class TestGradients:
         assert_close(inside, want, 1e-2)
         assert_close(outside, want, 1e-2)
 
+    @pytest.mark.thorough(keep=3)
     def test_a_recipe_that_rounds_nothing_changes_nothing(self, f):
         want = jax.grad(scalar(f))(example())
         got = jax.grad(sw.autoscale(scalar(f), NOTHING))(example())
@@ -206,6 +208,7 @@ def test_weights_in_a_loop_are_rounded_once_before_it():
 
 @pytest.mark.parametrize("k", [-300, -149, -40, 0, 33, 300])
 @pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.thorough(keep=5)
 def test_equivariance_a_power_of_two_moves_only_the_exponent(k, which):
     def f(x, w):
         y = jnp.maximum(x @ w, 0) * 3.0
@@ -299,6 +302,7 @@ FALLBACKS = {
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
+@pytest.mark.thorough(keep=5)
 def test_a_primitive_without_a_rule_is_computed_in_float32(name):
     f = FALLBACKS[name]
     assert_close(jax.jit(sw.autoscale(f))(example()), f(example()), 4e-3)

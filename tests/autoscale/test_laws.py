@@ -112,6 +112,7 @@ SPECIAL = [0.0, -0.0, 1.0, -1.5, np.inf, -np.inf, np.nan, 2.0**-30, -(2.0**30)]
 
 
 @pytest.mark.parametrize("name", ELEMENTS)
+@pytest.mark.thorough(keep=8)
 def test_elementwise_rules_give_float64s_numbers(name):
     """Scales far apart, special values: finite where float64 is, and within 2^-20 of it.
 

@@ -44,6 +44,7 @@ def test_a_row_that_is_not_finite_leaves_the_others_as_they_are(recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.thorough(keep=3)
 def test_a_weight_that_is_not_finite_is_seen_in_the_loss(recipe):
     run = jax.jit(sw.autoscale(step, recipe))
     for number in (np.nan, np.inf):

@@ -68,6 +68,7 @@ def test_a_static_scale_does_not_read_the_data():
 
 
 @pytest.mark.parametrize("scaling", [sw.Rms(), sw.LeastSquares(), sw.Mx("rceil")], ids=repr)
+@pytest.mark.thorough(keep=1)
 def test_other_choices_of_scale(scaling):
     recipe = dataclasses.replace(sw.recipes.fp8, scaling=scaling)
     gradient = jax.grad(sw.autoscale(loss, recipe))(W, X)

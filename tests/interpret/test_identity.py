@@ -31,16 +31,20 @@ def assert_same_bits(got, want):
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 class TestProgram:
+    @pytest.mark.thorough(keep=4)
     def test_eagerly(self, f):
         assert_same_bits(identity(f)(example()), f(example()))
 
+    @pytest.mark.thorough(keep=6)
     def test_under_jit(self, f):
         assert_same_bits(jax.jit(identity(f))(example()), jax.jit(f)(example()))
 
+    @pytest.mark.thorough(keep=4)
     def test_vmap_outside(self, f):
         xs = jnp.stack([example(1), example(2)])
         assert_same_bits(jax.jit(jax.vmap(identity(f)))(xs), jax.jit(jax.vmap(f))(xs))
 
+    @pytest.mark.thorough(keep=4)
     def test_vmap_inside(self, f):
         xs = jnp.stack([example(1), example(2)])
         assert_same_bits(jax.jit(identity(jax.vmap(f)))(xs), jax.jit(jax.vmap(f))(xs))
@@ -48,10 +52,12 @@ class TestProgram:
 
 @pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
 class TestGradient:
+    @pytest.mark.thorough(keep=5)
     def test_inside(self, f):
         g = jax.grad(scalar(f))
         assert_same_bits(jax.jit(identity(g))(example()), jax.jit(g)(example()))
 
+    @pytest.mark.thorough(keep=5)
     def test_outside(self, f):
         g, h = jax.grad(identity(scalar(f))), jax.grad(scalar(f))
         got, want = jax.jit(g)(example()), jax.jit(h)(example())

@@ -142,6 +142,7 @@ def test_every_method_on_an_easy_vector_under_jit_vmap_and_eagerly(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.thorough(keep=5)
 def test_what_is_defined_of_the_undefined(method):
     nan, inf = math.nan, math.inf
     rows = [

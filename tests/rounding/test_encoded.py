@@ -25,6 +25,7 @@ FORMATS = [
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.thorough(keep=12)
 def test_decode_matches_numpys_decode_for_every_code(fmt):
     codes = np.arange(2**fmt.bits, dtype=np.uint32)
     got = np.asarray(jax.jit(lambda c: decode(c, fmt))(codes))

@@ -143,6 +143,7 @@ def test_stochastic_rounding_has_exact_probabilities():
 
 
 @pytest.mark.parametrize("fmt", ["e5m2", "fp16", "bf16", "dlfloat16", MINE])
+@pytest.mark.thorough(keep=3)
 def test_stochastic_rounding_with_a_key_is_unbiased(fmt):
     x = jnp.full(200_000, 0.3) * jnp.float32(float(formats.format(fmt).smallest) * 3.7)
     for scaled in (x, jnp.full(200_000, 1.2345)):
@@ -202,6 +203,7 @@ def test_cast_matches_ml_dtypes(fmt):
 
 
 @pytest.mark.parametrize("fmt", [f for f in FORMATS if f.bits <= 16], ids=lambda f: f.name)
+@pytest.mark.thorough(keep=8)
 def test_cast_returns_codes_of_rounded_values(fmt):
     x = hard_inputs(fmt)
     x = x[~np.isnan(x)]
@@ -284,6 +286,7 @@ def test_invalid_arguments_are_rejected(call, error, message):
 @pytest.mark.parametrize("saturate", [False, True, "finite"])
 @pytest.mark.parametrize("rounding", ["nearest_even", "toward_zero"])
 @pytest.mark.parametrize("name", ["e4m3fn", "e5m2", "e4m3fnuz", "fp16", "bf16"])
+@pytest.mark.thorough(keep=10)
 def test_cast_has_a_straight_through_derivative(name, rounding, saturate):
     def f(x):
         return jnp.sum(cast(x, name, rounding=rounding, saturate=saturate).astype(x.dtype) * 2)

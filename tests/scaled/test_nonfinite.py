@@ -34,6 +34,7 @@ def expected(x, fmt):
         (sw.Amax(), "e4m3fn", None), (sw.Amax(), "fp16", 0), (sw.LeastSquares(), "fp16", 0),
     ],
 )  # fmt: skip
+@pytest.mark.thorough(keep=4)
 def test_scales_come_from_the_finite_elements(scaling, fmt, axis):
     x = MIXED.copy()
     x[-1] = np.nan  # a channel without a finite element
@@ -98,6 +99,7 @@ def test_directed_roundings():
     ("rows", "axes"),
     [(2, (1,)), (SMALL // 64, (0, 1)), *((LARGE // 64 + 5, a) for a in ((0, 1), (1,), (0,)))],
 )
+@pytest.mark.thorough(keep=3)
 def test_the_largest_finite_magnitude(rows, axes):
     x = np.asarray(normal(0, (rows, 64)))
     largest = jax.jit(lambda x: amax(x, axes, True))

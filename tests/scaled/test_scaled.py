@@ -256,6 +256,7 @@ BY_HAND = {
 @pytest.mark.parametrize(
     ("fmt", "axis"), [("e4m3fn", None), ("e4m3fn", 0), ("mxfp8_e4m3", None), ("nvfp4", None)]
 )
+@pytest.mark.thorough(keep=2)
 def test_used_like_an_array(fmt, axis):
     a = sw.quantize(normal(0, (4, 32)), fmt, axis=axis)
     for use, f in BY_HAND.items():

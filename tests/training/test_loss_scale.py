@@ -134,6 +134,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 class TestWrapper:
+    @pytest.mark.thorough(keep=3)
     def test_a_power_of_two_changes_no_bit(self, name, users_promotion):
         params = {"w": jax.random.normal(jax.random.key(0), (5, 3)), "b": jnp.ones(3)}
         plain, wrapped = OPTIMIZERS[name], loss_scaled(OPTIMIZERS[name], StaticLossScale(2.0**10))
@@ -147,6 +148,7 @@ class TestWrapper:
             assert bits(a) == bits(b.inner)
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    @pytest.mark.thorough(keep=4)
     def test_a_bad_step_leaves_everything_as_it_was(self, name, bad, users_promotion):
         params = {"w": jnp.ones((5, 3)), "b": jnp.ones(3)}
         optimizer = loss_scaled(OPTIMIZERS[name])
