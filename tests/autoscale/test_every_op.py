@@ -144,6 +144,17 @@ def test_small_results_of_a_large_branch_keep_their_scale():
     np.testing.assert_array_equal(got[2], np.full(4, -np.inf))
 
 
+def test_numbers_of_any_size_that_are_not_chosen_flush_nothing():
+    def f(x, large):
+        huge = jnp.ones_like(x)
+        for _ in range(6):  # 2^600
+            huge = huge * large
+        return jnp.where(x < 100, x, huge)
+
+    x = jnp.arange(1.0, 5.0)
+    np.testing.assert_array_equal(jax.jit(sw.autoscale(f, EACH))(x, jnp.full(4, 2.0**100)), x)
+
+
 def test_a_long_sum_and_a_wide_contraction():
     x = jnp.full(100_000, 16.0)
     close(jax.jit(sw.autoscale(lambda x: jnp.sqrt(jnp.sum(x * x)), EACH))(x), 5059.644, 2e-3)

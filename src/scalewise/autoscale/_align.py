@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ..scaled import power_of_two
 from ._families import INFINITE
-from ._search import HIGHEST, LOWEST, TOP, clipped
+from ._search import HIGHEST, LOWEST, TOP, ZERO_EXPONENT, clipped
 from ._value import ScaledValue
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
@@ -45,6 +47,23 @@ def aligned(inputs: Sequence[Any], limit: int) -> tuple[list[Any], Any]:
             common = exponent if common is None else lax.max(jnp.int32(common), exponent)
     common = 0 if common is None else common
     return [_down_to(x, common) if isinstance(x, ScaledValue) else x for x in inputs], common
+
+
+def chosen(which: jax.Array, cases: Sequence[Any]) -> list[Any]:
+    """Returns the cases of a selection such that one without a chosen element has no exponent.
+
+    Otherwise numbers of any size that a program computes and discards (a series where it diverges)
+    would flush those that it keeps.
+    """
+
+    def one(number: int, x: Any) -> Any:
+        if isinstance(x.exponent, int) or jnp.ndim(x.exponent) or x.constant_value is not None:
+            return x
+        used = jnp.any(which == which.dtype.type(number))
+        exponent = jnp.where(used, x.exponent, np.int32(ZERO_EXPONENT))
+        return dataclasses.replace(x, exponent=exponent)
+
+    return [one(i, x) if isinstance(x, ScaledValue) else x for i, x in enumerate(cases)]
 
 
 def _wanted(x: ScaledValue, limit: int) -> Any:

@@ -24,7 +24,7 @@ from ..formats import Format
 from ..interpret import Boundary, Equation, Interpretation, is_float, outlined, rebind
 from ..primitives import Family, having
 from ..scaled import power_of_two
-from ._align import aligned, finite_factor
+from ._align import aligned, chosen, finite_factor
 from ._every_op_value import (
     EXACT,
     EveryOpValue,
@@ -150,9 +150,10 @@ class EveryOp(Interpretation):
         return ScaledValue(value.data, jnp.asarray(value.exponent, jnp.int32), "forward")
 
     def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> ScaledValue:
-        (a, b), exponent = aligned([widened(on_true), widened(on_false)], TOP)
-        chosen = self.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
-        return ScaledValue(chosen.data, jnp.asarray(exponent, jnp.int32), "forward")
+        cases = chosen(predicate, [widened(on_false), widened(on_true)])
+        (b, a), exponent = aligned(cases, TOP)
+        result = self.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
+        return ScaledValue(result.data, jnp.asarray(exponent, jnp.int32), "forward")
 
     def unstack(self, value: Any, aval: ShapedArray) -> Any:
         value = self.read(value)
@@ -218,6 +219,8 @@ class EveryOp(Interpretation):
             [finite_factor(x) for x in wide] if equation.name == "mul" else wide,
             None,
         )
+        if equation.name == "select_n":
+            wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             operands, common = aligned(wide, constant_limit(self.recipe))
         outs = rule.rule(self, equation, operands)
