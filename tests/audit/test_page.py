@@ -4,6 +4,8 @@ import base64
 import csv
 import dataclasses
 import hashlib
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -12,11 +14,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import scalewise as sw
+from scalewise.audit import OutputError
+from scalewise.audit._report._panels import axis_of, panels
 from scalewise.audit._report._source import sources
-from scalewise.audit._run._statistics import LOWEST
+from scalewise.audit._run._statistics import BINS, LOWEST
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -37,7 +42,7 @@ def test_names_are_escaped_and_nothing_is_fetched(report, tmp_path):
     text = report.save(tmp_path / "a.html").read_text()
     assert text.count("<script") == 1
     assert "&lt;script&gt;" in text
-    assert not re.search(r"(?:src|href)=(?!\"#finding)|https?://", text)
+    assert not re.search(r"(?:src|href)=(?!\"#(?:finding|line)-\d)|https?://", text)
     assert "exp" in text
     assert report.findings[0].where in text
 
@@ -59,7 +64,7 @@ def test_content_security_policy_allows_only_the_pages_own_script(report, tmp_pa
 
 def test_operations_by_scope_range_charts_and_source_lines(report, tmp_path):
     text = report.save(tmp_path / "a.html").read_text()
-    heads = re.findall(r'<tr class="scope"><td colspan="14">(\S*)', text)
+    heads = re.findall(r'<tr class="scope"><td colspan="15">(\S*)', text)
     assert heads == ["&lt;script&gt;alert/1/&lt;/script&gt;"]
     for title in ("argument [0]", "updates (results", "activations (results"):
         assert (title in text) == (title != "updates (results")
@@ -68,9 +73,11 @@ def test_operations_by_scope_range_charts_and_source_lines(report, tmp_path):
     (line,) = [n for n, s in enumerate(Path(__file__).read_text().splitlines(), 1)
                if s.strip().startswith("return jnp.sum(jnp.exp(x))")]  # fmt: skip
     assert worst.line == line
-    ((file, lines),) = sources(report.equations, report.findings)
-    assert file == __file__
-    (marked,) = [shown for shown in lines if shown.finding]
+    (source,) = sources(report.equations, report.findings)
+    assert (source.file, source.library) == (__file__, False)
+    (marked,) = [shown for shown in source.lines if shown.finding]
+    assert f'<a href="#line-1-{line}">{worst.where}</a>' in text
+    assert f'<tr id="line-1-{line}" class="marked">' in text
     assert (marked.number, marked.finding) == (line, 1)
     assert worst.kind in marked.marks
     assert marked.forward == min(e.sqnr for e in report.equations)
@@ -99,28 +106,150 @@ def test_page_of_a_thousand_operations_is_under_3_megabytes(report, tmp_path):
     assert large.save(tmp_path / "a.html").stat().st_size < 3_000_000
 
 
+def test_charts_have_scales_and_a_legend(report, tmp_path):
+    text = report.save(tmp_path / "a.html").read_text()
+    for said in ("zero (up to 2^-25)", "subnormal (below 2^-14)", "overflow (beyond 2^16)"):
+        assert said in text
+    *ranges, curve = panels(report)
+    for _, svg in ranges:
+        exponents = [int(x) for x in re.findall(r">2\^(-?\d+)</text>", svg)]
+        assert len(exponents) <= 11
+        assert min(exponents) >= -4  # the smallest number is 2^-0.3, the axis is 16 binades long
+        assert max(exponents) <= 20
+    title, svg = curve
+    assert title == "relative error of each operation in program order (made here and carried in)"
+    ticks = re.findall(r'y="([0-9.]+)">1e(-?\d+)</text>', svg)
+    assert len(ticks) >= 2
+    assert [float(y) for y, _ in ticks] == sorted((float(y) for y, _ in ticks), reverse=True)
+    assert svg.count('class="unit"') == 1
+    assert svg.count('class="event"') == sum(e["overflowed"] > 0 for e in report.equations) > 0
+
+
+def test_axes_are_cut_to_where_numbers_are():
+    counts = [0] * BINS
+    counts[3 - LOWEST] = counts[30 - LOWEST] = 5
+    assert axis_of([counts]) == (2, 32)
+    counts[30 - LOWEST] = 0
+    assert axis_of([counts]) == (-4, 12)
+    assert axis_of([]) == (-7, 9)
+
+
+def test_only_finite_errors_are_green_in_the_page(report, tmp_path):
+    worst = dataclasses.replace(report.findings[0], non_finite_after=2)
+    infinite = dataclasses.replace(
+        report, error_fixed=OutputError(2, 0.0), findings=(worst, *report.findings[1:])
+    )
+    text = infinite.save(tmp_path / "a.html").read_text()
+    assert '<b class="bad">2 not finite</b>' in text
+    assert f'<span class="bad">{worst.fix}: error' in text
+    assert '<b class="fix">' in report.save(tmp_path / "b.html").read_text()
+
+
+def opened(address, folder, *flags):
+    """Returns the page's DOM after its scripts ran, without an error."""
+    assert BROWSER is not None
+    flags = [
+        "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--enable-logging=stderr",
+        f"--user-data-dir={folder}/profile", *flags,
+    ]  # fmt: skip
+    done = subprocess.run(
+        [BROWSER, *flags, "--dump-dom", address],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert not re.search(r"CONSOLE.*(Error|Uncaught|Refused)", done.stderr), done.stderr
+    return done.stdout
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
 def test_in_a_browser(report, tmp_path):
     path = report.save(tmp_path / "a.html")
-    flags = (
-        "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
-        "--disable-background-networking --enable-logging=stderr "
-        f"--user-data-dir={tmp_path}/profile"
-    )
-
-    def opened(address):
-        done = subprocess.run(
-            [BROWSER, *flags.split(), "--dump-dom", address],
-            capture_output=True, text=True, timeout=300, check=True,
-        )  # fmt: skip
-        assert not re.search(r"CONSOLE.*(OutputError|Uncaught)", done.stderr)
-        return done.stdout
-
-    dom = opened(path.as_uri())
+    dom = opened(path.as_uri(), tmp_path)
     assert "stolen</title>" not in dom
     assert 'id="finding-1"' in dom
     assert f'<span id="shown">{len(report.equations)}</span>' in dom
-    filtered = opened(path.as_uri() + "#filter=exp%20forward")
+    filtered = opened(path.as_uri() + "#filter=exp%20forward", tmp_path)
     shown = sum(r.primitive == "exp" for r in report.equations)
     assert f'<span id="shown">{shown}</span>' in filtered
     assert filtered.count('hidden=""') == len(report.equations) - shown
+
+
+PROBE = """<!doctype html><meta charset="utf-8">
+<iframe id="wide" src="a.html" width="1280" height="900" frameborder="0"></iframe>
+<iframe id="narrow" src="a.html" width="400" height="800" frameborder="0"></iframe>
+<iframe id="print" src="print.html" width="718" height="900" frameborder="0"></iframe>
+<pre id="out"></pre>
+<script>
+const page = id => document.getElementById(id).contentDocument;
+const widths = id => {
+  const root = page(id).documentElement, table = page(id).getElementById("operations");
+  return {page: root.scrollWidth, view: root.clientWidth,
+    box: table.parentElement.getBoundingClientRect().right,
+    heads: [...table.tHead.rows[0].cells].map(x => x.getBoundingClientRect().right)};
+};
+const files = () => [...page("wide").querySelectorAll("details")].map(x => x.open);
+addEventListener("load", async () => {
+  const d = page("wide"), found = {};
+  for (const id of ["wide", "narrow", "print"]) found[id] = widths(id);
+  found.legend = ["flushed", "over", "subnormal", "normal", "bar"].map(name =>
+    getComputedStyle(d.querySelector("#legend ." + name)).fill);
+  found.files = files();
+  const heads = [...d.querySelectorAll("#operations th")];
+  found.focused = heads.map(head => {
+    const button = head.querySelector("button");
+    button.focus();
+    return d.activeElement === button;
+  });
+  const amax = heads.length - 1;
+  const column = () => [...d.querySelectorAll("tr.row")].map(row => +row.cells[amax].textContent);
+  found.sorted = [];
+  for (const times of [1, 2]) {
+    heads[amax].querySelector("button").click();
+    found.sorted.push([heads.map(head => head.ariaSort), column()]);
+  }
+  found.links = [];
+  for (const link of d.querySelectorAll(".card a")) {
+    link.click();
+    await new Promise(done => setTimeout(done, 50));
+    const row = d.querySelector("tr:target");
+    found.links.push(row ? row.textContent : null);
+  }
+  found.files_after = files();
+  document.getElementById("out").textContent = JSON.stringify(found);
+});
+</script>"""
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+def test_layout_sorting_and_links_in_a_browser(tmp_path):
+    def f(x):
+        return optax.tree.norm(x * 300.0) + jnp.sum(jnp.exp(x))
+
+    report = sw.audit(f, "fp16", trials=0)(jnp.linspace(1, 13, 50))
+    own = next(x for x in report.unfixed if x.file == __file__)
+    library = next(x for x in report.unfixed if "optax" in x.file)
+    report = dataclasses.replace(report, findings=(own, library))
+    text = report.save(tmp_path / "a.html").read_text()
+    printed = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("@media print", "@media screen")
+    (tmp_path / "print.html").write_text(printed)  # A4 with margins of 1 cm is 718 pixels wide
+    (tmp_path / "probe.html").write_text(PROBE)
+    flags = "--allow-file-access-from-files", "--virtual-time-budget=5000"
+    dom = opened((tmp_path / "probe.html").as_uri(), tmp_path, *flags)
+    found = json.loads(html.unescape(dom.partition('<pre id="out">')[2].partition("</pre>")[0]))
+
+    for frame in ("wide", "print"):  # all columns are visible, amax, the last, too
+        assert len(found[frame]["heads"]) == 15
+        assert max(found[frame]["heads"]) <= found[frame]["box"] + 1 <= found[frame]["view"] + 1
+    for frame in ("wide", "narrow", "print"):
+        assert found[frame]["page"] <= found[frame]["view"]
+    assert found["narrow"]["view"] <= 400
+    assert len(set(found["legend"])) == 5
+    assert found["files"] == [True, False]  # the user's own file is open, optax is not
+    assert all(found["focused"])
+    for (state, column), way in zip(found["sorted"], ("descending", "ascending"), strict=True):
+        assert state == ["none"] * 14 + [way]
+        assert column == sorted(column, reverse=way == "descending")
+    for finding, row in zip((own, library), found["links"], strict=True):
+        assert finding.source in row
+    assert found["files_after"] == [True, True]

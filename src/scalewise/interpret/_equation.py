@@ -130,11 +130,11 @@ class Equation:
         is the traced function itself."""
         if self.caller is not None:
             return self.caller
-        for frame in _compat.user_frames(self.eqn):
-            if frame[0].startswith(TRACING):
-                break
-            if not _is_installed(frame[0]) and frame[:2] != (self.source or ())[:2]:
-                return frame
+        frames = list(_compat.user_frames(self.eqn))
+        traced = next((i for i, f in enumerate(frames) if f[0].startswith(TRACING)), len(frames))
+        own = [frame for frame in frames[:traced] if not _is_installed(frame[0])]
+        if len(own) > 1:
+            return own[1]
         return self.within.call_site or self.within.source if self.within else None
 
     @cached_property

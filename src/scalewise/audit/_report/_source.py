@@ -36,17 +36,36 @@ class Line:
     gap: bool
 
 
-def sources(equations: Equations, findings: Sequence[Finding]) -> list[tuple[str, list[Line]]]:
-    """Returns the files with findings and their lines; files that can't be read are left out.
+@dataclasses.dataclass(frozen=True)
+class SourceFile:
+    """Some lines of a file.
 
-    Without any finding, it is the file with most operations.
+    Attributes:
+        file: its path.
+        lines: those that compute something, call a library that does, or are near one of them.
+        library: whether it belongs to an installed package.
     """
-    found = list(dict.fromkeys(f.file for f in findings if f.file))
-    if not found:
-        files = [e.file for e in equations if e.file]
-        found = [max(files, key=files.count)] if files else []
-    result = [(file, _lines(file, equations, findings)) for file in found]
-    return [(file, lines) for file, lines in result if lines]
+
+    file: str
+    lines: list[Line]
+    library: bool
+
+
+def sources(equations: Equations, findings: Sequence[Finding]) -> list[SourceFile]:
+    """Returns the files with findings, and those that call libraries with findings; the user's own
+    files first. Files that can't be read are left out.
+
+    Without a file of the user's own, it adds the one with most operations.
+    """
+    libraries = {e.file for e in equations if e.caller}
+    called = [caller.rpartition(":")[0] for f in findings for caller in f.callers]
+    found = list(dict.fromkeys([f.file for f in findings if f.file] + called))
+    if not set(found) - libraries:
+        files = [e.file for e in equations if e.file and e.file not in libraries]
+        found += [max(files, key=files.count)] if files else []
+    found.sort(key=lambda file: file in libraries)
+    result = [SourceFile(x, _lines(x, equations, findings), x in libraries) for x in found]
+    return [x for x in result if x.lines]
 
 
 def _lines(file: str, equations: Equations, findings: Sequence[Finding]) -> list[Line]:
@@ -55,19 +74,26 @@ def _lines(file: str, equations: Equations, findings: Sequence[Finding]) -> list
     for equation in equations:
         if equation.file == file and 0 < equation.line <= len(source):
             here.setdefault(equation.line, []).append(equation)
-    near = {n + d for n in here for d in range(-AROUND, AROUND + 1)}
+    at: dict[int, list[tuple[int, str]]] = {}  # the number of each finding of a line, and its mark
+    for i, finding in enumerate(findings, 1):
+        if finding.file == file:
+            at.setdefault(finding.line, []).append((i, finding.kind))
+        for caller in finding.callers:
+            path, _, line = caller.rpartition(":")
+            if path == file:
+                at.setdefault(int(line), []).append((i, f"{finding.kind} in {finding.where}"))
+    near = {n + d for n in (*here, *at) for d in range(-AROUND, AROUND + 1)}
     shown = sorted(n for n in near if 0 < n <= len(source))[:MOST]
     lines, last = [], 0
     for n in shown:
-        at = [(i, f) for i, f in enumerate(findings, 1) if f.file == file and f.line == n]
         lines.append(
             Line(
                 number=n,
                 text=source[n - 1].rstrip("\n"),
                 forward=_worst([e for e in here.get(n, ()) if e.direction != "backward"]),
                 backward=_worst([e for e in here.get(n, ()) if e.direction == "backward"]),
-                marks=_marks(here.get(n, ()), [f for _, f in at]),
-                finding=at[0][0] if at else 0,
+                marks=_marks(here.get(n, ()), [mark for _, mark in at.get(n, ())]),
+                finding=at[n][0][0] if n in at else 0,
                 gap=n != last + 1 and last > 0,
             )
         )
@@ -79,8 +105,8 @@ def _worst(equations: Equations) -> float | None:
     return min((e.sqnr for e in equations), default=None)
 
 
-def _marks(equations: Equations, findings: Sequence[Finding]) -> tuple[str, ...]:
-    marks = [f.kind for f in findings]
+def _marks(equations: Equations, findings: Sequence[str]) -> tuple[str, ...]:
+    marks = list(findings)
     if any(e["nan"] for e in equations):
         marks.append("nan")
     if any(e["overflowed"] for e in equations):

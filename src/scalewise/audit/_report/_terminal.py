@@ -125,6 +125,15 @@ def function(report: Summary, finding: Finding) -> str:
     return f" in {next(iter(names))}{f' {called}' if called and not finding.callers else ''}"
 
 
+def errors(report: Summary, finding: Finding) -> str:
+    """``Error made here 0.001, with the error carried in 0.2.``"""
+    here = [e for e in report.equations if e.index in set(finding.equations)]
+    if here and all(e.sqnr == -math.inf for e in here):
+        return "No number of it is finite in both runs."
+    made, total = f"{finding.introduced:.2g}", f"{finding.inherited:.2g}"
+    return f"Error made here {made}, with the error carried in {total}."
+
+
 def _style(error: OutputError, finite: str = "bold") -> str:
     return "bold red" if error.non_finite else finite
 
