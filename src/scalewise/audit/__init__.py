@@ -21,6 +21,7 @@ from ._search._literals import Literal as Literal
 from ._search._literals import literals as literals
 from ._tune import Tuning as Tuning
 from ._tune import tune as tune
+from ._what_if import WhatIf as WhatIf
 
 make_callable(__name__)
 __getattr__ = renamed_exports(

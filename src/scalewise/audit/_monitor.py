@@ -21,8 +21,14 @@ from .._types import FormatLike, PyTree
 from ..formats import Format
 from ..interpret import is_float
 from ..training import Folder, Log
+from ._report._trace import is_latent, near_maximum
+from ._what_if import Candidate, WhatIf, WhatIfLike, candidate
+from ._what_if import what_if as lost_to
 
 Groups = int | Mapping[str, str]
+MOMENTS = {  # fields of optax's states with an array for each parameter
+    "mu", "nu", "nu_max", "trace", "sum_of_squares", "m", "v", "v_row", "v_col", "e_g", "e_x",
+}  # fmt: skip
 BARE = re.compile(r"\['?(.*?)'?\]|\.(\w+)")  # a key of keystr: ['w'], [0] or .field
 
 
@@ -36,24 +42,35 @@ class Reading:
         flushed: share of the nonzero numbers that the format would flush to zero.
         saturated: share of all numbers at or beyond the format's largest, infinities included.
         nonfinite: how many numbers are infinite or NaN.
+        what_if: what each other format or recipe would do, by its name.
     """
 
     amax: Any
     flushed: Any
     saturated: Any
     nonfinite: Any
+    what_if: dict[str, WhatIf] = dataclasses.field(default_factory=dict)
 
 
-def readings(tree: PyTree, fmt: FormatLike = "float16", groups: Groups = 1) -> dict[str, Reading]:
+def readings(
+    tree: PyTree,
+    fmt: FormatLike = "float16",
+    groups: Groups = 1,
+    what_if: Sequence[WhatIfLike] = (),
+) -> dict[str, Reading]:
     """Reads a pytree's float arrays by group, in one pass over each; works inside a jitted step.
 
     Args:
         tree: any pytree: parameters, gradients, activations, an optimizer's state. Arrays that
             aren't real floats are left out.
         fmt: a format, or a name or dtype of one.
-        groups: how many keys of a path name a group (``1``: ``params``; ``2``: ``params/blocks``),
-            or a dict from names of groups to regular expressions: an array belongs to the first
-            that matches its path (as ``jax.tree_util.keystr`` prints it).
+        groups: how many keys of a path name a group (``1``: ``params``; ``2``: ``params/blocks``);
+            an optimizer's moments are kept apart (``opt_state/mu``, ``opt_state/nu``). Or a dict
+            from names of groups to regular expressions: an array belongs to the first that matches
+            its path (as ``jax.tree_util.keystr`` prints it).
+        what_if: formats, block formats and recipes, or names of them: each :class:`Reading` says
+            what they would do to its arrays. A recipe stands for its ``forward`` format and its
+            scaling; delayed scaling counts as current scaling.
 
     Returns:
         A :class:`Reading` for each group, in the order of the tree (or of ``groups``).
@@ -68,6 +85,7 @@ def readings(tree: PyTree, fmt: FormatLike = "float16", groups: Groups = 1) -> d
         [('w', 0.25, 0.333)]
     """
     fmt = as_format(fmt, "readings")
+    tried = _candidates(what_if, "readings")
     named = {} if isinstance(groups, int) else groups
     found: dict[str, list[jax.Array]] = {name: [] for name in named}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -79,25 +97,46 @@ def readings(tree: PyTree, fmt: FormatLike = "float16", groups: Groups = 1) -> d
     if empty or not found:
         what = empty[0] if empty else "tree"
         raise ValueError(f"readings: the {what} holds no float array; expected at least one")
-    return {name: _read(arrays, fmt) for name, arrays in found.items()}
+    return {name: _read(arrays, fmt, tried) for name, arrays in found.items()}
+
+
+def _candidates(what_if: Any, where: str) -> list[Candidate]:
+    if isinstance(what_if, str) or not isinstance(what_if, Sequence):
+        raise TypeError(f"{where}: what_if is {what_if!r}; expected a tuple of formats and recipes")
+    found = [candidate(spec, f"{where}: what_if") for spec in what_if]
+    twice = [x.name for i, x in enumerate(found) if x.name in {y.name for y in found[:i]}]
+    if twice:
+        raise ValueError(f"{where}: what_if names {twice[0]!r} twice")
+    return found
 
 
 def _group(path: Sequence[Any], groups: Groups) -> str | None:
     if isinstance(groups, int):
-        text = jax.tree_util.keystr(tuple(path[: max(groups, 1)]))
+        n = max(groups, 1)
+        moment = next((key for key in path[n:] if _names_moment(key)), None)
+        text = jax.tree_util.keystr((*path[:n], *([moment] if moment else [])))
         return "/".join(a or b for a, b in BARE.findall(text)) or "all"
     text = jax.tree_util.keystr(tuple(path))
     return next((name for name, pattern in groups.items() if re.search(pattern, text)), None)
 
 
-def _read(arrays: Sequence[jax.Array], fmt: Format) -> Reading:
+def _names_moment(key: Any) -> bool:
+    """Returns True for a named tuple's field in MOMENTS, and for the keys ``mu`` and ``nu``."""
+    if isinstance(key, jax.tree_util.GetAttrKey):
+        return key.name in MOMENTS
+    return getattr(key, "key", None) in ("mu", "nu")
+
+
+def _read(arrays: Sequence[jax.Array], fmt: Format, tried: Sequence[Candidate]) -> Reading:
     parts = [_read_array(jnp.asarray(x), fmt) for x in arrays]
     amax = functools.reduce(jnp.maximum, [p[0] for p in parts])
     nonzero, flushed, saturated, nonfinite = (
         functools.reduce(jnp.add, [p[i] for p in parts]) for i in range(1, 5)
     )
     size = sum(x.size for x in arrays)
-    return Reading(amax, flushed / jnp.maximum(nonzero, 1), saturated / max(size, 1), nonfinite)
+    lost = {x.name: lost_to(arrays, x, amax) for x in tried}
+    shares = flushed / jnp.maximum(nonzero, 1), saturated / max(size, 1)
+    return Reading(amax, *shares, nonfinite, lost)
 
 
 def _read_array(x: jax.Array, fmt: Format) -> list[jax.Array]:
@@ -128,9 +167,12 @@ class Monitor:
         every: steps between two readings.
         groups: as for :func:`readings`.
         out: the folder to write to; existing lines are kept. None: nothing is written.
+        what_if: as for :func:`readings`; lines then have ``group/format/flushed``,
+            ``group/format/saturated`` and ``group/format/error``.
 
     Raises:
-        ValueError: an unknown format; ``every`` below 1.
+        ValueError: an unknown format or recipe; ``every`` below 1.
+        TypeError: ``what_if`` is no sequence.
 
     Example:
         >>> import jax.numpy as jnp, tempfile
@@ -150,13 +192,16 @@ class Monitor:
         every: int = 10,
         groups: Groups = 1,
         out: str | os.PathLike[str] | None = None,
+        what_if: Sequence[WhatIfLike] = (),
     ):
         if every < 1:
             raise ValueError(f"Monitor: every is {every}; expected 1 or more")
         self.every = every
-        self._read: Callable = jax.jit(
-            functools.partial(readings, fmt=as_format(fmt, "Monitor"), groups=groups)
-        )
+        self._fmt = as_format(fmt, "Monitor")
+        _candidates(what_if, "Monitor")
+        options = {"fmt": self._fmt, "groups": groups, "what_if": what_if}
+        self._read: Callable = jax.jit(functools.partial(readings, **options))
+        self._largest: dict[str, tuple[float, int]] = {}  # with the step, by group
         self._out = None if out is None else Path(out)
         self._log: Log | None = None
         self._pending: tuple[int, dict[str, Reading]] | None = None
@@ -170,7 +215,18 @@ class Monitor:
 
     def numbers(self, step: int, tree: Any) -> dict[str, float | None]:
         """Returns the reading by ``group/name``; {} unless ``every`` divides ``step``."""
-        return _flat(self._read(tree)) if step % self.every == 0 else {}
+        return self._noted(step, self._read(tree)) if step % self.every == 0 else {}
+
+    @property
+    def latent(self) -> tuple[str, ...]:
+        """A sentence for each group whose largest value so far was within a factor of 4 of
+        overflowing; waits for the last reading."""
+        self._write()
+        return tuple(
+            f"{group}: {near_maximum(amax, self._fmt)} (step {step})"
+            for group, (amax, step) in self._largest.items()
+            if is_latent(amax, self._fmt) and amax <= float(self._fmt.max)
+        )
 
     def close(self) -> None:
         """Writes the last reading and closes the log."""
@@ -185,19 +241,33 @@ class Monitor:
         self.close()
 
     def _write(self) -> None:
-        if self._pending is None or self._out is None:
+        if self._pending is None:
             return
         step, found = self._pending
+        self._pending, numbers = None, self._noted(step, found)
+        if self._out is None:
+            return
         if self._log is None:
             self._log = Log(Folder(self._out), after=step - 1)
-        self._log.step({"step": step, **_flat(found)})
-        self._pending = None
+        self._log.step({"step": step, **numbers})
+
+    def _noted(self, step: int, found: Mapping[str, Reading]) -> dict[str, float | None]:
+        """Returns a reading as numbers, and notes the largest value of each group."""
+        for group, reading in found.items():
+            self._largest[group] = max(
+                self._largest.get(group, (0.0, step)), (float(reading.amax), step)
+            )
+        return _flat(found)
 
 
 def _flat(found: Mapping[str, Reading]) -> dict[str, float | None]:
-    rows = {
-        f"{group}/{field.name}": float(getattr(reading, field.name))
-        for group, reading in found.items()
-        for field in dataclasses.fields(reading)
-    }
+    rows: dict[str, float] = {}
+    for group, reading in found.items():
+        for prefix, part in ((group, reading), *_prefixed(group, reading.what_if)):
+            names = [f.name for f in dataclasses.fields(part) if f.name != "what_if"]
+            rows |= {f"{prefix}/{name}": float(getattr(part, name)) for name in names}
     return {name: x if math.isfinite(x) else None for name, x in rows.items()}
+
+
+def _prefixed(group: str, lost: Mapping[str, WhatIf]) -> list[tuple[str, WhatIf]]:
+    return [(f"{group}/{name}", x) for name, x in lost.items()]
