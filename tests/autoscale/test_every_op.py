@@ -35,7 +35,7 @@ def test_every_kind_of_control_flow(program):  # "calls", 40 sines, takes 10 s t
 @pytest.mark.parametrize(
     "program", [p for p in DIFFERENTIABLE if p.__name__ != "calls"], ids=lambda f: f.__name__
 )
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=1)
 def test_gradients_of_it(program):  # of "calls", a chain of 40 sines, they span 2^120
     x = normal(0, (4, 4))
     gradient = jax.grad(scalar(program))

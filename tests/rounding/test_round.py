@@ -65,7 +65,7 @@ def test_round_to_matches_the_exact_rounding(fmt, saturate):
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 def test_round_to_rounds_float64_once(fmt):
     x = hard_inputs(fmt).astype(np.float64)
     near = x[np.isfinite(x)] * (1 + 2.0**-45)
@@ -85,7 +85,7 @@ def test_round_to_rounds_float64_once(fmt):
 
 @pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
-@pytest.mark.thorough(keep=12)
+@pytest.mark.thorough(keep=10)
 def test_every_rounding_matches_thresholds(fmt, rounding):
     """Checks a sample of the 2^32 inputs that ``make prove`` compares."""
     if fmt.mantissa_bits >= 23:

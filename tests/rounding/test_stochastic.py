@@ -54,6 +54,7 @@ def test_mean_below_half_the_smallest_subnormal_is_unbiased(name, part):
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4"])
+@pytest.mark.thorough(keep=1)
 def test_block_formats_keep_the_mean(name):
     x = normal(1, (64, 64)) * 0.07
     got = quantize(x, name, rounding="stochastic", key=jax.random.key(2)).value()

@@ -54,6 +54,7 @@ def test_the_root_mean_square_is_that_of_the_finite_elements():
 
 
 @pytest.mark.parametrize("name", ["mxfp8_e5m2", "mxfp8_e4m3", "mxfp4", "nvfp4"])
+@pytest.mark.thorough(keep=2)
 def test_blocks(name):
     fmt = sw.formats.block_format(name)
     clean = np.array(normal(0, (3, 64))) * np.float32(1e-3)

@@ -132,6 +132,7 @@ def test_rebalance_moves_a_factor():
 
 
 @pytest.mark.parametrize("name", ["e2m1fn", "e3m2fn", "dlfloat16", "ue5m3"])
+@pytest.mark.thorough(keep=2)
 def test_formats_without_a_dtype_of_whole_bytes(name):
     x = jnp.abs(normal(0, (4, 9))) * 1e-9
     a = sw.quantize(x, name)

@@ -96,6 +96,7 @@ def test_three_bytes_per_parameter_each_rounded_once():
      Storage("mxfp8_e4m3", nonzero=True)],
     ids=["fp16 root", "fp8 root", "fp8", "blocks"],
 )  # fmt: skip
+@pytest.mark.thorough(keep=2)
 def test_a_second_moment_is_never_zero_where_the_first_is_not(storage):
     """Gradients over 2^60: a plain FP8 second moment flushes, and the step is mu / epsilon."""
     g = {"w": jnp.exp2(-jnp.arange(64.0))[None] * jnp.ones((2, 1))}

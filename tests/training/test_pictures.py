@@ -60,6 +60,7 @@ def test_the_picture_is_wellformed_and_has_a_gap_where_the_loss_is_nan():
 
 
 @pytest.mark.parametrize("losses", [[math.nan] * 3, [2.0, 2.0, 2.0], [1.0]])
+@pytest.mark.thorough(keep=1)
 def test_odd_curves_are_drawn(losses):
     ET.fromstring(curves_svg(comparison(record("x", losses))))
     assert plot({"x": losses}, ["red"], width=40, height=6)

@@ -213,7 +213,7 @@ def of_model(model, b):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("policy", [None, "c=f16"])
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 def test_flax_nnx(policy, accumulate):
     """Weights learn, statistics and dropout's counter move; a bad step moves none of them."""
     train = step(of_model, optax.adam(3e-2), policy, accumulate=accumulate)
@@ -241,6 +241,7 @@ class Dense(eqx.Module):
 
 
 @pytest.mark.parametrize("policy", [None, "p=bf16,c=bf16"])
+@pytest.mark.thorough(keep=1)
 def test_equinox(policy):
     """Functions, names and integer arrays in the module stay what they are."""
     model = Dense(eqx.nn.MLP(6, 2, 16, 1, key=jax.random.key(0)), jnp.int32(3))

@@ -68,6 +68,7 @@ def test_plain_narrow_weights_lose_updates_as_published():
 
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.thorough(keep=3)
 def test_small_updates_are_kept(way, dtype):
     """The mean over many weights moves by the exact sum of the updates."""
     n, steps, u = 4096, 64, Fraction(1, 2**13)
@@ -84,6 +85,7 @@ def test_small_updates_are_kept(way, dtype):
 
 @pytest.mark.parametrize("scale", [2.0**6, 2.0**-12])
 @pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.thorough(keep=2)
 def test_compensation_keeps_twice_the_bits(dtype, scale):
     """Against the sum in exact arithmetic, at weights where FP16's own remainder would flush."""
     rng = np.random.default_rng(0)
