@@ -10,7 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-import scalewise as sw  # noqa: E402
+from examples.failures.clean import CLEAN  # noqa: E402
+from proofs.gallery import ALL, ASPECTS, Score, false_findings, score, totals  # noqa: E402
+
 from examples import gallery  # noqa: E402
 from scalewise.audit._report._terminal import alone, error  # noqa: E402
 
@@ -20,26 +22,51 @@ Written by `python docs/gallery_page.py`. `python -m proofs.gallery` checks that
 each marked line and a fix that at least halves the error, the relative error of the outputs against
 float32, root mean square.
 """
+SCORES = """
+## Scores
+
+The failures above, and those of models in examples/failures/. *Line* and *kind* say whether the
+first finding is right; *fix*, for a model, whether its fix is one that an expert would choose and
+leaves at most three times the error that the expert's leaves. The last columns hold the errors of
+the program, with the audit's fixes, and with the expert's.
+
+{totals}.
+
+| program | arithmetic | line | kind | fix | error | with fixes | expert's |
+|---|---|---|---|---|---|---|---|
+"""
 
 
-def section(name: str, case: gallery.Case) -> str:
+def section(name: str, case: gallery.Case, scored: Score) -> str:
     """Returns the section of one case: its source, the first finding, and its fix."""
-    report = sw.audit(case.call, case.low, trials=10)(*case.arguments())
-    worst = report.findings[0]
+    assert scored.report is not None
+    worst = scored.findings[0]
     call = case.call if case.call.__name__ != "<lambda>" else gallery.apply_update
     source = inspect.getsource(call).rstrip()
     before = error(worst.error_before, worst.non_finite_before)
     after = error(worst.error_after, worst.non_finite_after) + alone(worst)
     return (
-        f"\n## {name}\n\n{case.reference}; in {report.low}.\n\n```python\n{source}\n```\n\n"
+        f"\n## {name}\n\n{case.reference}; in {scored.report.low}.\n\n```python\n{source}\n```\n\n"
         f"**{worst.kind}** at line {worst.line}, `{worst.primitive}`, {worst.direction}: "
         f"{worst.evidence}.\n\nFix that was tried: {worst.fix}; error {before} → {after}.\n"
     )
 
 
+def row(name: str, scored: Score) -> str:
+    """Returns a program's line of the table of scores."""
+    marks = ["no" if aspect in scored.problems else "yes" for aspect in ASPECTS]
+    report, best = scored.report, scored.expert
+    errors = (report.error, report.error_fixed) if report else ("audit failed", "")
+    expert = error(best[1], best[0]) if best else ""
+    return f"| {' | '.join(map(str, [name, str(ALL[name].low), *marks, *errors, expert]))} |\n"
+
+
 def main() -> None:
-    sections = [section(name, case) for name, case in gallery.GALLERY.items()]
-    (ROOT / "docs" / "gallery.md").write_text(HEAD + "".join(sections))
+    scores = {name: score(name) for name in ALL}
+    page = HEAD + "".join(section(n, case, scores[n]) for n, case in gallery.GALLERY.items())
+    page += SCORES.format(totals=totals(scores, {name: false_findings(name) for name in CLEAN}))
+    page += "".join(row(name, scored) for name, scored in scores.items())
+    (ROOT / "docs" / "gallery.md").write_text(page)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,259 @@
+"""Failures of low-precision models as people write them, and clean models, for the audit's score.
+
+`python -m proofs.gallery` audits all of them. The lines at fault are marked ``# <- here``. The
+arguments of ``attention.padded_encoder`` are made by ``attention.padded_encoder_arguments``:
+`scalewise audit examples/failures/attention.py:padded_encoder --format fp16 --args
+padded_encoder_arguments`. ``padded_encoder_fixed`` is the program as an expert would mend it.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import scalewise as sw
+
+from . import attention, losses, numerics, optimizers, positions, recipes
+
+# Descriptions of fixes, as regular expressions.
+LINES = r"^(float32|float64|FP32|FP64) (for|in) (?!.*\b(all of|throughout|program)\b)"
+LOSS_SCALE = r"loss scale"
+SCALED = r"scale (its|the) result|scaled? by 2\^|l2_norm|hypot|BF16 for th(is|e)"
+OPTIMIZER = r"float32 for (the optimizer|.*update)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A program that fails in low precision, and what an expert would say about it.
+
+    Attributes:
+        call: the function to audit.
+        arguments: returns its arguments.
+        low: a format, a policy, a recipe, or the name of one.
+        kinds: the kinds of finding that are correct.
+        fixes: regular expressions of which a good fix's description matches one.
+        at: the functions with the marked lines.
+        source: where the failure was reported or explained; "" if it is common knowledge.
+        reference: the dtype of the reference run.
+        expert: the program with an expert's fix; None if that is float32 for the marked lines.
+        expert_low: the policy or recipe with an expert's fix.
+        faults: how many findings there are, each at another marked line.
+        share: the largest share of operations that a good fix moves to float32.
+    """
+
+    call: Callable
+    arguments: Callable[[], tuple[Any, ...]]
+    low: Any
+    kinds: tuple[str, ...]
+    fixes: tuple[str, ...]
+    at: tuple[Callable, ...]
+    source: str = ""
+    reference: str = "float32"
+    expert: Callable | None = None
+    expert_low: Any = None
+    faults: int = 1
+    share: float = 0.25
+
+
+def failure(call: Callable, low: Any, kinds: str, *fixes: str, **fields: Any) -> Failure:
+    """Returns a failure, with the arguments and the expert's program that its module defines."""
+    module, name = sys.modules[call.__module__], call.__name__
+    arguments, expert = getattr(module, f"{name}_arguments"), getattr(module, f"{name}_fixed", None)
+    fields = {"at": (call,), "expert": expert} | fields
+    return Failure(call, arguments, low, tuple(kinds.split()), fixes, **fields)
+
+
+FAILURES: dict[str, Failure] = {
+    # -- attention
+    "An empty sequence in a padded batch": failure(
+        attention.padded_encoder, "fp16", "overflow nan",
+        r"in place of -1e\+0?9",
+        source="transformers PR #17306, flax PR #1527",
+    ),
+    "Two masks of an empty prompt": failure(
+        attention.guided_decoder, "fp16", "overflow nan",
+        r"in place of -(65504|6\.55)", LINES,
+        at=(attention.two_masks,),
+        source="NeMo Automodel PR #2658",
+    ),
+    "Rotary angles in BF16": failure(
+        attention.rotary_decoder, "bf16", "amplified precision",
+        LINES, r"all of rotary_angles",
+        at=(attention.rotary_angles,),
+        source="transformers PR #29285, vllm #863",
+    ),
+    # -- positions, indices, routes
+    "Time steps of a diffusion model": failure(
+        positions.denoiser, "bf16", "amplified precision",
+        LINES, r"all of timestep_embedding",
+        at=(positions.timestep_embedding,),
+        source="diffusers: UNet2DConditionModel computes its time embedding in float32",
+    ),
+    "Positions counted in BF16": failure(
+        positions.counted_positions, "bf16", "decision precision", LINES,
+        source="EleutherAI/gpt-neox PR #1016",
+    ),
+    "A router's second best expert": failure(
+        positions.mixture, "bf16", "decision amplified precision", LINES,
+        source="arXiv 2101.03961, section 2.4: selective precision",
+    ),
+    "A quantiser's codes": failure(
+        positions.quantiser, "bf16", "decision precision amplified", LINES,
+    ),
+    "Distances of positions beyond 2048": failure(
+        positions.linear_biases, "fp16", "amplified precision", LINES,
+        source="arXiv 2108.12409: ALiBi",
+    ),
+    "Sampling at a low temperature": failure(
+        positions.sampler, "bf16", "decision amplified precision", LINES,
+    ),
+    # -- training steps
+    "apply_if_finite skips every step": failure(
+        optimizers.cautious_step, "fp16", "overflow decision", LOSS_SCALE, LINES, SCALED,
+        at=(optimizers.raw_features,),
+        source="optax.apply_if_finite",
+    ),
+    "A static loss scale of 65536": failure(
+        optimizers.statically_scaled_step, "fp16", "overflow nan decision",
+        r"in place of 65536|in place of 6\.55", LOSS_SCALE,
+        source="torch.amp.GradScaler starts at 65536",
+    ),
+    "A gradient norm decides to skip": failure(
+        optimizers.clipped_or_skipped_step, "fp16", "overflow decision", LINES, SCALED,
+        at=(optimizers.global_norm,),
+        source="fairscale PR #263",
+    ),
+    "Adam's epsilon behind clipping": failure(
+        optimizers.language_model_step, "fp16", "underflow nan",
+        r"in place of 1e-0?8", OPTIMIZER,
+        source="optax #1754, keras #11860",
+        share=0.6,
+    ),
+    "Adam's bias correction": failure(
+        optimizers.adam_step, "bf16", "precision overflow nan cancellation amplified swamping",
+        r"0\.999 (kept )?in float32", OPTIMIZER, LINES,
+        source="tt-metal #55935",
+        share=0.6,
+    ),
+    "Updates and their average vanish": failure(
+        optimizers.averaged_training, "bf16", "swamping precision", LINES, r"0\.9999 kept",
+        source="torchtune #2254, arXiv 1710.03740",
+        faults=2,
+    ),
+    "Gradients of many micro-batches": failure(
+        optimizers.accumulated_gradients, "bf16", "swamping", LINES,
+        source="ml_dtypes #63",
+    ),
+    "Stochastic rounding behind a rounded sum": failure(
+        optimizers.stochastic_update, "bf16", "swamping decision", LINES,
+        source="pytorch/ao PR #1124",
+    ),
+    # -- norms and losses
+    "LayerNorm of outliers": failure(
+        losses.outlier_features, "fp16", "overflow", LINES, SCALED, r"all of large_layer_norm",
+        at=(losses.large_layer_norm,),
+        source="pytorch #66707, onnxruntime PR #29045",
+    ),
+    "GroupNorm's one-pass variance": failure(
+        losses.bright_images, "bf16", "cancellation amplified",
+        LINES, r"two.pass", r"all of one_pass_moments",
+        at=(losses.one_pass_moments,),
+        source="pytorch #66707; use_fast_variance in flax",
+    ),
+    "RMSNorm's epsilon and rows of zeros": failure(
+        losses.padded_tokens, "fp16", "underflow nan overflow", r"in place of 1e-12", LINES,
+        at=(losses.rms_norm,),
+        source="tensorflow PR #24979",
+    ),
+    "A divergence with epsilons": failure(
+        losses.distillation, "fp16", "underflow nan overflow",
+        r"log_softmax", LINES, r"all of divergence",
+        at=(losses.divergence,),
+    ),
+    "A focal loss with epsilons": failure(
+        losses.detector, "fp16", "underflow nan overflow cancellation amplified",
+        r"log_sigmoid|softplus", LINES, r"all of focal",
+        at=(losses.focal,),
+        source="arXiv 1708.02002; torchvision computes it from logits",
+    ),
+    "A contrastive loss without logsumexp": failure(
+        losses.contrastive, "fp16", "overflow", r"logsumexp", LINES, SCALED,
+        at=(losses.normaliser,),
+        source="arXiv 2002.05709",
+    ),
+    "Logarithms of smoothed targets": failure(
+        losses.smoothed_classifier, "fp16", "underflow", r"log_softmax", LINES,
+        at=(losses.smoothed_cross_entropy,),
+        source="optax #1020",
+    ),
+    "A penalty on a flat critic": failure(
+        losses.gradient_penalty, "fp16", "underflow nan overflow", LINES, SCALED,
+        at=(losses.penalty,),
+        source="arXiv 1704.00028",
+    ),
+    "A divergence near the prior": failure(
+        losses.collapsed_autoencoder, "bf16", "cancellation amplified", LINES, r"expm1",
+        at=(losses.prior_divergence,),
+        source="arXiv 1312.6114",
+    ),
+    "Softplus by hand": failure(
+        losses.uncertain_regression, "fp16", "overflow", r"softplus|logaddexp|log1p", LINES, SCALED,
+        at=(losses.softplus,),
+    ),
+    # -- simulations and statistics
+    "log(1 - p) of rare events": failure(
+        numerics.rare_failures, "float32", "cancellation amplified swamping precision",
+        r"log1p", LINES,
+        at=(numerics.survival,),
+        reference="float64",
+    ),
+    "Edges of a 10-bit image": failure(
+        numerics.edge_detector, "fp16", "overflow", LINES, SCALED,
+        at=(numerics.edges,),
+    ),
+    "Rays from just above the ground": failure(
+        numerics.lit_ground, "float32", "cancellation amplified", LINES, r"all of distance_to",
+        at=(numerics.distance_to_ground,),
+        reference="float64",
+        source="Ray Tracing Gems, chapter 7",
+    ),
+    "Orbits with small steps": failure(
+        numerics.orbits, "bf16", "swamping", LINES,
+    ),
+    "A noise schedule's first levels": failure(
+        numerics.noisy_samples, "bf16", "precision cancellation amplified",
+        LINES, r"all of noise_levels",
+        at=(numerics.noise_levels,),
+    ),
+    "The mean of a large image": failure(
+        numerics.pooled_features, "fp16", "overflow", LINES, SCALED,
+    ),
+    "A phase without its integer part": failure(
+        numerics.oscillators, "bf16", "amplified precision cancellation", LINES,
+        at=(numerics.oscillators, numerics.wave),
+    ),
+    "Decays near 1 of a state-space model": failure(
+        numerics.state_space, "bf16", "precision amplified", LINES,
+        source="state-spaces/mamba: float32 for the recurrence's parameters",
+    ),
+    # -- recipes and policies
+    "MXFP8 makes decays equal": failure(
+        recipes.retention, "mxfp8", "saturation precision",
+        r"keep=.*(decays|dot_general)", r"forward=(FP16|BF16)",
+        source="arXiv 2506.20752",
+        expert_low=dataclasses.replace(sw.recipes.mxfp8, keep={"decays": "bf16"}),
+    ),
+    "An outlier in a block of MXFP4": failure(
+        recipes.outlier_channel, "mxfp4", "underflow precision swamping",
+        r"keep=.*(down|dot_general)", r"forward=",
+        source="arXiv 2208.07339",
+        expert_low=dataclasses.replace(sw.recipes.mxfp4, keep={"down": "bf16"}),
+    ),
+    "A massive activation under autocast": failure(
+        recipes.massive_activation, "c=f16", "overflow",
+        r"Rule\('full', (primitive='(mul|dot_general)'|.*function='gated')", r"c=bf16",
+        at=(recipes.gated,),
+        source="arXiv 2402.17762",
+        expert_low="c=bf16",
+    ),
+}  # fmt: skip
