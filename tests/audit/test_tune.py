@@ -1,5 +1,9 @@
 """Tuned formats keep the tolerance, also under autocast, and are found in few runs."""
 
+import csv
+import dataclasses
+import json
+
 import jax.numpy as jnp
 import pytest
 
@@ -15,7 +19,7 @@ def arguments():
     return jnp.full((8, 4), 0.3), jnp.linspace(0.5, 2.0, 128).reshape(16, 8)
 
 
-def test_only_the_operation_that_overflows_stays_float32():
+def test_only_the_operation_that_overflows_stays_float32(tmp_path):
     found = sw.tune(model, tol=2e-2, formats=["fp16"])(*arguments())
     lowered = {primitive for _, primitive in found.formats}
     assert "exp" not in lowered  # e^15 is beyond 65504
@@ -24,6 +28,28 @@ def test_only_the_operation_that_overflows_stays_float32():
     assert 0.5 <= found.cost < 0.6
     assert found.runs <= 12
     assert found.policy is None  # autocast would round exp's result where mul reads it
+    assert found.verdict == (
+        f"model keeps an error of {found.error} (tolerance 0.02) with {found.cost:.0%} of "
+        f"float32's bits: {len(lowered)} of {len(found.parts)} parts in fp16; no policy for "
+        "autocast."
+    )
+    assert found.verdict in " ".join(str(found).split())
+    assert [(x.format, x.function) for x in found.parts[:1]] == [("fp32", "model")]
+    assert sum(x.format == "fp16" for x in found.parts) == len(found.formats)
+    with found.save(tmp_path / "a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(x["format"], x["primitive"]) for x in rows] == [
+        (x.format, x.primitive) for x in found.parts
+    ]
+    data = json.loads(found.save(tmp_path / "a.json").read_text())
+    assert data["parts"][0] == dataclasses.asdict(found.parts[0])
+    assert (data["verdict"], data["error"]["non_finite"]) == (found.verdict, 0)
+    page = found.save(tmp_path / "a.html").read_text()
+    assert "Content-Security-Policy" in page
+    assert f"<td>{rows[0]['primitive']}</td>" in page
+    assert len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(ValueError, match=r"expected a name that ends with .html, .json or .csv"):
+        found.save("a.pdf")
 
 
 def test_policy_for_autocast():
@@ -52,3 +78,14 @@ def test_a_tight_tolerance_and_two_formats():
 def test_a_tolerance_of_zero_is_rejected():
     with pytest.raises(ValueError, match="tol is 0; expected a positive number"):
         sw.tune(jnp.sin, tol=0)
+
+
+def test_no_operation_can_be_narrow():
+    tuned = sw.tune(jnp.sin, tol=1e-9, formats=["bf16", "fp16"])
+    found = tuned(jnp.linspace(0.1, 1.0, 8))
+    assert found.formats == {}
+    assert found.verdict == (
+        "sin needs float32 for all operations: with any of them in bf16 or fp16 the error exceeds "
+        "1e-09."
+    )
+    assert str(found).startswith("tune  sin   3 runs")

@@ -12,13 +12,14 @@ from ._monitor import readings as readings
 from ._report._diff import Difference as Difference
 from ._report._diff import diff as diff
 from ._report._report import Report as Report
-from ._report._report import writable as writable
+from ._report._save import writable as writable
 from ._run._equation_statistics import EquationStatistics as EquationStatistics
 from ._run._session import OutputError as OutputError
 from ._search._findings import Finding as Finding
 from ._search._fixes import Fix as Fix
 from ._search._literals import Literal as Literal
 from ._search._literals import literals as literals
+from ._tune import TunedPart as TunedPart
 from ._tune import Tuning as Tuning
 from ._tune import tune as tune
 from ._what_if import WhatIf as WhatIf

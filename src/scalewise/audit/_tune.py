@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
+import math
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
+from rich.console import Console
 
 from .._deprecated import warn_renamed
 from .._resolve import as_format
@@ -15,6 +20,9 @@ from .._types import FormatLike
 from ..autocast import Autocast, Policy, Rule
 from ..formats import BF16, FP16, FP32, Format
 from ..interpret import trace
+from ._file import name_of
+from ._report._save import plain, save
+from ._report._tuning import as_csv, as_dict, page, show, verdict
 from ._run._equation_statistics import EquationStatistics
 from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
@@ -25,8 +33,26 @@ Part = tuple[str, str]  # (user's function, primitive), which a rule of autocast
 
 
 @dataclasses.dataclass(frozen=True)
+class TunedPart:
+    """The operations of one primitive in one function.
+
+    Attributes:
+        format: the name of the format of their results.
+        function, primitive: their names.
+        operations: how many they are.
+        numbers: how many numbers their results have.
+    """
+
+    format: str
+    function: str
+    primitive: str
+    operations: int
+    numbers: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Tuning:
-    """An assignment of formats to operations.
+    """An assignment of formats to operations; :meth:`show` prints it, :meth:`save` writes it.
 
     Attributes:
         formats: the name of the format of each (function, primitive); all others are float32.
@@ -36,6 +62,10 @@ class Tuning:
         policy: the same assignment for :func:`scalewise.autocast`, if its only narrow format is
             FP16 or BF16 and a run under it kept the tolerance; else None (autocast also rounds an
             operation's operands, ``tune`` only results).
+        function: the name of the function.
+        tol: the tolerance.
+        tried: the names of the formats to choose from.
+        parts: all operations by function and primitive, float32 first, then by their size.
     """
 
     formats: dict[Part, str]
@@ -43,6 +73,45 @@ class Tuning:
     cost: float
     runs: int
     policy: Policy | None
+    function: str = ""
+    tol: float = math.nan
+    tried: tuple[str, ...] = ()
+    parts: tuple[TunedPart, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: the error, and which share of float32's bits it takes."""
+        return verdict(self)
+
+    def show(self, console: Console | None = None) -> None:
+        """Prints the verdict, and the format of each part."""
+        show(self, console or Console())
+
+    def __str__(self) -> str:
+        """Returns what :meth:`show` prints, without colours."""
+        text = io.StringIO()
+        self.show(Console(file=text, width=120, no_color=True))
+        return text.getvalue().rstrip()
+
+    def __repr__(self) -> str:
+        return f"<Tuning of {self.function}: {self.verdict} show(), save('tuning.html')>"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the result to a file; on failure, a file that was there stays unchanged.
+
+        Args:
+            path: ends with ``.html``, ``.json`` or ``.csv`` (the parts).
+
+        Raises:
+            ValueError: another ending, no such folder, or not a regular file.
+            OSError: the file can't be written.
+        """
+        return save(
+            path,
+            html=lambda: page(self),
+            data=lambda: plain(as_dict(self)),
+            csv=lambda: as_csv(self),
+        )
 
 
 def _accept_old_calls(new: Callable[P, Callable[..., Tuning]]) -> Callable[P, Any]:
@@ -109,6 +178,10 @@ def tune(
             cost=search.cost(),
             runs=session.runs,
             policy=_checked(_policy(search.chosen, list(search.parts)), session, tol),
+            function=name_of(f),
+            tol=tol,
+            tried=tuple(fmt.name for fmt in narrow),
+            parts=search.summary(),
         )
 
     return tuned
@@ -140,6 +213,20 @@ class _Search:
             half = len(parts) // 2
             self.lower(parts[:half], fmt)
             self.lower(parts[half:], fmt)
+
+    def summary(self) -> tuple[TunedPart, ...]:
+        """Returns all parts, float32 first, then by the numbers of their results."""
+        found = [
+            TunedPart(
+                format=self.chosen.get(part, FP32).name,
+                function=equations[0].name,
+                primitive=part[1],
+                operations=len(equations),
+                numbers=int(sum(e["elements"] for e in equations)),
+            )
+            for part, equations in self.parts.items()
+        ]
+        return tuple(sorted(found, key=lambda x: (x.format != FP32.name, -x.numbers)))
 
     def cost(self) -> float:
         """Returns the bits of all results as a share of float32's."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from ..._output import check_writable, replacing
-from .._deprecated import RenamedKeys
 from .._search._findings import Finding
 from ._page import page
+from ._save import plain, save
 from ._summary import Summary
 from ._table import as_csv
 from ._terminal import show
@@ -69,17 +66,12 @@ class Report(Summary):
             ValueError: another ending, no such folder, or not a regular file.
             OSError: the file can't be written.
         """
-        path = writable(path)
-        match path.suffix:
-            case ".html":
-                text = page(self)
-            case ".json":
-                text = json.dumps(self.as_dict(), indent=1)
-            case _:
-                text = as_csv(self.equations)
-        with replacing(path) as file:
-            file.write(text.encode())
-        return path
+        return save(
+            path,
+            html=lambda: page(self),
+            data=self.as_dict,
+            csv=lambda: as_csv(self.equations),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the content of the JSON file; non-finite numbers are "inf", "-inf", "nan"."""
@@ -89,10 +81,10 @@ class Report(Summary):
             "updates_lost": self.updates_lost,
             "loss_scales": self.loss_scales(),
         }
-        plain: Any = dataclasses.replace(
+        report: Any = dataclasses.replace(
             self, findings=_texts(self.findings), unfixed=_texts(self.unfixed)
         )
-        return _plain(dataclasses.asdict(plain) | derived)
+        return plain(dataclasses.asdict(report) | derived)
 
     def apply_fixes(self, target: Any) -> Any:
         """Returns a policy, recipe or function with the fixes of all findings, in their order.
@@ -108,31 +100,6 @@ class Report(Summary):
         return target
 
 
-def writable(path: str | os.PathLike[str]) -> Path:
-    """Checks that a report can be written to a path, and returns the path.
-
-    Raises:
-        ValueError: another ending than .html, .json or .csv, no such folder, or not a regular file.
-        OSError: the file can't be written, or none can be created in its folder.
-    """
-    path = Path(path)
-    if path.suffix not in (".html", ".json", ".csv"):
-        expected = "a name that ends with .html, .json or .csv"
-        raise ValueError(f"report.save({str(path)!r}): expected {expected}")
-    check_writable(path)
-    return path
-
-
 def _texts(findings: Sequence[Finding]) -> tuple[Any, ...]:
     """Returns findings whose fixes are sentences."""
     return tuple(dataclasses.replace(x, fix=x.fix and str(x.fix)) for x in findings)
-
-
-def _plain(x: Any) -> Any:
-    if isinstance(x, dict):
-        return RenamedKeys({str(k): _plain(v) for k, v in x.items()})
-    if isinstance(x, list | tuple):
-        return [_plain(v) for v in x]
-    if isinstance(x, float) and not math.isfinite(x):
-        return str(x)
-    return x
