@@ -229,7 +229,13 @@ def test_layout_sorting_and_links_in_a_browser(tmp_path):
     report = sw.audit(f, "fp16", trials=0)(jnp.linspace(1, 13, 50))
     own = next(x for x in report.unfixed if x.file == __file__)
     library = next(x for x in report.unfixed if "optax" in x.file)
-    report = dataclasses.replace(report, findings=(own, library))
+    # long names and large counts
+    large = dict.fromkeys(("elements", "overflowed", "flushed", "subnormal", "nan"), 123_456_789.0)
+    equations = [
+        dataclasses.replace(e, numbers=e.numbers | large, scope="transpose(jvp(Transformer))" * 3)
+        for e in report.equations
+    ]
+    report = dataclasses.replace(report, findings=(own, library), equations=tuple(equations))
     text = report.save(tmp_path / "a.html").read_text()
     printed = re.sub(r"<meta http-equiv[^>]*>", "", text).replace("@media print", "@media screen")
     (tmp_path / "print.html").write_text(printed)  # A4 with margins of 1 cm is 718 pixels wide

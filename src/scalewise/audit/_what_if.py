@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from ..formats import BlockFormat, Format
 from ..rounding import decode, round_to
 from ..scaled import Amax, Scaling, quantize
 
-WhatIfLike = BlockFormatLike | RecipeLike
+WhatIfLike: TypeAlias = "BlockFormatLike | RecipeLike"
 
 
 @jax.tree_util.register_dataclass
