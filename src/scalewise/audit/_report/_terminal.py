@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..._output import print_table
+from .._run._equation_statistics import EquationStatistics
 from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._kinds import KINDS
@@ -117,7 +118,7 @@ def _trace(report: Summary, console: Console) -> None:
 
 def function(report: Summary, finding: Finding) -> str:
     """`` in step``, or `` in Attention.__call__ called at model.py:40``; "" if it isn't known."""
-    here = [e for e in report.equations if e.index in set(finding.equations)]
+    here = _equations(report, finding)
     names = dict.fromkeys(e.name for e in here if e.name)
     if not names:
         return ""
@@ -125,9 +126,14 @@ def function(report: Summary, finding: Finding) -> str:
     return f" in {next(iter(names))}{f' {called}' if called and not finding.callers else ''}"
 
 
+def _equations(report: Summary, finding: Finding) -> list[EquationStatistics]:
+    indices = set(finding.equations)
+    return [e for e in report.equations if e.index in indices]
+
+
 def errors(report: Summary, finding: Finding) -> str:
     """``Error made here 0.001, with the error carried in 0.2.``"""
-    here = [e for e in report.equations if e.index in set(finding.equations)]
+    here = _equations(report, finding)
     if here and all(e.sqnr == -math.inf for e in here):
         return "No number of it is finite in both runs."
     made, total = f"{finding.introduced:.2g}", f"{finding.inherited:.2g}"

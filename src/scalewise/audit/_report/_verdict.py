@@ -32,7 +32,7 @@ def verdict(report: Summary) -> str:
 
 def no_fix(report: Summary) -> str:
     """Returns the sentence that takes the place of findings."""
-    if any(x.tried for x in report.unfixed):
+    if any(x.tried for x in (*report.findings, *report.unfixed)):
         return f"None of the fixes tried helps the outputs ({counted(report.trials, 'trial')})."
     if not report.trials:
         return "No fix was tried."
@@ -40,6 +40,9 @@ def no_fix(report: Summary) -> str:
         return "No fix was tried."
     if report.error <= OutputError(0, 1e-6):
         return "No fix was tried, since no operation needs one."
+    if report.error_float32.non_finite:
+        left = report.error_float32
+        return f"No fix was tried, since float32 for every operation leaves {left} too."
     return "No fix was tried, since the error comes in with the arguments."
 
 
@@ -92,8 +95,9 @@ def _answer(report: Summary) -> str:
 
 def _cause(report: Summary) -> str:
     """Returns the worst finding: a cause if its fix helps, else only suspected."""
-    if report.trials and not report.findings and near(report.error, report.error_float32):
-        same = f"float32 for every operation leaves {report.error_float32}"
+    wide = report.error_float32
+    if report.trials and not report.findings and near(report.error, wide) and not wide.non_finite:
+        same = f"float32 for every operation leaves {wide}"
         return f"cause: the arguments, which stay in {report.low} ({same})"
     worst = next(iter(report.findings or report.unfixed), None)
     if worst is None:
