@@ -17,10 +17,12 @@ from jax.typing import DTypeLike
 
 from .._types import PolicyLike
 from ..interpret import (
+    Applied,
     Boundary,
     Equation,
     Interpretation,
     is_float,
+    map_floats,
     rebind,
     transform,
     warn_kernel,
@@ -54,22 +56,18 @@ class Value:
         """Returns the array in ``dtype``; a finite constant stays finite."""
         if self.constant_value is None or self.data.dtype == dtype:
             return self.data.astype(dtype)
-        limit = float(jnp.finfo(dtype).max)
-        number = self.constant_value
+        limit, number = float(jnp.finfo(dtype).max), self.constant_value
         if math.isfinite(number):
             number = max(-limit, min(limit, number))
         return jnp.full(self.data.shape, number, dtype)
 
     def fits(self, dtype: DTypeLike) -> bool:
         """Returns False for a nonzero finite constant that is no normal number of ``dtype``."""
-        if (
-            self.constant_value is None
-            or self.constant_value == 0
-            or not math.isfinite(self.constant_value)
-        ):
+        number = self.constant_value
+        if number is None or number == 0 or not math.isfinite(number):
             return True
         info = jnp.finfo(dtype)
-        return float(info.smallest_normal) <= abs(self.constant_value) <= float(info.max)
+        return float(info.smallest_normal) <= abs(number) <= float(info.max)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +97,7 @@ class Autocast(Interpretation):
     def unstack(self, value: Value, aval: ShapedArray) -> Value:
         return Value(value.data)
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         warn_kernel(equation, "autocast")
         values = [x for x in inputs if isinstance(x, Value)]
         backward = equation.direction == "backward"
@@ -119,13 +115,8 @@ class Autocast(Interpretation):
                 self.record(equation, dtype)
             plain = [x.astype(dtype) if isinstance(x, Value) else x for x in inputs]
             outs = rebind(equation, plain, dtype)
-        constant_value = (
-            values[0].constant_value if values and equation.name in KEEPS_CONSTANT else None
-        )
-        return state, [
-            Value(y, constant_value, backward) if is_float(a) else y
-            for y, a in zip(outs, equation.out_avals, strict=True)
-        ]
+        kept = values[0].constant_value if values and equation.name in KEEPS_CONSTANT else None
+        return state, map_floats(lambda y, _: Value(y, kept, backward), outs, equation.out_avals)
 
     def _dtype(self, equation: Equation, values: Sequence[Value]) -> Any:
         """Returns the dtype in which an operation on these values runs."""

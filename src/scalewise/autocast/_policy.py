@@ -1,5 +1,4 @@
-"""``Policy``: dtypes for parameters, computation and output, the lists, and rules that override
-them."""
+"""``Policy``: dtypes of parameters, computation and output, the lists, and their exceptions."""
 
 from __future__ import annotations
 
@@ -12,8 +11,12 @@ import numpy as np
 
 from .._resolve import kind_of
 from ..interpret import Equation
-from ._lists import FULL, LOW
+from ..primitives import names
 
+# Primitives that run in the narrow dtype, and primitives that run in float32; others run in the
+# widest dtype among their operands. `scalewise.primitives.AUTOCAST` has the reasons.
+LOW = names(lambda row: row.autocast == "low")
+FULL = names(lambda row: row.full)
 Run = Literal["low", "full", "follow"]
 RUNS = ("low", "full", "follow")
 DTYPES = {
@@ -22,10 +25,7 @@ DTYPES = {
     "f32": "float32", "fp32": "float32", "full": "float32", "float32": "float32",
     "f64": "float64", "fp64": "float64", "float64": "float64",
 }  # fmt: skip
-FIELDS = {
-    "p": "params", "params": "params", "c": "compute", "compute": "compute",
-    "o": "output", "output": "output",
-}  # fmt: skip
+FIELDS = {key: field for field in ("params", "compute", "output") for key in (field, field[0])}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Policy:
         params: float arguments are converted to it on the way in; None: they stay as they are.
             ``training.step`` keeps the parameters in it.
         output: float results are converted to it; None: the function's own dtypes.
-        low: primitives that run in ``compute``.
+        low: primitives that run in ``compute``; ``LOW | {...}`` adds to the default.
         full: primitives that run in float32 (float64 in a float64 program).
         rules: exceptions; the first that matches an operation decides, before the lists.
     """

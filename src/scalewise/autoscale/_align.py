@@ -32,9 +32,8 @@ def aligned(inputs: Sequence[Any], limit: int) -> tuple[list[Any], Any]:
         limit: a constant's data are brought below ``2**limit``.
 
     Returns:
-        The operands, with exponent 0, and the exponent that was taken off them; None for the
-            exponent
-        if no operand is a float.
+        The operands, with exponent 0, and the exponent that was taken off them; None if no operand
+        is a float.
     """
     floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:
@@ -82,8 +81,7 @@ def may_be_mask(x: ScaledValue) -> bool:
 
 
 def wanted_by_constant(constant_value: float, limit: int) -> int | None:
-    """Returns the exponent at which a constant's data are below ``2**limit``, or at most the top
-    for a mask."""
+    """Returns the exponent at which a constant's data are below ``2**limit`` (a mask's, TOP)."""
     if not constant_value or not math.isfinite(constant_value):
         return None
     exponent = math.frexp(constant_value)[1]

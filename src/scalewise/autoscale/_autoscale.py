@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 
 from .._types import RecipeLike
-from ..interpret import transform
+from ..interpret import check_callable, transform
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
 from ._every_op import EveryOp
@@ -59,10 +59,11 @@ def autoscale(f: Callable, recipe: RecipeLike = fp16) -> Callable:
         1048576000000.0
     """
     recipe = recipe_(recipe)
+    check_callable(f, "autoscale")
     if recipe.scaling.source == "history":
         return WithHistory(f, recipe)
 
-    @functools.wraps(f) if callable(f) else _same
+    @functools.wraps(f)
     def scaled(*args, **kwargs):
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
         chosen = interpretation(recipe, traced=any(has_exponent(x) for x in leaves))
@@ -71,7 +72,6 @@ def autoscale(f: Callable, recipe: RecipeLike = fp16) -> Callable:
             chosen.overrides.check("autoscale")
         return outs
 
-    transform(f, Boundaries(recipe), name="autoscale")  # raises if f isn't callable
     return scaled
 
 
@@ -82,14 +82,7 @@ def interpretation(recipe: Recipe, *, traced: bool = False) -> Boundaries | Ever
         recipe: with either value of ``store``.
         traced: whether an argument has an integer exponent of its own.
     """
-    if recipe.store == "every_op":
-        return (
-            EveryOpWithOverrides(recipe, overrides=FormatOverrides(recipe.keep))
-            if recipe.keep
-            else EveryOp(recipe)
-        )
-    return Boundaries(recipe, traced, FormatOverrides(recipe.keep))
-
-
-def _same(f):
-    return f
+    overrides = FormatOverrides(recipe.keep)
+    if recipe.store != "every_op":
+        return Boundaries(recipe, traced, overrides)
+    return EveryOpWithOverrides(recipe, overrides=overrides) if recipe.keep else EveryOp(recipe)

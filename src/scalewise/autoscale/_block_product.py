@@ -72,8 +72,7 @@ def block_product(
 def _arranged(
     x: ScaledArray, contracted: Sequence[int], batch: Sequence[int]
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the numbers as ``[batch, free, contracted]`` and the scales as ``[batch, free,
-    blocks]``.
+    """Returns the numbers, ``[batch, free, contracted]``, and scales, ``[batch, free, blocks]``.
 
     Of several contracted axes, the one along which blocks lie becomes the innermost.
     """
@@ -105,8 +104,7 @@ def _by_units(x, y, x_scale, y_scale, *, dtype):
 
 
 def _in_float32(x, y, x_scale, y_scale, *, dtype):
-    """Computes the same product of float32 operands, for derivatives and for devices without such
-    units."""
+    """Computes the same product of float32 operands, for derivatives and other devices."""
 
     def whole(data, scale):
         size = data.shape[-1] // scale.shape[-1]

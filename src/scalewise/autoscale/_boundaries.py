@@ -1,5 +1,4 @@
-"""The interpretation of ``store="boundaries"``: stored values are narrow, others keep a wider
-dtype."""
+"""The interpretation of ``store="boundaries"``: stored values are narrow, others wider."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ from jax import lax
 from jax.core import ShapedArray
 
 from ..formats import Format
-from ..interpret import Boundary, Equation, with_common_axes
+from ..interpret import Applied, Boundary, Equation, with_common_axes
 from ..primitives import Family, params
 from ..scaled import ScaledArray, at_least
-from ._narrow import StoredValue, abstract, has_exponent, holds, is_stored, store_array, store_value
+from ._narrow import StoredValue, has_exponent, holds, is_stored, store_array, store_value
 from ._operands import OperandRounding, is_narrowed
 from ._overrides import OPAQUE, refuse_opaque
 from ._predict import of_argument, predict
@@ -47,12 +46,6 @@ class Boundaries(OperandRounding):
 
     # -- in and out ------------------------------------------------------------------------------
 
-    def is_argument(self, leaf: Any) -> bool:
-        return is_stored(leaf)
-
-    def abstract(self, leaf: Any) -> Any:
-        return abstract(leaf) if is_stored(leaf) else leaf
-
     def lift(self, x: Any, aval: ShapedArray) -> ScaledValue:
         dtype = self.flight_dtype(aval)
         if self.traced and has_exponent(x):
@@ -79,12 +72,6 @@ class Boundaries(OperandRounding):
             return ScaledArray.from_exponent(value.data, value.exponent)
         return self.lower(value, aval)
 
-    def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
-        if not is_stored(argument):
-            return gradient
-        # the chain rule through data and scale gives a gradient of the data's dtype, as JAX expects
-        return jax.vjp(lambda a: a.value(), argument)[1](gradient)[0]
-
     # -- where control flow meets ----------------------------------------------------------------
 
     def canonical(
@@ -94,11 +81,8 @@ class Boundaries(OperandRounding):
         storage = self.recipe.storage
         value = load_product(value)
         waits = boundary == "stacked" and equation.direction == "forward" and aval.shape
-        if (
-            waits
-            and storage
-            and not (isinstance(value, ScaledValue) and holds(value.data.dtype, storage))
-        ):
+        small = storage and isinstance(value, ScaledValue) and holds(value.data.dtype, storage)
+        if waits and storage and not small:
             self._recorded(boundary, equation, value, storage)
             return value if isinstance(value, StoredValue) else store_value(_marked(value), storage)
         value = load(value)
@@ -115,9 +99,7 @@ class Boundaries(OperandRounding):
 
     def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> ScaledValue:
         exponent = common_exponent([on_true, on_false])
-        data = lax.select(
-            predicate, at_exponent(on_true, exponent), at_exponent(on_false, exponent)
-        )
+        data = lax.select(predicate, *(at_exponent(x, exponent) for x in (on_true, on_false)))
         return dataclasses.replace(on_true, data=data, exponent=exponent, memo={})
 
     def unstack(self, value: Any, aval: ShapedArray) -> ScaledValue | StoredValue:
@@ -149,8 +131,7 @@ class Boundaries(OperandRounding):
         return dataclasses.replace(value, memo=dict(value.memo), lineage=None, base=None)
 
     def residual(self, value: Any, aval: ShapedArray) -> ScaledValue | StoredValue:
-        """Returns a value narrow, if the recipe says so; it is widened when the backward pass reads
-        it."""
+        """Returns a value narrow, if the recipe says so, until the backward pass reads it."""
         value = load_product(value)
         if not isinstance(value, ScaledValue):
             return value
@@ -160,11 +141,7 @@ class Boundaries(OperandRounding):
 
     def _record_residual(self, equation: Equation, value: Any, fmt: Format | None) -> None:
         """Records how a value was stored for a backward equation, which the value's memo tells."""
-        if (
-            not isinstance(value, ScaledValue)
-            or value.origin != "forward"
-            or value.constant_value is not None
-        ):
+        if not isinstance(value, ScaledValue) or not value.is_computed:
             return
         source = value if value.lineage is None else value.lineage.source or value
         narrow = [x for x in (value, source) if ("rest", fmt) in x.memo]
@@ -175,9 +152,7 @@ class Boundaries(OperandRounding):
 
     # -- equations -------------------------------------------------------------------------------
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         transposed = _transposed_product(equation, inputs)
         if transposed is not None:
             return state, [transposed]
@@ -215,10 +190,7 @@ class Boundaries(OperandRounding):
             how = lineage(equation, inputs, self.recipe.min_size, kept)
             statistic = is_statistic(equation, inputs)
             if how is not None or statistic:
-                outs = [
-                    dataclasses.replace(outs[0], lineage=how, is_statistic=statistic),
-                    *outs[1:],
-                ]
+                outs[0] = dataclasses.replace(outs[0], lineage=how, is_statistic=statistic)
         return state, outs
 
 

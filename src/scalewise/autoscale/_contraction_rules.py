@@ -15,9 +15,9 @@ from jax.typing import DTypeLike
 
 from ..interpret import Equation, gather_invariant
 from ..primitives import params
-from ._families import compute_dtype, fallback, homogeneous, structural, wrap
+from ._families import fallback, homogeneous, structural, wrap
 from ._products import DeferredProduct, is_narrow
-from ._value import ScaledValue, materialize, per_slice
+from ._value import ScaledValue, materialize, per_slice, wide_dtype
 
 
 def contraction(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -59,15 +59,13 @@ def _loaded(data: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
 
 
 def grouped(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """Computes a contraction whose rows are in groups, each with a matrix of its own
-    (``ragged_dot``)."""
+    """Computes ``ragged_dot``: a contraction of groups of rows, each with its own matrix."""
     a, b, *sizes = inputs
     return contraction(by, equation.bind_last(*sizes), [a, b])
 
 
 def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """Computes ``lax.scaled_dot``; operands of at most 8 bits keep their numbers and the program's
-    scales.
+    """Computes ``lax.scaled_dot``; operands of 8 bits keep their numbers and their own scales.
 
     Wider operands are multiplied by their scales, and rounded as those of a ``dot_general`` are.
     """
@@ -83,9 +81,8 @@ def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[A
 
 
 def gram(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """Computes ``lax.linalg.symmetric_product``, alpha A A^T + beta C, its product as a
-    contraction."""
-    dtype = compute_dtype(equation.out_avals[0])
+    """Computes ``lax.linalg.symmetric_product``, alpha A A^T + beta C, A A^T as a contraction."""
+    dtype = wide_dtype(equation.out_avals[0].dtype)
     a, c = (dataclasses.replace(x, data=x.data.astype(dtype)) for x in inputs)
     batch, last = tuple(range(len(a.shape) - 2)), (len(a.shape) - 1,)
     changed = {
@@ -123,8 +120,7 @@ def _blockwise(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def features(equation: Equation) -> int:
-    """Returns over how many features a contraction sums; of a convolution, at most how many it
-    makes."""
+    """Returns how many features a contraction sums over; a convolution's fewer, in or out."""
     shape = equation.in_avals[1].shape
     if equation.name == "conv_general_dilated":
         return min(shape[a] for a in params.conv_dimensions(equation).rhs_spec[:2])

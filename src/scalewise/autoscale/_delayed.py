@@ -18,9 +18,9 @@ from jax import lax
 
 from .._deprecated import renamed_attribute
 from ..formats import BlockFormat, Format
-from ..interpret import Equation, is_float, run, trace, transform
+from ..interpret import Applied, Equation, is_float, run, trace, transform
 from ..primitives import Family
-from ..scaled import Amax, Delayed, ScaledArray, Scaling, amax, quantize, to_top
+from ..scaled import Amax, Axes, Delayed, ScaledArray, Scales, Scaling, amax, quantize, to_top
 from ._boundaries import Boundaries
 from ._overrides import FormatOverrides
 from ._recipe import Recipe
@@ -31,7 +31,7 @@ from ._value import ScaledValue
 NAME = "autoscale"
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class AmaxHistory:
     """Largest magnitudes of each operand in the last steps.
@@ -43,7 +43,7 @@ class AmaxHistory:
     """
 
     amaxes: jax.Array
-    operand_ids: tuple[str, ...]
+    operand_ids: tuple[str, ...] = dataclasses.field(metadata={"static": True})
     sites = renamed_attribute("sites", "operand_ids")
 
     def after(self, newest: jax.Array) -> AmaxHistory:
@@ -56,13 +56,6 @@ class AmaxHistory:
         column = jnp.where(jnp.isfinite(newest), newest, 0)
         return AmaxHistory(jnp.column_stack([column, self.amaxes[:, :-1]]), self.operand_ids)
 
-    def tree_flatten_with_keys(self):
-        return ((jax.tree_util.GetAttrKey("amaxes"), self.amaxes),), self.operand_ids
-
-    @classmethod
-    def tree_unflatten(cls, operand_ids, children):
-        return cls(children[0], operand_ids)
-
 
 @dataclasses.dataclass(frozen=True)
 class FixedAmax(Scaling):
@@ -71,14 +64,11 @@ class FixedAmax(Scaling):
     magnitude: jax.Array
     power_of_two: bool
 
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         scales = to_top(self.magnitude.astype(x.dtype), fmt, self.power_of_two)
         shape = (1,) * x.ndim if keepdims else ()
-        scale, inverse = (
-            jnp.where(self.magnitude > 0, s, jnp.ones_like(s)).reshape(shape) for s in scales
-        )
+        scales = (jnp.where(self.magnitude > 0, s, jnp.ones_like(s)) for s in scales)
+        scale, inverse = (s.reshape(shape) for s in scales)
         return scale, inverse
 
 
@@ -98,19 +88,13 @@ class DelayedBoundaries(Boundaries):
     magnitudes: dict[str, Any] | None = None
     seen: set[str] = dataclasses.field(default_factory=set)
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         if RULES[equation.name].family is not Family.CONTRACTION or self.magnitudes is not None:
             return super().apply(state, equation, inputs)
         magnitudes: dict[str, jax.Array] = {}
         here = dataclasses.replace(self, magnitudes=magnitudes)
         _, outs = Boundaries.apply(here, (), equation, inputs)
-        largest = {
-            operand_id: jnp.maximum(state[operand_id], amax)
-            for operand_id, amax in magnitudes.items()
-        }
-        return state | largest, outs
+        return state | {i: jnp.maximum(state[i], amax) for i, amax in magnitudes.items()}, outs
 
     def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
         return load_product(value)  # not rounded, since each operand has its own history
@@ -151,11 +135,9 @@ class DelayedBoundaries(Boundaries):
         self._check_operand(operand_id)
         x, measured = value.data, self._measured(value, arguments=False)
         self.magnitudes[operand_id] = amax(measured.astype(jnp.float32), range(x.ndim), False)
-        power_of_two = scaling.power_of_two
-        current = Amax(power_of_two)
-        strategy = (
-            current if self.earlier is None else FixedAmax(self.earlier[operand_id], power_of_two)
-        )
+        strategy: Scaling = Amax(scaling.power_of_two)
+        if self.earlier is not None:
+            strategy = FixedAmax(self.earlier[operand_id], scaling.power_of_two)
         return quantize(x, fmt, scaling=strategy)
 
 
@@ -178,7 +160,6 @@ class WithHistory:
         self.recipe = recipe
         self.steps = len(recipe.scaling.amaxes)
         self.current = dataclasses.replace(recipe, scaling=Amax(recipe.scaling.power_of_two))
-        transform(f, Boundaries(self.current), name=NAME)  # raises if f isn't callable
         self.f = f
         functools.update_wrapper(self, f, updated=())  # leaves a callable object's attributes alone
 

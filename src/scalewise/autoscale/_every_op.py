@@ -21,7 +21,7 @@ from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
 from ..formats import Format
-from ..interpret import Boundary, Equation, Interpretation, is_float, outlined, rebind
+from ..interpret import Applied, Boundary, Equation, map_floats, outlined, rebind
 from ..primitives import Family, having
 from ..scaled import power_of_two
 from ._align import aligned, chosen, finite_factor
@@ -36,8 +36,7 @@ from ._every_op_value import (
     widened,
     widest_dtype,
 )
-from ._families import compute_dtype
-from ._narrow import abstract, has_exponent, is_stored, store_array
+from ._narrow import TakesStored, has_exponent, is_stored, store_array
 from ._overrides import refuse_opaque
 from ._predict import terms_of
 from ._products import Operand, multiply
@@ -51,7 +50,6 @@ from ._search import (
     rescaled,
     rounded,
     scaled_down,
-    shifted_down,
     zeros_exponent,
 )
 from ._value import ScaledValue, leading, materialize, per_slice, wide_dtype
@@ -59,12 +57,12 @@ from ._value import ScaledValue, leading, materialize, per_slice, wide_dtype
 SCALE = "scale"  # key of a value's memo: the measure that its scale was found by
 # Devices have different exponents, so that they exchange plain numbers.
 COLLECTIVES = having("collective")
-# Families whose results need the format's whole range.
-FULL_RANGE = (Family.FALLBACK, Family.POWER)
+# Families whose results need the format's whole range (of aligned operands, one may be a mask).
+FULL_RANGE = (Family.FALLBACK, Family.POWER, Family.ALIGNED)
 
 
 @dataclasses.dataclass(frozen=True)
-class EveryOp(Interpretation):
+class EveryOp(TakesStored):
     """Rounds each result to ``recipe.storage``; exponents are int32 numbers at run time.
 
     A value is ``data * 2**exponent`` with data float16 or bfloat16. Arithmetic on two elements is
@@ -98,12 +96,6 @@ class EveryOp(Interpretation):
 
     # -- in and out ------------------------------------------------------------------------------
 
-    def is_argument(self, leaf: Any) -> bool:
-        return is_stored(leaf)
-
-    def abstract(self, leaf: Any) -> Any:
-        return abstract(leaf) if is_stored(leaf) else leaf
-
     def lift(self, x: Any, aval: ShapedArray) -> ScaledValue:
         if has_exponent(x):
             return self.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
@@ -133,11 +125,6 @@ class EveryOp(Interpretation):
         if storage is not None:
             return store_array(materialize(widened(value)), storage)
         return self.lower(value, aval)
-
-    def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
-        if not is_stored(argument):
-            return gradient
-        return jax.vjp(lambda a: a.value(), argument)[1](gradient)[0]
 
     # -- where control flow meets ----------------------------------------------------------------
 
@@ -171,9 +158,7 @@ class EveryOp(Interpretation):
 
     # -- equations -------------------------------------------------------------------------------
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         state, outs = self._applied(state, equation, inputs)
         for y in outs if self.record is not None else ():
             self._recorded(equation, y)
@@ -189,17 +174,14 @@ class EveryOp(Interpretation):
         scale = y.memo.get(SCALE, "propagated") if narrow else "none"
         self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
 
-    def _applied(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def _applied(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         if not self.keeps_float32:
             refuse_opaque(equation)
         rule = FALLBACK if equation.name in COLLECTIVES else RULES[equation.name]
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         moves = rule.family is Family.STRUCTURAL and len(floats) == 1
-        if all(map(is_independent, floats)) and not (
-            moves and floats[0].constant_value is not None
-        ):
+        moves_constant = moves and floats[0].constant_value is not None
+        if all(map(is_independent, floats)) and not moves_constant:
             return state, self._independent(equation, inputs)
         compares = rule.family is Family.COMPARISON
         inputs = [self.read(x, exact=compares) if isinstance(x, ScaledValue) else x for x in inputs]
@@ -209,54 +191,49 @@ class EveryOp(Interpretation):
                 return state, self._moved(equation, inputs, own)
         contraction = rule.family is Family.CONTRACTION  # whose operands stay narrow
         dtype = widest_dtype(equation)
-        wide = [
-            widened(x, dtype)
-            if isinstance(x, ScaledValue) and not (contraction and not per_slice(x))
-            else x
-            for x in inputs
+        stacked = [isinstance(x, ScaledValue) and per_slice(x) for x in inputs]
+        wide: list[Any] = [
+            widened(x, dtype) if isinstance(x, ScaledValue) and (sliced or not contraction) else x
+            for x, sliced in zip(inputs, stacked, strict=True)
         ]
-        operands, common = (
-            [finite_factor(x) for x in wide] if equation.name == "mul" else wide,
-            None,
-        )
+        operands, common = wide, None
+        if equation.name == "mul":
+            operands = [finite_factor(x) for x in wide]
         if equation.name == "select_n":
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             operands, common = aligned(wide, constant_limit(self.recipe))
         outs = rule.rule(self, equation, operands)
-        stacked = any(isinstance(x, ScaledValue) and per_slice(x) for x in wide)
-        family = Family.FALLBACK if stacked else rule.family
-        return state, [
-            self._result(y, equation, family, common, wide) if is_float(a) else y
-            for y, a in zip(outs, equation.out_avals, strict=True)
-        ]
+        family = Family.FALLBACK if any(stacked) else rule.family
+
+        def result(y: ScaledValue, _: Any) -> ScaledValue:
+            return self._result(y, equation, family, common, wide)
+
+        return state, map_floats(result, outs, equation.out_avals)
 
     def _independent(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-        """Computes an equation of constants, integers and random bits in plain numbers, without
-        rounding."""
+        """Computes an equation of constants, integers and random bits without rounding."""
         dtype = widest_dtype(equation)
         plain = [
             materialize(widened(x, dtype)) if isinstance(x, ScaledValue) else x for x in inputs
         ]
-        outs = rebind(equation, plain, dtype)
-        return [
-            EveryOpValue(y.astype(wide_dtype(a.dtype)), 0, "forward", independent=True)
-            if is_float(a)
-            else y
-            for y, a in zip(outs, equation.out_avals, strict=True)
-        ]
+
+        def unrounded(y: jax.Array, aval: ShapedArray) -> EveryOpValue:
+            return EveryOpValue(y.astype(self.flight_dtype(aval)), 0, "forward", independent=True)
+
+        return map_floats(unrounded, rebind(equation, plain, dtype), equation.out_avals)
 
     def _moved(self, equation: Equation, inputs: Sequence[Any], own: ScaledValue) -> list[Any]:
         """Computes an equation whose results are elements of its operand on the narrow data."""
         data = [x.data if isinstance(x, ScaledValue) else x for x in inputs]
         outs = rebind(equation, data, own.data.dtype)
         constant_value = own.constant_value if equation.name not in EXACT else None
-        return [
-            EveryOpValue(y, own.exponent, own.origin, constant_value, bound=bound_of_data(own))
-            if is_float(a)
-            else y
-            for y, a in zip(outs, equation.out_avals, strict=True)
-        ]
+        bound = bound_of_data(own)
+
+        def moved(y: jax.Array, _: Any) -> EveryOpValue:
+            return EveryOpValue(y, own.exponent, own.origin, constant_value, bound=bound)
+
+        return map_floats(moved, outs, equation.out_avals)
 
     def read(self, x: ScaledValue, exact: bool = False) -> ScaledValue:
         """Returns a value rounded, as an equation that depends on float arguments reads it.
@@ -270,10 +247,8 @@ class EveryOp(Interpretation):
         if self.keeps_float32 and not is_independent(x):
             return x
         if exact:
-            data, exponent = scaled_down(x.data, "max", self.fmt)
-            return ScaledValue(
-                data, jnp.where(exponent == ZERO_EXPONENT, exponent, exponent + x.exponent)
-            )
+            data, found = scaled_down(x.data, "max", self.fmt)
+            return ScaledValue(data, jnp.where(found == ZERO_EXPONENT, found, found + x.exponent))
         if self.dtype not in x.memo:
             x.memo[self.dtype] = self.rescaled(x, full_range=True)
         independent = is_independent(x)
@@ -293,22 +268,18 @@ class EveryOp(Interpretation):
             return self.rounded(y, max(map(bound_of_data, floats)))
         constant = any(x.constant_value is not None for x in floats)
         if equation.name == "div" and is_nonzero_constant(floats[1]) and not optimizer:
-            y = ScaledValue(
-                shifted_down(y.data, 1), y.exponent + 1
-            )  # the constant's data lie above 1/2
+            half = y.data.dtype.type(0.5)  # the constant's data lie above 1/2
+            y = ScaledValue(y.data * half, y.exponent + 1)
         bound = propagated_bound(self.recipe, equation, family, floats, constant)
         if bound is None or bound > TOP:
-            full = (
-                optimizer or family in FULL_RANGE or family is Family.ALIGNED
-            )  # which may hold a mask
-            return self.rescaled(y, full_range=full)
+            return self.rescaled(y, full_range=optimizer or family in FULL_RANGE)
         if family is Family.POWER:
             y = dataclasses.replace(y, exponent=zeros_exponent(y.exponent))
         return self.rounded(y, bound)
 
     def flight_dtype(self, aval: ShapedArray) -> Any:
         """Returns the dtype in which a rule computes a float, before its result is rounded."""
-        return compute_dtype(aval)
+        return wide_dtype(aval.dtype)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
@@ -368,8 +339,8 @@ class EveryOp(Interpretation):
         return y
 
     def _measure(self, full_range: bool) -> str:
-        """Returns the measure by which an exponent is found; propagated scales assume data of unit
-        size."""
+        """Returns the measure by which an exponent is found."""
+        # propagated scales assume data of unit size
         if self.recipe.rescale is None and full_range and self.recipe.arithmetic == "float32":
             return "max"
         return self.recipe.rescale or "l2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,23 +37,10 @@ class EveryOpValue(ScaledValue):
             bits alone. Its data are then in the compute dtype, its exponent is 0.
     """
 
+    STATIC: ClassVar = ("origin", "constant_value", "log2_std", "bound", "independent")
+
     bound: int = TOP
     independent: bool = False
-
-    def tree_flatten(self):
-        static = (self.origin, self.constant_value, self.log2_std, self.bound, self.independent)
-        if isinstance(self.exponent, int):
-            return (self.data,), (self.exponent, *static)
-        return (self.data, self.exponent), (None, *static)
-
-    @classmethod
-    def tree_unflatten(cls, static, children):
-        exponent, origin, constant_value, log2_std, bound, independent = static
-        data, *rest = children
-        exponent = rest[0] if rest else exponent
-        return cls(
-            data, exponent, origin, constant_value, log2_std, bound=bound, independent=independent
-        )
 
 
 def is_independent(x: Any) -> bool:
@@ -73,16 +60,14 @@ def is_nonzero_constant(x: ScaledValue) -> bool:
 
 
 def may_bound(x: ScaledValue) -> bool:
-    """Returns whether an operand is made of constants, unless it is zero or stands for an
-    infinity."""
+    """Returns whether an operand is made of constants, and not zero or as good as infinite."""
     if x.constant_value is None:
         return is_independent(x)
     return is_nonzero_constant(x) and abs(x.constant_value) < 2.0**MASK
 
 
 def widest_dtype(equation: Equation) -> Any:
-    """Returns float64 if a float operand or result of the equation is float64, otherwise
-    float32."""
+    """Returns float64 if a float operand or result of the equation is float64, else float32."""
     own = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
     return jnp.float64 if np.dtype("float64") in own else jnp.float32
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.core import ShapedArray
 
-from ..interpret import Boundary, Equation
+from ..interpret import Applied, Boundary, Equation
 from ..primitives import Family
 from ._every_op import EveryOp
 from ._every_op_value import is_independent, widened
@@ -67,9 +67,7 @@ class EveryOpWithOverrides(EveryOp):
     def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> ScaledValue:
         return super().select(predicate, _stored(on_true, self), _stored(on_false, self))
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         fmt = self.overrides.find(equation, self.fmt)
         if fmt is None:
             plain = [widened(x) if isinstance(x, ScaledValue) else x for x in inputs]

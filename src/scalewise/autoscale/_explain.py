@@ -12,7 +12,7 @@ import numpy as np
 from .._types import RecipeLike
 from ..formats import BlockFormat, Format
 from ..formats import format as format_
-from ..interpret import Equation, transform
+from ..interpret import Equation, check_callable, transform
 from ._autoscale import interpretation
 from ._delayed import DelayedBoundaries
 from ._narrow import has_exponent, is_stored
@@ -119,8 +119,7 @@ def explain(f: Callable, recipe: RecipeLike = fp16) -> Callable[..., Explanation
         output [] fp32 none forward
     """
     recipe = recipe_(recipe)
-    record = _Recorder(recipe)
-    transform(f, record.interpretation(traced=False), name="explain")  # raises if f isn't callable
+    check_callable(f, "explain")
 
     def explained(*args: Any, **kwargs: Any) -> Explanation:
         leaves, tree = jax.tree.flatten((args, kwargs))
@@ -170,13 +169,12 @@ class _Recorder:
         """Adds a row.
 
         Args:
-            kind: of the row.
+            kind, shape: as in :class:`ExplanationRow`.
             where: the equation, or an output's path.
-            shape: of the value.
             formats: a format, block format or dtype for each operand, or for the value.
             scale: how the scale is found; None for what the recipe says of the formats.
         """
-        names = [_name(fmt) for fmt in formats]
+        known = [f if isinstance(f, Format | BlockFormat) else format_(f) for f in formats]
         operands = kind == "contraction"
         scales = [scale or _scale(self.recipe, fmt, operands=operands) for fmt in formats]
         text = scales[0] if len(set(scales)) == 1 else " x ".join(scales)
@@ -190,7 +188,9 @@ class _Recorder:
             key = where.path, where.name
             fields = {"name": where.name, "direction": where.direction}
             fields |= {"file": file, "line": line, "function": function}
-        row = ExplanationRow(kind, shape=dims, format=" x ".join(names), scale=text, **fields)
+        row = ExplanationRow(
+            kind, shape=dims, format=" x ".join(f.name for f in known), scale=text, **fields
+        )
         self.rows.setdefault((kind, key, dims, row.format), row)
 
     def result(self) -> tuple[ExplanationRow, ...]:
@@ -200,10 +200,6 @@ class _Recorder:
             return (*(r for r in rows if r.kind != "output"), *last)
         # a program without a backward pass has no optimizer
         return tuple(dataclasses.replace(row, direction="forward") for row in rows)
-
-
-def _name(fmt: Any) -> str:
-    return fmt.name if isinstance(fmt, Format | BlockFormat) else format_(fmt).name
 
 
 def _scale(recipe: Recipe, fmt: Any, *, operands: bool) -> str:

@@ -12,10 +12,9 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
-from ..interpret import Equation, is_float, rebind
+from ..interpret import Equation, is_float, map_floats, rebind
 from ..primitives import params
 from ..scaled import is_known
 from ._value import (
@@ -26,18 +25,12 @@ from ._value import (
     normalised,
     per_slice,
     shift,
-    wide_dtype,
 )
 
 INFINITE = 120  # log2 of the least constant that stands for an infinity
 
 
 Function = Callable[[Any, Equation, Sequence[Any]], list[Any]]
-
-
-def compute_dtype(aval: ShapedArray) -> Any:
-    """Returns float64 for a float64 type, float32 for all other floats."""
-    return wide_dtype(aval.dtype)
 
 
 def _bind(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -49,10 +42,7 @@ def _bind(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     wide = any(a.dtype == jnp.float64 for a in own)
     dtype = jnp.float64 if wide else jnp.float32
     outs = rebind(equation, [_as(x, dtype) for x in inputs], dtype)
-    return [
-        _as(y, by.flight_dtype(a)) if is_float(a) else y
-        for y, a in zip(outs, equation.out_avals, strict=True)
-    ]
+    return map_floats(lambda y, a: _as(y, by.flight_dtype(a)), outs, equation.out_avals)
 
 
 def _as(x: Any, dtype: DTypeLike) -> Any:
@@ -63,11 +53,12 @@ def _floats(inputs: Sequence[Any]) -> list[ScaledValue]:
     return [x for x in inputs if isinstance(x, ScaledValue)]
 
 
+def _data(inputs: Sequence[Any]) -> list[Any]:
+    return [x.data if isinstance(x, ScaledValue) else x for x in inputs]
+
+
 def wrap(equation: Equation, outs: Sequence[Any], exponent: Any = 0, **fields: Any) -> list[Any]:
-    return [
-        ScaledValue(y, exponent, **fields) if is_float(a) else y
-        for y, a in zip(outs, equation.out_avals, strict=True)
-    ]
+    return map_floats(lambda y, _: ScaledValue(y, exponent, **fields), outs, equation.out_avals)
 
 
 def fallback(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
@@ -80,7 +71,7 @@ def structural(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     if len(floats) != 1 or per_slice(floats[0]):
         return fallback(by, equation, inputs)
     (x,) = floats
-    outs = _bind(by, equation, [i.data if isinstance(i, ScaledValue) else i for i in inputs])
+    outs = _bind(by, equation, _data(inputs))
     return wrap(equation, outs, x.exponent, constant_value=x.constant_value)
 
 
@@ -88,8 +79,7 @@ def homogeneous(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]
     floats = _floats(inputs)
     if len(floats) != 1 or per_slice(floats[0]):
         return fallback(by, equation, inputs)
-    outs = _bind(by, equation, [i.data if isinstance(i, ScaledValue) else i for i in inputs])
-    return wrap(equation, outs, floats[0].exponent)
+    return wrap(equation, _bind(by, equation, _data(inputs)), floats[0].exponent)
 
 
 def _align(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
@@ -103,12 +93,10 @@ def aligned(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def remainder(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    """Computes a remainder; 0 for a divisor that is too small to be represented beside the
-    dividend."""
+    """Computes a remainder; 0 for a divisor too small to be represented beside the dividend."""
     operands, exponent = _align(inputs)
     (out,) = _bind(by, equation, operands)
-    divisor = inputs[1].data if isinstance(inputs[1], ScaledValue) else inputs[1]
-    unseen = (operands[1] == 0) & (divisor != 0) & jnp.isfinite(operands[0])
+    unseen = (operands[1] == 0) & (_data(inputs)[1] != 0) & jnp.isfinite(operands[0])
     return wrap(equation, [jnp.where(unseen, jnp.zeros_like(out), out)], exponent)
 
 
@@ -117,8 +105,7 @@ def comparison(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def invariant(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])
-    return wrap(equation, outs)
+    return wrap(equation, _bind(by, equation, _data(inputs)))
 
 
 def _normalised(x: ScaledValue) -> ScaledValue:
@@ -155,14 +142,14 @@ def power(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     return wrap(equation, _bind(by, equation, [x.data]), x.exponent * degree)
 
 
-def root(sign: int) -> Function:
+def root(degree: int, sign: int = 1) -> Function:
     def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         (x,) = inputs
         if per_slice(x):
             return fallback(by, equation, inputs)
-        half = x.exponent // 2  # an odd exponent leaves a factor of 2 with the data
-        odd = x.exponent - 2 * half
-        return wrap(equation, _bind(by, equation, [shift(x.data, odd)]), sign * half)
+        part = x.exponent // degree  # what it leaves of the exponent remains with the data
+        rest = x.exponent - degree * part
+        return wrap(equation, _bind(by, equation, [shift(x.data, rest)]), sign * part)
 
     return rule
 
@@ -181,11 +168,8 @@ def contractive(slope: float, bounded: bool = False) -> Function:
     def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         (x,) = inputs
         exponent = x.exponent
-        if (
-            per_slice(x)
-            or x.constant_value is not None
-            or (isinstance(exponent, int) and exponent >= 0)
-        ):
+        no_scale = isinstance(exponent, int) and exponent >= 0
+        if no_scale or per_slice(x) or x.constant_value is not None:
             return fallback(by, equation, inputs)
         kept = min(exponent, 0) if isinstance(exponent, int) else jnp.minimum(exponent, 0)
         if bounded and not isinstance(exponent, int):  # an infinity's value needs no scale
@@ -203,7 +187,7 @@ def ordered(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     """Sorts each array by its data, which is the order of its values."""
     if any(per_slice(x) for x in _floats(inputs)):
         return fallback(by, equation, inputs)
-    outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])
+    outs = _bind(by, equation, _data(inputs))
     exponents = [x.exponent if isinstance(x, ScaledValue) else 0 for x in inputs]
     exponents += [0] * (len(outs) - len(exponents))  # top_k also gives indices
     return [
@@ -219,14 +203,6 @@ def product_of_all(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[A
     x = normalised(x, 0)
     terms = x.data.size // max(1, math.prod(equation.out_avals[0].shape))
     return wrap(equation, _bind(by, equation, [x.data]), x.exponent * terms)
-
-
-def cube_root(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-    (x,) = inputs
-    if per_slice(x):
-        return fallback(by, equation, inputs)
-    third = x.exponent // 3
-    return wrap(equation, _bind(by, equation, [shift(x.data, x.exponent - 3 * third)]), third)
 
 
 def select_n(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from .._types import PyTree, RecipeLike
 from ..formats import BlockFormat, Format
-from ..interpret import type_like
+from ..interpret import Interpretation, type_like
 from ..rounding import encode
 from ..scaled import ScaledArray, quantize
 from ._recipe import Storage
@@ -121,11 +121,10 @@ def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
     fmt = storage.format
     if isinstance(fmt, BlockFormat):
         stored = quantize(x, fmt if x.ndim else fmt.element)
-        element = fmt.element
     else:
         stored = quantize(x, fmt, axis=storage.axis)
-        element = fmt
     if storage.nonzero or storage.root == 2:
+        element = fmt.element if isinstance(fmt, BlockFormat) else fmt
         stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, element))
     return SqrtStored(stored) if storage.root == 2 else stored
 
@@ -169,9 +168,7 @@ def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
         if is_stored(x) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             return x
         storage = recipe.stored_as(jax.tree_util.keystr(path), jnp.size(x))
-        if storage is None:
-            return x
-        return store_array(jnp.asarray(x), storage)
+        return x if storage is None else store_array(jnp.asarray(x), storage)
 
     return jax.tree_util.tree_map_with_path(leaf, tree, is_leaf=is_stored)
 
@@ -181,11 +178,23 @@ def is_stored(x: Any) -> bool:
     return isinstance(x, ScaledArray | SqrtStored)
 
 
-def abstract(x: ScaledArray | SqrtStored) -> Any:
-    """Returns the type of the plain array that a stored one stands for, with its place on a
-    mesh."""
-    data = x.root.data if isinstance(x, SqrtStored) else x.data
-    return type_like(x.shape, x.dtype, data)
+class TakesStored(Interpretation):
+    """An interpretation of programs whose arguments may be stored arrays."""
+
+    def is_argument(self, leaf: Any) -> bool:
+        return is_stored(leaf)
+
+    def abstract(self, leaf: Any) -> Any:
+        if not is_stored(leaf):
+            return leaf
+        data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
+        return type_like(leaf.shape, leaf.dtype, data)
+
+    def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
+        if not is_stored(argument):
+            return gradient
+        # the chain rule through data and scale gives a gradient of the data's dtype, as JAX expects
+        return jax.vjp(lambda a: a.value(), argument)[1](gradient)[0]
 
 
 def has_exponent(x: Any) -> bool:

@@ -33,8 +33,7 @@ class OperandRounding(Residuals):
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
     ) -> tuple[tuple[Operand, Operand], Any]:
-        """Rounds a contraction's operands to the recipe's formats; also returns the result's
-        exponent."""
+        """Returns a contraction's operands, rounded to the recipe's formats, and its exponent."""
         axes, formats = params.contracted_axes(equation), self.formats(equation, values)
         self.missing_units.check(equation, formats, self.device)
         if self.record is not None:
@@ -51,15 +50,15 @@ class OperandRounding(Residuals):
     def formats(
         self, equation: Equation, values: Sequence[ScaledValue]
     ) -> list[Format | BlockFormat | None]:
-        """Returns the formats that a contraction's operands are rounded to; None for the flight
-        dtype."""
+        """Returns the formats to round a contraction's operands to; None: the flight dtype."""
         attention = _between_activations(equation, values)
         few = bool(self.recipe.storage) and not at_least(features(equation), self.recipe.features)
         chosen = []
         for value in values:
             backward = value.origin == "backward"
             fmt = self.recipe.backward if backward else self.recipe.forward
-            if fmt is not None and (few or (attention and _bits(fmt) <= 8)):
+            element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+            if element is not None and (few or (attention and element.bits <= 8)):
                 fmt = self.recipe.storage
             fmt = self.overrides.find(equation, fmt)
             as_it_is = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
@@ -105,8 +104,7 @@ class OperandRounding(Residuals):
     def product(
         self, equation: Equation, operands: Sequence[Operand], dtype: DTypeLike
     ) -> jax.Array:
-        """Computes a contraction of two operands in ``dtype``; sums are accumulated in float32 at
-        least."""
+        """Computes a contraction in ``dtype``; sums are accumulated in float32 at least."""
         return multiply(equation, operands, dtype, device=self.device).value()
 
     def _rounded(
@@ -140,8 +138,7 @@ class OperandRounding(Residuals):
         return quantize_measured(value.data, self._measured(value), fmt, scaling)
 
     def to_send(self, value: ScaledValue, axis_name: Any, equation: Equation) -> ScaledArray | None:
-        """Returns the narrow data that a collective sends, with a scale common to all devices; None
-        if wide."""
+        """Returns the narrow data that a collective sends, with all devices' scale, or None."""
         fmt = self.overrides.find(equation, self.recipe.collective)
         narrow = isinstance(fmt, Format) and not holds(value.data.dtype, fmt)
         self._recorded("collective", equation, value, fmt if narrow else None)
@@ -190,8 +187,3 @@ def _between_activations(equation: Equation, values: Sequence[ScaledValue]) -> b
 def is_narrowed(value: ScaledValue) -> bool:
     """Returns whether a product of narrow operands has read the value."""
     return value.narrowed or NARROWED in value.memo
-
-
-def _bits(fmt: Format | BlockFormat) -> int:
-    """Returns the bits of a format's element."""
-    return fmt.element.bits if isinstance(fmt, BlockFormat) else fmt.bits

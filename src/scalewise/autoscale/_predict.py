@@ -18,8 +18,7 @@ SUMS = names(lambda row: row.family is Family.HOMOGENEOUS and row.autocast == "s
 
 
 def of_argument(shape: tuple[int, ...]) -> float:
-    """Returns log2 of an argument's standard deviation: 1 / sqrt(fan in) for a matrix, otherwise
-    1."""
+    """Returns log2 of an argument's standard deviation: 1 / sqrt(fan in) for a matrix, else 1."""
     return -math.log2(predicted_size(shape[:-1])) / 2 if len(shape) > 1 else 0.0
 
 
@@ -59,8 +58,7 @@ def terms_of(equation: Equation) -> int:
 
 
 def _sums_groups(equation: Equation) -> bool:
-    """Returns whether a ragged product sums over each group, so that its first axis is that of
-    groups."""
+    """Returns whether a ragged product sums over each group: its first axis is that of groups."""
     numbers = params.ragged_dimensions(equation)
     return (
         numbers is not None
@@ -70,10 +68,7 @@ def _sums_groups(equation: Equation) -> bool:
 
 
 def _of(x: ScaledValue) -> float:
-    if x.constant_value is None:
+    number = x.constant_value
+    if number is None:
         return x.log2_std
-    return (
-        math.log2(abs(x.constant_value))
-        if x.constant_value and math.isfinite(x.constant_value)
-        else 0.0
-    )
+    return math.log2(abs(number)) if number and math.isfinite(number) else 0.0

@@ -30,7 +30,7 @@ SIXTEEN = (FP16.dtype, BF16.dtype)
 DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
 
 
-@jax.tree_util.register_pytree_node_class
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Blocks:
     """An operand whose blocks have scales of their own.
@@ -42,8 +42,8 @@ class Blocks:
     """
 
     copy: ScaledArray
-    format: BlockFormat | Format
-    dtype: Any
+    format: BlockFormat | Format = dataclasses.field(metadata={"static": True})
+    dtype: Any = dataclasses.field(metadata={"static": True})
 
     @property
     def ndim(self) -> int:
@@ -55,13 +55,6 @@ class Blocks:
         BF16 has float32's exponents, so it holds an FP8, FP6 or FP4 number times a power of two.
         """
         return outlined(_multiplied_out, None, self)
-
-    def tree_flatten(self):
-        return (self.copy,), (self.format, self.dtype)
-
-    @classmethod
-    def tree_unflatten(cls, static, children):
-        return cls(*children, *static)
 
 
 def _multiplied_out(_: None, blocks: Blocks) -> jax.Array:
@@ -136,8 +129,7 @@ class DeferredProduct:
         return self.memo["transposed"]
 
     def _exchange(self, first: int, second: int) -> tuple[int, ...]:
-        """Returns the permutation that moves a result's axes of one operand behind those of the
-        other."""
+        """Returns the permutation that moves one operand's axes in a result behind the other's."""
         contracted, batch = params.dot_dimensions(self.equation)
         n = len(batch[0])
         own = [x.ndim - n - len(contracted[0]) for x, _ in self.operands]
@@ -312,8 +304,7 @@ def _bound(equation: Equation, operands: Any, dtype: DTypeLike) -> jax.Array:
 
 
 def _precision(equation: Equation, factors: Sequence[jax.Array]) -> Any:
-    """Returns the precision of a product of narrow numbers: the program's own, or an exact backward
-    sum."""
+    """Returns the precision of a product of narrow numbers; a backward product's sum is exact."""
     precision = params.precision(equation)
     own = precision if isinstance(precision, tuple) else (precision,)
     if precision is not None and all(isinstance(p, lax.Precision) for p in own):

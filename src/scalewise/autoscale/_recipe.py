@@ -42,16 +42,11 @@ class Storage:
     nonzero: bool = False
 
     def __post_init__(self):
-        object.__setattr__(self, "format", _storable(self.format))
+        fmt = as_format(self.format, "Storage.format", blocks=True)
+        storable(fmt.element if isinstance(fmt, BlockFormat) else fmt)
+        object.__setattr__(self, "format", fmt)
         if self.root not in (1, 2):
             raise ValueError(f"Storage.root is 1 or 2 (the square root), not {self.root!r}")
-
-
-def _storable(fmt: Any) -> Format | BlockFormat:
-    """Returns the format or block format, if its elements can be stored in whole bytes."""
-    fmt = as_format(fmt, "Storage.format", blocks=True)
-    storable(fmt.element if isinstance(fmt, BlockFormat) else fmt)
-    return fmt
 
 
 @renamed_arguments(smallest="min_size")
@@ -213,8 +208,7 @@ class Recipe:
             )
 
     def stored_as(self, path: str, size: int) -> Storage | None:
-        """Returns how an output of ``size`` elements is stored, by the first pattern that
-        matches."""
+        """Returns the storage of the first pattern found in a path; None for a smaller array."""
         found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
         return found if found is not None and at_least(size, found.min_size) else None
 

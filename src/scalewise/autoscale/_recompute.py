@@ -164,16 +164,12 @@ class Copy:
                 for x in value.lineage.inputs
             ]
             (again,) = apply(value.lineage.equation, inputs)
-            self.done[id(value)] = (
-                value,
-                again,
-            )  # keeps the value alive, so that its id stays unique
+            self.done[id(value)] = value, again  # with the value, so that its id stays unique
         return self.done[id(value)][1]
 
 
 def separate_copy(x: jax.Array, purpose: int) -> jax.Array:
-    """Returns ``x`` behind a barrier, so that a device's compiler recomputes what is computed from
-    it.
+    """Returns ``x`` behind a barrier, so that a device's compiler recomputes its functions.
 
     XLA on a CPU, which stores and computes less if it may share results, gets ``x`` itself.
 

@@ -36,8 +36,7 @@ def _(primals, tangents):
 
 @jax.custom_vjp
 def rescale_gradient(x: jax.Array) -> jax.Array:
-    """Returns ``x``; finds the scale of its gradient from the data, as :func:`rescale` does for a
-    value."""
+    """Returns ``x``; the scale of its gradient is found from the data, as by :func:`rescale`."""
     return x
 
 

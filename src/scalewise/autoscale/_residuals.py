@@ -13,27 +13,23 @@ from jax.core import ShapedArray
 
 from ..devices import Device, device_for
 from ..formats import Format
-from ..interpret import Equation, Interpretation
+from ..interpret import Equation
 from ..scaled import at_least
-from ._families import compute_dtype
-from ._narrow import StoredValue, holds, store_value
+from ._narrow import StoredValue, TakesStored, holds, store_value
 from ._overrides import FormatOverrides
 from ._products import DeferredProduct
 from ._recipe import Recipe
 from ._recompute import Copy, separate_copy
 from ._rules import RULES
 from ._units import MissingUnits
-from ._value import ScaledValue
+from ._value import ScaledValue, wide_dtype
 
-FOR_SCALE, FOR_BACKWARD = (
-    0,
-    1,
-)  # what a value is computed apart for: its scale, or the backward pass
+FOR_SCALE, FOR_BACKWARD = 0, 1  # the purposes of a separate copy
 STORED = "stored"  # key of a value's memo: a product has read it unrounded, so that it is stored
 
 
 @dataclasses.dataclass(frozen=True)
-class Residuals(Interpretation):
+class Residuals(TakesStored):
     """An interpretation that decides in which form a value waits for the backward pass.
 
     Attributes:
@@ -56,31 +52,30 @@ class Residuals(Interpretation):
         return device_for(self.recipe.device)
 
     def flight_dtype(self, aval: ShapedArray) -> Any:
-        """Returns the dtype in which a float of the program is computed, as ``recipe.flight``
-        says."""
+        """Returns the dtype in which a float of the program is computed (``recipe.flight``)."""
         kept = self.recipe.flight == "program" and not self.traced
-        return aval.dtype if kept and aval.dtype == jnp.bfloat16 else compute_dtype(aval)
+        return aval.dtype if kept and aval.dtype == jnp.bfloat16 else wide_dtype(aval.dtype)
 
     def _recorded(self, kind: str, equation: Equation, value: Any, fmt: Format | None) -> None:
         if self.record is not None and getattr(value, "constant_value", None) is None:
             self.record(kind, equation, value.data.shape, [fmt or value.data.dtype])
 
+    def _is_small(self, value: ScaledValue) -> bool:
+        return value.is_statistic or not at_least(value.data.size, self.recipe.min_size)
+
     def _stays_wide(self, value: ScaledValue, fmt: Format | None) -> bool:
         """Returns whether a value waits for the backward pass unrounded."""
-        small = value.is_statistic or not at_least(value.data.size, self.recipe.min_size)
-        known = value.origin != "forward" or value.constant_value is not None
-        return fmt is None or known or small or holds(value.data.dtype, fmt)
+        if fmt is None or not value.is_computed:
+            return True
+        return self._is_small(value) or holds(value.data.dtype, fmt)
 
     def _for_backward(self, value: Any, fmt: Format | None) -> Any:
         """Returns a value as the backward pass gets it: loaded from memory, or computed again."""
-        if not isinstance(value, ScaledValue):
+        if not isinstance(value, ScaledValue) or not value.is_computed:
             return value
-        if value.origin != "forward" or value.constant_value is not None:
-            return value
-        small = value.is_statistic or not at_least(value.data.size, self.recipe.min_size)
         how = value.lineage
         source = value if how is None else how.source
-        if source is None or (source is value and small):
+        if source is None or (source is value and self._is_small(value)):
             return value
         # the compiler chooses: it has kernels for a softmax or a norm, and products store operands
         chosen = STORED in value.memo or (how is not None and how.normalises)
@@ -89,12 +84,10 @@ class Residuals(Interpretation):
         if fmt in value.memo and not self._stays_wide(value, fmt):
             return load(self._stored(value, fmt))
         if ("late", fmt) not in source.memo:
-            kept = self._stays_wide(source, fmt)
-            copy = (
-                self._separate_copy(source, FOR_BACKWARD)
-                if kept
-                else load(self._stored(source, fmt))
-            )
+            if self._stays_wide(source, fmt):
+                copy = self._separate_copy(source, FOR_BACKWARD)
+            else:
+                copy = load(self._stored(source, fmt))
             source.memo["late", fmt] = Copy(source, copy)
         return source.memo["late", fmt].value(value, self._apply_rule)
 
@@ -109,8 +102,7 @@ class Residuals(Interpretation):
         return RULES[equation.name].rule(self, equation, inputs)
 
     def _measured(self, value: ScaledValue, *, arguments: bool = True) -> jax.Array:
-        """Returns the numbers from which a scale is found: the value's own, as a copy if that saves
-        memory.
+        """Returns the value's numbers, to find a scale from: as a copy if that saves memory.
 
         A device reads an argument, or the source of a costly function, once to find the scale and
         once to round. Without the copy its compiler would store a wide result between the two.

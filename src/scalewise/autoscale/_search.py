@@ -66,8 +66,7 @@ def rescaled(options: tuple, data: jax.Array, exponent: jax.Array) -> list[jax.A
 
 
 def rounded(options: tuple, data: jax.Array) -> list[jax.Array]:
-    """Returns float32 data in a format's dtype; ``options`` are the format and ``to_format``'s
-    ``clip``."""
+    """Returns float32 data in a format's dtype; ``options`` are the format and ``clip``."""
     fmt, clip = options
     return [to_format(data, data, fmt, clip=clip)]
 
@@ -96,8 +95,7 @@ def _log2(x: jax.Array) -> jax.Array:
 
 
 def _as_float32(data: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns float64 data divided by the power of two of their largest finite magnitude, and its
-    log2."""
+    """Returns float64 data divided by their largest finite magnitude's power of two, its log2."""
     size = jnp.where(jnp.isfinite(data), jnp.abs(data), 0)
     moved = exponent_of(jnp.maximum(jnp.max(size, initial=0.0), 2.0**-1000))
     moved = lax.clamp(np.int32(-1000), moved.astype(jnp.int32), np.int32(1000))
@@ -105,8 +103,7 @@ def _as_float32(data: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def bound_of(measure: str, size: Any) -> int:
-    """Returns log2 of the largest magnitude that ``size`` data can have after
-    :func:`scaled_down`."""
+    """Returns log2 of the largest magnitude of ``size`` data after :func:`scaled_down`."""
     if measure == "l2" and is_known(size):  # one element may hold the whole sum of squares
         return 1 + math.ceil(math.log2(max(1, size)) / 2)
     return TOP if measure == "max" else TOP + 1
@@ -143,11 +140,6 @@ def clipped(data: jax.Array, top: float) -> jax.Array:
     limit = data.dtype.type(top)
     infinite = lax.abs(data) == data.dtype.type(np.inf)
     return lax.select(infinite, data, lax.clamp(-limit, data, limit))
-
-
-def shifted_down(data: jax.Array, bits: int) -> jax.Array:
-    """Returns ``data * 2**-bits``."""
-    return data * data.dtype.type(2.0**-bits)
 
 
 def zeros_exponent(exponent: Any) -> Any:

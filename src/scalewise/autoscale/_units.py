@@ -13,8 +13,7 @@ Operands = Sequence[Format | BlockFormat | None]
 
 
 def is_narrow_pair(formats: Operands) -> bool:
-    """Returns whether both formats have fewer than 16 bits, so that a device may lack units for
-    them."""
+    """Returns whether both formats have fewer than 16 bits: a device may lack units for them."""
     return all(isinstance(f, BlockFormat) or (f is not None and f.bits < 16) for f in formats)
 
 

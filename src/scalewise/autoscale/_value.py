@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from ..scaled import exponent_of, ldexp
 Origin = Literal["stored", "residual", "forward", "backward"]
 
 
+@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledValue:
     """``data * 2**exponent``, as a fused kernel would keep it in registers.
@@ -40,6 +41,8 @@ class ScaledValue:
         memo: the narrow copies made so far, by purpose, so that each is rounded only once.
     """
 
+    STATIC: ClassVar = ("origin", "constant_value", "log2_std", "narrowed", "is_statistic")
+
     data: jax.Array
     exponent: int | jax.Array = 0
     origin: Origin = "stored"
@@ -55,26 +58,27 @@ class ScaledValue:
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
 
+    @property
+    def is_computed(self) -> bool:
+        """Whether the forward pass computed the value from arguments."""
+        return self.origin == "forward" and self.constant_value is None
 
-def _flatten(x: ScaledValue):
-    static = (x.origin, x.constant_value, x.log2_std, x.narrowed, x.is_statistic)
-    if isinstance(x.exponent, int):
-        return (x.data,), (x.exponent, *static)
-    return (x.data, x.exponent), (None, *static)
+    def tree_flatten(self):
+        static = tuple(getattr(self, name) for name in self.STATIC)
+        if isinstance(self.exponent, int):
+            return (self.data,), (self.exponent, *static)
+        return (self.data, self.exponent), (None, *static)
 
-
-def _unflatten(static, children):
-    exponent, *rest = static
-    data, *traced = children
-    return ScaledValue(data, traced[0] if traced else exponent, *rest)
-
-
-jax.tree_util.register_pytree_node(ScaledValue, _flatten, _unflatten)
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        exponent, *rest = static
+        data, *traced = children
+        fields = dict(zip(cls.STATIC, rest, strict=True))
+        return cls(data, traced[0] if traced else exponent, **fields)
 
 
 def wide_dtype(dtype: DTypeLike) -> Any:
-    """Returns the dtype of scales and sums: float64 for float64, float32 for all narrower
-    floats."""
+    """Returns the dtype of scales and sums: float64 for float64, float32 for other floats."""
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
@@ -125,8 +129,7 @@ def materialize(x: ScaledValue) -> jax.Array:
 
 
 def _finite(number: float, dtype: DTypeLike) -> float:
-    """Returns a finite number clipped to the range of ``dtype``, since a mask of ``finfo.min``
-    isn't infinite."""
+    """Returns a finite number clipped to ``dtype``'s range: a mask of ``finfo.min`` is finite."""
     limit = float(jnp.finfo(dtype).max)
     return max(-limit, min(limit, number)) if math.isfinite(number) else number
 
@@ -135,11 +138,7 @@ def at_exponent(x: ScaledValue, exponent: int | jax.Array) -> jax.Array:
     """Returns the data that ``x`` has at another exponent."""
     if isinstance(exponent, int) and isinstance(x.exponent, int):
         if x.constant_value is not None and exponent != x.exponent:
-            number = (
-                x.constant_value
-                if math.isinf(x.constant_value)
-                else _ldexp(x.constant_value, -exponent)
-            )
+            number = _ldexp(x.constant_value, -exponent)
             return jnp.full(x.shape, _finite(number, x.data.dtype), x.data.dtype)
         return shift(x.data, x.exponent - exponent)
     return shift(x.data, jnp.int32(x.exponent) - jnp.int32(exponent))
@@ -157,9 +156,7 @@ def common_exponent(values: list[ScaledValue]) -> int | jax.Array:
     exponents = [v.exponent for v in values if v.constant_value is None] or [0]
     if all(isinstance(e, int) for e in exponents):
         return max(exponents)  # type: ignore[type-var]
-    if any(
-        not isinstance(e, int) and e.ndim for e in exponents
-    ):  # per slice of a stack: materialize
+    if any(not isinstance(e, int) and e.ndim for e in exponents):  # per slice: materialize
         return 0
     result = jnp.int32(exponents[0])
     for e in exponents[1:]:

@@ -54,10 +54,9 @@ def units_for(a: Format | BlockFormat, b: Format | BlockFormat, device: Device) 
 
 
 def shift_to(fmt: Format, other: Format) -> int | None:
-    """Returns the k for which ``other`` holds ``x / 2**k`` for each finite number x of a format, or
-    None.
+    """Returns the k for which ``other`` holds ``x / 2**k`` for each finite number x of ``fmt``.
 
-    Both have the same fields; k is the difference of their biases.
+    The difference of their biases, if they have the same fields; otherwise None.
     """
     if fmt.bias is None or other.bias is None:
         return None
@@ -78,10 +77,8 @@ def partners_of(fmt: Format | BlockFormat, device: Device) -> dict[str, float]:
 
 
 def best_units(fmt: Format | BlockFormat, device: Device) -> Units | None:
-    """Returns units for two operands of a format or, if there are none, the fastest for it and
-    another format."""
-    own = units_for(fmt, fmt, device)
-    if own is not None:
+    """Returns units for two operands of a format, else the fastest for it and another format."""
+    if own := units_for(fmt, fmt, device):
         return own
     partners = partners_of(fmt, device)
     known: dict[str, Any] = BLOCK_FORMATS if isinstance(fmt, BlockFormat) else CATALOGUE

@@ -1,10 +1,9 @@
-"""Random draws under ``emulate``: computed in float64 from their bits on, rounded where they are
-used."""
+"""Random draws under ``emulate``: computed in float64, rounded where they are used."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from ..interpret import Boundary, Equation, is_float, rebind
+from ..interpret import Applied, Boundary, Equation, is_float, map_floats, rebind
 from ._emulation import Emulation
 
 
@@ -27,8 +26,7 @@ class Draw:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """A value that depends on no argument and no random bits, in float64 with and without
-    rounding."""
+    """A value that depends on no argument and no random bits, in float64, rounded and not."""
 
     exact: jax.Array
     rounded: jax.Array
@@ -60,45 +58,30 @@ class EmulationWithDraws(Emulation):
     def residual(self, value: Any, aval: ShapedArray) -> Any:
         return self._rounded(value)
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
         drawn = _is_drawn(equation, floats)
         constant = not drawn and all(isinstance(x, Constant) for x in floats)
         exact = []
         if drawn or constant:
-            exact = rebind(equation, [_exact(x) for x in inputs], jnp.float64)
+            wide = [x.exact if isinstance(x, Draw | Constant) else x for x in inputs]
+            exact = rebind(equation, wide, jnp.float64)
         if drawn:
-            return state, _wrapped(equation, exact, Draw)
+            return state, map_floats(lambda x, _: Draw(x), exact, equation.out_avals)
         compared = not any(map(is_float, equation.out_avals))
         plain = [x.exact if compared and isinstance(x, Draw) else self._rounded(x) for x in inputs]
         state, outs = super().apply(state, equation, plain)
         if constant:
-            outs = _wrapped(equation, list(zip(exact, outs, strict=True)), _constant)
+            outs = [
+                Constant(x, y) if is_float(a) else y
+                for x, y, a in zip(exact, outs, equation.out_avals, strict=True)
+            ]
         return state, outs
 
     def _rounded(self, x: Any) -> Any:
         if isinstance(x, Constant):
             return x.rounded
         return self._round(x.exact) if isinstance(x, Draw) else x
-
-
-def _exact(x: Any) -> Any:
-    return x.exact if isinstance(x, Draw | Constant) else x
-
-
-def _constant(pair: tuple[Any, Any]) -> Constant:
-    return Constant(*pair)
-
-
-def _wrapped(equation: Equation, outs: Sequence[Any], wrap: Callable) -> list[Any]:
-    """Returns the floats among the results wrapped as another value, and the other results
-    unchanged."""
-    return [
-        wrap(y) if is_float(a) else (y[1] if isinstance(y, tuple) else y)
-        for y, a in zip(outs, equation.out_avals, strict=True)
-    ]
 
 
 def _is_drawn(equation: Equation, floats: Sequence[Any]) -> bool:

@@ -14,13 +14,7 @@ from jax.core import ShapedArray
 
 from .._types import Saturation
 from ..formats import Format
-from ..interpret import (
-    Equation,
-    Interpretation,
-    is_float,
-    rebind,
-    warn_kernel,
-)
+from ..interpret import Applied, Equation, Interpretation, map_floats, rebind, warn_kernel
 from ..primitives import having
 from ..rounding import from_float64, round_to, to_float64
 
@@ -56,16 +50,11 @@ class Emulation(Interpretation):
     def lower(self, value: jax.Array, aval: ShapedArray) -> jax.Array:
         return from_float64(value, aval.dtype)
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         warn_kernel(equation, "emulate")
         # rounds each equation of an update function, but no equation of a reduction's operator
         inside = self if equation.name == "scatter_apply" else None
         outs = rebind(equation, inputs, jnp.float64, inside)
         if equation.name in EXACT:
             return state, outs
-        return state, [
-            self._round(y) if is_float(a) else y
-            for y, a in zip(outs, equation.out_avals, strict=True)
-        ]
+        return state, map_floats(lambda y, _: self._round(y), outs, equation.out_avals)

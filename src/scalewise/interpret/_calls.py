@@ -10,15 +10,11 @@ from jax import lax
 
 from ..primitives import params
 from . import _compat
-from ._equation import Equation, is_float
+from ._equation import Equation
+from ._floats import is_float
 from ._interpret import CONTROL, canonical, interpret_jaxpr
 
 SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
-
-
-def _inline(interpretation, equation: Equation, state, inputs, *, jaxpr):
-    jaxpr = _compat.close_jaxpr(jaxpr)
-    return interpret_jaxpr(interpretation, jaxpr, state, inputs, equation)
 
 
 def _call(interpretation, equation: Equation, state, inputs):
@@ -27,27 +23,25 @@ def _call(interpretation, equation: Equation, state, inputs):
     No derivative of the call is needed any more, since a function is differentiated before it is
     interpreted (see _transform.py).
     """
-    return _inline(interpretation, equation, state, inputs, jaxpr=params.call_body(equation))
+    return interpret_jaxpr(interpretation, params.call_body(equation), state, inputs, equation)
 
 
 def _remat(interpretation, equation: Equation, state, inputs):
-    """Interprets a recomputation behind a barrier, so that XLA doesn't reuse the original
-    computation."""
+    """Interprets a recomputation behind a barrier, so that XLA doesn't reuse the original one."""
     if params.is_barrier(equation):
         inputs = lax.optimization_barrier(inputs)
-    return _inline(interpretation, equation, state, inputs, jaxpr=params.body(equation))
+    return interpret_jaxpr(interpretation, params.body(equation), state, inputs, equation)
 
 
 def _jit(interpretation, equation: Equation, state, inputs):
-    """Interprets a nested jit with its shardings and compiler options; inlines it if it is
-    small."""
+    """Interprets a nested jit with its shardings and compiler options; inlines a small one."""
     call = params.jit(equation)
     body, _ = _compat.open_jaxpr(call.body)
     options = call.compiler_options
     inputs = _sharded(inputs, equation.in_avals, call.in_shardings)
 
     def run(state, inputs):
-        return _inline(interpretation, equation, state, inputs, jaxpr=call.body)
+        return interpret_jaxpr(interpretation, call.body, state, inputs, equation)
 
     run.__name__ = call.name
     if options or (len(body.eqns) > SMALL_CALL and not interpretation.inline):
@@ -60,6 +54,8 @@ def _sharded(values, avals, shardings):
     """Returns values whose arrays are constrained to the user's shardings, where there are any."""
 
     def constrained(value, aval, sharding):
+        if not isinstance(sharding, jax.sharding.Sharding):
+            return value
         types = getattr(getattr(sharding, "mesh", None), "axis_types", ())
         explicit = jax.sharding.AxisType.Explicit in types
         place = jax.sharding.reshard if explicit else lax.with_sharding_constraint
@@ -69,19 +65,13 @@ def _sharded(values, avals, shardings):
 
         return jax.tree.map(leaf, value)
 
-    if not any(isinstance(s, jax.sharding.Sharding) for s in shardings):
-        return values
-    return [
-        constrained(v, a, s) if isinstance(s, jax.sharding.Sharding) else v
-        for v, a, s in zip(values, avals, shardings, strict=True)
-    ]
+    return list(map(constrained, values, avals, shardings)) if shardings else values
 
 
 def _shard_map(interpretation, equation: Equation, state, inputs):
     """Interprets a map over a mesh, in which each leaf of a value is split as its array was.
 
-    Leaves of other shapes are replicated. What varies over which axes was checked when the user's
-    function was traced.
+    Leaves of other shapes are replicated. Varying axes were checked when the program was traced.
     """
     run = partial(_mapped, interpretation, equation)
     return interpretation.control(equation, run)(state, inputs)
@@ -106,7 +96,7 @@ def _mapped(interpretation, equation: Equation, state, inputs):
         state = interpretation.merge(state, tuple(mapping.axes))
         return state, canonical(interpretation, equation, outs, out_avals, "mapped")
 
-    out_avals = [_local(v.aval) for v in body.outvars]
+    out_avals = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in body.outvars]
     inputs = canonical(interpretation, equation, inputs, equation.in_avals, "mapped")
     in_specs = [
         spread(x, a, s) for x, a, s in zip(inputs, equation.in_avals, mapping.in_specs, strict=True)
@@ -124,10 +114,6 @@ def _mapped(interpretation, equation: Equation, state, inputs):
         check_vma=False,
     )
     return mapped(state, inputs)
-
-
-def _local(aval):
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
 
 
 def _same(interpretation, equation: Equation, state, inputs):

@@ -23,30 +23,22 @@ Jaxpr = Any  # jex.Jaxpr or jex.ClosedJaxpr: one class since JAX 0.12
 
 
 def open_jaxpr(jaxpr: Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
-    """Returns the open jaxpr and the constants of a jaxpr that is open, closed or (JAX 0.12)
-    both."""
+    """Returns the open jaxpr, and the constants, of one that is open, closed or (JAX 0.12) both."""
     consts = getattr(jaxpr, "consts", ())
     return (jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr), consts
 
 
-def close_jaxpr(jaxpr: Jaxpr) -> Jaxpr:
-    """Returns a closed jaxpr without constants from an open one that has none."""
-    return jaxpr if hasattr(jaxpr, "consts") else jex.ClosedJaxpr(jaxpr, ())
-
-
 def without_references(jaxpr: Jaxpr) -> Jaxpr:
-    """Returns a closed jaxpr in which the mutable arrays that it makes (``jax.new_ref``) are
-    values."""
+    """Returns a closed jaxpr with values for the mutable arrays it makes (``jax.new_ref``)."""
     if not any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects):
         return jaxpr
     return pxla._discharge_internal_refs(jaxpr)
 
 
 class provenance:
-    """A context manager that gives the equations traced in it ``eqn``'s source line, scope and
-    context.
+    """A context manager that gives equations traced in it ``eqn``'s line, scope, mesh and x64.
 
-    The context is the mesh and x64. A class, since it is entered for each equation of each run.
+    A class, since it is entered for each equation of each run.
     """
 
     __slots__ = ("managers",)
@@ -68,8 +60,7 @@ class provenance:
 
 
 def _is_wide(eqn: jex.JaxprEqn) -> bool:
-    """Returns whether an equation with 64-bit arrays was traced while x64 was on, which is off
-    now."""
+    """Returns whether x64 is off now, and was on when an equation with 64-bit arrays was traced."""
     if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
         return False
     return any(is_64_bit(v.aval) for v in eqn.outvars + eqn.invars)
@@ -81,13 +72,6 @@ def is_64_bit(x: Any) -> bool:
     The elements of complex64 and of random keys have 64 bits, too, but don't need x64.
     """
     return str(getattr(x, "dtype", "")) in ("float64", "int64", "uint64", "complex128")
-
-
-def user_frame(eqn: jex.JaxprEqn) -> tuple[str, int, str] | None:
-    """Returns file, line and function of the user's code that made the equation; None if
-    unknown."""
-    frame = source_info_util.user_frame(eqn.source_info.traceback)
-    return frame and (frame.file_name, frame.start_line, frame.function_name)
 
 
 def user_frames(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, str]]:
@@ -102,8 +86,7 @@ def manual_now() -> frozenset[str]:
 
 
 def varying(x: Any) -> frozenset[str]:
-    """Returns the mesh axes over which an array or type varies, within a ``shard_map`` that checks
-    them."""
+    """Returns the mesh axes over which an array or type varies, as a ``shard_map`` checks them."""
     aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
     manual = getattr(aval, "mat", aval)  # JAX 0.10.2 keeps them with other manual types
     return frozenset(getattr(manual, "varying", None) or getattr(manual, "vma", ()))
@@ -125,8 +108,7 @@ def vary(value: Any, axes: Iterable[str]) -> Any:
 
 
 def gather_invariant(x: jax.Array, axis_name: Any) -> jax.Array:
-    """Applies ``lax.all_gather`` so that a ``shard_map`` with checks knows the result to be equal
-    everywhere."""
+    """Applies ``lax.all_gather``; a checking ``shard_map`` knows the result equal everywhere."""
     axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     x = per_device(x, axes)
     tracked = bool(axes) and set(axes) <= varying(x)
@@ -143,8 +125,7 @@ def per_device(tree: Any, axis_name: Any) -> Any:
 
 
 def type_like(shape: Sequence[int], dtype: DTypeLike, array: Any) -> Any:
-    """Returns the type of an array of that shape and dtype, laid out over a mesh as ``array``
-    is."""
+    """Returns the type of an array of that shape and dtype, split over a mesh as ``array`` is."""
     if not isinstance(array, jax.Array) or array.shape != shape:
         return jax.ShapeDtypeStruct(shape, dtype)
     return jax.typeof(array).update(dtype=jnp.dtype(dtype), weak_type=False)
@@ -161,8 +142,7 @@ UNTRACKED = {
 
 
 def with_common_axes(inputs: Any) -> Any:
-    """Returns a pytree of arrays, each cast to vary over all mesh axes over which one of them
-    varies.
+    """Returns a pytree of arrays, each cast to vary over all mesh axes that one varies over.
 
     Within a ``shard_map`` that checks what varies, a new array (a constant, a scale) varies over no
     axis. JAX's own functions cast such arrays likewise.

@@ -1,34 +1,25 @@
-"""The view that an interpretation has of one equation: primitive, types, and the user's source
-line."""
+"""An interpretation's view of one equation: primitive, types, and the user's source line."""
 
 from __future__ import annotations
 
 import dataclasses
 import sysconfig
-from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import jax.extend.core as jex
-import jax.numpy as jnp
 
 from ..primitives import Family, having, names, params
 from . import _compat, _wide
+from ._floats import is_float
 
 Direction = Literal["forward", "backward", "update"]
 CONTRACTIONS = names(lambda row: row.family is Family.CONTRACTION) | having("contraction")
 CALLBACKS = having("host")
 TRACING = str(Path(__file__).parent)  # of the frames above the traced function
 LIBRARIES = tuple({sysconfig.get_path(x) for x in ("purelib", "platlib", "stdlib")})
-
-
-def is_float(aval: Any) -> bool:
-    """Returns whether arrays of this abstract type are lifted: real floats of any width."""
-    return _is_floating(aval.dtype)
-
-
-_is_floating = lru_cache(maxsize=64)(lambda dtype: jnp.issubdtype(dtype, jnp.floating))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,16 +97,12 @@ class Equation:
         An equation of a library's jitted function (``jax.nn.log_softmax``) has no line of the
         user's. It counts for the line that calls the function.
         """
-        own = _compat.user_frame(self.eqn)
+        own = next(_compat.user_frames(self.eqn), None)
         return own or (self.within.source if self.within else None)
 
     @cached_property
     def caller(self) -> tuple[str, int, str] | None:
-        """The line that called the library in which the equation was written; None for the user's
-        own code.
-
-        A library is whatever is installed (Flax, Optax).
-        """
+        """The line that called the installed library behind the equation; None for user code."""
         if self.source is None or not _is_installed(self.source[0]):
             return None
         own = next((f for f in _compat.user_frames(self.eqn) if not _is_installed(f[0])), None)
@@ -126,8 +113,7 @@ class Equation:
 
     @cached_property
     def call_site(self) -> tuple[str, int, str] | None:
-        """The user's line that called the function in which the equation was written; None if that
-        is the traced function itself."""
+        """The user's line that called the equation's function; None for the traced function."""
         if self.caller is not None:
             return self.caller
         frames = list(_compat.user_frames(self.eqn))
@@ -139,8 +125,7 @@ class Equation:
 
     @cached_property
     def inner(self) -> int:
-        """The number of equations that one iteration of a loop, or all branches, compute; at least
-        1."""
+        """The number of equations, at least 1, in one iteration of a loop or in all branches."""
         return max(sum(map(count_work, nested_jaxprs(self.eqn))), 1)
 
     def where(self) -> str:
@@ -159,11 +144,7 @@ class Equation:
         return [_compat.vary(x, a) for x, a in zip(inputs, axes, strict=True)]
 
     def bind_last(self, *operands: Any) -> Equation:
-        """Returns an equation of the first operands alone, with values for the last ones.
-
-        Args:
-            operands: plain arrays for as many of the last operands.
-        """
+        """Returns an equation of the first operands alone, with plain arrays for the last ones."""
         invars = self.eqn.invars[: len(self.eqn.invars) - len(operands)]
         primitive: Any = _BoundPrimitive(self.primitive, operands)
         return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, invars=invars))
@@ -225,17 +206,22 @@ def nested_jaxprs(eqn: jex.JaxprEqn) -> list[_compat.Jaxpr]:
     return [x for value in values for x in value if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
 
 
+def all_equations(jaxpr: _compat.Jaxpr) -> Iterator[jex.JaxprEqn]:
+    """Yields the equations of a jaxpr and of all bodies nested in it."""
+    for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
+        yield eqn
+        for body in nested_jaxprs(eqn):
+            yield from all_equations(body)
+
+
 def contracts(eqn: jex.JaxprEqn) -> bool:
     """Returns whether an equation is a contraction, or has one in its body."""
-    if eqn.primitive.name in CONTRACTIONS:
-        return True
-    inner = (_compat.open_jaxpr(body)[0].eqns for body in nested_jaxprs(eqn))
-    return any(contracts(e) for eqns in inner for e in eqns)
+    inner = (e for body in nested_jaxprs(eqn) for e in all_equations(body))
+    return any(e.primitive.name in CONTRACTIONS for e in (eqn, *inner))
 
 
 def count_work(jaxpr: _compat.Jaxpr) -> int:
-    """Returns how many equations a jaxpr computes, nested bodies included, a scan's in each
-    iteration."""
+    """Returns how many equations a jaxpr computes, with nested bodies and a scan's iterations."""
     total = 0
     for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
         iterations = params.scan(eqn).length if eqn.primitive.name == "scan" else 1

@@ -17,6 +17,7 @@ from jax.core import ShapedArray
 
 from . import _compat
 from ._equation import CALLBACKS, Equation
+from ._floats import with_items
 from ._interpret import interpret_jaxpr
 from ._interpretation import Interpretation
 
@@ -74,13 +75,9 @@ def integers(jaxpr: _compat.Jaxpr) -> Integers:
     reads = [i for i, v in enumerate(body.invars) if _is_exact(v.aval)]
 
     def found(some: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-        full: list[Any] = list(consts)
-        values: list[Any] = [None] * len(body.invars)
-        for i, x in zip(captured, some, strict=True):
-            full[i] = x
-        for i, x in zip(reads, arguments, strict=True):
-            values[i] = _Known(x)
-        _, outs = interpret_jaxpr(finder, jex.ClosedJaxpr(body, full), (), values)
+        closed = jex.ClosedJaxpr(body, with_items(consts, captured, some))
+        values = with_items([None] * len(body.invars), reads, map(_Known, arguments))
+        _, outs = interpret_jaxpr(finder, closed, (), values)
         finder.read(outs)
         return list(finder.wanted.values())
 
@@ -110,8 +107,7 @@ def _is_exact(aval: ShapedArray) -> bool:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Known:
-    """An array that depends on no float, with the path of its equation and its index among the
-    results."""
+    """An array that depends on no float, and its place: its equation's path, its index there."""
 
     array: Any
     place: tuple[Path, int] | None = dataclasses.field(default=None, metadata={"static": True})

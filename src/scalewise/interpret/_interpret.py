@@ -8,7 +8,8 @@ from typing import Any
 from ..primitives import params
 from . import _compat
 from ._body import Atom, Body, Number, body_of
-from ._equation import Equation, is_float
+from ._equation import Equation
+from ._floats import is_float, map_floats
 from ._interpretation import Interpretation
 
 Rule = Callable[[Interpretation, Equation, Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
@@ -79,10 +80,10 @@ def _apply(interpretation, equation: Equation, state, inputs):
 
 
 def canonical(interpretation, equation, values, avals, boundary):
-    values = [
-        interpretation.canonical(v, a, boundary, equation) if is_float(a) else v
-        for v, a in zip(values, avals, strict=True)
-    ]
+    """Returns values in their canonical forms, cast to vary over the mesh axes of their types."""
+    values = map_floats(
+        lambda v, a: interpretation.canonical(v, a, boundary, equation), values, avals
+    )
     if not _compat.manual_now():
         return values
     return [_compat.vary(v, _compat.varying(a)) for v, a in zip(values, avals, strict=True)]

@@ -13,6 +13,7 @@ from jax.core import ShapedArray
 from ._equation import Equation
 
 Boundary = Literal["carry", "branch", "stacked", "mapped"]
+Applied = tuple[Any, Sequence[Any]]  # the state after an equation, and a value for each result
 
 
 class Interpretation:
@@ -32,13 +33,11 @@ class Interpretation:
     inline: ClassVar[bool] = False
 
     def context(self) -> AbstractContextManager[Any]:
-        """Returns the configuration (for example ``jax.enable_x64``) under which the program is
-        interpreted."""
+        """Returns the context (``jax.enable_x64``, say) in which the program is interpreted."""
         return nullcontext()
 
     def is_argument(self, leaf: Any) -> bool:
-        """Returns whether a node of an argument's pytree stands for one array (for example a
-        ScaledArray)."""
+        """Returns whether a node of an argument's pytree stands for one array (a ScaledArray)."""
         return False
 
     def abstract(self, leaf: Any) -> Any:
@@ -62,23 +61,18 @@ class Interpretation:
         return self.lower(value, aval)
 
     def residual(self, value: Any, aval: ShapedArray) -> Any:
-        """Returns ``value`` in the form in which it waits for a backward pass that is a program of
-        its own."""
+        """Returns ``value`` as it waits for a backward pass that is a program of its own."""
         return value
 
     def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
         """Returns the gradient in the form of the argument that it belongs to."""
         return gradient
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         """Runs one equation on values; inputs and outputs that aren't floats are plain arrays."""
         return state, equation.bind(*inputs)
 
-    def unlifted(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def unlifted(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         """Runs one equation without floats among its operands and results, on plain arrays."""
         return state, equation.bind(*inputs)
 
@@ -91,8 +85,7 @@ class Interpretation:
         return run
 
     def eager_iterations(self, state: Any, equation: Equation) -> int:
-        """Returns how many iterations of a loop are run eagerly, at most, rather than traced once
-        for all.
+        """Returns how many iterations of a loop are run eagerly, at most, instead of being traced.
 
         A scan of more iterations is re-issued, a while loop after that many. If this isn't 0, only
         the branch that is taken is interpreted. For runs outside of ``jit``, in which values are
@@ -101,8 +94,7 @@ class Interpretation:
         return 0
 
     def merge(self, state: Any, axes: Any) -> Any:
-        """Returns one state from the states of the devices along the mesh's ``axes``; by default
-        the first."""
+        """Returns one state for all devices along the mesh's ``axes``; by default the first's."""
         return state
 
     def canonical(
@@ -116,8 +108,7 @@ class Interpretation:
         return value
 
     def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> Any:
-        """Chooses elementwise between two canonical carries of one type (of a vmapped while
-        loop)."""
+        """Chooses elementwise between two canonical carries (of a vmapped while loop)."""
         return jnp.where(predicate, on_true, on_false)
 
     def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
@@ -131,8 +122,7 @@ class Interpretation:
         return value
 
     def inside(self, value: Any) -> Any:
-        """Returns a copy of a value for a loop's body, so that nothing traced there is cached
-        outside."""
+        """Returns a copy of a value, in which a loop's body may cache what it traces."""
         return jax.tree.map(lambda leaf: leaf, value)
 
     def unstack(self, value: Any, aval: ShapedArray) -> Any:
@@ -140,6 +130,5 @@ class Interpretation:
         return value
 
     def stack(self, value: Any, aval: ShapedArray) -> Any:
-        """Returns the value of a scan's stacked results: each leaf of the canonical form got a
-        first axis."""
+        """Returns a scan's stacked result: the canonical form, each leaf with a new first axis."""
         return value

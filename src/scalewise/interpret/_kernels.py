@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 
 from ..primitives import Family, names, params
-from . import _compat
-from ._equation import CONTRACTIONS, Equation, nested_jaxprs
+from ._equation import CONTRACTIONS, Equation, all_equations
 
 KERNELS = names(lambda row: row.family is Family.KERNEL) | {"custom_linear_solve"}
 
@@ -31,16 +30,7 @@ def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> No
 
 
 def _hides(equation: Equation) -> bool:
-    """Returns whether users may expect the body to be transformed; True for a solver if it
-    multiplies."""
+    """Returns whether users may expect the body to be transformed; a solver's if it multiplies."""
     if equation.name != "custom_linear_solve":
         return True
-    return _multiplies(params.solver(equation))
-
-
-def _multiplies(jaxpr: _compat.Jaxpr) -> bool:
-    body, _ = _compat.open_jaxpr(jaxpr)
-    return any(
-        e.primitive.name in CONTRACTIONS or any(map(_multiplies, nested_jaxprs(e)))
-        for e in body.eqns
-    )
+    return any(e.primitive.name in CONTRACTIONS for e in all_equations(params.solver(equation)))

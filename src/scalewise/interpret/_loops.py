@@ -14,7 +14,8 @@ from jax import lax
 
 from ..primitives import params
 from . import _compat
-from ._equation import Equation, is_float
+from ._equation import Equation
+from ._floats import is_float, map_floats
 from ._interpret import CONTROL, canonical, interpret_jaxpr, varying_everywhere
 
 
@@ -40,9 +41,8 @@ def _inside(interpretation, values):
 def _cond(interpretation, equation: Equation, state, inputs):
     def branch(number, jaxpr) -> Callable:
         def run(state, operands):
-            state, outs = interpret_jaxpr(
-                interpretation, jaxpr, state, operands, equation, (number,)
-            )
+            part = (number,)
+            state, outs = interpret_jaxpr(interpretation, jaxpr, state, operands, equation, part)
             outs = canonical(interpretation, equation, outs, equation.out_avals, "branch")
             return varying_everywhere(state), outs
 
@@ -152,22 +152,15 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
         carry = to_form(outs[:n], carry_avals, "carry")
         return (varying_everywhere(state), carry), to_form(outs[n:], body_avals, "stacked")
 
-    xs = [
-        interpretation.unstack(x, a) if is_float(a) else x
-        for x, a in zip(xs, equation.in_avals[m + n :], strict=True)
-    ]
     (state, carry), ys = scan(
         body,
         (varying_everywhere(state), to_form(carry, carry_avals, "carry")),
-        xs,
+        map_floats(interpretation.unstack, xs, equation.in_avals[m + n :]),
         length=loop.length,
         reverse=loop.reverse,
         unroll=loop.unroll,
     )
-    ys = [
-        interpretation.stack(y, a) if is_float(a) else y for y, a in zip(ys, ys_avals, strict=True)
-    ]
-    return state, [*carry, *ys]
+    return state, [*carry, *map_floats(interpretation.stack, ys, ys_avals)]
 
 
 def _eager_scan(body: Callable, carry, xs, *, length: int, reverse: bool, unroll: Any):

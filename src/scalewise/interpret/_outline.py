@@ -1,5 +1,4 @@
-"""Calls that XLA's CPU compiler doesn't inline, so that many callers share one compiled
-function."""
+"""Calls that XLA's CPU compiler doesn't inline, so that their callers share compiled code."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ outlined_p.multiple_results = True
 
 
 def outlined(function: Callable[..., Any], options: Any, *operands: Any) -> Any:
-    """Returns ``function(options, *operands)``, traced, lowered and (on a CPU) compiled once per
-    type.
+    """Returns ``function(options, *operands)``, traced, lowered and (on a CPU) compiled once.
 
     XLA inlines calls and fuses their operations with those of each caller, differently each time.
     On a CPU, where a kernel takes 20 to 60 ms to compile, a program that rounds at each equation

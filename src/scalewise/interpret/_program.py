@@ -15,7 +15,8 @@ from jax.core import ShapedArray, Tracer
 
 from . import _compat
 from ._body import Body, body_of
-from ._equation import CALLBACKS, is_float, nested_jaxprs
+from ._equation import CALLBACKS, all_equations
+from ._floats import is_float, with_items
 from ._integers import Integers, integers
 from ._interpret import interpret_body
 from ._interpretation import Interpretation
@@ -61,8 +62,7 @@ class Program:
 
     @cached_property
     def integers(self) -> Integers:
-        """The values that depend on no float, as one function compiled for all runs of the
-        program."""
+        """The values that depend on no float, as one function compiled for all runs."""
         return integers(self.jaxpr)
 
     @cached_property
@@ -73,24 +73,12 @@ class Program:
     @cached_property
     def equations(self) -> int:
         """The number of equations, those of nested bodies and calls included."""
-        return _count(self.jaxpr)
+        return sum(1 for _ in all_equations(self.jaxpr))
 
     @property
     def calls_back(self) -> bool:
         """Whether the program calls functions on the host."""
-        return _calls_back(self.jaxpr)
-
-
-def _calls_back(jaxpr: _compat.Jaxpr) -> bool:
-    body, _ = _compat.open_jaxpr(jaxpr)
-    return any(
-        e.primitive.name in CALLBACKS or any(map(_calls_back, nested_jaxprs(e))) for e in body.eqns
-    )
-
-
-def _count(jaxpr: _compat.Jaxpr) -> int:
-    body, _ = _compat.open_jaxpr(jaxpr)
-    return len(body.eqns) + sum(_count(inner) for eqn in body.eqns for inner in nested_jaxprs(eqn))
+        return any(e.primitive.name in CALLBACKS for e in all_equations(self.jaxpr))
 
 
 def trace(
@@ -112,8 +100,7 @@ def trace(
     Args:
         f: any function.
         interpretation: decides which arguments stand for arrays.
-        args: positional arguments of ``f``.
-        kwargs: keyword arguments.
+        args, kwargs: arguments of ``f``.
         name: of the transformation, for error messages.
         as_jit: True to trace the numbers within containers (for example a state's step) as arrays
             first, and as numbers only if ``f`` fails on arrays.
@@ -125,7 +112,9 @@ def trace(
         (tuple(args), dict(kwargs)), is_leaf=interpretation.is_argument
     )
     leaves = [leaf for _, leaf in where]
-    arrays = [i for i, leaf in enumerate(leaves) if _is_traced(leaf, interpretation)]
+    arrays = [
+        i for i, x in enumerate(leaves) if isinstance(x, ARRAYS) or interpretation.is_argument(x)
+    ]
     numbers = [i for i, leaf in enumerate(leaves) if _is_number(leaf)]
     within = [i for i in numbers if len(where[i][0]) > 2]
     ways = [within, []] if as_jit and within else [[], numbers] if numbers else [[]]
@@ -148,15 +137,11 @@ def _traced(
     name: str,
 ) -> Program:
     """Traces ``f`` with the leaves at these indices as arrays, and passes on all others."""
-    given = set(traced)
-    skeleton = [None if i in given else leaf for i, (_, leaf) in enumerate(where)]
+    skeleton = with_items([leaf for _, leaf in where], traced, [None] * len(traced))
     found: list[Any] = []
 
     def flat(*arrays):
-        full = list(skeleton)
-        for i, x in zip(traced, arrays, strict=True):
-            full[i] = x
-        a, k = jax.tree.unflatten(tree, full)
+        a, k = jax.tree.unflatten(tree, with_items(skeleton, traced, arrays))
         before = jax.tree.leaves((a, k))
         outs, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
         _warn_of_lost_updates((a, k), [*before, *(leaf for _, leaf in outs)], f, name)
@@ -167,7 +152,7 @@ def _traced(
         found[:] = [out_tree, static, paths]
         return [jnp.asarray(leaf) for _, leaf in outs if isinstance(leaf, ARRAYS)]
 
-    arrays = [_as_array(where[i][1]) for i in traced]
+    arrays = [jnp.asarray(x) if _is_number(x) else x for x in (where[i][1] for i in traced)]
     jaxpr = jax.make_jaxpr(flat)(*[interpretation.abstract(x) for x in arrays])
     jaxpr = _compat.without_references(jaxpr)
     out_tree, static, paths = found
@@ -240,16 +225,8 @@ def _argument(path: Sequence[Any]) -> str:
     return jax.tree_util.keystr(tuple(path[1:]))
 
 
-def _is_traced(leaf: Any, interpretation: Interpretation) -> bool:
-    return isinstance(leaf, ARRAYS) or interpretation.is_argument(leaf)
-
-
 def _is_number(leaf: Any) -> bool:
     return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
-
-
-def _as_array(leaf: Any) -> Any:
-    return jnp.asarray(leaf) if _is_number(leaf) else leaf
 
 
 def _warn_of_lost_updates(arguments: Any, known: Sequence[Any], f: Callable, name: str) -> None:

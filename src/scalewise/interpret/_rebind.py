@@ -17,9 +17,10 @@ from jax.typing import DTypeLike
 
 from ..primitives import having, params
 from . import _compat
-from ._equation import Equation, is_float
+from ._equation import Equation
+from ._floats import is_float, map_floats
 from ._interpret import interpret_jaxpr
-from ._interpretation import Interpretation
+from ._interpretation import Applied, Interpretation
 from ._wide import bind
 
 OWN_DTYPE = having("own_dtype")
@@ -53,7 +54,8 @@ def rebind(
         return _in_own_dtype(equation, inputs, dtype)
     own = jnp.dtype(dtype)
     changed: dict[str, Any] = {
-        k: own if _is_float_dtype(v) else v for k, v in equation.params.items()
+        k: own if isinstance(v, np.dtype) and jnp.issubdtype(v, jnp.floating) else v
+        for k, v in equation.params.items()
     }
     for name, (jaxpr, consts, constants) in params.scalar_functions(equation).items():
         changed[name] = traced = _retraced(jaxpr, consts, own, inside or InDtype(own))
@@ -73,19 +75,12 @@ def _typed(x: Any, aval: ShapedArray, dtype: DTypeLike) -> Any:
     return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
 
 
-def _is_float_dtype(x: Any) -> bool:
-    return isinstance(x, np.dtype) and jnp.issubdtype(x, jnp.floating)
-
-
 def _in_own_dtype(equation, inputs, dtype):
-    inputs = [
-        lax.convert_element_type(x, a.dtype) if is_float(a) else x
-        for x, a in zip(inputs, equation.in_avals, strict=True)
-    ]
-    return [
-        lax.convert_element_type(y, dtype) if is_float(a) else y
-        for y, a in zip(equation.bind(*inputs), equation.out_avals, strict=True)
-    ]
+    inputs = map_floats(
+        lambda x, a: lax.convert_element_type(x, a.dtype), inputs, equation.in_avals
+    )
+    outs = equation.bind(*inputs)
+    return map_floats(lambda y, _: lax.convert_element_type(y, dtype), outs, equation.out_avals)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +92,7 @@ class InDtype(Interpretation):
     def lift(self, x: Any, aval: ShapedArray) -> Any:
         return lax.convert_element_type(x, self.dtype)
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         return state, rebind(equation, inputs, self.dtype)
 
 

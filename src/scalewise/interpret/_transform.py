@@ -11,7 +11,7 @@ import jax.extend.core as jex
 from jax.core import ShapedArray, Tracer
 
 from . import _compat
-from ._equation import is_float
+from ._floats import is_float, map_floats, with_items
 from ._interpret import interpret_jaxpr
 from ._interpretation import Interpretation
 from ._program import check_callable, trace
@@ -58,11 +58,8 @@ def _call(interpretation, program, arrays, paths, name):
     body, consts = _compat.open_jaxpr(program)
     outer = [i for i, c in enumerate(consts) if isinstance(c, Tracer)]
 
-    def rebuilt(hoisted):  # constants that belong to an outer trace travel as arguments
-        full = list(consts)
-        for i, c in zip(outer, hoisted, strict=True):
-            full[i] = c
-        return full
+    def closed(hoisted):  # constants that belong to an outer trace travel as arguments
+        return jex.ClosedJaxpr(body, with_items(consts, outer, hoisted))
 
     operand_avals = [body.constvars[i].aval for i in outer] + [v.aval for v in body.invars]
     out_avals = [v.aval for v in body.outvars]
@@ -70,14 +67,10 @@ def _call(interpretation, program, arrays, paths, name):
     pullback: dict[str, Any] = {}
 
     def plain(*operands):
-        closed = jex.ClosedJaxpr(body, rebuilt(operands[: len(outer)]))
-        return jex.jaxpr_as_fun(closed)(*operands[len(outer) :])
+        return jex.jaxpr_as_fun(closed(operands[: len(outer)]))(*operands[len(outer) :])
 
     def lifted(operands):
-        return [
-            interpretation.lift(x, a) if is_float(a) else x
-            for x, a in zip(operands, operand_avals, strict=True)
-        ]
+        return map_floats(interpretation.lift, operands, operand_avals)
 
     def emit(values):
         outs = [
@@ -88,18 +81,14 @@ def _call(interpretation, program, arrays, paths, name):
 
     @jax.custom_vjp
     def call(operands):
-        closed = jex.ClosedJaxpr(body, rebuilt(operands[: len(outer)]))
         with interpretation.context():
-            values = lifted(operands)[len(outer) :]
-            return emit(interpret_jaxpr(interpretation, closed, STATELESS, values)[1])
+            program, values = closed(operands[: len(outer)]), lifted(operands)[len(outer) :]
+            return emit(interpret_jaxpr(interpretation, program, STATELESS, values)[1])
 
     def forward(operands):
         def primal(*operands):
             def of_floats(*xs):
-                full = list(operands)
-                for i, x in zip(floats, xs, strict=True):
-                    full[i] = x
-                outs = plain(*full)
+                outs = plain(*with_items(operands, floats, xs))
                 return (
                     [y for y, a in zip(outs, out_avals, strict=True) if is_float(a)],
                     [y for y, a in zip(outs, out_avals, strict=True) if not is_float(a)],
@@ -116,10 +105,7 @@ def _call(interpretation, program, arrays, paths, name):
             _, values = interpret_jaxpr(interpretation, jaxpr, STATELESS, lifted(operands))
             ys, rest = iter(values[:n_floats]), iter(values[n_floats:n_outs])
             outs = emit([next(ys) if is_float(a) else next(rest) for a in out_avals])
-            residuals = [
-                interpretation.residual(v, a) if is_float(a) else v
-                for v, a in zip(values[n_outs:], pullback["avals"], strict=True)
-            ]
+            residuals = map_floats(interpretation.residual, values[n_outs:], pullback["avals"])
         return outs, (residuals, operands)
 
     def backward(saved, cotangents):

@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ..primitives import having, params
 from . import _compat
+from ._floats import with_items
 
 DIRECT = having("direct")  # they need no scope; a missing name only costs time
 
@@ -29,13 +30,7 @@ scope_p.multiple_results = True
 
 
 def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
-    """Binds a primitive to plain arrays, correctly also under an outer ``jit`` without x64.
-
-    Args:
-        primitive: any primitive.
-        params: of an equation.
-        inputs: plain arrays.
-    """
+    """Binds a primitive to plain arrays, correctly also under an outer ``jit`` without x64."""
     traced = any(isinstance(x, Tracer) for x in inputs)
     if traced and primitive.name not in DIRECT and any(map(_compat.is_64_bit, inputs)):
         inputs = _compat.with_common_axes(inputs)
@@ -112,10 +107,7 @@ def _jvp(primals, tangents, *, operation, params):
 
     def both(primals, tangents):
         def of_floats(*some):
-            full = list(primals)
-            for i, x in zip(floats, some, strict=True):
-                full[i] = x
-            return _bound(operation, params, *full)
+            return _bound(operation, params, *with_items(primals, floats, some))
 
         outs, moved = jax.jvp(of_floats, tuple(primals[i] for i in floats), tuple(tangents))
         return outs, [t for y, t in zip(outs, moved, strict=True) if _differentiable(y)]
@@ -138,19 +130,13 @@ def _transpose(cotangents, *inputs, operation, params):
 
     def pull(known, cotangents):
         def of_linear(*some):
-            full = list(known)
-            for i, x in zip(linear, some, strict=True):
-                full[i] = x
-            return _bound(operation, params, *full)
+            return _bound(operation, params, *with_items(known, linear, some))
 
         shapes = [jax.ShapeDtypeStruct(inputs[i].aval.shape, inputs[i].aval.dtype) for i in linear]
         return jax.linear_transpose(of_linear, *shapes)(cotangents)
 
     grads = _again(pull, known, [ad.instantiate_zeros(c) for c in cotangents])
-    result: list[Any] = [None] * len(inputs)
-    for i, g in zip(linear, grads, strict=True):
-        result[i] = g
-    return result
+    return with_items([None] * len(inputs), linear, grads)
 
 
 ad.primitive_transposes[scope_p] = _transpose

@@ -24,5 +24,7 @@ from ._sizes import at_least as at_least
 from ._sizes import is_known as is_known
 from ._sizes import predicted_size as predicted_size
 from ._strategy import SCALINGS as SCALINGS
+from ._strategy import Axes as Axes
+from ._strategy import Scales as Scales
 from ._strategy import Scaling as Scaling
 from ._strategy import check_scaling as check_scaling

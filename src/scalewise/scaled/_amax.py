@@ -44,7 +44,7 @@ def amax(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
     elif not x.size:
         largest = jnp.zeros([n for i, n in enumerate(x.shape) if i not in axes], x.dtype)
     elif x.size < SMALL:
-        largest = _by_bits(x, axes)
+        largest = lax.bitcast_convert_type(lax.reduce_max(_finite_bits(x), axes), x.dtype)
     elif x.size < LARGE:
         largest = _by_select(x, axes)
     else:
@@ -52,10 +52,6 @@ def amax(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
             x, cpu=lambda x: _by_parts(x, axes), default=lambda x: amax_by_keys(x, axes)
         )
     return lax.expand_dims(largest, axes) if keepdims else largest
-
-
-def _by_bits(x: jax.Array, axes: Sequence[int]) -> jax.Array:
-    return lax.bitcast_convert_type(lax.reduce_max(_finite_bits(x), axes), x.dtype)
 
 
 def _by_select(x: jax.Array, axes: Sequence[int]) -> jax.Array:

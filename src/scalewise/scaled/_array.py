@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +16,11 @@ from jax.typing import ArrayLike, DTypeLike
 
 from ..rounding import EncodedArray
 from ._power import ldexp
+
+
+def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Returns the operator that computes on a ScaledArray's plain array."""
+    return lambda self, *other: operate(self.value(), *other)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -171,8 +177,7 @@ class ScaledArray:
         return self.value().astype(dtype)
 
     def _map_data(self, f: Callable[[jax.Array], jax.Array]) -> ScaledArray | jax.Array:
-        """Applies ``f``, which only moves elements, to the data if one scale holds for all of them,
-        else to the plain array."""
+        """Applies ``f``, which moves elements, to data with one scale, else to the plain array."""
         one_scale = self.block is None and not (self._factor is not None and self._factor.ndim)
         if not one_scale or isinstance(self.data, EncodedArray):
             return f(self.value())
@@ -196,8 +201,7 @@ class ScaledArray:
         return dataclasses.replace(self, data=-self.data)
 
     def __mul__(self, other: Any) -> ScaledArray | jax.Array:
-        """Multiplies the scale if ``other`` is a number and the scale a wide float, else the plain
-        array."""
+        """Multiplies a scale that is a wide float by a number, else the plain array."""
         number = isinstance(other, int | float) or np.shape(other) == ()
         scale = self.scale
         if number and isinstance(scale, jax.Array) and scale.dtype in (np.float32, np.float64):
@@ -207,57 +211,15 @@ class ScaledArray:
     __rmul__ = __mul__
 
     # All other operators compute on the plain array and return one.
-
-    def __add__(self, other: Any) -> jax.Array:
-        return self.value() + other
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> jax.Array:
-        return self.value() - other
-
-    def __rsub__(self, other: Any) -> jax.Array:
-        return other - self.value()
-
-    def __truediv__(self, other: Any) -> jax.Array:
-        return self.value() / other
-
-    def __rtruediv__(self, other: Any) -> jax.Array:
-        return other / self.value()
-
-    def __pow__(self, other: Any) -> jax.Array:
-        return self.value() ** other
-
-    def __rpow__(self, other: Any) -> jax.Array:
-        return other ** self.value()
-
-    def __matmul__(self, other: Any) -> jax.Array:
-        return self.value() @ other
-
-    def __rmatmul__(self, other: Any) -> jax.Array:
-        return other @ self.value()
-
-    def __abs__(self) -> jax.Array:
-        return abs(self.value())
-
-    def __lt__(self, other: Any) -> jax.Array:
-        return self.value() < other
-
-    def __le__(self, other: Any) -> jax.Array:
-        return self.value() <= other
-
-    def __gt__(self, other: Any) -> jax.Array:
-        return self.value() > other
-
-    def __ge__(self, other: Any) -> jax.Array:
-        return self.value() >= other
-
-    def __eq__(self, other: Any) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.value() == other
-
-    def __ne__(self, other: Any) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.value() != other
-
+    __add__ = __radd__ = _on_value(operator.add)
+    __sub__, __rsub__ = _on_value(operator.sub), _on_value(lambda x, y: y - x)
+    __truediv__, __rtruediv__ = _on_value(operator.truediv), _on_value(lambda x, y: y / x)
+    __pow__, __rpow__ = _on_value(operator.pow), _on_value(lambda x, y: y**x)
+    __matmul__, __rmatmul__ = _on_value(operator.matmul), _on_value(lambda x, y: y @ x)
+    __lt__, __le__ = _on_value(operator.lt), _on_value(operator.le)
+    __gt__, __ge__ = _on_value(operator.gt), _on_value(operator.ge)
+    __eq__, __ne__ = _on_value(operator.eq), _on_value(operator.ne)  # pyright: ignore
+    __abs__ = _on_value(lambda x: abs(x))
     __hash__ = None  # pyright: ignore[reportAssignmentType]  (as arrays)
 
     def __float__(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from ._array import ScaledArray
 from ._power import layout, power_of_two, shrink
 from ._scaling import Amax, to_top
 from ._sizes import is_known
-from ._strategy import Scaling
+from ._strategy import Axes, Scales, Scaling
 
 # How the exponent of a scale is found from the largest magnitude of a block, by torchao's names.
 EXPONENTS = ("floor", "ceil", "even", "rceil")
@@ -45,7 +45,7 @@ class Mx(Scaling):
             expected = ", ".join(map(repr, EXPONENTS))
             raise ValueError(f"Mx: exponent is {self.exponent!r}; expected one of {expected}")
 
-    def exponents(self, x: jax.Array, element: Format, axes: Sequence[int]) -> jax.Array:
+    def exponents(self, x: jax.Array, element: Format, axes: Axes) -> jax.Array:
         signed, mantissa_bits, bias = layout(x.dtype)
         integer = np.uint64 if signed is np.int64 else np.uint32
         amax = lax.bitcast_convert_type(amax_by_keys(x, axes), integer)
@@ -60,9 +60,7 @@ class Mx(Scaling):
             exponent += (fraction > integer(above[self.exponent])).astype(jnp.int32)
         return jnp.clip(exponent, -127, 127)
 
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         exponent = jnp.clip(self.exponents(x, fmt, axes), -126, 126)
         exponent = jnp.expand_dims(exponent, tuple(axes)) if keepdims else exponent
         return power_of_two(exponent, x.dtype), power_of_two(-exponent, x.dtype)

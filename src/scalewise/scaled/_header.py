@@ -46,8 +46,7 @@ def read_header(content: bytes) -> tuple[dict[str, Entry], dict[str, str]]:
     if not isinstance(header, dict):
         raise ValueError("no JSON object")
     metadata = header.pop("__metadata__", None)
-    if metadata is None:
-        metadata = {}
+    metadata = {} if metadata is None else metadata
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError("__metadata__ holds something else than strings")
     return {name: _entry(name, found) for name, found in header.items()}, metadata

@@ -111,10 +111,7 @@ def quantize(
 def _of_array(x, key, fmt, scaling, axis, rounding, saturate, nan_scale=True) -> ScaledArray:
     """Quantizes a float32 or float64 array."""
     axes = _axes(x, axis, isinstance(fmt, BlockFormat))
-    options = (fmt, axis, axes, rounding, saturate, nan_scale)
-    if scaling is None or _is_plain(scaling):
-        return _compiled(x, key, scaling, options)
-    return _quantized(x, key, scaling, options)
+    return _run(x, key, scaling, (fmt, axis, axes, rounding, saturate, nan_scale))
 
 
 def quantize_measured(
@@ -127,37 +124,28 @@ def quantize_measured(
     """:func:`quantize` with scales found from another array of the same numbers.
 
     Args:
-        x: floats, any shape.
+        x, fmt, scaling: as for :func:`quantize`; an element format gets one scale.
         measured: ``x`` as well, computed apart from it: what a compiler need not store for both.
-        fmt: an element format, for one scale, or a block format.
-        scaling: as for :func:`quantize`; None for a block format's own.
         axis: the one along which blocks lie; None for an element format.
     """
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     x, measured = x.astype(dtype), measured.astype(dtype)
     axes = _axes(x, axis, isinstance(fmt, BlockFormat))
-    options = (fmt, None, axes, "nearest_even", None, False)
-    compiled = _compiled if scaling is None or _is_plain(scaling) else _quantized
-    return compiled(x, None, scaling, options, measured)
+    return _run(x, None, scaling, (fmt, None, axes, "nearest_even", None, False), measured)
 
 
-def _is_plain(scaling: Scaling) -> bool:
-    """Returns True if a strategy holds no arrays, so that it can be a static argument."""
-    if not dataclasses.is_dataclass(scaling):
-        return False
+def _run(x, key, scaling: Scaling | None, options: tuple, measured=None) -> ScaledArray:
+    """Calls :func:`_quantized`, as one compiled program unless the strategy holds arrays."""
     try:
         hash(scaling)
+        plain = scaling is None or dataclasses.is_dataclass(scaling)
     except TypeError:
-        return False
-    return True
+        plain = False
+    return (_compiled if plain else _quantized)(x, key, scaling, options, measured)
 
 
 def _quantized(
-    x: jax.Array,
-    key: Any,
-    scaling: Scaling | None,
-    options: tuple,
-    measured: jax.Array | None = None,
+    x: jax.Array, key: Any, scaling: Scaling | None, options: tuple, measured: jax.Array | None
 ) -> ScaledArray:
     fmt, axis, axes, rounding, saturate, nan_scale = options
     measured = x if measured is None else measured

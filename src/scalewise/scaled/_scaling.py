@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from ..rounding import round_to
 from ._amax import amax
 from ._least_squares import least_squares_scale
 from ._power import layout
-from ._strategy import Scaling
+from ._strategy import Axes, Scales, Scaling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +51,7 @@ class Amax(Scaling):
     def of_blocks(self) -> None:
         return None
 
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         return to_top(amax(x, axes, keepdims), fmt, self.power_of_two)
 
 
@@ -77,9 +74,7 @@ class Rms(Scaling):
     def __post_init__(self):
         _positive("Rms", "sigmas", self.sigmas)
 
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         # through a scale of its own: the squares neither overflow nor flush
         unit, inverse = to_top(amax(x, axes, True), fmt, True)
         finite = jnp.isfinite(x)
@@ -112,37 +107,27 @@ class LeastSquares(Scaling):
     name = "least_squares"
 
     def __post_init__(self):
-        if self.candidates is not None and not (
-            isinstance(self.candidates, int) and self.candidates >= 1
-        ):
-            raise ValueError(
-                f"LeastSquares: candidates is {self.candidates!r}; expected a positive integer"
-            )
+        if self.candidates is not None:
+            _positive_integer("LeastSquares", "candidates", self.candidates)
 
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         if not self.power_of_two:
             scale = least_squares_scale(lax.stop_gradient(x), fmt, axes, self.candidates)
             scale = _kept(scale, axes, keepdims)
             return scale, 1 / scale
         top = amax(x, axes, True)
         unit = to_top(top, fmt, True)[1]  # the error's own scale: squares of it stay in range
-        best = None
+        best: Any = None
         for i in range(self.candidates or 6):
             scale, inverse = to_top(top * np.asarray(0.5**i, x.dtype), fmt, True)
             rounded = round_to(x * inverse, fmt, saturate="finite") * scale
             squares = jnp.where(jnp.isfinite(x), jnp.square((rounded - x) * unit), 0)
             error = jnp.sum(squares, axis=tuple(axes), keepdims=True)
-            if best is None:
-                best = (error, scale, inverse)
-            else:
+            new = error, scale, inverse
+            if best is not None:
                 better = error < best[0]
-                best = tuple(
-                    jnp.where(better, new, old)
-                    for new, old in zip((error, scale, inverse), best, strict=True)
-                )
-        assert best is not None
+                new = tuple(jnp.where(better, *pair) for pair in zip(new, best, strict=True))
+            best = new
         return _kept(best[1], axes, keepdims), _kept(best[2], axes, keepdims)
 
 
@@ -165,9 +150,7 @@ class Unit(Scaling):
     def __post_init__(self):
         _positive("Unit", "terms", self.terms)
 
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         exponent = round(math.log2(self.terms) / 2)
         shape = tuple(
             1 if i in axes else n for i, n in enumerate(x.shape) if keepdims or i not in axes
@@ -201,14 +184,11 @@ class Delayed(Scaling):
     reuses_copy = True
 
     def __init__(self, history: int = 16, *, power_of_two: bool = True):
-        if not isinstance(history, int) or history < 1:
-            raise ValueError(f"Delayed: history is {history!r}; expected a positive integer")
+        _positive_integer("Delayed", "history", history)
         self.amaxes: Any = np.zeros(history, np.float32)
         self.power_of_two = power_of_two
 
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         if len(axes) != x.ndim:
             raise ValueError("Delayed keeps one scale for the whole array; expected axis=None")
         past = jnp.max(self.amaxes).astype(x.dtype)
@@ -247,13 +227,11 @@ class Propagated(Scaling):
     name = "propagated"
     source = "operand"
 
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         return Unit().scale(x, fmt, axes, keepdims)
 
 
-def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> tuple[jax.Array, jax.Array]:
+def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> Scales:
     """Returns the scale that brings a magnitude to the top of a format, and its inverse.
 
     Both are normal numbers. A program executes these operations at each of its contractions, so
@@ -291,10 +269,15 @@ def _top(fmt: Format) -> int:
     return top if fmt.min_exponent > 0 else min(top, 14)
 
 
-def _kept(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
+def _kept(x: jax.Array, axes: Axes, keepdims: bool) -> jax.Array:
     return x if keepdims else jnp.squeeze(x, tuple(axes))
 
 
 def _positive(owner: str, field: str, value: Any) -> None:
     if not value > 0 or not math.isfinite(value):
         raise ValueError(f"{owner}: {field} is {value!r}; expected a positive number")
+
+
+def _positive_integer(owner: str, field: str, value: Any) -> None:
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{owner}: {field} is {value!r}; expected a positive integer")

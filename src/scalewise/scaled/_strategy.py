@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from ..formats import Format
 from ._power import exponent_of
 
+Axes = Sequence[int]
+Scales = tuple[jax.Array, jax.Array]  # a scale and its inverse
 SCALINGS: dict[str, type[Scaling]] = {}  # the strategies by name
 
 
@@ -43,16 +45,14 @@ class Scaling:
         if "name" in vars(cls):
             SCALINGS[cls.name] = cls
 
-    def scale(
-        self, x: jax.Array, fmt: Format, axes: Sequence[int], keepdims: bool = False
-    ) -> tuple[jax.Array, jax.Array]:
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         """Returns the scale of ``x`` (float32 or float64) over ``axes``, and its inverse.
 
         It depends on the finite elements of ``x`` alone.
         """
         raise NotImplementedError
 
-    def exponents(self, x: jax.Array, element: Format, axes: Sequence[int]) -> jax.Array:
+    def exponents(self, x: jax.Array, element: Format, axes: Axes) -> jax.Array:
         """Returns the int32 exponents of scales that E8M0 holds, from -127 to 127."""
         scale, _ = self.scale(jnp.where(jnp.isfinite(x), x, 0), element, axes)
         return jnp.clip(exponent_of(scale), -127, 127)

@@ -1,0 +1,29 @@
+"""Which values of an equation stand for float arrays, and changes of some values in a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any
+
+import jax.numpy as jnp
+
+_is_floating = lru_cache(maxsize=64)(lambda dtype: jnp.issubdtype(dtype, jnp.floating))
+
+
+def is_float(aval: Any) -> bool:
+    """Returns whether arrays of this abstract type are lifted: real floats of any width."""
+    return _is_floating(aval.dtype)
+
+
+def map_floats(f: Callable[[Any, Any], Any], values: Iterable[Any], avals: Any) -> list[Any]:
+    """Returns ``f(value, aval)`` for each value of a float's type, and all others unchanged."""
+    return [f(x, a) if is_float(a) else x for x, a in zip(values, avals, strict=True)]
+
+
+def with_items(values: Iterable[Any], indices: Iterable[int], items: Iterable[Any]) -> list[Any]:
+    """Returns the values with those at ``indices`` replaced by ``items``."""
+    full = list(values)
+    for i, x in zip(indices, items, strict=True):
+        full[i] = x
+    return full
