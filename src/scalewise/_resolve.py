@@ -23,7 +23,8 @@ class Kind:
 
     Attributes:
         name: with its article, for messages.
-        module, table: where the mapping from names to objects is; it is imported on demand.
+        module, table: where the mapping from names to objects is; it is imported on demand. None
+            as table for a policy, which is written out: ``p=f32,c=bf16,o=f32``.
         parse: the function in ``module`` that returns the object of a spelling.
         key: returns the key in the table that a spelling stands for.
         aliases: a second table, of other spellings.
@@ -31,13 +32,13 @@ class Kind:
 
     name: str
     module: str
-    table: str
+    table: str | None
     parse: str
     key: Callable[[str], str] = str
     aliases: str | None = None
 
     def names(self) -> Mapping[str, Any]:
-        return getattr(importlib.import_module(self.module), self.table)
+        return getattr(importlib.import_module(self.module), self.table) if self.table else {}
 
     def spellings(self) -> list[str]:
         other = getattr(importlib.import_module(self.module), self.aliases) if self.aliases else ()
@@ -45,7 +46,7 @@ class Kind:
 
     def has(self, text: str) -> bool:
         """Returns True if the text names something of this kind."""
-        return self.key(text) in self.spellings()
+        return self.key(text) in self.spellings() if self.table else "=" in text
 
     def find(self, text: str) -> Any:
         return getattr(importlib.import_module(self.module), self.parse)(text)
@@ -58,21 +59,8 @@ def _format_key(text: str) -> str:
     return name
 
 
-class _Policy(Kind):
-    """A policy is written out: it has a grammar, ``p=f32,c=bf16,o=f32``, and no table."""
-
-    def names(self) -> Mapping[str, Any]:
-        return {}
-
-    def spellings(self) -> list[str]:
-        return []
-
-    def has(self, text: str) -> bool:
-        return "=" in text
-
-
 KINDS: dict[str, Kind] = {  # in the order in which a string is looked up
-    "policy": _Policy("a policy", "scalewise.autocast", "", "policy"),
+    "policy": Kind("a policy", "scalewise.autocast", None, "policy"),
     "format": Kind(
         "a format", "scalewise.formats", "CATALOGUE", "format", _format_key, aliases="ALIASES"
     ),

@@ -14,6 +14,7 @@ from jax import lax
 from .._types import RoundingMode
 from ..formats import ROUNDINGS, Format
 from ..rounding import from_float64, round_bits, to_float64
+from ..scaled import power_of_two
 
 DETERMINISTIC = tuple(name for name, mode in ROUNDINGS.items() if not mode.random)
 # Products and quotients of numbers between 2^-k and 2^k are normal numbers of the carrier.
@@ -214,16 +215,10 @@ class Arithmetic:
 
     def power(self, k: jax.Array) -> jax.Array:
         """2^k in the carrier, k clipped to its exponents: wider than any format it carries."""
-        if self.wide:
-            field = jnp.clip(k, -1022, 1023).astype(np.int64) + 1023
-            return lax.bitcast_convert_type(field << 52, np.float64)
-        field = jnp.clip(k, -126, 127).astype(np.int32) + 127
-        return lax.bitcast_convert_type(field << 23, np.float32)
+        lowest, highest = (-1022, 1023) if self.wide else (-126, 127)
+        return power_of_two(jnp.clip(k, lowest, highest), self.carrier)
 
     def exponent(self, a: jax.Array) -> jax.Array:
         """Returns floor(log2(|a|)) as int32, read from the bits; for 0 less than for any number."""
-        if self.wide:
-            bits = lax.bitcast_convert_type(a, np.int64)
-            return ((bits >> 52) & 0x7FF).astype(np.int32) - 1023
-        bits = lax.bitcast_convert_type(a, np.int32)
-        return ((bits >> 23) & 0xFF) - 127
+        mantissa_bits, bias = (52, 1023) if self.wide else (23, 127)
+        return ((self._bits(a) >> mantissa_bits) & (2 * bias + 1)).astype(np.int32) - bias

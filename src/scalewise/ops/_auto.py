@@ -21,6 +21,7 @@ from jax import lax
 
 from ..formats import Format
 from ..rounding import round_bits
+from ..scaled import power_of_two
 from ._arithmetic import Arithmetic
 from ._sums import pad
 
@@ -49,6 +50,7 @@ class Plan:
         return np.int32 if self.kept + BLOCK.bit_length() <= 31 else np.int64
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Scaled:
     """``total * 2^exponent``, elementwise, both integers; the exponent has no bound."""
@@ -71,12 +73,8 @@ class Root:
     def value(self, fmt: Format) -> jax.Array:
         """The number of the format, in float64: rounded once, also where it is subnormal."""
         with jax.enable_x64(True):
-            field = jnp.clip(self.exponent, -1000, 1000).astype(np.int64) + 1023
-            power = lax.bitcast_convert_type(field << 52, np.float64)
+            power = power_of_two(jnp.clip(self.exponent, -1000, 1000), np.float64)
             return round_bits(self.exact * power, fmt)
-
-
-jax.tree_util.register_dataclass(Scaled, ["total", "exponent"], [])
 
 
 def plan(arithmetic: Arithmetic, n: int, cancels: bool = False) -> Plan:
@@ -235,8 +233,7 @@ def _aligned_sum(s: Scaled, p: Plan) -> Scaled:
 
 def _length(total: jax.Array) -> jax.Array:
     """Returns the number of bits of integers' magnitudes, as int32."""
-    bits = np.iinfo(total.dtype).bits
-    return bits - lax.clz(jnp.abs(total)).astype(np.int32)
+    return np.iinfo(total.dtype).bits - lax.clz(jnp.abs(total)).astype(np.int32)
 
 
 def add(a: Scaled, b: Scaled, p: Plan) -> Scaled:
@@ -298,5 +295,4 @@ def _middle(fmt: Format, x: jax.Array, exponent: jax.Array) -> tuple[jax.Array, 
     """The same product with a float64 in the middle of the format's exponents; zero stays."""
     field = (lax.bitcast_convert_type(x, np.int64) >> 52) & 0x7FF
     down = jnp.where(x == 0, 0, field.astype(np.int32) - 1023 - middle(fmt))
-    power = lax.bitcast_convert_type((1023 - down).astype(np.int64) << 52, np.float64)
-    return x * power, exponent + down
+    return x * power_of_two(-down, np.float64), exponent + down

@@ -18,6 +18,7 @@ from ._arithmetic import Arithmetic
 from ._auto import add, constant, middle, plan, root_of, sum_of_squares
 from ._norms import arithmetic_of
 from ._one_format import centred
+from .functions import float_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +105,7 @@ def layer_norm(
 def _apply(
     name: str, x: Any, affine: tuple[Any, Any], eps: float, axis: int, fmt: Any, *, centred: bool
 ) -> jax.Array:
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
+    x = float_array(x, name)
     fmt = as_format(x.dtype if fmt is None else fmt, name)
     if not fmt.signed:
         raise ValueError(f"{name}: {fmt.name} has no sign; expected a signed format")

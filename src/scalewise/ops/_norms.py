@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from functools import partial
 from typing import Any
 
@@ -18,7 +17,8 @@ from ..formats import Format
 from ._arithmetic import Arithmetic
 from ._auto import auto_norm
 from ._methods import METHODS, Setting
-from ._sums import check_order
+from ._sums import as_rows, check_order
+from .functions import float_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,16 +84,12 @@ def l2_norm(
         >>> float(l2_norm(x, method="direct")), float(l2_norm(x))
         (inf, 1024.0)
     """
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"l2_norm takes real floating-point arrays, not {x.dtype}")
+    x = float_array(x, "l2_norm")
     fmt = as_format(x.dtype if arithmetic is None else arithmetic, "l2_norm")
     norm = _norm(method, fmt, order, block, eps)
-    axes = _axes(axis, x.ndim)
-    x = jnp.moveaxis(x, axes, range(-len(axes), 0))
-    kept = x.shape[: x.ndim - len(axes)]
-    x = x.reshape(*kept, -1) if axes else x[..., None]
-    y = _l2(norm, x, None if _is_zero(eps) else jnp.broadcast_to(_float(eps), kept))
+    x, axes = as_rows(x, axis)
+    zero = isinstance(eps, (int, float, np.number)) and float(eps) == 0
+    y = _l2(norm, x, None if zero else jnp.broadcast_to(_float(eps), x.shape[:-1]))
     return jnp.expand_dims(y, axes) if keepdims else y
 
 
@@ -125,21 +121,6 @@ def _norm(method: str, fmt: Format, order: str | None, block: int, eps: Any) -> 
     return Norm(method, arithmetic, order, block, nonnegative)
 
 
-def _axes(axis: int | tuple[int, ...] | None, ndim: int) -> tuple[int, ...]:
-    if axis is None:
-        return tuple(range(ndim))
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    axes = tuple(operator.index(a) for a in axes)
-    wrapped = tuple(sorted({a % ndim for a in axes if -ndim <= a < ndim}))
-    if len(wrapped) != len(axes):
-        raise ValueError(f"axis is {axis!r}; expected different axes of {ndim} dimensions")
-    return wrapped
-
-
-def _is_zero(eps: Any) -> bool:
-    return isinstance(eps, (int, float, np.number)) and float(eps) == 0
-
-
 def _float(eps: Any) -> jax.Array:
     """Returns epsilon in float32 at least; the format rounds it later."""
     eps = jnp.asarray(eps)
@@ -163,7 +144,7 @@ def _value(norm: Norm, x: jax.Array, eps: jax.Array | None) -> jax.Array:
             method, _ = METHODS[norm.method]
             y = method(Setting(arithmetic, norm.order, norm.block), a, e)
         y = jnp.where(jnp.isnan(special) | jnp.isinf(special), special, y)
-        return arithmetic.leave(_nearest(arithmetic).round(y), x.dtype)
+        return arithmetic.leave(Arithmetic(arithmetic.fmt).round(y), x.dtype)
 
 
 @_l2.defjvp
@@ -180,15 +161,14 @@ def _(norm: Norm, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 def _derivatives(
     norm: Norm, x: jax.Array, eps: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns x / norm and 1 / (2 norm) from the norm's parts, so that neither
-    overflows with it."""
+    """Returns x / norm and 1 / (2 norm), from the norm's parts: neither overflows with it."""
     arithmetic = arithmetic_of(norm.arithmetic.fmt)
     with arithmetic.context():
         a, e, special = _enter(arithmetic, x, eps)
         parts = auto_norm(arithmetic, a, e, norm.nonnegative or eps is None)
         root, k = parts.significand, parts.exponent
         safe = jnp.where(root > 0, root, arithmetic.const(1))
-        nearest = _nearest(arithmetic)
+        nearest = Arithmetic(arithmetic.fmt)
         direction = nearest.div(nearest.shift(a, -k[..., None]), safe[..., None])
         direction = jnp.where((root > 0)[..., None], direction, arithmetic.const(0))
         direction = jnp.where(jnp.isnan(root)[..., None], np.nan, direction)
@@ -200,10 +180,6 @@ def _derivatives(
         half = jnp.where(special == 0, jnp.where(root > 0, half, root * 0), special * 0)
         half = None if eps is None else arithmetic.leave(half, eps.dtype)
     return jnp.where(x < 0, -direction, direction), half
-
-
-def _nearest(arithmetic: Arithmetic) -> Arithmetic:
-    return Arithmetic(arithmetic.fmt)
 
 
 def _enter(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -23,9 +22,8 @@ from ._one_format import (
     sum_along,
     var_along,
 )
-from .functions import COMPUTE
-
-Axis = int | tuple[int, ...] | None
+from ._sums import Axis, as_rows
+from .functions import COMPUTE, float_array
 
 
 def sum(
@@ -64,7 +62,7 @@ def sum(
         return _along(sum_along, sum, x, axis, keepdims, arithmetic)
     if accumulator is None:
         return _stored(jnp.sum(wide, axis=axis, keepdims=keepdims), x.dtype)
-    rows, axes = _rows(x, axis)
+    rows, axes = as_rows(x, axis)
     y = matmul(rows, jnp.ones(rows.shape[-1], x.dtype), accumulator=accumulator)
     return jnp.expand_dims(y, axes) if keepdims else y
 
@@ -217,24 +215,12 @@ def cross_entropy(
 
 
 def _widened(x: ArrayLike, compute: Any, name: str, *others: Any) -> tuple[jax.Array, jax.Array]:
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
+    x = float_array(x, name)
     if len([way for way in (compute, *others) if way is not None]) > 1:
         raise ValueError(
             f"{name}: compute, arithmetic and accumulator exclude each other; give one"
         )
     return x, x.astype(COMPUTE[x.dtype] if compute is None else compute)
-
-
-def _rows(x: jax.Array, axis: Axis) -> tuple[jax.Array, tuple[int, ...]]:
-    """Moves the axes to the end as one axis; returns that array and the axes."""
-    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    axes = tuple(sorted(a % x.ndim for a in axes))
-    rows = jnp.moveaxis(x, axes, range(-len(axes), 0)) if axes else x[..., None]
-    return rows.reshape(
-        *rows.shape[: x.ndim - len(axes)], math.prod(x.shape[a] for a in axes)
-    ), axes
 
 
 def _along(
@@ -247,7 +233,7 @@ def _along(
     **options: Any,
 ) -> jax.Array:
     """Computes a function in one format along axes; ``keepdims=None``: it keeps the shape."""
-    rows, axes = _rows(x, axis)
+    rows, axes = as_rows(x, axis)
     y = in_one_format(along, exact, fmt, rows, **options)
     if keepdims is None:
         kept = tuple(a for a in range(x.ndim) if a not in axes)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import operator
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from ._arithmetic import Arithmetic
 
+Axis = int | tuple[int, ...] | None
 ORDERS = ("sequential", "blocked", "pairwise", "compensated")
 
 
@@ -42,8 +46,9 @@ def accumulate(arithmetic: Arithmetic, terms: jax.Array, order: str, block: int 
             return _sequential(arithmetic, _sequential(arithmetic, runs))
         case "pairwise":
             while terms.shape[-1] > 1:
-                a, b = halves(terms)
-                terms = arithmetic.add(a, b)
+                terms = pad(terms, terms.shape[-1] % 2)
+                middle = terms.shape[-1] // 2
+                terms = arithmetic.add(terms[..., :middle], terms[..., middle:])
             return terms[..., 0]
     return _kahan(arithmetic, terms)
 
@@ -56,16 +61,24 @@ def check_order(order: str, block: int) -> None:
         raise ValueError(f"block is {block!r}; expected a positive integer")
 
 
+def as_rows(x: jax.Array, axis: Axis) -> tuple[jax.Array, tuple[int, ...]]:
+    """Moves axes (None: all) to the end as one axis; returns that array and the axes, sorted.
+
+    Raises:
+        ValueError: an axis out of range, or twice.
+    """
+    given = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = tuple(sorted({a % x.ndim for a in map(operator.index, given) if -x.ndim <= a < x.ndim}))
+    if len(axes) != len(given):
+        raise ValueError(f"axis is {axis!r}; expected different axes of {x.ndim} dimensions")
+    rows = jnp.moveaxis(x, axes, range(-len(axes), 0)) if axes else x[..., None]
+    length = math.prod(x.shape[a] for a in axes)
+    return rows.reshape(*rows.shape[: x.ndim - len(axes)], length), axes
+
+
 def pad(terms: jax.Array, count: int) -> jax.Array:
     """Pads the last axis with zeros, which change no sum."""
     return jnp.pad(terms, [(0, 0)] * (terms.ndim - 1) + [(0, count)]) if count else terms
-
-
-def halves(terms: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the two halves of the last axis, padded with a zero if its length is odd."""
-    terms = pad(terms, terms.shape[-1] % 2)
-    middle = terms.shape[-1] // 2
-    return terms[..., :middle], terms[..., middle:]
 
 
 def _sequential(arithmetic: Arithmetic, terms: jax.Array) -> jax.Array:

@@ -249,18 +249,8 @@ def cast_table(fmt: FormatLike) -> list[CastErrors]:
     table = []
     for domain, chosen in (("all", slice(None)), ("normal", slice(1))):
         count, (absolute, relative) = counts[chosen].sum(), sums[chosen].sum(axis=0)
-        most = maxima[chosen].max(axis=0)
-        means = absolute / count, relative / count
-        table.append(
-            CastErrors(
-                domain,
-                int(count),
-                max_absolute=float(most[0]),
-                max_relative=float(most[1]),
-                mean_absolute=float(means[0]),
-                mean_relative=float(means[1]),
-            )
-        )
+        errors = (*maxima[chosen].max(axis=0), absolute / count, relative / count)
+        table.append(CastErrors(domain, int(count), *map(float, errors)))
     return table
 
 

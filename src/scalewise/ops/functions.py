@@ -28,6 +28,14 @@ COMPUTE: dict[Any, Any] = {
 }
 
 
+def float_array(x: Any, name: str) -> jax.Array:
+    """Returns x as an array; raises TypeError, with the function's name, if it isn't of floats."""
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
+    return x
+
+
 @dataclasses.dataclass(frozen=True)
 class Elementary:
     """A function of one real number, computed in a wider type and rounded once.
@@ -59,9 +67,7 @@ class Elementary:
         Raises:
             TypeError: x isn't a float array.
         """
-        x = jnp.asarray(x)
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise TypeError(f"{self.name} takes real floating-point arrays, not {x.dtype}")
+        x = float_array(x, self.name)
         wide = np.dtype(COMPUTE[x.dtype] if compute is None else compute)
         y = self.definition(x.astype(wide))
         if wide == x.dtype:
@@ -83,10 +89,6 @@ def isinf_sign(x: Any) -> jax.Array:
     return jnp.where(jnp.isinf(x), jnp.where(x > 0, 1, -1), 0).astype(jnp.int32)
 
 
-def _gelu(m: Any, x: Any) -> Any:
-    return x * m.erfc(-x / m.sqrt(2)) / 2
-
-
 def _gelu_tanh(m: Any, x: Any) -> Any:
     # x (1 + tanh z) / 2, without the cancellation at very negative z
     z = m.sqrt(2 / m.pi) * (x + m.mpf("0.044715") * x**3)
@@ -103,6 +105,7 @@ def _squareplus(x: np.ndarray) -> np.ndarray:
     return np.where(x < 0, 2 / (root + np.abs(x)), (x + root) / 2)
 
 
+_ELU = lambda m, x: x if x > 0 else m.expm1(x), lambda x: np.where(x > 0, x, np.expm1(x))
 _SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
@@ -200,22 +203,12 @@ _TABLE = (
     Elementary(
         "gelu",
         lambda x: jax.nn.gelu(x, approximate=False),
-        _gelu,
+        lambda m, x: x * m.erfc(-x / m.sqrt(2)) / 2,
         lambda x: x * erfc(-x / np.sqrt(2)) / 2,
     ),
     Elementary("gelu_tanh", jax.nn.gelu, _gelu_tanh, _gelu_tanh_library),
-    Elementary(
-        "elu",
-        jax.nn.elu,
-        lambda m, x: x if x > 0 else m.expm1(x),
-        lambda x: np.where(x > 0, x, np.expm1(x)),
-    ),
-    Elementary(
-        "celu",
-        jax.nn.celu,
-        lambda m, x: x if x > 0 else m.expm1(x),
-        lambda x: np.where(x > 0, x, np.expm1(x)),
-    ),
+    Elementary("elu", jax.nn.elu, *_ELU),
+    Elementary("celu", jax.nn.celu, *_ELU),
     Elementary(
         "selu",
         jax.nn.selu,
