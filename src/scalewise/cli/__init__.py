@@ -2,10 +2,9 @@
 
 import typer
 
-from ._audit import audit
+from ._audit import audit, diff
 from ._cast import cast
 from ._compare import compare
-from ._diff import diff
 from ._formats import formats, inspect
 from ._refusal import run
 from ._table import table

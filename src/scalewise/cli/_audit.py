@@ -1,4 +1,4 @@
-"""`scalewise audit`: audits a function of a user's file in low precision."""
+"""`scalewise audit` and `scalewise diff`: audits a function in low precision; compares audits."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -70,6 +70,17 @@ def audit(
         raise typer.Exit(UNUSABLE)
     if report.error.non_finite:
         raise typer.Exit(1)
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(help="A report, .json")],
+    after: Annotated[Path, typer.Argument(help="Another one.")],
+) -> None:
+    """Show findings that are gone, new or moved between two audits, and the errors."""
+    from scalewise.audit import diff as compare  # JAX takes a second to import
+
+    with refusal(ValueError):
+        compare(before, after).show()
 
 
 def _saved(report: Any, path: Path) -> Path | None:

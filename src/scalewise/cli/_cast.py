@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .._output import check_target, replacing
+from .._output import replacing
 from ._refusal import refusal
 
 
@@ -29,18 +29,15 @@ def cast(
 
     from .._resolve import as_format
     from ..formats import BlockFormat
-    from ._checkpoint import cast_checkpoint, read, report, same_file
+    from ._checkpoint import cast_checkpoint, read, report, target_of
 
     with refusal(ValueError):
         fmt = as_format(to, "--to", blocks=True)
         if data.suffix == ".safetensors" or isinstance(fmt, BlockFormat):
             if saturate:
                 raise ValueError("--saturate is for .npy: with scales no number overflows")
-            return cast_checkpoint(data, to, out, rounding)
-        target = out or data.with_name(f"{data.stem}.{fmt.name}.npy")
-        if same_file(target, data):
-            raise ValueError(f"{target} is the input itself; give another --out")
-        check_target(target)
+            return cast_checkpoint(data, fmt, out, rounding)
+        target = target_of(data, out, f"{data.stem}.{fmt.name}.npy")
         x = read(data)
         codes = np.array(fmt.encode(x, rounding=rounding, saturate=saturate), order="C")
         typer.echo(f"{data.name} -> {target.name}: {report(x, fmt.decode(codes), float(fmt.max))}")

@@ -3,6 +3,7 @@
 import math
 import os
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,7 +13,17 @@ import typer
 from .._output import check_source, check_target
 
 
-def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: Any) -> None:
+def target_of(data: Path, out: Path | None, name: str) -> Path:
+    """Returns the file to write: ``out``, or one of that name beside the data, but not the data."""
+    target = out or data.with_name(name)
+    with suppress(OSError):  # one of them doesn't exist
+        if os.path.samefile(target, data):
+            raise ValueError(f"{target} is the input itself; give another --out")
+    check_target(target)
+    return target
+
+
+def cast_checkpoint(data: Path, fmt: Any, out: Path | None, rounding: Any) -> None:
     """Quantizes the float tensors of a checkpoint or a .npy file, and writes them with scales.
 
     float32, float16 and bfloat16 tensors of at least one dimension are quantized; others are
@@ -20,16 +31,11 @@ def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: Any) -> Non
     """
     import jax.numpy as jnp  # takes a second to import: not for --help
 
-    from .._resolve import as_format
     from ..formats import BlockFormat
     from ..scaled import load_safetensors, quantize, save_safetensors
 
-    fmt = as_format(to, "--to", blocks=True)
     element = fmt.element if isinstance(fmt, BlockFormat) else fmt
-    target = out or data.with_name(f"{data.stem}.{fmt.name}.safetensors")
-    if same_file(target, data):
-        raise ValueError(f"{target} is the input itself; give another --out")
-    check_target(target)
+    target = target_of(data, out, f"{data.stem}.{fmt.name}.safetensors")
     tensors = {"data": read(data)} if data.suffix == ".npy" else load_safetensors(data)
     result: dict[str, Any] = {}
     lines = []
@@ -50,14 +56,6 @@ def cast_checkpoint(data: Path, to: str, out: Path | None, rounding: Any) -> Non
     for line in lines:
         typer.echo(line)
     typer.echo(f"{data.name} -> {target.name}: {len(result)} tensors")
-
-
-def same_file(a: Path, b: Path) -> bool:
-    """Returns whether two paths name one file, also through links."""
-    try:
-        return os.path.samefile(a, b)
-    except OSError:  # one of them doesn't exist
-        return False
 
 
 def read(path: Path) -> np.ndarray:

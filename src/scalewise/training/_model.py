@@ -45,10 +45,10 @@ class FlaxStructure(Structure):
 
     def merge(self, params: Tree, rest: Tree) -> Any:
         # a copy: a loss may change variables only at its own level of tracing
-        return _library("flax.nnx").merge(self.graph, params, rest, copy=True)
+        return importlib.import_module("flax.nnx").merge(self.graph, params, rest, copy=True)
 
     def rest(self, model: Any) -> Tree:
-        nnx = _library("flax.nnx")
+        nnx = importlib.import_module("flax.nnx")
         return nnx.split(model, nnx.Param, ...)[2]
 
 
@@ -63,10 +63,10 @@ class EquinoxStructure(Structure):
     static: Any
 
     def merge(self, params: Tree, rest: Tree) -> Any:
-        return _library("equinox").combine(params, rest, self.static)
+        return importlib.import_module("equinox").combine(params, rest, self.static)
 
     def rest(self, model: Any) -> Tree:
-        eqx = _library("equinox")
+        eqx = importlib.import_module("equinox")
         others = eqx.filter(model, eqx.is_inexact_array, inverse=True)
         return eqx.filter(others, eqx.is_array)
 
@@ -80,11 +80,6 @@ class EquinoxStructure(Structure):
 
     def __hash__(self) -> int:
         return hash(self._key)
-
-
-def _library(name: str) -> Any:
-    """Returns the library that the model comes from."""
-    return importlib.import_module(name)
 
 
 def split(model: Any) -> tuple[Tree, Tree, Structure]:

@@ -55,12 +55,8 @@ def store_state(
         >>> state[0].mu["w"].data.dtype.name, state[0].nu["w"].scale.shape
         ('bfloat16', (4, 2))
     """
-    recipe = Recipe(
-        state=tuple(
-            (pattern, s if isinstance(s, Storage) else Storage(s))
-            for pattern, s in storages.items()
-        )
-    )
+    pairs = storages.items()
+    recipe = Recipe(state=tuple((p, s if isinstance(s, Storage) else Storage(s)) for p, s in pairs))
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> Tree:

@@ -131,8 +131,7 @@ class Step:
         return new, Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
 
     def _gradients(self, state: TrainState, batch: Any) -> tuple[Tree, jax.Array, Tree, Any, Any]:
-        """Returns scaled gradients, unscaled loss, the model's other arrays, aux, and, with a
-        history, the largest magnitudes of this step's operands."""
+        """Returns scaled gradients, loss, other arrays, aux, and the operands' amaxes or None."""
         scaling, members = loss_scale_of(state.optimizer), self._members()
         differentiate = self._differentiate(state.structure, members)
         params = self._own(state.params)

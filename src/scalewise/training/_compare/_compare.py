@@ -17,6 +17,7 @@ from rich.console import Console
 from ..._output import rescue_folder, sentence, tolerant
 from ..._user_file import InputError
 from .._interrupt import held_interrupts, signal_of
+from .._progress import Progress
 from ._corpus import corpus
 from ._files import Folder
 from ._methods import DEMO, METHODS, Method, method
@@ -24,14 +25,15 @@ from ._page import page
 from ._program import (
     Program,
     call_user,
+    check_positive,
     check_step,
     endless_batches,
     load_program,
     parameter_count,
 )
-from ._results import Comparison, last_mean
+from ._results import Comparison
 from ._run import Run
-from ._terminal import Progress, announce, show
+from ._terminal import announce, show
 
 
 def compare(
@@ -78,11 +80,8 @@ def compare(
     """
     console = console or Console()
     methods = _checked_methods(recipes)
-    for name, number in (("steps", steps), ("seeds", seeds)):
-        if number < 1:
-            raise InputError(f"{name} is {number}; expected 1, 2, ...")
-    if not isinstance(program, Program):
-        program = load_program(program)
+    check_positive(steps=steps, seeds=seeds)
+    program = load_program(program)
     text = data if isinstance(data, bytes) else corpus(data)
     folder = None if out is None else Folder.at(out)
     streams = [endless_batches(program, text, seed + i) for i in range(seeds)]
@@ -110,7 +109,7 @@ def compare(
                 program=program.name,
                 steps=steps,
                 seed=seed,
-                records=tuple(_record(by_seed, ended.steps) for by_seed in runs),
+                records=tuple(by_seed[0].record(ended.steps, by_seed) for by_seed in runs),
                 interrupted=isinstance(ended.cause, KeyboardInterrupt),
                 folder="" if folder is None else str(folder.path),
                 environment=environment(),
@@ -131,11 +130,6 @@ def _checked_methods(recipes: Sequence[str | Method]) -> list[Method]:
     if len(set(names)) < len(names):
         raise InputError(f"a recipe is given twice: {', '.join(names)}")
     return methods
-
-
-def _record(by_seed: list[Run], steps: int) -> Any:
-    """Returns the record of one method from its runs, one for each seed."""
-    return by_seed[0].record(steps, [last_mean(run.losses[:steps]) for run in by_seed])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +169,9 @@ def _train(
                     for run, batch in zip(by_seed, batches, strict=True):
                         call_user(run.advance, f"{run.method.name}: step", batch)
                     bad, first = sum(sum(run.bad) for run in by_seed), by_seed[0]
-                    progress.update(first.method.name, first.losses, first.seconds, bad)
+                    loss, ms, name = first.losses[-1], first.seconds[-1] * 1e3, first.method.name
+                    figures = f"loss {loss:6.3f}  {ms:6.1f} ms  {bad} non-finite"
+                    progress.update(name, step, figures, f"{name:18}  {figures}")
                 if folder is not None:
                     rows = (r.metrics(step, i) for by_seed in runs for i, r in enumerate(by_seed))
                     folder.append("metrics.jsonl", rows)

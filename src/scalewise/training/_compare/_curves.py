@@ -53,31 +53,28 @@ def curves_svg(comparison: Comparison) -> str:
         [100 * (a / b - 1) if b else math.nan for a, b in zip(ys, reference, strict=True)]
         for ys in losses
     ]
-    two = len(records) > 1
-    height = HEIGHT * (1 + two) + 24 * _legend_rows(records)
-    parts = [
-        f'<svg class="curves" xmlns="http://www.w3.org/2000/svg" role="img" '
-        f'viewBox="0 0 {WIDTH} {height}"><title>Loss curves</title><style>{STYLE}</style>',
-        _panel(losses, 0, f"training loss, mean of the last {SMOOTHING} steps"),
-    ]
-    if two:
+    panels = [_panel(losses, 0, f"training loss, mean of the last {SMOOTHING} steps")]
+    if len(records) > 1:
         title = f"difference of that to {comparison.reference.name}, %"
-        parts.append(_panel(apart, HEIGHT, title))
-    parts += [_legend(records, HEIGHT * (1 + two)), "</svg>"]
-    return "\n".join(parts)
+        panels.append(_panel(apart, HEIGHT, title))
+    return _figure("Loss curves", panels, records)
 
 
 def scales_svg(records: Sequence[Record]) -> str:
     """Draws one panel: the exponent of each loss scale over the steps."""
     exponents = [[math.log2(x) for x in r.scales] for r in records]
-    height = HEIGHT + 24 * _legend_rows(records)
-    return "\n".join([
+    return _figure("Loss scales", [_panel(exponents, 0, "loss scale, exponent of two")], records)
+
+
+def _figure(title: str, panels: Sequence[str], records: Sequence[Record]) -> str:
+    """Draws panels one above the other, and the legend below."""
+    top = HEIGHT * len(panels)
+    head = (
         f'<svg class="curves" xmlns="http://www.w3.org/2000/svg" role="img" '
-        f'viewBox="0 0 {WIDTH} {height}"><title>Loss scales</title><style>{STYLE}</style>',
-        _panel(exponents, 0, "loss scale, exponent of two"),
-        _legend(records, HEIGHT),
-        "</svg>",
-    ])  # fmt: skip
+        f'viewBox="0 0 {WIDTH} {top + 24 * ((len(records) + 2) // 3)}">'
+        f"<title>{title}</title><style>{STYLE}</style>"
+    )
+    return "\n".join([head, *panels, _legend(records, top), "</svg>"])
 
 
 def _panel(curves: Sequence[Sequence[float]], top: int, title: str) -> str:
@@ -114,10 +111,6 @@ def _path(ys: Sequence[float], frame: Frame) -> str:
         pieces.append(f"{pen}{x:.1f} {y:.1f}" + ("h.1" if pen == "M" else ""))
         pen = "L"
     return "".join(pieces)
-
-
-def _legend_rows(records: Sequence[Record]) -> int:
-    return (len(records) + 2) // 3
 
 
 def _legend(records: Sequence[Record], top: int) -> str:

@@ -9,19 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ...interpret import Equation, Interpretation, is_float, transform
+from ...interpret import Applied, Equation, Interpretation, is_float, transform
 from ._program import Step, Tree
 
 
 def finite_leaves(tree: Tree) -> jax.Array:
     """Returns for each leaf whether all of it is finite; integers always are."""
-    floats = (jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in jax.tree.leaves(tree))
-    return jnp.stack(
-        [
-            jnp.isfinite(jnp.asarray(x).astype(jnp.float32)).all() if f else jnp.array(True)
-            for x, f in zip(jax.tree.leaves(tree), floats, strict=True)
-        ]
-    )
+
+    def finite(x: Any) -> jax.Array:
+        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            return jnp.array(True)
+        return jnp.isfinite(jnp.asarray(x).astype(jnp.float32)).all()
+
+    return jnp.stack([finite(x) for x in jax.tree.leaves(tree)])
 
 
 class _Found(Exception):
@@ -31,9 +31,7 @@ class _Found(Exception):
 class _Watch(Interpretation):
     """Runs equations one by one up to the first with finite inputs and a non-finite output."""
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         outs = equation.bind(*inputs)
         if any(isinstance(x, Tracer) for x in (*inputs, *outs)):
             return state, outs
@@ -74,7 +72,7 @@ def first_non_finite(step: Step, state: Tree, batch: Any) -> str | None:
     except _Found as found:
         return str(found)
     except Exception:  # the step only runs compiled: its state is described instead
-        return None
+        pass
     return None
 
 
@@ -84,7 +82,11 @@ def lost_second_moments(state: Tree) -> str | None:
     Covers optimizer states with plain arrays `mu` and `nu`, as optax's Adam family has.
     """
     lost = total = 0
-    for node in _nodes(state):
+
+    def has_moments(x: Any) -> bool:
+        return hasattr(x, "mu") and hasattr(x, "nu")
+
+    for node in filter(has_moments, jax.tree.leaves(state, is_leaf=has_moments)):
         pairs = zip(jax.tree.leaves(node.mu), jax.tree.leaves(node.nu), strict=False)
         for mu, nu in pairs:
             if np.shape(mu) == np.shape(nu):
@@ -94,13 +96,6 @@ def lost_second_moments(state: Tree) -> str | None:
     if not lost:
         return None
     return f"{lost / total:.0%} of the second moments are 0 where the first moment isn't"
-
-
-def _nodes(tree: Tree) -> list[Any]:
-    def has_moments(x: Any) -> bool:
-        return hasattr(x, "mu") and hasattr(x, "nu")
-
-    return [x for x in jax.tree.leaves(tree, is_leaf=has_moments) if has_moments(x)]
 
 
 def diagnose(step: Step, before: Tree, batch: Any, after: Tree, loss: float) -> str:
@@ -114,15 +109,11 @@ def diagnose(step: Step, before: Tree, batch: Any, after: Tree, loss: float) -> 
     """
     paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(after)]
     bad = [p for p, good in zip(paths, finite_leaves(after), strict=True) if not good]
-    found = []
-    equation = first_non_finite(step, before, batch)
-    if equation:
-        found.append(equation)
-    if not np.isfinite(loss):
-        found.append(f"the loss is {loss}")
-    moments = lost_second_moments(after)
-    if moments:
-        found.append(moments)
+    found = [
+        first_non_finite(step, before, batch),
+        None if np.isfinite(loss) else f"the loss is {loss}",
+        lost_second_moments(after),
+    ]
     if bad:
         found.append(f"{len(bad)} of the state's {len(paths)} arrays aren't finite, first {bad[0]}")
-    return "; ".join(found)
+    return "; ".join(filter(None, found))

@@ -15,12 +15,7 @@ from ...formats import E4M3FN, FP16
 from .._loss_scale import DynamicLossScale, StaticLossScale
 from .._moments import NARROW_ADAM
 from .._step import step
-from ._program import Program, Step, Tree
-
-
-def unchanged(x: Any) -> Any:
-    """Returns x."""
-    return x
+from ._program import Program, Step, Tree, params_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +34,8 @@ class Method:
     """
 
     name: str
-    prepare: Callable[[Tree], Tree] = unchanged
-    transform: Callable[[Step], Step] = unchanged
+    prepare: Callable[[Tree], Tree] = lambda state: state
+    transform: Callable[[Step], Step] = lambda step: step
     what: str = ""
     options: Mapping[str, Any] | None = None
     equivalent: Mapping[str, Any] | None = None
@@ -69,8 +64,7 @@ class Method:
         train = step(program.loss_of, program.optimizer, **self.options)
 
         def prepare(state: Tree, batch: Any) -> Tree:
-            params = state["params"] if isinstance(state, dict) else state.params
-            return train.init(params, batch)
+            return train.init(params_of(state), batch)
 
         def one(state: Tree, batch: Any) -> tuple[Tree, Any]:
             state, metrics = train(state, batch)
@@ -144,27 +138,25 @@ NARROW_STATE = (  # but for biases and a norm's gains, half a percent of the exa
     (r"\.nu\b", Storage(FP16, root=2, min_size=2048)),
 )
 
+WHAT = {
+    "fp16": "autoscale, FP16 operands",
+    "fp8": "automatic bias selection: E4M3 forward, E5M2 backward, a bias a tensor from its amax",
+    "fp8_delayed": "fp8, biases from the last 16 steps' amaxes",
+    "mxfp8": "E4M3 both ways, a scale for each 32 elements",
+    "mxfp4": "MXFP4 forward, MXFP8 backward",
+    "unit_scaling": "fp8, scales from shapes alone",
+    "fp16_every_op": "each result in FP16, scales found anew by the maximum",
+    "scalify": "each result in FP16, scales propagated",
+}
 METHODS: dict[str, Method] = {
     m.name: m
     for m in (
         Method("float32", what="the program as it is", equivalent={}),
         plain("fp16-plain", jnp.float16, "all of it cast to FP16, nothing else done"),
-        scaled("fp16", recipes.fp16, "autoscale, FP16 operands"),
-        scaled(
-            "fp8",
-            recipes.fp8,
-            "automatic bias selection: E4M3 forward, E5M2 backward, a bias a tensor from its amax",
+        *(
+            scaled(name, recipe, WHAT.get(name, f"autoscale, recipes.{name}"))
+            for name, recipe in recipes.CATALOGUE.items()
         ),
-        scaled("fp8_delayed", recipes.fp8_delayed, "fp8, biases from the last 16 steps' amaxes"),
-        scaled("mxfp8", recipes.mxfp8, "E4M3 both ways, a scale for each 32 elements"),
-        scaled("mxfp4", recipes.mxfp4, "MXFP4 forward, MXFP8 backward"),
-        scaled("unit_scaling", recipes.unit_scaling, "fp8, scales from shapes alone"),
-        scaled(
-            "fp16_every_op",
-            recipes.fp16_every_op,
-            "each result in FP16, scales found anew by the maximum",
-        ),
-        scaled("scalify", recipes.scalify, "each result in FP16, scales propagated"),
         *(
             scaled(
                 f"scalify-{norm}",
@@ -229,11 +221,6 @@ METHODS: dict[str, Method] = {
             moments=NARROW_ADAM,
         ),
     )
-}
-METHODS |= {  # and every recipe of autoscale's that has no row of its own
-    name: scaled(name, recipe, f"autoscale, recipes.{name}")
-    for name, recipe in recipes.CATALOGUE.items()
-    if name not in METHODS
 }
 DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs if none is named
 

@@ -45,18 +45,21 @@ class Program:
     optimizer: optax.GradientTransformation | None = None
 
 
-def load_program(program: str | Path) -> Program:
+def load_program(program: str | Path | Program) -> Program:
     """Returns the program that a Python file defines by ``init``, ``train_step`` and ``batches``.
 
     ``loss_of(params, batch)`` and ``OPTIMIZER`` are used too if the file defines them.
 
     Args:
-        program: the path of the file, or the name of one of scalewise's examples, ``"gpt"`` say.
+        program: the path of the file, or the name of one of scalewise's examples, ``"gpt"`` say; a
+            :class:`Program` is returned as it is.
 
     Raises:
         InputError: there is no such file or example, the file raises an exception, or it lacks one
             of the three functions.
     """
+    if isinstance(program, Program):
+        return program
     file = _program_file(program)
     module = load_module(file)
     missing = [p for name, p in PROTOCOL.items() if not callable(getattr(module, name, None))]
@@ -130,6 +133,13 @@ def endless_batches(program: Program, data: bytes, seed: int) -> Iterator[Any]:
         seed += 1
 
 
+def check_positive(**numbers: int) -> None:
+    """Raises InputError for a number of steps, seeds, ... below 1."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise InputError(f"{name} is {number}; expected 1, 2, ...")
+
+
 def params_of(state: Tree) -> Tree:
     """Returns the parameters of a program's state; None if it has none."""
     return state.get("params") if isinstance(state, dict) else getattr(state, "params", None)
@@ -164,9 +174,8 @@ def check_step(program: Program, state: Tree, batch: Any) -> None:
     if not (isinstance(out, tuple) and len(out) == 2):
         raise InputError(f"{what} returned {_kind(out)}; expected (state, loss)")
     after, loss = out
-    if getattr(loss, "shape", None) != () or not jax.numpy.issubdtype(
-        loss.dtype, jax.numpy.floating
-    ):
+    scalar = getattr(loss, "shape", None) == ()
+    if not (scalar and jax.numpy.issubdtype(loss.dtype, jax.numpy.floating)):
         raise InputError(f"{what} returned a loss of {_kind(loss)}; expected a scalar float")
     check_same_types(jax.eval_shape(lambda s: s, state), after, what)
 

@@ -14,7 +14,7 @@ from .._loss_scale import has_loss_scale, loss_scale_of
 from ._diagnose import diagnose, finite_leaves
 from ._methods import Method
 from ._program import Program, call_user, check_same_types
-from ._results import Divergence, Record, finite_or_none
+from ._results import Divergence, Record, finite_or_none, last_mean
 
 
 class Run:
@@ -104,12 +104,12 @@ class Run:
             line |= {"scale": scale, "skipped_steps": self.skipped}
         return line
 
-    def record(self, steps: int, finals: Sequence[float]) -> Record:
+    def record(self, steps: int, by_seed: "Sequence[Run]") -> Record:
         """Returns what was measured in the first ``steps`` steps.
 
         Args:
             steps: made by all methods.
-            finals: the final losses of the runs from all seeds.
+            by_seed: this run, and the method's runs from the other seeds.
         """
         leaves = jax.tree.leaves(self.state)
         memory = self.compiled.memory_analysis()
@@ -128,5 +128,5 @@ class Run:
             scales=tuple(self.scales[:steps]),
             skipped=self.skipped,
             temporary_bytes=int(getattr(memory, "temp_size_in_bytes", 0)),
-            finals=tuple(finals),
+            finals=tuple(last_mean(run.losses[:steps]) for run in by_seed),
         )

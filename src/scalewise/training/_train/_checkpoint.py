@@ -27,6 +27,7 @@ import numpy as np
 
 from ..._user_file import InputError
 from ._digest import digests, is_key, is_whole, without_keys
+from ._identity import check_settings
 from ._meta import KIND, DamagedError, ForeignError, Meta, read_meta
 from ._processes import all_gather_json, call_on_first, is_first
 from ._sharding import placed_like
@@ -161,7 +162,7 @@ class Checkpoints:
                 if meta.run != run:
                     raise DamagedError("it belongs to another run")
                 if found is None:
-                    _check_settings(meta.about, about, self._folder)
+                    check_settings(meta.about, about, self._folder)
                     found = meta, self._state(folder, meta, template)
             except DamagedError as error:
                 damaged[folder] = _damage(folder, error)
@@ -201,6 +202,8 @@ class Checkpoints:
             ) from None
 
     def _state(self, folder: Path, meta: Meta, template: Tree) -> Tree:
+        import orbax.checkpoint as ocp
+
         if meta.arrays != _described(template):
             raise InputError(
                 f"{self._folder}: the checkpoint of step {meta.step} holds other arrays than this "
@@ -212,8 +215,8 @@ class Checkpoints:
         try:
             if is_first():
                 _probe(folder / "state", list(names))
-            with _closed_loops_ignored():
-                found = _restored(folder / "state", names)
+            with _closed_loops_ignored(), ocp.StandardCheckpointer() as checkpointer:
+                found = checkpointer.restore(folder / "state", names)
             arrays = [
                 np.asarray(found[name]) if is_whole(x) else found[name]
                 for name, x in zip(names, data, strict=True)
@@ -234,13 +237,6 @@ def _expected(x: Any) -> Any:
     if is_whole(x):
         return np.empty(x.shape, x.dtype)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-
-
-def _restored(folder: Path, names: Mapping[str, Any]) -> Mapping[str, Any]:
-    import orbax.checkpoint as ocp
-
-    with ocp.StandardCheckpointer() as checkpointer:
-        return checkpointer.restore(folder, names)
 
 
 def _probe(folder: Path, names: list[str]) -> None:
@@ -319,15 +315,6 @@ def _described(state: Tree) -> list[list[Any]]:
         + ([] if is_whole(x) else [f" split as {x.sharding.spec}"])
         for path, x in jax.tree_util.tree_leaves_with_path(state)
     ]
-
-
-def _check_settings(written: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
-    for name in given:
-        if written.get(name) != given[name]:
-            raise InputError(
-                f"{folder} is of a run with {name} {written.get(name)!r}, not {given[name]!r}: "
-                "resume it as it was begun, or begin another folder with --out"
-            )
 
 
 def _first_difference(there: list[Any], here: list[Any]) -> str:

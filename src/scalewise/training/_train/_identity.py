@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,12 @@ def identify(folder: Folder, settings: dict[str, Any]) -> str | None:
     Raises:
         InputError: the folder holds another run.
     """
-    if not (folder.path / FILE).exists():
-        _read_identity(folder, settings)
+    there = (folder.path / FILE).exists()
+    identity = _read_identity(folder, settings)
+    if not there:
         identity = secrets.token_hex(16)
         write_identity(folder, settings, identity)
-        return identity
-    return _read_identity(folder, settings)
+    return identity
 
 
 def write_identity(folder: Folder, settings: dict[str, Any], identity: str) -> None:
@@ -69,10 +70,15 @@ def _read_identity(folder: Folder, settings: dict[str, Any]) -> str | None:
         return None
     if not isinstance(found, dict) or not isinstance(found.get("run"), str):
         return None
-    for name in settings:
-        if found.get(name) != settings[name]:
+    check_settings(found, settings, folder.path)
+    return found["run"]
+
+
+def check_settings(written: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
+    """Raises InputError if a run's settings aren't those that its folder was written with."""
+    for name in given:
+        if written.get(name) != given[name]:
             raise InputError(
-                f"{folder.path} is a run with {name} {found.get(name)!r}, not {settings[name]!r}: "
+                f"{folder} is a run with {name} {written.get(name)!r}, not {given[name]!r}: "
                 "resume it as it was begun, or begin another folder with --out"
             )
-    return found["run"]

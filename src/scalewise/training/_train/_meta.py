@@ -97,10 +97,9 @@ def _text(folder: Path) -> str:
         return file.read_bytes().decode()
     except FileNotFoundError:
         raise DamagedError("its description is missing") from None
-    except OSError as error:
-        raise DamagedError(f"its description can't be read ({sentence(error)})") from None
-    except ValueError as error:
-        raise DamagedError(f"its description can't be read ({error})") from None
+    except (OSError, ValueError) as error:
+        why = sentence(error) if isinstance(error, OSError) else error
+        raise DamagedError(f"its description can't be read ({why})") from None
 
 
 def _parsed(text: str) -> Meta:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._output import check_source
-from .._compare import Folder
+from .._compare import Folder, finite_or_none
 
 NAME = "metrics.jsonl"
 
@@ -51,7 +50,7 @@ class Log:
         Raises:
             OSError: the line can't be written.
         """
-        row = {name: _finite_or_none(value) for name, value in row.items()}
+        row = {k: finite_or_none(v) if isinstance(v, float) else v for k, v in row.items()}
         self._folder.append(NAME, [row])
         if self._events is not None:
             numbers = {k: float(v) for k, v in row.items() if k != "step" and v is not None}
@@ -65,10 +64,6 @@ class Log:
         if self._events is not None:
             with suppress(OSError):
                 self._events.close()
-
-
-def _finite_or_none(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _read(line: bytes) -> dict[str, Any] | None:
@@ -90,9 +85,7 @@ class _Events:
     """
 
     def __init__(self, path: Path, after: int):
-        from tensorboardX.event_file_writer import (  # pyright: ignore[reportMissingImports]
-            EventsWriter,
-        )
+        from tensorboardX.event_file_writer import EventsWriter  # pyright: ignore
         from tensorboardX.proto import event_pb2, summary_pb2  # pyright: ignore
 
         self._event: Any = event_pb2

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -15,15 +15,15 @@ from rich.console import Console
 
 from ..._output import sentence
 from ..._user_file import InputError
-from .._compare import Folder, Program, call_user, endless_batches
+from .._compare import Folder, Program, call_user, endless_batches, finite_or_none
 from .._interrupt import held_interrupts
+from .._progress import Progress
 from .._state import TrainState
 from .._step import Step
 from ._checkpoint import CheckpointError, Checkpoints
 from ._identity import FILE
 from ._metrics import Log
 from ._processes import all_gather_json, checked_everywhere, is_first
-from ._progress import Progress
 from ._sharding import Sharding
 
 Watch = Callable[[int, TrainState], Mapping[str, float | None]]
@@ -34,6 +34,7 @@ class TrainingError(RuntimeError):
     """Raised if a run can't continue; its last checkpoint is kept."""
 
 
+@dataclasses.dataclass
 class Run:
     """A training run in progress.
 
@@ -47,24 +48,20 @@ class Run:
         losses: of the steps that this process made.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        recipe: str,
-        step: Step,
-        state: TrainState,
-        checkpoints: Checkpoints | None,
-        console: Console,
-        settings: dict[str, Any],
-        watch: Watch | None,
-        sharding: Sharding | None,
-    ):
-        self.program, self.recipe, self.step, self.state = program, recipe, step, state
-        self.checkpoints, self.console = checkpoints, console
-        self.settings, self.watch, self.sharding = settings, watch, sharding
-        self.identity = ""
-        self.done, self.saved, self.left_out = 0, 0, 0
-        self.losses: list[float] = []
+    program: Program
+    recipe: str
+    step: Step
+    state: TrainState
+    checkpoints: Checkpoints | None
+    console: Console
+    settings: dict[str, Any]
+    watch: Watch | None
+    sharding: Sharding | None
+    identity: str = ""
+    done: int = 0
+    saved: int = 0
+    left_out: int = 0
+    losses: list[float] = dataclasses.field(default_factory=list)
 
     def restore(self, checkpoints: Checkpoints, identity: str | None) -> None:
         """Continues from the newest good checkpoint of the run, if there is any.
@@ -136,11 +133,14 @@ class Run:
         jitted, what = self._jitted(), f"{self.program.name}.loss_of"
         with self.console.status(f"compiling {self.program.name} under {self.recipe}"):
             compiled = call_user(jitted.lower, what, self.state, self._placed(batch)).compile()
-        with Progress(self.console, self.program.name, self.done, steps) as progress:
+        name = self.program.name
+        with Progress(self.console, [name], steps, self.done) as progress:
             while True:
                 check_interrupt()
                 row = self._advance(compiled, batch, log)
-                progress.update(row)
+                loss = "  –   " if row["loss"] is None else f"{row['loss']:6.3f}"
+                figures = f"loss {loss}  scale {row['scale']:g}  {row['skipped']} skipped"
+                progress.update(name, self.done, figures, f"{figures}  {row['ms']:.1f} ms")
                 if self.done % every == 0:
                     self._save()
                 if self.done >= steps:
@@ -167,7 +167,7 @@ class Run:
         loss = float(metrics.loss)
         row = {
             "step": self.done + 1,
-            "loss": loss if math.isfinite(loss) else None,
+            "loss": finite_or_none(loss),
             "scale": float(metrics.scale),
             "skipped": int(metrics.skipped),
             "ms": round(seconds * 1e3, 3),

@@ -20,6 +20,7 @@ from .._compare import (
     Folder,
     Program,
     call_user,
+    check_positive,
     corpus,
     endless_batches,
     load_program,
@@ -131,11 +132,8 @@ def train(
     """
     check_processes(sharding)
     console = (console or Console()) if is_first() else Console(quiet=True)
-    for name, number in (("steps", steps), ("every", every), ("keep", keep)):
-        if number < 1:
-            raise InputError(f"{name} is {number}; expected 1, 2, ...")
-    if not isinstance(program, Program):
-        program = load_program(program)
+    check_positive(steps=steps, every=every, keep=keep)
+    program = load_program(program)
     text = data if isinstance(data, bytes) else corpus(data)
     train_step = step_for(program, recipe, **options)
     settings = {
