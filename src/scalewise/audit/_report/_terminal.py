@@ -60,7 +60,7 @@ def show(report: Summary, console: Console, *, everything: bool = False) -> None
         _trace(report, console)
         for finding in report.unfixed[:SHOWN]:
             text = f"{finding.kind}  {finding.where}  {finding.primitive}: {finding.evidence}"
-            console.print(Text(f"no fix  {text}", style="dim"))
+            console.print(Text(f"no fix  {text}; {tried(finding)}", style="dim"))
         for line in report.benign:
             console.print(Text(f"benign  {line}", style="dim"))
     else:
