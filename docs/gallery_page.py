@@ -10,8 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-from examples.failures.clean import CLEAN  # noqa: E402
-from proofs.gallery import ALL, ASPECTS, Score, false_findings, score, totals  # noqa: E402
+from proofs.gallery import ALL, ASPECTS, Score, scored, totals  # noqa: E402
 
 from examples import gallery  # noqa: E402
 from scalewise.audit._report._terminal import alone, error  # noqa: E402
@@ -37,35 +36,35 @@ the program, with the audit's fixes, and with the expert's.
 """
 
 
-def section(name: str, case: gallery.Case, scored: Score) -> str:
+def section(name: str, case: gallery.Case, score: Score) -> str:
     """Returns the section of one case: its source, the first finding, and its fix."""
-    assert scored.report is not None
-    worst = scored.findings[0]
+    assert score.report is not None
+    worst = score.findings[0]
     call = case.call if case.call.__name__ != "<lambda>" else gallery.apply_update
     source = inspect.getsource(call).rstrip()
     before = error(worst.error_before, worst.non_finite_before)
     after = error(worst.error_after, worst.non_finite_after) + alone(worst)
     return (
-        f"\n## {name}\n\n{case.reference}; in {scored.report.low}.\n\n```python\n{source}\n```\n\n"
+        f"\n## {name}\n\n{case.reference}; in {score.report.low}.\n\n```python\n{source}\n```\n\n"
         f"**{worst.kind}** at line {worst.line}, `{worst.primitive}`, {worst.direction}: "
         f"{worst.evidence}.\n\nFix that was tried: {worst.fix}; error {before} → {after}.\n"
     )
 
 
-def row(name: str, scored: Score) -> str:
+def row(name: str, score: Score) -> str:
     """Returns a program's line of the table of scores."""
-    marks = ["no" if aspect in scored.problems else "yes" for aspect in ASPECTS]
-    report, best = scored.report, scored.expert
+    marks = ["no" if aspect in score.problems else "yes" for aspect in ASPECTS]
+    report, best = score.report, score.expert
     errors = (report.error, report.error_fixed) if report else ("audit failed", "")
     expert = error(best[1], best[0]) if best else ""
     return f"| {' | '.join(map(str, [name, str(ALL[name].low), *marks, *errors, expert]))} |\n"
 
 
 def main() -> None:
-    scores = {name: score(name) for name in ALL}
+    scores, found = scored()
     page = HEAD + "".join(section(n, case, scores[n]) for n, case in gallery.GALLERY.items())
-    page += SCORES.format(totals=totals(scores, {name: false_findings(name) for name in CLEAN}))
-    page += "".join(row(name, scored) for name, scored in scores.items())
+    page += SCORES.format(totals=totals(scores, found))
+    page += "".join(row(name, score) for name, score in scores.items())
     (ROOT / "docs" / "gallery.md").write_text(page)
 
 

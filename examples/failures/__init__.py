@@ -38,7 +38,8 @@ class Failure:
         expert: the program with an expert's fix; None if that is float32 for the marked lines.
         expert_low: the policy or recipe with an expert's fix.
         faults: how many findings there are, each at another marked line.
-        share: the largest share of operations that a good fix moves to float32.
+        share: the largest share of operations that a good fix moves to a wider format; it may move
+            twice as many as the marked lines have.
     """
 
     call: Callable
@@ -192,7 +193,7 @@ FAILURES: dict[str, Failure] = {
         source="arXiv 1704.00028",
     ),
     "A divergence near the prior": failure(
-        losses.collapsed_autoencoder, "bf16", "cancellation amplified", LINES, r"expm1",
+        losses.collapsed_autoencoder, "bf16", "cancellation amplified swamping", LINES, r"expm1",
         at=(losses.prior_divergence,),
         source="arXiv 1312.6114",
     ),
@@ -218,10 +219,10 @@ FAILURES: dict[str, Failure] = {
         source="Ray Tracing Gems, chapter 7",
     ),
     "Orbits with small steps": failure(
-        numerics.orbits, "bf16", "swamping", LINES,
+        numerics.orbits, "bf16", "swamping", LINES, r"all of step",
     ),
     "A noise schedule's first levels": failure(
-        numerics.noisy_samples, "bf16", "precision cancellation amplified",
+        numerics.noisy_samples, "bf16", "swamping precision cancellation amplified",
         LINES, r"all of noise_levels",
         at=(numerics.noise_levels,),
     ),

@@ -199,7 +199,7 @@ def accumulated_gradients(params, xs, ys):
 
 
 def accumulated_gradients_arguments():
-    xs = normal(key(1), (1024, 2, 4))
+    xs = normal(key(1), (400, 2, 4))
     return mlp_params(0, 4, 8, 1), xs, 3.0 + xs @ jnp.array([[1.0], [-2.0], [0.5], [1.0]])
 
 

@@ -33,7 +33,7 @@ def test_line_kind_and_fix(name):
 
 
 @pytest.mark.parametrize("name", FAILURES)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.slow
 def test_an_expert_reduces_a_real_error(name):
     before, after = harm(FAILURES[name]), expert_error(FAILURES[name])
     assert after[0] == 0
