@@ -96,6 +96,7 @@ def test_an_error_that_comes_in_with_the_arguments():
     assert "No fix was tried, since the error comes in with the arguments." in shown(report)
 
 
+@pytest.mark.thorough
 def test_a_step_that_loses_its_updates():
     def step(w, x):
         return w - 1e-4 * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
