@@ -126,7 +126,7 @@ def _expert(case: Failure, report: sw.Report, expert: tuple[int, float]) -> str:
     for worst in first:
         if worst.fix is None:
             return "no fix"
-        if not any(re.search(fix, str(worst.fix)) for fix in case.fixes):
+        if not any(re.search(fix, str(worst.fix), re.IGNORECASE) for fix in case.fixes):
             return f"another fix: {worst.fix}"
     last = max(first, key=lambda x: x.order)
     alone = (last.non_finite_after, last.error_after)  # without the fixes of later findings

@@ -67,7 +67,7 @@ def statically_scaled_step(params, x, y, scale=65536.0):
         loss = -jnp.mean(jnp.take_along_axis(logs, y[:, None], axis=1))
         return loss * scale  # <- here
 
-    gradients = jax.tree.map(lambda g: g / scale, jax.grad(scaled_loss)(params))
+    gradients = jax.tree.map(lambda g: g / scale, jax.grad(scaled_loss)(params))  # <- here
     finite = jnp.all(jnp.array([jnp.isfinite(g).all() for g in jax.tree.leaves(gradients)]))
     new = jax.tree.map(lambda w, g: w - 0.5 * g, params, gradients)
     return jax.tree.map(lambda w, old: jnp.where(finite, w, old) - old, new, params)

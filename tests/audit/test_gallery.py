@@ -3,6 +3,7 @@
 One failure of each kind, and models; `make prove` scores all of them.
 """
 
+import jax
 import pytest
 from examples.failures import FAILURES
 from examples.failures.clean import CLEAN
@@ -35,7 +36,8 @@ def test_line_kind_and_fix(name):
 @pytest.mark.parametrize("name", FAILURES)
 @pytest.mark.slow
 def test_an_expert_reduces_a_real_error(name):
-    before, after = harm(FAILURES[name]), expert_error(FAILURES[name])
+    with jax.numpy_dtype_promotion("standard"):  # Optax's Adam raises a float to an integer
+        before, after = harm(FAILURES[name]), expert_error(FAILURES[name])
     assert after[0] == 0
     assert before[0] > 0 or after[1] < 0.5 * before[1]
 
