@@ -248,6 +248,9 @@ EXPLICIT: dict[str, tuple[Callable, tuple]] = {
     "random.ball": (lambda x: jr.ball(KEY, 2, shape=(4,)) * x[:4, None], (V,)),
     "random.binomial": (lambda p: jr.binomial(KEY, 5.0, p, dtype=jnp.float32), (np.abs(U),)),
     "random.choice": (lambda x: jr.choice(KEY, x), (V,)),
+    "random.multinomial": (
+        lambda p: jr.multinomial(KEY, 5.0, jax.nn.softmax(p), dtype=jnp.float32), (W,),
+    ),
     "random.dirichlet": (lambda a: jr.dirichlet(KEY, a), (W,)),
     "random.generalized_normal": (lambda x: jr.generalized_normal(KEY, 2.0, (4,)) * x, (V,)),
     "random.multivariate_normal": (lambda m: jr.multivariate_normal(KEY, m, jnp.eye(4)), (V,)),
