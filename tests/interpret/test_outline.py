@@ -1,12 +1,14 @@
 """Calls that a CPU's program keeps: same results, one compiled function, any transformation."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import scalewise as sw
-from scalewise.interpret import outlined
+from scalewise.interpret import by_platform, outlined
 
 X = jnp.linspace(-2, 2, 12).reshape(3, 4)
 
@@ -27,8 +29,22 @@ def thrice_inline(x, y):
     return x
 
 
-def lowered(platform):
-    return jax.jit(thrice).trace(X, X).lower(lowering_platforms=(platform,))
+def lowered(platform, f=thrice):
+    return jax.jit(f).trace(X, X).lower(lowering_platforms=(platform,))
+
+
+def cubed(power, x, y):
+    return x**power + y
+
+
+def cubed_on_cpu(power, x, y):
+    assert power == 3
+    return x * x * x + y
+
+
+def by_parts(x, y):
+    result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return by_platform(cubed, cubed_on_cpu, 3, result, x, y)
 
 
 TRANSFORMED = {
@@ -61,6 +77,18 @@ def test_a_program_for_a_cpu_keeps_the_calls_of_one_function():
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_programs_for_other_platforms_are_inlined(platform):
     assert "inlineable" not in lowered(platform).as_text()
+
+
+def test_only_the_function_of_the_platform_is_in_a_program():
+    texts = {platform: lowered(platform, by_parts).as_text() for platform in ("cpu", "cuda")}
+    assert ["@cubed" in text for text in texts.values()] == [False, True]
+
+
+@pytest.mark.parametrize("name", ["eager", "jit", "vmap", "grad", "scan", "emulate"])
+@pytest.mark.thorough(keep=3)
+def test_functions_by_platform_return_the_same_under_transformations(name):
+    got, want = (TRANSFORMED[name](f) for f in (by_parts, partial(cubed, 3)))
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
 
 
 def test_options_that_cannot_be_hashed_are_passed_on():

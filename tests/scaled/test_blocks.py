@@ -10,7 +10,7 @@ import pytest
 
 import scalewise as sw
 from scalewise.formats import BLOCK_FORMATS, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
-from scalewise.scaled import Mx
+from scalewise.scaled import Mx, round_in_blocks, rounds_in_blocks
 from scalewise.scaled._blocks import EXPONENTS
 
 MX_FORMATS = [f for f in BLOCK_FORMATS.values() if f.tensor_scale is None]
@@ -47,6 +47,27 @@ def test_each_block_is_its_exact_rounding(fmt, jit):
         scale = 2.0 ** (np.asarray(got.scale).view(np.uint8).astype(np.float64) - 127)
         want = np.stack([reference(row.astype(np.float64), fmt) for row in x])
         np.testing.assert_array_equal(data * scale, want)
+
+
+@pytest.mark.parametrize("name", ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4"])
+@pytest.mark.thorough(keep=2)
+def test_rounding_without_codes_gives_the_values_of_quantize(name):
+    fmt, shape = BLOCK_FORMATS[name], (12, 50, 7)
+    assert rounds_in_blocks(fmt)
+    rounded = jax.jit(lambda x: (round_in_blocks(x, fmt), sw.quantize(x, fmt, axis=1).value()))
+    rng = np.random.default_rng(4)
+    center = rng.integers(-149, 120, (12, 1, 7)) + rng.integers(-12, 1, shape)
+    near = np.ldexp(rng.standard_normal(shape), center).astype(np.float32)
+    low = rng.integers(0, 2**24, shape, np.uint32).view(np.float32)
+    special = np.float32([np.inf, -np.inf, np.nan, 0, -0.0])
+    for x in (wild(shape), near, -low, np.zeros(shape, np.float32)):
+        x[:, :, 0] = np.where(
+            rng.random((12, 50)) < 0.02, rng.choice(special, (12, 50)), x[:, :, 0]
+        )
+        got, want = map(np.asarray, rounded(x))
+        np.testing.assert_array_equal(got, want)
+        finite = ~np.isnan(want)
+        np.testing.assert_array_equal(np.signbit(got)[finite], np.signbit(want)[finite])
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])

@@ -21,6 +21,7 @@ from ..formats import BlockFormat, Format
 from ..interpret import Applied, Equation, is_float, run, trace, transform
 from ..primitives import Family
 from ..scaled import Amax, Axes, Delayed, ScaledArray, Scales, Scaling, amax, quantize, to_top
+from ._blocks import Blocks
 from ._boundaries import Boundaries
 from ._overrides import FormatOverrides
 from ._recipe import Recipe
@@ -108,7 +109,7 @@ class DelayedBoundaries(Boundaries):
         fmt: Format | BlockFormat,
         contracted: tuple[int, ...],
         operand_id: str,
-    ) -> ScaledArray:
+    ) -> ScaledArray | Blocks:
         """Returns the narrow copy, and records its largest magnitude.
 
         An operand that shares the copy of another one has the same largest magnitude, so that the

@@ -12,14 +12,15 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from ..formats import BlockFormat, Format
-from ..interpret import Equation, outlined
+from ..interpret import Equation
 from ..primitives import params
 from ..rounding import encode
 from ..scaled import Amax, ScaledArray, Scaling, at_least, quantize, quantize_measured
+from ._blocks import Blocks, in_blocks
 from ._contraction_rules import features
 from ._layout import loaded_after, stored_copy
 from ._narrow import StoredValue, holds
-from ._products import Blocks, Operand, multiply
+from ._products import Operand, multiply
 from ._residuals import STORED, Residuals, load
 from ._value import ScaledValue, wide_dtype
 
@@ -94,6 +95,8 @@ class OperandRounding(Residuals):
             value = load(loaded_after(stored, other) if isinstance(stored, StoredValue) else stored)
             reread = False
         copy = self._rounded(value, fmt, contracted, operand_id)
+        if isinstance(copy, Blocks):
+            return copy, None
         if not plain:
             return Blocks(copy, fmt, value.data.dtype), None
         assert isinstance(copy.scale, jax.Array)
@@ -113,7 +116,7 @@ class OperandRounding(Residuals):
         fmt: Format | BlockFormat,
         contracted: tuple[int, ...],
         operand_id: str,
-    ) -> ScaledArray:
+    ) -> ScaledArray | Blocks:
         """Returns a narrow copy of a value; the same copy for the same format, scaling and axes."""
         scaling, key = self.recipe.scaling, (fmt, contracted)
         if isinstance(fmt, Format) and self.recipe.per == "tensor":
@@ -122,7 +125,7 @@ class OperandRounding(Residuals):
             scaling = scaling.predicted(value.log2_std)
             if isinstance(fmt, BlockFormat):
                 axis = max(contracted, default=value.data.ndim - 1)
-                copy = outlined(_in_blocks, (fmt, scaling.of_blocks(), axis), value.data)
+                copy = in_blocks(value.data, fmt, scaling.of_blocks(), axis)
             elif self.recipe.per == "channel":
                 kept = tuple(a for a in range(value.data.ndim) if a not in contracted)
                 copy = quantize(value.data, fmt, scaling=scaling, axis=kept)
@@ -150,12 +153,6 @@ class OperandRounding(Residuals):
         return ScaledArray(encode(x * (1 / scale), fmt), scale)
 
 
-def _in_blocks(options: tuple, x: jax.Array) -> ScaledArray:
-    fmt, scaling, axis = options
-    # passed twice, since XLA on a GPU chooses different layouts for the maxima and the numbers
-    return quantize_measured(x, x, fmt, scaling, axis)
-
-
 def _is_reread(value: ScaledValue, equation: Equation) -> bool:
     """Returns whether a backward product reads a value of the forward pass."""
     return equation.direction == "backward" and value.origin == "forward"
@@ -167,7 +164,7 @@ def _scales(operand: Operand | None) -> Any:
         return None
     numbers, scale = operand
     if isinstance(numbers, Blocks):
-        return numbers.copy.scale
+        return numbers.copy.scale if numbers.source is None else numbers.source
     return numbers if scale is None else scale
 
 

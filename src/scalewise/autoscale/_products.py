@@ -17,55 +17,16 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from ..devices import DEVICES, Device, units_for
-from ..formats import BF16, E8M0, FP16, BlockFormat, Format
+from ..formats import BF16, FP16
 from ..formats import format as format_
-from ..interpret import Equation, bind, outlined, with_common_axes
+from ..interpret import Equation, bind, with_common_axes
 from ..primitives import params
-from ..rounding import EncodedArray, decode
-from ..scaled import ScaledArray
 from ._block_product import block_product, takes_blocks
+from ._blocks import Blocks, widened
 from ._value import Origin, ScaledValue, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
 DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Blocks:
-    """An operand whose blocks have scales of their own.
-
-    Attributes:
-        copy: numbers and scales.
-        format: a block format, or an element format with scales along some axes.
-        dtype: of the operand in flight.
-    """
-
-    copy: ScaledArray
-    format: BlockFormat | Format = dataclasses.field(metadata={"static": True})
-    dtype: Any = dataclasses.field(metadata={"static": True})
-
-    @property
-    def ndim(self) -> int:
-        return self.copy.ndim
-
-    def value(self) -> jax.Array:
-        """Returns the numbers times their scales, in the narrowest dtype that holds them.
-
-        BF16 has float32's exponents, so it holds an FP8, FP6 or FP4 number times a power of two.
-        """
-        return outlined(_multiplied_out, None, self)
-
-
-def _multiplied_out(_: None, blocks: Blocks) -> jax.Array:
-    fmt, dtype = blocks.format, blocks.dtype
-    exact = False
-    if isinstance(fmt, BlockFormat):
-        exact = fmt.scale == E8M0 and fmt.element.mantissa_bits <= BF16.mantissa_bits
-    holds = exact and dtype in (jnp.float32, jnp.bfloat16)
-    data = widened(blocks.copy.data, jnp.float32)
-    copy = dataclasses.replace(blocks.copy, data=data)
-    return copy.value().astype(jnp.bfloat16 if holds else dtype)
 
 
 # An operand's numbers, and their scale, a power of two; None for 1.
@@ -200,15 +161,19 @@ def multiply(
     total = wide_dtype(dtype)
     device = DEFAULT_DEVICE if device is None or device.platform == "cpu" else device
     by_blocks = total == jnp.float32 and has_block_units(equation, operands, device)
-    if not by_blocks:
+    if not by_blocks and not all(
+        isinstance(x, Blocks) and x.source is not None for x, _ in operands
+    ):
         operands = _plain(operands)
     scales = tuple(scale for _, scale in operands if scale is not None)
-    unit_dtypes = _unit_dtypes(equation, operands, dtype, device) if total == jnp.float32 else None
+    kept = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16)) if by_blocks else None
+    dtypes = kept or tuple(x.dtype for x, _ in operands)
+    unit_dtypes = _unit_dtypes(equation, dtypes, dtype, device) if total == jnp.float32 else None
 
     def wide(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         factors = [
             x.astype(total) if scale is None else x.astype(total) * leading(scale, x).astype(total)
-            for x, scale in _plain(arrays)
+            for x, scale in _plain(arrays, total)
         ]
         out = _bound(equation, factors, total).astype(dtype)
         given = [scale for _, scale in arrays if scale is not None]
@@ -234,8 +199,8 @@ def multiply(
         assert isinstance(b, Blocks)
         return block_product(params.dot_dimensions(equation), a.copy, b.copy, dtype)
 
-    if not by_blocks and not scales and all(x.dtype == dtype for x, _ in operands):
-        return UnscaledProduct(_bound(equation, [x for x, _ in operands], dtype))
+    if not by_blocks and not scales and all(d == dtype for d in dtypes):
+        return UnscaledProduct(_bound(equation, [x for x, _ in _plain(operands)], dtype))
     if unit_dtypes is None:
         return UnscaledProduct(wide(operands)[0])
     routes: dict[str, Any] = {device.platform: by_units} if by_blocks else {}
@@ -258,30 +223,17 @@ def has_block_units(equation: Equation, operands: Sequence[Operand], device: Dev
     return known and takes_blocks(equation, a.copy, b.copy)
 
 
-def _plain(operands: Sequence[Operand]) -> list[tuple[jax.Array, jax.Array | None]]:
+def _plain(
+    operands: Sequence[Operand], dtype: DTypeLike | None = None
+) -> list[tuple[jax.Array, jax.Array | None]]:
     """Returns operands without blocks: those with blocks are multiplied by their scales."""
-    return [(x.value() if isinstance(x, Blocks) else x, scale) for x, scale in operands]
+    return [(x.value(dtype) if isinstance(x, Blocks) else x, scale) for x, scale in operands]
 
 
 def _tensor_scales(operands: Sequence[Operand]) -> tuple[jax.Array, ...]:
     """Returns the scales of whole operands, above those of their blocks (NVFP4)."""
     scales = [x.copy.tensor_scale for x, _ in operands if isinstance(x, Blocks)]
     return tuple(s.astype(jnp.float32) for s in scales if s is not None)
-
-
-def widened(x: Any, dtype: DTypeLike, shift: int = 0) -> jax.Array:
-    """Returns ``x / 2**shift`` in a dtype that holds it.
-
-    XLA treats two converts, to FP8 and back, as one that changes nothing, and on a GPU or a TPU
-    leaves both out. So FP8 numbers are widened from their codes.
-    """
-    if x.dtype == dtype and not shift:
-        return x
-    if isinstance(x, EncodedArray) or x.dtype.itemsize > 1:
-        return x.astype(dtype)
-    if not shift:
-        return decode(lax.bitcast_convert_type(x, jnp.uint8), format_(x.dtype)).astype(dtype)
-    return (x.astype(jnp.float32) * np.float32(2.0**-shift)).astype(dtype)
 
 
 def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -315,13 +267,13 @@ def _precision(equation: Equation, factors: Sequence[jax.Array]) -> Any:
 
 
 def _unit_dtypes(
-    equation: Equation, operands: Sequence[Operand], dtype: DTypeLike, device: Device
+    equation: Equation, dtypes: Sequence[Any], dtype: DTypeLike, device: Device
 ) -> tuple[tuple[Any, int], tuple[Any, int]] | None:
     """Returns for each operand the dtype in which a device multiplies it, and log2 of its divisor.
 
     None if only float32 holds both operands.
     """
-    a, b = (jnp.dtype(jnp.bfloat16) if isinstance(x, Blocks) else x.dtype for x, _ in operands)
+    a, b = dtypes
     narrow = [d for d in (a, b) if d.itemsize == 1]
     if len(narrow) == 2 and equation.name == "dot_general":
         units = units_for(format_(a), format_(b), device)

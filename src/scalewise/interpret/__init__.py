@@ -26,6 +26,7 @@ from ._interpretation import Boundary as Boundary
 from ._interpretation import Interpretation as Interpretation
 from ._kernels import KERNELS as KERNELS
 from ._kernels import warn_kernel as warn_kernel
+from ._outline import by_platform as by_platform
 from ._outline import outlined as outlined
 from ._program import Program as Program
 from ._program import check_callable as check_callable

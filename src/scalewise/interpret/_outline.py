@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.core import ShapedArray
 from jax.interpreters import ad, batching, mlir
 
 from . import _compat
@@ -46,8 +48,56 @@ def outlined(function: Callable[..., Any], options: Any, *operands: Any) -> Any:
     arrays, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, operands))
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     traced = _jitted(function).trace(options, *jax.tree.unflatten(tree, types))
-    outs = outlined_p.bind(*arrays, jaxpr=traced.jaxpr, call=(function, options, tree))
+    call = (function, options, tree)
+    outs = outlined_p.bind(*arrays, jaxpr=traced.jaxpr, call=call, cpu=None)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
+
+
+def by_platform(
+    function: Callable[..., Any], cpu: Callable[..., Any], options: Any, result: Any, *operands: Any
+) -> Any:
+    """Returns ``function(options, *operands)``, or what ``cpu`` returns in a program for a CPU.
+
+    Neither function is traced before the program is lowered, and then only the one for its
+    platform: :func:`jax.lax.platform_dependent` traces both for each type of the operands.
+
+    Args:
+        function: as for :func:`outlined`. It is called on a CPU too under a transformation, on a
+            mesh and outside of jit.
+        cpu: a function with the same arguments and results.
+        options: hashable.
+        result: the results' shapes and dtypes, a pytree of :class:`jax.ShapeDtypeStruct`.
+        operands: pytrees of arrays.
+    """
+    if not jax.sharding.get_abstract_mesh().empty:
+        return _jitted(function)(options, *operands)
+    arrays, tree = jax.tree.flatten(operands)
+    outs, out_tree = jax.tree.flatten(result)
+    call = (function, options, tree)
+    types = tuple(ShapedArray(x.shape, x.dtype) for x in arrays)
+    body = _Untraced(call, types, tuple(ShapedArray(x.shape, x.dtype) for x in outs))
+    outs = outlined_p.bind(*arrays, jaxpr=body, call=call, cpu=cpu)
+    return jax.tree.unflatten(out_tree, outs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Untraced:
+    """A call's closed jaxpr, traced when it is read."""
+
+    call: Any
+    in_avals: tuple[ShapedArray, ...]
+    out_avals: tuple[ShapedArray, ...]
+
+    @property
+    def jaxpr(self) -> Any:
+        function, options, tree = self.call
+        return (
+            _jitted(function).trace(options, *jax.tree.unflatten(tree, self.in_avals)).jaxpr.jaxpr
+        )
+
+    @property
+    def consts(self) -> tuple[()]:
+        return ()
 
 
 def _is_hashable(x: Any) -> bool:
@@ -67,15 +117,23 @@ def _jitted(function: Callable[..., Any]) -> Any:
     return jax.jit(function, static_argnums=0)
 
 
-def _called(*arrays: jax.Array, jaxpr: Any, call: Any) -> list[jax.Array]:
-    del jaxpr
+def _called(*arrays: jax.Array, call: Any, **params: Any) -> list[jax.Array]:
     function, options, tree = call
     return jax.tree.leaves(_jitted(function)(options, *jax.tree.unflatten(tree, arrays)))
 
 
-def _lower_as_call(ctx: Any, *arrays: Any, **params: Any) -> Any:
+def _called_on_cpu(*arrays: jax.Array, call: Any, cpu: Any, **params: Any) -> list[jax.Array]:
+    _, options, tree = call
+    return jax.tree.leaves(cpu(options, *jax.tree.unflatten(tree, arrays)))
+
+
+def _lower_for_cpu(ctx: Any, *arrays: Any, **params: Any) -> Any:
+    if _compat.is_partitioned(ctx):
+        return _lower_inline(ctx, *arrays, **params)
+    if params["cpu"] is not None:
+        return _lower_cpu_inline(ctx, *arrays, **params)
     results = _lower_inline(ctx, *arrays, **params)
-    if results and not _compat.is_partitioned(ctx):
+    if results:
         call = results[0].owner
         kept = mlir.ir.StringAttr.get("false")
         call.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get({"inlineable": kept})
@@ -90,7 +148,7 @@ def _batched(arrays: Any, dims: Any, **params: Any) -> Any:
 
 def _over_axis(options: Any, *arrays: jax.Array) -> list[jax.Array]:
     call, dims = options
-    return jax.vmap(partial(_called, jaxpr=None, call=call), in_axes=dims)(*arrays)
+    return jax.vmap(partial(_called, call=call), in_axes=dims)(*arrays)
 
 
 def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
@@ -99,9 +157,10 @@ def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
 
 
 _lower_inline = mlir.lower_fun(_called, multiple_results=True)
+_lower_cpu_inline = mlir.lower_fun(_called_on_cpu, multiple_results=True)
 outlined_p.def_impl(_called)
-outlined_p.def_abstract_eval(lambda *arrays, jaxpr, call: jaxpr.out_avals)
+outlined_p.def_abstract_eval(lambda *arrays, jaxpr, **params: jaxpr.out_avals)
 batching.primitive_batchers[outlined_p] = _batched
 ad.primitive_jvps[outlined_p] = _jvp
 mlir.register_lowering(outlined_p, _lower_inline)
-mlir.register_lowering(outlined_p, _lower_as_call, platform="cpu")
+mlir.register_lowering(outlined_p, _lower_for_cpu, platform="cpu")
