@@ -14,10 +14,13 @@ from scalewise import ops
 from scalewise.audit._audit import low_interpretation
 from scalewise.audit._run._loss_scale import LossScaled
 from scalewise.audit._run._rounding import format_params
+from scalewise.audit._search import _search
 from scalewise.audit._search._apply import Origin
+from scalewise.audit._search._causes import Causes
 from scalewise.audit._search._fixes import FIXES, Context, proposals
 from scalewise.audit._search._groups import Group
 from scalewise.audit._search._kinds import KINDS
+from scalewise.audit._search._rewrites import Rewrite
 from scalewise.audit._search._setting import Setting
 from scalewise.autocast import Policy, Rule
 from scalewise.formats import E4M3FN, FP16, FP32
@@ -123,7 +126,14 @@ def test_an_exception_to_a_policy():
     assert float(sw.autocast(layer, kept)(x, w)) == pytest.approx(float(layer(x, w)), rel=1e-3)
 
 
-def test_an_exception_to_a_recipe():
+@pytest.fixture
+def any_error(monkeypatch):
+    """Lets a search look for fixes of errors as small as those of some roundings."""
+    monkeypatch.setattr(_search, "SMALL", 0.0)
+    monkeypatch.setattr(_search.Search, "_rounding", 0.0)
+
+
+def test_an_exception_to_a_recipe(any_error):
     recipe = sw.Recipe(forward=E4M3FN, backward=E4M3FN, storage=FP16)
 
     def f(x, w):
@@ -145,7 +155,7 @@ def test_an_exception_to_a_recipe():
 
 
 @pytest.mark.thorough
-def test_an_exception_to_an_every_op_recipe():
+def test_an_exception_to_an_every_op_recipe(any_error):
     def f(x):
         with jax.named_scope("norms"):
             inner = jnp.sum(x * x, axis=1) * jnp.array([1.0, 2.0**30])
@@ -183,13 +193,15 @@ AUDITED = {
 @pytest.fixture(scope="module")
 def context():
     f = jax.grad(lambda x: jnp.sqrt(jnp.sum(x * x)) * 1e-8)
-    equations = sw.audit(f, "fp16", trials=0)(jnp.full(8, 300.0)).equations
+    equations = sw.audit(f, "fp16", trials=0)(jnp.full(8, 30.1)).equations
     backward = next(e for e in equations if e.direction == "backward")
     indices = tuple(e.index for e in equations)
     literal = sw.literals(lambda x: x * 1e-8, "fp16")(jnp.ones(1))[0]
     return Context(
         group=Group((backward,)), kind=KINDS["overflow"], now=None, low=None, norms=[indices],
         equations=equations, gradients=[backward], final=True, literal=literal,
+        causes=Causes({backward.index: [indices]}, equations),
+        rewrites=[Rewrite("another function", indices, backward.index)],
     )  # fmt: skip
 
 

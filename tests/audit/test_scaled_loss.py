@@ -115,7 +115,7 @@ def test_a_pair_of_fixes_that_help_only_together():
     report = sw.audit(gallery.normalised_step, "fp16", trials=10)(
         *gallery.GALLERY["A loss scale isn't enough"].arguments()
     )
-    one, two = report.findings[:2]
+    one, two = sorted(report.findings[:2], key=lambda x: str(x.fix))
     assert str(one.fix).startswith(f"float32 for line {one.line}, together with loss scale 2^")
     assert str(two.fix).startswith("loss scale 2^")
     assert str(two.fix).endswith(f", together with float32 for line {one.line} ({one.where})")

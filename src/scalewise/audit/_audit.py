@@ -39,6 +39,15 @@ from ._search._literals import literals
 from ._search._measure import near
 from ._search._search import Search
 
+# What makes a NaN of numbers, by primitive.
+BIRTHS = {
+    **dict.fromkeys(("add", "sub", "add_any", "reduce_sum", "cumsum"), "infinity minus infinity"),
+    **dict.fromkeys(("mul", "dot_general"), "0 times infinity, or infinity minus infinity"),
+    **dict.fromkeys(("log", "log1p", "sqrt", "rsqrt", "pow"), "of a negative number"),
+    **dict.fromkeys(("sin", "cos", "tan"), "of infinity"),
+    **dict.fromkeys(("acos", "asin", "atanh"), "of a number beyond 1"),
+    "div": "0 / 0, or infinity / infinity",
+}
 # Primitives that give other numbers at each call, and what to do instead.
 UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
 
@@ -50,7 +59,7 @@ def audit(
     *,
     reference: FormatLike | None = None,
     saturate: Saturation = False,
-    trials: int = 24,
+    trials: int = 40,
     steps: int = 1,
     batches: Iterable[PyTree] | Callable[[int], PyTree] | None = None,
 ) -> Callable:
@@ -220,8 +229,11 @@ def _check_steps(session: Session, f: Any) -> None:
 def _check_reference(outcome: Outcome, f: Any) -> None:
     if not outcome.reference_nans:
         return
-    first = next((e for e in outcome.equations if e["reference_non_finite"]), None)
-    where = f"; first not finite: {first.primitive} at {first.file}:{first.line}" if first else ""
+    first = next((e for e in outcome.equations if e["reference_nan"]), None)
+    where = ""
+    if first is not None:
+        why = BIRTHS.get(first.primitive, "a number without a real result")
+        where = f"; the first comes from {first.primitive} at {first.file}:{first.line} ({why})"
     raise ValueError(
         f"audit: {name_of(f)} gives NaN in the reference run too "
         f"(output{outcome.reference_nans[0]}){where}; fix that first, or try reference='float64'"

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import ShapedArray
 
 from ..interpret import Applied, Boundary, Equation, is_float, map_floats, rebind
-from ._emulation import Emulation
+from ._emulation import EXACT, Emulation
 
 
 @jax.tree_util.register_dataclass
@@ -26,10 +26,16 @@ class Draw:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Constant:
-    """A value that depends on no argument and no random bits, in float64, rounded and not."""
+    """A value that depends on no argument and no random bits, in float64, rounded and not.
+
+    Attributes:
+        exact, rounded: the value without rounding, and as the format has it.
+        literal: whether it is a literal of the program, no result of arithmetic.
+    """
 
     exact: jax.Array
     rounded: jax.Array
+    literal: bool = dataclasses.field(default=False, metadata={"static": True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +50,11 @@ class EmulationWithDraws(Emulation):
     """
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Constant:
-        exact = jnp.asarray(np.asarray(x, np.float64))
-        return Constant(exact, super().constant(x, aval))
+        return self.unrounded(x, super().constant(x, aval))
+
+    def unrounded(self, x: np.ndarray, rounded: jax.Array) -> Constant:
+        """Returns a constant with its value in the format."""
+        return Constant(jnp.asarray(np.asarray(x, np.float64)), rounded, literal=True)
 
     def lower(self, value: Any, aval: ShapedArray) -> jax.Array:
         return super().lower(self._rounded(value), aval)
@@ -72,8 +81,9 @@ class EmulationWithDraws(Emulation):
         plain = [x.exact if compared and isinstance(x, Draw) else self._rounded(x) for x in inputs]
         state, outs = super().apply(state, equation, plain)
         if constant:
+            literal = equation.name in EXACT and all(x.literal for x in floats)
             outs = [
-                Constant(x, y) if is_float(a) else y
+                Constant(x, y, literal) if is_float(a) else y
                 for x, y, a in zip(exact, outs, equation.out_avals, strict=True)
             ]
         return state, outs

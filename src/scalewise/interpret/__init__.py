@@ -15,6 +15,7 @@ from ._compat import per_device as per_device
 from ._compat import type_like as type_like
 from ._compat import vary as vary
 from ._compat import with_common_axes as with_common_axes
+from ._equation import CALLBACKS as CALLBACKS
 from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import Direction as Direction
 from ._equation import Equation as Equation

@@ -11,7 +11,6 @@ from jax import lax
 from ..primitives import params
 from . import _compat
 from ._equation import Equation
-from ._floats import is_float
 from ._interpret import CONTROL, canonical, interpret_jaxpr
 
 SMALL_CALL = 32  # equations up to which a nested jit is inlined, as XLA would
@@ -86,7 +85,7 @@ def _mapped(interpretation, equation: Equation, state, inputs):
 
     def form(aval):  # the canonical form of any value of that type
         plain = jnp.zeros(aval.shape, aval.dtype)
-        if not is_float(aval):
+        if not interpretation.lifts(aval):
             return plain
         value = interpretation.lift(plain, aval)
         return interpretation.canonical(value, aval, "mapped", equation)

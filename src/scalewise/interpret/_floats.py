@@ -16,9 +16,15 @@ def is_float(aval: Any) -> bool:
     return _is_floating(aval.dtype)
 
 
-def map_floats(f: Callable[[Any, Any], Any], values: Iterable[Any], avals: Any) -> list[Any]:
-    """Returns ``f(value, aval)`` for each value of a float's type, and all others unchanged."""
-    return [f(x, a) if is_float(a) else x for x, a in zip(values, avals, strict=True)]
+def map_floats(
+    f: Callable[[Any, Any], Any],
+    values: Iterable[Any],
+    avals: Any,
+    lifts: Callable[[Any], bool] = is_float,
+) -> list[Any]:
+    """Returns ``f(value, aval)`` for each value of a float's type, or of another type that
+    ``lifts``, and all others unchanged."""
+    return [f(x, a) if lifts(a) else x for x, a in zip(values, avals, strict=True)]
 
 
 def with_items(values: Iterable[Any], indices: Iterable[int], items: Iterable[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from ..primitives import params
 from . import _compat
 from ._body import Atom, Body, Number, body_of
 from ._equation import Equation
-from ._floats import is_float, map_floats
+from ._floats import map_floats
 from ._interpretation import Interpretation
 
 Rule = Callable[[Interpretation, Equation, Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
@@ -52,12 +52,13 @@ def interpret_body(
     environment: dict[Any, Any] = dict(zip(body.inputs, values, strict=True))
     for var, const in zip(body.constants, consts, strict=True):
         aval: Any = var.aval
-        environment[var] = interpretation.lift(const, aval) if is_float(aval) else const
+        environment[var] = interpretation.lift(const, aval) if interpretation.lifts(aval) else const
 
     def read(atom: Atom):
         if isinstance(atom, Number):
             known = atom.number
-            return interpretation.constant(known, atom.aval) if is_float(atom.aval) else known
+            lifts = interpretation.lifts(atom.aval)
+            return interpretation.constant(known, atom.aval) if lifts else known
         return environment[atom]
 
     for step in body.steps:
@@ -82,7 +83,10 @@ def _apply(interpretation, equation: Equation, state, inputs):
 def canonical(interpretation, equation, values, avals, boundary):
     """Returns values in their canonical forms, cast to vary over the mesh axes of their types."""
     values = map_floats(
-        lambda v, a: interpretation.canonical(v, a, boundary, equation), values, avals
+        lambda v, a: interpretation.canonical(v, a, boundary, equation),
+        values,
+        avals,
+        interpretation.lifts,
     )
     if not _compat.manual_now():
         return values

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from ._equation import Equation
+from ._floats import is_float
 
 Boundary = Literal["carry", "branch", "stacked", "mapped"]
 Applied = tuple[Any, Sequence[Any]]  # the state after an equation, and a value for each result
@@ -20,17 +21,20 @@ class Interpretation:
     """The identity, and the base class of all interpretations.
 
     A *value* is any pytree that stands for one float array; integers, booleans, complex numbers and
-    keys stay plain arrays. The abstract type alone decides which arrays are lifted to values, so
-    that loop carries and branches agree by construction.
+    keys stay plain arrays, unless :meth:`lifts` says otherwise. The abstract type alone decides
+    which arrays are lifted to values, so that loop carries and branches agree by construction.
 
     An interpretation may thread a state (statistics, for example) through the program: a pytree of
     fixed shape that each equation gets from the one before it, also through loops and branches.
 
     Attributes:
         inline: True to replace nested jits by their bodies, except those with compiler options.
+        decides: True if a predicate or index may be a value that stands for several (see
+            :meth:`decisions`).
     """
 
     inline: ClassVar[bool] = False
+    decides: ClassVar[bool] = False
 
     def context(self) -> AbstractContextManager[Any]:
         """Returns the context (``jax.enable_x64``, say) in which the program is interpreted."""
@@ -44,12 +48,16 @@ class Interpretation:
         """Returns what the user's function is traced with in place of an argument."""
         return leaf
 
+    def lifts(self, aval: Any) -> bool:
+        """Returns whether arrays of this abstract type are values: by default floats."""
+        return is_float(aval)
+
     def lift(self, x: Any, aval: ShapedArray) -> Any:
-        """Returns the value that stands for a plain float array (or argument) ``x``."""
+        """Returns the value that stands for a plain array (or argument) ``x``."""
         return x
 
     def constant(self, x: Any, aval: ShapedArray) -> Any:
-        """Returns the value of a float literal."""
+        """Returns the value of a literal."""
         return self.lift(x, aval)
 
     def lower(self, value: Any, aval: ShapedArray) -> jax.Array:
@@ -93,6 +101,22 @@ class Interpretation:
         """
         return 0
 
+    def decisions(self, chosen: Any) -> Sequence[jax.Array]:
+        """Returns the predicates, or indices of branches, that a value stands for.
+
+        If there are several, the loop or branch is run for each: :meth:`join` and :meth:`select`
+        put the results together, and only the first has an effect on the state.
+        """
+        return (chosen,)
+
+    def join(self, results: Sequence[Any]) -> Any:
+        """Returns one value from the results of several decisions, in their order."""
+        raise NotImplementedError
+
+    def fork(self, state: Any) -> Any:
+        """Returns a state for equations whose effect on the state is to be dropped."""
+        return state
+
     def merge(self, state: Any, axes: Any) -> Any:
         """Returns one state for all devices along the mesh's ``axes``; by default the first's."""
         return state
@@ -107,8 +131,9 @@ class Interpretation:
         """
         return value
 
-    def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> Any:
-        """Chooses elementwise between two canonical carries (of a vmapped while loop)."""
+    def select(self, predicate: Any, on_true: Any, on_false: Any) -> Any:
+        """Chooses elementwise between two canonical carries of one type (of a vmapped while loop,
+        or of one that ends at several iterations)."""
         return jnp.where(predicate, on_true, on_false)
 
     def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from jax import lax
 from ..primitives import params
 from . import _compat
 from ._equation import Equation
-from ._floats import is_float, map_floats
+from ._floats import map_floats
 from ._interpret import CONTROL, canonical, interpret_jaxpr, varying_everywhere
 
 
@@ -28,7 +29,7 @@ def _invariant(interpretation, equation: Equation, jaxpr, consts):
             if isinstance(var, jex.Var) and var in readers:
                 readers[var].add(eqn.primitive.name)
     return [
-        interpretation.invariant(c, names, equation) if is_float(v.aval) else c
+        interpretation.invariant(c, names, equation) if interpretation.lifts(v.aval) else c
         for c, (v, names) in zip(consts, readers.items(), strict=True)
     ]
 
@@ -50,13 +51,22 @@ def _cond(interpretation, equation: Equation, state, inputs):
 
     branches = [branch(i, jaxpr) for i, jaxpr in enumerate(params.branches(equation))]
 
-    def run(state, inputs):
-        index, *operands = inputs
+    def take(index, state, operands):
+        if interpretation.eager_iterations(state, equation):
+            return branches[min(max(int(index), 0), len(branches) - 1)](state, operands)
         return lax.switch(index, branches, state, operands)
 
-    if interpretation.eager_iterations(state, equation):
+    def run(state, inputs):
         index, *operands = inputs
-        return branches[min(max(int(index), 0), len(branches) - 1)](state, operands)
+        first, *others = interpretation.decisions(index)
+        kept, outs = take(first, state, operands)
+        if others:
+            more = [take(other, interpretation.fork(state), operands)[1] for other in others]
+            outs = [interpretation.join(some) for some in zip(outs, *more, strict=True)]
+        return kept, outs
+
+    if interpretation.eager_iterations(state, equation):
+        return run(state, inputs)
     return interpretation.control(equation, run)(state, inputs)
 
 
@@ -77,24 +87,45 @@ def _eager_while(interpretation, equation: Equation, state, inputs):
     for iteration in range(iterations):
         carry = carry if iteration else to_form(carry)
         state, going = again(state, carry)
-        if not jnp.any(going):
+        ways = [jnp.any(way) for way in interpretation.decisions(going)]
+        if not any(ways):
             return state, [*consts, *carry], True
-        state, carry = body(state, carry)
+        after, carry = body(state if ways[0] else interpretation.fork(state), carry, going)
+        state = after if ways[0] else state
     return state, [*consts, *carry], False
 
 
 def _while_loop(interpretation, equation: Equation, state, inputs):
     consts = inputs[: len(inputs) - len(equation.out_avals)]
     again, body, to_form = _while_parts(interpretation, equation, consts)
-    return lax.while_loop(  # the condition returns no state, so its changes are lost
-        lambda loop: jnp.any(again(*loop)[1]),
-        lambda loop: body(*loop),
-        (varying_everywhere(state), to_form(inputs[len(consts) :])),
-    )
+    predicate = _compat.open_jaxpr(params.while_loop(equation).condition)[0].outvars[0].aval
+    needed = bool(predicate.shape) or interpretation.decides
+
+    def going_on(loop):  # the condition returns no state, so its changes are lost here
+        ways = interpretation.decisions(again(*loop)[1])
+        return functools.reduce(jnp.logical_or, map(jnp.any, ways))
+
+    def iteration(loop):
+        state, carry = loop
+        if not needed:
+            return body(state, carry, None)
+        before, going = again(state, carry)
+        after, new = body(before, carry, going)
+        first, *others = interpretation.decisions(going)
+        if others:  # iterations after the end of the first decision's loop don't count
+            after = jax.tree.map(partial(jnp.where, jnp.any(first)), after, state)
+        return after, new
+
+    carry = to_form(inputs[len(consts) :])
+    return lax.while_loop(going_on, iteration, (varying_everywhere(state), carry))
 
 
 def _while_parts(interpretation, equation: Equation, consts):
-    """Returns condition and body, functions of a state and a carry, and a carry's conversion."""
+    """Returns condition and body, functions of a state and a carry, and a carry's conversion.
+
+    The body also takes the condition's result. If that is an array, as in a vmapped loop, or stands
+    for several decisions, the loop runs until all are False; what has ended keeps its carry.
+    """
     loop, avals = params.while_loop(equation), equation.out_avals
     m = loop.condition_consts
     cond_consts = _invariant(interpretation, equation, loop.condition, consts[:m])
@@ -107,21 +138,20 @@ def _while_parts(interpretation, equation: Equation, consts):
         state, outs = run(loop.condition, state, operands, part=(0,))
         return state, outs[0]
 
-    def body(state, carry):
-        going = again(state, carry)[1] if batched else None
+    def chosen(going, new, old, aval):
+        going = jax.tree.map(partial(_widen, shape=aval.shape), going)
+        choose = interpretation.select if interpretation.lifts(aval) else lax.select
+        return choose(going, new, old)
+
+    def body(state, carry, going):
         operands = [*_inside(interpretation, body_consts), *carry]
         state, new = run(loop.body, state, operands, part=(1,))
         new = to_form(new)
-        if batched:  # a vmapped loop runs until its last row is done; finished rows stay
-            new = [
-                interpretation.select(_widen(going, a.shape), x, y) if is_float(a)
-                else lax.select(_widen(going, a.shape), x, y)
-                for x, y, a in zip(new, carry, avals, strict=True)
-            ]  # fmt: skip
+        ways = [] if going is None else interpretation.decisions(going)
+        if len(ways) > 1 or any(map(jnp.ndim, ways)):
+            new = [chosen(going, x, y, a) for x, y, a in zip(new, carry, avals, strict=True)]
         return varying_everywhere(state), new
 
-    predicate = _compat.open_jaxpr(loop.condition)[0].outvars[0].aval
-    batched = bool(predicate.shape)
     return again, body, to_form
 
 
@@ -155,12 +185,13 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     (state, carry), ys = scan(
         body,
         (varying_everywhere(state), to_form(carry, carry_avals, "carry")),
-        map_floats(interpretation.unstack, xs, equation.in_avals[m + n :]),
+        map_floats(interpretation.unstack, xs, equation.in_avals[m + n :], interpretation.lifts),
         length=loop.length,
         reverse=loop.reverse,
         unroll=loop.unroll,
     )
-    return state, [*carry, *map_floats(interpretation.stack, ys, ys_avals)]
+    ys = map_floats(interpretation.stack, ys, ys_avals, interpretation.lifts)
+    return state, [*carry, *ys]
 
 
 def _eager_scan(body: Callable, carry, xs, *, length: int, reverse: bool, unroll: Any):

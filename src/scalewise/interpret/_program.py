@@ -204,7 +204,9 @@ def lifted(program: Program, interpretation: Interpretation, arrays: Sequence[An
     """Returns the interpretation's values of a program's arguments."""
     with interpretation.context():
         return [
-            interpretation.lift(x, a) if is_float(a) else _as_traced(x, a)
+            interpretation.lift(x if is_float(a) else _as_traced(x, a), a)
+            if interpretation.lifts(a)
+            else _as_traced(x, a)
             for x, a in zip(arrays, program.in_avals, strict=True)
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,9 +15,13 @@ from jax import lax
 
 from ._rounding import FORMAT_PARAMS
 from ._statistics import (
+    DECIDED,
+    DIFFER,
+    FIRST,
     OP_PARAMS,
     PARTS,
     SAMPLE,
+    VISITS,
     Record,
     Statistics,
     Tally,
@@ -47,6 +52,7 @@ class Accumulator:
         self._pending: list[tuple[int, Record]] = []
         self._in_flight: collections.deque[tuple[int, Tally]] = collections.deque()
         self._in_flight_numbers = 0
+        self._decisions: list[tuple[int, int, Any, bool]] = []
 
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
         """Returns the format of equation ``index`` and ``rest`` as one array on the device."""
@@ -65,7 +71,15 @@ class Accumulator:
             self._in_flight_numbers -= before
             tally.flushed.block_until_ready()
         if len(self._pending) == BATCH:
-            self.flush()
+            self._flush_records()
+
+    def decide(self, index: int, size: int, differ: Any, visited: bool) -> None:
+        """Adds a visit of an equation that decides (see :func:`add_decision`)."""
+        self._decisions.append((index, size, differ, visited))
+
+    def muted(self) -> Muted:
+        """Returns an accumulator with the same formats that keeps no records."""
+        return Muted(self)
 
     def prepare(self, integers: Any) -> None:
         """Compiles, in any thread, the update for a low run with floats as wide as ``integers``."""
@@ -73,7 +87,23 @@ class Accumulator:
             _compiled_update(len(self._statistics.formats), integers)
 
     def flush(self) -> Statistics:
-        """Adds the pending records and returns the statistics."""
+        """Adds the pending records and decisions and returns the statistics."""
+        self._flush_records()
+        if self._decisions:
+            counts = np.array(self._statistics.counts)
+            for index, size, differ, visited in self._decisions:
+                row, count = counts[index], int(differ)
+                row[VISITS] += visited
+                if count and row[FIRST] < 0:
+                    row[FIRST] = row[DECIDED] // max(size, 1)
+                row[DECIDED] += size
+                row[DIFFER] += count
+            on_device = jax.device_put(counts, may_alias=False)
+            self._statistics = dataclasses.replace(self._statistics, counts=on_device)
+            self._decisions = []
+        return self._statistics
+
+    def _flush_records(self) -> None:
         if self._pending:
             count, integers = len(self._statistics.formats), self._pending[0][1].tally.flushed.dtype
             padding = [(count - 1, _empty_record(integers))] * (BATCH - len(self._pending))
@@ -81,7 +111,6 @@ class Accumulator:
             arguments = self._statistics, np.array(indices), records
             self._statistics = _compiled_update(count, integers)(*arguments)
             self._pending = []
-        return self._statistics
 
     def replace(self, statistics: Statistics) -> None:
         """Sets the statistics to those that a compiled loop returned, given the flushed ones."""
@@ -89,11 +118,34 @@ class Accumulator:
         self._statistics = statistics
 
 
+class Muted(Accumulator):
+    """An accumulator that keeps no records: of a run that goes on after the other's end."""
+
+    def __init__(self, other: Accumulator):
+        self.formats = other.formats
+        self._statistics = other._statistics
+
+    def add(self, index: int, record: Record, numbers: int) -> None:
+        pass
+
+    def decide(self, index: int, size: int, differ: Any, visited: bool) -> None:
+        pass
+
+    def flush(self) -> Statistics:
+        return jax.tree.map(jnp.copy, self._statistics)  # a compiled loop may donate it
+
+    def replace(self, statistics: Statistics) -> None:
+        pass
+
+    def muted(self) -> Muted:
+        return self
+
+
 @functools.lru_cache(maxsize=8)
 def _empty_record(integers: Any) -> Record:
     """Returns a record without events, for a low run whose floats are as wide as ``integers``."""
     narrow, wide = np.zeros(PARTS, integers), np.zeros(PARTS, np.int64)
-    tally = Tally(narrow, narrow, narrow, wide, wide, wide)
+    tally = Tally(narrow, narrow, narrow, wide, wide, wide, wide)
     return Record(tally, samples=np.zeros((5, SAMPLE)), op_params=np.zeros(OP_PARAMS))
 
 

@@ -19,12 +19,13 @@ from ...rounding import to_float64
 from ._elementary import ADD, OTHER, SUB, operation, stack_samples
 from ._flat import ELEMENTWISE, RESHAPES, flat, padded_size, unflat
 from ._interpretations import Runs, TableEmulation, exact
-from ._pair import Pair, shaped
+from ._pair import Decision, Draw, Pair, low_of, reference_of, shaped
 from ._rounding import FORMAT_PARAMS, narrowed, round_by
 from ._specialize import is_elementwise, result_format_params, specialize
 from ._statistics import COUNT, SAMPLE, count, sample_positions
 
 DROPS = having("drops")
+IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run
 SIGNS = {ADD: 1, SUB: -1}  # of the second operand, by an operation's code
 
 
@@ -40,6 +41,8 @@ class Plan:
         length: the padded size of that result.
         flat: whether the operands are flat and padded too.
         recorded: whether its results are rounded, and statistics of them recorded.
+        decides: whether it makes a predicate, an index or a count of floats, in which the runs may
+            differ.
         operation: the code of an elementary operation, or OTHER.
     """
 
@@ -59,6 +62,21 @@ class Plan:
         return self.equation.name not in EXACT and self.at >= 0
 
     @functools.cached_property
+    def decides(self) -> bool:
+        floats = any(map(is_float, self.equation.in_avals))
+        return floats and any(map(is_discrete, self.equation.out_avals))
+
+    @functools.cached_property
+    def decisions(self) -> int:
+        """How many numbers of its results are predicates, indices or counts."""
+        return sum(a.size for a in self.equation.out_avals if is_discrete(a))
+
+    @property
+    def counts(self) -> bool:
+        """Whether the equation has a row of statistics."""
+        return self.recorded or self.decides
+
+    @functools.cached_property
     def operation(self) -> int:
         return operation(self.equation) if self.flat else OTHER
 
@@ -73,6 +91,11 @@ class Plan:
         """The equation's ``OP_PARAMS`` without its format."""
         sign = SIGNS.get(operation(self.equation), 0)
         return np.array([self.size, sign, self.operation, *self.is_array], np.float64)
+
+
+def is_discrete(aval: Any) -> bool:
+    """Returns whether an array of this type holds predicates, indices or counts."""
+    return jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == jnp.bool_
 
 
 def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Any]) -> Plan:
@@ -148,8 +171,7 @@ def split(plan: Plan, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         ]
     else:
         inputs = [shaped(x, a) for x, a in zip(inputs, avals, strict=True)]
-    lows = [x.low if isinstance(x, Pair) else x for x in inputs]
-    return lows, [x.reference if isinstance(x, Pair) else x for x in inputs]
+    return [low_of(x) for x in inputs], [reference_of(x) for x in inputs]
 
 
 def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length: int) -> Pair:
@@ -169,7 +191,7 @@ def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length:
             x = jnp.broadcast_to(unflat(x, shape), target)
         return flat(x, length)
 
-    return Pair(jax.tree.map(one, x.low), one(x.reference), x.tainted)
+    return Pair(jax.tree.map(one, x.low), one(x.reference), x.tainted, x.origin)
 
 
 def unrounded(
@@ -205,14 +227,15 @@ def run_and_count(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence
     """Runs one equation in both runs, under any low interpretation.
 
     Returns:
-        Its outputs; if it is recorded, its tally and samples (see :class:`Record`).
+        Its outputs; if it is recorded, its tally and samples (see :class:`Record`); if it decides,
+        in how many numbers the runs differ.
     """
-    outs, uncounted = run_both(runs, plan, op_params, inputs)
+    outs, uncounted, differ = run_both(runs, plan, op_params, inputs)
     if not uncounted:
-        return outs, uncounted
+        return outs, uncounted, differ
     tainted, *counted = count_result(op_params, *uncounted)
     outs = [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
-    return outs, counted
+    return outs, counted, differ
 
 
 def count_result(
@@ -229,7 +252,8 @@ def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]
 
     Returns:
         Its outputs; if it is recorded, of its first float result the low, exact and reference
-        values (flat), the format, samples, and whether an input was tainted.
+        values (flat), the format, samples, and whether an input was tainted; if it decides, in how
+        many of its results' numbers the runs differ.
     """
     low, reference = runs
     equation, from_table = plan.equation, isinstance(low, TableEmulation)
@@ -257,11 +281,46 @@ def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]
         length = plan.length if plan.flat else padded_size(math.prod(aval.shape))
         return jax.tree.map(lambda leaf: flat(leaf, length), x)
 
+    own = any(isinstance(x, Pair | Decision) for x in inputs)
+    differ = None
+    if plan.decides:
+        both = list(zip(low_outs, reference_outs, equation.out_avals, strict=True))
+        differ = sum(jnp.sum(y != s) for y, s, a in both if is_discrete(a))
+        imposed = op_params[0] == IMPOSED
+        low_outs = [jnp.where(imposed, s, y) if is_discrete(a) else y for y, s, a in both]
     outs = [
-        Pair(laid_out(y, a), laid_out(s, a), tainted) if is_float(a) else y
+        Pair(laid_out(y, a), laid_out(s, a), tainted) if is_float(a)
+        else Decision(y, s) if own else y
         for y, s, a in zip(low_outs, reference_outs, equation.out_avals, strict=True)
+    ]  # fmt: skip
+    return outs, uncounted, differ
+
+
+def run_draw(runs: Runs, plan: Plan, inputs: Sequence[Any]) -> list[Any]:
+    """Runs one equation on random draws and constants, without rounding."""
+    equation = plan.equation
+    inputs = [shaped(x, a) for x, a in zip(inputs, equation.in_avals, strict=True)]
+    references = [x.reference if isinstance(x, Draw) else reference_of(x) for x in inputs]
+    exact_inputs = [
+        x.exact if isinstance(x, Draw) else x.reference if isinstance(x, Pair) else low_of(x)
+        for x in inputs
     ]
-    return outs, uncounted
+    outs = zip(
+        exact(equation, exact_inputs),
+        runs.reference.apply((), equation, references)[1],
+        equation.out_avals,
+        strict=True,
+    )
+    return [Draw(y, s) if is_float(a) else Decision(y, s) for y, s, a in outs]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
+    """Returns a draw as an operand, rounded to the format."""
+    low = round_by(draw.exact, params).astype(runs.low.carrier)
+    tainted = (~jnp.isfinite(low) & jnp.isfinite(draw.reference)).any()
+    length = padded_size(low.size)
+    return Pair(flat(low, length), flat(draw.reference, length), tainted)
 
 
 def _plain(low, value, aval):

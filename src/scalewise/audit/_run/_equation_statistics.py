@@ -7,12 +7,18 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import jax.extend.core as jex
 import numpy as np
 
 from ...interpret import Equation, is_float
 from .._deprecated import RenamedKeys
 from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
+
+TOTALS = {"swamped": "added", "cancelled": "added", "differ": "decided"}  # of what it is a share
+ADDITIONS = ("add", "sub", "add_any")
+EPSILON = 1e-3  # constants up to this size are there for numbers that are smaller still
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +27,7 @@ class EquationStatistics:
 
     Attributes:
         index: its place among the equations, in the order in which they first ran.
-        primitive, shape, dtype: of its first float result.
+        primitive, shape, dtype: of its first float result, or else of its first result.
         file, line, function: where the user wrote it; None, 0, "" where JAX doesn't know.
         caller: ``path:line`` of the user's own line that called the library's ``file``; "" if
             ``file`` is the user's.
@@ -29,6 +35,7 @@ class EquationStatistics:
         direction: "forward", "backward" or "optimizer".
         looped: whether it ran more than once.
         numbers: statistics by name, see ``_statistics``.
+        adds_constant: whether it adds a small constant, such as an epsilon.
         histogram: how many of the reference run's numbers have each exponent from ``LOWEST`` up.
         call_site: ``path:line`` of the user's line that called ``function``, if the function's name
             is ambiguous (a lambda, ``__call__``); else "".
@@ -48,6 +55,7 @@ class EquationStatistics:
     numbers: dict[str, float]
     histogram: tuple[int, ...]
     call_site: str = ""
+    adds_constant: bool = False
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
@@ -85,8 +93,9 @@ class EquationStatistics:
         return self["drift"] / self["drift_size"] if self["drift_size"] else 0.0
 
     def share(self, name: str) -> float:
-        """Returns a count as a share of all numbers (swamped, cancelled: of all additions)."""
-        total = self["added"] if name in ("swamped", "cancelled") else self["elements"]
+        """Returns a count as a share of all numbers (swamped, cancelled: of all additions; differ:
+        of all decisions)."""
+        total = self[TOTALS.get(name, "elements")]
         return self[name] / total if total else 0.0
 
 
@@ -141,7 +150,8 @@ def _of_equation(
     i: int, equation: Equation, trained: bool, numbers: dict, histogram: list[int]
 ) -> EquationStatistics:
     file, line, function = equation.source or (None, 0, "")
-    aval = next(a for a in equation.out_avals if is_float(a))
+    floats = [a for a in equation.out_avals if is_float(a)]
+    aval = (floats or list(equation.out_avals))[0]
     site = equation.call_site if _is_ambiguous(function) else None
     return EquationStatistics(
         index=i,
@@ -158,7 +168,12 @@ def _of_equation(
         numbers=numbers,
         histogram=tuple(histogram),
         call_site="{}:{}".format(*site) if site else "",
+        adds_constant=equation.name in ADDITIONS and any(map(_is_small, equation.eqn.invars)),
     )
+
+
+def _is_small(atom: Any) -> bool:
+    return isinstance(atom, jex.Literal) and np.size(atom.val) == 1 and abs(atom.val) <= EPSILON
 
 
 def direction_of(equation: Equation, trained: bool) -> str:

@@ -40,6 +40,9 @@ class TableEmulation(Emulation):
         fits = 2 * fmt.precision + 2 <= 24 and 2 * lowest >= -126 and 2 * beyond < 128
         return jnp.float32 if fits else jnp.float64
 
+    def _round(self, x: jax.Array) -> jax.Array:
+        return super()._round(x).astype(self.carrier)
+
     def lift(self, x: Any, aval: Any) -> jax.Array:
         params = jnp.asarray(format_params(self.fmt, self.saturate))
         return _round(jnp.asarray(x), params).astype(self.carrier)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ...interpret import Boundary, Equation, Interpretation, Program, run
+from ...interpret import CALLBACKS, Boundary, Equation, Interpretation, Program, is_float, run
 from ._accumulator import Accumulator
 from ._elementary import DIV, OTHER, SQRT, elementary, product, quotient, round_and_count
 from ._equation import (
@@ -23,23 +23,26 @@ from ._equation import (
     broadcast_flat,
     compiled,
     count_result,
+    is_discrete,
     lift_any,
     lift_from_table,
     make_plan,
     only_reshapes,
     operand_samples,
+    round_draw,
     run_and_count,
     run_both,
+    run_draw,
     split,
     taints_of,
     unrounded,
 )
 from ._flat import flat, is_flat, padded_size
 from ._interpretations import Reference, Runs, TableEmulation
-from ._pair import Pair, shaped
-from ._rounding import format_params
+from ._pair import Decision, Draw, Pair, low_of, origins, reference_of, shaped, with_origin
+from ._rounding import format_params, is_wide
 from ._specialize import is_elementwise, specialize
-from ._statistics import Record, Statistics, add_record
+from ._statistics import Record, Statistics, add_decision, add_record
 
 MAX_EAGER = 2000  # results of a loop up to which its iterations run one by one, without compiling
 
@@ -65,6 +68,8 @@ class Lockstep(Interpretation):
             to itself is left unrounded.
         literals: scalars lifted so far.
         precomputed: by path, results that depend on no float and that weren't needed yet.
+        operands: for each recorded equation, by operand, the recorded equations that it comes from.
+        compiling: whether a loop is being compiled as a whole.
     """
 
     low: Interpretation
@@ -76,8 +81,11 @@ class Lockstep(Interpretation):
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
     literals: dict[tuple[float, Any], Pair] = dataclasses.field(default_factory=dict)
     precomputed: dict[tuple[int, ...], list[Any]] = dataclasses.field(default_factory=dict)
+    operands: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
+    compiling: bool = False
 
     inline = True
+    decides = True
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         return jax.enable_x64(True)
@@ -98,7 +106,12 @@ class Lockstep(Interpretation):
     def abstract(self, leaf: Any) -> Any:
         return self.low.abstract(leaf)
 
-    def lift(self, x: Any, aval: Any) -> Pair:
+    def lifts(self, aval: Any) -> bool:
+        return True
+
+    def lift(self, x: Any, aval: Any) -> Any:
+        if not is_float(aval):
+            return x
         if isinstance(self.low, TableEmulation):
             x = flat(x, padded_size(math.prod(aval.shape)))
             params = format_params(self.low.fmt, self.low.saturate)
@@ -110,58 +123,97 @@ class Lockstep(Interpretation):
         aval = jax.ShapeDtypeStruct(shape, aval.dtype)
         return Pair(*self.call(lift_any, self.runs, aval, x))
 
-    def constant(self, x: np.ndarray, aval: Any) -> Pair:
+    def constant(self, x: np.ndarray, aval: Any) -> Any:
+        if not is_float(aval):
+            return x
         value = float(x) if x.size == 1 else math.nan
         if value in self.constants:
             new = np.full(x.shape, self.constants[value])
             kept = new == value
             low = jnp.asarray(new, self.carrier) if kept else self.low.constant(new, aval)
-            return Pair(low, self.reference.constant(x, aval), np.bool_(False))
+            reference = self.reference.constant(x, aval)
+            return Pair(low, reference, np.bool_(False), constant=True)
         key = (value, aval.dtype) if x.ndim == 0 and value == value else None
         if key is None or key not in self.literals:
             from_table = isinstance(self.low, TableEmulation)
             low, reference = self.low.constant(x, aval), self.reference.constant(x, aval)
             if key is None or isinstance(low, Tracer):
-                return Pair(low, reference, np.bool_(False))
+                return Pair(low, reference, np.bool_(False), constant=True)
             result = np.asarray(low if from_table else self.low.lower(low, aval))
             tainted = np.isfinite(x) & ~np.isfinite(result.astype(np.float64))
             if from_table:  # laid out like any other array
                 low, reference = flat(low, padded_size(1)), flat(reference, padded_size(1))
-            self.literals[key] = Pair(low, reference, np.bool_(tainted))
+            self.literals[key] = Pair(low, reference, np.bool_(tainted), constant=True)
         return self.literals[key]
 
-    def lower(self, value: Pair, aval: Any) -> jax.Array:
+    def lower(self, value: Any, aval: Any) -> jax.Array:
+        if not is_float(aval):
+            return low_of(value)
         return self.low.lower(shaped(value, aval).low, aval)
 
-    def canonical(self, value: Pair, aval: Any, boundary: Boundary, equation: Equation) -> Pair:
+    def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Any:
+        value = self.rounded(value)
+        if not isinstance(value, Pair):
+            both = self.compiling and is_discrete(aval)  # a loop's body may make it a decision
+            return Decision(low_of(value), reference_of(value), origins([value])) if both else value
         value = shaped(value, aval)
         return Pair(
             self.low.canonical(value.low, aval, boundary, equation),
             self.reference.canonical(value.reference, aval, boundary, equation),
             jnp.asarray(value.tainted),
+            value.origin,
         )
 
-    def select(self, predicate: jax.Array, on_true: Pair, on_false: Pair) -> Pair:
-        return Pair(
-            self.low.select(predicate, on_true.low, on_false.low),
-            self.reference.select(predicate, on_true.reference, on_false.reference),
-            on_true.tainted | on_false.tainted,
+    def decisions(self, chosen: Any) -> Sequence[Any]:
+        return chosen.ways if isinstance(chosen, Decision) else (chosen,)
+
+    def join(self, results: Sequence[Any]) -> Any:
+        own, other = results
+        if isinstance(own, Pair):
+            return dataclasses.replace(own, reference=other.reference)
+        return Decision(low_of(own), reference_of(other), origins(results))
+
+    def fork(self, state: Any) -> Any:
+        return state.muted() if isinstance(state, Accumulator) else state
+
+    def select(self, predicate: Any, on_true: Any, on_false: Any) -> Any:
+        own, other, origin = (
+            low_of(predicate),
+            reference_of(predicate),
+            origins([on_true, on_false]),
+        )
+        if isinstance(on_true, Pair):
+            low = self.low.select(own, on_true.low, on_false.low)
+            reference = self.reference.select(other, on_true.reference, on_false.reference)
+            return Pair(low, reference, on_true.tainted | on_false.tainted, origin)
+        if not any(isinstance(x, Decision) for x in (predicate, on_true, on_false)):
+            return jnp.where(own, on_true, on_false)
+        low = jnp.where(own, low_of(on_true), low_of(on_false))
+        return Decision(
+            low, jnp.where(other, reference_of(on_true), reference_of(on_false)), origin
         )
 
-    def unstack(self, value: Pair, aval: Any) -> Pair:
+    def unstack(self, value: Any, aval: Any) -> Any:
+        value = self.rounded(value)
+        if not isinstance(value, Pair):
+            return value
         value = shaped(value, aval)
         spread = jnp.broadcast_to if isinstance(value.tainted, Tracer) else np.broadcast_to
         return Pair(
             self.low.unstack(value.low, aval),
             self.reference.unstack(value.reference, aval),
             spread(value.tainted, aval.shape[:1]),
+            value.origin,
         )
 
-    def stack(self, value: Pair, aval: Any) -> Pair:
+    def stack(self, value: Any, aval: Any) -> Any:
+        if not isinstance(value, Pair):
+            return value
         return Pair(
             self.low.stack(value.low, aval),
             self.reference.stack(value.reference, aval),
             value.tainted.any(),
+            value.origin,
         )
 
     def eager_iterations(self, state: Any, equation: Equation) -> int:
@@ -171,7 +223,11 @@ class Lockstep(Interpretation):
     def control(self, equation: Equation, run: Callable) -> Callable:
         def with_shapes(state, inputs):
             pairs = zip(inputs, equation.in_avals, strict=True)
-            return run(state, [shaped(x, a) for x, a in pairs])
+            before, self.compiling = self.compiling, True
+            try:
+                return run(state, [shaped(x, a) for x, a in pairs])
+            finally:
+                self.compiling = before
 
         loop = self.loops.setdefault(equation.path, jax.jit(with_shapes))
 
@@ -189,20 +245,96 @@ class Lockstep(Interpretation):
     ) -> tuple[Any, Sequence[Any]]:
         if self.is_reshape(equation, inputs):
             return state, inputs[:1]
+        if self.draws(equation, inputs):
+            return state, self.drawn(equation, inputs)
+        inputs = self.operands_of(equation, inputs)
         if not isinstance(state, Accumulator):
-            return self._apply_traced(state, make_plan(self.low, equation, inputs), inputs)
-        plan, step = self.planned(equation, inputs)
-        index = self._index(plan, equation)
-        op_params = state.op_params(index, plan.op_params)
-        outs, counted = self.evaluate((plan, step), inputs, op_params)
-        if counted:
-            tally, samples = counted
-            state.add(index, Record(tally, samples, op_params), plan.length)
-        return state, outs
+            plan = make_plan(self.low, equation, inputs)
+            index = self._index(plan, equation)
+            inputs = self.literals_of(inputs, state.formats[index])
+            state, outs = self._apply_traced(state, plan, index, inputs)
+        else:
+            plan, step = self.planned(equation, inputs)
+            index = self._index(plan, equation)
+            inputs = self.literals_of(inputs, state.formats[index]) if plan.recorded else inputs
+            op_params = state.op_params(index, plan.op_params)
+            outs, counted, differ = self.evaluate((plan, step), inputs, op_params)
+            if counted:
+                tally, samples = counted
+                state.add(index, Record(tally, samples, op_params), plan.length)
+            if differ is not None:
+                state.decide(index, plan.decisions, differ, not counted)
+        return state, self.with_origins(plan, index, inputs, outs)
+
+    def literals_of(self, inputs: Sequence[Any], fmt: Any) -> list[Any]:
+        """Returns inputs in which literals aren't rounded, if the operation is in float32.
+
+        That is what a user gets who computes the line in float32.
+        """
+        wide = is_wide(fmt)
+        if not isinstance(self.low, TableEmulation) or (isinstance(fmt, np.ndarray) and not wide):
+            return list(inputs)
+
+        def unrounded(x: Any) -> Any:
+            if not isinstance(x, Pair) or not x.constant or x.origin:
+                return x
+            low = jnp.where(wide, x.reference.astype(self.carrier), x.low)
+            return dataclasses.replace(x, low=low)
+
+        return [unrounded(x) for x in inputs]
+
+    def with_origins(self, plan: Plan, index: int, inputs: Sequence[Any], outs: Sequence[Any]):
+        """Returns results that know the equations they come from, and records those of operands."""
+        constant = all(x.constant for x in inputs if isinstance(x, Pair))
+        constant &= not any(isinstance(x, Decision) for x in inputs)
+        origin = (index,) if plan.counts else origins(inputs)
+        if plan.counts and index not in self.operands:
+            self.operands[index] = tuple(origins([x]) for x in inputs)
+        return [with_origin(y, origin, constant) for y in outs]
+
+    def draws(self, equation: Equation, inputs: Sequence[Any]) -> bool:
+        """Returns whether an equation is a step from random bits to a random draw."""
+        floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
+        if not isinstance(self.low, TableEmulation) or equation.name in CALLBACKS:
+            return False
+        if not floats:
+            return equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
+        known = all(isinstance(x, Draw) or x.constant for x in floats)
+        return known and any(isinstance(x, Draw) for x in floats)
+
+    def drawn(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        """Runs such an equation without rounding."""
+        key = (*equation.path, -1)  # the same equation may be called with other operands
+        if key not in self.plans:
+            plan = make_plan(self.low, equation, inputs)
+            self.plans[key] = plan, compiled(run_draw, self.runs, plan)
+        return self.call(self.plans[key][1], list(inputs))
+
+    def rounded(self, value: Any) -> Any:
+        """Returns a random draw as an operand, rounded; other values unchanged."""
+        if not isinstance(value, Draw):
+            return value
+        assert isinstance(self.low, TableEmulation)
+        params = format_params(self.low.fmt, self.low.saturate)
+        return self.call(round_draw, self.runs, value, params)
+
+    def operands_of(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+        """Returns inputs with random draws rounded, unless the equation only compares them."""
+        if not any(isinstance(x, Draw) for x in inputs):
+            return list(inputs)
+        if not any(map(is_float, equation.out_avals)):
+            exact = np.bool_(False)
+            return [Pair(x.exact, x.reference, exact) if isinstance(x, Draw) else x for x in inputs]
+        return [self.rounded(x) for x in inputs]
 
     def unlifted(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
+        if any(isinstance(x, Decision) for x in inputs):
+            lows, references = ([of(x) for x in inputs] for of in (low_of, reference_of))
+            outs = zip(equation.bind(*lows), equation.bind(*references), strict=True)
+            origin = origins(inputs)
+            return state, [Decision(y, s, origin) for y, s in outs]
         outs = self.precomputed.pop(equation.path, None)
         return state, equation.bind(*inputs) if outs is None else outs
 
@@ -212,7 +344,9 @@ class Lockstep(Interpretation):
         """Runs the program on pairs; precomputes float-independent values in one jitted call."""
         with self.context():
             self.precomputed = program.integers.known(values, self.call)
-        return run(program, self, state, values=values)
+        state, outs = run(program, self, state, values=values)
+        with self.context():
+            return state, [self.rounded(y) for y in outs]
 
     def is_reshape(self, equation: Equation, inputs: Sequence[Any]) -> bool:
         """Returns True if the result is the first input, flat: nothing has to be computed."""
@@ -233,23 +367,24 @@ class Lockstep(Interpretation):
         return self.plans[equation.path]
 
     def evaluate(self, planned: tuple[Plan, Callable], inputs: Sequence[Any], op_params: Any):
-        """Returns an equation's results in both runs; if it is recorded, its tally and samples."""
+        """Returns an equation's results in both runs; if it is recorded, its tally and samples; if
+        it decides, in how many numbers the runs differ."""
         plan, step = planned
         if not self._rounds_apart(plan):
-            outs, uncounted = self.call(step, op_params, list(inputs))
+            outs, uncounted, differ = self.call(step, op_params, list(inputs))
             if not uncounted:
-                return outs, uncounted
+                return outs, uncounted, differ
             tainted, *counted = self.call(_count_result, op_params, *uncounted)
             outs = [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x
                     for x in outs]  # fmt: skip
-            return outs, counted
+            return outs, counted, differ
         if plan.operation == OTHER:
             arrays, scalars = self._as_operands(self.call(step, op_params, list(inputs)), inputs)
         else:
             arrays, scalars = self._operands(plan, inputs)
         combine = quotient if plan.operation in (DIV, SQRT) else product
         out, counted = self.call(elementary, combine, op_params, arrays, scalars)
-        return [out], counted
+        return [out], counted, None
 
     def _operands(self, plan: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
         """Returns two flat arrays and two scalars: the operands and, elsewhere, placeholders."""
@@ -286,9 +421,9 @@ class Lockstep(Interpretation):
         """Calls a jitted function; a subclass may compile it instead."""
         return f(*arguments)
 
-    def _apply_traced(self, state: Statistics, plan: Plan, inputs: Sequence[Any]):
+    def _apply_traced(self, state: Statistics, plan: Plan, index: int, inputs: Sequence[Any]):
         """Applies one equation of a loop that is compiled as a whole."""
-        index = self._index(plan, plan.equation)
+        differ = None
         op_params = jnp.concatenate([state.formats[index], jnp.asarray(plan.op_params)])
         if self._rounds_apart(plan):
             exact, reference = unrounded(self.runs, plan, op_params, inputs)
@@ -299,11 +434,13 @@ class Lockstep(Interpretation):
             )
             outs = [out]
         else:
-            outs, counted = run_and_count(self.runs, plan, op_params, inputs)
-        if not counted:
-            return state, outs
-        tally, samples = counted
-        return add_record(state, index, Record(tally, samples, op_params)), outs
+            outs, counted, differ = run_and_count(self.runs, plan, op_params, inputs)
+        if counted:
+            tally, samples = counted
+            state = add_record(state, index, Record(tally, samples, op_params))
+        if differ is not None:
+            state = add_decision(state, index, plan.decisions, differ, not counted)
+        return state, outs
 
     def _rounds_apart(self, plan: Plan) -> bool:
         """Returns True if the rounding is a program of its own: for one result, under emulation."""
@@ -311,8 +448,8 @@ class Lockstep(Interpretation):
         return plan.recorded and isinstance(self.low, TableEmulation) and one_result
 
     def _index(self, plan: Plan, equation: Equation) -> int:
-        """Returns the equation's index, a new one at its first visit; 0 if it isn't recorded."""
-        if not plan.recorded:
+        """Returns the equation's index, a new one at its first visit; 0 if it has no statistics."""
+        if not plan.counts:
             return 0
         index = self.indices.setdefault(equation.path, len(self.indices))
         if index == len(self.recorded):

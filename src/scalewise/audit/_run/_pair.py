@@ -1,16 +1,27 @@
-"""One float array of an audited program, in the low-precision run and in the reference run."""
+"""One array of an audited program, in the low-precision run and in the reference run."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 
 from ._flat import unflat
 
+ORIGINS = 64  # equations that a value's origin names at most
 
-@jax.tree_util.register_dataclass
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["low", "reference", "tainted"],
+    meta_fields=[],
+    drop_fields=["origin", "constant"],
+)
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
     """One float array in both runs.
@@ -20,11 +31,83 @@ class Pair:
             :func:`is_elementwise` allows that.
         reference: the value in the reference run, laid out in the same way.
         tainted: bool scalar, true if ``low`` is non-finite somewhere where ``reference`` is finite.
+        origin: the indices of the recorded equations that its numbers come from, unrounded since;
+            not part of the pytree.
+        constant: whether it depends on no argument and no random bits; not part of the pytree.
     """
 
     low: Any
     reference: Any
     tainted: Any
+    origin: tuple[int, ...] = ()
+    constant: bool = False
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["low", "reference"],
+    meta_fields=[],
+    drop_fields=["origin"],
+)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Decision:
+    """An array of another type (a predicate, an index, a count) that depends on floats.
+
+    An array without this wrapper is the same in both runs.
+
+    Attributes:
+        low, reference: the array in each run, in its own shape.
+        origin: as of a :class:`Pair`.
+    """
+
+    low: Any
+    reference: Any
+    origin: tuple[int, ...] = ()
+
+    @property
+    def ways(self) -> Sequence[Any]:
+        """The arrays of both runs; one of them if they are known to be equal."""
+        if not isinstance(self.low, Tracer) and bool(jnp.all(self.low == self.reference)):
+            return (self.low,)
+        return self.low, self.reference
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draw:
+    """A random draw in the run of a format: computed without rounding from random bits and
+    constants alone, and rounded where an argument meets it (see :class:`EmulationWithDraws`).
+
+    Attributes:
+        exact: float64, in its own shape.
+        reference: the value in the reference run.
+    """
+
+    exact: Any
+    reference: Any
+
+
+def low_of(x: Any) -> Any:
+    """Returns the low-precision run's array."""
+    return x.low if isinstance(x, Pair | Decision) else x
+
+
+def reference_of(x: Any) -> Any:
+    """Returns the reference run's array."""
+    return x.reference if isinstance(x, Pair | Decision) else x
+
+
+def origins(values: Sequence[Any]) -> tuple[int, ...]:
+    """Returns the recorded equations that values come from."""
+    found = (index for x in values if isinstance(x, Pair | Decision) for index in x.origin)
+    return tuple(dict.fromkeys(found))[:ORIGINS]
+
+
+def with_origin(value: Any, origin: tuple[int, ...], constant: bool) -> Any:
+    """Returns a value that comes from these equations."""
+    if isinstance(value, Pair):
+        return dataclasses.replace(value, origin=origin, constant=constant)
+    return dataclasses.replace(value, origin=origin) if isinstance(value, Decision) else value
 
 
 def shaped(value: Any, aval: Any) -> Any:
@@ -35,4 +118,5 @@ def shaped(value: Any, aval: Any) -> Any:
     def reshape(x: Any) -> Any:
         return unflat(x, aval.shape)
 
-    return Pair(jax.tree.map(reshape, value.low), reshape(value.reference), value.tainted)
+    low, reference = jax.tree.map(reshape, value.low), reshape(value.reference)
+    return Pair(low, reference, value.tainted, value.origin)

@@ -15,7 +15,7 @@ import numpy as np
 from ...interpret import Equation, Program, is_float, lifted
 from ._accumulator import Accumulator
 from ._lockstep import Lockstep
-from ._pair import Pair
+from ._pair import Pair, low_of
 from ._statistics import OP_PARAMS
 
 
@@ -39,7 +39,7 @@ class CompilingLockstep(Lockstep):
     def control(self, equation: Equation, run: Callable) -> Callable:
         def skip(state, inputs):
             pairs = zip(inputs, equation.in_avals, strict=True)
-            plain = [jnp.zeros(a.shape, a.dtype) if is_float(a) else x for x, a in pairs]
+            plain = [jnp.zeros(a.shape, a.dtype) if is_float(a) else low_of(x) for x, a in pairs]
             outs = zip(equation.bind(*plain), equation.out_avals, strict=True)
             return state, [
                 self.canonical(self.lift(y, a), a, "carry", equation) if is_float(a) else y
@@ -53,12 +53,16 @@ class CompilingLockstep(Lockstep):
     ) -> tuple[Any, Sequence[Any]]:
         if self.is_reshape(equation, inputs):
             return state, inputs[:1]
+        if self.draws(equation, inputs):
+            return state, self.drawn(equation, inputs)
+        inputs = self.operands_of(equation, inputs)
         op_params = jnp.zeros(OP_PARAMS, jnp.float64)
-        outs, counted = self.evaluate(self.planned(equation, inputs), inputs, op_params)
+        planned = self.planned(equation, inputs)
+        outs, counted, _ = self.evaluate(planned, inputs, op_params)
         if counted and Accumulator not in self.submitted:
             integers = counted[0].flushed.dtype
             self.submitted[Accumulator] = self.pool.submit(state.prepare, integers)
-        return state, outs
+        return state, self.with_origins(planned[0], 0, inputs, outs)
 
     def call(self, f: Any, *arguments: Any) -> Any:
         leaves, tree = jax.tree.flatten(arguments)

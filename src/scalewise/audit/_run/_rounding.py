@@ -70,6 +70,11 @@ def scale_params(params: np.ndarray, power: int) -> np.ndarray:
 FP32_PARAMS, FP64_PARAMS = format_params(FP32), format_params(FP64)
 
 
+def is_wide(params: Any) -> Any:
+    """Returns whether a format, given by its parameters, has float32's digits at least."""
+    return params[0] >= FP32.mantissa_bits
+
+
 def round_by(x: jax.Array, params: jax.Array) -> jax.Array:
     """Rounds ``x`` once, to nearest with ties to even, to the format that ``params`` describes.
 

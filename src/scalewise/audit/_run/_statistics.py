@@ -27,9 +27,10 @@ OP_PARAMS = IS_ARRAY + 2
 
 COUNTS = (
     "visits", "elements", "overflowed", "flushed", "subnormal", "nan", "sampled", "added",
-    "swamped", "cancelled",
+    "swamped", "cancelled", "decided", "differ", "reference_nan",
 )  # fmt: skip
-FIRST = len(COUNTS)  # the visit at which an overflow or NaN first occurred, or -1
+FIRST = len(COUNTS)  # the visit at which an overflow, NaN or other decision came first, or -1
+VISITS, DECIDED, DIFFER = (COUNTS.index(name) for name in ("visits", "decided", "differ"))
 PEAKS = ("amax", "bits")  # largest finite exact magnitude; most bits cancelled in one addition
 SUMS = (
     "introduced2", "exact2", "inherited2", "reference2", "drift", "drift_size",
@@ -45,8 +46,9 @@ class Statistics:
 
     Attributes:
         formats: float64[n, 8], the format of each equation's results (see ``format_params``).
-        counts: float64[n, ...]: COUNTS, summed over all visits (the last four over the samples
-            only); FIRST; PEAKS.
+        counts: float64[n, ...]: COUNTS, summed over all visits (from "sampled" to "cancelled" over
+            the samples only; "decided" and "differ" over the predicates, indices and counts among
+            the results, in which the runs may differ); FIRST; PEAKS.
         sums, maxima: float64[n, ...], over the samples of all visits.
         histogram: float64[n, BINS], exponents of the reference run's nonzero sampled numbers.
     """
@@ -67,7 +69,8 @@ class Tally:
         flushed, subnormal: integers[PARTS].
         largest: integers[PARTS], the bits of the largest exact magnitude, infinite where the low
             number is non-finite. These three are as wide as the low run's floats.
-        overflowed, nan: int64[PARTS]; zeros unless ``largest`` shows that there may be any.
+        overflowed, nan, reference_nan: int64[PARTS]; zeros unless ``largest`` shows that there may
+            be any.
         finite: int64[PARTS], the bits of the largest finite exact magnitude in float64, under the
             same condition.
     """
@@ -77,6 +80,7 @@ class Tally:
     largest: Any
     overflowed: Any
     nan: Any
+    reference_nan: Any
     finite: Any
 
 
@@ -153,12 +157,14 @@ def count(
         wide, within = exact(jnp.float64), inside()
         flags = _flags(low, wide, reference, op_params[:FORMAT_PARAMS], ~tainted())
         wide = jnp.where(jnp.isfinite(wide) & within, jnp.abs(wide), 0.0)
-        overflowed, nan, non_finite, finite = _count_parts([f & within for f in flags], wide)
+        flags = [f & within for f in (*flags, jnp.isnan(reference))]
+        overflowed, nan, non_finite, reference_nan, finite = _count_parts(flags, wide)
         created = jnp.maximum(overflowed, nan) > 0
-        return (overflowed, nan, finite), jnp.any(created | (tainted() & (non_finite > 0)))
+        result_tainted = jnp.any(created | (tainted() & (non_finite > 0)))
+        return (overflowed, nan, reference_nan, finite), result_tainted
 
     def no_events():
-        return (jnp.zeros(PARTS, jnp.int64),) * 3, jnp.zeros((), bool)
+        return (jnp.zeros(PARTS, jnp.int64),) * 4, jnp.zeros((), bool)
 
     in_range = _float(jnp.max(always[-1])) < op_params[2]
     rare, result_tainted = lax.cond(in_range, no_events, second_pass)
@@ -203,6 +209,27 @@ def add_record(state: Statistics, index: Any, record: Record) -> Statistics:
     return accumulate(state, index, *summarize(record, fmt))
 
 
+def add_decision(
+    state: Statistics, index: Any, size: int, differ: Any, visited: bool
+) -> Statistics:
+    """Returns the statistics with one more visit of an equation that decides.
+
+    Args:
+        state: before.
+        index: of the equation.
+        size: how many numbers of its results are predicates, indices or counts.
+        differ: in how many of them the runs differ.
+        visited: whether this visit has to be counted.
+    """
+    before = state.counts[index]
+    new = before.at[np.array([VISITS, DECIDED, DIFFER])].add(
+        jnp.stack([jnp.asarray(x, jnp.float64) for x in (visited, size, differ)])
+    )
+    at = before[VISITS] - float(not visited)
+    first = jnp.where((differ > 0) & (before[FIRST] < 0), at, before[FIRST])
+    return dataclasses.replace(state, counts=state.counts.at[index].set(new.at[FIRST].set(first)))
+
+
 def accumulate(state: Statistics, index: Any, counts, peaks, sums, maxima, histogram) -> Statistics:
     """Returns the statistics with the summary of one visit (see :func:`summarize`) added."""
     before = lax.dynamic_index_in_dim(state.counts, index, keepdims=False)
@@ -223,8 +250,11 @@ def accumulate(state: Statistics, index: Any, counts, peaks, sums, maxima, histo
 def summarize(record: Record, fmt: jax.Array) -> tuple[jax.Array, ...]:
     """Returns the counts, peaks, sums, maxima and histogram of one visit, in this order."""
     tally, size = record.tally, record.op_params[COUNT]
-    per_part = tally.overflowed, tally.nan, tally.flushed, tally.subnormal
-    overflowed, nan, flushed, subnormal = [jnp.sum(x).astype(jnp.float64) for x in per_part]
+    per_part = (
+        tally.overflowed, tally.nan, tally.flushed, tally.subnormal, tally.reference_nan
+    )  # fmt: skip
+    totals_of = [jnp.sum(x).astype(jnp.float64) for x in per_part]
+    overflowed, nan, flushed, subnormal, reference_nan = totals_of
     largest, finite = _float(jnp.max(tally.largest)), _float(jnp.max(tally.finite))
     amax = jnp.where(largest < record.op_params[2], largest, finite)
     sampled = jnp.minimum(size, SAMPLE)
@@ -241,7 +271,9 @@ def summarize(record: Record, fmt: jax.Array) -> tuple[jax.Array, ...]:
     )
     n, m = len(additions), len(additions) + len(sums)
     one = jnp.ones((), jnp.float64)
+    zero = 0 * one  # decisions are added by `add_decision`
     counts = [one, size, overflowed, flushed, subnormal, nan, sampled, *totals[:n]]
+    counts += [zero, zero, reference_nan]
     parts = counts, [amax, totals[m]], totals[n:m], totals[m + 1 :]
     return *[jnp.stack(x) for x in parts], _histogram(record.samples[2], mask)
 

@@ -7,17 +7,17 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...autocast import Autocast, converted, policy
 from ...autoscale import Boundaries, EveryOp, interpretation
 from ...autoscale.recipes import recipe
+from ...emulate import Constant, EmulationWithDraws
 from ...interpret import Equation, Interpretation, transform
 from .._run._interpretations import TableEmulation
 from .._run._loss_scale import LossScaled
-from .._run._rounding import format_params
+from .._run._rounding import format_params, is_wide
 from ._setting import Setting
 
 Indices = Mapping[tuple[int, ...], tuple[int, str]]
@@ -43,22 +43,23 @@ class Origin:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FixedEmulation(TableEmulation):
+class FixedEmulation(EmulationWithDraws, TableEmulation):
     """Emulation with a setting: each equation has the format that the setting gives it."""
 
     setting: Setting | None = None
     indices: Indices = dataclasses.field(default_factory=dict)
     seen: set[tuple[int, ...]] = dataclasses.field(default_factory=set)  # paths interpreted so far
 
-    def constant(self, x: np.ndarray, aval: Any) -> jax.Array:
+    def constant(self, x: np.ndarray, aval: Any) -> Any:
         assert self.setting is not None
         constants = dict(self.setting.constants)
         value = float(x) if x.size == 1 else None
         if value is None or value not in constants:
             return super().constant(x, aval)
         new = np.full(x.shape, constants[value])
-        unrounded = constants[value] == value
-        return jnp.asarray(new, self.carrier) if unrounded else super().constant(new, aval)
+        if constants[value] == value:
+            return self.unrounded(x, jnp.asarray(new, self.carrier))
+        return self.unrounded(x, TableEmulation.constant(self, new, aval))
 
     def apply(
         self, state: Any, equation: Equation, inputs: Sequence[Any]
@@ -72,6 +73,13 @@ class FixedEmulation(TableEmulation):
             params = format_params(self.fmt, self.saturate)
         else:
             params = self.setting.formats[index]
+        if is_wide(params):  # an operation in float32 reads the program's own constants
+            inputs = [
+                dataclasses.replace(x, rounded=x.exact.astype(self.carrier))
+                if isinstance(x, Constant) and x.literal
+                else x
+                for x in inputs
+            ]
         return state, super().apply(jnp.asarray(params), equation, inputs)[1]
 
     def residual(self, value: Any, aval: Any) -> Any:

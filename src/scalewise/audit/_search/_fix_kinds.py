@@ -23,6 +23,7 @@ from .._run._specialize import nominal_format
 from ._fixes import Context, Fix, register
 from ._setting import Setting
 
+CARRIED_IN = ("decision", "cancellation", "amplified")  # kinds whose error is made elsewhere
 SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
 WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
 OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
@@ -57,15 +58,20 @@ def _constant(context: Context) -> Iterator[Fix]:
         new = math.copysign(float(fmt.smallest_normal), number)
         yield Fix(f"{new:.3g} in place of {written}", partial(replace, new=new))
     elif abs(number) > float(fmt.max):
-        new = math.copysign(float(fmt.max) / 2, number)
-        yield Fix(f"{new:.5g} in place of {written}", partial(replace, new=new))
-    yield Fix(f"{written} kept in float32", partial(replace, new=number))
+        for part in (2, 8):  # the sum of two masks is finite too
+            new = math.copysign(float(fmt.max) / part, number)
+            yield Fix(f"{new:.5g} in place of {written}", partial(replace, new=new))
+    yield Fix(f"{written} kept in {context.word}", partial(replace, new=number))
     here = (literal.file, literal.line)
-    line = [e.index for e in context.equations if literal.file and (e.file, e.line) == here]
+    line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
     if line:
-        text = f"float32 for line {literal.line}, its {written} too"
-        alone = Fix("", partial(Setting.in_float32, indices=line))
-        yield Fix(text, lambda now: replace(now, new=number).in_float32(line), without=alone)
+        indices = tuple(e.index for e in line)
+        alone = Fix("", partial(Setting.widened, indices=indices))
+        text = f"{context.word} for line {literal.line}, its {written} too"
+        yield Fix(text, lambda now: replace(now, new=number).widened(indices), without=alone)
+        function = _like(line[0], context.equations, "file", "function")
+        if len(function) > len(line):
+            yield widened(context.word, f"all of {line[0].name}", function)
 
 
 # -- one format, and policies ---------------------------------------------------------------------
@@ -104,6 +110,15 @@ def _norm(context: Context) -> Iterator[Fix]:
         yield Fix(text, partial(Setting.with_format, indices=inner, params=FP64_PARAMS))
 
 
+@register("rewrite", "format")
+def _rewrite(context: Context) -> Iterator[Fix]:
+    """Yields a function of JAX in place of an expression that loses digits or overflows."""
+    for rewrite in context.rewrites:
+        if set(context.group.indices) & {*rewrite.inner, rewrite.root}:
+            change = partial(Setting.with_format, indices=rewrite.inner, params=FP64_PARAMS)
+            yield Fix(rewrite.text, change)
+
+
 @register("scaled_result", "format")
 def _scaled_result(context: Context) -> Iterator[Fix]:
     power = scale_power(context.group.equations, context.fmt)
@@ -127,27 +142,70 @@ def _wider_result(context: Context) -> Iterator[Fix]:
         yield Fix(f"{WIDER[low.fmt].name} for this {group.first.primitive}", change)
 
 
+@register("upstream", "format")
+def _upstream(context: Context) -> Iterator[Fix]:
+    """Yields float32 for the operation that made the error carried in, then for those up to it."""
+    causes = context.causes
+    if causes is None or context.kind.name not in CARRIED_IN:
+        return
+    worst = max(context.group.equations, key=lambda e: max(e.inherited, e.share("differ")))
+    path = causes.path(worst.index)
+    cause = path[-1]
+    if len(path) > 1:
+        alike = _like(cause, context.equations, "file", "line", "primitive", "direction")
+        text = f"the {cause.primitive} at line {cause.line}"
+        yield widened(context.word, text, alike, cause=cause)
+    if len(path) > 2:
+        yield widened(context.word, "", path[1:], cause=cause)
+    before = causes.before(worst.index)
+    if len(before) > 1:
+        at = cause if len(path) > 1 else None
+        yield widened(context.word, "", [*before, worst], cause=at)
+
+
+def widened(
+    word: str, what: str, equations: Equations, *, cause: EquationStatistics | None = None
+) -> Fix:
+    """Returns the fix that widens operations.
+
+    Args:
+        word: the format, "float32" or "float64".
+        what: describes the operations; "" for their lines.
+        equations: the operations.
+        cause: see :class:`Fix`.
+    """
+    indices = tuple(e.index for e in equations)
+    change = partial(Setting.widened, indices=indices)
+    text = f"{word} for {what or lines(equations)}"
+    return Fix(text, change, len(indices), indices=indices, cause=cause)
+
+
+def lines(equations: Equations) -> str:
+    """Returns ``line 3``, ``lines 3 and 7`` or ``lines 3, 7 and 9``."""
+    numbers = sorted({e.line for e in equations if e.line})
+    if len(numbers) < 2:
+        return f"line {numbers[0]}" if numbers else f"{len(equations)} operations"
+    return f"lines {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
 @register("float32", "format")
 def _float32(context: Context) -> Iterator[Fix]:
     """Yields float32 for the operation, its line, its function and the optimizer."""
     here, equations = context.group.first, context.equations
     yielded: set[tuple[int, ...]] = set()
     optimizer = here.direction == "optimizer"
-    for text, found in (
-        (f"float32 for this {here.primitive}", list(context.group.equations)),
-        (f"float32 for line {here.line}", _like(here, equations, "file", "line", "direction")),
-        (f"float32 for line {here.line}, both ways", _like(here, equations, "file", "line")),
-        (
-            f"float32 for all of {here.name}",
-            _like(here, equations, "file", "function"),
-        ),
-        ("float32 for the optimizer", _like(here, equations, "direction") if optimizer else []),
+    for what, found in (
+        (f"this {here.primitive}", list(context.group.equations)),
+        (f"line {here.line}", _like(here, equations, "file", "line", "direction")),
+        (f"line {here.line}, both ways", _like(here, equations, "file", "line")),
+        (f"all of {here.name}", _like(here, equations, "file", "function")),
+        ("the optimizer", _like(here, equations, "direction") if optimizer else []),
     ):
         indices = tuple(e.index for e in found)
         located = here.file is not None or len(found) == len(context.group.equations)
         if indices and indices not in yielded and (located or optimizer):
             yielded.add(indices)
-            yield Fix(text, partial(Setting.in_float32, indices=indices), len(indices))
+            yield widened(context.word, what, found)
 
 
 def _like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
@@ -212,7 +270,9 @@ def _keep(context: Context) -> Iterator[Fix]:
     here = context.group.first
     parts = scope_parts(here.scope)
     for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
-        yield Fix(f"keep={{{name!r}: FP32}} in the recipe", partial(_with_exception, name=name))
+        kept = [e for e in context.equations if name in (e.primitive, *scope_parts(e.scope))]
+        change = partial(_with_exception, name=name)
+        yield Fix(f"keep={{{name!r}: FP32}} in the recipe", change, len(kept))
 
 
 @register("operands", "recipe")

@@ -8,12 +8,14 @@ from typing import Any
 
 from ..._deprecated import warn_renamed
 from ...formats import Format
-from .._run._equation_statistics import Equations
+from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._interpretations import TableEmulation
 from ._apply import Origin, apply_fix
+from ._causes import Causes
 from ._groups import Group
 from ._kinds import FindingKind
 from ._literals import Literal
+from ._rewrites import Rewrite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Fix:
         size: how many operations become float32, to order fixes of one finding; 0 if the change
             is of another kind.
         without: a narrower fix; this one is accepted only if that one is measurably worse.
+        indices: the operations that become float32.
+        cause: where the error is made, if that isn't where the finding is.
         kind: its entry in ``FIXES``.
         origin: the arithmetic of the audit that tried it.
     """
@@ -55,6 +59,8 @@ class Fix:
     change: Callable[[Any], Any] = dataclasses.field(repr=False)
     size: int = dataclasses.field(default=0, repr=False)
     without: Fix | None = dataclasses.field(default=None, repr=False)
+    indices: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+    cause: EquationStatistics | None = dataclasses.field(default=None, repr=False)
     kind: FixKind | None = dataclasses.field(default=None, repr=False)
     origin: Origin | None = dataclasses.field(default=None, repr=False)
 
@@ -122,9 +128,11 @@ class Context:
         equations: all of the program's.
         gradients: the equations that a loss scale multiplies.
         norms: the indices of each written-out norm's equations (see :func:`norms`).
+        rewrites: expressions that a function of JAX computes better.
         final: whether smaller fixes, and pairs of them, were tried, so that another format for the
             whole program may be.
         literal: the constant that the finding is about.
+        causes: the dataflow between equations.
         fmt: the format.
     """
 
@@ -135,8 +143,15 @@ class Context:
     equations: Equations
     gradients: Equations = ()
     norms: Sequence[tuple[int, ...]] = ()
+    rewrites: Sequence[Rewrite] = ()
     final: bool = False
     literal: Literal | None = None
+    causes: Causes | None = None
+
+    @property
+    def word(self) -> str:
+        """The format that operations are widened to."""
+        return getattr(self.now, "word", "float32")
 
     @property
     def emulation(self) -> TableEmulation:

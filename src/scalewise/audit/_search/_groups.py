@@ -5,14 +5,25 @@ from __future__ import annotations
 import dataclasses
 
 from ...formats import Format
-from .._run._equation_statistics import Equations, EquationStatistics
+from .._run._equation_statistics import TOTALS, Equations, EquationStatistics
+from ._causes import Causes
+
+AMPLIFIED = 8.0  # from this factor an operation is ill-conditioned on its operands
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The equations with the same source line, primitive and direction."""
+    """The equations with the same source line, primitive and direction.
+
+    Attributes:
+        equations: their statistics.
+        factor: by how much they amplify the error of their operands, at most.
+        noticeable: the relative error from which error carried in may be a finding.
+    """
 
     equations: tuple[EquationStatistics, ...]
+    factor: float = 0.0
+    noticeable: float = 0.01
 
     @property
     def first(self) -> EquationStatistics:
@@ -26,16 +37,41 @@ class Group:
         return sum(e[name] for e in self.equations)
 
     def share(self, name: str) -> float:
-        size = self.total("added" if name in ("swamped", "cancelled") else "elements")
+        size = self.total(TOTALS.get(name, "elements"))
         return self.total(name) / size if size else 0.0
+
+    @property
+    def swamped(self) -> float:
+        """The share of additions that change nothing, without those of a small constant.
+
+        An epsilon is there for other numbers than those that it doesn't change.
+        """
+        counted = [e for e in self.equations if not e.adds_constant]
+        size = sum(e["added"] for e in counted)
+        return sum(e["swamped"] for e in counted) / size if size else 0.0
 
     def worst(self, name: str) -> float:
         return max(getattr(e, name) for e in self.equations)
 
+    def is_singular(self, fmt: Format) -> bool:
+        """Whether results are infinite though the exact ones would fit: a division by 0."""
+        amax = max(e["amax"] for e in self.equations)
+        return self.total("overflowed") > 0 and amax <= float(fmt.max)
+
+    @property
+    def cancels(self) -> bool:
+        """Whether additions here cancelled, so that most of a result is error carried in."""
+        return any(e["cancelled"] > 0 and self._carries(e) for e in self.equations)
+
     @property
     def amplifies(self) -> bool:
-        """Whether additions here cancelled, so that most of a result is error carried in."""
-        return any(map(_amplifies, self.equations))
+        """Whether the operations here make most of a result of a small error carried in."""
+        return self.factor >= AMPLIFIED and any(map(self._carries, self.equations))
+
+    def _carries(self, equation: EquationStatistics) -> bool:
+        """Returns True if much of a result is wrong, and hardly any of that was made here."""
+        error, made = equation.inherited, max(equation.introduced, 1e-12)
+        return error > 30 * made and error > self.noticeable
 
     def weight(self, fmt: Format) -> float:
         """Returns a guess of how much this group harms the outputs; the search starts at the
@@ -48,22 +84,34 @@ class Group:
             if e["nan"] or e["overflowed"]:
                 return 1e6 - e.index  # the earliest usually causes the others
             lost = 1.0 if e.looped else min(16 * e.introduced / float(fmt.eps), 1.0)
-            made = min(e.introduced, 10.0) + e.share("flushed") + lost * e.share("swamped")
-            score += made + (min(e.inherited, 10.0) if _amplifies(e) else 0.0)
+            lost *= 0.0 if e.adds_constant else e.share("swamped")
+            made = min(e.introduced, 10.0) + e.share("flushed") + lost
+            amplifies = self._carries(e) and (e["cancelled"] > 0 or self.factor >= AMPLIFIED)
+            score += made + (min(e.inherited, 10.0) if amplifies else 0.0)
+            score += min(10 * e.share("differ"), 1.0)
         return score
 
 
-def _amplifies(equation: EquationStatistics) -> bool:
-    error, made = equation.inherited, max(equation.introduced, 1e-12)
-    return equation["cancelled"] > 0 and error > 30 * made and error > 0.01
+def groups(equations: Equations, fmt: Format, causes: Causes | None = None) -> list[Group]:
+    """Returns equations grouped by source line, primitive and direction, heaviest first.
 
-
-def groups(equations: Equations, fmt: Format) -> list[Group]:
-    """Returns equations grouped by source line, primitive and direction, heaviest first."""
+    A result that is infinite because a number was flushed to zero before (``log(p)``, ``1 / v``)
+    isn't its own cause: its weight goes to the equation that flushed the number.
+    """
     found: dict[tuple, list[EquationStatistics]] = {}
     for e in equations:
         key = (e.index,) if e.file is None else (e.file, e.line, e.primitive, e.direction)
         found.setdefault(key, []).append(e)
-    result = [Group(tuple(members)) for members in found.values()]
-    weighed = [(g.weight(fmt), g) for g in result]
+    factor = causes.amplification if causes else lambda _: 0.0
+    noticeable = min(0.01, 16 * float(fmt.eps))
+    result = [Group(tuple(x), max(map(factor, x)), noticeable) for x in found.values()]
+    weights = [g.weight(fmt) for g in result]
+    by_index = {e.index: i for i, g in enumerate(result) for e in g.equations}
+    for i, group in enumerate(result):
+        singular = causes is not None and group.is_singular(fmt)
+        cause = causes.flushed_before(group.first.index) if causes and singular else None
+        if cause is not None and by_index.get(cause.index, i) != i:
+            at = by_index[cause.index]
+            weights[i], weights[at] = min(weights[i], 1.0), max(weights[i], weights[at])
+    weighed = zip(weights, result, strict=True)
     return [g for weight, g in sorted(weighed, key=lambda x: -x[0]) if weight > 0]

@@ -36,6 +36,7 @@ class FindingKind:
     severe: bool = False
 
 
+INDICES = ("argmax", "argmin", "top_k", "sort")  # operations whose integers are indices
 KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind with evidence
 
 
@@ -101,18 +102,36 @@ def _underflow(group: Group, fmt: Format) -> str:
     return f"{int(group.total('flushed')):,} of {elements:,} numbers flushed to zero{down}"
 
 
-@register("swamping", lambda g, _: g.share("swamped") >= SWAMPED, event=True)
+@register("decision", lambda g, _: g.total("differ") > 0, event=True, style="yellow")
+def _decision(group: Group, fmt: Format) -> str:
+    differ, decided = int(group.total("differ")), int(group.total("decided"))
+    return f"{differ:,} of {decided:,} {_decided(group)} differ from the reference run's"
+
+
+def _decided(group: Group) -> str:
+    if group.first.dtype == "bool":
+        return "comparisons"
+    return "indices" if group.first.primitive in INDICES else "integers"
+
+
+@register("swamping", lambda g, _: g.swamped >= SWAMPED, event=True)
 def _swamping(group: Group, fmt: Format) -> str:
     drift = max((e.drift for e in group.equations), key=abs)
-    share = f"{group.share('swamped'):.0%}"
+    share = f"{group.swamped:.0%}"
     return f"{share} of additions change nothing; bias of the errors {drift:+.2f}"
 
 
-@register("cancellation", lambda g, _: g.amplifies)
+@register("cancellation", lambda g, _: g.cancels)
 def _cancellation(group: Group, fmt: Format) -> str:
     bits = max(e["bits"] for e in group.equations)
     error = group.worst("inherited")
     return f"{bits:.0f} of {fmt.precision} bits cancel; relative error left {error:.2g}"
+
+
+@register("amplified", lambda g, _: g.amplifies)
+def _amplified(group: Group, fmt: Format) -> str:
+    error = group.worst("inherited")
+    return f"the error carried in is amplified {group.factor:.0f} times; relative error {error:.2g}"
 
 
 @register("precision", lambda *_: True)  # the last: what is left

@@ -12,6 +12,8 @@ from ._findings import Finding
 from ._setting import Setting
 
 ENOUGH = 0.5  # a fix that halves the error is accepted before wider ones are tried
+CLEAR = 0.2  # where all operations round, a fix of one is accepted if it leaves a fifth
+MUCH = 0.05  # a fix that leaves a twentieth of the error is accepted before others are tried
 GAIN = 0.95  # a fix must cut the error by at least 5 %
 
 
@@ -23,8 +25,8 @@ def same(a: Finding, b: Finding) -> bool:
 
 
 def enough(after: OutputError, before: OutputError) -> bool:
-    """Returns True if the error is halved and below half the outputs' size: no need to try more."""
-    return better(after, before, ENOUGH) and after.relative <= ENOUGH
+    """Returns True if hardly any of the error is left: no need to try more."""
+    return better(after, before, MUCH) and after.relative <= MUCH
 
 
 def key_of(setting: Any) -> Hashable:

@@ -34,7 +34,7 @@ def _norm(
             index = producer.get(atom) if isinstance(atom, jex.Var) else None
             if index is None or index in found:
                 continue
-            if _is_square(equations[index]):
+            if is_square(equations[index]):
                 squares += 1
             elif equations[index].name in BETWEEN:
                 pending.append(index)
@@ -45,7 +45,8 @@ def _norm(
     return (*sorted(found - {root}), root) if squares and sums else ()
 
 
-def _is_square(equation: Equation) -> bool:
+def is_square(equation: Equation) -> bool:
+    """Returns whether an equation multiplies a value by itself."""
     atoms = equation.eqn.invars
     match equation.name:
         case "square":

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from ..._types import Saturation
-from ...formats import Format
+from ...formats import FP32, Format
+from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError, Session
 from ._apply import Origin
+from ._causes import Causes, Operands
 from ._findings import Finding, constant_finding, finding
-from ._fix_kinds import run_of
+from ._fix_kinds import CARRIED_IN, run_of, widened
 from ._fixes import Context, Fix, proposals
 from ._groups import Group, groups
 from ._kinds import KINDS
 from ._literals import Literal
-from ._measure import ENOUGH, GAIN, better, enough, fixed, gain, key_of, near, same
+from ._measure import CLEAR, ENOUGH, GAIN, better, enough, fixed, gain, key_of, near, same
 from ._norms import norms
 from ._pairs import RESERVE, Failed, both, pairs
+from ._rewrites import Rewrite, rewrites
 from ._setting import Setting
 
+# The root mean square error of one rounding, as a share of the format's eps: for numbers spread
+# evenly over a binade, errors evenly over half a unit in the last place.
+ROUNDING = 0.2
+ROUNDED = ("format", "policy")
+# The errors of many operations add up to some roundings of the output. Below these multiples of one
+# an operation's own rounding isn't a finding: without others, and beside others.
+FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
+PATIENCE = 2  # fixes of a finding that may fail before the widest is tried
+SMALL = 3.0  # up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR
+EVENT = 1e5  # the weight from which numbers overflow, or become NaN
+NARROWING = 8  # trials that may be spent on finding the lines of a fix that matter
 UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
 UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
 
@@ -67,35 +82,85 @@ class Search:
         """Searches until no fix helps or no trials are left; returns the error with all fixes."""
         self.outcome = start
         by_table, low = self.session.adjustable, self.session.low
-        self.current = Setting(self.session.formats()) if by_table else low
+        self.current = self._start() if by_table else low
         self.tried.add(key_of(self.current))
         if self.trials <= 0 or run_of(low) is None:
-            shown = groups(start.equations, self.fmt)[:UNTRIED_SHOWN]
+            shown = self._groups(start)[:UNTRIED_SHOWN]
             self.unfixed += [self._finding(g) for g in shown]
             return start.error
         self.reserve = min(RESERVE, self.trials // 3)
         if by_table:
-            float32 = self.current.in_float32(range(len(self.current.formats)))
+            float32 = self.current.widened(range(len(self.current.formats)))
             for literal in self.literals:
-                if not literal.masks:
-                    float32 = float32.with_constant(literal.number, literal.number)
+                float32 = float32.with_constant(literal.number, literal.number)
             self.results[key_of(float32)] = outcome = self._try(float32)
             self.float32_error = outcome.error
         self._search_findings()
         paired = True
-        while paired and self.trials > 0 and not self._done:
+        while paired and self.trials > 0 and not self._done and not self._is_small:
             paired = self._try_pairs()
             self.reserve, self.final = 0, not paired
             self._search_findings()
         self.found.sort(key=gain, reverse=True)
-        if not self._done:
+        if not self._done and not self._is_small:
             self._list_unfixed()
         self.unfixed.sort(key=lambda x: not x.tried)
         return self.outcome.error
 
+    def _start(self) -> Setting:
+        """Returns the setting without fixes."""
+        return Setting(self.session.formats(), double=self.fmt.mantissa_bits >= FP32.mantissa_bits)
+
     @property
     def _done(self) -> bool:
-        return near(self.outcome.error, self.float32_error)
+        return self._is_least(self.outcome.error)
+
+    def _is_least(self, error: OutputError) -> bool:
+        """Returns True if an error is that of float32 operations, or of one rounding."""
+        return near(error, self.float32_error) or error <= OutputError(0, self._rounding)
+
+    @property
+    def _rounding(self) -> float:
+        """The error of outputs that are rounded once, root mean square; under a recipe, of outputs
+        of products with rounded operands."""
+        return (ROUNDING if run_of(self.session.low) in ROUNDED else 1.0) * float(self.fmt.eps)
+
+    def _is_worth_trying(self, group: Group, what: Finding) -> bool:
+        """Returns False for a finding whose error is that of any program in the format."""
+        error = self.outcome.error
+        if self._is_small and run_of(self.session.low) != "format":
+            return group.weight(self.fmt) >= EVENT
+        if KINDS[what.kind].event or error.non_finite:
+            return group.weight(self.fmt) >= EVENT or not self._is_least(error)
+        few = MANY_ROUNDINGS if self.found else FEW_ROUNDINGS
+        return error.relative > few * self._rounding
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether the error may be the sum of many roundings, as in any program."""
+        error = self.outcome.error
+        return not error.non_finite and error.relative <= SMALL * float(self.fmt.eps)
+
+    @property
+    def _word(self) -> str:
+        return self.current.word if isinstance(self.current, Setting) else "float32"
+
+    @functools.cached_property
+    def _operands(self) -> Operands:
+        return self.session.lockstep.operands
+
+    @functools.cached_property
+    def _rewrites(self) -> list[Rewrite]:
+        if not self.session.adjustable:
+            return []
+        return rewrites(self.session.lockstep.recorded, self._operands)
+
+    @property
+    def _causes(self) -> Causes:
+        return Causes(self._operands, self.outcome.equations)
+
+    def _groups(self, outcome: Outcome) -> list[Group]:
+        return groups(outcome.equations, self.fmt, Causes(self._operands, outcome.equations))
 
     def _search_findings(self) -> None:
         """Tries fixes for constants, then for one finding after another, the heaviest first, until
@@ -103,14 +168,16 @@ class Search:
         self._search_constants()
         tried: set[tuple[int, ...]] = set()
         failures: collections.Counter[str] = collections.Counter()  # so that directions alternate
-        while self.trials > self.reserve and not self._done:
-            found = groups(self.outcome.equations, self.fmt)
+        while self.trials > self.reserve and not near(self.outcome.error, self.float32_error):
+            found = self._groups(self.outcome)
             fresh = [g for g in found if g.indices not in tried]
             if not fresh:
                 break
             group = min(fresh, key=lambda g: failures[g.first.direction])
             what = self._finding(group)
             tried.add(group.indices)
+            if not self._is_worth_trying(group, what):
+                continue
             failures[what.direction] += 1
             if self._try_fixes(what, self._fixes(group, what)):
                 tried.clear()
@@ -124,9 +191,11 @@ class Search:
             what = constant_finding(literal)
             if literal.slight and not self.final:
                 continue
-            if self._done:
+            if near(self.outcome.error, self.float32_error):
                 return
-            if not literal.masks and (what.file, what.line, what.evidence) not in done:
+            if literal.masks and not self.outcome.error.non_finite:
+                continue  # infinite as a mask is meant to be
+            if (what.file, what.line, what.evidence) not in done:
                 context = self._context(Group(()), what)
                 context = dataclasses.replace(context, literal=literal)
                 self._try_fixes(what, proposals("constant", context))
@@ -135,17 +204,20 @@ class Search:
         gradients = [e for e in self.outcome.equations if e.index in self.session.loss_scaled]
         written = norms(self.session.lockstep.recorded) if self.session.adjustable else ()
         context = self._context(group, what)
-        context = dataclasses.replace(context, gradients=gradients, norms=written)
+        context = dataclasses.replace(
+            context, gradients=gradients, norms=written, rewrites=self._rewrites
+        )
         return proposals(run_of(self.session.low) or "", context)
 
     def _context(self, group: Group, what: Finding) -> Context:
         low, equations = self.session.low, self.outcome.equations
-        return Context(group, KINDS[what.kind], self.current, low, equations, final=self.final)
+        kind, causes = KINDS[what.kind], self._causes
+        return Context(group, kind, self.current, low, equations, final=self.final, causes=causes)
 
     def _list_unfixed(self) -> None:
         """Appends events without a fix to the findings: the error that is left has a cause too."""
         left: list[Finding] = []
-        for group in groups(self.outcome.equations, self.fmt)[:UNFIXED_SHOWN]:
+        for group in self._groups(self.outcome)[:UNFIXED_SHOWN]:
             what = self._finding(group)
             if KINDS[what.kind].event:
                 error = self.outcome.error
@@ -168,29 +240,41 @@ class Search:
         return self.session.with_low(setting).run()
 
     def _try_fixes(self, what: Finding, changes: Iterator[Fix]) -> bool:
-        """Accepts the first fix that helps enough, else the best; returns False if none helps."""
+        """Accepts the fix that helps most for its cost; returns False if none helps enough."""
         before = self.outcome.error
-        best: tuple[Fix, Outcome] | None = None
         tried: list[tuple[Fix, OutputError]] = []
+        helped: list[tuple[Fix, Outcome]] = []
         options = list(changes)
-        for fix in self._selected(options, before):
+        pending, probe = self._selected(options, before), None
+        while pending:
+            if len(tried) == PATIENCE and not helped and probe is None:
+                probe = max(pending, key=lambda fix: fix.size)
+                pending.insert(0, probe)
+            fix = pending.pop(0)
             setting = fix.change(self.current)
             after = self.results.get(key_of(setting))
             if after is None:
                 if self.trials <= 0 or key_of(setting) in self.tried:
                     continue
-                after = self._try(setting)
+                after = self.results[key_of(setting)] = self._try(setting)
             tried.append((fix, after.error))
-            if (
-                better(after.error, before, GAIN)
-                and (best is None or better(after.error, best[1].error, ENOUGH))
-                and self._beats_narrower(fix, after)
-            ):
-                best = fix, after
-            if best is not None and enough(best[1].error, before):
+            helps = better(after.error, before, GAIN) and self._beats_narrower(fix, after)
+            if helps:
+                helped.append((fix, after))
+            if fix is probe and not helps:  # if the widest doesn't help, a narrower one won't
+                pending = [fix for fix in pending if not fix.size]
+            least = enough(after.error, before) or self._is_least(after.error)
+            if helps and least and fix is not probe:
                 break
         what = dataclasses.replace(what, tried=bool(tried))
-        if best and not self.final and not better(best[1].error, before, ENOUGH):
+        best = self._best(helped)
+        last = self.final and not self.found
+        enough_ = CLEAR if self._is_small else ENOUGH
+        if (
+            best
+            and not (last and not self._is_small)
+            and not better(best[1].error, before, enough_)
+        ):
             # it helps a little: kept for the final pass, since a pair may do more
             self.results[key_of(best[0].change(self.current))] = best[1]
             best = None
@@ -200,9 +284,74 @@ class Search:
             if tried or not any(same(what, x) for x in self.unfixed):
                 self.unfixed = [x for x in self.unfixed if not same(what, x)] + [what]
             return False
-        fix, after = best
+        fix, after = self._fewer_lines(*best)
+        what = self._at_cause(what, fix)
         self._accept(fix, after, [dataclasses.replace(what, fix=self._accepted(fix))])
         return True
+
+    def _best(self, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
+        """Returns the cheapest of the fixes that help almost as much as the best one."""
+        if not helped:
+            return None
+        least = min(after.error for _, after in helped)
+        enough_ = [
+            (fix, after)
+            for fix, after in helped
+            if after.error.non_finite <= least.non_finite
+            and (after.error.relative <= 2 * least.relative or self._is_least(after.error))
+        ]
+        return min(enough_, key=lambda x: x[0].size)
+
+    def _fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
+        """Narrows float32 for several lines to the lines that matter, by bisection."""
+        by_line: dict[Any, list[EquationStatistics]] = {}
+        for e in self.outcome.equations:
+            if e.index in set(fix.indices):
+                by_line.setdefault((e.file, e.line), []).append(e)
+        kept, size, budget = list(by_line.values()), len(by_line) // 2, NARROWING
+        limit = OutputError(after.error.non_finite, 2 * after.error.relative)
+        while size and budget and self.trials > self.reserve:
+            for start in range(0, len(kept), size):
+                rest = kept[:start] + kept[start + size :]
+                if not rest or not budget or self.trials <= self.reserve:
+                    continue
+                narrow = widened(
+                    self._word, "", [e for line in rest for e in line], cause=fix.cause
+                )
+                setting = self._untried(narrow)
+                if setting is None:
+                    continue
+                budget -= 1
+                outcome = self._try(setting)
+                if outcome.error <= limit or self._is_least(outcome.error):
+                    fix, after, kept = dataclasses.replace(narrow, kind=fix.kind), outcome, rest
+                    break
+            else:
+                size //= 2
+            size = min(size, len(kept) // 2)
+        return fix, after
+
+    def _at_cause(self, what: Finding, fix: Fix) -> Finding:
+        """Returns the finding where the error is made, if the fix is there and not here."""
+        if not what.equations:  # a constant
+            return what
+        wide = [e for e in self.outcome.equations if e.index in set(fix.indices)]
+        here = (what.file, what.line)
+        cause = fix.cause or max(wide, key=lambda e: e.introduced, default=None)
+        if cause is None or here in {(e.file, e.line) for e in (cause, *wide)}:
+            return what
+        moved = self._finding(Group((cause,)))
+        evidence = f"error made here {cause.introduced:.2g}"
+        if what.kind not in CARRIED_IN:
+            return dataclasses.replace(moved, tried=what.tried)
+        if what.kind == "decision":
+            kind, evidence = what.kind, f"{evidence}; at {what.where} {what.evidence}"
+        else:
+            error = self._causes.equations[what.equations[0]].inherited
+            factor = error / max(cause.inherited, 1e-30)
+            kind = "amplified"
+            evidence += f", amplified {factor:.0f} times by {what.primitive} at {what.where}"
+        return dataclasses.replace(moved, kind=kind, evidence=evidence, tried=what.tried)
 
     def _beats_narrower(self, fix: Fix, after: Outcome) -> bool:
         """Returns True if the narrower alternative is measurably worse, or there is none."""
@@ -285,7 +434,7 @@ class Search:
         session = self.session
         recorded = {path: (i, session.lockstep.recorded[i].name)
                     for path, i in session.lockstep.indices.items()}  # fmt: skip
-        start = Setting(session.formats()) if session.adjustable else None
+        start = self._start() if session.adjustable else None
         return dataclasses.replace(fix, origin=Origin(session.low, start, recorded))
 
     def _untried(self, fix: Fix) -> Any:

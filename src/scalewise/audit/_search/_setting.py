@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._run._rounding import FP32_PARAMS, scale_params
+from .._run._rounding import FP32_PARAMS, FP64_PARAMS, scale_params
 from .._run._session import Outcome, Session
 
 
@@ -18,10 +18,17 @@ class Setting:
     Attributes:
         formats: a table with a format's parameters for each equation.
         constants: pairs (old, new).
+        double: whether an operation is widened to float64 rather than float32.
     """
 
     formats: np.ndarray
     constants: tuple[tuple[float, float], ...] = ()
+    double: bool = False
+
+    @property
+    def word(self) -> str:
+        """The format that operations are widened to."""
+        return "float64" if self.double else "float32"
 
     def run(self, session: Session) -> Outcome:
         return session.run(self.formats, dict(self.constants))
@@ -31,8 +38,8 @@ class Setting:
         formats[list(indices)] = params
         return dataclasses.replace(self, formats=formats)
 
-    def in_float32(self, indices: Sequence[int]) -> Setting:
-        return self.with_format(indices, FP32_PARAMS)
+    def widened(self, indices: Sequence[int]) -> Setting:
+        return self.with_format(indices, FP64_PARAMS if self.double else FP32_PARAMS)
 
     def scaled(self, indices: Sequence[int], power: int) -> Setting:
         formats = self.formats.copy()

@@ -1,0 +1,134 @@
+"""Both runs make their own decisions: the error is that of emulation against the plain program."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import scalewise as sw
+
+KEY = jax.random.key(0)
+TABLE = jax.random.normal(KEY, (1024, 8))
+W, X = jax.random.normal(KEY, (8,)), 200 * jax.random.normal(KEY, (64, 8))
+SKIPPING = optax.apply_if_finite(optax.sgd(0.1), 5)
+
+
+def gradient(w, x):
+    return jax.grad(lambda w: jnp.sum((x @ w) ** 2))(w)
+
+
+def skipped(w, x):
+    return SKIPPING.update(gradient(w, x), SKIPPING.init(w))[0]
+
+
+def kept_by_where(w, x):
+    g = gradient(w, x)
+    return jnp.where(jnp.isfinite(g).all(), w - 1e-6 * g, w)
+
+
+def kept_by_cond(w, x):
+    g = gradient(w, x)
+    return lax.cond(jnp.isfinite(g).all(), lambda: w - 1e-6 * g, lambda: w)
+
+
+def positions(mask):
+    return TABLE[jnp.cumsum(mask).astype(jnp.int32) - 1]
+
+
+def router(h):
+    values, chosen = lax.top_k(h + 100.0, 2)
+    return jax.nn.softmax(values)[..., None] * TABLE[chosen]
+
+
+def codebook(x):
+    return TABLE[jnp.floor(x).astype(jnp.int32)]
+
+
+def stochastic(x):
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    bits = (bits + (jax.random.bits(KEY, x.shape) & 0xFFFF)) & jnp.uint32(0xFFFF0000)
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def steps_to_one(x):
+    def body(carry):
+        return carry[0] + x, carry[1] + 1.0
+
+    return lax.while_loop(lambda carry: carry[0] < 1.0, body, (0 * x, 0.0))[1]
+
+
+def steps_of_each(x):
+    return jax.vmap(steps_to_one)(x)
+
+
+def long_search(x):  # compiled as a whole: 3,000 iterations; the position is an index
+    def body(i, best):
+        value = jnp.sin(x + 0.01 * i.astype(jnp.float32))
+        return jnp.where(value > best[0], value, best[0]), jnp.where(value > best[0], i, best[1])
+
+    value, at = lax.fori_loop(0, 3000, body, (jnp.float32(-2), 0))
+    return value, TABLE[at % 1024]
+
+
+def noisy(x):
+    return x * jax.random.normal(KEY, (65536,))
+
+
+def noisy_loop(x):
+    return lax.fori_loop(
+        0, 2500, lambda i, c: c + 0.01 * jax.random.normal(jax.random.fold_in(KEY, i)), x
+    )
+
+
+CASES = {
+    "apply_if_finite": (skipped, "fp16", (W, X), "is_finite"),
+    "where": (kept_by_where, "fp16", (W, X), "is_finite"),
+    "cond": (kept_by_cond, "fp16", (W, X), "is_finite"),
+    "position ids": (positions, "bf16", (jnp.ones(700),), "convert_element_type"),
+    "top_k": (router, "bf16", (jax.random.normal(KEY, (64, 8)),), "top_k"),
+    "floor": (codebook, "bf16", (jnp.linspace(0, 900, 300),), "convert_element_type"),
+    "bitcast": (stochastic, "bf16", (W,), "bitcast_convert_type"),
+    "while": (steps_to_one, "bf16", (jnp.float32(0.00311),), "lt"),
+    "vmapped while": (steps_of_each, "bf16", (jnp.array([0.00311, 0.5, 0.1]),), "lt"),
+    "compiled loop": (long_search, "bf16", (jnp.float32(0.3),), "gt"),
+    "draw": (noisy, "fp16", (jnp.float32(1),), None),
+    "draws in a compiled loop": (noisy_loop, "fp16", (jnp.float32(1),), None),
+}
+
+
+def error(f, low, arguments):
+    total = []
+    wants, gots = jax.tree.leaves(f(*arguments)), jax.tree.leaves(sw.emulate(f, low)(*arguments))
+    for want, got in zip(wants, gots, strict=True):
+        want, got = np.asarray(want, np.float64), np.asarray(got, np.float64)
+        total.append((np.linalg.norm(got - want) / np.linalg.norm(want)) ** 2)
+    return np.sqrt(np.mean(total))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.thorough(keep=4)
+def test_the_error_is_that_of_emulation_against_the_plain_program(name):
+    f, low, arguments, primitive = CASES[name]
+    report = sw.audit(f, low, trials=0)(*arguments)
+    np.testing.assert_allclose(report.error.relative, error(f, low, arguments), rtol=0.02)
+    differ = [e.primitive for e in report.equations if e["differ"]]
+    assert primitive in differ if primitive else not differ
+
+
+def test_decisions_are_counted_at_their_line():
+    (one,) = [e for e in sw.audit(positions, "bf16", trials=0)(jnp.ones(700)).equations
+              if e["decided"]]  # fmt: skip
+    got = sw.emulate(lambda m: jnp.cumsum(m), "bf16")(jnp.ones(700))
+    assert one["decided"] == 700
+    assert one["differ"] == np.sum(np.asarray(got) != np.arange(1, 701))
+
+
+def test_equal_decisions_are_no_event():
+    def relu(x):
+        return jnp.where(x > 0, x, 0) * jnp.argmax(x).astype(jnp.float32)
+
+    report = sw.audit(relu, "fp16", trials=0)(jnp.array([1.0, -2.0, 3.0]))
+    assert sum(e["decided"] for e in report.equations) == 4
+    assert not any(e["differ"] for e in report.equations)
