@@ -21,7 +21,7 @@ from ..autocast import Autocast, Policy, Rule
 from ..formats import BF16, FP16, FP32, Format
 from ..interpret import trace
 from ._file import name_of
-from ._report._save import plain, save
+from ._report._save import plain, save_as
 from ._report._tuning import as_csv, as_dict, page, show, verdict
 from ._run._equation_statistics import EquationStatistics
 from ._run._interpretations import Reference, TableEmulation
@@ -106,7 +106,7 @@ class Tuning:
             ValueError: another ending, no such folder, or not a regular file.
             OSError: the file can't be written.
         """
-        return save(
+        return save_as(
             path,
             html=lambda: page(self),
             data=lambda: plain(as_dict(self)),

@@ -62,6 +62,8 @@ FACTS = MappingProxyType({
     "costly": "recomputed by several operations for each element: its result is stored if it is "
     "read twice",
     "in_norms": "may stand between the squares and the root of a norm that is written out",
+    "adds": "adds or subtracts two operands",
+    "indexes": "its integers are indices of its operand's elements",
     "host": "calls a Python function on the host",
     "contraction": "multiplies and adds, in a form that no rule of contractions covers",
     "bilinear": "linear in one operand, given the others, whatever its family",
@@ -73,6 +75,7 @@ FACTS = MappingProxyType({
 IMPLIED = MappingProxyType({
     "selects": frozenset({"exact", "elementwise", "chooses", "drops", "keeps_scale"}),
     "same_order": frozenset({"exact", "keeps_constant"}),
+    "adds": frozenset({"elementwise", "direct"}),
     "stable": frozenset({"recomputed"}),
     "costly": frozenset({"recomputed"}),
 })  # fmt: skip

@@ -41,8 +41,8 @@ transpose                            structural   -          exact keeps_constan
 unstack                              structural   -          exact
 
 # Mix elements of several operands.
-add                                  aligned      -          elementwise direct recomputed in_norms
-add_any                              aligned      -          elementwise direct
+add                                  aligned      -          adds recomputed in_norms
+add_any                              aligned      -          adds
 clamp                                aligned      -          selects direct stable
 concatenate                          aligned      -          exact chooses direct keeps_scale
 dynamic_update_slice                 aligned      -          exact direct keeps_scale
@@ -61,7 +61,7 @@ scatter_min                          aligned      -          exact
 scatter_sub                          aligned      -
 select_n                             aligned      -          selects direct stable
 stack                                aligned      -          exact
-sub                                  aligned      difference elementwise direct recomputed
+sub                                  aligned      difference adds recomputed
 
 # Scale as their one operand does.
 abs                                  homogeneous  -          exact elementwise direct stable
@@ -92,8 +92,8 @@ lt                                   comparison   -          elementwise direct
 ne                                   comparison   -          elementwise direct
 
 # Don't depend on a positive scale of their operand.
-argmax                               invariant    -
-argmin                               invariant    -
+argmax                               invariant    -          indexes
+argmin                               invariant    -          indexes
 is_finite                            invariant    -          elementwise direct
 sign                                 invariant    -          exact elementwise direct stable
 
@@ -118,8 +118,8 @@ tanh                                 contractive  -          elementwise direct 
 
 # Sort.
 approx_top_k                         ordered      -          own_dtype
-sort                                 ordered      -          exact
-top_k                                ordered      -          exact
+sort                                 ordered      -          exact indexes
+top_k                                ordered      -          exact indexes
 
 # Sums of products of two operands.
 conv_general_dilated                 contraction  low        direct

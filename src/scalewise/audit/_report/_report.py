@@ -13,7 +13,7 @@ from rich.console import Console
 
 from .._search._findings import Finding
 from ._page import page
-from ._save import plain, save
+from ._save import plain, save_as
 from ._summary import Summary
 from ._table import as_csv
 from ._terminal import show
@@ -66,7 +66,7 @@ class Report(Summary):
             ValueError: another ending, no such folder, or not a regular file.
             OSError: the file can't be written.
         """
-        return save(
+        return save_as(
             path,
             html=lambda: page(self),
             data=self.as_dict,

@@ -28,7 +28,7 @@ def writable(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def save(
+def save_as(
     path: str | os.PathLike[str],
     *,
     html: Callable[[], str],

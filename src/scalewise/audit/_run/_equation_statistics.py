@@ -13,11 +13,12 @@ import jax.extend.core as jex
 import numpy as np
 
 from ...interpret import Equation, is_float
+from ...primitives import having
 from .._deprecated import RenamedKeys
 from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
 
 TOTALS = {"swamped": "added", "cancelled": "added", "differ": "decided"}  # of what it is a share
-ADDITIONS = ("add", "sub", "add_any")
+ADDITIONS = having("adds")
 EPSILON = 1e-3  # constants up to this size are there for numbers that are smaller still
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ..._types import Saturation
 from ...formats import Format
+from ...primitives import having
 from ._groups import Group
 
 FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which a finding is an underflow, or a swamping
@@ -36,7 +37,7 @@ class FindingKind:
     severe: bool = False
 
 
-INDICES = ("argmax", "argmin", "top_k", "sort")  # operations whose integers are indices
+INDICES = having("indexes")
 KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind with evidence
 
 

@@ -9,10 +9,11 @@ import jax.extend.core as jex
 import numpy as np
 
 from ...interpret import Equation
+from ...primitives import having
 from ._norms import is_square
 
 Operands = Mapping[int, Sequence[Sequence[int]]]
-SUMS = ("add", "add_any", "sub")
+SUMS = having("adds")
 
 
 @dataclasses.dataclass(frozen=True)

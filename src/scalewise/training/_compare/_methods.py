@@ -153,10 +153,7 @@ METHODS: dict[str, Method] = {
     for m in (
         Method("float32", what="the program as it is", equivalent={}),
         plain("fp16-plain", jnp.float16, "all of it cast to FP16, nothing else done"),
-        *(
-            scaled(name, recipe, WHAT.get(name, f"autoscale, recipes.{name}"))
-            for name, recipe in recipes.CATALOGUE.items()
-        ),
+        *(scaled(name, recipes.CATALOGUE[name], what) for name, what in WHAT.items()),
         *(
             scaled(
                 f"scalify-{norm}",
@@ -219,6 +216,11 @@ METHODS: dict[str, Method] = {
             policy="p=f16,c=f16",
             weights="stochastic",
             moments=NARROW_ADAM,
+        ),
+        *(
+            scaled(name, recipe, f"autoscale, recipes.{name}")
+            for name, recipe in recipes.CATALOGUE.items()
+            if name not in WHAT
         ),
     )
 }
