@@ -62,6 +62,9 @@ def chosen(which: jax.Array, cases: Sequence[Any]) -> list[Any]:
         exponent = jnp.where(used, x.exponent, np.int32(ZERO_EXPONENT))
         return dataclasses.replace(x, exponent=exponent)
 
+    floats = [x for x in cases if isinstance(x, ScaledValue)]
+    if sum(_wanted(x, TOP) is not None for x in floats) < 2:  # beside zeros and infinities
+        return list(cases)
     return [one(i, x) if isinstance(x, ScaledValue) else x for i, x in enumerate(cases)]
 
 
