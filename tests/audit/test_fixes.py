@@ -129,7 +129,7 @@ def test_an_exception_to_a_policy():
 @pytest.fixture
 def any_error(monkeypatch):
     """Lets a search look for fixes of errors as small as those of some roundings."""
-    monkeypatch.setattr(_search, "SMALL", 0.0)
+    monkeypatch.setattr(_search.Search, "_is_small", False)
     monkeypatch.setattr(_search.Search, "_rounding", 0.0)
 
 

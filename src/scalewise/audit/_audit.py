@@ -30,6 +30,7 @@ from ._file import name_of
 from ._report._report import SEMANTICS, Report
 from ._report._trace import latent
 from ._run._interpretations import Reference, TableEmulation
+from ._run._lockstep import release
 from ._run._rounding import format_params
 from ._run._session import Outcome, Session
 from ._run._specialize import nominal_format
@@ -112,6 +113,12 @@ def audit(
     low_run = low_interpretation(low, saturate)
 
     def audited(*args: Any, **kwargs: Any) -> Report:
+        try:
+            return run(args, kwargs)
+        finally:
+            release()
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
         per_step = _batches(batches, steps)
         args = _with_batch(f, per_step[0], args, kwargs) if per_step else args
         program = trace(f, low_run, args, kwargs, name="audit", as_jit=True)

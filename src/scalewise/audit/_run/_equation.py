@@ -139,7 +139,6 @@ def only_reshapes(equation: Equation) -> bool:
     return equation.name in RESHAPES
 
 
-@functools.lru_cache(maxsize=8192)
 def compiled(step: Callable, runs: Runs, plan: Plan) -> Callable:
     """Returns ``step`` under ``jit``, with ``runs`` and ``plan`` bound."""
 

@@ -70,6 +70,7 @@ class Lockstep(Interpretation):
         precomputed: by path, results that depend on no float and that weren't needed yet.
         operands: for each recorded equation, by operand, the recorded equations that it comes from.
         compiling: whether a loop is being compiled as a whole.
+        code: compiled code of equations, by step, runs and plan, released with the audit.
     """
 
     low: Interpretation
@@ -83,6 +84,7 @@ class Lockstep(Interpretation):
     precomputed: dict[tuple[int, ...], list[Any]] = dataclasses.field(default_factory=dict)
     operands: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
     compiling: bool = False
+    code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(default_factory=dict)
 
     inline = True
     decides = True
@@ -307,7 +309,7 @@ class Lockstep(Interpretation):
         key = (*equation.path, -1)  # the same equation may be called with other operands
         if key not in self.plans:
             plan = make_plan(self.low, equation, inputs)
-            self.plans[key] = plan, compiled(run_draw, self.runs, plan)
+            self.plans[key] = plan, self.compiled(run_draw, self.runs, plan)
         return self.call(self.plans[key][1], list(inputs))
 
     def rounded(self, value: Any) -> Any:
@@ -362,9 +364,16 @@ class Lockstep(Interpretation):
             apart = self._rounds_apart(plan)
             low = self.low if apart else specialize(self.low, equation)[0]
             runs = Runs(low, self.reference)
-            step = compiled(unrounded if apart else run_both, runs, plan)
+            step = self.compiled(unrounded if apart else run_both, runs, plan)
             self.plans[equation.path] = plan, step
         return self.plans[equation.path]
+
+    def compiled(self, step: Callable, runs: Runs, plan: Plan) -> Callable:
+        """Returns compiled code, the same for equal plans."""
+        key = step, runs, plan
+        if key not in self.code:
+            self.code[key] = compiled(step, runs, plan)
+        return self.code[key]
 
     def evaluate(self, planned: tuple[Plan, Callable], inputs: Sequence[Any], op_params: Any):
         """Returns an equation's results in both runs; if it is recorded, its tally and samples; if
@@ -455,6 +464,15 @@ class Lockstep(Interpretation):
         if index == len(self.recorded):
             self.recorded.append(equation)
         return index
+
+
+def release() -> None:
+    """Releases the code that was compiled for particular shapes and interpretations.
+
+    What is compiled for padded sizes alone stays, for later audits.
+    """
+    for function in (_broadcast_flat, lift_any, lift_from_table, round_draw, _any_tainted):
+        function.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _count_result = jax.jit(count_result)

@@ -99,7 +99,9 @@ def compile_ahead(program: Program, lockstep: Lockstep, accumulator: Accumulator
         for x, a in zip(program.arrays, program.in_avals, strict=True)
     ]  # fmt: skip
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        shared = {"plans": lockstep.plans, "literals": lockstep.literals}
+        shared = {
+            "plans": lockstep.plans, "literals": lockstep.literals, "code": lockstep.code
+        }  # fmt: skip
         tracer = CompilingLockstep(lockstep.low, lockstep.reference, **shared, pool=pool)
         with lockstep.context():
             jax.eval_shape(interpret, arrays)

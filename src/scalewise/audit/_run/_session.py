@@ -84,6 +84,7 @@ class Session:
         batches: for each step, the arrays of the second argument; () if it doesn't change.
         runs: how many runs were made.
         arguments: the lifted arguments, once they are needed.
+        code: compiled code that runs with other interpretations share (see :class:`Lockstep`).
     """
 
     program: Program
@@ -93,10 +94,11 @@ class Session:
     batches: Sequence[Sequence[Any]] = ()
     runs: int = 0
     arguments: list[Any] | None = None
+    code: dict[Any, Any] = dataclasses.field(default_factory=dict)
     lockstep: Lockstep = dataclasses.field(init=False)
 
     def __post_init__(self):
-        self.lockstep = Lockstep(self.low, self.reference)
+        self.lockstep = Lockstep(self.low, self.reference, code=self.code)
 
     @property
     def state_size(self) -> int:
@@ -121,7 +123,7 @@ class Session:
     def with_low(self, low: Any) -> Session:
         """Returns the same program with another low interpretation; its run is counted here."""
         self.runs += 1
-        return Session(self.program, low, self.reference, self.steps, self.batches)
+        return Session(self.program, low, self.reference, self.steps, self.batches, code=self.code)
 
     @property
     def adjustable(self) -> bool:

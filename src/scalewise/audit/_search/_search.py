@@ -139,7 +139,8 @@ class Search:
     def _is_small(self) -> bool:
         """Whether the error may be the sum of many roundings, as in any program."""
         error = self.outcome.error
-        return not error.non_finite and error.relative <= SMALL * float(self.fmt.eps)
+        several = SMALL if run_of(self.session.low) in ROUNDED else 1.0
+        return not error.non_finite and error.relative <= several * float(self.fmt.eps)
 
     @property
     def _word(self) -> str:
@@ -256,7 +257,7 @@ class Search:
             if after is None:
                 if self.trials <= 0 or key_of(setting) in self.tried:
                     continue
-                after = self.results[key_of(setting)] = self._try(setting)
+                after = self._try(setting)
             tried.append((fix, after.error))
             helps = better(after.error, before, GAIN) and self._beats_narrower(fix, after)
             if helps:
