@@ -27,7 +27,7 @@ for n in range(int(sys.argv[2])):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts mappings in /proc")
 @pytest.mark.parametrize(("low", "audits"), [("fp16", 8), ("fp8", 5)])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_mappings_stay_within_three_for_each_audit(low, audits):
     command = [sys.executable, "-c", AUDITS, low, str(audits)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
