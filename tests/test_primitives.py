@@ -18,7 +18,7 @@ from scalewise.primitives._row import parsed
 
 ROOT = Path(scalewise.__file__).parent
 # The code of a primitive, found by its name: a rule, a lowering, an operation's number, a phrase.
-CODE = {"PARTICULAR", "UNTRACKED", "CONTROL", "NAMES", "DEGREES", "BIRTHS"}
+CODE = {"PARTICULAR", "UNTRACKED", "CONTROL", "NAMES", "DEGREES", "NAN_CAUSES"}
 SCALED = list(Family)[: list(Family).index(Family.FALLBACK)]
 
 

@@ -319,7 +319,7 @@ def drawn(x):
             ValueError,
             r"log gives NaN in the reference run too .*\(of a negative number\); fix that first",
         ),
-        (  # of a wholly masked row; the mask's line is innocent
+        (  # of a wholly masked row: the NaN isn't made in the mask's line
             lambda: sw.audit(masked_softmax, "fp16")(jnp.ones((2, 4)), jnp.zeros((2, 4), bool)),
             ValueError,
             rf"comes from sub at \S*:{line_of('powers = jnp.exp(')} \(infinity minus infinity\)",

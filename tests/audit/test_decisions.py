@@ -82,6 +82,23 @@ def noisy_loop(x):
     )
 
 
+def rotations(x):  # a complex carry of a loop that is compiled as a whole
+    def body(z, _):
+        return z * lax.complex(jnp.cos(x), jnp.sin(x)), None
+
+    z, _ = lax.scan(body, jnp.complex64(1), None, length=2500)
+    return jnp.abs(z.real + x)
+
+
+def reseeded(x):  # a key that depends on a float, likewise
+    def body(i, carry):
+        key, total = carry
+        key = jax.random.fold_in(key, (1000 * x).astype(jnp.int32) + i)
+        return key, total + 0.01 * x * jax.random.uniform(key)
+
+    return lax.fori_loop(0, 2500, body, (KEY, x))[1]
+
+
 CASES = {
     "apply_if_finite": (skipped, "fp16", (W, X), "is_finite"),
     "where": (kept_by_where, "fp16", (W, X), "is_finite"),
@@ -94,6 +111,8 @@ CASES = {
     "vmapped while": (steps_of_each, "bf16", (jnp.array([0.00311, 0.5, 0.1]),), "lt"),
     "compiled loop": (long_search, "bf16", (jnp.float32(0.3),), "gt"),
     "draw": (noisy, "fp16", (jnp.float32(1),), None),
+    "complex carry": (rotations, "fp16", (jnp.float32(0.3),), None),
+    "key of a float": (reseeded, "fp16", (jnp.float32(0.30095),), "convert_element_type"),
     "draws in a compiled loop": (noisy_loop, "fp16", (jnp.float32(1),), None),
 }
 

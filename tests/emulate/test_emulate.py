@@ -88,6 +88,21 @@ def test_published_failures():
     assert float(jax.jit(f)(jnp.float32(1))) == 1
 
 
+@pytest.mark.parametrize("part", [jnp.abs, jnp.real, jnp.imag])
+def test_parts_of_complex_numbers_are_rounded(part):
+    def f(x):
+        return part(jnp.fft.rfft(x))
+
+    x = normal(0, (64,))
+    got = sw.emulate(f, "bf16")(x)
+    np.testing.assert_array_equal(got, sw.round_to(f(sw.round_to(x, "bf16")), "bf16"))
+    error = sw.audit(f, "bf16", trials=0)(x).error.relative
+    want = f(x)
+    np.testing.assert_allclose(
+        error, jnp.linalg.norm(got - want) / jnp.linalg.norm(want), rtol=1e-3
+    )
+
+
 def test_a_scan_swamps_as_published():
     """ml_dtypes #63: a sequential sum of ones stalls at 256 in BF16; at 2048 in FP16."""
 

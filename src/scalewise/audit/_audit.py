@@ -40,8 +40,8 @@ from ._search._literals import literals
 from ._search._measure import near
 from ._search._search import Search
 
-# What makes a NaN of numbers, by primitive.
-BIRTHS = {
+# How a primitive makes a NaN of numbers that are none.
+NAN_CAUSES = {
     **dict.fromkeys(("add", "sub", "add_any", "reduce_sum", "cumsum"), "infinity minus infinity"),
     **dict.fromkeys(("mul", "dot_general"), "0 times infinity, or infinity minus infinity"),
     **dict.fromkeys(("log", "log1p", "sqrt", "rsqrt", "pow"), "of a negative number"),
@@ -239,7 +239,7 @@ def _check_reference(outcome: Outcome, f: Any) -> None:
     first = next((e for e in outcome.equations if e["reference_nan"]), None)
     where = ""
     if first is not None:
-        why = BIRTHS.get(first.primitive, "a number without a real result")
+        why = NAN_CAUSES.get(first.primitive, "a number without a real result")
         where = f"; the first comes from {first.primitive} at {first.file}:{first.line} ({why})"
     raise ValueError(
         f"audit: {name_of(f)} gives NaN in the reference run too "

@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import ShapedArray
 
 from ..interpret import Applied, Boundary, Equation, is_float, map_floats, rebind
-from ._emulation import EXACT, Emulation
+from ._emulation import Emulation, is_exact
 
 
 @jax.tree_util.register_dataclass
@@ -70,7 +70,7 @@ class EmulationWithDraws(Emulation):
     def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
         drawn = _is_drawn(equation, floats)
-        constant = not drawn and all(isinstance(x, Constant) for x in floats)
+        constant = not drawn and _is_constant(equation, floats)
         exact = []
         if drawn or constant:
             wide = [x.exact if isinstance(x, Draw | Constant) else x for x in inputs]
@@ -81,7 +81,7 @@ class EmulationWithDraws(Emulation):
         plain = [x.exact if compared and isinstance(x, Draw) else self._rounded(x) for x in inputs]
         state, outs = super().apply(state, equation, plain)
         if constant:
-            literal = equation.name in EXACT and all(x.literal for x in floats)
+            literal = is_exact(equation) and all(x.literal for x in floats)
             outs = [
                 Constant(x, y, literal) if is_float(a) else y
                 for x, y, a in zip(exact, outs, equation.out_avals, strict=True)
@@ -92,6 +92,12 @@ class EmulationWithDraws(Emulation):
         if isinstance(x, Constant):
             return x.rounded
         return self._round(x.exact) if isinstance(x, Draw) else x
+
+
+def _is_constant(equation: Equation, floats: Sequence[Any]) -> bool:
+    """Returns whether an equation is computed from constants and integers alone."""
+    complexes = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in equation.in_avals)
+    return not complexes and all(isinstance(x, Constant) for x in floats)
 
 
 def _is_drawn(equation: Equation, floats: Sequence[Any]) -> bool:

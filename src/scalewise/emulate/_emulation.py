@@ -21,6 +21,16 @@ from ..rounding import from_float64, round_to, to_float64
 EXACT = having("exact")
 
 
+def is_exact(equation: Equation) -> bool:
+    """Returns whether float results are numbers of the operands or their negatives or magnitudes.
+
+    Rounding leaves these unchanged. Parts and magnitudes of complex numbers, whose own computation
+    isn't rounded, are not among them.
+    """
+    of_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in equation.in_avals)
+    return equation.name in EXACT and not of_complex
+
+
 @dataclasses.dataclass(frozen=True)
 class Emulation(Interpretation):
     """Rounds each result to a format; values are float64 arrays that hold numbers of the format.
@@ -55,6 +65,6 @@ class Emulation(Interpretation):
         # rounds each equation of an update function, but no equation of a reduction's operator
         inside = self if equation.name == "scatter_apply" else None
         outs = rebind(equation, inputs, jnp.float64, inside)
-        if equation.name in EXACT:
+        if is_exact(equation):
             return state, outs
         return state, map_floats(lambda y, _: self._round(y), outs, equation.out_avals)

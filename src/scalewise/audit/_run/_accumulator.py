@@ -122,7 +122,7 @@ class Muted(Accumulator):
     """An accumulator that keeps no records: of a run that goes on after the other's end."""
 
     def __init__(self, other: Accumulator):
-        self.formats = other.formats
+        super().__init__(other.formats)
         self._statistics = other._statistics
 
     def add(self, index: int, record: Record, numbers: int) -> None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...emulate import EXACT
+from ...emulate import is_exact
 from ...interpret import Equation, Interpretation, is_float
 from ...primitives import having
 from ...rounding import to_float64
@@ -59,7 +59,7 @@ class Plan:
 
     @functools.cached_property
     def recorded(self) -> bool:
-        return self.equation.name not in EXACT and self.at >= 0
+        return self.at >= 0 and not is_exact(self.equation)
 
     @functools.cached_property
     def decides(self) -> bool:

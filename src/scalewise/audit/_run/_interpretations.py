@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...emulate import EXACT, Emulation
+from ...emulate import Emulation, is_exact
 from ...interpret import Equation, Interpretation, is_float, rebind
 from ...rounding import from_float64, to_float64
 from ._rounding import format_params, round_by
@@ -57,7 +57,7 @@ class TableEmulation(Emulation):
     def apply(
         self, state: jax.Array, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[jax.Array, Sequence[Any]]:
-        if equation.name in EXACT:
+        if is_exact(equation):
             return state, rebind(equation, inputs, self.carrier)
         return state, [
             round_by(y, state).astype(self.carrier) if is_float(a) else y

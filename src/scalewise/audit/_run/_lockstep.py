@@ -23,7 +23,6 @@ from ._equation import (
     broadcast_flat,
     compiled,
     count_result,
-    is_discrete,
     lift_any,
     lift_from_table,
     make_plan,
@@ -156,8 +155,10 @@ class Lockstep(Interpretation):
     def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Any:
         value = self.rounded(value)
         if not isinstance(value, Pair):
-            both = self.compiling and is_discrete(aval)  # a loop's body may make it a decision
-            return Decision(low_of(value), reference_of(value), origins([value])) if both else value
+            if not self.compiling:
+                return value
+            # of one type before and after a loop's body, which may compute it from floats
+            return Decision(low_of(value), reference_of(value), origins([value]))
         value = shaped(value, aval)
         return Pair(
             self.low.canonical(value.low, aval, boundary, equation),
@@ -179,11 +180,8 @@ class Lockstep(Interpretation):
         return state.muted() if isinstance(state, Accumulator) else state
 
     def select(self, predicate: Any, on_true: Any, on_false: Any) -> Any:
-        own, other, origin = (
-            low_of(predicate),
-            reference_of(predicate),
-            origins([on_true, on_false]),
-        )
+        own, other = low_of(predicate), reference_of(predicate)
+        origin = origins([on_true, on_false])
         if isinstance(on_true, Pair):
             low = self.low.select(own, on_true.low, on_false.low)
             reference = self.reference.select(other, on_true.reference, on_false.reference)
@@ -191,9 +189,8 @@ class Lockstep(Interpretation):
         if not any(isinstance(x, Decision) for x in (predicate, on_true, on_false)):
             return jnp.where(own, on_true, on_false)
         low = jnp.where(own, low_of(on_true), low_of(on_false))
-        return Decision(
-            low, jnp.where(other, reference_of(on_true), reference_of(on_false)), origin
-        )
+        reference = jnp.where(other, reference_of(on_true), reference_of(on_false))
+        return Decision(low, reference, origin)
 
     def unstack(self, value: Any, aval: Any) -> Any:
         value = self.rounded(value)

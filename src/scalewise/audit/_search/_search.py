@@ -34,7 +34,7 @@ ROUNDED = ("format", "policy")
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
 # an operation's own rounding isn't a finding: without others, and beside others.
 FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
-PATIENCE = 2  # fixes of a finding that may fail before the widest is tried
+BEFORE_WIDEST = 2  # fixes of a finding that may fail before the widest is tried
 SMALL = 3.0  # up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR
 EVENT = 1e5  # the weight from which numbers overflow, or become NaN
 NARROWING = 8  # trials that may be spent on finding the lines of a fix that matter
@@ -246,11 +246,13 @@ class Search:
         tried: list[tuple[Fix, OutputError]] = []
         helped: list[tuple[Fix, Outcome]] = []
         options = list(changes)
-        pending, probe = self._selected(options, before), None
+        pending, probe = list(options), None
+        patience = 0 if self.failed else BEFORE_WIDEST
         while pending:
-            if len(tried) == PATIENCE and not helped and probe is None:
+            if len(tried) >= patience and not helped and probe is None:
                 probe = max(pending, key=lambda fix: fix.size)
-                pending.insert(0, probe)
+                if probe.size:
+                    pending = [probe, *(fix for fix in pending if fix is not probe)]
             fix = pending.pop(0)
             setting = fix.change(self.current)
             after = self.results.get(key_of(setting))
@@ -270,12 +272,8 @@ class Search:
         what = dataclasses.replace(what, tried=bool(tried))
         best = self._best(helped)
         last = self.final and not self.found
-        enough_ = CLEAR if self._is_small else ENOUGH
-        if (
-            best
-            and not (last and not self._is_small)
-            and not better(best[1].error, before, enough_)
-        ):
+        required = CLEAR if self._is_small else GAIN if last else ENOUGH
+        if best and not better(best[1].error, before, required):
             # it helps a little: kept for the final pass, since a pair may do more
             self.results[key_of(best[0].change(self.current))] = best[1]
             best = None
@@ -295,13 +293,13 @@ class Search:
         if not helped:
             return None
         least = min(after.error for _, after in helped)
-        enough_ = [
+        close = [
             (fix, after)
             for fix, after in helped
             if after.error.non_finite <= least.non_finite
             and (after.error.relative <= 2 * least.relative or self._is_least(after.error))
         ]
-        return min(enough_, key=lambda x: x[0].size)
+        return min(close, key=lambda x: x[0].size)
 
     def _fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
         """Narrows float32 for several lines to the lines that matter, by bisection."""
@@ -362,21 +360,6 @@ class Search:
         if key_of(setting) not in self.results:
             self.results[key_of(setting)] = self._try(setting)
         return better(after.error, self.results[key_of(setting)].error, GAIN)
-
-    def _selected(self, options: list[Fix], before: OutputError) -> list[Fix]:
-        """After a failed fix, tries the widest float32 fix first, and drops the others of this kind
-        if it doesn't help."""
-        widest = max(options, key=lambda fix: fix.size, default=None)
-        if not self.failed or widest is None or not widest.size:
-            return options
-        setting = widest.change(self.current)
-        if key_of(setting) not in self.tried:
-            if self.trials <= 0:
-                return []
-            self.results[key_of(setting)] = outcome = self._try(setting)
-            if better(outcome.error, before, GAIN):
-                return options
-        return [fix for fix in options if not fix.size or fix is widest]
 
     def _try_pairs(self) -> bool:
         """Accepts the first pair of fixes that helps enough; returns False if none does."""
