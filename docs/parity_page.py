@@ -57,6 +57,17 @@ channels can't be computed in FP8 (`unet`, with one channel at either end, was 2
 5 % on held-out data).
 """
 
+CAST = """
+### Programs in bfloat16
+
+Float32 parameters and the data are cast to bfloat16 for the loss, as mixed-precision programs are
+written. Under a recipe such a program stays in bfloat16 between products (*in flight*); with
+`Recipe.flight="float32"` it doesn't. Percentages are differences from the float32 run above.
+
+| model | {recipes} |
+|---|{columns}|
+"""
+
 SEEDS = """
 Runs whose held-out loss differs from float32's by more than 1 %, with other seeds (data, batches
 and initial parameters), each compared with float32 of the same seed: loss, held out.
@@ -152,6 +163,17 @@ def parity_table(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def cast_table(rows: list[dict[str, Any]]) -> list[str]:
+    found = {(r["model"], r["recipe"]): r for r in rows}
+    lines = []
+    for name in parity.CAST_MODELS:
+        base = found.get((name, "float32"))
+        if base is not None:
+            cells = [difference(found.get((name, r)), base) for r in parity.CAST_RECIPES]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
 def passes(row: dict[str, Any]) -> bool:
     return row["error"] is not None and row["error"] <= torture.TOLERANCE
 
@@ -211,8 +233,15 @@ def page() -> str:
     seeds = SEEDS.format(
         titles=" | ".join(f"seed {n}" for n in numbers), columns="|".join("---" for _ in numbers)
     )
-    tables = [*parity_table(runs), TOOK, seeds.strip(), *seeds_table(every)]
-    return head + "\n".join(tables) + "\n" + SPREAD + middle + "\n".join(lines) + "\n"
+    cast = CAST.format(
+        recipes=" | ".join(parity.CAST_RECIPES),
+        columns="|".join("---" for _ in parity.CAST_RECIPES),
+    )
+    tables = [
+        *parity_table(runs), TOOK, seeds.strip(), *seeds_table(every), SPREAD.strip(),
+        cast.rstrip(), *cast_table(runs),
+    ]  # fmt: skip
+    return head + "\n".join(tables) + "\n" + middle + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@
 Each run is a line of ``docs/parity.jsonl``: the whole training step (forward, backward, optimizer)
 under a recipe, or as it is. The row ``float32, moved`` says how much a loss depends on chance
 alone: float32 again, each number of the initial parameters moved by at most half a unit in FP16's
-last place.
+last place. Under ``bfloat16`` float32 parameters are cast to bfloat16 for the loss, as
+mixed-precision programs are written; a recipe after the comma is applied to that step, whose values
+in flight are bfloat16 too unless it says otherwise.
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import platform
@@ -19,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 import scalewise as sw
 from scalewise.training import Program, all_finite
@@ -28,6 +33,11 @@ from . import models
 
 FILE = Path(__file__).parents[1] / "docs" / "parity.jsonl"
 RECIPES = ("float32", "float32, moved", "fp16_every_op", "scalify", "fp16", "fp8")
+# A network of each kind whose loss can be computed in bfloat16 by a cast of its parameters.
+CAST_MODELS = ("mlp", "cnn", "gpt", "moe")
+CAST = "bfloat16"
+WIDE_FLIGHT = "fp8, float32 in flight"
+CAST_RECIPES = (CAST, f"{CAST}, bf16", f"{CAST}, fp8", f"{CAST}, {WIDE_FLIGHT}")
 STEPS, LAST = 300, 20
 
 
@@ -42,11 +52,42 @@ def moved(params: Any) -> Any:
 
 
 def under(recipe: str, f: Any) -> Any:
-    return f if recipe.startswith("float32") else sw.autoscale(f, recipe)
+    """Returns a function under a recipe; ``float32`` and ``bfloat16`` are no recipes."""
+    if recipe.startswith("float32"):
+        return f
+    inner = recipe.removeprefix(CAST).removeprefix(", ")
+    if inner == WIDE_FLIGHT:
+        return sw.autoscale(f, dataclasses.replace(sw.recipes.fp8, flight="float32"))
+    return sw.autoscale(f, inner) if inner else f
+
+
+def in_bfloat16(program: Program) -> Program:
+    """Returns the program with its parameters and data cast to bfloat16 for the loss."""
+    loss_of, optimizer = program.loss_of, program.optimizer
+    assert loss_of is not None
+    assert optimizer is not None
+
+    def cast(x):
+        return x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    def loss_in_bfloat16(params, batch):
+        return loss_of(*jax.tree.map(cast, (params, batch))).astype(jnp.float32)
+
+    def train_step(state, batch):
+        loss, gradients = jax.value_and_grad(loss_in_bfloat16)(state["params"], batch)
+        updates, inner = optimizer.update(gradients, state["optimizer"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "optimizer": inner}, loss
+
+    return dataclasses.replace(program, train_step=train_step, loss_of=loss_in_bfloat16)
 
 
 def train(program: Program, recipe: str, steps: int, seed: int = 0) -> dict[str, Any]:
     """Makes one run; returns its last losses, the held-out loss, and counts of non-finite steps."""
+
+    held, evaluated = models.held_out(program), models.evaluation(program)
+    if recipe.startswith(CAST):
+        program = in_bfloat16(program)
+        evaluated = lambda state, batch: program.loss_of(state["params"], batch)  # noqa: E731
 
     def step(state, batch):
         state, loss = under(recipe, program.train_step)(state, batch)
@@ -66,8 +107,7 @@ def train(program: Program, recipe: str, steps: int, seed: int = 0) -> dict[str,
         losses.append(float(loss))
         finite.append(bool(good))
         batch = next(stream) if number + 1 < steps else batch
-    held = models.held_out(program)
-    evaluate = jax.jit(under(recipe, models.evaluation(program)))
+    evaluate = jax.jit(under(recipe, evaluated))
     return {
         "loss": statistics.fmean(losses[-LAST:]),
         "held_out": statistics.fmean(float(evaluate(state, b)) for b in held) if held else None,
@@ -99,7 +139,7 @@ def rows(file: Path) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", default=models.MODELS, choices=models.MODELS)
-    parser.add_argument("--recipes", nargs="+", default=RECIPES)
+    parser.add_argument("--recipes", nargs="+", default=())
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--again", action="store_true", help="also what is there already")
@@ -107,7 +147,7 @@ def main() -> None:
     given = parser.parse_args()
     there = set() if given.again else {key(row) for row in rows(given.out)}
     for name in given.models:
-        for recipe in given.recipes:
+        for recipe in given.recipes or (*RECIPES, *(CAST_RECIPES if name in CAST_MODELS else ())):
             for seed in given.seeds:
                 about = {"model": name, "recipe": recipe, "steps": given.steps, "seed": seed}
                 if key(about) in there:

@@ -151,3 +151,17 @@ def test_equal_decisions_are_no_event():
     report = sw.audit(relu, "fp16", trials=0)(jnp.array([1.0, -2.0, 3.0]))
     assert sum(e["decided"] for e in report.equations) == 4
     assert not any(e["differ"] for e in report.equations)
+
+
+def to_one(x):  # stalls in a narrow format: 0.5 + 0.001 is 0.5 in BF16
+    return lax.while_loop(lambda t: t < 1.0, lambda t: t + x, 0 * x)
+
+
+@pytest.mark.parametrize("low", ["bf16", "fp16_every_op"])
+def test_a_loop_that_ends_in_the_reference_run_alone_is_stopped(low):
+    x = jnp.float32(1e-3 if low == "bf16" else 1e-4)
+    report = sw.audit(to_one, low, trials=4)(x)
+    assert report.error.non_finite == 1
+    (finding,) = report.findings
+    assert finding.line == to_one.__code__.co_firstlineno + 1
+    assert not finding.non_finite_after

@@ -187,6 +187,7 @@ AUDITED = {
     "policy": Policy(compute="f16"),
     "recipe": sw.Recipe(forward=E4M3FN, backward=E4M3FN, scaling=sw.Rms()),
     "every_op": sw.Recipe(store="every_op", storage=FP16, arithmetic="storage"),
+    "rounding_of_scales": sw.recipes.mxfp8,
 }
 
 
@@ -208,7 +209,7 @@ def context():
 @pytest.mark.parametrize(("name", "run"), [(k.name, r) for k in FIXES.values() for r in k.runs])
 def test_a_fix_can_be_applied(context, name, run):
     """Each kind proposes at least one, and each can be applied to what was audited."""
-    target = AUDITED[run]
+    target = AUDITED.get(name, AUDITED[run])
     low = low_interpretation("fp16" if target is None else target)
     table = Setting(np.tile(format_params("fp16"), (len(context.equations), 1)))
     origin = Origin(low, table if target is None else None)

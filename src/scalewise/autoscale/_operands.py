@@ -8,21 +8,34 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
 from ..formats import BlockFormat, Format
-from ..interpret import Equation
+from ..interpret import Equation, RoundedOperand
 from ..primitives import params
 from ..rounding import encode
-from ..scaled import Amax, ScaledArray, Scaling, at_least, quantize, quantize_measured
+from ..scaled import (
+    Amax,
+    ScaledArray,
+    Scaling,
+    at_least,
+    exponent_of,
+    merge_blocks,
+    power_of_two,
+    quantize,
+    quantize_measured,
+    split_blocks,
+)
 from ._blocks import Blocks, in_blocks
-from ._contraction_rules import features
+from ._contraction_rules import contraction, features, grouped
 from ._layout import loaded_after, stored_copy
 from ._narrow import StoredValue, holds
-from ._products import Operand, multiply
+from ._products import Operand, multiply, plain
 from ._residuals import STORED, Residuals, load
-from ._value import ScaledValue, wide_dtype
+from ._rules import RULES
+from ._value import ScaledValue, leading, wide_dtype
 
 NARROWED = "narrowed"  # key of a value's memo: a product of narrow operands has read it
 
@@ -87,17 +100,17 @@ class OperandRounding(Residuals):
         if fmt is None:
             value.memo[STORED] = True
             return value.data, None
-        plain = isinstance(fmt, Format) and self.recipe.per == "tensor"
+        per_tensor = isinstance(fmt, Format) and self.recipe.per == "tensor"
         reread = _is_reread(value, equation)
         operand_id = f"{'.'.join(map(str, equation.order))}/{position}"
-        if reread and not (plain and self.recipe.scaling.reuses_copy):
+        if reread and not (per_tensor and self.recipe.scaling.reuses_copy):
             stored = self._stored(value, self.recipe.storage)
             value = load(loaded_after(stored, other) if isinstance(stored, StoredValue) else stored)
             reread = False
         copy = self._rounded(value, fmt, contracted, operand_id)
         if isinstance(copy, Blocks):
             return copy, None
-        if not plain:
+        if not per_tensor:
             return Blocks(copy, fmt, value.data.dtype), None
         assert isinstance(copy.scale, jax.Array)
         data = copy.data if isinstance(copy.data, jax.Array) else copy.data.astype(jnp.float32)
@@ -140,6 +153,25 @@ class OperandRounding(Residuals):
         """Returns a narrow copy, with one scale, of the operand with this id."""
         return quantize_measured(value.data, self._measured(value), fmt, scaling)
 
+    def rounded_operands(
+        self, equation: Equation, inputs: Sequence[Any]
+    ) -> Sequence[RoundedOperand]:
+        if RULES[equation.name].rule not in (contraction, grouped):
+            return ()
+        values: list[ScaledValue] = [load(x) for x in inputs[:2]]
+        formats, axes = self.formats(equation, values), params.contracted_axes(equation)
+        operands, _ = self.operands(equation, values)
+        found = []
+        for value, operand, fmt, contracted in zip(values, operands, formats, axes, strict=True):
+            if fmt is not None:
+                ((rounded, scale),) = plain([operand], jnp.float32)
+                exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
+                rounded = rounded if scale is None else rounded * leading(scale, rounded)
+                largest = _largest(rounded, fmt, contracted, self.recipe.per)
+                saturated = _saturated(exact, rounded, largest, fmt)
+                found.append(RoundedOperand(exact, rounded, saturated))
+        return found
+
     def to_send(self, value: ScaledValue, axis_name: Any, equation: Equation) -> ScaledArray | None:
         """Returns the narrow data that a collective sends, with all devices' scale, or None."""
         fmt = self.overrides.find(equation, self.recipe.collective)
@@ -151,6 +183,35 @@ class OperandRounding(Residuals):
         scale, _ = Amax().scale(x, fmt, range(x.ndim))
         scale = lax.pmax(scale, axis_name)
         return ScaledArray(encode(x * (1 / scale), fmt), scale)
+
+
+def _largest(
+    rounded: jax.Array, fmt: Format | BlockFormat, contracted: tuple[int, ...], per: str
+) -> jax.Array:
+    """Returns for each number the largest magnitude with the same scale."""
+    size = jnp.abs(rounded)
+    if isinstance(fmt, BlockFormat):
+        axis = max(contracted, default=rounded.ndim - 1)
+        blocks = split_blocks(size, fmt.size, axis)
+        largest = jnp.max(blocks, axis + 1, keepdims=True)
+        return merge_blocks(jnp.broadcast_to(largest, blocks.shape), size.shape, axis)
+    return jnp.max(size, contracted if per == "channel" else None, keepdims=True)
+
+
+def _saturated(
+    exact: jax.Array, rounded: jax.Array, largest: jax.Array, fmt: Format | BlockFormat
+) -> jax.Array:
+    """Returns whether numbers were cut off: rounded down by more than half a unit, to the largest.
+
+    The unit is the larger of the number's own, for scales that are powers of two, and of the
+    format's maximum, for others.
+    """
+    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    unit = 2.0 ** (element.max_exponent - element.mantissa_bits)
+    size = jnp.abs(rounded)
+    own = power_of_two(exponent_of(size), size.dtype) * np.float32(element.eps)
+    half = jnp.maximum(own, size * np.float32(unit / float(element.max))) / 2
+    return (size == largest) & (jnp.abs(exact) - size > half)
 
 
 def _is_reread(value: ScaledValue, equation: Equation) -> bool:

@@ -164,7 +164,7 @@ def multiply(
     if not by_blocks and not all(
         isinstance(x, Blocks) and x.source is not None for x, _ in operands
     ):
-        operands = _plain(operands)
+        operands = plain(operands)
     scales = tuple(scale for _, scale in operands if scale is not None)
     kept = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16)) if by_blocks else None
     dtypes = kept or tuple(x.dtype for x, _ in operands)
@@ -173,7 +173,7 @@ def multiply(
     def wide(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         factors = [
             x.astype(total) if scale is None else x.astype(total) * leading(scale, x).astype(total)
-            for x, scale in _plain(arrays, total)
+            for x, scale in plain(arrays, total)
         ]
         out = _bound(equation, factors, total).astype(dtype)
         given = [scale for _, scale in arrays if scale is not None]
@@ -181,7 +181,7 @@ def multiply(
 
     def narrow(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         assert unit_dtypes is not None
-        arrays, ones = _plain(arrays), tuple(map(jnp.ones_like, _tensor_scales(arrays)))
+        arrays, ones = plain(arrays), tuple(map(jnp.ones_like, _tensor_scales(arrays)))
         factors = [widened(x, d, k) for (x, _), (d, k) in zip(arrays, unit_dtypes, strict=True)]
         precise = equation.with_params(precision=_precision(equation, factors))
         out = _bound(precise, factors, dtype)
@@ -200,7 +200,7 @@ def multiply(
         return block_product(params.dot_dimensions(equation), a.copy, b.copy, dtype)
 
     if not by_blocks and not scales and all(d == dtype for d in dtypes):
-        return UnscaledProduct(_bound(equation, [x for x, _ in _plain(operands)], dtype))
+        return UnscaledProduct(_bound(equation, [x for x, _ in plain(operands)], dtype))
     if unit_dtypes is None:
         return UnscaledProduct(wide(operands)[0])
     routes: dict[str, Any] = {device.platform: by_units} if by_blocks else {}
@@ -223,7 +223,7 @@ def has_block_units(equation: Equation, operands: Sequence[Operand], device: Dev
     return known and takes_blocks(equation, a.copy, b.copy)
 
 
-def _plain(
+def plain(
     operands: Sequence[Operand], dtype: DTypeLike | None = None
 ) -> list[tuple[jax.Array, jax.Array | None]]:
     """Returns operands without blocks: those with blocks are multiplied by their scales."""

@@ -5,7 +5,7 @@ from ._draws import Constant as Constant
 from ._draws import EmulationWithDraws as EmulationWithDraws
 from ._emulate import emulate as emulate
 from ._emulation import EXACT as EXACT
-from ._emulation import is_exact as is_exact
 from ._emulation import Emulation as Emulation
+from ._emulation import is_exact as is_exact
 
 make_callable(__name__)

@@ -25,6 +25,7 @@ from ._interpret import interpret_jaxpr as interpret_jaxpr
 from ._interpretation import Applied as Applied
 from ._interpretation import Boundary as Boundary
 from ._interpretation import Interpretation as Interpretation
+from ._interpretation import RoundedOperand as RoundedOperand
 from ._kernels import KERNELS as KERNELS
 from ._kernels import warn_kernel as warn_kernel
 from ._outline import by_platform as by_platform

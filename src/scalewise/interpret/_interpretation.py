@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,19 @@ from ._floats import is_float
 
 Boundary = Literal["carry", "branch", "stacked", "mapped"]
 Applied = tuple[Any, Sequence[Any]]  # the state after an equation, and a value for each result
+
+
+class RoundedOperand(NamedTuple):
+    """An operand that an equation rounds before it computes.
+
+    Attributes:
+        exact, rounded: the numbers before and after, of one shape.
+        saturated: bool, whether a number's magnitude was cut off at the largest with its scale.
+    """
+
+    exact: jax.Array
+    rounded: jax.Array
+    saturated: jax.Array
 
 
 class Interpretation:
@@ -80,6 +93,12 @@ class Interpretation:
         """Runs one equation on values; inputs and outputs that aren't floats are plain arrays."""
         return state, equation.bind(*inputs)
 
+    def rounded_operands(
+        self, equation: Equation, inputs: Sequence[Any]
+    ) -> Sequence[RoundedOperand]:
+        """Returns the operands that :meth:`apply` would round before it computes an equation."""
+        return ()
+
     def unlifted(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
         """Runs one equation without floats among its operands and results, on plain arrays."""
         return state, equation.bind(*inputs)
@@ -112,6 +131,13 @@ class Interpretation:
     def join(self, results: Sequence[Any]) -> Any:
         """Returns one value from the results of several decisions, in their order."""
         raise NotImplementedError
+
+    def unfinished(
+        self, equation: Equation, going: Sequence[jax.Array], value: Any, aval: ShapedArray
+    ) -> Any:
+        """Returns a carry at the end of a loop, which is stopped for decisions that are still true
+        if it has ended for another one long before."""
+        return value
 
     def fork(self, state: Any) -> Any:
         """Returns a state for equations whose effect on the state is to be dropped."""

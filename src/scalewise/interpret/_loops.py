@@ -19,6 +19,10 @@ from ._equation import Equation
 from ._floats import map_floats
 from ._interpret import CONTROL, canonical, interpret_jaxpr, varying_everywhere
 
+# A loop that has ended for one of several decisions, and has made this many more iterations for
+# another, and this many times as many, is taken not to end for that one.
+MIN_APART, TIMES_APART = 10_000, 10
+
 
 def _invariant(interpretation, equation: Equation, jaxpr, consts):
     """Returns a loop's constants, after the work that each iteration would repeat on them."""
@@ -101,12 +105,17 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
     predicate = _compat.open_jaxpr(params.while_loop(equation).condition)[0].outvars[0].aval
     needed = bool(predicate.shape) or interpretation.decides
 
-    def going_on(loop):  # the condition returns no state, so its changes are lost here
-        ways = interpretation.decisions(again(*loop)[1])
-        return functools.reduce(jnp.logical_or, map(jnp.any, ways))
+    def ways_of(state, carry):  # the condition's changes of the state are lost here
+        return interpretation.decisions(again(state, carry)[1])
+
+    def going_on(loop):
+        state, carry, *counts = loop
+        ways = ways_of(state, carry)
+        going = functools.reduce(jnp.logical_or, map(jnp.any, ways))
+        return going & ~_endless(*counts) if counts else going
 
     def iteration(loop):
-        state, carry = loop
+        state, carry, *counts = loop
         if not needed:
             return body(state, carry, None)
         before, going = again(state, carry)
@@ -114,10 +123,26 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
         first, *others = interpretation.decisions(going)
         if others:  # iterations after the end of the first decision's loop don't count
             after = jax.tree.map(partial(jnp.where, jnp.any(first)), after, state)
-        return after, new
+        if counts:
+            together = functools.reduce(jnp.logical_and, map(jnp.any, (first, *others)))
+            steps = zip(counts, (together, ~together), strict=True)
+            counts = [n + step.astype(n.dtype) for n, step in steps]
+        return after, new, *counts
 
     carry = to_form(inputs[len(consts) :])
-    return lax.while_loop(going_on, iteration, (varying_everywhere(state), carry))
+    counts = (jnp.int32(0),) * 2 if interpretation.decides else ()
+    state, carry, *counts = lax.while_loop(
+        going_on, iteration, (varying_everywhere(state), carry, *counts)
+    )
+    if counts:
+        unfinished = partial(interpretation.unfinished, equation, ways_of(state, carry))
+        carry = [unfinished(x, a) for x, a in zip(carry, equation.out_avals, strict=True)]
+    return state, carry
+
+
+def _endless(together, apart):
+    """Returns whether a loop that has ended for one decision is taken not to end for another."""
+    return apart > jnp.maximum(MIN_APART, TIMES_APART * together)
 
 
 def _while_parts(interpretation, equation: Equation, consts):

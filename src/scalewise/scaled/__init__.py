@@ -5,8 +5,10 @@ from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
 from ._array import rebalance as rebalance
 from ._blocks import Mx as Mx
+from ._blocks import merge_blocks as merge_blocks
 from ._blocks import round_in_blocks as round_in_blocks
 from ._blocks import rounds_in_blocks as rounds_in_blocks
+from ._blocks import split_blocks as split_blocks
 from ._power import exponent_of as exponent_of
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two

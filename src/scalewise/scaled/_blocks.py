@@ -86,8 +86,8 @@ def quantize_blocks(
         measured: what scales are computed from: ``x``, or the same numbers computed separately.
         options: of the rounding of elements.
     """
-    blocks, measured = (_split(z, fmt.size, axis) for z in (x, measured))
-    whole = partial(_merged, shape=x.shape, axis=axis)
+    blocks, measured = (split_blocks(z, fmt.size, axis) for z in (x, measured))
+    whole = partial(merge_blocks, shape=x.shape, axis=axis)
     tainted = None
     if fmt.element.nan_code is None:
         tainted = ~jnp.all(jnp.isfinite(measured), axis=axis + 1)
@@ -127,7 +127,7 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat) -> jax.Array:
     """
     u, element = np.uint32, fmt.element
     m, quantum = element.mantissa_bits, element.min_exponent - element.mantissa_bits
-    blocks = _split(x, fmt.size, 1)
+    blocks = split_blocks(x, fmt.size, 1)
 
     def spread(per_block: jax.Array) -> jax.Array:
         return lax.broadcast_in_dim(per_block, blocks.shape, (0, 1, 3))
@@ -182,7 +182,7 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat) -> jax.Array:
     value = lax.bitcast_convert_type(lax.bitwise_or(rounded, sign), np.float32)
     for factor in factors:
         value = lax.mul(value, spread(factor))
-    return _merged(value, x.shape, 1)
+    return merge_blocks(value, x.shape, 1)
 
 
 def rounds_in_blocks(fmt: BlockFormat) -> bool:
@@ -190,7 +190,7 @@ def rounds_in_blocks(fmt: BlockFormat) -> bool:
     return fmt.scale == E8M0 and is_plain(fmt.element) and fmt.element.max_exponent >= 1
 
 
-def _split(x: jax.Array, size: int, axis: int) -> jax.Array:
+def split_blocks(x: jax.Array, size: int, axis: int) -> jax.Array:
     """Returns ``x`` with an axis split into blocks; zeros fill up the last one."""
     length = x.shape[axis]
     count = -(-length // size)
@@ -200,8 +200,8 @@ def _split(x: jax.Array, size: int, axis: int) -> jax.Array:
     return x.reshape((*x.shape[:axis], count, size, *x.shape[axis + 1 :]))
 
 
-def _merged(blocks: jax.Array, shape: Sequence[int], axis: int) -> jax.Array:
-    """Returns the array of the given shape that :func:`_split` has split."""
+def merge_blocks(blocks: jax.Array, shape: Sequence[int], axis: int) -> jax.Array:
+    """Returns the array of the given shape that :func:`split_blocks` has split."""
     count, size = blocks.shape[axis : axis + 2]
     data = blocks.reshape((*shape[:axis], count * size, *shape[axis + 1 :]))
     even = is_known(shape[axis]) and shape[axis] == count * size

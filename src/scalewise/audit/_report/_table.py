@@ -8,7 +8,10 @@ import io
 from .._run._equation_statistics import Equations, EquationStatistics
 from ._trace import module
 
-COUNTS = ("elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled")
+COUNTS = (
+    "elements", "overflowed", "flushed", "subnormal", "nan", "swamped", "added", "cancelled",
+    "operands", "operands_saturated", "operands_flushed",
+)  # fmt: skip
 COLUMNS = (
     "index", "primitive", "shape", "file", "line", "function", "caller", "scope", "direction",
     *COUNTS, "amax", "introduced", "inherited", "sqnr", "ulps",
@@ -30,7 +33,7 @@ def as_csv(equations: Equations) -> str:
     writer.writerow(COLUMNS)
     for e in equations:
         shape = "x".join(map(str, e.shape))
-        place = (e.file or "", e.line, e.function, e.caller, e.scope, e.direction)
+        place = (e.file or "", e.line, e.function, e.caller, e.scope, e.part)
         counts = [int(e[name]) for name in COUNTS]
         errors = (e["amax"], e.introduced, e.inherited, e.sqnr, e["ulps"])
         writer.writerow((e.index, e.primitive, shape, *place, *counts, *errors))

@@ -77,7 +77,7 @@ def _findings(report: Summary, console: Console) -> None:
         head.append(finding.kind, style=KINDS[finding.kind].style)
         head.append(f"  {finding.where}", style="bold")
         head.append(function(report, finding))
-        head.append(f"  {finding.primitive}, {finding.direction}")
+        head.append(f"  {finding.primitive}, {finding.part}")
         if finding.iteration is not None:
             head.append(f", iteration {finding.iteration}")
         head.append(f": {finding.evidence}")

@@ -16,7 +16,7 @@ from jax import lax
 from ._rounding import FORMAT_PARAMS
 from ._statistics import (
     DECIDED,
-    DIFFER,
+    EVENTS,
     FIRST,
     OP_PARAMS,
     PARTS,
@@ -52,7 +52,7 @@ class Accumulator:
         self._pending: list[tuple[int, Record]] = []
         self._in_flight: collections.deque[tuple[int, Tally]] = collections.deque()
         self._in_flight_numbers = 0
-        self._decisions: list[tuple[int, int, Any, bool]] = []
+        self._events: list[tuple[int, Any, bool]] = []
 
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
         """Returns the format of equation ``index`` and ``rest`` as one array on the device."""
@@ -73,9 +73,9 @@ class Accumulator:
         if len(self._pending) == BATCH:
             self._flush_records()
 
-    def decide(self, index: int, size: int, differ: Any, visited: bool) -> None:
-        """Adds a visit of an equation that decides (see :func:`add_decision`)."""
-        self._decisions.append((index, size, differ, visited))
+    def add_events(self, index: int, events: Any, visited: bool) -> None:
+        """Adds a visit of an equation that decides or rounds operands (see :func:`add_events`)."""
+        self._events.append((index, events, visited))
 
     def muted(self) -> Muted:
         """Returns an accumulator with the same formats that keeps no records."""
@@ -87,20 +87,19 @@ class Accumulator:
             _compiled_update(len(self._statistics.formats), integers)
 
     def flush(self) -> Statistics:
-        """Adds the pending records and decisions and returns the statistics."""
+        """Adds the pending records and events and returns the statistics."""
         self._flush_records()
-        if self._decisions:
+        if self._events:
             counts = np.array(self._statistics.counts)
-            for index, size, differ, visited in self._decisions:
-                row, count = counts[index], int(differ)
+            for index, events, visited in self._events:
+                row, (decided, differ, *_) = counts[index], np.asarray(events)
                 row[VISITS] += visited
-                if count and row[FIRST] < 0:
-                    row[FIRST] = row[DECIDED] // max(size, 1)
-                row[DECIDED] += size
-                row[DIFFER] += count
+                if differ and row[FIRST] < 0:
+                    row[FIRST] = row[DECIDED] // decided
+                row[EVENTS] += np.asarray(events)
             on_device = jax.device_put(counts, may_alias=False)
             self._statistics = dataclasses.replace(self._statistics, counts=on_device)
-            self._decisions = []
+            self._events = []
         return self._statistics
 
     def _flush_records(self) -> None:
@@ -128,7 +127,7 @@ class Muted(Accumulator):
     def add(self, index: int, record: Record, numbers: int) -> None:
         pass
 
-    def decide(self, index: int, size: int, differ: Any, visited: bool) -> None:
+    def add_events(self, index: int, events: Any, visited: bool) -> None:
         pass
 
     def flush(self) -> Statistics:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...emulate import is_exact
-from ...interpret import Equation, Interpretation, is_float
+from ...interpret import Equation, Interpretation, RoundedOperand, is_float
 from ...primitives import having
 from ...rounding import to_float64
 from ._elementary import ADD, OTHER, SUB, operation, stack_samples
@@ -65,11 +65,6 @@ class Plan:
     def decides(self) -> bool:
         floats = any(map(is_float, self.equation.in_avals))
         return floats and any(map(is_discrete, self.equation.out_avals))
-
-    @functools.cached_property
-    def decisions(self) -> int:
-        """How many numbers of its results are predicates, indices or counts."""
-        return sum(a.size for a in self.equation.out_avals if is_discrete(a))
 
     @property
     def counts(self) -> bool:
@@ -226,15 +221,15 @@ def run_and_count(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence
     """Runs one equation in both runs, under any low interpretation.
 
     Returns:
-        Its outputs; if it is recorded, its tally and samples (see :class:`Record`); if it decides,
-        in how many numbers the runs differ.
+        Its outputs; if it is recorded, its tally and samples (see :class:`Record`); its events (see
+        :func:`add_events`), or None.
     """
-    outs, uncounted, differ = run_both(runs, plan, op_params, inputs)
+    outs, uncounted, events = run_both(runs, plan, op_params, inputs)
     if not uncounted:
-        return outs, uncounted, differ
+        return outs, uncounted, events
     tainted, *counted = count_result(op_params, *uncounted)
     outs = [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
-    return outs, counted, differ
+    return outs, counted, events
 
 
 def count_result(
@@ -251,8 +246,8 @@ def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]
 
     Returns:
         Its outputs; if it is recorded, of its first float result the low, exact and reference
-        values (flat), the format, samples, and whether an input was tainted; if it decides, in how
-        many of its results' numbers the runs differ.
+        values (flat), the format, samples, and whether an input was tainted; its events (see
+        :func:`add_events`), or None.
     """
     low, reference = runs
     equation, from_table = plan.equation, isinstance(low, TableEmulation)
@@ -281,10 +276,9 @@ def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]
         return jax.tree.map(lambda leaf: flat(leaf, length), x)
 
     own = any(isinstance(x, Pair | Decision) for x in inputs)
-    differ = None
+    both = list(zip(low_outs, reference_outs, equation.out_avals, strict=True))
+    events = _events(plan, both, low.rounded_operands(equation, lows))
     if plan.decides:
-        both = list(zip(low_outs, reference_outs, equation.out_avals, strict=True))
-        differ = sum(jnp.sum(y != s) for y, s, a in both if is_discrete(a))
         imposed = op_params[0] == IMPOSED
         low_outs = [jnp.where(imposed, s, y) if is_discrete(a) else y for y, s, a in both]
     outs = [
@@ -292,7 +286,24 @@ def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]
         else Decision(y, s) if own else y
         for y, s, a in zip(low_outs, reference_outs, equation.out_avals, strict=True)
     ]  # fmt: skip
-    return outs, uncounted, differ
+    return outs, uncounted, events
+
+
+def _events(
+    plan: Plan, both: Sequence[tuple[Any, Any, Any]], operands: Sequence[RoundedOperand]
+) -> jax.Array | None:
+    """Returns the events of one visit: float64[5], or None if the equation can't have any."""
+    if not plan.decides and not operands:
+        return None
+    discrete = [(y, s) for y, s, a in both if plan.decides and is_discrete(a)]
+    counts = (
+        sum(y.size for y, _ in discrete),
+        sum(jnp.sum(y != s) for y, s in discrete),
+        sum(x.exact.size for x in operands),
+        sum(jnp.sum(x.saturated) for x in operands),
+        sum(jnp.sum((x.rounded == 0) & (x.exact != 0)) for x in operands),
+    )
+    return jnp.stack([jnp.asarray(n, jnp.float64) for n in counts])
 
 
 def run_draw(runs: Runs, plan: Plan, inputs: Sequence[Any]) -> list[Any]:

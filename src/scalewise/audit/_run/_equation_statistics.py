@@ -15,9 +15,13 @@ import numpy as np
 from ...interpret import Equation, is_float
 from ...primitives import having
 from .._deprecated import RenamedKeys
+from ._gradients import Operands, gradients
 from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
 
-TOTALS = {"swamped": "added", "cancelled": "added", "differ": "decided"}  # of what it is a share
+TOTALS = {  # of what it is a share
+    "swamped": "added", "cancelled": "added", "differ": "decided",
+    "operands_saturated": "operands", "operands_flushed": "operands",
+}  # fmt: skip
 ADDITIONS = having("adds")
 EPSILON = 1e-3  # constants up to this size are there for numbers that are smaller still
 
@@ -37,6 +41,7 @@ class EquationStatistics:
         looped: whether it ran more than once.
         numbers: statistics by name, see ``_statistics``.
         adds_constant: whether it adds a small constant, such as an epsilon.
+        gradient: of a product in the backward pass, "weight" or "input"; else "".
         histogram: how many of the reference run's numbers have each exponent from ``LOWEST`` up.
         call_site: ``path:line`` of the user's line that called ``function``, if the function's name
             is ambiguous (a lambda, ``__call__``); else "".
@@ -57,6 +62,7 @@ class EquationStatistics:
     histogram: tuple[int, ...]
     call_site: str = ""
     adds_constant: bool = False
+    gradient: str = ""
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
@@ -65,6 +71,11 @@ class EquationStatistics:
     def short(self) -> str:
         """``file.py:12``."""
         return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+
+    @property
+    def part(self) -> str:
+        """The direction; of a product in the backward pass, the gradient that it computes."""
+        return f"{self.direction}, {self.gradient} gradient" if self.gradient else self.direction
 
     @property
     def name(self) -> str:
@@ -95,7 +106,7 @@ class EquationStatistics:
 
     def share(self, name: str) -> float:
         """Returns a count as a share of all numbers (swamped, cancelled: of all additions; differ:
-        of all decisions)."""
+        of all decisions; of operands: of all operands' numbers)."""
         total = self[TOTALS.get(name, "elements")]
         return self[name] / total if total else 0.0
 
@@ -127,13 +138,20 @@ def _ratio(noise: float, signal: float) -> float:
 
 
 def equation_statistics(
-    equations: Sequence[Equation], statistics: Statistics
+    equations: Sequence[Equation], statistics: Statistics, operands: Operands
 ) -> list[EquationStatistics]:
-    """Returns the statistics of every equation that ran."""
+    """Returns the statistics of every equation that ran.
+
+    Args:
+        equations: the recorded equations.
+        statistics: a row for each.
+        operands: see :func:`gradients`.
+    """
     arrays = statistics.counts, statistics.sums, statistics.maxima
     counts, sums, maxima = (np.asarray(x).tolist() for x in arrays)
     histogram = np.asarray(statistics.histogram).astype(int).tolist()
     trained = any(e.direction == "backward" for e in equations)
+    gradient_of = gradients(equations, operands)
     found = []
     for i, equation in enumerate(equations):
         if not counts[i][0]:
@@ -143,7 +161,8 @@ def equation_statistics(
         numbers |= zip(PEAKS, counts[i][FIRST + 1 :], strict=True)
         numbers |= zip(SUMS, sums[i], strict=True)
         numbers |= zip(MAXIMA, maxima[i], strict=True)
-        found.append(_of_equation(i, equation, trained, numbers, histogram[i]))
+        row = _of_equation(i, equation, trained, numbers, histogram[i])
+        found.append(dataclasses.replace(row, gradient=gradient_of.get(i, "")))
     return found
 
 

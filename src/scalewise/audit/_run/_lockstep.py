@@ -41,7 +41,7 @@ from ._interpretations import Reference, Runs, TableEmulation
 from ._pair import Decision, Draw, Pair, low_of, origins, reference_of, shaped, with_origin
 from ._rounding import format_params, is_wide
 from ._specialize import is_elementwise, specialize
-from ._statistics import Record, Statistics, add_decision, add_record
+from ._statistics import Record, Statistics, add_events, add_record
 
 MAX_EAGER = 2000  # results of a loop up to which its iterations run one by one, without compiling
 
@@ -138,9 +138,10 @@ class Lockstep(Interpretation):
         if key is None or key not in self.literals:
             from_table = isinstance(self.low, TableEmulation)
             low, reference = self.low.constant(x, aval), self.reference.constant(x, aval)
-            if key is None or isinstance(low, Tracer):
+            plain = low if from_table else self.low.lower(low, aval)
+            if key is None or isinstance(plain, Tracer):
                 return Pair(low, reference, np.bool_(False), constant=True)
-            result = np.asarray(low if from_table else self.low.lower(low, aval))
+            result = np.asarray(plain)
             tainted = np.isfinite(x) & ~np.isfinite(result.astype(np.float64))
             if from_table:  # laid out like any other array
                 low, reference = flat(low, padded_size(1)), flat(reference, padded_size(1))
@@ -175,6 +176,17 @@ class Lockstep(Interpretation):
         if isinstance(own, Pair):
             return dataclasses.replace(own, reference=other.reference)
         return Decision(low_of(own), reference_of(other), origins(results))
+
+    def unfinished(self, equation: Equation, going: Sequence[Any], value: Any, aval: Any) -> Any:
+        """Returns a carry that is NaN in a run whose loop didn't end."""
+        if not isinstance(value, Pair) or len(going) < 2:
+            return value
+        stopped = Decision(*(jnp.broadcast_to(jnp.any(way), aval.shape) for way in going))
+        nan = jnp.full(aval.shape, jnp.nan, aval.dtype)
+        tainted = value.tainted | jnp.any(going[0])
+        nans = Pair(self.low.lift(nan, aval), self.reference.lift(nan, aval), tainted)
+        nans = self.canonical(nans, aval, "carry", equation)
+        return self.select(stopped, nans, value)
 
     def fork(self, state: Any) -> Any:
         return state.muted() if isinstance(state, Accumulator) else state
@@ -257,12 +269,12 @@ class Lockstep(Interpretation):
             index = self._index(plan, equation)
             inputs = self.literals_of(inputs, state.formats[index]) if plan.recorded else inputs
             op_params = state.op_params(index, plan.op_params)
-            outs, counted, differ = self.evaluate((plan, step), inputs, op_params)
+            outs, counted, events = self.evaluate((plan, step), inputs, op_params)
             if counted:
                 tally, samples = counted
                 state.add(index, Record(tally, samples, op_params), plan.length)
-            if differ is not None:
-                state.decide(index, plan.decisions, differ, not counted)
+            if events is not None:
+                state.add_events(index, events, not counted)
         return state, self.with_origins(plan, index, inputs, outs)
 
     def literals_of(self, inputs: Sequence[Any], fmt: Any) -> list[Any]:
@@ -373,17 +385,17 @@ class Lockstep(Interpretation):
         return self.code[key]
 
     def evaluate(self, planned: tuple[Plan, Callable], inputs: Sequence[Any], op_params: Any):
-        """Returns an equation's results in both runs; if it is recorded, its tally and samples; if
-        it decides, in how many numbers the runs differ."""
+        """Returns an equation's results in both runs; if it is recorded, its tally and samples; its
+        events or None."""
         plan, step = planned
         if not self._rounds_apart(plan):
-            outs, uncounted, differ = self.call(step, op_params, list(inputs))
+            outs, uncounted, events = self.call(step, op_params, list(inputs))
             if not uncounted:
-                return outs, uncounted, differ
+                return outs, uncounted, events
             tainted, *counted = self.call(_count_result, op_params, *uncounted)
             outs = [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x
                     for x in outs]  # fmt: skip
-            return outs, counted, differ
+            return outs, counted, events
         if plan.operation == OTHER:
             arrays, scalars = self._as_operands(self.call(step, op_params, list(inputs)), inputs)
         else:
@@ -429,7 +441,7 @@ class Lockstep(Interpretation):
 
     def _apply_traced(self, state: Statistics, plan: Plan, index: int, inputs: Sequence[Any]):
         """Applies one equation of a loop that is compiled as a whole."""
-        differ = None
+        events = None
         op_params = jnp.concatenate([state.formats[index], jnp.asarray(plan.op_params)])
         if self._rounds_apart(plan):
             exact, reference = unrounded(self.runs, plan, op_params, inputs)
@@ -440,12 +452,12 @@ class Lockstep(Interpretation):
             )
             outs = [out]
         else:
-            outs, counted, differ = run_and_count(self.runs, plan, op_params, inputs)
+            outs, counted, events = run_and_count(self.runs, plan, op_params, inputs)
         if counted:
             tally, samples = counted
             state = add_record(state, index, Record(tally, samples, op_params))
-        if differ is not None:
-            state = add_decision(state, index, plan.decisions, differ, not counted)
+        if events is not None:
+            state = add_events(state, index, events, not counted)
         return state, outs
 
     def _rounds_apart(self, plan: Plan) -> bool:

@@ -15,6 +15,7 @@ from ...interpret import Equation, Program, is_float, lifted
 from .._deprecated import renamed
 from ._accumulator import Accumulator
 from ._equation_statistics import EquationStatistics, equation_statistics
+from ._gradients import Operands
 from ._interpretations import Reference, TableEmulation
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
@@ -52,7 +53,8 @@ class Outcome:
     """What one run gave.
 
     Attributes:
-        recorded, statistics: the equations, and the statistics of each.
+        recorded, statistics, operands: the equations, the statistics of each, and the equations
+            that its operands come from.
         error, outputs: of all outputs, and of each by its path.
         reference_nans: the paths of outputs with NaN in the reference run.
         low, reference: the float outputs of both runs.
@@ -60,6 +62,7 @@ class Outcome:
 
     recorded: tuple[Equation, ...]
     statistics: Statistics
+    operands: Operands
     error: OutputError
     outputs: tuple[tuple[str, OutputError], ...]
     reference_nans: tuple[str, ...]
@@ -69,7 +72,7 @@ class Outcome:
     @functools.cached_property
     def equations(self) -> list[EquationStatistics]:
         """The statistics by equation; computed on demand, since few trials need them."""
-        return equation_statistics(self.recorded, self.statistics)
+        return equation_statistics(self.recorded, self.statistics, self.operands)
 
 
 def new_code() -> dict[Any, Any]:
@@ -190,6 +193,7 @@ class Session:
         return Outcome(
             recorded=recorded,
             statistics=statistics,
+            operands=self.lockstep.operands,
             error=OutputError(sum(e.non_finite for e in errors), total),
             outputs=tuple((p, e) for (p, _, _), e in zip(pairs, errors, strict=True)),
             reference_nans=tuple(p for (p, _, _), r in zip(pairs, table, strict=True) if r[3]),

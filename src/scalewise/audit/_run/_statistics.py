@@ -27,10 +27,12 @@ OP_PARAMS = IS_ARRAY + 2
 
 COUNTS = (
     "visits", "elements", "overflowed", "flushed", "subnormal", "nan", "sampled", "added",
-    "swamped", "cancelled", "decided", "differ", "reference_nan",
+    "swamped", "cancelled", "reference_nan", "decided", "differ",
+    "operands", "operands_saturated", "operands_flushed",
 )  # fmt: skip
 FIRST = len(COUNTS)  # the visit at which an overflow, NaN or other decision came first, or -1
 VISITS, DECIDED, DIFFER = (COUNTS.index(name) for name in ("visits", "decided", "differ"))
+EVENTS = slice(DECIDED, FIRST)  # counted by `add_events`, apart from a result's numbers
 PEAKS = ("amax", "bits")  # largest finite exact magnitude; most bits cancelled in one addition
 SUMS = (
     "introduced2", "exact2", "inherited2", "reference2", "drift", "drift_size",
@@ -48,7 +50,8 @@ class Statistics:
         formats: float64[n, 8], the format of each equation's results (see ``format_params``).
         counts: float64[n, ...]: COUNTS, summed over all visits (from "sampled" to "cancelled" over
             the samples only; "decided" and "differ" over the predicates, indices and counts among
-            the results, in which the runs may differ); FIRST; PEAKS.
+            the results, in which the runs may differ; "operands" and what follows over operands
+            that the equation rounds before it computes); FIRST; PEAKS.
         sums, maxima: float64[n, ...], over the samples of all visits.
         histogram: float64[n, BINS], exponents of the reference run's nonzero sampled numbers.
     """
@@ -209,24 +212,19 @@ def add_record(state: Statistics, index: Any, record: Record) -> Statistics:
     return accumulate(state, index, *summarize(record, fmt))
 
 
-def add_decision(
-    state: Statistics, index: Any, size: int, differ: Any, visited: bool
-) -> Statistics:
-    """Returns the statistics with one more visit of an equation that decides.
+def add_events(state: Statistics, index: Any, events: jax.Array, visited: bool) -> Statistics:
+    """Returns the statistics with one more visit of an equation that decides or rounds operands.
 
     Args:
         state: before.
         index: of the equation.
-        size: how many numbers of its results are predicates, indices or counts.
-        differ: in how many of them the runs differ.
+        events: float64[5], what is added to the counts EVENTS.
         visited: whether this visit has to be counted.
     """
     before = state.counts[index]
-    new = before.at[np.array([VISITS, DECIDED, DIFFER])].add(
-        jnp.stack([jnp.asarray(x, jnp.float64) for x in (visited, size, differ)])
-    )
+    new = before.at[EVENTS].add(events).at[VISITS].add(float(visited))
     at = before[VISITS] - float(not visited)
-    first = jnp.where((differ > 0) & (before[FIRST] < 0), at, before[FIRST])
+    first = jnp.where((new[DIFFER] > 0) & (before[FIRST] < 0), at, before[FIRST])
     return dataclasses.replace(state, counts=state.counts.at[index].set(new.at[FIRST].set(first)))
 
 
@@ -271,9 +269,8 @@ def summarize(record: Record, fmt: jax.Array) -> tuple[jax.Array, ...]:
     )
     n, m = len(additions), len(additions) + len(sums)
     one = jnp.ones((), jnp.float64)
-    zero = 0 * one  # decisions are added by `add_decision`
-    counts = [one, size, overflowed, flushed, subnormal, nan, sampled, *totals[:n]]
-    counts += [zero, zero, reference_nan]
+    counts = [one, size, overflowed, flushed, subnormal, nan, sampled, *totals[:n], reference_nan]
+    counts += [0 * one] * (EVENTS.stop - EVENTS.start)
     parts = counts, [amax, totals[m]], totals[n:m], totals[m + 1 :]
     return *[jnp.stack(x) for x in parts], _histogram(record.samples[2], mask)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from .._run._equation_statistics import EquationStatistics
-
-Operands = Mapping[int, Sequence[Sequence[int]]]  # by equation and operand: where it comes from
+from .._run._gradients import Operands
 
 DEPTH = 12  # operations that a search goes back
 CARRIED = 3.0  # a result's error is carried in, rather than made, from this multiple of its own

@@ -42,6 +42,8 @@ class Finding:
         tried: whether fixes were tried.
         order: the position of its fix in the order of application, from 1; 0 without one.
         callers: ``path:line`` of each of the user's lines that call a library's ``file``.
+        part: the direction; of a product in the backward pass, also which gradient it computes:
+            "backward, weight gradient" or "backward, input gradient".
     """
 
     kind: str
@@ -67,6 +69,7 @@ class Finding:
     tried: bool = False
     order: int = 0
     callers: tuple[str, ...] = ()
+    part: str = ""
 
     rows, broken_before = renamed("rows"), renamed("broken_before")
     broken_after, broken_alone = renamed("broken_after"), renamed("broken_alone")
@@ -102,6 +105,7 @@ def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
         evidence=kind.evidence(group, fmt),
         equations=group.indices,
         callers=tuple(dict.fromkeys(e.caller for e in group.equations if e.caller)),
+        part=first.part,
     )
 
 
@@ -122,4 +126,5 @@ def constant_finding(literal: Literal) -> Finding:
         inherited=error,
         evidence=f"the constant {literal.written} {literal.what}",
         callers=literal.callers,
+        part=literal.direction,
     )

@@ -12,9 +12,21 @@ import jax.numpy as jnp
 
 from ...autocast import Autocast, Rule
 from ...autoscale import Boundaries, EveryOp, interpretation, scope_parts
-from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, FP32, Format
+from ...formats import (
+    BF16,
+    E4M3,
+    E4M3FN,
+    E4M3FNUZ,
+    E5M2,
+    E5M2FNUZ,
+    E8M0,
+    FP16,
+    FP32,
+    BlockFormat,
+    Format,
+)
 from ...interpret import Interpretation
-from ...scaled import Amax
+from ...scaled import Amax, Mx
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._interpretations import TableEmulation
 from .._run._loss_scale import LossScaled, best_power
@@ -145,22 +157,35 @@ def _wider_result(context: Context) -> Iterator[Fix]:
 @register("upstream", "format")
 def _upstream(context: Context) -> Iterator[Fix]:
     """Yields float32 for the operation that made the error carried in, then for those up to it."""
-    causes = context.causes
-    if causes is None or context.kind.name not in CARRIED_IN:
+    path = _path(context)
+    if context.causes is None or not path:
         return
-    worst = max(context.group.equations, key=lambda e: max(e.inherited, e.share("differ")))
-    path = causes.path(worst.index)
-    cause = path[-1]
-    if len(path) > 1:
+    cause = path[-1] if len(path) > 1 else None
+    if cause is not None:
         alike = _like(cause, context.equations, "file", "line", "primitive", "direction")
         text = f"the {cause.primitive} at line {cause.line}"
         yield widened(context.word, text, alike, cause=cause)
     if len(path) > 2:
         yield widened(context.word, "", path[1:], cause=cause)
-    before = causes.before(worst.index)
+    before = context.causes.before(path[0].index)
     if len(before) > 1:
-        at = cause if len(path) > 1 else None
-        yield widened(context.word, "", [*before, worst], cause=at)
+        yield widened(context.word, "", [*before, path[0]], cause=cause)
+
+
+def _path(context: Context) -> list[EquationStatistics]:
+    """Returns how an error carried in reached the finding (see :meth:`Causes.path`); none if the
+    error is made there."""
+    if context.causes is None or context.kind.name not in CARRIED_IN:
+        return []
+    worst = max(context.group.equations, key=lambda e: max(e.inherited, e.share("differ")))
+    return context.causes.path(worst.index)
+
+
+def _places(context: Context) -> list[tuple[EquationStatistics, EquationStatistics | None]]:
+    """Returns operations for which an exception may help, each with its ``Fix.cause``: the one that
+    made an error carried in, and the finding's."""
+    causes = _path(context)[1:][-1:]
+    return [*((cause, cause) for cause in causes), (context.group.first, None)]
 
 
 def widened(
@@ -225,14 +250,14 @@ def _wider_format(context: Context) -> Iterator[Fix]:
 @register("rule", "policy")
 def _rule(context: Context) -> Iterator[Fix]:
     """Yields rules: float32 for a primitive of a function, then for the function."""
-    here = context.group.first
-    function = here.function.rpartition(".")[2] or None
-    text = f"Rule('full', primitive={here.primitive!r}, function={function!r})"
-    rules = [(text, Rule("full", primitive=here.primitive, function=function))]
-    if function is not None:
-        rules.append((f"Rule('full', function={function!r})", Rule("full", function=function)))
-    for size, (text, rule) in enumerate(rules, 1):
-        yield Fix(text, partial(_with_rule, rule=rule), size)
+    for here, cause in _places(context):
+        function = here.function.rpartition(".")[2] or None
+        text = f"Rule('full', primitive={here.primitive!r}, function={function!r})"
+        rules = [(text, Rule("full", primitive=here.primitive, function=function))]
+        if function is not None:
+            rules.append((f"Rule('full', function={function!r})", Rule("full", function=function)))
+        for size, (text, rule) in enumerate(rules, 1):
+            yield Fix(text, partial(_with_rule, rule=rule), size, cause=cause)
 
 
 @register("compute", "policy")
@@ -264,23 +289,41 @@ def _scaling(context: Context) -> Iterator[Fix]:
         yield _recipe("scaling=Amax()", scaling=Amax())
 
 
+@register("rounding_of_scales", "recipe")
+def _rounding_of_scales(context: Context) -> Iterator[Fix]:
+    """Yields block scales that are rounded up, so that no number saturates."""
+    recipe, own = context.now.recipe, context.now.recipe.scaling.of_blocks() or Mx()
+    powers = isinstance(recipe.forward, BlockFormat) and recipe.forward.scale == E8M0
+    if powers and isinstance(own, Mx) and own.exponent not in ("ceil", "rceil"):
+        yield _recipe("scaling=Mx('rceil')", scaling=Mx("rceil"))
+
+
 @register("keep", "recipe", "every_op")
 def _keep(context: Context) -> Iterator[Fix]:
-    """Yields float32 for the primitive, for the innermost scope around it, for the outermost."""
-    here = context.group.first
-    parts = scope_parts(here.scope)
-    for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
-        kept = [e for e in context.equations if name in (e.primitive, *scope_parts(e.scope))]
-        change = partial(_with_exception, name=name)
-        yield Fix(f"keep={{{name!r}: FP32}} in the recipe", change, len(kept))
+    """Yields float32 for the primitive, for the innermost scope around it and for the outermost,
+    of which the one with the fewest operations comes first."""
+    for here, cause in _places(context):
+        parts = scope_parts(here.scope)
+        fixes = []
+        for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
+            kept = [e for e in context.equations if name in (e.primitive, *scope_parts(e.scope))]
+            change = partial(_with_exception, name=name)
+            text = f"keep={{{name!r}: FP32}} in the recipe"
+            fixes.append(Fix(text, change, len(kept), cause=cause))
+        yield from sorted(fixes, key=lambda fix: fix.size)
 
 
 @register("operands", "recipe")
 def _operands(context: Context) -> Iterator[Fix]:
-    operands = "backward" if context.group.first.direction == "backward" else "forward"
+    backward = context.group.first.direction == "backward"
+    operands = "backward" if backward else "forward"
     fmt = getattr(context.now.recipe, operands)
+    rounded = [
+        e for e in context.equations if e["operands"] and backward <= (e.direction == "backward")
+    ]
     for other in OPERANDS.get(fmt, ()) if isinstance(fmt, Format) else (FP16,) if fmt else ():
-        yield _recipe(f"{operands}={other.name}", **{operands: other})
+        fix = _recipe(f"{operands}={other.name}", **{operands: other})
+        yield dataclasses.replace(fix, size=len(rounded))
 
 
 @register("arithmetic", "every_op")

@@ -46,8 +46,8 @@ class Fix:
     Attributes:
         text: the description.
         change: returns a setting, or the interpretation of a policy or recipe, with the change.
-        size: how many operations become float32, to order fixes of one finding; 0 if the change
-            is of another kind.
+        size: how many operations get a wider format, to order fixes of one finding; 0 if the
+            change is of another kind.
         without: a narrower fix; this one is accepted only if that one is measurably worse.
         indices: the operations that become float32.
         cause: where the error is made, if that isn't where the finding is.

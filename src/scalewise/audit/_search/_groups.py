@@ -1,4 +1,4 @@
-"""Groups of equations with the same source line, primitive and direction, ordered by weight."""
+"""Groups of equations of one source line, primitive and part of a step, ordered by weight."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AMPLIFIED = 8.0  # from this factor an operation is ill-conditioned on its opera
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The equations with the same source line, primitive and direction.
+    """The equations of one source line, primitive and part of a step (see ``EquationStatistics``).
 
     Attributes:
         equations: their statistics.
@@ -88,19 +88,19 @@ class Group:
             made = min(e.introduced, 10.0) + e.share("flushed") + lost
             amplifies = self._carries(e) and (e["cancelled"] > 0 or self.factor >= AMPLIFIED)
             score += made + (min(e.inherited, 10.0) if amplifies else 0.0)
-            score += min(10 * e.share("differ"), 1.0)
+            score += min(10 * e.share("differ"), 1.0) + e.share("operands_saturated")
         return score
 
 
 def groups(equations: Equations, fmt: Format, causes: Causes | None = None) -> list[Group]:
-    """Returns equations grouped by source line, primitive and direction, heaviest first.
+    """Returns equations grouped by source line, primitive and part of a step, heaviest first.
 
     A result that is infinite because a number was flushed to zero before (``log(p)``, ``1 / v``)
     isn't its own cause: its weight goes to the equation that flushed the number.
     """
     found: dict[tuple, list[EquationStatistics]] = {}
     for e in equations:
-        key = (e.index,) if e.file is None else (e.file, e.line, e.primitive, e.direction)
+        key = (e.index,) if e.file is None else (e.file, e.line, e.primitive, e.part)
         found.setdefault(key, []).append(e)
     factor = causes.amplification if causes else lambda _: 0.0
     noticeable = min(0.01, 16 * float(fmt.eps))

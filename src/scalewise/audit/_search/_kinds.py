@@ -12,6 +12,9 @@ from ...primitives import having
 from ._groups import Group
 
 FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which a finding is an underflow, or a swamping
+# The same for the operands that a recipe rounds: in any program a few of them saturate, and small
+# ones are flushed.
+OPERANDS_SATURATED, OPERANDS_FLUSHED = 0.05, 0.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,17 +88,38 @@ register(
     "overflow", lambda g, saturate: g.total("overflowed") > 0 and saturate is False,
     out_of_range=True, event=True, style="bold red", severe=True,
 )(_too_large)  # fmt: skip
-register(
-    "saturation", lambda g, saturate: g.total("overflowed") > 0 and saturate is not False,
-    out_of_range=True, event=True, style="red", severe=True,
-)(_too_large)  # fmt: skip
+
+
+def _operands_saturate(group: Group) -> bool:
+    return group.share("operands_saturated") >= OPERANDS_SATURATED
 
 
 @register(
-    "underflow", lambda g, _: g.share("flushed") >= FLUSHED,
+    "saturation",
+    lambda g, saturate: (g.total("overflowed") and saturate is not False) or _operands_saturate(g),
+    out_of_range=True, event=True, style="red", severe=True,
+)  # fmt: skip
+def _saturation(group: Group, fmt: Format) -> str:
+    if group.total("overflowed"):
+        return _too_large(group, fmt)
+    return f"{_of_operands(group, 'operands_saturated')} exceed the largest with their scale"
+
+
+def _of_operands(group: Group, name: str) -> str:
+    return f"{int(group.total(name)):,} of {int(group.total('operands')):,} numbers of its operands"
+
+
+def _operands_flushed(group: Group) -> bool:
+    return group.share("operands_flushed") >= OPERANDS_FLUSHED
+
+
+@register(
+    "underflow", lambda g, _: g.share("flushed") >= FLUSHED or _operands_flushed(g),
     out_of_range=True, event=True, style="yellow",
 )  # fmt: skip
 def _underflow(group: Group, fmt: Format) -> str:
+    if group.share("operands_flushed") > group.share("flushed"):
+        return f"{_of_operands(group, 'operands_flushed')} flushed to zero with their scale"
     inverses = [e["reference_min_inverse"] for e in group.equations]
     smallest = min((1 / x for x in inverses if x), default=0.0)
     down = f" (smallest value 2^{math.log2(smallest):.1f})" if smallest else ""

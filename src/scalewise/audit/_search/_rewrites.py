@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax.extend.core as jex
 import numpy as np
 
 from ...interpret import Equation
 from ...primitives import having
+from .._run._gradients import Operands
 from ._norms import is_square
 
-Operands = Mapping[int, Sequence[Sequence[int]]]
 SUMS = having("adds")
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from ..._types import Saturation
 from ...formats import FP32, Format
 from .._run._equation_statistics import EquationStatistics
+from .._run._gradients import Operands
 from .._run._session import Outcome, OutputError, Session
 from ._apply import Origin
-from ._causes import Causes, Operands
+from ._causes import Causes
 from ._findings import Finding, constant_finding, finding
 from ._fix_kinds import CARRIED_IN, run_of, widened
 from ._fixes import Context, Fix, proposals
@@ -340,15 +341,17 @@ class Search:
         if cause is None or here in {(e.file, e.line) for e in (cause, *wide)}:
             return what
         moved = self._finding(Group((cause,)))
-        evidence = f"error made here {cause.introduced:.2g}"
         if what.kind not in CARRIED_IN:
             return dataclasses.replace(moved, tried=what.tried)
+        event, evidence = KINDS[moved.kind].event, f"error made here {cause.introduced:.2g}"
+        if event:
+            evidence = f"{moved.evidence}, {evidence}"
         if what.kind == "decision":
             kind, evidence = what.kind, f"{evidence}; at {what.where} {what.evidence}"
         else:
             error = self._causes.equations[what.equations[0]].inherited
             factor = error / max(cause.inherited, 1e-30)
-            kind = "amplified"
+            kind = moved.kind if event else "amplified"
             evidence += f", amplified {factor:.0f} times by {what.primitive} at {what.where}"
         return dataclasses.replace(moved, kind=kind, evidence=evidence, tried=what.tried)
 

@@ -1,0 +1,113 @@
+"""Operands that a recipe rounds: how many saturate or are flushed, and the fixes for that."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from examples.failures import recipes
+from jax import lax
+
+import scalewise as sw
+
+DECAYS = 0.90 + 0.09 * jax.random.uniform(jax.random.key(0), (8, 64))
+INPUTS = jax.random.normal(jax.random.key(1), (64, 16)) * jnp.exp2(
+    jnp.linspace(-12.0, 12.0, 64)[:, None]
+)
+
+
+def product(w, x):
+    return w @ x
+
+
+def repeated(w, x):
+    return lax.fori_loop(0, 3000, lambda i, c: c + 1e-3 * (w @ x), jnp.zeros((8, 16)))
+
+
+def blocks_of_32(x, axis):
+    """Returns ``x / 2**(floor(log2(amax)) - 8)`` for blocks of 32 along an axis (OCP MX, 6.3)."""
+    x = np.moveaxis(np.asarray(x, np.float64), axis, -1)
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    amax = np.abs(blocks).max(-1, keepdims=True)
+    return np.abs(blocks) / 2.0 ** (np.floor(np.log2(amax)) - 8)
+
+
+def operands(f, recipe, *arguments):
+    rows = [e for e in sw.audit(f, recipe, trials=0)(*arguments).equations if e["operands"]]
+    (row,) = rows
+    return row
+
+
+def test_numbers_beyond_the_largest_with_their_scale_are_counted():
+    row = operands(product, "mxfp8", DECAYS, INPUTS)
+    scaled = [blocks_of_32(DECAYS, 1), blocks_of_32(INPUTS, 0)]
+    assert row["operands"] == DECAYS.size + INPUTS.size
+    assert row["operands_saturated"] == sum(np.sum(x > 464) for x in scaled)  # 448 + half of 32
+    assert row["operands_flushed"] == sum(np.sum((x > 0) & (x <= 2.0**-10)) for x in scaled)
+    assert row["operands_saturated"] > 256
+    assert row["operands_flushed"] > 0
+
+
+def test_scales_that_are_rounded_up_saturate_nothing():
+    recipe = dataclasses.replace(sw.recipes.mxfp8, scaling=sw.Mx("rceil"))
+    assert operands(product, recipe, DECAYS, INPUTS)["operands_saturated"] == 0
+    assert operands(product, "fp8", DECAYS, INPUTS)["operands_saturated"] == 0
+
+
+@pytest.mark.thorough
+def test_in_a_compiled_loop_every_iteration_counts():
+    once, often = (operands(f, "mxfp8", DECAYS, INPUTS) for f in (product, repeated))
+    for name in ("operands", "operands_saturated", "operands_flushed"):
+        assert often[name] == 3000 * once[name]
+
+
+@pytest.mark.thorough
+def test_a_convolution():
+    x, w = INPUTS.reshape(1, 8, 8, 16), jnp.ones((3, 3, 16, 4))
+
+    def convolved(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+    row = operands(convolved, "fp8", x, w)
+    scaled = np.abs(np.asarray(x)) * 2.0 ** -np.ceil(np.log2(np.abs(x).max() / 448))
+    assert row["operands"] == x.size + w.size
+    assert row["operands_flushed"] == np.sum((scaled > 0) & (scaled <= 2.0**-10))
+
+
+@pytest.mark.parametrize(
+    ("case", "recipe", "kind", "fix"),
+    [
+        ("retention", "mxfp8", "saturation", "keep={'decays': FP32} in the recipe"),
+        ("outlier_channel", "mxfp4", "underflow", "keep={'down': FP32} in the recipe"),
+    ],
+)
+@pytest.mark.thorough(keep=1)
+def test_the_finding_is_the_product_whose_operands_lose_their_numbers(case, recipe, kind, fix):
+    f, arguments = getattr(recipes, case), getattr(recipes, f"{case}_arguments")()
+    (finding,) = sw.audit(f, recipe)(*arguments).findings
+    assert (finding.kind, str(finding.fix), finding.primitive) == (kind, fix, "dot_general")
+    assert "numbers of its operands" in finding.evidence
+
+
+def loss(params, x):
+    h = jnp.tanh(x @ params["in"])
+    for w in params["layers"]:
+        h = jnp.tanh(h @ w)
+    scores = h @ h.T
+    return jnp.sum(scores**2)
+
+
+def test_the_gradients_of_weights_and_of_inputs_are_told_apart():
+    params = {"in": jnp.ones((4, 6)) / 8, "layers": [jnp.eye(6) / 2, jnp.eye(6) / 3]}
+    report = sw.audit(jax.grad(loss), "bf16", trials=0)(params, jnp.ones((3, 4)))
+    lines = {}
+    for e in report.equations:
+        if e.primitive == "dot_general" and e.direction == "backward":
+            lines.setdefault(e.line, []).append(e.gradient)
+    first, layers, scores = (sorted(lines[n]) for n in sorted(lines))
+    assert first == ["weight"]
+    assert layers == ["input", "input", "weight", "weight"]
+    assert scores == ["input", "input"]
