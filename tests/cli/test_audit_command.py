@@ -17,6 +17,9 @@ def norm(x):
 def big():
     return (jnp.full(4096, 16.0),)
 
+def half():
+    return {"x": jnp.full(4, 300, jnp.float16)}
+
 def named():
     return {"x": jnp.ones(4)}
 
@@ -84,6 +87,23 @@ def test_a_users_function_is_audited_and_the_report_written(folder):
     assert "No finding is gone or new" in run("diff", "b.json", "b.json").output
 
 
+def test_what_a_device_computes_is_recorded_and_compared(folder):
+    done = run("record", "net.py:norm", "--args", "half", "--out", "a.safetensors")
+    assert done.exit_code == 1  # not finite
+    assert "from mul at net.py:6 (norm): 4 of 4 numbers are infinite" in one_line(done)
+    assert "wrote a.safetensors" in done.output
+    good = run("record", "net.py:norm", "--args", "named", "--out", "b.safetensors", "--all")
+    assert good.exit_code == 0
+    found = run("diff", "a.safetensors", "b.safetensors", "--out", "c.csv", "--all")
+    assert found.exit_code == 0
+    assert "finite are first in the first alone: mul at net.py:6" in one_line(found)
+    assert "net.py:6" in (folder / "c.csv").read_text()
+
+
+def one_line(done):
+    return " ".join(done.output.split())
+
+
 @pytest.mark.thorough
 def test_arguments_from_annotations_or_by_name(folder):
     assert run("audit", "net.py:typed", "--trials", "0").exit_code == 0
@@ -112,7 +132,7 @@ def test_several_steps_with_their_batches(folder):
         (("audit", "broken.py:f"), "broken.py doesn't run: ModuleNotFoundError"),
         (("audit", "net.py:norm", "--args", "small"), "defines no factory 'small'"),
         (("audit", "net.py:norm", "--args", "fails"), "failed: RuntimeError: no data today"),
-        (("audit", "net.py:fails"), "fails failed: RuntimeError: no data today (net.py:24)"),
+        (("audit", "net.py:fails"), "fails failed: RuntimeError: no data today (net.py:27)"),
         (("audit", "net.py:step", "--args", "big"), "step() missing 1 required"),
         (("audit", "net.py:wide", "--args", "big"), "wide failed: TypeError: dot_general requires"),
         (("audit", "net.py:norm"), "norm(x) has no annotation with a shape such as"),
@@ -134,6 +154,10 @@ def test_several_steps_with_their_batches(folder):
         ),
         (("audit", "net.py:step", "--data", "data", "--args", "start"), "no --args or --batches"),
         (("diff", "net.py", "net.py"), "'net.py' is no JSON: expected a report saved as .json"),
+        (("record", "net.py:norm", "--args", "big", "--out", "a.npz"), "ends with .safetensors"),
+        (("record", "net.py:nor"), "net.py defines no function 'nor'"),
+        (("diff", "a.json", "b.json", "--out", "c.csv"), "--out: expected two recordings"),
+        (("diff", "gone.safetensors", "net.safetensors"), "No such file or directory"),
         (("diff", "a.json", "net.py"), "can't read 'a.json': No such file"),
     ],
 )

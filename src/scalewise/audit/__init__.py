@@ -9,6 +9,15 @@ from ._file import user_errors as user_errors
 from ._monitor import Monitor as Monitor
 from ._monitor import Reading as Reading
 from ._monitor import readings as readings
+from ._record._compare import ArrayDifference as ArrayDifference
+from ._record._compare import Comparison as Comparison
+from ._record._compare import LineDifference as LineDifference
+from ._record._compare import compare as compare
+from ._record._record import record as record
+from ._record._recording import RecordedArray as RecordedArray
+from ._record._recording import Recording as Recording
+from ._record._recording import load_recording as load_recording
+from ._record._recording import recordable as recordable
 from ._report._diff import Difference as Difference
 from ._report._diff import diff as diff
 from ._report._report import Report as Report

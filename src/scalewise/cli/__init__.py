@@ -6,6 +6,7 @@ from ._audit import audit, diff
 from ._cast import cast
 from ._compare import compare
 from ._formats import formats, inspect
+from ._record import record
 from ._refusal import run
 from ._table import table
 from ._train import train
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("audit")(audit)
+app.command("record")(record)
 app.command("diff")(diff)
 app.command("compare")(compare)
 app.command("train")(train)

@@ -1,4 +1,4 @@
-"""`scalewise audit` and `scalewise diff`: audits a function in low precision; compares audits."""
+"""`scalewise audit` and `scalewise diff`: audits a function in low precision; compares results."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -73,14 +73,31 @@ def audit(
 
 
 def diff(
-    before: Annotated[Path, typer.Argument(help="A report, .json")],
+    before: Annotated[Path, typer.Argument(help="A report, .json, or a recording, .safetensors")],
     after: Annotated[Path, typer.Argument(help="Another one.")],
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(help="For recordings: a file to write, .html, .json or .csv."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Show all lines.")] = False,
 ) -> None:
-    """Show findings that are gone, new or moved between two audits, and the errors."""
-    from scalewise.audit import diff as compare  # JAX takes a second to import
+    """Show what changed between two audits' findings and errors, or between two recordings."""
+    # JAX takes a second to import
+    from scalewise.audit import compare, writable
+    from scalewise.audit import diff as diff_reports
 
     with refusal(ValueError):
-        compare(before, after).show()
+        if {before.suffix, after.suffix} != {".safetensors"}:
+            if out:
+                raise ValueError("--out: expected two recordings (.safetensors), as `record` saves")
+            diff_reports(before, after).show()
+            return
+        paths = [writable(path) for path in out or ()]
+        comparison = compare(before, after)
+        saved = [comparison.save(path) for path in paths]
+        comparison.show(everything=everything)
+        for path in saved:
+            typer.echo(f"wrote {path}")
 
 
 def _saved(report: Any, path: Path) -> Path | None:

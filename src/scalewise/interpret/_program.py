@@ -75,6 +75,11 @@ class Program:
         """The number of equations, those of nested bodies and calls included."""
         return sum(1 for _ in all_equations(self.jaxpr))
 
+    @cached_property
+    def results(self) -> int:
+        """The number of results of all these equations."""
+        return sum(len(e.outvars) for e in all_equations(self.jaxpr))
+
     @property
     def calls_back(self) -> bool:
         """Whether the program calls functions on the host."""

@@ -1,0 +1,1 @@
+"""Recordings of what a device computes, equation by equation, and their comparison."""

@@ -1,0 +1,267 @@
+"""``Recording``: what a device computed, by equation; saved, loaded, and printed."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from ..._output import check_writable
+from ...interpret import Equation
+from ...scaled import load_safetensors, save_safetensors
+from .._run._equation_statistics import direction_of, display_name
+from ._numbers import COUNTS, NEVER, NUMBERS, Numbers
+from ._recorder import Site
+from ._show_recording import show
+
+ENDING = ".safetensors"
+# Fields of a recorded array that are written as JSON; the rest are arrays.
+TEXTS = (
+    "primitive", "result", "path", "shape", "dtype", "file", "line", "function", "caller", "scope",
+    "direction",
+)  # fmt: skip
+COUNTERS = ("visits", "first", "clock", "checksum", *COUNTS)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RecordedArray:
+    """One result of one equation, or an argument or output, over all iterations of loops.
+
+    Attributes:
+        primitive: ``"argument"`` and ``"output"`` for those.
+        result: its position among the equation's results.
+        path: of an argument or output, as ``jax.tree_util.keystr`` prints it.
+        shape, dtype: of each visit.
+        file, line, function: where the user wrote it; None, 0, "" where JAX doesn't know.
+        caller: ``path:line`` of the user's line that called the library's ``file``; else "".
+        scope: the name stack.
+        direction: "forward", "backward" or "optimizer".
+        visits: how often it was computed.
+        nan, infinite, zeros, subnormal: how many of its numbers are so; subnormal in its own dtype.
+        born: how many of its numbers aren't finite in visits whose operands are finite.
+        first: the visit at which one was born, from 0; -1 if none was.
+        clock: how many arrays had been recorded before, which orders visits in time; -1 likewise.
+        checksum: of the bits of all numbers in all visits (all NaNs count as one).
+        minimum, maximum: of the finite numbers (inf and -inf without any).
+        smallest: the smallest nonzero magnitude; inf without any.
+        mean, rms: mean and root mean square of the finite numbers of each visit, averaged.
+        samples: float[2, n], up to 32 numbers spread over the array, of the first and last visit.
+    """
+
+    primitive: str
+    result: int
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: str | None
+    line: int
+    function: str
+    caller: str
+    scope: str
+    direction: str
+    visits: int
+    first: int
+    clock: int
+    checksum: int
+    nan: int
+    infinite: int
+    zeros: int
+    subnormal: int
+    born: int
+    minimum: float
+    maximum: float
+    smallest: float
+    mean: float
+    rms: float
+    samples: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are over all visits; a complex one counts as two."""
+        parts = 2 if self.dtype.startswith("complex") else 1
+        return int(np.prod(self.shape, dtype=np.int64)) * self.visits * parts
+
+    @property
+    def non_finite(self) -> int:
+        return self.nan + self.infinite
+
+    @property
+    def where(self) -> str:
+        """``file.py:12``, or ``argument [0]['w']``."""
+        if self.path or self.primitive in ("argument", "output"):
+            return f"{self.primitive} {self.path}".strip()
+        return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+
+    @property
+    def name(self) -> str:
+        """The function's name, qualified where the bare one is ambiguous."""
+        return display_name(self.function)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Recording:
+    """What a device computed in a run of a function, by equation, in program order.
+
+    Attributes:
+        function: its name.
+        device: kind and platform.
+        versions: of JAX and jaxlib.
+        fused: whether the numbers were read within one compiled program.
+        arrays: the arguments, the results of equations, the outputs.
+        jit_difference: the largest difference between an output of the recorded run and of
+            ``jax.jit(f)``, relative to its norm (see :func:`compare`): 0.0 if all have the same
+            bits, inf if others are non-finite; None if that wasn't run.
+    """
+
+    function: str
+    device: str
+    versions: tuple[tuple[str, str], ...]
+    fused: bool
+    arrays: tuple[RecordedArray, ...]
+    jit_difference: float | None = None
+
+    @cached_property
+    def first_non_finite(self) -> RecordedArray | None:
+        """The first array, in time, with a non-finite number though its operands have none."""
+        born = [x for x in self.arrays if x.born]
+        return min(born, key=lambda x: x.clock, default=None)
+
+    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
+        """Prints the first non-finite number, and the arrays before it; or all arrays."""
+        show(self, console or Console(), everything=everything)
+
+    def __str__(self) -> str:
+        """Returns what :meth:`show` prints, without colours."""
+        text = io.StringIO()
+        self.show(Console(file=text, width=120, no_color=True))
+        return text.getvalue().rstrip()
+
+    def __repr__(self) -> str:
+        return f"<Recording of {self.function} on {self.device}: {len(self.arrays)} arrays>"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes a ``.safetensors`` file; on failure, a file that was there stays unchanged.
+
+        Raises:
+            ValueError: another ending, no such folder, or not a regular file.
+            OSError: the file can't be written.
+        """
+        path = recordable(path)
+        texts = [{name: getattr(x, name) for name in TEXTS} for x in self.arrays]
+        header = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        header["arrays"] = texts
+        tensors = {
+            "recording": np.frombuffer(json.dumps(header).encode(), np.uint8),
+            "counts": np.array([[getattr(x, n) for n in COUNTERS] for x in self.arrays], np.int64),
+            "numbers": np.array([[getattr(x, n) for n in NUMBERS] for x in self.arrays]),
+            "lengths": np.array([x.samples.shape[1] for x in self.arrays], np.int64),
+            "samples": np.concatenate([x.samples for x in self.arrays], axis=1),
+        }
+        save_safetensors(path, tensors)
+        return path
+
+
+def recordable(path: str | os.PathLike[str]) -> Path:
+    """Checks that a recording can be written to a path, and returns the path.
+
+    Raises:
+        ValueError: another ending than .safetensors, no such folder, or not a regular file.
+        OSError: the file can't be written, or none can be created in its folder.
+    """
+    path = Path(path)
+    if path.suffix != ENDING:
+        raise ValueError(f"save({str(path)!r}): expected a name that ends with {ENDING}")
+    check_writable(path)
+    return path
+
+
+def load_recording(path: str | os.PathLike[str]) -> Recording:
+    """Reads a recording that :meth:`Recording.save` wrote.
+
+    Raises:
+        ValueError: it is no file of a recording.
+        OSError: it can't be read.
+    """
+    tensors: dict[str, Any] = load_safetensors(path)
+    try:
+        header = json.loads(bytes(tensors["recording"]))
+        ends = np.cumsum(tensors["lengths"])
+        samples = np.split(tensors["samples"], ends[:-1], axis=1)
+        arrays = [
+            RecordedArray(
+                **(text | {"shape": tuple(text["shape"])}),
+                **dict(zip(COUNTERS, map(int, counts), strict=True)),
+                **dict(zip(NUMBERS, map(float, numbers), strict=True)),
+                samples=some,
+            )
+            for text, counts, numbers, some in zip(
+                header["arrays"], tensors["counts"], tensors["numbers"], samples, strict=True
+            )
+        ]
+        versions = tuple((str(name), str(version)) for name, version in header["versions"])
+        return Recording(**(header | {"arrays": tuple(arrays), "versions": versions}))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{str(path)!r} is no recording: expected a file that Recording.save wrote "
+            f"({type(error).__name__}: {error})"
+        ) from None
+
+
+def recorded_arrays(sites: Sequence[Site], state: Numbers) -> tuple[RecordedArray, ...]:
+    """Returns the arrays that were computed at least once: arguments, equations, outputs."""
+    words, counts, numbers, samples = (
+        np.asarray(x) for x in (state.words, state.counts, state.numbers, state.samples)
+    )
+    trained = any(s.equation is not None and s.equation.direction == "backward" for s in sites)
+    whole = counts[..., 0].astype(np.int64) + (counts[..., 1].astype(np.int64) << 32)
+    found = []
+    for i, site in enumerate(sites):
+        visits, first, clock, checksum = map(int, words[i])
+        if not visits:
+            continue
+        parts = 2 if jnp.issubdtype(site.aval.dtype, np.complexfloating) else 1
+        few = min(site.aval.size * parts, samples.shape[2])
+        averaged = np.r_[numbers[i, :3], numbers[i, 3:] / visits].astype(float)
+        found.append(
+            RecordedArray(
+                primitive=site.name,
+                result=site.position,
+                path=site.path,
+                shape=tuple(site.aval.shape),
+                dtype=str(site.aval.dtype),
+                **_place(site.equation, trained),
+                visits=visits,
+                first=first if first != NEVER else -1,
+                clock=clock if first != NEVER else -1,
+                checksum=checksum,
+                **dict(zip(COUNTS, map(int, whole[i]), strict=True)),
+                **dict(zip(NUMBERS, map(float, averaged), strict=True)),
+                samples=samples[i, :, :few].astype(np.float64),
+            )
+        )
+    return tuple(found)
+
+
+def _place(equation: Equation | None, trained: bool) -> dict[str, Any]:
+    """Returns where the user wrote an equation."""
+    if equation is None:
+        return {"file": None, "line": 0, "function": "", "caller": "", "scope": "",
+                "direction": "forward"}  # fmt: skip
+    file, line, function = equation.source or (None, 0, "")
+    return {
+        "file": file,
+        "line": line,
+        "function": function,
+        "caller": "{}:{}".format(*equation.caller) if equation.caller else "",
+        "scope": equation.scope,
+        "direction": direction_of(equation, trained),
+    }
