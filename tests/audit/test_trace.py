@@ -11,6 +11,7 @@ from rich.console import Console
 
 import scalewise as sw
 from scalewise.audit._file import name_of
+from scalewise.autocast import Policy, Rule
 
 
 class Attention:
@@ -73,6 +74,13 @@ def test_findings_name_the_class_and_the_call_sites(report):
     (worst, *_) = [x for x in report.findings if x.primitive == "exp"]
     head = f"{worst.where} in Attention.__call__ called at {', '.join(calls)}  exp, forward"
     assert head in shown(report)
+
+
+def test_a_rule_names_the_class_of_a_method():
+    policy = Policy(compute="f16", rules=(Rule("low", primitive="exp"),))
+    (finding,) = sw.audit(network, policy)(jnp.array([0.01, 4.0, 5.0])).findings
+    rule = Rule("full", primitive="exp", function="Attention.__call__")
+    assert finding.fix.apply(policy).rules == (rule, *policy.rules)
 
 
 def test_names_of_audited_functions():

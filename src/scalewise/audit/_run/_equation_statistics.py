@@ -122,11 +122,11 @@ def display_name(qualified: str) -> str:
         ('step', 'Attention.__call__')
     """
     parts = qualified.split(".")
-    nested = parts[-2:-1] == ["<locals>"] and not _is_ambiguous(qualified)
+    nested = parts[-2:-1] == ["<locals>"] and not is_ambiguous(qualified)
     return parts[-1] if nested else ".".join(x for x in parts if x != "<locals>")
 
 
-def _is_ambiguous(qualified: str) -> bool:
+def is_ambiguous(qualified: str) -> bool:
     """Returns True for ``<lambda>``, ``<listcomp>``, ``__call__``."""
     return qualified.rpartition(".")[2].startswith(("<", "__"))
 
@@ -172,7 +172,7 @@ def _of_equation(
     file, line, function = equation.source or (None, 0, "")
     floats = [a for a in equation.out_avals if is_float(a)]
     aval = (floats or list(equation.out_avals))[0]
-    site = equation.call_site if _is_ambiguous(function) else None
+    site = equation.call_site if is_ambiguous(function) else None
     return EquationStatistics(
         index=i,
         primitive=equation.name,

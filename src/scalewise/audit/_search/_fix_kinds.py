@@ -27,7 +27,7 @@ from ...formats import (
 )
 from ...interpret import Interpretation
 from ...scaled import Amax, Mx
-from .._run._equation_statistics import Equations, EquationStatistics
+from .._run._equation_statistics import Equations, EquationStatistics, is_ambiguous
 from .._run._interpretations import TableEmulation
 from .._run._loss_scale import LossScaled, best_power
 from .._run._rounding import FP64_PARAMS, format_params
@@ -251,7 +251,8 @@ def _wider_format(context: Context) -> Iterator[Fix]:
 def _rule(context: Context) -> Iterator[Fix]:
     """Yields rules: float32 for a primitive of a function, then for the function."""
     for here, cause in _places(context):
-        function = here.function.rpartition(".")[2] or None
+        bare = here.function.rpartition(".")[2]
+        function = here.function if is_ambiguous(bare) else bare or None
         text = f"Rule('full', primitive={here.primitive!r}, function={function!r})"
         rules = [(text, Rule("full", primitive=here.primitive, function=function))]
         if function is not None:
