@@ -37,9 +37,10 @@ class Failed:
     @property
     def best(self) -> Fix:
         """The fix to combine: a loss scale, or the widest that didn't increase the error."""
-        scales = [fix for fix, _ in self.tried if fix.kind and fix.kind.combined_first]
-        harmless = [fix for fix, error in self.tried if error <= self.before]
-        return (scales or harmless or [fix for fix, _ in self.tried])[-1]
+        tried = sorted(self.tried, key=lambda x: x[0].size)
+        scales = [fix for fix, _ in tried if fix.kind and fix.kind.combined_first]
+        harmless = [fix for fix, error in tried if error <= self.before]
+        return (scales or harmless or [fix for fix, _ in tried])[-1]
 
     def narrower(self, fix: Fix) -> list[Fix]:
         """Returns fixes that make fewer operations float32."""
