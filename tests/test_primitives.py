@@ -17,8 +17,11 @@ from scalewise.primitives import AUTOCAST, FACTS, PRIMITIVES, Family, having, na
 from scalewise.primitives._row import parsed
 
 ROOT = Path(scalewise.__file__).parent
-# The code of a primitive, found by its name: a rule, a lowering, an operation's number, a phrase.
-CODE = {"PARTICULAR", "UNTRACKED", "CONTROL", "NAMES", "DEGREES", "NAN_CAUSES"}
+# The code of a primitive, found by its name: a rule, a lowering, an operation's number, a phrase,
+# a Python expression.
+CODE = {
+    "PARTICULAR", "UNTRACKED", "CONTROL", "NAMES", "DEGREES", "NAN_CAUSES", "EXPRESSIONS",
+}  # fmt: skip
 SCALED = list(Family)[: list(Family).index(Family.FALLBACK)]
 
 

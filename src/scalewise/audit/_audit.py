@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import platform
@@ -27,6 +28,8 @@ from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
 from ._file import name_of
+from ._reduce._reduce import Audited, reduce
+from ._reduce._reduction import Reduction
 from ._report._report import SEMANTICS, Report
 from ._report._trace import latent
 from ._run._interpretations import Reference, TableEmulation
@@ -35,6 +38,7 @@ from ._run._rounding import format_params
 from ._run._session import Outcome, Session
 from ._run._specialize import nominal_format
 from ._run._statistics import BINS, LOWEST
+from ._search._findings import Finding
 from ._search._groups import groups
 from ._search._literals import literals
 from ._search._measure import near
@@ -291,7 +295,21 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         trials=trials - search.trials,
         untried=_untried(search),
         latent=latent(outcome.equations, fmt) if session.adjustable else (),
+        reducer=_reducer(session, outcome) if session.adjustable else None,
     )
+
+
+def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction]:
+    """Returns a function that reduces findings; it keeps the program, but no compiled code."""
+    audited = Audited(
+        program=dataclasses.replace(session.program),  # without what it has cached
+        fmt=session.low.fmt,
+        saturate=session.low.saturate,
+        dtype=session.reference.dtype,
+        paths=dict(enumerate(equation.path for equation in outcome.recorded)),
+        steps=session.steps,
+    )
+    return partial(reduce, audited, equations=tuple(outcome.equations))
 
 
 def _untried(search: Search) -> int:

@@ -262,6 +262,11 @@ def contracted_axes(equation: Equation) -> AxisPair:
     return (numbers.lhs_spec[1],), (numbers.rhs_spec[1],)
 
 
+def reduced_axes(equation: Equation) -> tuple[int, ...]:
+    """Returns the axes of the operand that a reduction (``reduce_sum``, ...) combines."""
+    return tuple(read(equation, "axes"))
+
+
 def precision(equation: Equation) -> Any:
     """Returns the ``precision`` of a contraction."""
     return read(equation, "precision")

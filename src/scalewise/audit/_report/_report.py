@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from .._reduce._reduction import Reduction
 from .._search._findings import Finding
 from ._page import page
 from ._save import plain, save_as
@@ -29,7 +30,14 @@ SEMANTICS = (
 
 @dataclasses.dataclass(frozen=True)
 class Report(Summary):
-    """The result of an audit, with the fields of :class:`Summary`."""
+    """The result of an audit, with the fields of :class:`Summary`.
+
+    Attributes:
+        reducer: reduces a finding; it holds the program and its arguments. None under a policy or
+            recipe.
+    """
+
+    reducer: Callable[[Finding], Any] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def verdict(self) -> str:
@@ -82,9 +90,43 @@ class Report(Summary):
             "loss_scales": self.loss_scales(),
         }
         report: Any = dataclasses.replace(
-            self, findings=_texts(self.findings), unfixed=_texts(self.unfixed)
+            self, findings=_texts(self.findings), unfixed=_texts(self.unfixed), reducer=None
         )
-        return plain(dataclasses.asdict(report) | derived)
+        fields = dataclasses.asdict(report)
+        del fields["reducer"]
+        return plain(fields | derived)
+
+    def reduce(self, i: int = 0) -> Reduction:
+        """Returns the smallest program found that shows finding ``i``, as a file of plain JAX.
+
+        It is a slice of the audited program: operations that lead to the finding's, or to a result
+        that it spoils, from the numbers that the reference run has there. The shortest one that
+        shows the event is taken: numbers that aren't finite, are flushed or are decided otherwise,
+        or at least half of the finding's error. Where operations are elementwise, or end in a sum
+        or product, the inputs are cut to the worst elements, or the worst row and column. The file
+        imports ``jax`` and ``numpy``, and ``scalewise`` for a format that isn't FP16 or BF16. It
+        was run before it is returned.
+
+        Args:
+            i: the index of the finding in ``findings``, from 0.
+
+        Raises:
+            IndexError: there is no such finding.
+            ValueError: the audit didn't run in one format, or ran several steps; or no such slice
+                was found.
+
+        Example:
+            >>> import jax.numpy as jnp, scalewise as sw
+            >>> def norm(x):
+            ...     return jnp.sqrt(jnp.sum(x * x))
+            >>> case = sw.audit(norm, "fp16", trials=3)(jnp.full(4096, 300.0)).reduce(0)
+            >>> case.low.tolist(), case.wide.tolist()
+            ([inf, inf, inf, inf], [90000.0, 90000.0, 90000.0, 90000.0])
+        """
+        finding = self.findings[i]
+        if self.reducer is None:
+            raise ValueError(f"reduce: expected an audit in one format, not in {self.low}")
+        return self.reducer(finding)
 
     def apply_fixes(self, target: Any) -> Any:
         """Returns a policy, recipe or function with the fixes of all findings, in their order.

@@ -1,0 +1,236 @@
+"""Finds the smallest slice of a program that shows a finding."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._types import Saturation
+from ...emulate import Emulation
+from ...formats import Format
+from ...interpret import Equation, Program, is_float
+from .._run._equation_statistics import Equations, EquationStatistics
+from .._search._findings import Finding
+from .._search._fix_kinds import CARRIED_IN
+from ._graph import Graph, Origin, after, before
+from ._reduction import Arithmetic, Reduction, run_code
+from ._render import Slice, evaluate, rendered
+from ._shrink import shrunk
+
+DEPTH = 12  # operations before the finding that a slice goes back at most
+BEHIND = 4  # operations behind it whose result may show it
+ENDS = 8  # results that are tried
+COUNTED = ("nan", "overflow", "underflow")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Audited:
+    """What is left of an audit in one format, to reduce its findings.
+
+    Attributes:
+        program: with its arguments.
+        fmt, saturate: the format.
+        dtype: of the reference run.
+        paths: of the equations, by their index in the report.
+        steps: how often the program was called.
+    """
+
+    program: Program
+    fmt: Format
+    saturate: Saturation
+    dtype: Any
+    paths: Mapping[int, tuple[int, ...]]
+    steps: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What a slice has to show.
+
+    Attributes:
+        kind: of the finding.
+        error: the relative error of which it has to show half.
+        largest: whether that is an element's, not that of the whole result.
+    """
+
+    kind: str
+    error: float
+    largest: bool = False
+
+    def strength(self, low: Any, wide: Any) -> float:
+        """Returns how many numbers aren't finite, are zero, or differ; or the relative error."""
+        low, wide = np.asarray(low), np.asarray(wide)
+        if not np.issubdtype(wide.dtype, np.floating):
+            return float(np.sum(low != wide))
+        y, s = low.astype(np.float64), wide.astype(np.float64)
+        lost = np.isfinite(s) & ~np.isfinite(y)
+        if self.kind in ("nan", "overflow"):
+            return float(lost.sum())
+        if self.kind == "underflow":
+            return float(((y == 0) & (s != 0)).sum()) or float(lost.sum())
+        if lost.any():
+            return math.inf
+        finite = np.isfinite(y) & np.isfinite(s)
+        y, s = y[finite], s[finite]
+        if self.largest:
+            return float(np.max(np.abs(y - s) / np.maximum(np.abs(s), 1e-300), initial=0))
+        norm = float(np.linalg.norm(s))
+        return float(np.linalg.norm(y - s)) / norm if norm else float(np.abs(y).max(initial=0))
+
+    def shows(self, low: Any, wide: Any) -> bool:
+        strength = self.strength(low, wide)
+        counted = self.kind in COUNTED or not np.issubdtype(np.asarray(wide).dtype, np.floating)
+        return strength >= 1 if counted else strength >= self.error / 2 and strength > 0
+
+
+def reduce(audited: Audited, finding: Finding, equations: Equations) -> Reduction:
+    """Returns the smallest program found that shows a finding (see :meth:`Report.reduce`)."""
+    text = f"{finding.kind} in {finding.primitive} at {finding.where}: {finding.evidence}"
+    if audited.steps > 1:
+        raise ValueError(f"reduce: {text}: expected an audit of one step, not of {audited.steps}")
+    statistics = {audited.paths[e.index]: e for e in equations if e.index in audited.paths}
+    arithmetic = Arithmetic(audited.fmt, audited.saturate, audited.dtype)
+    with jax.enable_x64(True):
+        graph, found = _traced(audited, finding)
+        for start in found:
+            for end, event in _ends(start, graph.origins, finding, statistics):
+                reduction = _slice(audited, arithmetic, graph, (start, end), event, text)
+                if reduction is not None:
+                    return reduction
+    why = "it is in a loop that is compiled as a whole, or in a branch that float32 doesn't take"
+    if found:
+        why = f"no slice of up to {DEPTH} operations from the float32 run's numbers shows it alone"
+    raise ValueError(f"reduce: {text}: {why}")
+
+
+def _traced(audited: Audited, finding: Finding) -> tuple[Graph, list[Origin]]:
+    """Returns the run's origins, and those of the finding's equations, the clearest visit first."""
+    emulation = Emulation(audited.fmt, audited.saturate)
+    paths = {audited.paths[i] for i in finding.equations if i in audited.paths}
+    event = Event(finding.kind, finding.introduced, largest=not finding.equations)
+    found: list[tuple[float, Origin]] = []
+
+    def visit(
+        equation: Equation, arrays: Sequence[Any], outs: Sequence[Any], origins: Sequence[Origin]
+    ) -> None:
+        if equation.path not in paths and not (not paths and _is_at(equation, finding)):
+            return
+        lows = [
+            emulation.lift(x, a) if is_float(a) else x
+            for x, a in zip(arrays, equation.in_avals, strict=True)
+        ]
+        results = emulation.apply((), equation, lows)[1]
+        strengths = [event.strength(y, s) for y, s in zip(results, outs, strict=True)]
+        found.append((strengths[0], origins[0]))
+
+    graph = Graph(audited.dtype, visit=visit)
+    graph.trace(audited.program)
+    found.sort(key=lambda x: -x[0])
+    return graph, [origin for _, origin in found[:2]]
+
+
+def _is_at(equation: Equation, finding: Finding) -> bool:
+    """Returns whether an equation uses the constant that a finding is about."""
+    where = equation.source or (None, 0, "")
+    return (*where[:2], equation.name) == (finding.file, finding.line, finding.primitive)
+
+
+def _ends(
+    start: Origin,
+    origins: Sequence[Origin],
+    finding: Finding,
+    statistics: Mapping[tuple[int, ...], EquationStatistics],
+) -> Iterator[tuple[Origin, Event]]:
+    """Yields results that may show a finding: its own, and those computed from it."""
+    carried = finding.kind in CARRIED_IN
+    own = Event(
+        finding.kind,
+        finding.inherited if carried else finding.introduced,
+        largest=not finding.equations,
+    )
+    behind = []
+    for origin in after(start, origins, DEPTH if carried else BEHIND):
+        known = statistics.get(origin.equation.path) if origin.equation else None
+        if known is not None:
+            behind.append((origin, known))
+    if not carried:
+        yield start, own
+    for origin, known in behind[:ENDS] if not carried else behind:
+        grown = known["differ"] or known.inherited > 4 * max(finding.introduced, 1e-30)
+        if not carried or grown:
+            yield origin, dataclasses.replace(own, error=known.inherited, largest=False)
+    if carried:
+        yield start, own
+
+
+def _slice(
+    audited: Audited,
+    arithmetic: Arithmetic,
+    graph: Graph,
+    ends: tuple[Origin, Origin],
+    event: Event,
+    text: str,
+) -> Reduction | None:
+    """Returns the shortest slice from one operation to another that shows the event, or None."""
+    start, end = ends
+    pieces = []
+    for depth in range(DEPTH + 1):
+        piece = rendered(before(end, depth), arithmetic.holds)
+        if piece is None:
+            return None
+        is_new = not pieces or piece.lines != pieces[-1].lines
+        if is_new and any(o is start for o in piece.operations):
+            pieces.append(piece)
+    if not pieces:
+        return None
+    wanted = {o.serial for piece in pieces for o in piece.inputs.values()} | {end.serial}
+    kept = Graph(audited.dtype, keep=frozenset(wanted))
+    kept.trace(audited.program)
+    if not wanted <= kept.kept.keys():
+        return None
+    for piece in pieces:
+        arrays = {name: kept.kept[origin.serial] for name, origin in piece.inputs.items()}
+        if not _agrees(_run(piece, arrays, arithmetic)[1], kept.kept[end.serial]):
+            return None  # an expression doesn't compute what the equation does
+        if event.shows(*_run(piece, arrays, arithmetic)):
+            ran = sum(o.equation is not None for o in graph.origins[: end.serial + 1])
+            return _verified(piece, arrays, arithmetic, event, text, ran)
+    return None
+
+
+def _run(piece: Slice, arrays: Any, arithmetic: Arithmetic) -> tuple[Any, Any]:
+    low = evaluate(piece, arrays, arithmetic.cast, arithmetic.dtype)
+    return low, evaluate(piece, arrays, arithmetic.wide, arithmetic.dtype)
+
+
+def _agrees(found: Any, expected: Any) -> bool:
+    """Returns whether a slice computes the recorded result."""
+    if found.shape != expected.shape:
+        return False
+    if not jnp.issubdtype(expected.dtype, jnp.floating):
+        return bool(np.array_equal(found, expected))
+    return bool(np.allclose(found, expected, rtol=1e-4, atol=1e-30, equal_nan=True))
+
+
+def _verified(
+    piece: Slice, arrays: Any, arithmetic: Arithmetic, event: Event, text: str, operations: int
+) -> Reduction | None:
+    """Returns the program with small inputs, after running it; with all of them if need be."""
+
+    def shows(smaller: Any) -> bool:
+        return event.shows(*_run(piece, smaller, arithmetic))
+
+    low, wide = _run(piece, arrays, arithmetic)
+    for some in (shrunk(piece, arrays, low, wide, shows), arrays):
+        few = Reduction(text, arithmetic, piece, some, operations, low, wide)
+        with jax.enable_x64(False):
+            results = run_code(few)
+        if event.shows(*results):
+            return dataclasses.replace(few, low=results[0], wide=results[1])
+    return None

@@ -1,0 +1,239 @@
+"""``Reduction``: a program of a few operations that shows a finding, as a Python file."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from ..._output import check_writable, replacing
+from ..._types import Saturation
+from ...formats import BF16, FP16, FP32, Format
+from ...rounding import round_to
+from ._render import Slice
+
+EMBEDDED = 256  # numbers up to which inputs are written into the file
+CASTS = {FP16: "float16", BF16: "bfloat16", FP32: "float32"}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Arithmetic:
+    """The format of a reduced program, and the dtype that its numbers are computed in.
+
+    Attributes:
+        fmt, saturate: as in the audit.
+        dtype: float32 or float64.
+    """
+
+    fmt: Format
+    saturate: Saturation
+    dtype: Any
+
+    def cast(self, x: Any) -> jax.Array:
+        """Rounds to the format; the same numbers as the file's ``low``."""
+        x = jnp.asarray(x, self.dtype)
+        if self.native:
+            return x.astype(self.native).astype(self.dtype)
+        return round_to(x, self.fmt, saturate=self.saturate).astype(self.dtype)
+
+    def wide(self, x: Any) -> jax.Array:
+        return jnp.asarray(x, self.dtype)
+
+    def holds(self, number: float) -> bool:
+        """Returns whether a number is one of the format's."""
+        return (
+            float(self.fmt.decode(self.fmt.encode(np.float64(number), saturate=self.saturate)))
+            == number
+        )
+
+    @property
+    def native(self) -> str | None:
+        """The dtype that casts to the format and back round to it; None if there is none."""
+        return None if self.saturate else CASTS.get(self.fmt)
+
+    @property
+    def source(self) -> str:
+        """The text of ``low``."""
+        name = np.dtype(self.dtype).name
+        if self.native:
+            return f"jnp.asarray(x, jnp.{name}).astype(jnp.{self.native}).astype(jnp.{name})"
+        arguments = f"x, {self.fmt.name!r}"
+        if self.saturate:
+            arguments += f", saturate={self.saturate!r}"
+        arguments = arguments.replace("x, ", f"jnp.asarray(x, jnp.{name}), ", 1)
+        return f"scalewise.round_to({arguments}).astype(jnp.{name})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reduction:
+    """The smallest program found that shows a finding.
+
+    Attributes:
+        finding: a sentence: kind, place and evidence.
+        arithmetic: the format.
+        piece: the operations.
+        inputs: their inputs, by name; floats as the reference run has them.
+        operations: how many operations the audited program ran up to there.
+        low, wide: the result in the format, and in float32 (or float64).
+    """
+
+    finding: str
+    arithmetic: Arithmetic
+    piece: Slice
+    inputs: dict[str, np.ndarray]
+    operations: int
+    low: np.ndarray
+    wide: np.ndarray
+
+    @property
+    def code(self) -> str:
+        """The program; it reads inputs of more than 256 numbers from a file beside it."""
+        return _code(self, embed=self.is_small)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the inputs are written into the program."""
+        sizes = (x.size for x in self.inputs.values() if not (x == x.flat[:1]).all())
+        return sum(sizes) <= EMBEDDED
+
+    def show(self, console: Console | None = None) -> None:
+        """Prints the program."""
+        (console or Console()).print(Text(self.code))
+
+    def __repr__(self) -> str:
+        count = f"{len(self.piece.lines)} of {self.operations} operations"
+        return f"<Reduction to {count}: {self.finding}; show(), save('case.py')>"
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the program and, unless they are small, its inputs as ``.npz`` beside it.
+
+        Raises:
+            ValueError: the name doesn't end with ``.py``; no such folder, or not a regular file.
+            OSError: a file can't be written.
+        """
+        path = Path(path)
+        if path.suffix != ".py":
+            raise ValueError(f"save({str(path)!r}): expected a name that ends with .py")
+        check_writable(path)
+        if not self.is_small:
+            with replacing(path.with_suffix(".npz")) as file:
+                np.savez(file, **self.inputs)  # pyright: ignore[reportArgumentType]
+        with replacing(path) as file:
+            file.write(self.code.encode())
+        return path
+
+
+def run_code(reduction: Reduction) -> tuple[np.ndarray, np.ndarray]:
+    """Runs the program as a file would be; returns its results in the format and in float32."""
+    names: dict[str, Any] = {"__name__": "reduced", "LOADED": reduction.inputs}
+    code = _code(reduction, embed=reduction.is_small)
+    code = code.replace(_loading(), "inputs = LOADED")
+    with jax.enable_x64(reduction.arithmetic.dtype == np.float64):
+        exec(compile(code, "reduced.py", "exec"), names)
+        low, wide = names["results"]()
+        return np.asarray(low), np.asarray(wide)
+
+
+def _loading() -> str:
+    return 'inputs = dict(np.load(Path(__file__).with_suffix(".npz")))'
+
+
+def _code(reduction: Reduction, *, embed: bool) -> str:
+    own, arithmetic = reduction.piece, reduction.arithmetic
+    name, dtype = arithmetic.fmt.name.upper(), np.dtype(arithmetic.dtype).name
+    uses: Callable[[str], bool] = partial(_uses, (*own.lines, arithmetic.source))
+    body = [line.replace("FLOAT", f"jnp.{dtype}") for line in own.lines]
+    names = ", ".join(own.inputs)
+    both = dtype == "float64"
+    lines = [
+        f'"""{_sentence(reduction.finding)}',
+        "",
+        f"Reduced by scalewise's audit to {len(body)} of {reduction.operations} operations.",
+        f"The inputs are what the {dtype} run had there. {name} is emulated: each",
+        f"operation is computed in {dtype}, and its result rounded by `low`.",
+        "Run this file: it prints the result in both.",
+        '"""',
+        "",
+        *(["from pathlib import Path", ""] if not embed else []),
+        *(["import jax"] if both else []),
+        "import jax.numpy as jnp",
+        "import numpy as np",
+        *(["import scalewise"] if uses("scalewise") else []),
+        *(["from jax import lax"] if uses("lax.") else []),
+        "",
+        *(_embedded(reduction.inputs) if embed else [_loading()]),
+        "",
+        "",
+        f"def program({names}, cast):",
+        *(f"    {line}" for line in body),
+        f"    return {own.result}",
+        "",
+        "",
+        "def low(x):",
+        f"    return {arithmetic.source}",
+        "",
+        "",
+        "def wide(x):",
+        f"    return jnp.asarray(x, jnp.{dtype})",
+        "",
+        "",
+        "def results():",
+        *(f"    {line}" for line in _call("low", reduction)),
+        *(f"    {line}" for line in _call("wide", reduction)),
+        "    return a, b",
+        "",
+        "",
+        'if __name__ == "__main__":',
+        *(['    jax.config.update("jax_enable_x64", True)'] if both else []),
+        "    a, b = results()",
+        f'    print("{name}:", a)',
+        f'    print("{dtype}:", b)',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _uses(lines: tuple[str, ...], text: str) -> bool:
+    return any(text in line for line in lines)
+
+
+def _sentence(text: str) -> str:
+    """Returns a text that may stand in a docstring."""
+    return text.replace("\\", "/").replace('"""', "'''") + "."
+
+
+def _call(cast: str, reduction: Reduction) -> list[str]:
+    floats = {n for n, x in reduction.inputs.items() if jnp.issubdtype(x.dtype, jnp.floating)}
+    given = [f"{cast}(inputs['{n}'])" if n in floats else f"jnp.asarray(inputs['{n}'])"
+             for n in reduction.inputs]  # fmt: skip
+    return [f"{'a' if cast == 'low' else 'b'} = program({', '.join([*given, cast])})"]
+
+
+def _embedded(inputs: dict[str, np.ndarray]) -> list[str]:
+    lines = ["inputs = {"]
+    for name, x in inputs.items():
+        if x.size > 1 and (x == x.flat[0]).all():
+            text = f"np.full({x.shape}, {_nested(x.flat[0].item(), x.dtype)}, np.{x.dtype.name})"
+        else:
+            text = f"np.array({_nested(x.tolist(), x.dtype)}, np.{x.dtype.name})"
+        lines.append(f'    "{name}": {text},')
+    return [*lines, "}"]
+
+
+def _nested(x: Any, dtype: np.dtype) -> str:
+    if isinstance(x, list):
+        return f"[{', '.join(_nested(y, dtype) for y in x)}]"
+    if not isinstance(x, float):
+        return repr(x)
+    if not np.isfinite(x):
+        return f"np.{x!r}" if x != -np.inf else "-np.inf"
+    return repr(float(str(dtype.type(x))))
