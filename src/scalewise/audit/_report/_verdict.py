@@ -96,7 +96,11 @@ def _answer(report: Summary) -> str:
 def _cause(report: Summary) -> str:
     """Returns the worst finding: a cause if its fix helps, else only suspected."""
     wide = report.error_float32
-    if report.trials and not report.findings and near(report.error, wide) and not wide.non_finite:
+    fixed = any(x.fix for x in report.findings)
+    if report.trials and not fixed and wide.non_finite >= max(report.error.non_finite, 1):
+        if report.arguments:
+            return f"cause: the arguments, rounded to {report.low} ({report.arguments[0]})"
+    elif report.trials and not fixed and near(report.error, wide):
         same = f"float32 for every operation leaves {wide}"
         return f"cause: the arguments, which stay in {report.low} ({same})"
     worst = next(iter(report.findings or report.unfixed), None)

@@ -81,12 +81,20 @@ class _Finder:
                         yield Rewrite("hypot in place of sqrt(x * x + y * y)", (*squares, i), root)
             case "sub":
                 yield from self._variance(root)
+            case "div":
+                yield from self._softmax(root)
 
     def _logarithm(self, root: int, sources: Sequence[int]) -> Iterator[Rewrite]:
         for i in sources:
             exponentials = [j for j in self.sources(i) if self.name(j) == "exp"]
+            sigmoids = [j for j in self.sources(i) if self.name(j) == "logistic"]
             inner = (*exponentials, i)
-            if self.name(i) == "reduce_sum" and exponentials:
+            if self.name(i) == "logistic":
+                yield Rewrite("log_sigmoid(x) in place of log(sigmoid(x))", (i,), root)
+            elif self.name(i) == "sub" and self.constant(i) == 1 and sigmoids:
+                text = "log_sigmoid(-x) in place of log(1 - sigmoid(x))"
+                yield Rewrite(text, (*sigmoids, i), root)
+            elif self.name(i) == "reduce_sum" and exponentials:
                 yield Rewrite("logsumexp(x) in place of log(sum(exp(x)))", inner, root)
             elif self.name(i) in SUMS and self.constant(i) == 1 and exponentials:
                 yield Rewrite("softplus(x) in place of log(1 + exp(x))", inner, root)
@@ -99,6 +107,19 @@ class _Finder:
                 sums = [j for j in self.sources(i) if self.name(j) == "reduce_sum"]
                 inner = (*exponentials, *sums, i)
                 yield Rewrite("log_softmax(x) in place of log(softmax(x))", inner, root)
+
+    def _softmax(self, root: int) -> Iterator[Rewrite]:
+        """Yields exponentials over their sum, unless a maximum is subtracted before."""
+        parts = self.operands.get(root, ())
+        if len(parts) != 2 or not all(parts):
+            return
+        exponential, total = parts[0][0], parts[1][0]
+        if self.name(exponential) != "exp" or self.name(total) != "reduce_sum":
+            return
+        shifted = any(self.name(i) == "sub" for i in self.sources(exponential))
+        if exponential in self.sources(total) and not shifted:
+            text = "softmax(x) in place of exp(x) / sum(exp(x))"
+            yield Rewrite(text, (exponential, total), root)
 
     def _variance(self, root: int) -> Iterator[Rewrite]:
         """Yields the mean of the squares minus the square of the mean."""

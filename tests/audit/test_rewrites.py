@@ -1,0 +1,54 @@
+"""Expressions for which the audit tries the function of JAX that computes them better."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import scalewise as sw
+
+
+def softmax(x):
+    e = jnp.exp(x)
+    return e / jnp.sum(e, -1, keepdims=True)
+
+
+def loss_of_ones(x):
+    return -jnp.log(jax.nn.sigmoid(x))
+
+
+def loss_of_zeros(x):
+    return -jnp.log(1 - jax.nn.sigmoid(x))
+
+
+LARGE = jnp.array([[13.0, 2.0, -1.0], [20.0, 19.0, 18.0]])
+CASES = {
+    "softmax(x) in place of exp(x) / sum(exp(x))": (softmax, LARGE, jax.nn.softmax),
+    "log_sigmoid(x) in place of log(sigmoid(x))": (
+        loss_of_ones, jnp.array([-18.0, -20.0, 3.0]), lambda x: -jax.nn.log_sigmoid(x),
+    ),
+    "log_sigmoid(-x) in place of log(1 - sigmoid(x))": (
+        loss_of_zeros, jnp.array([12.0, 14.0, 3.0]), lambda x: -jax.nn.log_sigmoid(-x),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_the_fix_has_the_functions_error(text):
+    f, x, better = CASES[text]
+    report = sw.audit(f, "fp16")(x)
+    assert text in [str(finding.fix) for finding in report.findings]
+    got, want = report.apply_fixes(f)(x), better(x)
+    assert jnp.linalg.norm(got - want) <= 2.0**-10 * jnp.linalg.norm(want)
+
+
+def test_a_softmax_that_subtracts_the_maximum_is_left():
+    def shifted(x):
+        e = jnp.exp(x - jnp.max(x, -1, keepdims=True))
+        return e / jnp.sum(e, -1, keepdims=True)
+
+    assert not sw.audit(shifted, "fp16")(LARGE).findings
+
+
+def test_arguments_that_the_format_cannot_hold_are_the_cause():
+    report = sw.audit(lambda u: jnp.log(u), "fp16")(jnp.array([1e-9, 0.5]))
+    assert "cause: the arguments, rounded to fp16 ([0]: 0 overflow, 1 flushed" in report.verdict
