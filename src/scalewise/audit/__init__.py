@@ -18,6 +18,9 @@ from ._record._recording import RecordedArray as RecordedArray
 from ._record._recording import Recording as Recording
 from ._record._recording import load_recording as load_recording
 from ._record._recording import recordable as recordable
+from ._record._stability import LineStability as LineStability
+from ._record._stability import Stability as Stability
+from ._record._stability import stability as stability
 from ._reduce._reduction import Reduction as Reduction
 from ._report._diff import Difference as Difference
 from ._report._diff import diff as diff

@@ -56,7 +56,8 @@ class Measured(NamedTuple):
 
 def wide_dtype() -> Any:
     """Returns the dtype in which numbers are recorded: the widest that JAX has enabled."""
-    return jnp.dtype(jnp.float64 if jax.config.read("jax_enable_x64") else jnp.float32)
+    wide: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    return jnp.dtype(jnp.float64 if wide else jnp.float32)
 
 
 def empty(n: int) -> Numbers:

@@ -62,11 +62,7 @@ def record(f: Callable, *, fused: bool = False) -> Callable:
     def recorded(*args: Any, **kwargs: Any) -> Recording:
         recorder = Recorder()
         program = trace(f, recorder, args, kwargs, name="record", as_jit=True)
-        if any(isinstance(x, Tracer) for x in program.arrays):
-            raise TypeError(
-                f"record({name_of(f)}) was called under jit, grad or vmap; call it with arrays, "
-                "and put the transformation inside: record(jax.grad(f))"
-            )
+        refuse_tracers(program, "record", f)
 
         def whole(arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
             return recorder.record(program, arrays)
@@ -82,6 +78,15 @@ def record(f: Callable, *, fused: bool = False) -> Callable:
         )
 
     return recorded
+
+
+def refuse_tracers(program: Program, name: str, f: Any) -> None:
+    """Raises TypeError if a function that runs programs on arrays was called with tracers."""
+    if any(isinstance(x, Tracer) for x in program.arrays):
+        raise TypeError(
+            f"{name}({name_of(f)}) was called under jit, grad or vmap; call it with arrays, and "
+            f"put the transformation inside: {name}(jax.grad(f))"
+        )
 
 
 def _device(outs: Sequence[Any]) -> str:

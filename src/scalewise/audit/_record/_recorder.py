@@ -75,7 +75,8 @@ class Recorder(Interpretation):
         values: list[Any] = []
         for path, x, aval in zip(program.arguments, arrays, avals, strict=True):
             site = Site("argument", aval, path=path)
-            x = x if jnp.issubdtype(aval.dtype, jax.dtypes.extended) else jnp.asarray(x, aval.dtype)
+            x = jnp.asarray(x, aval.dtype) if _has_numbers(aval) else x
+            x = self.argument(x, aval)
             state, value = self._observed(state, ("argument", path), site, x, ())
             values.append(value)
         state, values = run(program, self, state, values=values)
@@ -85,6 +86,10 @@ class Recorder(Interpretation):
             outs.append(plain(value))
             state, _ = self._observed(state, ("output", path), site, outs[-1], (False,))
         return state, outs
+
+    def argument(self, x: Any, aval: Any) -> Any:
+        """Returns the array that stands for an argument."""
+        return x
 
     def lifts(self, aval: Any) -> bool:
         return jnp.issubdtype(aval.dtype, jnp.inexact)
