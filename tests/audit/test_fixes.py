@@ -130,6 +130,7 @@ def test_an_exception_to_a_policy():
 def any_error(monkeypatch):
     """Lets a search look for fixes of errors as small as those of some roundings."""
     monkeypatch.setattr(_search.Search, "_is_small", False)
+    monkeypatch.setattr(_search.Search, "_is_slight", False)
     monkeypatch.setattr(_search.Search, "_rounding", 0.0)
 
 

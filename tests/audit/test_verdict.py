@@ -122,3 +122,23 @@ def test_only_finite_errors_are_green(overflow):
 def test_negative_trials_are_refused():
     with pytest.raises(ValueError, match="audit: trials is -3; expected 0 or more"):
         sw.audit(jnp.sin, "fp16", trials=-3)
+
+
+def test_a_gradient_that_is_as_good_as_its_policy_lets_it_be_has_no_cause():
+    """Float32 for all matrix products is no finding: it would undo the policy."""
+
+    def loss(w, x, y):
+        h = jax.nn.relu(x @ w["a"])
+        h = h + jax.nn.gelu(h @ w["b"])
+        return jnp.mean((h @ w["c"] - y) ** 2)
+
+    shapes = {"a": (32, 64), "b": (64, 64), "c": (64, 1), "x": (64, 32), "y": (64, 1)}
+    w = {
+        name: jax.random.normal(jax.random.key(i), shape) / (1 if name in "xy" else 7)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    x, y = w.pop("x"), w.pop("y")
+    report = sw.audit(jax.grad(loss), "c=bf16")(w, x, y)
+    assert 2 * 2.0**-8 < report.error.relative < 16 * 2.0**-7
+    assert not report.findings
+    assert "no operation stands out as the cause" in report.verdict

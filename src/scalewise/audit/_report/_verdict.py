@@ -6,7 +6,7 @@ import math
 
 from .._run._session import OutputError
 from .._search._findings import Finding
-from .._search._measure import near
+from .._search._measure import is_slight, near
 from ._summary import Summary
 
 LOST = 0.5  # share of the optimizer's additions that change nothing, from which nothing is trained
@@ -103,7 +103,8 @@ def _cause(report: Summary) -> str:
     elif report.trials and not fixed and near(report.error, wide):
         same = f"float32 for every operation leaves {wide}"
         return f"cause: the arguments, which stay in {report.low} ({same})"
-    worst = next(iter(report.findings or report.unfixed), None)
+    suspects = () if is_slight(report.error, 2.0 ** (1 - report.precision)) else report.unfixed
+    worst = next(iter(report.findings or suspects), None)
     if worst is None:
         return "no operation stands out as the cause"
     return f"{'cause' if worst.fix else 'suspected cause'}: {named(worst)}"

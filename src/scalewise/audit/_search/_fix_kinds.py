@@ -36,6 +36,7 @@ from ._fixes import Context, Fix, register
 from ._setting import Setting
 
 CARRIED_IN = ("decision", "cancellation", "amplified")  # kinds whose error is made elsewhere
+FLOAT32_ERROR = 2.0**-20  # relative errors up to this are those of operations in float32
 SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
 WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
 OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
@@ -247,18 +248,30 @@ def _wider_format(context: Context) -> Iterator[Fix]:
         yield Fix(f"{WIDER[low.fmt].name} throughout", change)
 
 
+def _undoes_everything(context: Context, affected: Equations) -> bool:
+    """Returns True if float32 for some operations leaves nothing of a policy or recipe, whose
+    error is slight: that removes any error, and says nothing about its cause."""
+    rounded = {e.index for e in context.equations if e.introduced > FLOAT32_ERROR}
+    slight = context.slight and not context.kind.out_of_range
+    return slight and rounded <= {e.index for e in affected}
+
+
 @register("rule", "policy")
 def _rule(context: Context) -> Iterator[Fix]:
     """Yields rules: float32 for a primitive of a function, then for the function."""
     for here, cause in _places(context):
         bare = here.function.rpartition(".")[2]
         function = here.function if is_ambiguous(bare) else bare or None
+        alike = _like(here, context.equations, "primitive", "function")
         text = f"Rule('full', primitive={here.primitive!r}, function={function!r})"
-        rules = [(text, Rule("full", primitive=here.primitive, function=function))]
+        rules = [(text, Rule("full", primitive=here.primitive, function=function), alike)]
         if function is not None:
-            rules.append((f"Rule('full', function={function!r})", Rule("full", function=function)))
-        for size, (text, rule) in enumerate(rules, 1):
-            yield Fix(text, partial(_with_rule, rule=rule), size, cause=cause)
+            rule = Rule("full", function=function)
+            alike = _like(here, context.equations, "function")
+            rules.append((f"Rule('full', function={function!r})", rule, alike))
+        for size, (text, rule, affected) in enumerate(rules, 1):
+            if not _undoes_everything(context, affected):
+                yield Fix(text, partial(_with_rule, rule=rule), size, cause=cause)
 
 
 @register("compute", "policy")
@@ -308,6 +321,8 @@ def _keep(context: Context) -> Iterator[Fix]:
         fixes = []
         for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
             kept = [e for e in context.equations if name in (e.primitive, *scope_parts(e.scope))]
+            if _undoes_everything(context, kept):
+                continue
             change = partial(_with_exception, name=name)
             text = f"keep={{{name!r}: FP32}} in the recipe"
             fixes.append(Fix(text, change, len(kept), cause=cause))

@@ -133,6 +133,7 @@ class Context:
             whole program may be.
         literal: the constant that the finding is about.
         causes: the dataflow between equations.
+        slight: whether the error may be that of many roundings, none of them worse than others.
         fmt: the format.
     """
 
@@ -147,6 +148,7 @@ class Context:
     final: bool = False
     literal: Literal | None = None
     causes: Causes | None = None
+    slight: bool = False
 
     @property
     def word(self) -> str:

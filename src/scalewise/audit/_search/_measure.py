@@ -12,6 +12,7 @@ from ._findings import Finding
 from ._setting import Setting
 
 ENOUGH = 0.5  # a fix that halves the error is accepted before wider ones are tried
+SLIGHT = 16.0  # up to so many eps, no fix may undo a whole policy or recipe
 CLEAR = 0.2  # where all operations round, a fix of one is accepted if it leaves a fifth
 MUCH = 0.05  # a fix that leaves a twentieth of the error is accepted before others are tried
 GAIN = 0.95  # a fix must cut the error by at least 5 %
@@ -39,6 +40,11 @@ def key_of(setting: Any) -> Hashable:
 def near(error: OutputError, floor: OutputError) -> bool:
     """Returns True if the error is at most 1.5 times another, with no more non-finite numbers."""
     return error.non_finite <= floor.non_finite and error.relative <= 1.5 * floor.relative + 1e-7
+
+
+def is_slight(error: OutputError, eps: float) -> bool:
+    """Returns True if an error may be that of a gradient, a sum of many roundings that cancels."""
+    return not error.non_finite and error.relative <= min(SLIGHT * eps, 0.25)
 
 
 def better(after: OutputError, before: OutputError, share: float) -> bool:

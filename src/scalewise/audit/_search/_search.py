@@ -22,7 +22,19 @@ from ._fixes import Context, Fix, proposals
 from ._groups import Group, groups
 from ._kinds import KINDS
 from ._literals import Literal
-from ._measure import CLEAR, ENOUGH, GAIN, better, enough, fixed, gain, key_of, near, same
+from ._measure import (
+    CLEAR,
+    ENOUGH,
+    GAIN,
+    better,
+    enough,
+    fixed,
+    gain,
+    is_slight,
+    key_of,
+    near,
+    same,
+)
 from ._norms import norms
 from ._pairs import RESERVE, Failed, both, pairs
 from ._rewrites import Rewrite, rewrites
@@ -144,6 +156,10 @@ class Search:
         return not error.non_finite and error.relative <= several * float(self.fmt.eps)
 
     @property
+    def _is_slight(self) -> bool:
+        return is_slight(self.outcome.error, float(self.fmt.eps))
+
+    @property
     def _word(self) -> str:
         return self.current.word if isinstance(self.current, Setting) else "float32"
 
@@ -207,8 +223,9 @@ class Search:
         written = norms(self.session.lockstep.recorded) if self.session.adjustable else ()
         context = self._context(group, what)
         context = dataclasses.replace(
-            context, gradients=gradients, norms=written, rewrites=self._rewrites
-        )
+            context, gradients=gradients, norms=written, rewrites=self._rewrites,
+            slight=self._is_slight,
+        )  # fmt: skip
         return proposals(run_of(self.session.low) or "", context)
 
     def _context(self, group: Group, what: Finding) -> Context:
@@ -221,7 +238,7 @@ class Search:
         left: list[Finding] = []
         for group in self._groups(self.outcome)[:UNFIXED_SHOWN]:
             what = self._finding(group)
-            if KINDS[what.kind].event:
+            if KINDS[what.kind].event and (not self._is_slight or group.weight(self.fmt) >= EVENT):
                 error = self.outcome.error
                 tried = any(x.equations == what.equations for x in self.unfixed)
                 what = dataclasses.replace(
