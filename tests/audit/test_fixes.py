@@ -251,3 +251,36 @@ def test_a_fix_for_another_program_is_refused():
         fix.apply(lambda x: x)(x)
     with pytest.raises(ValueError, match=r"to differentiate it, audit jax.grad\(f\)"):
         jax.grad(fix.apply(norm))(x)
+
+
+def scaled_up(x):
+    y = x * 400.0
+    return y / 400.0
+
+
+def squared(x):
+    y = x * x
+    return jnp.sqrt(y)
+
+
+def exponential(x):
+    y = jnp.exp(x / 20.0)
+    return jnp.log(y)
+
+
+def test_three_faults_that_hide_each_other():
+    def model(x):
+        x = jnp.sin(x) + x
+        x = squared(scaled_up(x)) * 0.9
+        return exponential(x) + 1.0
+
+    report = sw.audit(model, "fp16", trials=16)(jnp.linspace(280.0, 320.0, 64))
+    (worst,) = [x for x in report.findings if x.fix]
+    lines = [f.__code__.co_firstlineno + 1 for f in (scaled_up, squared, exponential)]
+    assert worst.line == lines[0]
+    assert worst.kind == "overflow"
+    assert str(worst.fix) == "float32 for lines {}, {} and {}".format(*lines)
+    assert (worst.non_finite_before, worst.non_finite_after) == (64, 0)
+    assert report.error_fixed.relative < 1e-3
+    fixed = worst.fix.apply(model)(jnp.linspace(280.0, 320.0, 64))
+    assert bool(jnp.isfinite(fixed).all())

@@ -51,6 +51,8 @@ BEFORE_WIDEST = 2  # fixes of a finding that may fail before the widest is tried
 SMALL = 3.0  # up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR
 EVENT = 1e5  # the weight from which numbers overflow, or become NaN
 NARROWING = 8  # trials that may be spent on finding the lines of a fix that matter
+LINES = 8  # lines whose faults may hide each other
+WHOLE = 2  # trials left for another format for the whole program, while lines are tried
 UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
 UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
 
@@ -111,7 +113,7 @@ class Search:
         self._search_findings()
         paired = True
         while paired and self.trials > 0 and not self._done and not self._is_small:
-            paired = self._try_pairs()
+            paired = self._try_pairs() or self._try_lines()
             self.reserve, self.final = 0, not paired
             self._search_findings()
         self.found.sort(key=gain, reverse=True)
@@ -398,6 +400,39 @@ class Search:
                 self.results[key_of(setting)] = after
         return False
 
+    def _try_lines(self) -> bool:
+        """Accepts float32 for a few lines that only help together; returns False if none do.
+
+        Faults hide each other: behind the first infinity nothing is counted. So the heaviest line
+        of a run is added, and the program run again, which shows the next one, until the error is
+        small. Then lines that aren't needed are left out, as by delta debugging (Zeller and
+        Hildebrandt, 2002).
+        """
+        before, outcome = self.outcome.error, self.outcome
+        if not isinstance(self.current, Setting) or not better(self.float32_error, before, ENOUGH):
+            return False
+        self.reserve, added = WHOLE, []
+        chosen: dict[int, EquationStatistics] = {}
+        while self.trials > self.reserve and len(added) < LINES:
+            ranked = self._groups(outcome)
+            group = next((g for g in ranked if not chosen.keys() & set(g.indices)), None)
+            if group is None:
+                return False
+            added.append(group)
+            chosen |= {e.index: e for e in _on_line_of(group, outcome.equations)}
+            fix = widened(self._word, "", list(chosen.values()))
+            setting = self._untried(fix)
+            if setting is None:
+                continue
+            outcome = self._try(setting)
+            if better(outcome.error, before, ENOUGH):
+                fix, after = self._fewer_lines(fix, outcome)
+                kept = [g for g in added if set(g.indices) & set(fix.indices)]
+                what = dataclasses.replace(self._finding(kept[0]), fix=self._accepted(fix))
+                self._accept(fix, after, [what])
+                return True
+        return False
+
     def _narrowed(self, failed: Sequence[Failed], parts: tuple[Fix, Fix], after: Outcome):
         """Replaces each fix of a pair by the narrowest one with which the pair helps as much."""
         before = self.outcome.error
@@ -456,3 +491,11 @@ class Search:
         self.found += [fixed(x, order, self.outcome.error, after.error) for x in findings]
         self.failed = []
         self.current, self.outcome = fix.change(self.current), after
+
+
+def _on_line_of(group: Group, equations: Sequence[EquationStatistics]) -> list[EquationStatistics]:
+    """Returns the equations of a group's source line, or the group's if that isn't known."""
+    here = group.first
+    if here.file is None:
+        return list(group.equations)
+    return [e for e in equations if (e.file, e.line) == (here.file, here.line)]
