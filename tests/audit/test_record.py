@@ -165,6 +165,7 @@ def test_gradients_maps_and_custom_derivatives():
     assert (cosine.direction, cosine.shape) == ("backward", (4,))
 
 
+@pytest.mark.thorough
 def test_a_long_loop_is_compiled_and_keeps_no_arrays():
     def long(x):
         return jax.lax.fori_loop(0, 5000, lambda _, c: c * 1.001, x)
@@ -252,6 +253,7 @@ def test_another_version_of_a_program_is_aligned():
     assert largest(found).difference > 1e-3
 
 
+@pytest.mark.thorough
 def test_discrete_values_and_visits():
     def steps(x):
         n = jax.lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + x, c[1] + 1), (0.0 * x, 0))[1]

@@ -97,6 +97,7 @@ def test_a_mask_that_overflows(tmp_path):
     assert np.isinf(low).any()
 
 
+@pytest.mark.thorough
 def test_additions_that_change_nothing_in_a_loop(tmp_path):
     def total(x):
         return jax.lax.scan(lambda c, x: (c + x, None), jnp.float32(0), x)[0]
@@ -107,6 +108,7 @@ def test_additions_that_change_nothing_in_a_loop(tmp_path):
     assert abs(low - wide) >= 1
 
 
+@pytest.mark.thorough
 def test_flushed_numbers_in_a_format_without_a_dtype_of_its_own(tmp_path):
     def small(x):
         return jnp.exp(-x) * 100.0
