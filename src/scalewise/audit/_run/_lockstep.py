@@ -181,12 +181,12 @@ class Lockstep(Interpretation):
         """Returns a carry that is NaN in a run whose loop didn't end."""
         if not isinstance(value, Pair) or len(going) < 2:
             return value
-        stopped = Decision(*(jnp.broadcast_to(jnp.any(way), aval.shape) for way in going))
+        own, other = (jnp.broadcast_to(jnp.any(way), aval.shape) for way in going)
         nan = jnp.full(aval.shape, jnp.nan, aval.dtype)
         tainted = value.tainted | jnp.any(going[0])
         nans = Pair(self.low.lift(nan, aval), self.reference.lift(nan, aval), tainted)
         nans = self.canonical(nans, aval, "carry", equation)
-        return self.select(stopped, nans, value)
+        return self.select(Decision(own, other), nans, value)
 
     def fork(self, state: Any) -> Any:
         return state.muted() if isinstance(state, Accumulator) else state

@@ -90,13 +90,13 @@ register(
 )(_too_large)  # fmt: skip
 
 
-def _operands_saturate(group: Group) -> bool:
-    return group.share("operands_saturated") >= OPERANDS_SATURATED
+def _saturates(group: Group, saturate: Saturation) -> bool:
+    clipped = group.total("overflowed") > 0 and saturate is not False
+    return clipped or group.share("operands_saturated") >= OPERANDS_SATURATED
 
 
 @register(
-    "saturation",
-    lambda g, saturate: (g.total("overflowed") and saturate is not False) or _operands_saturate(g),
+    "saturation", _saturates,
     out_of_range=True, event=True, style="red", severe=True,
 )  # fmt: skip
 def _saturation(group: Group, fmt: Format) -> str:

@@ -40,13 +40,11 @@ from ._pairs import RESERVE, Failed, both, pairs
 from ._rewrites import Rewrite, rewrites
 from ._setting import Setting
 
-# The root mean square error of one rounding, as a share of the format's eps: for numbers spread
-# evenly over a binade, errors evenly over half a unit in the last place.
-ROUNDING = 0.2
+ROUNDING = 0.5  # the largest error of one rounding, as a share of the format's eps
 ROUNDED = ("format", "policy")
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
 # an operation's own rounding isn't a finding: without others, and beside others.
-FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
+FEW_ROUNDINGS, MANY_ROUNDINGS = 1.0, 3.0
 BEFORE_WIDEST = 2  # fixes of a finding that may fail before the widest is tried
 SMALL = 3.0  # up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR
 EVENT = 1e5  # the weight from which numbers overflow, or become NaN
@@ -136,8 +134,8 @@ class Search:
 
     @property
     def _rounding(self) -> float:
-        """The error of outputs that are rounded once, root mean square; under a recipe, of outputs
-        of products with rounded operands."""
+        """The largest error of outputs that are rounded once; under a recipe, of outputs of
+        products with rounded operands."""
         return (ROUNDING if run_of(self.session.low) in ROUNDED else 1.0) * float(self.fmt.eps)
 
     def _is_worth_trying(self, group: Group, what: Finding) -> bool:
@@ -188,7 +186,7 @@ class Search:
         self._search_constants()
         tried: set[tuple[int, ...]] = set()
         failures: collections.Counter[str] = collections.Counter()  # so that directions alternate
-        while self.trials > self.reserve and not near(self.outcome.error, self.float32_error):
+        while self.trials > self.reserve and not self._done:
             found = self._groups(self.outcome)
             fresh = [g for g in found if g.indices not in tried]
             if not fresh:
@@ -211,7 +209,7 @@ class Search:
             what = constant_finding(literal)
             if literal.slight and not self.final:
                 continue
-            if near(self.outcome.error, self.float32_error):
+            if self._done:
                 return
             if literal.masks and not self.outcome.error.non_finite:
                 continue  # infinite as a mask is meant to be
