@@ -17,6 +17,7 @@ from scalewise.audit._run._rounding import format_params
 from scalewise.audit._search import _search
 from scalewise.audit._search._apply import Origin
 from scalewise.audit._search._causes import Causes
+from scalewise.audit._search._fix_kinds import described
 from scalewise.audit._search._fixes import FIXES, Context, proposals
 from scalewise.audit._search._groups import Group
 from scalewise.audit._search._kinds import KINDS
@@ -93,6 +94,67 @@ def test_another_narrow_format(low, other, x):
     assert check_applied(report, f, numbers) == "wider_result"
 
 
+def test_masks_whose_sum_overflows_become_smaller():
+    lowest = float(jnp.finfo(jnp.float16).min)  # FP16 holds it, and not twice
+
+    def f(scores, padding, dropped):
+        mask = jnp.where(padding, lowest, 0.0) + jnp.where(dropped, lowest, 0.0)
+        return jax.nn.softmax(scores + mask) * jnp.where(dropped, 0.0, 1.0)
+
+    column = jnp.arange(8)[None, :]
+    padding, dropped = column >= jnp.array([[6], [0]]), column < jnp.array([[0], [8]])
+    arguments = normal(0, (2, 8)), padding, dropped
+    assert sw.literals(f, "fp16")(*arguments) == ()
+    report = sw.audit(f, "fp16", trials=4)(*arguments)
+    worst = report.findings[0]
+    assert (worst.kind, worst.primitive) == ("overflow", "add")
+    assert str(worst.fix) == "-32752 in place of -65504"
+    assert check_applied(report, f, *arguments) == "masks"
+
+
+def test_two_faults_that_one_fix_removes_are_two_findings():
+    def f(w, average, step):
+        moved = w + 1e-4 * step  # BF16 loses the step
+        average = 0.9999 * average + 0.0001 * w  # 0.9999 is 1
+        return moved - w, average - 0.5 * w
+
+    w = 1.0 + jnp.arange(16.0) / 16
+    report = sw.audit(f, "bf16", trials=20)(w, 0.5 * w, normal(0, (16,)))
+    first, second = report.findings[:2]
+    assert {first.line, second.line} == {f.__code__.co_firstlineno + 1, first.line}
+    assert first.order == second.order == 1
+    assert first.error_after < 0.1 < first.error_alone < first.error_before
+    assert str(second.fix).endswith(f"({first.where})")
+    check_applied(report, f, w, 0.5 * w, normal(0, (16,)))
+
+
+def test_a_subnormal_constant_is_found_if_its_error_is_that_of_the_outputs():
+    def f(w):
+        return jax.grad(lambda w: jnp.sum(jnp.square(w)))(w) * 1e-5  # 168 * 2^-24, off by 0.14 %
+
+    x = jnp.exp2(jnp.arange(16.0) - 4)
+    worst = sw.audit(f, "fp16", trials=4)(x).findings[0]
+    assert (worst.evidence, str(worst.fix)) == (
+        "the constant 1e-05 is off by 0.1%",
+        "1e-05 kept in float32",
+    )
+    assert worst.error_after < 0.5 * worst.error_before
+
+
+def test_the_operations_of_a_fix_are_named_if_their_lines_have_others():
+    def f(frequency, sample):
+        phase = frequency * (sample.astype(jnp.float32) / 1024.0)
+        return phase - jnp.floor(phase)
+
+    report = sw.audit(f, "bf16", trials=8)(jnp.full(64, 110.0), 2048 + jnp.arange(64))
+    line = f.__code__.co_firstlineno
+    assert report.findings[0].kind == "cancellation"
+    assert str(report.findings[0].fix) == f"float32 for lines {line + 1} and {line + 2}"
+    few = [e for e in report.equations if e.primitive in ("mul", "sub")]
+    assert described(few, few) == f"lines {line + 1} and {line + 2}"
+    assert described(few, report.equations) == f"the mul and sub at lines {line + 1} and {line + 2}"
+
+
 def test_findings_are_sorted_by_the_effect_of_their_fix():
     def f(x):
         small = (x + 1024.0) - 1024.0  # loses a little
@@ -104,7 +166,8 @@ def test_findings_are_sorted_by_the_effect_of_their_fix():
     fixed = [k for k in report.findings if k.fix]
     made_finite = [k.non_finite_before - k.non_finite_after for k in fixed]
     assert made_finite == sorted(made_finite, reverse=True)
-    assert sorted(k.order for k in fixed) == list(range(1, len(fixed) + 1))
+    orders = {k.order for k in fixed}  # findings of one fix share its order
+    assert orders == set(range(1, len(orders) + 1))
     tried = [k.tried for k in report.findings]
     assert tried == sorted(tried, reverse=True)
 
@@ -202,7 +265,7 @@ def context():
     return Context(
         group=Group((backward,)), kind=KINDS["overflow"], now=None, low=None, norms=[indices],
         equations=equations, gradients=[backward], final=True, literal=literal,
-        causes=Causes({backward.index: [indices]}, equations),
+        causes=Causes({backward.index: [indices]}, equations), masks=[-65504.0],
         rewrites=[Rewrite("another function", indices, backward.index)],
     )  # fmt: skip
 

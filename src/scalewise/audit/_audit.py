@@ -40,7 +40,7 @@ from ._run._specialize import nominal_format
 from ._run._statistics import BINS, LOWEST
 from ._search._findings import Finding
 from ._search._groups import groups
-from ._search._literals import literals
+from ._search._literals import changed_and_masks
 from ._search._measure import near
 from ._search._search import Search
 
@@ -266,8 +266,10 @@ def _check_repeatable(session: Session, outcome: Outcome, f: Any) -> None:
 def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) -> Report:
     fmt = nominal_format(session.low)
     saturate = getattr(session.low, "saturate", False)
-    changed = literals(f, fmt, saturate=saturate)(*args, **kwargs) if session.adjustable else ()
-    search = Search(session, fmt, changed, trials, saturate)
+    changed, masks = (), ()
+    if session.adjustable:
+        changed, masks = changed_and_masks(f, fmt, saturate, args, kwargs)
+    search = Search(session, fmt, changed, trials, saturate, masks)
     error_fixed = search.run(outcome)
     return Report(
         function=name_of(f),

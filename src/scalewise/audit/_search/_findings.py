@@ -111,7 +111,6 @@ def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
 
 def constant_finding(literal: Literal) -> Finding:
     """Returns the finding about a constant that the format can't hold, without a fix."""
-    error = abs(literal.rounded - literal.number) / abs(literal.number)
     return Finding(
         kind=literal.kind,
         file=literal.file,
@@ -122,8 +121,8 @@ def constant_finding(literal: Literal) -> Finding:
         scope=literal.scope,
         direction=literal.direction,
         iteration=None,
-        introduced=error,
-        inherited=error,
+        introduced=literal.error,
+        inherited=literal.error,
         evidence=f"the constant {literal.written} {literal.what}",
         callers=literal.callers,
         part=literal.direction,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from .._run._loss_scale import LossScaled, best_power
 from .._run._rounding import FP64_PARAMS, format_params
 from .._run._specialize import nominal_format
 from ._fixes import Context, Fix, register
+from ._literals import written
 from ._setting import Setting
 
 CARRIED_IN = ("decision", "cancellation", "amplified")  # kinds whose error is made elsewhere
@@ -71,9 +72,7 @@ def _constant(context: Context) -> Iterator[Fix]:
         new = math.copysign(float(fmt.smallest_normal), number)
         yield Fix(f"{new:.3g} in place of {written}", partial(replace, new=new))
     elif abs(number) > float(fmt.max):
-        for part in (2, 8):  # the sum of two masks is finite too
-            new = math.copysign(float(fmt.max) / part, number)
-            yield Fix(f"{new:.5g} in place of {written}", partial(replace, new=new))
+        yield from _smaller_masks(number, fmt)
     yield Fix(f"{written} kept in {context.word}", partial(replace, new=number))
     here = (literal.file, literal.line)
     line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
@@ -87,7 +86,22 @@ def _constant(context: Context) -> Iterator[Fix]:
             yield widened(context.word, f"all of {line[0].name}", function)
 
 
+def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
+    """Yields constants of the same sign whose sums with another mask, or a few, are finite."""
+    for part in (2, 8):
+        new = math.copysign(float(fmt.max) / part, number)
+        change = partial(Setting.with_constant, old=number, new=new)
+        yield Fix(f"{new:.5g} in place of {written(number)}", change)
+
+
 # -- one format, and policies ---------------------------------------------------------------------
+
+
+@register("masks", "format")
+def _masks(context: Context) -> Iterator[Fix]:
+    """Yields smaller constants for masks, of which two may have been added."""
+    for number in context.masks if context.kind.name == "overflow" else ():
+        yield from _smaller_masks(number, context.fmt)
 
 
 @register("loss_scale", "format", "policy", combined_first=True)
@@ -167,10 +181,15 @@ def _upstream(context: Context) -> Iterator[Fix]:
         text = f"the {cause.primitive} at line {cause.line}"
         yield widened(context.word, text, alike, cause=cause)
     if len(path) > 2:
-        yield widened(context.word, "", path[1:], cause=cause)
+        yield widened(context.word, described(path[1:], context.equations), path[1:], cause=cause)
     before = context.causes.before(path[0].index)
     if len(before) > 1:
-        yield widened(context.word, "", [*before, path[0]], cause=cause)
+        found = [*before, path[0]]
+        yield widened(context.word, described(found, context.equations), found, cause=cause)
+        there = {(e.file, e.line) for e in found}
+        whole = [e for e in context.equations if (e.file, e.line) in there]
+        if len(whole) > len(found):
+            yield widened(context.word, described(whole, whole), whole, cause=cause)
 
 
 def _path(context: Context) -> list[EquationStatistics]:
@@ -196,22 +215,31 @@ def widened(
 
     Args:
         word: the format, "float32" or "float64".
-        what: describes the operations; "" for their lines.
+        what: describes the operations.
         equations: the operations.
         cause: see :class:`Fix`.
     """
     indices = tuple(e.index for e in equations)
     change = partial(Setting.widened, indices=indices)
-    text = f"{word} for {what or lines(equations)}"
-    return Fix(text, change, len(indices), indices=indices, cause=cause)
+    return Fix(f"{word} for {what}", change, len(indices), indices=indices, cause=cause)
 
 
-def lines(equations: Equations) -> str:
-    """Returns ``line 3``, ``lines 3 and 7`` or ``lines 3, 7 and 9``."""
-    numbers = sorted({e.line for e in equations if e.line})
-    if len(numbers) < 2:
-        return f"line {numbers[0]}" if numbers else f"{len(equations)} operations"
-    return f"lines {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+def described(some: Equations, every: Equations) -> str:
+    """Returns ``lines 3 and 7``, or ``the mul and sub at lines 3 and 7`` if they have others."""
+    there = {(e.file, e.line, e.direction) for e in some}
+    chosen = {e.index for e in some}
+    rest = [e for e in every if (e.file, e.line, e.direction) in there and e.index not in chosen]
+    numbers = sorted({e.line for e in some if e.line})
+    if not numbers:
+        return f"{len(some)} operations"
+    where = f"line{'s' * (len(numbers) > 1)} {joined(map(str, numbers))}"
+    return f"the {joined(dict.fromkeys(e.primitive for e in some))} at {where}" if rest else where
+
+
+def joined(words: Iterable[str]) -> str:
+    """Returns ``a``, ``a and b`` or ``a, b and c``."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 @register("float32", "format")

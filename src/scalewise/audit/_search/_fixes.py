@@ -129,6 +129,7 @@ class Context:
         gradients: the equations that a loss scale multiplies.
         norms: the indices of each written-out norm's equations (see :func:`norms`).
         rewrites: expressions that a function of JAX computes better.
+        masks: constants for masks of which the format holds one, but not the sum of two.
         final: whether smaller fixes, and pairs of them, were tried, so that another format for the
             whole program may be.
         literal: the constant that the finding is about.
@@ -145,6 +146,7 @@ class Context:
     gradients: Equations = ()
     norms: Sequence[tuple[int, ...]] = ()
     rewrites: Sequence[Rewrite] = ()
+    masks: Sequence[float] = ()
     final: bool = False
     literal: Literal | None = None
     causes: Causes | None = None

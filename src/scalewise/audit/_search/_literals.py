@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,11 @@ class Literal:
     kind: str = "precision"
     slight: bool = False
     callers: tuple[str, ...] = ()
+
+    @property
+    def error(self) -> float:
+        """The relative error of the rounding."""
+        return abs(self.rounded - self.number) / abs(self.number)
 
     @property
     def called(self) -> str:
@@ -177,23 +182,35 @@ def literals(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> C
     fmt = as_format(fmt, "literals")
 
     def check(*args: Any, **kwargs: Any) -> tuple[Literal, ...]:
-        constants = _Constants()
-
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, ARRAYS)}
-
-        def interpret(arrays):
-            args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
-            program = trace(f, constants, args, kwargs, name="literals")
-            values = run(program, constants, ())[1]
-            return [v.data if isinstance(v, _Value) else v for v in values]
-
-        jax.eval_shape(interpret, arrays)
-        trained = any(use[0].direction == "backward" for use in constants.uses.values())
-        found = [_literal(k, uses, fmt, saturate, trained) for k, uses in constants.uses.items()]
-        return tuple(x for x in found if x is not None)
+        return changed_and_masks(f, fmt, saturate, args, kwargs)[0]
 
     return check
+
+
+def changed_and_masks(
+    f: Callable, fmt: Format, saturate: Saturation, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Literal, ...], tuple[float, ...]]:
+    """Returns the constants that a format changes, and masks that it holds, but not twice.
+
+    The second are operands of select, max, min or clamp of more than half the format's maximum,
+    ``finfo(float16).min`` for example: the sum of two overflows.
+    """
+    constants = _Constants()
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, ARRAYS)}
+
+    def interpret(arrays):
+        args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
+        program = trace(f, constants, args, kwargs, name="literals")
+        values = run(program, constants, ())[1]
+        return [v.data if isinstance(v, _Value) else v for v in values]
+
+    jax.eval_shape(interpret, arrays)
+    trained = any(use[0].direction == "backward" for use in constants.uses.values())
+    found = [_literal(k, uses, fmt, saturate, trained) for k, uses in constants.uses.items()]
+    top = float(fmt.max)
+    masks = [x for *_, name, x in constants.uses if name in SELECTS and top / 2 < abs(x) <= top]
+    return tuple(x for x in found if x is not None), tuple(dict.fromkeys(masks))
 
 
 def _literal(

@@ -8,6 +8,7 @@ from typing import Any
 
 from .._run._session import OutputError
 from ._findings import Finding
+from ._fix_kinds import joined
 from ._fixes import Fix
 from ._measure import key_of
 
@@ -58,6 +59,27 @@ def pairs(failed: Sequence[Failed]) -> Iterator[tuple[Failed, Failed]]:
     places = [(i, j) for j in range(len(few)) for i in range(j)]
     for i, j in sorted(places, key=sum):
         yield few[i], few[j]
+
+
+def joint_findings(
+    whats: Sequence[Finding], parts: Sequence[Fix], alone: Sequence[OutputError], whole: Fix
+) -> list[Finding]:
+    """Returns findings with the fix of all, each described by its own part first.
+
+    Args:
+        whats: the findings.
+        parts: the part of each in the fix.
+        alone: the error with that part alone.
+        whole: the fix of all.
+    """
+    found = []
+    for what, own, error in zip(whats, parts, alone, strict=True):
+        others = [f"{x} ({y.where})" for x, y in zip(parts, whats, strict=True) if x is not own]
+        text = f"{own}, together with {joined(others)}"
+        fix = dataclasses.replace(whole, text=text, size=own.size, kind=own.kind or whole.kind)
+        errors = {"error_alone": float(error), "non_finite_alone": error.non_finite}
+        found.append(dataclasses.replace(what, fix=fix, **errors))
+    return found
 
 
 def both(a: Fix, b: Fix) -> Fix:

@@ -17,7 +17,7 @@ from .._run._session import Outcome, OutputError, Session
 from ._apply import Origin
 from ._causes import Causes
 from ._findings import Finding, constant_finding, finding
-from ._fix_kinds import CARRIED_IN, run_of, widened
+from ._fix_kinds import CARRIED_IN, described, run_of, widened
 from ._fixes import Context, Fix, proposals
 from ._groups import Group, groups
 from ._kinds import KINDS
@@ -36,7 +36,7 @@ from ._measure import (
     same,
 )
 from ._norms import norms
-from ._pairs import RESERVE, Failed, both, pairs
+from ._pairs import RESERVE, Failed, both, joint_findings, pairs
 from ._rewrites import Rewrite, rewrites
 from ._setting import Setting
 
@@ -51,6 +51,7 @@ EVENT = 1e5  # the weight from which numbers overflow, or become NaN
 NARROWING = 8  # trials that may be spent on finding the lines of a fix that matter
 LINES = 8  # lines whose faults may hide each other
 WHOLE = 2  # trials left for another format for the whole program, while lines are tried
+FAULTS = 3  # lines of a fix that may each be at fault
 UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
 UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
 
@@ -63,6 +64,7 @@ class Search:
         session: the program.
         literals: the constants that the format changes.
         trials: how many runs may still be made.
+        masks: constants for masks of which the format holds one, but not the sum of two.
         found: findings with a fix that helped, the largest effect on the outputs first. If much of
             the error is left, unfixed findings follow; untried ones come last.
         unfixed: findings with evidence but without a fix that helped.
@@ -71,7 +73,7 @@ class Search:
         reserve: trials reserved for pairs: no finding is begun unless more are left.
         final: whether pairs were tried, so that the whole program may be changed.
         failed: findings that no single fix helped.
-        tried: the keys of settings that were tried.
+        tried: the errors of settings that were tried, by key.
         results: outcomes by key, of runs that were made before the search needed them.
     """
 
@@ -80,6 +82,7 @@ class Search:
     literals: Sequence[Literal]
     trials: int
     saturate: Saturation
+    masks: Sequence[float] = ()
     found: list[Finding] = dataclasses.field(default_factory=list)
     unfixed: list[Finding] = dataclasses.field(default_factory=list)
     current: Any = dataclasses.field(init=False)
@@ -88,7 +91,7 @@ class Search:
     reserve: int = 0
     final: bool = False
     failed: list[Failed] = dataclasses.field(default_factory=list)
-    tried: set[Hashable] = dataclasses.field(default_factory=set)
+    tried: dict[Hashable, OutputError] = dataclasses.field(default_factory=dict)
     results: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
 
     def run(self, start: Outcome) -> OutputError:
@@ -96,7 +99,7 @@ class Search:
         self.outcome = start
         by_table, low = self.session.adjustable, self.session.low
         self.current = self._start() if by_table else low
-        self.tried.add(key_of(self.current))
+        self.tried[key_of(self.current)] = start.error
         if self.trials <= 0 or run_of(low) is None:
             shown = self._groups(start)[:UNTRIED_SHOWN]
             self.unfixed += [self._finding(g) for g in shown]
@@ -207,7 +210,7 @@ class Search:
         done = {(x.file, x.line, x.evidence) for x in self.found}
         for literal in self.literals if self.session.adjustable else ():
             what = constant_finding(literal)
-            if literal.slight and not self.final:
+            if literal.slight and not (self.final or self._explains_error(literal)):
                 continue
             if self._done:
                 return
@@ -216,14 +219,22 @@ class Search:
             if (what.file, what.line, what.evidence) not in done:
                 context = self._context(Group(()), what)
                 context = dataclasses.replace(context, literal=literal)
-                self._try_fixes(what, proposals("constant", context))
+                clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
+                self._try_fixes(what, proposals("constant", context), clear)
+
+    def _explains_error(self, literal: Literal) -> bool:
+        """Returns True if all of the error may be that of a constant."""
+        error = self.outcome.error
+        return not error.non_finite and error.relative <= 2 * literal.error
 
     def _fixes(self, group: Group, what: Finding) -> Iterator[Fix]:
         gradients = [e for e in self.outcome.equations if e.index in self.session.loss_scaled]
         written = norms(self.session.lockstep.recorded) if self.session.adjustable else ()
         context = self._context(group, what)
+        replaced = dict(self.current.constants) if self.session.adjustable else {}
+        masks = [number for number in self.masks if number not in replaced]
         context = dataclasses.replace(
-            context, gradients=gradients, norms=written, rewrites=self._rewrites,
+            context, gradients=gradients, norms=written, rewrites=self._rewrites, masks=masks,
             slight=self._is_slight,
         )  # fmt: skip
         return proposals(run_of(self.session.low) or "", context)
@@ -253,13 +264,18 @@ class Search:
 
     def _try(self, setting: Any) -> Outcome:
         self.trials -= 1
-        self.tried.add(key_of(setting))
         if isinstance(setting, Setting):
-            return setting.run(self.session)
-        return self.session.with_low(setting).run()
+            outcome = setting.run(self.session)
+        else:
+            outcome = self.session.with_low(setting).run()
+        self.tried[key_of(setting)] = outcome.error
+        return outcome
 
-    def _try_fixes(self, what: Finding, changes: Iterator[Fix]) -> bool:
-        """Accepts the fix that helps most for its cost; returns False if none helps enough."""
+    def _try_fixes(self, what: Finding, changes: Iterator[Fix], clear: float = CLEAR) -> bool:
+        """Accepts the fix that helps most for its cost; returns False if none helps enough.
+
+        Of an error that many roundings may add up to it must leave at most the share ``clear``.
+        """
         before = self.outcome.error
         tried: list[tuple[Fix, OutputError]] = []
         helped: list[tuple[Fix, Outcome]] = []
@@ -290,7 +306,7 @@ class Search:
         what = dataclasses.replace(what, tried=bool(tried))
         best = self._best(helped)
         last = self.final and not self.found
-        required = CLEAR if self._is_small else GAIN if last else ENOUGH
+        required = clear if self._is_small else GAIN if last else ENOUGH
         if best and not better(best[1].error, before, required):
             # it helps a little: kept for the final pass, since a pair may do more
             self.results[key_of(best[0].change(self.current))] = best[1]
@@ -303,7 +319,8 @@ class Search:
             return False
         fix, after = self._fewer_lines(*best)
         what = self._at_cause(what, fix)
-        self._accept(fix, after, [dataclasses.replace(what, fix=self._accepted(fix))])
+        found = self._faults(what, fix) or [dataclasses.replace(what, fix=self._accepted(fix))]
+        self._accept(fix, after, found)
         return True
 
     def _best(self, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
@@ -321,20 +338,17 @@ class Search:
 
     def _fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
         """Narrows float32 for several lines to the lines that matter, by bisection."""
-        by_line: dict[Any, list[EquationStatistics]] = {}
-        for e in self.outcome.equations:
-            if e.index in set(fix.indices):
-                by_line.setdefault((e.file, e.line), []).append(e)
-        kept, size, budget = list(by_line.values()), len(by_line) // 2, NARROWING
+        kept, budget = list(self._by_line(fix).values()), NARROWING
+        size = len(kept) // 2
         limit = OutputError(after.error.non_finite, 2 * after.error.relative)
         while size and budget and self.trials > self.reserve:
             for start in range(0, len(kept), size):
                 rest = kept[:start] + kept[start + size :]
                 if not rest or not budget or self.trials <= self.reserve:
                     continue
-                narrow = widened(
-                    self._word, "", [e for line in rest for e in line], cause=fix.cause
-                )
+                few = [e for line in rest for e in line]
+                text = described(few, self.outcome.equations)
+                narrow = widened(self._word, text, few, cause=fix.cause)
                 setting = self._untried(narrow)
                 if setting is None:
                     continue
@@ -371,6 +385,38 @@ class Search:
             kind = moved.kind if event else "amplified"
             evidence += f", amplified {factor:.0f} times by {what.primitive} at {what.where}"
         return dataclasses.replace(moved, kind=kind, evidence=evidence, tried=what.tried)
+
+    def _faults(self, what: Finding, fix: Fix) -> list[Finding]:
+        """Returns a finding for each line of a fix, if each of a few is at fault by itself.
+
+        That is, there is a finding at each, and each line's own fix helps, but leaves more than the
+        fix of all. Otherwise some lines only carry the error, and there is one finding: none here.
+        """
+        here, by_line = (what.file, what.line), self._by_line(fix)
+        places = {(g.first.file, g.first.line): g for g in self._groups(self.outcome)[::-1]}
+        if not 1 < len(by_line) <= FAULTS or here not in by_line or not by_line.keys() <= {*places}:
+            return []
+        whats, parts, alone = [], [], []
+        for place in sorted(by_line, key=lambda place: place != here):
+            text = described(by_line[place], self.outcome.equations)
+            parts.append(widened(self._word, text, by_line[place]))
+            whats.append(what if place == here else self._finding(places[place]))
+            setting = parts[-1].change(self.current)
+            if key_of(setting) not in self.tried and self.trials > self.reserve:
+                self._try(setting)
+            error = self.tried.get(key_of(setting))
+            if error is None or not better(error, self.outcome.error, GAIN):
+                return []
+            alone.append(error)
+        return self._accepted_findings(joint_findings(whats, parts, alone, fix))
+
+    def _by_line(self, fix: Fix) -> dict[tuple[str | None, int], list[EquationStatistics]]:
+        """Returns the operations that a fix widens, by file and line."""
+        found: dict[tuple[str | None, int], list[EquationStatistics]] = {}
+        for e in self.outcome.equations:
+            if e.index in set(fix.indices):
+                found.setdefault((e.file, e.line), []).append(e)
+        return found
 
     def _beats_narrower(self, fix: Fix, after: Outcome) -> bool:
         """Returns True if the narrower alternative is measurably worse, or there is none."""
@@ -449,22 +495,17 @@ class Search:
 
     def _pair_findings(self, failed: Sequence[Failed], parts: tuple[Fix, Fix]) -> list[Finding]:
         """Returns a pair's findings, each with its own fix first and the error with that alone."""
-        found = []
-        for own, other, fix, second in zip(failed, failed[::-1], parts, parts[::-1], strict=True):
-            alone = own.error_alone(fix) if own.base is self.current else None
-            if alone is None and self.trials > 0:
-                alone = self._try(fix.change(self.current)).error
-            alone = alone or OutputError(0, math.nan)
-            pair = both(*parts)
-            text = f"{fix}, together with {second} ({other.what.where})"
-            pair = dataclasses.replace(pair, text=text, kind=fix.kind)
-            what = dataclasses.replace(own.what, fix=self._accepted(pair))
-            found.append(
-                dataclasses.replace(
-                    what, error_alone=float(alone), non_finite_alone=alone.non_finite
-                )
-            )
-        return found
+        alone = []
+        for own, fix in zip(failed, parts, strict=True):
+            error = own.error_alone(fix) if own.base is self.current else None
+            if error is None and self.trials > 0:
+                error = self._try(fix.change(self.current)).error
+            alone.append(error or OutputError(0, math.nan))
+        whats = [x.what for x in failed]
+        return self._accepted_findings(joint_findings(whats, parts, alone, both(*parts)))
+
+    def _accepted_findings(self, found: Sequence[Finding]) -> list[Finding]:
+        return [dataclasses.replace(x, fix=self._accepted(x.fix)) for x in found if x.fix]
 
     def _accepted(self, fix: Fix) -> Fix:
         """Returns the fix as users can apply it."""
