@@ -77,8 +77,10 @@ def joint_findings(
         others = [f"{x} ({y.where})" for x, y in zip(parts, whats, strict=True) if x is not own]
         text = f"{own}, together with {joined(others)}"
         fix = dataclasses.replace(whole, text=text, size=own.size, kind=own.kind or whole.kind)
-        errors = {"error_alone": float(error), "non_finite_alone": error.non_finite}
-        found.append(dataclasses.replace(what, fix=fix, **errors))
+        joint = dataclasses.replace(
+            what, fix=fix, error_alone=float(error), non_finite_alone=error.non_finite
+        )
+        found.append(joint)
     return found
 
 
