@@ -9,7 +9,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest check unit thorough format prove fuzz parity references bench gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest check unit thorough format prove fuzz parity references bench scoreboard gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -77,6 +77,18 @@ parity: $(VENV)/.ready   ## models beside float32, and tortured; methods side by
 	$(BIN)/python -m proofs.side_by_side
 	PYTHONPATH=. $(BIN)/python docs/side_by_side_page.py
 
+scoreboard: $(VENV)/.ready .venv-scoreboard/.ready  ## the gallery through other tools: docs/scoreboard.md
+	$(BIN)/python -m proofs.scoreboard $(ARGS)
+	.venv-scoreboard/bin/python -m proofs.scoreboard_torch $(ARGS)
+	.venv-scoreboard/bin/python -m proofs.scoreboard_paddle $(ARGS)
+	PYTHONPATH=. $(BIN)/python docs/scoreboard_page.py
+
+.venv-scoreboard/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-scoreboard
+	.venv-scoreboard/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-scoreboard/bin/python -m pip install --quiet --editable . --group scoreboard
+	@touch $@
+
 references: $(VENV)/.ready  ## where other libraries' casts agree with ours, and where not
 	$(BIN)/python -m pip install --quiet --group prove
 	$(BIN)/python -m proofs.references
@@ -117,4 +129,4 @@ format: $(VENV)/.ready    ## mend what lint and format can mend
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(NEWEST_VENV) .venv-bench .venv-tpu $(GPU_PLUGIN)
+	rm -rf $(VENV) $(NEWEST_VENV) .venv-bench .venv-scoreboard .venv-tpu $(GPU_PLUGIN)

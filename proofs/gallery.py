@@ -2,13 +2,17 @@
 
 `python -m proofs.gallery` takes many minutes; names on the command line choose some. It prints for
 each failure whether the first finding has the marked line and an accepted kind, and whether its fix
-is one that an expert would choose. The exit status is 1 if one of the 22 failures of
+is one that an expert would choose. With ``--record`` it also writes them to docs/gallery.jsonl, of
+which docs/gallery_page.py makes a page. The exit status is 1 if one of the 22 failures of
 examples/gallery.py, which are checked more strictly, isn't found and fixed.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import datetime
+import json
 import math
 import re
 import sys
@@ -23,8 +27,11 @@ from examples.failures.clean import CLEAN, Clean
 import scalewise as sw
 from examples import gallery
 from proofs.experts import error, expert_error, marked
+from scalewise.audit._report._terminal import alone
+from scalewise.audit._report._terminal import error as outputs_error
 from scalewise.formats import format
 
+FILE = Path(__file__).parents[1] / "docs" / "gallery.jsonl"
 ASPECTS = ("line", "kind", "fix")
 SHORT = {  # the 22 failures of a few lines
     name: Failure(
@@ -129,14 +136,13 @@ def _expert(case: Failure, report: sw.Report, expert: tuple[int, float]) -> str:
         if not any(re.search(fix, str(worst.fix), re.IGNORECASE) for fix in case.fixes):
             return f"another fix: {worst.fix}"
     last = max(first, key=lambda x: x.order)
-    alone = (last.non_finite_after, last.error_after)  # without the fixes of later findings
-    together = dataclasses.astuple(report.error_fixed)
-    needed = [x for x in report.findings if x.fix and x.order <= last.order]
-    if not _near(case, alone, expert):
-        alone, needed = together, [x for x in report.findings if x.fix]
-    wide = sum(getattr(x.fix, "size", 0) for x in needed)
-    if not _near(case, alone, expert):
+    after = {x.order: (x.non_finite_after, x.error_after) for x in report.findings if x.fix}
+    orders = sorted(order for order in after if order >= last.order)
+    enough = next((order for order in orders if _near(case, after[order], expert)), None)
+    if enough is None:
         return f"the fixes leave {report.error_fixed}, an expert's {expert[0] or expert[1]:.2g}"
+    needed = [x.fix for x in report.findings if x.fix and x.order <= enough]
+    wide = sum(fix.size for fix in needed)
     if wide > _affordable(case, report):
         return f"{wide} of {len(report.equations)} operations in {case.reference}"
     return ""
@@ -205,43 +211,81 @@ def false_findings(name: str) -> Sequence[sw.Finding]:
     return audited(CLEAN[name]).findings
 
 
-def totals(scores: dict[str, Score], found: dict[str, Sequence[sw.Finding]]) -> str:
+def scored_row(name: str) -> tuple[Score, dict[str, Any]]:
+    """Returns the score of a failure, and what is recorded of it."""
+    found = score(name)
+    report = found.report
+    return found, {
+        "program": name,
+        "low": str(report.low if report else ALL[name].low),
+        "problems": found.problems,
+        "finding": _recorded(found.findings[0]) if found.findings else None,
+        "error": str(report.error) if report else "audit failed",
+        "error_fixed": str(report.error_fixed) if report else "",
+        "expert": outputs_error(found.expert[1], found.expert[0]) if found.expert else "",
+        "seconds": round(found.seconds, 1),
+    }
+
+
+def _recorded(finding: sw.Finding) -> dict[str, Any]:
+    fields = ("kind", "line", "primitive", "direction", "evidence")
+    return {k: getattr(finding, k) for k in fields} | {
+        "fix": str(finding.fix) if finding.fix else None,
+        "before": outputs_error(finding.error_before, finding.non_finite_before),
+        "after": outputs_error(finding.error_after, finding.non_finite_after) + alone(finding),
+    }
+
+
+def clean_row(name: str) -> dict[str, Any]:
+    """Returns what is recorded of a clean program: the findings on it."""
+    start = time.perf_counter()
+    found = [_said(x) for x in false_findings(name)]
+    return {"program": name, "found": found, "seconds": round(time.perf_counter() - start, 1)}
+
+
+def rows(file: Path = FILE) -> dict[str, dict[str, Any]]:
+    """Returns the recorded results by program; of two of one program, the later."""
+    lines = file.read_text("utf-8").splitlines() if file.exists() else []
+    return {row["program"]: row for row in map(json.loads, lines)}
+
+
+def record(row: dict[str, Any], file: Path = FILE) -> None:
+    """Writes a program's result, in place of an earlier one, in the order of the programs."""
+    kept = rows(file) | {row["program"]: row | {"date": datetime.date.today().isoformat()}}
+    text = [json.dumps(kept[name]) + "\n" for name in (*ALL, *CLEAN) if name in kept]
+    file.write_text("".join(text), "utf-8")
+
+
+def totals(kept: Sequence[dict[str, Any]]) -> str:
     """``line 47/60, kind 45/60, expert fix 41/60, false findings on 20 clean programs: 0``."""
-    right = {x: sum(x not in score.problems for score in scores.values()) for x in ASPECTS}
-    wrong = [name for name, findings in found.items() if findings]
+    scores = [row["problems"] for row in kept if "problems" in row]
+    clean = {row["program"]: row["found"] for row in kept if "found" in row}
+    right = {x: sum(x not in problems for problems in scores) for x in ASPECTS}
+    wrong = [name for name, found in clean.items() if found]
     counts = [f"{n.replace('fix', 'expert fix')} {k}/{len(scores)}" for n, k in right.items()]
-    counts.append(f"false findings on {len(found)} clean programs: {len(wrong)}")
+    counts.append(f"false findings on {len(clean)} clean programs: {len(wrong)}")
     return ", ".join(counts) + (f" ({', '.join(wrong)})" if wrong else "")
 
 
-def scored(
-    names: Sequence[str] = (),
-) -> tuple[dict[str, Score], dict[str, Sequence[sw.Finding]]]:
-    """Audits the named programs, or all, and prints a line for each.
-
-    Returns:
-        The scores of failures and the findings on clean programs, by name.
-    """
-    scores: dict[str, Score] = {}
-    for name in [x for x in ALL if x in names or not names]:
-        scores[name] = score(name)
-        print(f"{name}: {scores[name]}", flush=True)
-    found: dict[str, Sequence[sw.Finding]] = {}
-    for name in [x for x in CLEAN if x in names or not names]:
-        found[name] = false_findings(name)
-        print(f"{name}: {'; '.join(map(_said, found[name])) or 'no finding'}", flush=True)
-    print(totals(scores, found))
-    return scores, found
-
-
-def main(names: Sequence[str]) -> int:
-    unknown = set(names) - {*ALL, *CLEAN}
+def main() -> int:
+    names = [*ALL, *CLEAN]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("programs", nargs="*", metavar="program", help="by name; all by default")
+    parser.add_argument("--record", action="store_true", help="write docs/gallery.jsonl")
+    given = parser.parse_args()
+    unknown = set(given.programs) - set(names)
     if unknown:
-        print(f"unknown: {', '.join(unknown)}; expected some of {', '.join([*ALL, *CLEAN])}")
-        return 2
-    scores, _ = scored(names)
-    return int(any(x.problems for name, x in scores.items() if name in SHORT))
+        parser.error(f"unknown: {', '.join(unknown)}; expected some of {', '.join(names)}")
+    made = []
+    for name in [x for x in names if x in given.programs or not given.programs]:
+        said, row = scored_row(name) if name in ALL else (None, clean_row(name))
+        print(f"{name}: {said or '; '.join(row['found']) or 'no finding'}", flush=True)
+        made.append(row)
+        if given.record:
+            record(row)
+    print(totals(made))
+    return int(any(row.get("problems") for row in made if row["program"] in SHORT))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
