@@ -464,7 +464,8 @@ class Search:
                 return False
             added.append(group)
             chosen |= {e.index: e for e in _on_line_of(group, outcome.equations)}
-            fix = widened(self._word, "", list(chosen.values()))
+            few = list(chosen.values())
+            fix = widened(self._word, described(few, self.outcome.equations), few)
             setting = self._untried(fix)
             if setting is None:
                 continue
