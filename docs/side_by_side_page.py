@@ -62,7 +62,7 @@ optimizer is in float32.
 Other recipes of autoscale on the GPT, seed 0 only, also 150 steps (`scalewise compare` on the same
 day, not in the table; final loss to float32's, and *at once*): `bf16` 1.0000, 0.01 %;
 `fp16_every_op` 1.0004, 0.13 %; `fp8` 1.0008, 0.10 %; `fp8_delayed` 1.0010, 0.11 %; `unit_scaling`
-1.0044, 0.10 %; `mxfp8` 1.0091, 0.36 %.
+1.0044, 0.10 %; `mxfp8_floor` 1.0091, 0.36 %.
 
 The figures for `scalify` here and in the tables were measured when its scales were only propagated.
 In 60 steps of the GPT (seed 0, mean of the last 20) it then ended at 3.598, float32 and

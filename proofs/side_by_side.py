@@ -25,9 +25,14 @@ FILE = ROOT / "docs" / "side_by_side.jsonl"
 SEEDS = 3
 AMP = ("dynamic-scale", "autocast-bf16")
 PARITY = ("float32", "fp16-plain", *AMP)
+# recipes that were added, or changed, after the recorded run of all methods
+UNMEASURED = {
+    "fp8_current", "fp8_rowwise", "fp8_rowwise_gw_hp", "fp8_blockwise", "mxfp8", "mxfp8_hybrid",
+    "mxfp4_gradients", "nvfp4", "fp4_all_the_way",
+}  # fmt: skip
 # the runs, in this order: model, methods, steps
 PARTS: Mapping[str, tuple[str, Sequence[str], int]] = {
-    "all methods on mlp": ("mlp", tuple(training.METHODS), 150),
+    "all methods on mlp": ("mlp", tuple(m for m in training.METHODS if m not in UNMEASURED), 150),
     "parity on cnn": ("cnn", PARITY, 500),
     "parity on gpt": ("gpt", (*PARITY, "five-bytes"), 150),
 }

@@ -100,7 +100,7 @@ def test_a_string_has_one_meaning():
             assert resolve(name, kind, where="test") is KINDS[kind].names()[name]
     assert names["format"] & names["recipe"] == {"fp16", "bf16"}  # as _resolve says
     assert names["recipe"] <= names["method"]  # the same recipes
-    assert names["block format"] & names["recipe"] == {"mxfp4"}
+    assert names["block format"] & names["recipe"] == {"mxfp4", "nvfp4"}
     with pytest.warns(DeprecationWarning, match="use 'c=f16'"):
         sw.training.step(function, optax.sgd(0.1), "f16")
 

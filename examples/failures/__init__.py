@@ -239,10 +239,10 @@ FAILURES: dict[str, Failure] = {
     ),
     # -- recipes and policies
     "MXFP8 makes decays equal": failure(
-        recipes.retention, "mxfp8", "saturation precision",
+        recipes.retention, "mxfp8_floor", "saturation precision",
         r"keep=.*decays", r"round(ed|ing|s)? up",
         source="arXiv 2506.20752",
-        expert_low=dataclasses.replace(sw.recipes.mxfp8, keep={"decays": "bf16"}),
+        expert_low=dataclasses.replace(sw.recipes.mxfp8_floor, keep={"decays": "bf16"}),
     ),
     "An outlier in a block of MXFP4": failure(
         recipes.outlier_channel, "mxfp4", "underflow precision swamping",

@@ -11,6 +11,8 @@ from .audit import literals as literals
 from .audit import tune as tune
 from .autocast import Policy as Policy
 from .autocast import autocast as autocast
+from .autoscale import Operand as Operand
+from .autoscale import Products as Products
 from .autoscale import Recipe as Recipe
 from .autoscale import SqrtStored as SqrtStored
 from .autoscale import Storage as Storage
@@ -27,6 +29,7 @@ from .rounding import cast as cast
 from .rounding import round_to as round_to
 from .scaled import Amax as Amax
 from .scaled import Delayed as Delayed
+from .scaled import FourOverSix as FourOverSix
 from .scaled import LeastSquares as LeastSquares
 from .scaled import Mx as Mx
 from .scaled import Propagated as Propagated

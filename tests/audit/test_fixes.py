@@ -251,7 +251,7 @@ AUDITED = {
     "policy": Policy(compute="f16"),
     "recipe": sw.Recipe(forward=E4M3FN, backward=E4M3FN, scaling=sw.Rms()),
     "every_op": sw.Recipe(store="every_op", storage=FP16, arithmetic="storage"),
-    "rounding_of_scales": sw.recipes.mxfp8,
+    "rounding_of_scales": sw.recipes.mxfp8_floor,
 }
 
 

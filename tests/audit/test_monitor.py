@@ -80,15 +80,17 @@ def test_moments_are_kept_apart():
 def test_what_other_formats_and_recipes_would_do():
     weights = jnp.linspace(0.9, 0.99, 64)
     tree = {"weights": weights, "gradients": weights * 1e-7}
-    found = jax.jit(lambda t: readings(t, what_if=("bf16", "e5m2", "fp8", "mxfp8")))(tree)
+    tried = ("bf16", "e5m2", "fp8", "mxfp8", "mxfp8_floor")
+    found = jax.jit(lambda t: readings(t, what_if=tried))(tree)
     lost = {group: reading.what_if for group, reading in found.items()}
-    assert list(lost["weights"]) == ["bf16", "e5m2", "fp8", "mxfp8"]
+    assert list(lost["weights"]) == list(tried)
     rounded = np.asarray(sw.round_to(weights, "bf16"))
     error = np.linalg.norm(rounded - weights) / np.linalg.norm(weights)
     np.testing.assert_allclose(lost["weights"]["bf16"].error, error, rtol=1e-4)
     # a block of weights just below 1 is scaled by 2^8, and .9 * 2^9 is beyond E4M3's 448
-    assert [float(lost["weights"][x].saturated) for x in ("bf16", "fp8", "mxfp8")] == [0, 0, 1]
-    assert lost["weights"]["mxfp8"].error > 0.05
+    names = ("bf16", "fp8", "mxfp8", "mxfp8_floor")
+    assert [float(lost["weights"][x].saturated) for x in names] == [0, 0, 0, 1]
+    assert lost["weights"]["mxfp8"].error < 0.04 < 0.05 < lost["weights"]["mxfp8_floor"].error
     # 1e-7 is flushed by E5M2, unless a tensor has a scale
     gone = lost["gradients"]
     assert [float(gone[x].flushed) for x in ("bf16", "e5m2", "fp8")] == [0, 1, 0]

@@ -65,7 +65,7 @@ def test_convolutions_have_no_narrower_units_than_fp16():
     assert operands(lowered(f, KERNEL)) == {"f16 f16"}
 
 
-NVFP4 = replace(sw.recipes.mxfp8, forward="nvfp4", backward="nvfp4")
+NVFP4 = sw.Recipe(forward="nvfp4", backward="nvfp4")
 
 
 @pytest.mark.filterwarnings("ignore:autoscale.*no matrix units")

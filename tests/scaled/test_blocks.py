@@ -49,12 +49,19 @@ def test_each_block_is_its_exact_rounding(fmt, jit):
         np.testing.assert_array_equal(data * scale, want)
 
 
+@pytest.mark.parametrize("scale", [None, *EXPONENTS])
 @pytest.mark.parametrize("name", ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4"])
 @pytest.mark.thorough(keep=2)
-def test_rounding_without_codes_gives_the_values_of_quantize(name):
+def test_rounding_without_codes_gives_the_values_of_quantize(name, scale):
     fmt, shape = BLOCK_FORMATS[name], (12, 50, 7)
-    assert rounds_in_blocks(fmt)
-    rounded = jax.jit(lambda x: (round_in_blocks(x, fmt), sw.quantize(x, fmt, axis=1).value()))
+    scaling = scale and Mx(scale)
+    assert rounds_in_blocks(fmt, scaling)
+
+    @jax.jit
+    def rounded(x):
+        wanted = sw.quantize(x, fmt, axis=1, scaling=scaling).value()
+        return round_in_blocks(x, fmt, scaling), wanted
+
     rng = np.random.default_rng(4)
     center = rng.integers(-149, 120, (12, 1, 7)) + rng.integers(-12, 1, shape)
     near = np.ldexp(rng.standard_normal(shape), center).astype(np.float32)

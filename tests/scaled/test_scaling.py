@@ -51,9 +51,14 @@ def test_every_strategy_is_public_and_known_to_recipes(cls):
         with pytest.raises(ValueError, match="needs a scale to begin with"):
             sw.Recipe(scaling=cls())
     else:
-        recipe = sw.Recipe(forward="e4m3fn", backward="e4m3fn", scaling=cls())
+        blocks = cls is sw.FourOverSix
+        fmt = "nvfp4" if blocks else "e4m3fn"
+        recipe = sw.Recipe(forward=fmt, backward=fmt, scaling=cls(), features=0)
         (row,) = sw.explain(lambda x, y: x @ y, recipe)(X, X.T).rows[:1]
-        assert row.scale == cls.name
+        assert row.scale == ("one for 16 elements" if blocks else cls.name)
+        kept = dataclasses.replace(recipe, keep={"dot_general": "fp16"})
+        (row,) = sw.explain(lambda x, y: x @ y, kept)(X, X.T).rows[:1]
+        assert row.scale == ("amax" if cls.for_blocks else cls.name)
 
 
 @pytest.mark.parametrize("special", [0.0, 3.0, -70.0, 1e-42, np.inf])

@@ -119,7 +119,10 @@ def test_train_and_compare_share_their_recipes():
 
 @pytest.mark.slow
 def test_every_recipe_of_autoscale_can_be_compared(tmp_path):
-    names = ("float32", "fp8", "fp8_delayed", "mxfp8", "unit_scaling", "fp16_every_op", "scalify")
+    names = (
+        "float32", "fp8", "fp8_delayed", "fp8_rowwise", "fp8_blockwise", "mxfp8", "mxfp8_hybrid",
+        "nvfp4", "unit_scaling", "fp16_every_op", "scalify",
+    )  # fmt: skip
 
     def falling(data, seed):  # what was largest last time isn't any more
         return (batch * 0.3**n for n, batch in enumerate(batches(data, seed)))

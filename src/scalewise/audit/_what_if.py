@@ -56,8 +56,9 @@ class Candidate:
 def candidate(spec: WhatIfLike, where: str) -> Candidate:
     """Returns the candidate of a format, a block format or a recipe, or of the name of one.
 
-    A recipe stands for its ``forward`` format (with ``store="every_op"`` its ``storage``) and its
-    scaling; a scale from the history of steps, or from other operands, counts as current scaling.
+    A recipe stands for its ``forward`` format (with ``store="every_op"`` its ``storage``; with
+    ``products`` that of the forward activation) and its scaling; a scale from the history of steps,
+    or from other operands, counts as current scaling.
     """
     if isinstance(spec, str):
         spec = resolve(spec, "format", "block format", "recipe", where=where)
@@ -68,10 +69,11 @@ def candidate(spec: WhatIfLike, where: str) -> Candidate:
     fmt = spec.forward if spec.store == "boundaries" and spec.forward else spec.storage
     if fmt is None:
         raise ValueError(f"{where}: {name} rounds nothing; expected a recipe with a narrow format")
+    first = spec.products and spec.products.operand("forward", "activation")
+    scaling = first.scaling if first else spec.scaling
     if isinstance(fmt, BlockFormat):
-        return Candidate(name, fmt)
-    known = spec.scaling.source not in ("history", "operand")
-    return Candidate(name, fmt, spec.scaling if known else Amax())
+        return Candidate(name, fmt, scaling.of_blocks())
+    return Candidate(name, fmt, scaling if scaling.source not in ("history", "operand") else Amax())
 
 
 def what_if(arrays: Sequence[jax.Array], tried: Candidate, amax: jax.Array) -> WhatIf:

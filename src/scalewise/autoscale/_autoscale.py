@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .._types import RecipeLike
 from ..interpret import check_callable, transform
@@ -20,7 +22,7 @@ from .recipes import fp16
 from .recipes import recipe as recipe_
 
 
-def autoscale(f: Callable, recipe: RecipeLike = fp16) -> Callable:
+def autoscale(f: Callable, recipe: RecipeLike = fp16, *, keyed: bool = False) -> Callable:
     """Returns a function of the same signature that computes with narrow formats.
 
     Wrap the whole training step, with forward pass, backward pass and optimizer. Values in flight
@@ -33,6 +35,12 @@ def autoscale(f: Callable, recipe: RecipeLike = fp16) -> Callable:
         f: any function of pytrees made of JAX primitives. Float leaves of arguments may be plain
             arrays of any float dtype or ScaledArrays; leaves that aren't arrays are passed on.
         recipe: a :class:`Recipe`, or the name of one (``"fp16"``, ``"bf16"``, ``"fp8"``).
+        keyed: True for a function that takes a JAX random key before ``f``'s arguments, for recipes
+            that round stochastically or draw signs (``"nvfp4"``). Each operand's key is folded from
+            it, from the operand's place in the program and from the operand's own bits, so that
+            steps and iterations differ. False takes the key of seed 0 in place of that key: equal
+            arguments then give equal results. Save the key with a training state, and split it each
+            step, for a run that other seeds repeat and that continues where it stopped.
 
     Returns:
         The transformed function. It composes with ``jit``, ``grad`` (reverse mode from outside,
@@ -60,13 +68,18 @@ def autoscale(f: Callable, recipe: RecipeLike = fp16) -> Callable:
     """
     recipe = recipe_(recipe)
     check_callable(f, "autoscale")
+    if keyed and (recipe.products is None or not recipe.products.is_random):
+        raise ValueError("autoscale: keyed is True, but this recipe draws no random numbers")
     if recipe.scaling.source == "history":
         return WithHistory(f, recipe)
 
     @functools.wraps(f)
     def scaled(*args, **kwargs):
+        key = None
+        if keyed:
+            key, *args = _with_key(args)
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
-        chosen = interpretation(recipe, traced=any(has_exponent(x) for x in leaves))
+        chosen = interpretation(recipe, traced=any(has_exponent(x) for x in leaves), key=key)
         outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
         if isinstance(chosen, Boundaries | EveryOpWithOverrides):
             chosen.overrides.check("autoscale")
@@ -75,14 +88,28 @@ def autoscale(f: Callable, recipe: RecipeLike = fp16) -> Callable:
     return scaled
 
 
-def interpretation(recipe: Recipe, *, traced: bool = False) -> Boundaries | EveryOp:
+def _with_key(args: tuple) -> tuple:
+    """Returns the arguments of a keyed function, the first of them checked to be a key."""
+    kind = getattr(args[0], "dtype", None) if args else None
+    if kind is None or not (jnp.issubdtype(kind, jax.dtypes.prng_key) or kind == np.uint32):
+        raise TypeError(
+            "autoscale: with keyed=True the first argument is a JAX random key (jax.random.key(0))"
+            + (f", not a {type(args[0]).__name__}" if args else "")
+        )
+    return args
+
+
+def interpretation(
+    recipe: Recipe, *, traced: bool = False, key: jax.Array | None = None
+) -> Boundaries | EveryOp:
     """Returns the interpretation that :func:`autoscale` applies to a function.
 
     Args:
         recipe: with either value of ``store``.
         traced: whether an argument has an integer exponent of its own.
+        key: for recipes that draw random numbers; None for the key of seed 0.
     """
     overrides = FormatOverrides(recipe.keep)
     if recipe.store != "every_op":
-        return Boundaries(recipe, traced, overrides)
+        return Boundaries(recipe, traced, overrides, key=key)
     return EveryOpWithOverrides(recipe, overrides=overrides) if recipe.keep else EveryOp(recipe)

@@ -12,12 +12,14 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from .._types import RoundingMode
 from ..formats import BF16, E8M0, BlockFormat, Format
 from ..formats import format as format_
 from ..interpret import by_platform, outlined
 from ..rounding import EncodedArray, decode
 from ..rounding._encoded import is_packed
 from ..scaled import (
+    Mx,
     ScaledArray,
     Scaling,
     is_known,
@@ -38,12 +40,14 @@ class Blocks:
         in_flight: the dtype of the operand in flight.
         source: the operand itself, which a CPU rounds in one function without the copy between;
             None if it multiplies the copy's numbers by their scales.
+        scaling: how the scales of the source's blocks are chosen; None for the format's own.
     """
 
     copy: ScaledArray
     format: BlockFormat | Format = dataclasses.field(metadata={"static": True})
     in_flight: Any = dataclasses.field(metadata={"static": True})
     source: jax.Array | None = None
+    scaling: Mx | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def ndim(self) -> int:
@@ -60,14 +64,23 @@ class Blocks:
     def value(self, dtype: DTypeLike | None = None) -> jax.Array:
         """Returns the numbers times their scales, in a dtype that holds them."""
         dtype = jnp.dtype(self.dtype if dtype is None else dtype)
-        operands, options = (self.copy, self.source), (self.format, self.dtype, dtype)
+        operands = self.copy, self.source
+        options = self.format, self.dtype, dtype, self.scaling
         if self.source is None:
             return outlined(_from_copy, options, *operands)
         result = jax.ShapeDtypeStruct(self.source.shape, dtype)
         return by_platform(_from_copy, _from_source, options, result, *operands)
 
 
-def in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Scaling | None, axis: int) -> Blocks:
+def in_blocks(
+    x: jax.Array,
+    fmt: BlockFormat,
+    scaling: Scaling | None,
+    axis: int,
+    rounding: RoundingMode = "nearest_even",
+    tile: tuple[int, int] | None = None,
+    key: jax.Array | None = None,
+) -> Blocks:
     """Returns ``x`` rounded to a block format along an axis.
 
     Args:
@@ -75,15 +88,23 @@ def in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Scaling | None, axis: int
         fmt: the block format.
         scaling: the strategy; None for the format's own.
         axis: the axis of the blocks, counted from 0.
+        rounding: of the numbers.
+        tile: another axis, and how many of its indices share a scale; None for one.
+        key: a JAX random key, for stochastic rounding.
     """
+    if tile is not None or rounding != "nearest_even":
+        kind, data = (None, None) if key is None else (jax.random.key_impl(key), _data_of(key))
+        settings = fmt, scaling, axis, rounding, tile, kind
+        return Blocks(outlined(_in_tiles, settings, x, data), fmt, x.dtype)
     options, element = (fmt, scaling, axis), fmt.element
     known = all(map(is_known, x.shape)) and x.size
     has_type = is_packed(element) or (element.dtype is not None and element.bits == 8)
-    own = scaling is None and rounds_in_blocks(fmt) and _dtype(fmt, x.dtype) == jnp.bfloat16
+    own = rounds_in_blocks(fmt, scaling) and _dtype(fmt, x.dtype) == jnp.bfloat16
     if not (own and known and has_type):
         return Blocks(outlined(_in_blocks, options, x), fmt, x.dtype)
+    assert scaling is None or isinstance(scaling, Mx)
     result = _copy_type(x.shape, fmt, axis)
-    return Blocks(by_platform(_in_blocks, _unread, options, result, x), fmt, x.dtype, x)
+    return Blocks(by_platform(_in_blocks, _unread, options, result, x), fmt, x.dtype, x, scaling)
 
 
 def _dtype(fmt: BlockFormat | Format, dtype: Any) -> Any:
@@ -123,9 +144,20 @@ def _in_blocks(options: tuple, x: jax.Array) -> ScaledArray:
     return quantize_measured(x, x, fmt, scaling, axis)
 
 
+def _data_of(key: jax.Array) -> jax.Array:
+    """Returns a key's numbers; a key of the older kind is an array of them."""
+    return jax.random.key_data(key)
+
+
+def _in_tiles(options: tuple, x: jax.Array, data: jax.Array | None) -> ScaledArray:
+    fmt, scaling, axis, rounding, tile, kind = options
+    key = None if data is None else jax.random.wrap_key_data(data, impl=kind)
+    return quantize_measured(x, x, fmt, scaling, axis, rounding=rounding, tile=tile, key=key)
+
+
 def _from_copy(options: tuple, copy: ScaledArray, source: Any) -> jax.Array:
     del source
-    _, narrow, dtype = options
+    _, narrow, dtype, _ = options
     data = widened(copy.data, jnp.float32)
     return dataclasses.replace(copy, data=data).value().astype(narrow).astype(dtype)
 
@@ -141,8 +173,8 @@ def _from_source(options: tuple, copy: ScaledArray, source: jax.Array) -> jax.Ar
 
 
 def _rounded(options: tuple, x: jax.Array) -> jax.Array:
-    fmt, _, dtype = options
-    return round_in_blocks(x.astype(jnp.float32), fmt).astype(dtype)
+    fmt, _, dtype, scaling = options
+    return round_in_blocks(x.astype(jnp.float32), fmt, scaling).astype(dtype)
 
 
 def widened(x: Any, dtype: DTypeLike, shift: int = 0) -> jax.Array:

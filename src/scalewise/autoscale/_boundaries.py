@@ -18,7 +18,8 @@ from ..interpret import Applied, Boundary, Equation, with_common_axes
 from ..primitives import Family, params
 from ..scaled import ScaledArray, at_least
 from ._narrow import StoredValue, has_exponent, holds, is_stored, store_array, store_value
-from ._operands import OperandRounding, is_narrowed
+from ._operand_settings import Operand
+from ._operands import OperandRounding, known_uses, role_of
 from ._overrides import OPAQUE, refuse_opaque
 from ._predict import of_argument, predict
 from ._products import DeferredProduct
@@ -92,8 +93,8 @@ class Boundaries(OperandRounding):
         if carry is not None:
             value = store_value(value, carry).load()
         if not self.traced or boundary == "mapped":  # devices may have different exponents
-            narrowed = boundary == "stacked" and is_narrowed(value)
-            return ScaledValue(materialize(value), 0, origin, narrowed=narrowed)
+            known = known_uses(value) if boundary == "stacked" else {}
+            return ScaledValue(materialize(value), 0, origin, **known)
         exponent = 0 if value.constant_value is not None or per_slice(value) else value.exponent
         return ScaledValue(at_exponent(value, exponent), jnp.asarray(exponent, jnp.int32), origin)
 
@@ -121,8 +122,9 @@ class Boundaries(OperandRounding):
         if not isinstance(value, ScaledValue) or "dot_general" not in readers or per_slice(value):
             return value
         fmt = self.recipe.backward if value.origin == "backward" else self.recipe.forward
-        if isinstance(fmt, Format) and self.recipe.per == "tensor" and value.constant_value is None:
-            self._rounded(value, fmt, (), "")
+        one_scale = self.recipe.products is None and self.recipe.per == "tensor"
+        if isinstance(fmt, Format) and one_scale and value.constant_value is None:
+            self._rounded(value, Operand(fmt, self.recipe.scaling), (), "")
         return value
 
     def inside(self, value: Any) -> Any:
@@ -179,6 +181,9 @@ class Boundaries(OperandRounding):
                 for y in outs
             ]
         fields: dict[str, Any] = {"origin": origin}
+        if rule.family is Family.STRUCTURAL and self.recipe.products is not None:
+            roles = {role_of(x) for x in inputs if isinstance(x, ScaledValue)}
+            fields["role"] = roles.pop() if len(roles) == 1 else ""
         if self.recipe.scaling.source == "shapes":
             fields["log2_std"] = predict(equation, rule.family, inputs)
         outs = [
@@ -233,5 +238,5 @@ def _origin(equation: Equation, inputs: Sequence[Any], family: Family):
 
 
 def _marked(value: ScaledValue) -> ScaledValue:
-    """Returns a copy of a value whose ``narrowed`` field keeps what its memo says."""
-    return dataclasses.replace(value, narrowed=is_narrowed(value))
+    """Returns a copy of a value whose fields keep what its memo says of its uses."""
+    return dataclasses.replace(value, **known_uses(value))

@@ -17,12 +17,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._deprecated import renamed_attribute
-from ..formats import BlockFormat, Format
+from ..formats import Format
 from ..interpret import Applied, Equation, is_float, run, trace, transform
 from ..primitives import Family
 from ..scaled import Amax, Axes, Delayed, ScaledArray, Scales, Scaling, amax, quantize, to_top
 from ._blocks import Blocks
 from ._boundaries import Boundaries
+from ._operand_settings import Operand
 from ._overrides import FormatOverrides
 from ._recipe import Recipe
 from ._residuals import load_product
@@ -106,7 +107,7 @@ class DelayedBoundaries(Boundaries):
     def _rounded(
         self,
         value: ScaledValue,
-        fmt: Format | BlockFormat,
+        setting: Operand,
         contracted: tuple[int, ...],
         operand_id: str,
     ) -> ScaledArray | Blocks:
@@ -115,7 +116,7 @@ class DelayedBoundaries(Boundaries):
         An operand that shares the copy of another one has the same largest magnitude, so that the
         ids don't depend on which operands are one array.
         """
-        copy = super()._rounded(value, fmt, contracted, operand_id)
+        copy = super()._rounded(value, setting, contracted, operand_id)
         assert self.magnitudes is not None
         if operand_id in self.magnitudes:
             value.memo["largest"] = self.magnitudes[operand_id]

@@ -39,7 +39,7 @@ from ._every_op_value import (
 from ._narrow import TakesStored, has_exponent, is_stored, store_array
 from ._overrides import refuse_opaque
 from ._predict import terms_of
-from ._products import Operand, multiply
+from ._products import Factor, multiply
 from ._recipe import Recipe
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES
@@ -283,13 +283,13 @@ class EveryOp(TakesStored):
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> tuple[tuple[Operand, Operand], Any]:
+    ) -> tuple[tuple[Factor, Factor], Any]:
         """Returns a contraction's operands, which are narrow already, and the result's exponent."""
         a, b = values
         return ((a.data, None), (b.data, None)), a.exponent + b.exponent
 
     def product(
-        self, equation: Equation, operands: Sequence[Operand], dtype: DTypeLike
+        self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
     ) -> jax.Array:
         """Computes a contraction that accumulates as ``recipe.arithmetic`` says."""
         a, b = (x for x, _ in operands if isinstance(x, jax.Array))

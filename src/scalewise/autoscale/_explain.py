@@ -16,6 +16,7 @@ from ..interpret import Equation, check_callable, transform
 from ._autoscale import interpretation
 from ._delayed import DelayedBoundaries
 from ._narrow import has_exponent, is_stored
+from ._operand_settings import Operand
 from ._overrides import FormatOverrides
 from ._recipe import Recipe
 from .recipes import fp16
@@ -171,12 +172,13 @@ class _Recorder:
         Args:
             kind, shape: as in :class:`ExplanationRow`.
             where: the equation, or an output's path.
-            formats: a format, block format or dtype for each operand, or for the value.
-            scale: how the scale is found; None for what the recipe says of the formats.
+            formats: an :class:`Operand` or dtype for each operand; or for the value a format, block
+                format or dtype.
+            scale: how the scale is found; None for what the operands or the formats say.
         """
-        known = [f if isinstance(f, Format | BlockFormat) else format_(f) for f in formats]
-        operands = kind == "contraction"
-        scales = [scale or _scale(self.recipe, fmt, operands=operands) for fmt in formats]
+        plain = [f.format if isinstance(f, Operand) else f for f in formats]
+        known = [f if isinstance(f, Format | BlockFormat) else format_(f) for f in plain]
+        scales = [scale or _scale(f) for f in formats]
         text = scales[0] if len(set(scales)) == 1 else " x ".join(scales)
         dims = tuple(int(n) if isinstance(n, int) else str(n) for n in shape)
         fields: dict[str, Any]
@@ -202,13 +204,18 @@ class _Recorder:
         return tuple(dataclasses.replace(row, direction="forward") for row in rows)
 
 
-def _scale(recipe: Recipe, fmt: Any, *, operands: bool) -> str:
-    """Returns how the scale of an array in a format is found; ``"none"`` for a dtype."""
-    if isinstance(fmt, BlockFormat):
-        return f"one for {fmt.size} elements"
-    if not isinstance(fmt, Format):
-        return "none"
-    if not operands:
-        return "amax"
-    how = recipe.scaling.name or type(recipe.scaling).__name__
-    return how if recipe.per == "tensor" else f"{how} per channel"
+def _scale(given: Any) -> str:
+    """Returns how an array's scale is found, and how it's rounded; ``"none"`` for a dtype."""
+    if not isinstance(given, Operand):
+        if isinstance(given, BlockFormat):
+            return f"one for {given.size} elements"
+        return "amax" if isinstance(given, Format) else "none"
+    how = given.scaling.name or type(given.scaling).__name__
+    if isinstance(given.format, BlockFormat):
+        tile = f"{given.tile} x " if given.tile > 1 else ""
+        how = f"one for {tile}{given.format.size} elements"
+    elif given.per == "channel":
+        how = f"{how} per channel"
+    rounding = [] if given.rounding == "nearest_even" else [given.rounding]
+    transform = [f"hadamard {given.hadamard}"] if given.hadamard > 1 else []
+    return ", ".join([how, *transform, *rounding])

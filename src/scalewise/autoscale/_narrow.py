@@ -32,7 +32,7 @@ class StoredValue:
             ``data`` (a scan that stacks values stacks their scales).
         own: the exponent of the value in flight.
         dtype: of the value in flight.
-        narrowed: as in :class:`ScaledValue`.
+        narrowed, role: as in :class:`ScaledValue`.
     """
 
     data: jax.Array
@@ -40,16 +40,18 @@ class StoredValue:
     own: int | jax.Array
     dtype: Any
     narrowed: bool = False
+    role: str = ""
 
     def load(self) -> ScaledValue:
         """Returns the value in flight."""
         data = self.data.astype(self.scale.dtype) * leading(self.scale, self.data)
-        return ScaledValue(data.astype(self.dtype), self.own, "residual", narrowed=self.narrowed)
+        known = {"narrowed": self.narrowed, "role": self.role}
+        return ScaledValue(data.astype(self.dtype), self.own, "residual", **known)
 
     def tree_flatten(self):
         if isinstance(self.own, int):
-            return (self.data, self.scale), (self.own, self.dtype, self.narrowed)
-        return (self.data, self.scale, self.own), (None, self.dtype, self.narrowed)
+            return (self.data, self.scale), (self.own, self.dtype, self.narrowed, self.role)
+        return (self.data, self.scale, self.own), (None, self.dtype, self.narrowed, self.role)
 
     @classmethod
     def tree_unflatten(cls, static, children):
@@ -65,8 +67,8 @@ def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
             value.memo[fmt] = quantize(value.data, fmt)
         copy = value.memo[fmt]
         data = lax.optimization_barrier(copy.data)
-        dtype, narrowed = value.data.dtype, value.narrowed
-        value.memo["rest", fmt] = StoredValue(data, copy.scale, value.exponent, dtype, narrowed)
+        known = value.data.dtype, value.narrowed, value.role
+        value.memo["rest", fmt] = StoredValue(data, copy.scale, value.exponent, *known)
     return value.memo["rest", fmt]
 
 

@@ -30,95 +30,170 @@ from ..scaled import (
 )
 from ._blocks import Blocks, in_blocks
 from ._contraction_rules import contraction, features, grouped
+from ._keys import hadamard_signs, hadamard_transform, operand_key
 from ._layout import loaded_after, stored_copy
 from ._narrow import StoredValue, holds
-from ._products import Operand, multiply, plain
+from ._operand_settings import CURRENT, Operand, Role
+from ._products import Factor, multiply, plain
 from ._residuals import STORED, Residuals, load
 from ._rules import RULES
 from ._value import ScaledValue, leading, wide_dtype
 
-NARROWED = "narrowed"  # key of a value's memo: a product of narrow operands has read it
+# keys of a value's memo
+NARROWED = "narrowed"  # a product of narrow operands has read the value
+ROLE = "role"  # the value's role in the forward products that have read it
 
 
 @dataclasses.dataclass(frozen=True)
 class OperandRounding(Residuals):
-    """An interpretation that rounds the operands of contractions once, as the recipe says."""
+    """An interpretation that rounds the operands of contractions once, as the recipe says.
+
+    Attributes:
+        key: of the program, for random roundings and signs; None for the key of seed 0.
+    """
+
+    key: jax.Array | None = None
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> tuple[tuple[Operand, Operand], Any]:
+    ) -> tuple[tuple[Factor, Factor], Any]:
         """Returns a contraction's operands, rounded to the recipe's formats, and its exponent."""
-        axes, formats = params.contracted_axes(equation), self.formats(equation, values)
+        axes, settings = params.contracted_axes(equation), self.settings(equation, values)
+        formats = [setting and setting.format for setting in settings]
         self.missing_units.check(equation, formats, self.device)
         if self.record is not None:
-            pairs = zip(values, formats, strict=True)
-            given = [value.data.dtype if fmt is None else fmt for value, fmt in pairs]
+            pairs = zip(values, settings, strict=True)
+            given = [value.data.dtype if setting is None else setting for value, setting in pairs]
             self.record("contraction", equation, equation.out_avals[0].shape, given)
-        made: dict[int, Operand] = {}
+        exponent = values[0].exponent + values[1].exponent
+        values, axes = self.transformed(equation, values, settings, axes)
+        made: dict[int, Factor] = {}
         for i in sorted(range(2), key=lambda i: _is_reread(values[i], equation)):
             other = _scales(made.get(1 - i))
-            made[i] = self._operand(values[i], equation, formats[i], axes[i], i, other)
-        a, b = made[0], made[1]
-        return (a, b), values[0].exponent + values[1].exponent
+            made[i] = self._operand(values[i], equation, settings[i], axes[i], i, other)
+        return (made[0], made[1]), exponent
 
-    def formats(
-        self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> list[Format | BlockFormat | None]:
-        """Returns the formats to round a contraction's operands to; None: the flight dtype."""
+    def settings(self, equation: Equation, values: Sequence[ScaledValue]) -> list[Operand | None]:
+        """Returns how to round a contraction's operands; None leaves the flight dtype."""
         attention = _between_activations(equation, values)
         few = bool(self.recipe.storage) and not at_least(features(equation), self.recipe.features)
-        chosen = []
-        for value in values:
-            backward = value.origin == "backward"
-            fmt = self.recipe.backward if backward else self.recipe.forward
-            element = fmt.element if isinstance(fmt, BlockFormat) else fmt
-            if element is not None and (few or (attention and element.bits <= 8)):
+        chosen: list[Operand | None] = []
+        for value, own in zip(values, self._own_settings(equation, values, attention), strict=True):
+            fmt = None if own is None else own.format
+            if own is not None and (few or (attention and own.element.bits <= 8)):
                 fmt = self.recipe.storage
             fmt = self.overrides.find(equation, fmt)
-            as_it_is = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
-            chosen.append(None if as_it_is else fmt)
+            if fmt is None or (isinstance(fmt, Format) and holds(value.data.dtype, fmt)):
+                chosen.append(None)
+            elif own is not None and fmt == own.format:
+                chosen.append(own)
+            else:
+                scaling = self.recipe.scaling
+                current = scaling.for_blocks and isinstance(fmt, Format)
+                chosen.append(_setting(fmt, CURRENT if current else scaling, self.recipe.per))
+        both = len({x.hadamard if x else 0 for x in chosen}) == 1
+        if not both or not _mixes_freely(equation):
+            chosen = [x and dataclasses.replace(x, hadamard=0) for x in chosen]
         if not attention:
             for value in values:
                 value.memo[NARROWED] = True
         return chosen
 
+    def _own_settings(
+        self, equation: Equation, values: Sequence[ScaledValue], attention: bool
+    ) -> list[Operand | None]:
+        """Returns the settings that the recipe has for a contraction's operands."""
+        recipe = self.recipe
+        carries = [value.origin == "backward" for value in values]
+        if recipe.products is None:
+            formats = [recipe.backward if backward else recipe.forward for backward in carries]
+            return [f and _setting(f, recipe.scaling, recipe.per) for f in formats]
+        if equation.direction != "backward" or not any(carries):
+            roles = _roles(equation, values, attention)
+            for value, role in zip(values, roles, strict=True):
+                value.memo.setdefault(ROLE, role)
+            return [recipe.products.operand("forward", role) for role in roles]
+        known: list[Role] = [
+            role_of(value) or ("weight" if value.origin == "stored" else "activation")
+            for value, backward in zip(values, carries, strict=True)
+            if not backward
+        ]
+        product = "input_gradient" if known == ["weight"] else "weight_gradient"
+        return [
+            recipe.products.operand(product, "gradient" if backward else known[0])
+            for backward in carries
+        ]
+
+    def transformed(
+        self,
+        equation: Equation,
+        values: Sequence[ScaledValue],
+        settings: Sequence[Operand | None],
+        axes: Any,
+    ) -> tuple[list[ScaledValue], Any]:
+        """Returns the values after their Hadamard transform, and the axes that are contracted.
+
+        A transform is along the left operand's last contracted axis and the right operand's that
+        belongs to it, along which blocks lie, too: the last of those that are returned.
+        """
+        first = settings[0]
+        if first is None or first.hadamard < 2:
+            return list(values), axes
+        last = axes[0].index(max(axes[0]))
+        axes = [(*own[:last], *own[last + 1 :], own[last]) for own in axes]
+        key = None
+        if first.signs == "random":
+            key = operand_key(self.key, f"{_place(equation)}/signs", *[x.data for x in values])
+        signs = hadamard_signs(first.hadamard, key)
+        done = []
+        for value, own in zip(values, axes, strict=True):
+            reread = _is_reread(value, equation)
+            purpose = "hadamard", first.hadamard, own[-1], reread
+            if key is not None or purpose not in value.memo:
+                x = load(self._stored(value, self.recipe.storage)) if reread else value
+                data = hadamard_transform(x.data, own[-1], signs).astype(x.data.dtype)
+                fields = {"lineage": None, "base": None, "memo": {}, "constant_value": None}
+                fields["origin"] = "residual" if reread else x.origin
+                value.memo[purpose] = dataclasses.replace(x, data=data, **fields)
+            done.append(value.memo[purpose])
+        return done, axes
+
     def _operand(
         self,
         value: ScaledValue,
         equation: Equation,
-        fmt: Format | BlockFormat | None,
+        setting: Operand | None,
         contracted: tuple[int, ...],
         position: int,
         other: Any,
-    ) -> Operand:
+    ) -> Factor:
         """Returns one operand: its numbers, in a dtype that holds the format, and its scale.
 
         The scale is a power of two in the compute dtype; None for 1. An operand that the forward
         pass has stored is loaded after ``other``, the scales of the other operand, has been
         computed.
         """
-        if fmt is None:
+        if setting is None:
             value.memo[STORED] = True
             return value.data, None
-        per_tensor = isinstance(fmt, Format) and self.recipe.per == "tensor"
         reread = _is_reread(value, equation)
-        operand_id = f"{'.'.join(map(str, equation.order))}/{position}"
-        if reread and not (per_tensor and self.recipe.scaling.reuses_copy):
+        operand_id = f"{_place(equation)}/{position}"
+        if reread and not self._reuses_copy(value, setting):
             stored = self._stored(value, self.recipe.storage)
             value = load(loaded_after(stored, other) if isinstance(stored, StoredValue) else stored)
             reread = False
-        copy = self._rounded(value, fmt, contracted, operand_id)
+        copy = self._rounded(value, setting, contracted, operand_id)
         if isinstance(copy, Blocks):
             return copy, None
-        if not per_tensor:
-            return Blocks(copy, fmt, value.data.dtype), None
+        if not setting.per_tensor:
+            return Blocks(copy, setting.format, value.data.dtype), None
         assert isinstance(copy.scale, jax.Array)
         data = copy.data if isinstance(copy.data, jax.Array) else copy.data.astype(jnp.float32)
         data = stored_copy(data)
         return loaded_after(data, other) if reread else data, copy.scale
 
     def product(
-        self, equation: Equation, operands: Sequence[Operand], dtype: DTypeLike
+        self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
     ) -> jax.Array:
         """Computes a contraction in ``dtype``; sums are accumulated in float32 at least."""
         return multiply(equation, operands, dtype, device=self.device).value()
@@ -126,26 +201,51 @@ class OperandRounding(Residuals):
     def _rounded(
         self,
         value: ScaledValue,
-        fmt: Format | BlockFormat,
+        setting: Operand,
         contracted: tuple[int, ...],
         operand_id: str,
     ) -> ScaledArray | Blocks:
-        """Returns a narrow copy of a value; the same copy for the same format, scaling and axes."""
-        scaling, key = self.recipe.scaling, (fmt, contracted)
-        if isinstance(fmt, Format) and self.recipe.per == "tensor":
-            key = fmt
-        if key not in value.memo:
-            scaling = scaling.predicted(value.log2_std)
-            if isinstance(fmt, BlockFormat):
-                axis = max(contracted, default=value.data.ndim - 1)
-                copy = in_blocks(value.data, fmt, scaling.of_blocks(), axis)
-            elif self.recipe.per == "channel":
-                kept = tuple(a for a in range(value.data.ndim) if a not in contracted)
-                copy = quantize(value.data, fmt, scaling=scaling, axis=kept)
-            else:
-                copy = self.copied(value, fmt, scaling, operand_id)
-            value.memo[key] = copy
-        return value.memo[key]
+        """Returns a narrow copy of a value; the same copy for the same setting and axes.
+
+        Stochastic rounding makes a copy of its own for each operand.
+        """
+        purpose = self._purpose(setting, contracted)
+        if setting.rounding != "nearest_even":
+            purpose = purpose, operand_id
+        if purpose not in value.memo:
+            value.memo[purpose] = self._copy(value, setting, contracted, operand_id)
+        return value.memo[purpose]
+
+    def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Any:
+        """Returns the key of a copy in a value's memo."""
+        if self.recipe.products is None:
+            return setting.format if setting.per_tensor else (setting.format, contracted)
+        # a copy with current scaling is also the one that waits for the backward pass
+        current = setting.per_tensor and setting == Operand(setting.format)
+        return setting.format if current else (setting, contracted)
+
+    def _reuses_copy(self, value: ScaledValue, setting: Operand) -> bool:
+        """Returns whether a backward product reads the copy that the forward product made."""
+        if not setting.per_tensor or not setting.scaling.reuses_copy:
+            return False
+        return self.recipe.products is None or self._purpose(setting, ()) in value.memo
+
+    def _copy(
+        self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...], operand_id: str
+    ) -> ScaledArray | Blocks:
+        fmt, rounding = setting.format, setting.rounding
+        scaling, x = setting.scaling.predicted(value.log2_std), value.data
+        key = operand_key(self.key, operand_id, x) if rounding == "stochastic" else None
+        kept = tuple(a for a in range(x.ndim) if a not in contracted)
+        if isinstance(fmt, BlockFormat):
+            axis = block_axis(setting, contracted, x.ndim)
+            tile = (kept[-1], setting.tile) if setting.tile > 1 and kept else None
+            return in_blocks(x, fmt, scaling.of_blocks(), axis, rounding, tile, key)
+        if setting.per == "channel":
+            return quantize(x, fmt, scaling=scaling, axis=kept, rounding=rounding, key=key)
+        if rounding == "nearest_even":
+            return self.copied(value, fmt, scaling, operand_id)
+        return quantize(x, fmt, scaling=scaling, rounding=rounding, key=key)
 
     def copied(
         self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
@@ -159,16 +259,19 @@ class OperandRounding(Residuals):
         if RULES[equation.name].rule not in (contraction, grouped):
             return ()
         values: list[ScaledValue] = [load(x) for x in inputs[:2]]
-        formats, axes = self.formats(equation, values), params.contracted_axes(equation)
+        settings, axes = self.settings(equation, values), params.contracted_axes(equation)
         operands, _ = self.operands(equation, values)
+        given, axes = self.transformed(equation, values, settings, axes)
         found = []
-        for value, operand, fmt, contracted in zip(values, operands, formats, axes, strict=True):
-            if fmt is not None:
+        for value, operand, setting, contracted in zip(
+            given, operands, settings, axes, strict=True
+        ):
+            if setting is not None:
                 ((rounded, scale),) = plain([operand], jnp.float32)
                 exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
                 rounded = rounded if scale is None else rounded * leading(scale, rounded)
-                largest = _largest(rounded, fmt, contracted, self.recipe.per)
-                saturated = _saturated(exact, rounded, largest, fmt)
+                largest = _largest(rounded, setting, contracted)
+                saturated = _saturated(exact, rounded, largest, setting)
                 found.append(RoundedOperand(exact, rounded, saturated))
         return found
 
@@ -185,33 +288,42 @@ class OperandRounding(Residuals):
         return ScaledArray(encode(x * (1 / scale), fmt), scale)
 
 
-def _largest(
-    rounded: jax.Array, fmt: Format | BlockFormat, contracted: tuple[int, ...], per: str
-) -> jax.Array:
+def block_axis(setting: Operand, contracted: tuple[int, ...], ndim: int) -> int:
+    """Returns the axis along which an operand's blocks lie, see :meth:`transformed`."""
+    return contracted[-1] if setting.hadamard > 1 else max(contracted, default=ndim - 1)
+
+
+def _largest(rounded: jax.Array, setting: Operand, contracted: tuple[int, ...]) -> jax.Array:
     """Returns for each number the largest magnitude with the same scale."""
-    size = jnp.abs(rounded)
-    if isinstance(fmt, BlockFormat):
-        axis = max(contracted, default=rounded.ndim - 1)
-        blocks = split_blocks(size, fmt.size, axis)
+    size, fmt = jnp.abs(rounded), setting.format
+    if not isinstance(fmt, BlockFormat):
+        return jnp.max(size, contracted if setting.per == "channel" else None, keepdims=True)
+    kept = [a for a in range(size.ndim) if a not in contracted][-1:]
+    spans = [(block_axis(setting, contracted, size.ndim), fmt.size)]
+    spans += [(a, setting.tile) for a in kept if setting.tile > 1]
+    for axis, count in spans:
+        blocks = split_blocks(size, count, axis)
         largest = jnp.max(blocks, axis + 1, keepdims=True)
-        return merge_blocks(jnp.broadcast_to(largest, blocks.shape), size.shape, axis)
-    return jnp.max(size, contracted if per == "channel" else None, keepdims=True)
+        size = merge_blocks(jnp.broadcast_to(largest, blocks.shape), size.shape, axis)
+    return size
 
 
 def _saturated(
-    exact: jax.Array, rounded: jax.Array, largest: jax.Array, fmt: Format | BlockFormat
+    exact: jax.Array, rounded: jax.Array, largest: jax.Array, setting: Operand
 ) -> jax.Array:
     """Returns whether numbers were cut off: rounded down by more than half a unit, to the largest.
 
-    The unit is the larger of the number's own, for scales that are powers of two, and of the
-    format's maximum, for others.
+    By more than a unit if they aren't rounded to nearest. The unit is the larger of the number's
+    own, for scales that are powers of two, and of the format's maximum, for others.
     """
-    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    element = setting.element
     unit = 2.0 ** (element.max_exponent - element.mantissa_bits)
     size = jnp.abs(rounded)
     own = power_of_two(exponent_of(size), size.dtype) * np.float32(element.eps)
-    half = jnp.maximum(own, size * np.float32(unit / float(element.max))) / 2
-    return (size == largest) & (jnp.abs(exact) - size > half)
+    most = jnp.maximum(own, size * np.float32(unit / float(element.max)))
+    if setting.rounding.startswith("nearest"):
+        most = most / 2
+    return (size == largest) & (jnp.abs(exact) - size > most)
 
 
 def _is_reread(value: ScaledValue, equation: Equation) -> bool:
@@ -219,7 +331,42 @@ def _is_reread(value: ScaledValue, equation: Equation) -> bool:
     return equation.direction == "backward" and value.origin == "forward"
 
 
-def _scales(operand: Operand | None) -> Any:
+def _place(equation: Equation) -> str:
+    """Returns a contraction's number among the program's, after those of the loops around it."""
+    return ".".join(map(str, equation.order))
+
+
+def _setting(fmt: Format | BlockFormat, scaling: Scaling, per: Any) -> Operand:
+    """Returns the setting that a recipe without ``products`` has for operands in a format."""
+    return Operand(fmt, scaling, "tensor" if isinstance(fmt, BlockFormat) else per)
+
+
+def _mixes_freely(equation: Equation) -> bool:
+    """Returns whether a contraction sums over all indices of its contracted axes alike."""
+    if equation.name == "conv_general_dilated":
+        return params.conv_groups(equation) == (1, 1)
+    return equation.name == "dot_general" and bool(params.contracted_axes(equation)[0])
+
+
+def _roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) -> tuple[Role, Role]:
+    """Returns the roles of a forward product's operands, as :class:`Products` says."""
+    if attention:
+        return "activation", "activation"
+    left, right = (value.origin == "stored" for value in values)
+    return ("weight", "activation") if left and not right else ("activation", "weight")
+
+
+def role_of(value: ScaledValue) -> Any:
+    """Returns the role that a forward product gave a value; empty if none has read it."""
+    return value.memo.get(ROLE, value.role)
+
+
+def known_uses(value: ScaledValue) -> dict[str, Any]:
+    """Returns the fields of a value that keep what its memo says of its uses."""
+    return {"narrowed": is_narrowed(value), "role": role_of(value)}
+
+
+def _scales(operand: Factor | None) -> Any:
     """Returns the scales of an operand, or its numbers if it has none; None for no operand."""
     if operand is None:
         return None

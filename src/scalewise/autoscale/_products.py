@@ -30,7 +30,7 @@ DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
 
 
 # An operand's numbers, and their scale, a power of two; None for 1.
-Operand = tuple[jax.Array | Blocks, jax.Array | None]
+Factor = tuple[jax.Array | Blocks, jax.Array | None]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -53,7 +53,7 @@ class DeferredProduct:
     """
 
     equation: Equation
-    operands: tuple[Operand, Operand]
+    operands: tuple[Factor, Factor]
     dtype: Any
     exponent: int | jax.Array
     origin: Origin = "stored"
@@ -131,7 +131,7 @@ class UnscaledProduct:
 
 def multiply(
     equation: Equation,
-    operands: Sequence[Operand],
+    operands: Sequence[Factor],
     dtype: DTypeLike,
     device: Device | None = None,
 ) -> UnscaledProduct:
@@ -170,7 +170,7 @@ def multiply(
     dtypes = kept or tuple(x.dtype for x, _ in operands)
     unit_dtypes = _unit_dtypes(equation, dtypes, dtype, device) if total == jnp.float32 else None
 
-    def wide(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    def wide(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         factors = [
             x.astype(total) if scale is None else x.astype(total) * leading(scale, x).astype(total)
             for x, scale in plain(arrays, total)
@@ -179,7 +179,7 @@ def multiply(
         given = [scale for _, scale in arrays if scale is not None]
         return out, tuple(map(jnp.ones_like, _tensor_scales(arrays) or given))
 
-    def narrow(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    def narrow(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         assert unit_dtypes is not None
         arrays, ones = plain(arrays), tuple(map(jnp.ones_like, _tensor_scales(arrays)))
         factors = [widened(x, d, k) for (x, _), (d, k) in zip(arrays, unit_dtypes, strict=True)]
@@ -193,7 +193,7 @@ def multiply(
             )
         )
 
-    def by_units(arrays: Sequence[Operand]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    def by_units(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         (a, _), (b, _) = arrays
         assert isinstance(a, Blocks)
         assert isinstance(b, Blocks)
@@ -209,12 +209,12 @@ def multiply(
     return UnscaledProduct(*found)
 
 
-def is_narrow(operand: Operand) -> bool:
+def is_narrow(operand: Factor) -> bool:
     """Returns whether an operand has scales, so that its product shouldn't be transposed."""
     return operand[1] is not None or isinstance(operand[0], Blocks)
 
 
-def has_block_units(equation: Equation, operands: Sequence[Operand], device: Device) -> bool:
+def has_block_units(equation: Equation, operands: Sequence[Factor], device: Device) -> bool:
     """Returns whether a device has block-scaled units for a product of two operands."""
     (a, _), (b, _) = operands
     if not (isinstance(a, Blocks) and isinstance(b, Blocks)):
@@ -224,13 +224,13 @@ def has_block_units(equation: Equation, operands: Sequence[Operand], device: Dev
 
 
 def plain(
-    operands: Sequence[Operand], dtype: DTypeLike | None = None
+    operands: Sequence[Factor], dtype: DTypeLike | None = None
 ) -> list[tuple[jax.Array, jax.Array | None]]:
     """Returns operands without blocks: those with blocks are multiplied by their scales."""
     return [(x.value(dtype) if isinstance(x, Blocks) else x, scale) for x, scale in operands]
 
 
-def _tensor_scales(operands: Sequence[Operand]) -> tuple[jax.Array, ...]:
+def _tensor_scales(operands: Sequence[Factor]) -> tuple[jax.Array, ...]:
     """Returns the scales of whole operands, above those of their blocks (NVFP4)."""
     scales = [x.copy.tensor_scale for x, _ in operands if isinstance(x, Blocks)]
     return tuple(s.astype(jnp.float32) for s in scales if s is not None)

@@ -10,12 +10,10 @@ from typing import Any, Literal
 from .._deprecated import renamed_arguments
 from .._resolve import as_format
 from ..devices import device, device_for
-from ..formats import BF16, BLOCK_FORMATS, CATALOGUE, FP16, BlockFormat, Format
-from ..scaled import SCALINGS, Amax, Scaling, at_least, check_scaling, storable
+from ..formats import BF16, FP16, BlockFormat, Format
+from ..scaled import SCALINGS, Scaling, at_least, check_scaling, storable
+from ._operand_settings import CURRENT, Products, shown
 from ._units import require_native
-
-CURRENT = Amax()
-_NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
 
 
 @renamed_arguments(smallest="min_size")
@@ -59,6 +57,11 @@ class Recipe:
             pass (weights, activations); None leaves them in the compute dtype. Blocks lie along the
             contracted axis.
         backward: format of a contraction's operands that carry a gradient.
+        products: how each operand of each of the three products is rounded, in place of
+            ``forward``, ``backward``, ``scaling`` and ``per``; ``forward`` and ``backward`` then
+            are the formats of the activation in ``products.forward`` and of the gradient in
+            ``products.input_gradient``. Operands that ``storage`` or ``keep`` give another format
+            have one scale, their largest magnitude's.
         storage: format of all other values of the forward pass that the backward pass reads or
             computes its inputs from; also of attention's operands if the other operands have at
             most 8 bits. With ``store="every_op"``, format of every result.
@@ -74,7 +77,8 @@ class Recipe:
             stored values are rounded. ``"every_op"``: each result is rounded to ``storage`` with a
             scale of its own, the arithmetic of a machine without float32.
         scaling: how an operand's scale is chosen, see :func:`scalewise.quantize`. By default its
-            largest magnitude (current scaling), so that nothing saturates. :class:`Unit` predicts
+            largest magnitude (current scaling), so that nothing saturates. :class:`Mx` chooses the
+            scales of blocks; operands in ``storage`` keep current scaling. :class:`Unit` predicts
             the scale from shapes, without reading the data; :class:`Delayed` derives it from the
             steps before (see :class:`WithHistory`).
         per: ``"tensor"``: one scale for an operand; ``"channel"``: one for each index of the axes
@@ -130,8 +134,10 @@ class Recipe:
     arithmetic: Literal["float32", "storage", "auto"] = "float32"
     device: str | None = None
     native_products: bool = False
+    products: Products | None = None
 
     def __post_init__(self):
+        self._take_products()
         if self.device is not None:
             object.__setattr__(self, "device", device(self.device).name)
         for field in ("forward", "backward"):
@@ -164,8 +170,33 @@ class Recipe:
     def __repr__(self) -> str:
         """The fields that differ from the defaults; a catalogue format is its name."""
         fields = [(f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self)]
-        shown = (f"{name}={_shown(value)}" for name, value, default in fields if value != default)
-        return f"Recipe({', '.join(shown)})"
+        derived = ("forward", "backward") if self.products is not None else ()
+        changed = {n: x for n, x, default in fields if x != default and n not in derived}
+        return f"Recipe({', '.join(f'{name}={shown(value)}' for name, value in changed.items())})"
+
+    def _take_products(self) -> None:
+        """Checks ``products``, and sets ``forward`` and ``backward`` to their formats."""
+        if self.products is None:
+            return
+        if not isinstance(self.products, Products):
+            raise TypeError(f"Recipe.products is {self.products!r}; expected Products or None")
+        if self.store != "boundaries" or self.scaling != CURRENT or self.per != "tensor":
+            raise ValueError(
+                "Recipe.products says how operands are rounded: store='every_op', scaling and per "
+                "would be ignored; set them in each Operand"
+            )
+        given = {
+            "forward": self.products.operand("forward", "activation"),
+            "backward": self.products.operand("input_gradient", "gradient"),
+        }
+        for field, operand in given.items():
+            fmt, own = operand and operand.format, _operand(getattr(self, field))
+            if own not in (FP16, fmt):
+                raise ValueError(
+                    f"Recipe.{field} is {getattr(own, 'name', own)!r}, and products say "
+                    f"{getattr(fmt, 'name', fmt)!r}; change products, or set products=None"
+                )
+            object.__setattr__(self, field, fmt)
 
     def _check_combinations(self) -> None:
         check_scaling(self.scaling, "Recipe.scaling")
@@ -220,16 +251,6 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "rescale": (None, "max", "l1", "l2", "least_squares"),
     "arithmetic": ("float32", "storage", "auto"),
 }
-
-
-def _shown(value: Any) -> str:
-    """A field's value as it may be passed to :class:`Recipe` again, short where it has a name."""
-    if isinstance(value, tuple):
-        inner = ", ".join(map(_shown, value))
-        return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if isinstance(value, Format | BlockFormat) and value in _NAMED:
-        return repr(value.name)
-    return repr(value)
 
 
 def _operand(fmt: Any) -> Format | BlockFormat | None:

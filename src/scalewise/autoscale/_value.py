@@ -34,6 +34,9 @@ class ScaledValue:
         log2_std: log2 of the standard deviation that shapes alone predict (for ``Unit`` scaling).
         narrowed: True if a product of narrow operands has read the value before it went through a
             loop. Within one trace, ``memo`` holds the same information.
+        role: ``"weight"`` or ``"activation"`` if a forward product has read the value before it
+            went through a loop, and the recipe tells them apart; else empty. Within one trace,
+            ``memo`` holds the same information.
         is_statistic: True for a mean or a sum much smaller than the array it was computed from.
         lineage: how to compute the value again from an array that is stored anyway; None if it has
             to be stored itself, or has passed through a loop or a call.
@@ -41,7 +44,7 @@ class ScaledValue:
         memo: the narrow copies made so far, by purpose, so that each is rounded only once.
     """
 
-    STATIC: ClassVar = ("origin", "constant_value", "log2_std", "narrowed", "is_statistic")
+    STATIC: ClassVar = ("origin", "constant_value", "log2_std", "narrowed", "role", "is_statistic")
 
     data: jax.Array
     exponent: int | jax.Array = 0
@@ -49,6 +52,7 @@ class ScaledValue:
     constant_value: float | None = None
     log2_std: float = 0.0
     narrowed: bool = False
+    role: str = ""
     is_statistic: bool = False
     lineage: Any = dataclasses.field(default=None, repr=False)
     base: Any = dataclasses.field(default=None, repr=False)

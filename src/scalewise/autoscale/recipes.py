@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from .._resolve import unknown
-from ..formats import BF16, E4M3FN, E5M2, FP16, MXFP4, MXFP8_E4M3
-from ..scaled import Delayed, Unit
+from ..formats import BF16, E4M3FN, E5M2, FP16, FP32, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
+from ..formats import NVFP4 as NVFP4_BLOCKS
+from ..scaled import Delayed, Mx, Unit
+from ._operand_settings import Operand, Products
 from ._recipe import Recipe
 
 fp16 = Recipe(forward=FP16, backward=FP16, storage=FP16)
@@ -14,13 +16,74 @@ bf16 = Recipe(forward=BF16, backward=BF16, storage=BF16)
 # Current scaling, each operand's scale from its own largest magnitude: automatic bias selection
 # (FP8-AMAX, arXiv 2309.17224), since a power of two is another exponent bias.
 fp8 = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16)
+fp8_current = fp8
 # Scales from the largest magnitudes of the last 16 steps, a history that is explicit state
 # ("FP8 Formats for Deep Learning", arXiv 2209.05433).
 fp8_delayed = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Delayed(history=16))
-# OCP Microscaling: a scale for each 32 elements along the contracted axis, E4M3 both ways
-# ("Recipes for Pre-training LLMs with MXFP8", arXiv 2506.08027).
-mxfp8 = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, storage=FP16)
+# A scale for each row of each operand, the smallest power of two with which nothing saturates,
+# E4M3 throughout; with the weight gradient's product wide (torchao's recipes of these names).
+UP = Mx("rceil")
+fp8_rowwise = Recipe(forward=E4M3FN, backward=E4M3FN, storage=FP16, scaling=UP, per="channel")
+_row = Operand(E4M3FN, UP, per="channel")
+fp8_rowwise_gw_hp = Recipe(
+    storage=FP16,
+    products=Products(
+        forward=(_row, _row),
+        input_gradient=(_row, Operand(E4M3FN, UP)),
+        weight_gradient=(None, None),
+    ),
+)
+# 1 x 128 blocks of activations and gradients, 128 x 128 blocks of weights, E4M3 throughout, float32
+# scales (DeepSeek-V3, arXiv 2412.19437).
+FP8_BLOCKS = BlockFormat("e4m3fn_blocks_of_128", E4M3FN, scale=FP32, size=128)
+_part, _square = Operand(FP8_BLOCKS), Operand(FP8_BLOCKS, tile=128)
+fp8_blockwise = Recipe(
+    storage=FP16,
+    products=Products(
+        forward=(_part, _square), input_gradient=(_part, _square), weight_gradient=(_part, _part)
+    ),
+)
+# OCP Microscaling: a scale for each 32 elements along the contracted axis, E4M3 both ways, or E5M2
+# for gradients. The scale is rounded up ("Recipes for Pre-training LLMs with MXFP8", arXiv
+# 2506.08027), under mxfp8_floor down, as OCP's specification says.
+mxfp8 = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, storage=FP16, scaling=UP)
+mxfp8_hybrid = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E5M2, storage=FP16, scaling=UP)
+mxfp8_floor = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, storage=FP16)
 mxfp4 = Recipe(forward=MXFP4, backward=MXFP8_E4M3, storage=FP16)
+# 16 x 16 blocks of weights, gradients rounded stochastically, a random Hadamard transform of the
+# weight gradient's operands ("Pretraining Large Language Models with NVFP4", arXiv 2509.25149).
+_near, _block = Operand(NVFP4_BLOCKS), Operand(NVFP4_BLOCKS, tile=16)
+nvfp4 = Recipe(
+    storage=FP16,
+    products=Products(
+        forward=(_near, _block),
+        input_gradient=(Operand(NVFP4_BLOCKS, rounding="stochastic"), _block),
+        weight_gradient=(
+            Operand(NVFP4_BLOCKS, hadamard=16),
+            Operand(NVFP4_BLOCKS, hadamard=16, rounding="stochastic"),
+        ),
+    ),
+)
+# Blocks along the contracted axis alone, and stochastic rounding of gradients and of the weight
+# gradient's activations ("FP4 All the Way", arXiv 2505.19115).
+_random = Operand(NVFP4_BLOCKS, rounding="stochastic")
+fp4_all_the_way = Recipe(
+    storage=FP16,
+    products=Products(
+        forward=(_near, _near),
+        input_gradient=(_random, _near),
+        weight_gradient=(_random, _random),
+    ),
+)
+# BF16 forward, MXFP4 backward, both of whose operands are transformed and rounded stochastically
+# ("Training LLMs with MXFP4", arXiv 2502.20586; scales rounded up in place of its factor of 3/4).
+_mixed = Operand(MXFP4, UP, rounding="stochastic", hadamard=64, signs="random")
+mxfp4_gradients = Recipe(
+    storage=BF16,
+    products=Products(
+        forward=(BF16, BF16), input_gradient=(_mixed, _mixed), weight_gradient=(_mixed, _mixed)
+    ),
+)
 # Scales predicted from shapes, without a pass over the data (arXiv 2303.11257).
 unit_scaling = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Unit())
 # Every result rounded to FP16 with a scale of its own: found from the data, or propagated

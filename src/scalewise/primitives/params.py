@@ -267,6 +267,11 @@ def reduced_axes(equation: Equation) -> tuple[int, ...]:
     return tuple(read(equation, "axes"))
 
 
+def conv_groups(equation: Equation) -> tuple[int, int]:
+    """Returns the numbers of groups of a convolution's features and of its batch."""
+    return read(equation, "feature_group_count"), read(equation, "batch_group_count")
+
+
 def precision(equation: Equation) -> Any:
     """Returns the ``precision`` of a contraction."""
     return read(equation, "precision")

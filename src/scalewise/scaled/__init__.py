@@ -4,6 +4,7 @@ from ._amax import amax as amax
 from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
 from ._array import rebalance as rebalance
+from ._blocks import FourOverSix as FourOverSix
 from ._blocks import Mx as Mx
 from ._blocks import merge_blocks as merge_blocks
 from ._blocks import round_in_blocks as round_in_blocks

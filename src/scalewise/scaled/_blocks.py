@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import E8M0, BlockFormat, Format
-from ..rounding import EncodedArray, cast, encode
+from ..formats import E2M1FN, E8M0, BlockFormat, Format
+from ..rounding import EncodedArray, cast, encode, round_to
 from ..rounding._nearest import is_plain
 from ._amax import amax_by_keys
 from ._array import ScaledArray
@@ -41,6 +41,7 @@ class Mx(Scaling):
     exponent: str = "floor"
     name = "mx"
     source = "amax"
+    for_blocks = True
 
     def __post_init__(self):
         if self.exponent not in EXPONENTS:
@@ -54,18 +55,53 @@ class Mx(Scaling):
         field = (amax >> integer(mantissa_bits)).astype(jnp.int32)  # a subnormal's 0 ends at -127
         exponent = field - bias - element.max_exponent
         fraction = amax & integer((1 << mantissa_bits) - 1)
-        largest = int(np.asarray(float(element.max), x.dtype).view(integer))
-        largest &= (1 << mantissa_bits) - 1
-        half = 1 << (mantissa_bits - 1 - element.mantissa_bits)
-        above = {"ceil": 0, "even": (1 << mantissa_bits) - half - 1, "rceil": largest}
-        if self.exponent in above:  # from there, one higher
-            exponent += (fraction > integer(above[self.exponent])).astype(jnp.int32)
+        last = self.last_fraction(element, x.dtype)
+        if last is not None:
+            exponent += (fraction > integer(last)).astype(jnp.int32)
         return jnp.clip(exponent, -127, 127)
+
+    def last_fraction(self, element: Format, dtype: Any) -> int | None:
+        """Returns the largest fraction bits of an amax whose exponent isn't one higher; None for
+        all."""
+        signed, mantissa_bits, _ = layout(dtype)
+        integer = np.uint64 if signed is np.int64 else np.uint32
+        if self.exponent == "even":
+            return (1 << mantissa_bits) - (1 << (mantissa_bits - 1 - element.mantissa_bits)) - 1
+        if self.exponent == "rceil":
+            largest = int(np.asarray(float(element.max), dtype).view(integer))
+            return largest & ((1 << mantissa_bits) - 1)
+        return 0 if self.exponent == "ceil" else None
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         exponent = jnp.clip(self.exponents(x, fmt, axes), -126, 126)
         exponent = jnp.expand_dims(exponent, tuple(axes)) if keepdims else exponent
         return power_of_two(exponent, x.dtype), power_of_two(-exponent, x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class FourOverSix(Scaling):
+    """Scales a block's largest magnitude to 6 or to 4, whichever has the smaller squared error.
+
+    E2M1 has no numbers between 4 and 6, so that numbers a little below a block's largest have large
+    errors if that is scaled to 6 ("Four Over Six", arXiv 2512.02010). For block formats of E2M1
+    with scales that aren't powers of two (NVFP4). Of a tensor scale, the largest block scale
+    becomes 256 instead of 448, so that 3/2 of it is representable too.
+    """
+
+    power_of_two: bool = dataclasses.field(default=False, init=False)
+    name = "four_over_six"
+    for_blocks = True
+
+    def check(self, fmt: Any) -> None:
+        """Raises ValueError for a format that isn't made of blocks of E2M1."""
+        if getattr(fmt, "element", None) != E2M1FN or fmt.scale == E8M0:
+            raise ValueError(
+                "FourOverSix is for blocks of e2m1fn with scales that aren't powers of two "
+                f"(nvfp4), not for {fmt.name}"
+            )
+
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
+        return Amax(power_of_two=False).scale(x, fmt, axes, keepdims)
 
 
 def quantize_blocks(
@@ -74,6 +110,7 @@ def quantize_blocks(
     axis: int,
     scaling: Scaling | None,
     measured: jax.Array,
+    tile: tuple[int, int] | None = None,
     **options: Any,
 ) -> ScaledArray:
     """Quantizes ``x``, float32 or float64, to a block format (see :func:`scalewise.quantize`).
@@ -84,13 +121,20 @@ def quantize_blocks(
         axis: the axis of the blocks.
         scaling: the strategy; None for the format's own.
         measured: what scales are computed from: ``x``, or the same numbers computed separately.
+        tile: another axis, and how many of its indices share a scale; None for one.
         options: of the rounding of elements.
     """
+    if isinstance(scaling, FourOverSix):
+        scaling.check(fmt)
     blocks, measured = (split_blocks(z, fmt.size, axis) for z in (x, measured))
     whole = partial(merge_blocks, shape=x.shape, axis=axis)
     tainted = None
     if fmt.element.nan_code is None:
         tainted = ~jnp.all(jnp.isfinite(measured), axis=axis + 1)
+    if tile is not None:  # from here on an axis of the blocks
+        tile = tile[0] + (tile[0] > axis), tile[1]
+        finite = jnp.where(jnp.isfinite(measured), jnp.abs(measured), 0)
+        measured = _over_tiles(jnp.max, finite, tile)
 
     def stored(blocks: jax.Array, **own: Any) -> jax.Array | EncodedArray:
         if fmt.element.dtype is None or fmt.element.bits < 8:  # codes, packed along the last axis
@@ -110,20 +154,25 @@ def quantize_blocks(
         scale = lax.bitcast_convert_type(code, jnp.float8_e8m0fnu)
     else:
         finite = jnp.where(jnp.isfinite(measured), measured, 0)
-        scale, factor = _scales(finite, tainted, fmt, axis + 1, scaling)
+        choose = None
+        if isinstance(scaling, FourOverSix):
+            choose = partial(_smaller_error, blocks, fmt.element, axis + 1, tile)
+        scale, factor = _scales(finite, tainted, fmt, axis + 1, scaling, choose)
         data = stored(blocks / jnp.expand_dims(factor, axis + 1).astype(blocks.dtype))
     return ScaledArray(data, scale, (axis, fmt.size))
 
 
-def round_in_blocks(x: jax.Array, fmt: BlockFormat) -> jax.Array:
+def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -> jax.Array:
     """Returns the values of ``x`` rounded to a block format along the middle of three axes.
 
-    The same numbers as ``quantize(x, fmt, axis=1).value()``, in half the operations, none of which
-    is a function of jax.numpy: tracing, lowering and compiling each of them takes time.
+    The same numbers as ``quantize(x, fmt, axis=1, scaling=scaling).value()``, in half the
+    operations, none of which is a function of jax.numpy: tracing, lowering and compiling each of
+    them takes time.
 
     Args:
         x: float32, three axes.
-        fmt: a block format for which :func:`rounds_in_blocks` is True.
+        fmt: a block format.
+        scaling: with the format, a pair for which :func:`rounds_in_blocks` is True.
     """
     u, element = np.uint32, fmt.element
     m, quantum = element.mantissa_bits, element.min_exponent - element.mantissa_bits
@@ -146,6 +195,10 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat) -> jax.Array:
     else:
         largest = lax.bitcast_convert_type(amax_by_keys(blocks, (2,)), np.int32)
     field = lax.shift_right_logical(largest, np.int32(23))
+    last = (scaling or Mx()).last_fraction(element, x.dtype)
+    if last is not None:
+        above = lax.gt(lax.bitwise_and(largest, np.int32(0x007FFFFF)), np.int32(last))
+        field = lax.add(field, lax.convert_element_type(above, np.int32))
     exponent = lax.max(lax.sub(field, np.int32(127 + element.max_exponent)), np.int32(-127))
 
     # |x| / 2**exponent; float32's subnormals count
@@ -185,9 +238,13 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat) -> jax.Array:
     return merge_blocks(value, x.shape, 1)
 
 
-def rounds_in_blocks(fmt: BlockFormat) -> bool:
-    """Returns whether :func:`round_in_blocks` supports a block format."""
-    return fmt.scale == E8M0 and is_plain(fmt.element) and fmt.element.max_exponent >= 1
+def rounds_in_blocks(fmt: BlockFormat, scaling: Scaling | None = None) -> bool:
+    """Returns whether :func:`round_in_blocks` supports a block format with a strategy."""
+    if scaling is not None and not isinstance(scaling, Mx):
+        return False
+    # so that the inverse of the largest scale is a normal number
+    lowest = 1 if scaling is None or scaling.exponent == "floor" else 2
+    return fmt.scale == E8M0 and is_plain(fmt.element) and fmt.element.max_exponent >= lowest
 
 
 def split_blocks(x: jax.Array, size: int, axis: int) -> jax.Array:
@@ -208,10 +265,46 @@ def merge_blocks(blocks: jax.Array, shape: Sequence[int], axis: int) -> jax.Arra
     return data if even else lax.slice_in_dim(data, 0, shape[axis], axis=axis)
 
 
-def _scales(usable, tainted, fmt: BlockFormat, axis: int, scaling: Scaling | None):
+def _over_tiles(reduce: Callable, x: jax.Array, tile: tuple[int, int]) -> jax.Array:
+    """Returns each number replaced by a reduction over the indices that share its scale."""
+    axis, rows = tile
+    tiles = split_blocks(x, rows, axis)
+    result = jnp.broadcast_to(reduce(tiles, axis=axis + 1, keepdims=True), tiles.shape)
+    return merge_blocks(result, x.shape, axis)
+
+
+def _smaller_error(
+    blocks: jax.Array,
+    element: Format,
+    axis: int,
+    tile: tuple[int, int] | None,
+    factors: Sequence[jax.Array],
+) -> jax.Array:
+    """Returns whether the second of two factors of each block has the smaller squared error."""
+    finite, errors = jnp.where(jnp.isfinite(blocks), blocks, 0), []
+    for factor in factors:
+        scaled = finite / jnp.expand_dims(factor, axis)
+        wrong = round_to(scaled, element, saturate="finite") - scaled
+        wrong = wrong * jnp.expand_dims(factor / factors[0], axis)  # squares of it don't flush
+        errors.append(jnp.sum(jnp.square(wrong), axis, keepdims=True))
+    if tile is not None:
+        errors = [_over_tiles(jnp.sum, e, tile) for e in errors]
+    return jnp.squeeze(errors[1] < errors[0], axis)
+
+
+def _scales(
+    usable: jax.Array,
+    tainted: jax.Array | None,
+    fmt: BlockFormat,
+    axis: int,
+    scaling: Scaling | None,
+    choose: Callable[..., jax.Array] | None = None,
+) -> tuple[Any, jax.Array]:
     """Returns scales that are no powers of two, as stored, and the factors that they stand for.
 
-    With a tensor scale the largest of them becomes the largest number of their format.
+    With a tensor scale the largest of them becomes the largest number of their format. With
+    ``choose``, a function of two candidates' factors, each scale is multiplied by 3/2 where that
+    returns True.
     """
     scaling = scaling or Amax(power_of_two=False)
     scale, _ = scaling.scale(usable, fmt.element, (axis,))
@@ -219,11 +312,24 @@ def _scales(usable, tainted, fmt: BlockFormat, axis: int, scaling: Scaling | Non
     whole = None
     if fmt.tensor_scale is not None:
         largest = jnp.max(scale, initial=0)
+        if choose is not None:
+            largest = largest * np.float32(float(fmt.scale.max) / 256)
         whole, _ = to_top(largest.astype(jnp.float32), fmt.scale, False)
         scale = scale / whole.astype(scale.dtype)
-    scale = jnp.maximum(scale, np.asarray(float(fmt.scale.smallest), scale.dtype))
-    stored = encode(scale, fmt.scale, saturate=True)
-    factor = stored.astype(jnp.float32)
+    # float32's subnormals would be flushed, and zeros divided by 0
+    smallest = max(float(fmt.scale.smallest), float(jnp.finfo(jnp.float32).tiny))
+    smallest = np.asarray(smallest, scale.dtype)
+
+    def encoded(scale: jax.Array) -> tuple[Any, jax.Array]:
+        stored = encode(jnp.maximum(scale, smallest), fmt.scale, saturate=True)
+        return stored, stored.astype(jnp.float32)
+
+    stored, factor = encoded(scale)
+    if choose is not None:
+        unit = np.float32(1) if whole is None else whole
+        _, other = encoded(scale * np.asarray(1.5, scale.dtype))
+        factor = jnp.where(choose((factor * unit, other * unit)), other, factor)
+        stored = encode(factor, fmt.scale)
     if tainted is not None:
         stored = encode(jnp.where(tainted, jnp.nan, factor), fmt.scale)
     return (stored, factor) if whole is None else (ScaledArray(stored, whole), factor * whole)

@@ -111,7 +111,7 @@ def quantize(
 def _of_array(x, key, fmt, scaling, axis, rounding, saturate, nan_scale=True) -> ScaledArray:
     """Quantizes a float32 or float64 array."""
     axes = _axes(x, axis, isinstance(fmt, BlockFormat))
-    return _run(x, key, scaling, (fmt, axis, axes, rounding, saturate, nan_scale))
+    return _run(x, key, scaling, (fmt, axis, axes, rounding, saturate, nan_scale, None))
 
 
 def quantize_measured(
@@ -120,6 +120,10 @@ def quantize_measured(
     fmt: Format | BlockFormat,
     scaling: Scaling | None,
     axis: int | None = None,
+    *,
+    rounding: RoundingMode = "nearest_even",
+    tile: tuple[int, int] | None = None,
+    key: jax.Array | None = None,
 ) -> ScaledArray:
     """:func:`quantize` with scales found from another array of the same numbers.
 
@@ -127,11 +131,13 @@ def quantize_measured(
         x, fmt, scaling: as for :func:`quantize`; an element format gets one scale.
         measured: ``x`` as well, computed apart from it: what a compiler need not store for both.
         axis: the one along which blocks lie; None for an element format.
+        rounding, key: as for :func:`quantize`.
+        tile: of a block format, another axis, and how many of its indices share a scale.
     """
     dtype = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
     x, measured = x.astype(dtype), measured.astype(dtype)
     axes = _axes(x, axis, isinstance(fmt, BlockFormat))
-    return _run(x, None, scaling, (fmt, None, axes, "nearest_even", None, False), measured)
+    return _run(x, key, scaling, (fmt, None, axes, rounding, None, False, tile), measured)
 
 
 def _run(x, key, scaling: Scaling | None, options: tuple, measured=None) -> ScaledArray:
@@ -147,12 +153,12 @@ def _run(x, key, scaling: Scaling | None, options: tuple, measured=None) -> Scal
 def _quantized(
     x: jax.Array, key: Any, scaling: Scaling | None, options: tuple, measured: jax.Array | None
 ) -> ScaledArray:
-    fmt, axis, axes, rounding, saturate, nan_scale = options
+    fmt, axis, axes, rounding, saturate, nan_scale, tile = options
     measured = x if measured is None else measured
     if isinstance(fmt, BlockFormat):
         saturate = "finite" if saturate is None else saturate
         settings = {"rounding": rounding, "saturate": saturate, "key": key}
-        return quantize_blocks(x, fmt, axes[0], scaling, measured, **settings)
+        return quantize_blocks(x, fmt, axes[0], scaling, measured, tile, **settings)
     scaling = Amax() if scaling is None else scaling
     over = tuple(a for a in range(x.ndim) if a not in axes)
     scale, inverse = scaling.scale(measured, fmt, over, keepdims=axis is not None)

@@ -31,6 +31,8 @@ class Scaling:
         reuses_copy: under :func:`scalewise.autoscale`, whether the backward pass reads the narrow
             copy of an operand that the forward pass made; else the operand is stored in the
             recipe's ``storage`` and rounded again.
+        for_blocks: whether the strategy chooses the scales of blocks: operands of a recipe that
+            have one scale, in ``storage`` for example, then have current scaling.
         power_of_two: whether every scale is a power of two, so that ``x / scale`` is exact.
     """
 
@@ -38,6 +40,7 @@ class Scaling:
     source: ClassVar[Literal["amax", "data", "shapes", "history", "operand"]] = "data"
     saturates: ClassVar[bool] = True
     reuses_copy: ClassVar[bool] = False
+    for_blocks: ClassVar[bool] = False
     power_of_two: bool = True
 
     def __init_subclass__(cls, **options: Any):

@@ -336,7 +336,12 @@ def _rounding_of_scales(context: Context) -> Iterator[Fix]:
     """Yields block scales that are rounded up, so that no number saturates."""
     recipe, own = context.now.recipe, context.now.recipe.scaling.of_blocks() or Mx()
     powers = isinstance(recipe.forward, BlockFormat) and recipe.forward.scale == E8M0
-    if powers and isinstance(own, Mx) and own.exponent not in ("ceil", "rceil"):
+    if (
+        recipe.products is None
+        and powers
+        and isinstance(own, Mx)
+        and own.exponent not in ("ceil", "rceil")
+    ):
         yield _recipe("scaling=Mx('rceil')", scaling=Mx("rceil"))
 
 
@@ -361,6 +366,8 @@ def _keep(context: Context) -> Iterator[Fix]:
 def _operands(context: Context) -> Iterator[Fix]:
     backward = context.group.first.direction == "backward"
     operands = "backward" if backward else "forward"
+    if context.now.recipe.products is not None:  # each operand has a format of its own
+        return
     fmt = getattr(context.now.recipe, operands)
     rounded = [
         e for e in context.equations if e["operands"] and backward <= (e.direction == "backward")

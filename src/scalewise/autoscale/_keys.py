@@ -1,0 +1,71 @@
+"""Random keys of operands, and the random Hadamard transform of a product's operands."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..scaled import merge_blocks, split_blocks
+
+
+def operand_key(key: jax.Array | None, operand_id: str, *operands: jax.Array) -> jax.Array:
+    """Returns the key of an operand: of a program's key, the operand's id and its bits.
+
+    Args:
+        key: the program's; None for the key of seed 0.
+        operand_id: the operand's place in the program.
+        operands: floats; iterations of a loop differ in them.
+    """
+    key = jax.random.key(0) if key is None else key
+    key = jax.random.fold_in(key, zlib.crc32(operand_id.encode()))
+    for x in operands:
+        bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
+        key = jax.random.fold_in(key, jnp.sum(bits, dtype=jnp.uint32))
+    return key
+
+
+def hadamard_signs(size: int, key: jax.Array | None) -> jax.Array:
+    """Returns ``size`` random signs, float32; without a key always the same."""
+    if key is None:
+        return jnp.asarray(np.random.RandomState(size).choice(np.array([-1, 1], np.float32), size))
+    return jax.random.rademacher(key, (size,), jnp.float32)
+
+
+def hadamard_transform(x: jax.Array, axis: int, signs: jax.Array) -> jax.Array:
+    """Multiplies each ``len(signs)`` numbers along an axis by an orthogonal Hadamard matrix.
+
+    Args:
+        x: floats. Zeros fill up the last numbers of the axis.
+        axis: counted from 0.
+        signs: of the matrix's rows; a power of two of them.
+
+    Returns:
+        ``x @ diag(signs) @ H / sqrt(len(signs))`` by parts, in float32 or float64; the axis has the
+        next multiple of ``len(signs)``.
+    """
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    size = len(signs)
+    blocks = split_blocks(x, size, axis)
+    matrix = signs[:, None] * _hadamard(size) * np.float32(size**-0.5)
+    moved = jnp.moveaxis(blocks, axis + 1, -1)
+    product = lax.dot_general(
+        moved, matrix.astype(x.dtype), (((x.ndim,), (0,)), ((), ())), precision="highest"
+    )
+    shape = list(x.shape)
+    shape[axis] = blocks.shape[axis] * size
+    return merge_blocks(jnp.moveaxis(product, -1, axis + 1), shape, axis)
+
+
+@functools.cache
+def _hadamard(size: int) -> Any:
+    """Returns Sylvester's Hadamard matrix."""
+    matrix = np.ones((1, 1), np.float32)
+    while len(matrix) < size:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix
