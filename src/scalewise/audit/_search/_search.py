@@ -4,95 +4,32 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
-import math
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from ..._types import Saturation
-from ...formats import FP32, Format
-from .._run._equation_statistics import EquationStatistics
-from .._run._gradients import Operands
-from .._run._session import Outcome, OutputError, Session
-from ._apply import Origin
-from ._causes import Causes
-from ._findings import Finding, constant_finding, finding
-from ._fix_kinds import CARRIED_IN, described, run_of, widened
+from .._run._session import Outcome, OutputError
+from ._findings import Finding, constant_finding
+from ._fix_kinds import CARRIED_IN, run_of
 from ._fixes import Context, Fix, proposals
-from ._groups import Group, groups
+from ._groups import Group
+from ._joint import JointFixes
 from ._kinds import KINDS
 from ._literals import Literal
-from ._measure import (
-    CLEAR,
-    ENOUGH,
-    GAIN,
-    better,
-    enough,
-    fixed,
-    gain,
-    is_slight,
-    key_of,
-    near,
-    same,
-)
+from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, same
 from ._norms import norms
-from ._pairs import RESERVE, Failed, both, joint_findings, pairs
-from ._rewrites import Rewrite, rewrites
-from ._setting import Setting
+from ._pairs import RESERVE, Failed
 
-ROUNDING = 0.5  # the largest error of one rounding, as a share of the format's eps
-ROUNDED = ("format", "policy")
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
 # an operation's own rounding isn't a finding: without others, and beside others.
 FEW_ROUNDINGS, MANY_ROUNDINGS = 1.0, 3.0
 BEFORE_WIDEST = 2  # fixes of a finding that may fail before the widest is tried
-SMALL = 3.0  # up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR
 EVENT = 1e5  # the weight from which numbers overflow, or become NaN
-NARROWING = 8  # trials that may be spent on finding the lines of a fix that matter
-LINES = 8  # lines whose faults may hide each other
-WHOLE = 2  # trials left for another format for the whole program, while lines are tried
-FAULTS = 3  # lines of a fix that may each be at fault
 UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
 UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
 
 
 @dataclasses.dataclass
-class Search:
-    """Tries fixes for findings, each on top of those accepted before.
-
-    Attributes:
-        session: the program.
-        literals: the constants that the format changes.
-        trials: how many runs may still be made.
-        masks: constants for masks of which the format holds one, but not the sum of two.
-        found: findings with a fix that helped, the largest effect on the outputs first. If much of
-            the error is left, unfixed findings follow; untried ones come last.
-        unfixed: findings with evidence but without a fix that helped.
-        float32_error: with float32 for every operation, if that was run.
-        current, outcome: the setting with the fixes accepted so far, and the outcome of its run.
-        reserve: trials reserved for pairs: no finding is begun unless more are left.
-        final: whether pairs were tried, so that the whole program may be changed.
-        failed: findings that no single fix helped.
-        tried: the errors of settings that were tried, by key.
-        results: outcomes by key, of runs that were made before the search needed them.
-    """
-
-    session: Session
-    fmt: Format
-    literals: Sequence[Literal]
-    trials: int
-    saturate: Saturation
-    masks: Sequence[float] = ()
-    found: list[Finding] = dataclasses.field(default_factory=list)
-    unfixed: list[Finding] = dataclasses.field(default_factory=list)
-    current: Any = dataclasses.field(init=False)
-    outcome: Outcome = dataclasses.field(init=False)
-    float32_error: OutputError = dataclasses.field(default_factory=lambda: OutputError(0, 0.0))
-    reserve: int = 0
-    final: bool = False
-    failed: list[Failed] = dataclasses.field(default_factory=list)
-    tried: dict[Hashable, OutputError] = dataclasses.field(default_factory=dict)
-    results: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
+class Search(JointFixes):
+    """Tries fixes for constants and findings, the most promising first."""
 
     def run(self, start: Outcome) -> OutputError:
         """Searches until no fix helps or no trials are left; returns the error with all fixes."""
@@ -123,24 +60,6 @@ class Search:
         self.unfixed.sort(key=lambda x: not x.tried)
         return self.outcome.error
 
-    def _start(self) -> Setting:
-        """Returns the setting without fixes."""
-        return Setting(self.session.formats(), double=self.fmt.mantissa_bits >= FP32.mantissa_bits)
-
-    @property
-    def _done(self) -> bool:
-        return self._is_least(self.outcome.error)
-
-    def _is_least(self, error: OutputError) -> bool:
-        """Returns True if an error is that of float32 operations, or of one rounding."""
-        return near(error, self.float32_error) or error <= OutputError(0, self._rounding)
-
-    @property
-    def _rounding(self) -> float:
-        """The largest error of outputs that are rounded once; under a recipe, of outputs of
-        products with rounded operands."""
-        return (ROUNDING if run_of(self.session.low) in ROUNDED else 1.0) * float(self.fmt.eps)
-
     def _is_worth_trying(self, group: Group, what: Finding) -> bool:
         """Returns False for a finding whose error is that of any program in the format."""
         error = self.outcome.error
@@ -150,38 +69,6 @@ class Search:
             return group.weight(self.fmt) >= EVENT or not self._is_least(error)
         few = MANY_ROUNDINGS if self.found else FEW_ROUNDINGS
         return error.relative > few * self._rounding
-
-    @property
-    def _is_small(self) -> bool:
-        """Whether the error may be the sum of many roundings, as in any program."""
-        error = self.outcome.error
-        several = SMALL if run_of(self.session.low) in ROUNDED else 1.0
-        return not error.non_finite and error.relative <= several * float(self.fmt.eps)
-
-    @property
-    def _is_slight(self) -> bool:
-        return is_slight(self.outcome.error, float(self.fmt.eps))
-
-    @property
-    def _word(self) -> str:
-        return self.current.word if isinstance(self.current, Setting) else "float32"
-
-    @functools.cached_property
-    def _operands(self) -> Operands:
-        return self.session.lockstep.operands
-
-    @functools.cached_property
-    def _rewrites(self) -> list[Rewrite]:
-        if not self.session.adjustable:
-            return []
-        return rewrites(self.session.lockstep.recorded, self._operands)
-
-    @property
-    def _causes(self) -> Causes:
-        return Causes(self._operands, self.outcome.equations)
-
-    def _groups(self, outcome: Outcome) -> list[Group]:
-        return groups(outcome.equations, self.fmt, Causes(self._operands, outcome.equations))
 
     def _search_findings(self) -> None:
         """Tries fixes for constants, then for one finding after another, the heaviest first, until
@@ -259,18 +146,6 @@ class Search:
                 self.unfixed = [x for x in self.unfixed if x.equations != what.equations]
         self.found += sorted(left, key=lambda x: not x.tried)
 
-    def _finding(self, group: Group) -> Finding:
-        return finding(group, self.fmt, self.saturate)
-
-    def _try(self, setting: Any) -> Outcome:
-        self.trials -= 1
-        if isinstance(setting, Setting):
-            outcome = setting.run(self.session)
-        else:
-            outcome = self.session.with_low(setting).run()
-        self.tried[key_of(setting)] = outcome.error
-        return outcome
-
     def _try_fixes(self, what: Finding, changes: Iterator[Fix], clear: float = CLEAR) -> bool:
         """Accepts the fix that helps most for its cost; returns False if none helps enough.
 
@@ -336,32 +211,6 @@ class Search:
         ]
         return min(close, key=lambda x: x[0].size)
 
-    def _fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
-        """Narrows float32 for several lines to the lines that matter, by bisection."""
-        kept, budget = list(self._by_line(fix).values()), NARROWING
-        size = len(kept) // 2
-        limit = OutputError(after.error.non_finite, 2 * after.error.relative)
-        while size and budget and self.trials > self.reserve:
-            for start in range(0, len(kept), size):
-                rest = kept[:start] + kept[start + size :]
-                if not rest or not budget or self.trials <= self.reserve:
-                    continue
-                few = [e for line in rest for e in line]
-                text = described(few, self.outcome.equations)
-                narrow = widened(self._word, text, few, cause=fix.cause)
-                setting = self._untried(narrow)
-                if setting is None:
-                    continue
-                budget -= 1
-                outcome = self._try(setting)
-                if outcome.error <= limit or self._is_least(outcome.error):
-                    fix, after, kept = dataclasses.replace(narrow, kind=fix.kind), outcome, rest
-                    break
-            else:
-                size //= 2
-            size = min(size, len(kept) // 2)
-        return fix, after
-
     def _at_cause(self, what: Finding, fix: Fix) -> Finding:
         """Returns the finding where the error is made, if the fix is there and not here."""
         if not what.equations:  # a constant
@@ -386,38 +235,6 @@ class Search:
             evidence += f", amplified {factor:.0f} times by {what.primitive} at {what.where}"
         return dataclasses.replace(moved, kind=kind, evidence=evidence, tried=what.tried)
 
-    def _faults(self, what: Finding, fix: Fix) -> list[Finding]:
-        """Returns a finding for each line of a fix, if each of a few is at fault by itself.
-
-        That is, there is a finding at each, and each line's own fix helps, but leaves more than the
-        fix of all. Otherwise some lines only carry the error, and there is one finding: none here.
-        """
-        here, by_line = (what.file, what.line), self._by_line(fix)
-        places = {(g.first.file, g.first.line): g for g in self._groups(self.outcome)[::-1]}
-        if not 1 < len(by_line) <= FAULTS or here not in by_line or not by_line.keys() <= {*places}:
-            return []
-        whats, parts, alone = [], [], []
-        for place in sorted(by_line, key=lambda place: place != here):
-            text = described(by_line[place], self.outcome.equations)
-            parts.append(widened(self._word, text, by_line[place]))
-            whats.append(what if place == here else self._finding(places[place]))
-            setting = parts[-1].change(self.current)
-            if key_of(setting) not in self.tried and self.trials > self.reserve:
-                self._try(setting)
-            error = self.tried.get(key_of(setting))
-            if error is None or not better(error, self.outcome.error, GAIN):
-                return []
-            alone.append(error)
-        return self._accepted_findings(joint_findings(whats, parts, alone, fix))
-
-    def _by_line(self, fix: Fix) -> dict[tuple[str | None, int], list[EquationStatistics]]:
-        """Returns the operations that a fix widens, by file and line."""
-        found: dict[tuple[str | None, int], list[EquationStatistics]] = {}
-        for e in self.outcome.equations:
-            if e.index in set(fix.indices):
-                found.setdefault((e.file, e.line), []).append(e)
-        return found
-
     def _beats_narrower(self, fix: Fix, after: Outcome) -> bool:
         """Returns True if the narrower alternative is measurably worse, or there is none."""
         if fix.without is None or self.trials <= 0:
@@ -426,116 +243,3 @@ class Search:
         if key_of(setting) not in self.results:
             self.results[key_of(setting)] = self._try(setting)
         return better(after.error, self.results[key_of(setting)].error, GAIN)
-
-    def _try_pairs(self) -> bool:
-        """Accepts the first pair of fixes that helps enough; returns False if none does."""
-        before = self.outcome.error
-        for a, b in pairs(self.failed):
-            fix = both(a.best, b.best)
-            setting = self._untried(fix)
-            if setting is None or self.trials <= 0:
-                continue
-            after = self._try(setting)
-            if better(after.error, before, ENOUGH):
-                parts, after = self._narrowed((a, b), (a.best, b.best), after)
-                self._accept(both(*parts), after, self._pair_findings((a, b), parts))
-                return True
-            if better(after.error, before, GAIN):
-                self.results[key_of(setting)] = after
-        return False
-
-    def _try_lines(self) -> bool:
-        """Accepts float32 for a few lines that only help together; returns False if none do.
-
-        Faults hide each other: behind the first infinity nothing is counted. So the heaviest line
-        of a run is added, and the program run again, which shows the next one, until the error is
-        small. Then lines that aren't needed are left out, as by delta debugging (Zeller and
-        Hildebrandt, 2002).
-        """
-        before, outcome = self.outcome.error, self.outcome
-        if not isinstance(self.current, Setting) or not better(self.float32_error, before, ENOUGH):
-            return False
-        self.reserve, added = WHOLE, []
-        chosen: dict[int, EquationStatistics] = {}
-        while self.trials > self.reserve and len(added) < LINES:
-            ranked = self._groups(outcome)
-            group = next((g for g in ranked if not chosen.keys() & set(g.indices)), None)
-            if group is None:
-                return False
-            added.append(group)
-            chosen |= {e.index: e for e in _on_line_of(group, outcome.equations)}
-            few = list(chosen.values())
-            fix = widened(self._word, described(few, self.outcome.equations), few)
-            setting = self._untried(fix)
-            if setting is None:
-                continue
-            outcome = self._try(setting)
-            if better(outcome.error, before, ENOUGH):
-                fix, after = self._fewer_lines(fix, outcome)
-                kept = [g for g in added if set(g.indices) & set(fix.indices)]
-                what = dataclasses.replace(self._finding(kept[0]), fix=self._accepted(fix))
-                self._accept(fix, after, [what])
-                return True
-        return False
-
-    def _narrowed(self, failed: Sequence[Failed], parts: tuple[Fix, Fix], after: Outcome):
-        """Replaces each fix of a pair by the narrowest one with which the pair helps as much."""
-        before = self.outcome.error
-        for i, one in enumerate(failed):
-            for fix in one.narrower(parts[i]):
-                tried = (fix, parts[1]) if i == 0 else (parts[0], fix)
-                setting = self._untried(both(*tried))
-                if self.trials <= 0 or setting is None:
-                    continue
-                outcome = self._try(setting)
-                equal = outcome.error.relative <= max(2 * after.error.relative, float(self.fmt.eps))
-                if better(outcome.error, before, ENOUGH) and equal:
-                    parts, after = tried, outcome
-                    break
-        return parts, after
-
-    def _pair_findings(self, failed: Sequence[Failed], parts: tuple[Fix, Fix]) -> list[Finding]:
-        """Returns a pair's findings, each with its own fix first and the error with that alone."""
-        alone = []
-        for own, fix in zip(failed, parts, strict=True):
-            error = own.error_alone(fix) if own.base is self.current else None
-            if error is None and self.trials > 0:
-                error = self._try(fix.change(self.current)).error
-            alone.append(error or OutputError(0, math.nan))
-        whats = [x.what for x in failed]
-        return self._accepted_findings(joint_findings(whats, parts, alone, both(*parts)))
-
-    def _accepted_findings(self, found: Sequence[Finding]) -> list[Finding]:
-        return [dataclasses.replace(x, fix=self._accepted(x.fix)) for x in found if x.fix]
-
-    def _accepted(self, fix: Fix) -> Fix:
-        """Returns the fix as users can apply it."""
-        session = self.session
-        recorded = {path: (i, session.lockstep.recorded[i].name)
-                    for path, i in session.lockstep.indices.items()}  # fmt: skip
-        start = self._start() if session.adjustable else None
-        return dataclasses.replace(fix, origin=Origin(session.low, start, recorded))
-
-    def _untried(self, fix: Fix) -> Any:
-        """Returns the setting with a fix; None if its parts conflict, or it was tried."""
-        try:
-            setting = fix.change(self.current)
-        except ValueError:
-            return None
-        return None if key_of(setting) in self.tried else setting
-
-    def _accept(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
-        """Continues with a fix that helped."""
-        order = max((x.order for x in self.found), default=0) + 1
-        self.unfixed = [x for x in self.unfixed if not any(same(x, y) for y in findings)]
-        self.found += [fixed(x, order, self.outcome.error, after.error) for x in findings]
-        self.failed = []
-        self.current, self.outcome = fix.change(self.current), after
-
-
-def _on_line_of(group: Group, equations: Sequence[EquationStatistics]) -> list[EquationStatistics]:
-    """Returns the equations of a group's source line, or the group's if that isn't known."""
-    here = group.first
-    if here.file is None:
-        return list(group.equations)
-    return [e for e in equations if (e.file, e.line) == (here.file, here.line)]

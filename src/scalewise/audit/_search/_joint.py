@@ -1,0 +1,137 @@
+"""Fixes that only help together: pairs, lines whose faults hide each other, several faults."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from .._run._equation_statistics import EquationStatistics
+from .._run._session import Outcome, OutputError
+from ._findings import Finding
+from ._fix_kinds import described, widened
+from ._fixes import Fix
+from ._groups import Group
+from ._measure import ENOUGH, GAIN, better, key_of
+from ._pairs import Failed, both, joint_findings, pairs
+from ._setting import Setting
+from ._trials import Trials
+
+LINES = 8  # lines whose faults may hide each other
+WHOLE = 2  # trials left for another format for the whole program, while lines are tried
+FAULTS = 3  # lines of a fix that may each be at fault
+
+
+@dataclasses.dataclass
+class JointFixes(Trials):
+    """Tries fixes of several findings, or of several lines, together."""
+
+    def _try_pairs(self) -> bool:
+        """Accepts the first pair of fixes that helps enough; returns False if none does."""
+        before = self.outcome.error
+        for a, b in pairs(self.failed):
+            fix = both(a.best, b.best)
+            setting = self._untried(fix)
+            if setting is None or self.trials <= 0:
+                continue
+            after = self._try(setting)
+            if better(after.error, before, ENOUGH):
+                parts, after = self._narrowed((a, b), (a.best, b.best), after)
+                self._accept(both(*parts), after, self._pair_findings((a, b), parts))
+                return True
+            if better(after.error, before, GAIN):
+                self.results[key_of(setting)] = after
+        return False
+
+    def _narrowed(self, failed: Sequence[Failed], parts: tuple[Fix, Fix], after: Outcome):
+        """Replaces each fix of a pair by the narrowest one with which the pair helps as much."""
+        before = self.outcome.error
+        for i, one in enumerate(failed):
+            for fix in one.narrower(parts[i]):
+                tried = (fix, parts[1]) if i == 0 else (parts[0], fix)
+                setting = self._untried(both(*tried))
+                if self.trials <= 0 or setting is None:
+                    continue
+                outcome = self._try(setting)
+                equal = outcome.error.relative <= max(2 * after.error.relative, float(self.fmt.eps))
+                if better(outcome.error, before, ENOUGH) and equal:
+                    parts, after = tried, outcome
+                    break
+        return parts, after
+
+    def _pair_findings(self, failed: Sequence[Failed], parts: tuple[Fix, Fix]) -> list[Finding]:
+        """Returns a pair's findings, each with its own fix first and the error with that alone."""
+        alone = []
+        for own, fix in zip(failed, parts, strict=True):
+            error = own.error_alone(fix) if own.base is self.current else None
+            if error is None and self.trials > 0:
+                error = self._try(fix.change(self.current)).error
+            alone.append(error or OutputError(0, math.nan))
+        whats = [x.what for x in failed]
+        return self._accepted_findings(joint_findings(whats, parts, alone, both(*parts)))
+
+    def _try_lines(self) -> bool:
+        """Accepts float32 for a few lines that only help together; returns False if none do.
+
+        Faults hide each other: behind the first infinity nothing is counted. So the heaviest line
+        of a run is added, and the program run again, which shows the next one, until the error is
+        small. Then lines that aren't needed are left out, as by delta debugging (Zeller and
+        Hildebrandt, 2002).
+        """
+        before, outcome = self.outcome.error, self.outcome
+        if not isinstance(self.current, Setting) or not better(self.float32_error, before, ENOUGH):
+            return False
+        self.reserve, added = WHOLE, []
+        chosen: dict[int, EquationStatistics] = {}
+        while self.trials > self.reserve and len(added) < LINES:
+            ranked = self._groups(outcome)
+            group = next((g for g in ranked if not chosen.keys() & set(g.indices)), None)
+            if group is None:
+                return False
+            added.append(group)
+            chosen |= {e.index: e for e in _on_line_of(group, outcome.equations)}
+            few = list(chosen.values())
+            fix = widened(self._word, described(few, self.outcome.equations), few)
+            setting = self._untried(fix)
+            if setting is None:
+                continue
+            outcome = self._try(setting)
+            if better(outcome.error, before, ENOUGH):
+                fix, after = self._fewer_lines(fix, outcome)
+                kept = [g for g in added if set(g.indices) & set(fix.indices)]
+                what = dataclasses.replace(self._finding(kept[0]), fix=self._accepted(fix))
+                self._accept(fix, after, [what])
+                return True
+        return False
+
+    def _faults(self, what: Finding, fix: Fix) -> list[Finding]:
+        """Returns a finding for each line of a fix, if each of a few is at fault by itself.
+
+        That is, there is a finding at each, and each line's own fix helps, but leaves more than the
+        fix of all. Otherwise some lines only carry the error, and there is one finding: none here.
+        """
+        here, by_line = (what.file, what.line), self._by_line(fix)
+        places = {(g.first.file, g.first.line): g for g in self._groups(self.outcome)[::-1]}
+        if not 1 < len(by_line) <= FAULTS or here not in by_line or not by_line.keys() <= {*places}:
+            return []
+        whats, parts, alone = [], [], []
+        for place in sorted(by_line, key=lambda place: place != here):
+            text = described(by_line[place], self.outcome.equations)
+            parts.append(widened(self._word, text, by_line[place]))
+            whats.append(what if place == here else self._finding(places[place]))
+            setting = parts[-1].change(self.current)
+            if key_of(setting) not in self.tried and self.trials > self.reserve:
+                self._try(setting)
+            error = self.tried.get(key_of(setting))
+            if error is None or not better(error, self.outcome.error, GAIN):
+                return []
+            alone.append(error)
+        return self._accepted_findings(joint_findings(whats, parts, alone, fix))
+
+
+def _on_line_of(group: Group, equations: Sequence[EquationStatistics]) -> list[EquationStatistics]:
+    """Returns the equations of a group's source line, or the group's if that isn't known."""
+    here = group.first
+    if here.file is None:
+        return list(group.equations)
+    return [e for e in equations if (e.file, e.line) == (here.file, here.line)]
