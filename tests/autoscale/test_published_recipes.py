@@ -313,6 +313,30 @@ def test_the_weight_is_the_argument_or_the_right_operand():
     }  # fmt: skip
 
 
+@pytest.mark.thorough
+def test_the_audit_counts_what_is_rounded():
+    def f(w, h):
+        return jnp.sum(jnp.tanh(jnp.tanh(h) @ w) ** 2)
+
+    x, w = np.array(normal(0, (32, 64))), normal(1, (64, 48)) / 8
+    found = {}
+    for name in ("nvfp4", "fp8_rowwise_gw_hp"):
+        report = sw.audit(jax.grad(f, (0, 1)), name, trials=0)(w, x)
+        found[name] = [(e["operands"], e["operands_saturated"]) for e in report.equations]
+    forward, of_weight, of_input = 32 * 64 + w.size, 32 * 64 + 32 * 48, 32 * 48 + w.size
+    counts = {name: [n for n, _ in rows if n] for name, rows in found.items()}
+    assert counts == {
+        "nvfp4": [forward, of_weight, of_input],
+        "fp8_rowwise_gw_hp": [forward, of_input],
+    }
+    assert all(saturated == 0 for _, saturated in found["fp8_rowwise_gw_hp"])
+
+
+def test_devices_that_multiply_all_products_are_accepted():
+    recipe = dataclasses.replace(RECIPES.nvfp4, device="b200", native_products=True)
+    assert recipe.products == RECIPES.nvfp4.products
+
+
 def test_grouped_convolutions_are_not_transformed():
     x, kernel = normal(0, (8, 6, 8)), normal(1, (3, 4, 16))
 
@@ -359,6 +383,10 @@ def test_grouped_convolutions_are_not_transformed():
         (
             lambda: dataclasses.replace(RECIPES.nvfp4, forward="e4m3fn"),
             ValueError, "forward is 'e4m3fn', and products say 'nvfp4'",
+        ),
+        (
+            lambda: dataclasses.replace(RECIPES.nvfp4, device="h100", native_products=True),
+            ValueError, "nvfp4 x nvfp4 isn't multiplied by the matrix units of h100",
         ),
         (lambda: sw.Recipe(products=(None, None)), TypeError, "expected Products or None"),
         (lambda: sw.autoscale(layer, "fp8", keyed=True), ValueError, "draws no random numbers"),

@@ -52,11 +52,9 @@ def hadamard_transform(x: jax.Array, axis: int, signs: jax.Array) -> jax.Array:
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     size = len(signs)
     blocks = split_blocks(x, size, axis)
-    matrix = signs[:, None] * _hadamard(size) * np.float32(size**-0.5)
+    matrix = signs[:, None].astype(x.dtype) * np.asarray(_hadamard(size) * size**-0.5, x.dtype)
     moved = jnp.moveaxis(blocks, axis + 1, -1)
-    product = lax.dot_general(
-        moved, matrix.astype(x.dtype), (((x.ndim,), (0,)), ((), ())), precision="highest"
-    )
+    product = lax.dot_general(moved, matrix, (((x.ndim,), (0,)), ((), ())), precision="highest")
     shape = list(x.shape)
     shape[axis] = blocks.shape[axis] * size
     return merge_blocks(jnp.moveaxis(product, -1, axis + 1), shape, axis)
@@ -65,7 +63,7 @@ def hadamard_transform(x: jax.Array, axis: int, signs: jax.Array) -> jax.Array:
 @functools.cache
 def _hadamard(size: int) -> Any:
     """Returns Sylvester's Hadamard matrix."""
-    matrix = np.ones((1, 1), np.float32)
+    matrix = np.ones((1, 1))
     while len(matrix) < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
     return matrix

@@ -165,6 +165,11 @@ class Products:
         pairs = (getattr(self, field) for field in ROLES)
         return any(x is not None and x.is_random for pair in pairs for x in pair)
 
+    def formats(self) -> list[tuple[Format | BlockFormat | None, ...]]:
+        """Returns the formats of the operands of each product."""
+        pairs = (getattr(self, field) for field in ROLES)
+        return [tuple(x and x.format for x in pair) for pair in pairs]
+
     def operand(self, product: str, role: Role) -> Operand | None:
         """Returns how an operand of a role is rounded in a product, a field's name."""
         roles = ROLES[product]

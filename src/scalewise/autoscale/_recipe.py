@@ -201,7 +201,10 @@ class Recipe:
     def _check_combinations(self) -> None:
         check_scaling(self.scaling, "Recipe.scaling")
         if self.native_products:
-            require_native((self.forward, self.backward), device_for(self.device))
+            pairs: Any = (self.forward, self.forward), (self.forward, self.backward)
+            if self.products is not None:
+                pairs = self.products.formats()
+            require_native(pairs, device_for(self.device))
         if self.scaling.source == "operand":
             raise ValueError(
                 "Recipe.scaling is Propagated, which needs a scale to begin with; expected one of "

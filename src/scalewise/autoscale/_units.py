@@ -17,17 +17,16 @@ def is_narrow_pair(formats: Operands) -> bool:
     return all(isinstance(f, BlockFormat) or (f is not None and f.bits < 16) for f in formats)
 
 
-def require_native(formats: Operands, device: Device | None) -> None:
-    """Raises ValueError unless a device's units multiply forward operands, and those by backward's.
+def require_native(pairs: Sequence[Operands], device: Device | None) -> None:
+    """Raises ValueError unless a device's units multiply pairs of narrow formats.
 
     Args:
-        formats: of forward and of backward operands.
+        pairs: the formats of the operands of each product; None for an operand in flight.
         device: whose units; None if unknown.
     """
     if device is None:
         raise ValueError("Recipe.native_products needs to know the units: name a Recipe.device")
-    forward, backward = formats
-    for pair in ((forward, forward), (forward, backward)):
+    for pair in pairs:
         if is_narrow_pair(pair) and not _multiplies(device, pair):
             raise ValueError(
                 f"Recipe.native_products: {_text(pair)} isn't multiplied by the matrix units of "
