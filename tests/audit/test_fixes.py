@@ -148,8 +148,8 @@ def test_the_operations_of_a_fix_are_named_if_their_lines_have_others():
 
     report = sw.audit(f, "bf16", trials=8)(jnp.full(64, 110.0), 2048 + jnp.arange(64))
     line = f.__code__.co_firstlineno
-    assert report.findings[0].kind == "amplified"
-    assert str(report.findings[0].fix) == f"float32 for line {line + 1}"  # of it all operations
+    assert report.findings[0].kind == "cancellation"
+    assert str(report.findings[0].fix) == f"float32 for lines {line + 1} and {line + 2}"
     few = [e for e in report.equations if e.primitive in ("mul", "sub")]
     assert described(few, few) == f"lines {line + 1} and {line + 2}"
     assert described(few, report.equations) == f"the mul and sub at lines {line + 1} and {line + 2}"

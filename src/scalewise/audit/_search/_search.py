@@ -14,13 +14,13 @@ from ._groups import Group
 from ._joint import JointFixes
 from ._kinds import KINDS
 from ._literals import Literal
-from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, same
+from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, same
 from ._norms import norms
 from ._pairs import RESERVE, Failed
 
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
 # an operation's own rounding isn't a finding: without others, and beside others.
-FEW_ROUNDINGS, MANY_ROUNDINGS = 1.0, 3.0
+FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
 BEFORE_WIDEST = 2  # fixes of a finding that may fail before the widest is tried
 EVENT = 1e5  # the weight from which numbers overflow, or become NaN
 UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
@@ -76,7 +76,7 @@ class Search(JointFixes):
         self._search_constants()
         tried: set[tuple[int, ...]] = set()
         failures: collections.Counter[str] = collections.Counter()  # so that directions alternate
-        while self.trials > self.reserve and not self._done:
+        while self.trials > self.reserve and not near(self.outcome.error, self.float32_error):
             found = self._groups(self.outcome)
             fresh = [g for g in found if g.indices not in tried]
             if not fresh:
@@ -99,7 +99,7 @@ class Search(JointFixes):
             what = constant_finding(literal)
             if literal.slight and not (self.final or self._explains_error(literal)):
                 continue
-            if self._done:
+            if near(self.outcome.error, self.float32_error):
                 return
             if literal.masks and not self.outcome.error.non_finite:
                 continue  # infinite as a mask is meant to be

@@ -24,7 +24,9 @@ from ._pairs import Failed
 from ._rewrites import Rewrite, rewrites
 from ._setting import Setting
 
-ROUNDING = 0.5  # the largest error of one rounding, as a share of the format's eps
+# The root mean square error of one rounding, as a share of the format's eps: for numbers spread
+# evenly over a binade, errors evenly over half a unit in the last place.
+ROUNDING = 0.2
 ROUNDED = ("format", "policy")
 SMALL = 3.0  # up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR
 NARROWING = 8  # trials that may be spent on finding the lines of a fix that matter
@@ -82,8 +84,8 @@ class Trials:
 
     @property
     def _rounding(self) -> float:
-        """The largest error of outputs that are rounded once; under a recipe, of outputs of
-        products with rounded operands."""
+        """The error of outputs that are rounded once, root mean square; under a recipe, of outputs
+        of products with rounded operands."""
         return (ROUNDING if run_of(self.session.low) in ROUNDED else 1.0) * float(self.fmt.eps)
 
     @property
