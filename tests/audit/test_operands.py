@@ -81,7 +81,7 @@ def test_a_convolution():
         ("outlier_channel", "mxfp4", "underflow", "keep={'down': FP32} in the recipe"),
     ],
 )
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_the_finding_is_the_product_whose_operands_lose_their_numbers(case, recipe, kind, fix):
     f, arguments = getattr(recipes, case), getattr(recipes, f"{case}_arguments")()
     (finding,) = sw.audit(f, recipe)(*arguments).findings

@@ -33,6 +33,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("text", CASES)
+@pytest.mark.thorough(keep=1)
 def test_the_fix_has_the_functions_error(text):
     f, x, better = CASES[text]
     report = sw.audit(f, "fp16")(x)

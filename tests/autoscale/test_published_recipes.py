@@ -336,6 +336,7 @@ def test_devices_that_multiply_all_products_are_accepted():
     assert recipe.products == RECIPES.nvfp4.products
 
 
+@pytest.mark.thorough
 def test_grouped_convolutions_are_not_transformed():
     x, kernel = normal(0, (8, 6, 8)), normal(1, (3, 4, 16))
 
