@@ -69,16 +69,16 @@ written. Under a recipe such a program stays in bfloat16 between products (*in f
 """
 
 SEEDS = """
-Runs whose held-out loss differs from float32's by more than 1 %, with other seeds (data, batches
-and initial parameters), each compared with float32 of the same seed: loss, held out.
+Runs that differed from float32's by more than 1 %, with other seeds (data, batches and initial
+parameters), each compared with float32 of the same seed: loss, and held out where there is one.
 
 | run | {titles} |
 |---|{columns}|
 """
 
 SPREAD = """
-Training losses stay within half a percent. Held-out losses differ by up to 1.3 % either way from
-seed to seed, by chance alone by up to 0.6 %: `fp8` varies more than chance, more often downward.
+Held-out losses differ by up to 1.3 % either way from seed to seed, by chance alone by up to 0.6 %:
+`fp8` varies more than chance, more often downward.
 """
 
 TORTURE = """
