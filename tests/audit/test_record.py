@@ -65,11 +65,11 @@ def test_numbers_are_those_of_numpy():
     given, got, out = recording.arrays
     finite = x[np.isfinite(x)].astype(np.float64)
     assert (given.nan, given.infinite, given.zeros, given.subnormal) == (1, 2, 2, 2)
-    assert given.born == 3  # of an argument: no operand explains it
+    assert given.created == 3  # of an argument: no operand explains it
     assert (given.minimum, given.maximum) == (finite.min(), finite.max())
     assert given.mean == pytest.approx(finite.mean(), rel=1e-5)
     assert given.rms == pytest.approx(np.sqrt(np.mean(finite**2)), rel=1e-6)
-    assert (got.primitive, got.born, got.non_finite) == ("mul", 0, 3)
+    assert (got.primitive, got.created, got.non_finite) == ("mul", 0, 3)
     np.testing.assert_array_equal(got.samples[0], y.ravel()[positions(300)])
     np.testing.assert_array_equal(got.samples[0], got.samples[1])
     assert out.checksum == got.checksum != given.checksum
@@ -112,7 +112,7 @@ def test_the_first_infinity_is_where_it_is_made(recordings):
     first = narrow.first_non_finite
     assert (first.primitive, first.function) == ("mul", "network.<locals>.<lambda>")
     assert 0 < first.first < 5
-    assert first.born == 1 < first.infinite + (first.first == 4)
+    assert first.created == 1 < first.infinite + (first.first == 4)
     assert "in visit" in str(narrow)
     assert "the first number" in str(narrow).lower()
 

@@ -153,7 +153,7 @@ def test_what_can_not_be_reduced():
     report = sw.audit(lambda x: x @ x, "c=f16", trials=3)(jnp.full((4, 4), 300.0))
     with pytest.raises(ValueError, match="expected an audit in one format, not in autocast"):
         report.reduce(0)
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="reduce: i is 7; expected a number below"):
         report.reduce(7)
 
     def step(x):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import scalewise as sw
 from scalewise.formats import E2M1FN, E2M3FN, E3M2FN, p3109
 from scalewise.rounding import cast, pack, unpack
 
@@ -28,6 +29,16 @@ def test_pack_matches_packbits_and_unpack_inverts_it(fmt, length):
     np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(unpack(got, fmt, length), codes)
     np.testing.assert_array_equal(jax.jit(lambda c: pack(c, fmt))(codes), want)
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (3, 0), (2, 0, 5)])
+def test_empty_arrays_keep_their_shapes(shape):
+    codes = np.zeros(shape, np.uint8)
+    packed = pack(codes, "e2m1fn")
+    assert packed.shape == (*shape[:-1], -(-shape[-1] // 2))
+    assert unpack(packed, "e2m1fn", shape[-1]).shape == shape
+    for fmt in ("e2m1fn", "mxfp4", "nvfp4"):
+        assert sw.quantize(jnp.zeros(shape), fmt).value().shape == shape
 
 
 def test_pack_accepts_the_formats_own_dtype():

@@ -51,7 +51,7 @@ def pack(codes: Any, fmt: Format | str) -> jax.Array:
     word = jnp.sum(groups << _last(shifts, groups.ndim), axis=-1, dtype=jnp.uint32, keepdims=True)
     places = np.arange(width, dtype=np.uint32) * np.uint32(8)
     parts = (word >> _last(places, word.ndim)) & jnp.uint32(0xFF)
-    whole = parts.astype(jnp.uint8).reshape(*codes.shape[:-1], -1 if codes.size else 0)
+    whole = parts.astype(jnp.uint8).reshape(*codes.shape[:-1], groups.shape[-2] * width)
     return whole[..., : -(-length * fmt.bits // 8)]
 
 

@@ -16,7 +16,7 @@ from jax.core import Tracer
 from .._run._flat import padded_size
 
 SAMPLE = 32  # numbers of an array that are kept, of its first and of its last visit
-COUNTS = ("nan", "infinite", "zeros", "subnormal", "born")  # 64 bits, in two words each
+COUNTS = ("nan", "infinite", "zeros", "subnormal", "created")  # 64 bits, in two words each
 WORDS = ("visits", "first", "clock", "checksum")
 FIRST, CLOCK, CHECKSUM = 1, 2, 3
 NUMBERS = ("minimum", "maximum", "smallest", "mean", "rms")
@@ -46,7 +46,7 @@ class Numbers:
 
 
 class Measured(NamedTuple):
-    """The numbers of one visit; ``counts`` without ``born``."""
+    """The numbers of one visit; ``counts`` without ``created``."""
 
     counts: jax.Array
     numbers: jax.Array
@@ -118,10 +118,10 @@ def _add(state: Numbers, index: Any, measured: Measured, clean: Any) -> tuple[Nu
     """Adds the numbers of one visit; ``clean`` says whether the operands are finite."""
     counts, numbers, sample, checksum = measured
     non_finite = counts[0] + counts[1]
-    born = jnp.where(clean, non_finite, 0)
+    created = jnp.where(clean, non_finite, 0)
     words = state.words[index]
     visits = words[0]
-    is_first = (born > 0) & (words[FIRST] == NEVER)
+    is_first = (created > 0) & (words[FIRST] == NEVER)
     words = jnp.stack(
         [
             visits + 1,
@@ -131,7 +131,7 @@ def _add(state: Numbers, index: Any, measured: Measured, clean: Any) -> tuple[Nu
         ]
     )
     low, high = state.counts[index].T
-    added = low + jnp.concatenate([counts, born[None]])
+    added = low + jnp.concatenate([counts, created[None]])
     high = high + (added < low).astype(jnp.uint32)  # carries
     old = state.numbers[index]
     numbers = jnp.concatenate(

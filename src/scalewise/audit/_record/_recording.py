@@ -47,8 +47,8 @@ class RecordedArray:
         direction: "forward", "backward" or "optimizer".
         visits: how often it was computed.
         nan, infinite, zeros, subnormal: how many of its numbers are so; subnormal in its own dtype.
-        born: how many of its numbers aren't finite in visits whose operands are finite.
-        first: the visit at which one was born, from 0; -1 if none was.
+        created: how many of its numbers aren't finite in visits whose operands are finite.
+        first: the visit at which one was created, from 0; -1 if none was.
         clock: how many arrays had been recorded before, which orders visits in time; -1 likewise.
         checksum: of the bits of all numbers in all visits (all NaNs count as one).
         minimum, maximum: of the finite numbers (inf and -inf without any).
@@ -76,7 +76,7 @@ class RecordedArray:
     infinite: int
     zeros: int
     subnormal: int
-    born: int
+    created: int
     minimum: float
     maximum: float
     smallest: float
@@ -132,8 +132,8 @@ class Recording:
     @cached_property
     def first_non_finite(self) -> RecordedArray | None:
         """The first array, in time, with a non-finite number though its operands have none."""
-        born = [x for x in self.arrays if x.born]
-        return min(born, key=lambda x: x.clock, default=None)
+        created = [x for x in self.arrays if x.created]
+        return min(created, key=lambda x: x.clock, default=None)
 
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints the first non-finite number, and the arrays before it; or all arrays."""

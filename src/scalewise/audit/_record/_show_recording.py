@@ -35,7 +35,7 @@ def show(recording: Any, console: Console, *, everything: bool = False) -> None:
     for i, name in enumerate(COLUMNS):
         table.add_column(name, justify="right" if i > 3 else "left", no_wrap=True)
     for x in shown:
-        table.add_row(*map(Text, _cells(x)), style="red" if x.born else None)
+        table.add_row(*map(Text, _cells(x)), style="red" if x.created else None)
     print_table(console, table)
 
 
@@ -55,7 +55,7 @@ def verdict(recording: Any) -> str:
     visit = f" in visit {first.first}" if first.visits > 1 else ""
     return (
         f"The first number that isn't finite comes from {first.primitive} at {first.where} "
-        f"({first.name or 'unknown function'}){visit}: {first.born:,} of {first.size:,} numbers "
+        f"({first.name or 'unknown function'}){visit}: {first.created:,} of {first.size:,} numbers "
         f"are {kind}, though those of its operands are finite."
     )
 

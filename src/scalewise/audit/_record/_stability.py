@@ -89,7 +89,7 @@ def stability(
 
     ``f`` is run several times; each run rounds each result of an equation to one of its two
     neighbours in the format, at random, with the probability that makes the expected value exact.
-    Digits that differ between the runs are lost to rounding: a second witness beside
+    Digits that differ between the runs are lost to rounding: a second measure beside
     :func:`audit`, which compares one run with a wider one. It finds errors that happen to cancel
     in that run, and none that all runs share (a constant that the format changes). The method is
     that of CESTAC (Vignes, 1993) and of Verrou's average rounding (Févotte and Lathuilière, 2016).

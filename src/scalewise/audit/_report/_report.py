@@ -123,6 +123,9 @@ class Report(Summary):
             >>> case.low.tolist(), case.wide.tolist()
             ([inf, inf, inf, inf], [90000.0, 90000.0, 90000.0, 90000.0])
         """
+        if not 0 <= i < len(self.findings):
+            count = len(self.findings)
+            raise IndexError(f"reduce: i is {i}; expected a number below {count}, the findings")
         finding = self.findings[i]
         if self.reducer is None:
             raise ValueError(f"reduce: expected an audit in one format, not in {self.low}")

@@ -1,4 +1,4 @@
-"""Fixes that only help together: pairs, lines whose faults hide each other, several faults."""
+"""Fixes that only help together: pairs, lines whose faults show one by one, several faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._pairs import Failed, both, joint_findings, pairs
 from ._setting import Setting
 from ._trials import Trials
 
-LINES = 8  # lines whose faults may hide each other
+LINES = 8  # lines whose faults may show one by one
 WHOLE = 2  # trials left for another format for the whole program, while lines are tried
 FAULTS = 3  # lines of a fix that may each be at fault
 
@@ -73,7 +73,7 @@ class JointFixes(Trials):
     def _try_lines(self) -> bool:
         """Accepts float32 for a few lines that only help together; returns False if none do.
 
-        Faults hide each other: behind the first infinity nothing is counted. So the heaviest line
+        Nothing is counted behind the first infinity: faults show one by one. So the heaviest line
         of a run is added, and the program run again, which shows the next one, until the error is
         small. Then lines that aren't needed are left out, as by delta debugging (Zeller and
         Hildebrandt, 2002).

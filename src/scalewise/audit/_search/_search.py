@@ -156,9 +156,9 @@ class Search(JointFixes):
         helped: list[tuple[Fix, Outcome]] = []
         options = list(changes)
         pending, probe = list(options), None
-        patience = 0 if self.failed else BEFORE_WIDEST
+        before_widest = 0 if self.failed else BEFORE_WIDEST
         while pending:
-            if len(tried) >= patience and not helped and probe is None:
+            if len(tried) >= before_widest and not helped and probe is None:
                 probe = max(pending, key=lambda fix: fix.size)
                 if probe.size:
                     pending = [probe, *(fix for fix in pending if fix is not probe)]
