@@ -92,7 +92,33 @@ class Module:
     @cached_property
     def types(self) -> dict[str, tuple[Array, ...]]:
         """Types of each instruction's results: names are unique within an optimised module."""
-        return {i.name: i.results for lines in self.computations.values() for i in lines}
+        return {name: i.results for name, i in self._lines.items()}
+
+    @cached_property
+    def _lines(self) -> dict[str, Instruction]:
+        return {i.name: i for lines in self.computations.values() for i in lines}
+
+    def array(self, name: str) -> str:
+        """Name of the instruction whose memory ``name`` is, through tuples and bitcasts."""
+        line = self._lines.get(name)
+        while line is not None:
+            if line.opcode == "bitcast":
+                name = line.operands[0]
+            elif line.opcode == "get-tuple-element" and (
+                (whole := self._lines[line.operands[0]]).opcode == "tuple"
+            ):
+                index = re.search(r"index=(\d+)", line.attributes)
+                assert index is not None
+                name = whole.operands[int(index[1])]
+            else:
+                return name
+            line = self._lines.get(name)
+        return name
+
+    def reads(self, line: Instruction) -> tuple[Array, ...]:
+        """Types of the arrays that an instruction reads: one given under two names counts once."""
+        names = {self.array(name): name for name in line.operands}
+        return tuple(a for name in names.values() for a in self.types[name])
 
     def operands(self, line: Instruction) -> tuple[Array, ...]:
         """Types of an instruction's operands, a tuple's one by one."""
@@ -269,7 +295,8 @@ def kernels(module: Module) -> list[Kernel]:
     """Launches of the program, collectives left out.
 
     A kernel reads its operands and writes its results once each, a fusion that reads or updates a
-    slice included; the workspace of a library's product isn't counted.
+    slice included; an operand given twice, which XLA passes to the kernel once, is read once. The
+    workspace of a library's product isn't counted.
     """
     found = []
     for line, count in executed(module):
@@ -281,7 +308,7 @@ def kernels(module: Module) -> list[Kernel]:
         cycles = re.search(r'"estimated_cycles":"(\d+)"', line.attributes)  # XLA's, for a TPU
         found.append(
             Kernel(
-                line.name, count, module.operands(line), writes, product_of(module, line),
+                line.name, count, module.reads(line), writes, product_of(module, line),
                 int(cycles[1]) if cycles else 0,
             )
         )  # fmt: skip

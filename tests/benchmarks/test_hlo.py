@@ -52,6 +52,26 @@ def test_bound_is_the_larger_of_bytes_and_operations():
     assert hlo.summary(hlo.parse(STEP), slow).seconds_products == pytest.approx(1024 / 2e9)
 
 
+def test_an_operand_under_two_names_is_read_once():
+    found = module(
+        [
+            "%x = f32[4,8]{1,0} parameter(0)",
+            "%n = s32[] constant(0)",
+            "%a = (f32[4,8]{1,0}, s32[]) tuple(%x, %n)",
+            "%b = (s32[], f32[4,8]{1,0}) tuple(%n, %x)",
+            "%c = f32[4,8]{1,0} get-tuple-element(%a), index=0",
+            "%d = f32[4,8]{1,0} get-tuple-element(%b), index=1",
+            "%y = f32[8,4]{1,0} parameter(1)",
+            "%e = f32[4,8]{1,0} bitcast(%y)",
+            "ROOT %r = f32[4,8]{1,0} fusion(%c, %d, %e), kind=kLoop, calls=%add",
+        ],
+        "%add (p: f32[4,8], q: f32[4,8], r: f32[4,8]) -> f32[4,8] {",
+        "}",
+    )
+    (kernel,) = hlo.kernels(found)
+    assert len(kernel.reads) == 2 and kernel.bytes == 3 * 4 * 8 * 4
+
+
 GEMM = (
     '{"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
     '"rhs_contracting_dimensions":["1"]}}}'
