@@ -8,6 +8,7 @@ from typing import Any
 from ._lock import FolderInUseError as FolderInUseError
 from ._lock import lock as lock
 from ._page import visible as visible
+from ._stream import Printed as Printed
 from ._stream import print_table as print_table
 from ._stream import printable as printable
 from ._stream import tolerant as tolerant

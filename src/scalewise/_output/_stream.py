@@ -1,8 +1,9 @@
-"""Terminal output whose errors don't end the program."""
+"""Terminal output: whose errors don't end the program, of tables, and of results."""
 
 from __future__ import annotations
 
 import codecs
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -90,3 +91,16 @@ def print_table(console: Console, table: Table) -> None:
         console.print(table)
     finally:
         console.width = before
+
+
+class Printed:
+    """A result with a ``show`` that prints it; as a string, it is what ``show`` prints."""
+
+    def show(self, console: Console | None = None) -> None:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Returns what :meth:`show` prints, without colours."""
+        text = io.StringIO()
+        self.show(Console(file=text, width=120, no_color=True))
+        return text.getvalue().rstrip()

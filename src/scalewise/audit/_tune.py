@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import math
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -21,7 +18,7 @@ from ..autocast import Autocast, Policy, Rule
 from ..formats import BF16, FP16, FP32, Format
 from ..interpret import trace
 from ._file import name_of
-from ._report._save import plain, save_as
+from ._report._save import Saved, plain
 from ._report._tuning import as_csv, as_dict, page, show, verdict
 from ._run._equation_statistics import EquationStatistics
 from ._run._interpretations import Reference, TableEmulation
@@ -51,7 +48,7 @@ class TunedPart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuning:
+class Tuning(Saved):
     """An assignment of formats to operations; :meth:`show` prints it, :meth:`save` writes it.
 
     Attributes:
@@ -87,31 +84,17 @@ class Tuning:
         """Prints the verdict, and the format of each part."""
         show(self, console or Console())
 
-    def __str__(self) -> str:
-        """Returns what :meth:`show` prints, without colours."""
-        text = io.StringIO()
-        self.show(Console(file=text, width=120, no_color=True))
-        return text.getvalue().rstrip()
-
     def __repr__(self) -> str:
         return f"<Tuning of {self.function}: {self.verdict} show(), save('tuning.html')>"
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the result to a file; on failure, a file that was there stays unchanged.
+    def as_dict(self) -> dict[str, Any]:
+        return plain(as_dict(self))
 
-        Args:
-            path: ends with ``.html``, ``.json`` or ``.csv`` (the parts).
+    def _page(self) -> str:
+        return page(self)
 
-        Raises:
-            ValueError: another ending, no such folder, or not a regular file.
-            OSError: the file can't be written.
-        """
-        return save_as(
-            path,
-            html=lambda: page(self),
-            data=lambda: plain(as_dict(self)),
-            csv=lambda: as_csv(self),
-        )
+    def _csv(self) -> str:
+        return as_csv(self)
 
 
 def _accept_old_calls(new: Callable[P, Callable[..., Tuning]]) -> Callable[P, Any]:

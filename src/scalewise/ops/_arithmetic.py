@@ -90,11 +90,6 @@ class Arithmetic:
     def carrier(self) -> Any:
         return np.float64 if self.wide else np.float32
 
-    @property
-    def unit(self) -> float:
-        """The unit roundoff u: half the spacing at 1 to nearest, else the spacing."""
-        return 2.0 ** -(self.fmt.precision - (not self.to_nearest))
-
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context for all methods: x64 mode if the carrier is float64."""
         return jax.enable_x64(True) if self.wide else contextlib.nullcontext()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from .._report._save import plain, save_as
+from .._report._save import Saved, plain
 from ._difference import relative_difference
 from ._match import ENDS, matched
 from ._recording import RecordedArray, Recording, load_recording
@@ -107,7 +105,7 @@ class LineDifference:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Saved):
     """Where two recordings differ.
 
     Attributes:
@@ -159,30 +157,16 @@ class Comparison:
         """Prints a sentence, and a table of the lines that differ in program order."""
         show(self, console or Console(), everything=everything)
 
-    def __str__(self) -> str:
-        """Returns what :meth:`show` prints, without colours."""
-        text = io.StringIO()
-        self.show(Console(file=text, width=120, no_color=True))
-        return text.getvalue().rstrip()
-
     def __repr__(self) -> str:
         return f"<Comparison: {self.differ} of {len(self.pairs)} pairs of arrays differ; show()>"
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes a file; on failure, a file that was there stays unchanged.
+    def _page(self) -> str:
+        return page(self)
 
-        Args:
-            path: ends with ``.html``, ``.json`` or ``.csv`` (the lines alone).
-
-        Raises:
-            ValueError: another ending, no such folder, or not a regular file.
-            OSError: the file can't be written.
-        """
-        return save_as(path, html=lambda: page(self), data=self.as_dict, csv=lambda: as_csv(self))
+    def _csv(self) -> str:
+        return as_csv(self)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the content of the JSON file; non-finite numbers are "inf", "-inf", "nan"."""
-
         def sides(of: Recording) -> dict[str, Any]:
             names = ("function", "device", "versions", "fused", "jit_difference")
             return {name: getattr(of, name) for name in names}

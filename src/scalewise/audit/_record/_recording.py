@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from ..._output import check_writable
+from ..._output import Printed, check_writable
 from ...interpret import Equation
 from ...scaled import load_safetensors, save_safetensors
 from .._run._equation_statistics import direction_of, display_name
@@ -108,7 +107,7 @@ class RecordedArray:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Recording:
+class Recording(Printed):
     """What a device computed in a run of a function, by equation, in program order.
 
     Attributes:
@@ -138,12 +137,6 @@ class Recording:
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints the first non-finite number, and the arrays before it; or all arrays."""
         show(self, console or Console(), everything=everything)
-
-    def __str__(self) -> str:
-        """Returns what :meth:`show` prints, without colours."""
-        text = io.StringIO()
-        self.show(Console(file=text, width=120, no_color=True))
-        return text.getvalue().rstrip()
 
     def __repr__(self) -> str:
         return f"<Recording of {self.function} on {self.device}: {len(self.arrays)} arrays>"

@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import io
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from ..._output import Printed
 from ..._resolve import as_format
 from ..._types import FormatLike
 from ...emulate import is_exact
@@ -54,7 +54,7 @@ class LineStability:
 
 
 @dataclasses.dataclass(frozen=True)
-class Stability:
+class Stability(Printed):
     """How many digits agree between runs that round at random.
 
     Attributes:
@@ -74,12 +74,6 @@ class Stability:
     def show(self, console: Console | None = None, *, everything: bool = False) -> None:
         """Prints the outputs, and the lines about which the runs agree least (or all)."""
         show(self, console or Console(), everything=everything)
-
-    def __str__(self) -> str:
-        """Returns what :meth:`show` prints, without colours."""
-        text = io.StringIO()
-        self.show(Console(file=text, width=120, no_color=True))
-        return text.getvalue().rstrip()
 
 
 def stability(

@@ -15,7 +15,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from ..._output import check_writable, replacing
+from ..._output import Printed, check_writable, replacing
 from ..._types import Saturation
 from ...formats import BF16, FP16, FP32, Format
 from ...rounding import round_to
@@ -74,7 +74,7 @@ class Arithmetic:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Reduction:
+class Reduction(Printed):
     """The smallest program found that shows a finding.
 
     Attributes:

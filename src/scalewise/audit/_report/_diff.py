@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from ..._output import TargetError, check_source
+from ..._output import Printed, TargetError, check_source
 from ...training import InputError
 from .._deprecated import RenamedKeys, with_new_keys
 
@@ -21,7 +21,7 @@ Place = tuple[str, int, str, str]  # file, line, primitive, direction
 
 
 @dataclasses.dataclass(frozen=True)
-class Difference:
+class Difference(Printed):
     """What changed from one report to another.
 
     Attributes:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import io
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +11,7 @@ from rich.console import Console
 from .._reduce._reduction import Reduction
 from .._search._findings import Finding
 from ._page import page
-from ._save import plain, save_as
+from ._save import Saved, plain
 from ._summary import Summary
 from ._table import as_csv
 from ._terminal import show
@@ -29,7 +26,7 @@ SEMANTICS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Report(Summary):
+class Report(Summary, Saved):
     """The result of an audit, with the fields of :class:`Summary`.
 
     Attributes:
@@ -54,35 +51,17 @@ class Report(Summary):
         and largest magnitude, up to the first number that overflows or is NaN."""
         return trace(self.equations)
 
-    def __str__(self) -> str:
-        """Returns what :meth:`show` prints, without colours."""
-        text = io.StringIO()
-        self.show(Console(file=text, width=120, no_color=True))
-        return text.getvalue().rstrip()
-
     def __repr__(self) -> str:
         found = f"{len(self.findings)} findings, error {self.error}"
         return f"<Report of {self.function} in {self.low}: {found}; show(), save('report.html')>"
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the report to a file; on failure, a file that was there stays unchanged.
+    def _page(self) -> str:
+        return page(self)
 
-        Args:
-            path: ends with ``.html``, ``.json`` or ``.csv`` (the operations alone).
-
-        Raises:
-            ValueError: another ending, no such folder, or not a regular file.
-            OSError: the file can't be written.
-        """
-        return save_as(
-            path,
-            html=lambda: page(self),
-            data=self.as_dict,
-            csv=lambda: as_csv(self.equations),
-        )
+    def _csv(self) -> str:
+        return as_csv(self.equations)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the content of the JSON file; non-finite numbers are "inf", "-inf", "nan"."""
         derived = {
             "verdict": self.verdict,
             "trace": [dataclasses.asdict(row) for row in self.trace()],

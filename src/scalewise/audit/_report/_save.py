@@ -1,15 +1,14 @@
-"""Saving a result as HTML, JSON or CSV."""
+"""Results that are printed, and saved as HTML, JSON or CSV."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..._output import check_writable, replacing
+from ..._output import Printed, check_writable, replacing
 from .._deprecated import RenamedKeys
 
 
@@ -28,30 +27,40 @@ def writable(path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def save_as(
-    path: str | os.PathLike[str],
-    *,
-    html: Callable[[], str],
-    data: Callable[[], Any],
-    csv: Callable[[], str],
-) -> Path:
-    """Writes what the path's ending asks for; on failure, a file that was there stays unchanged.
+class Saved(Printed):
+    """A printed result that is also saved as a page, as JSON and as a table."""
 
-    Args:
-        path: ends with ``.html``, ``.json`` or ``.csv``.
-        html, csv: return the text.
-        data: returns what JSON can hold.
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the content of the JSON file; non-finite numbers are "inf", "-inf", "nan"."""
+        raise NotImplementedError
 
-    Raises:
-        ValueError, OSError: see :func:`writable`.
-    """
-    path = writable(path)
-    text = {".html": html, ".csv": csv, ".json": lambda: json.dumps(data(), indent=1)}[
-        path.suffix
-    ]()
-    with replacing(path) as file:
-        file.write(text.encode())
-    return path
+    def _page(self) -> str:
+        """Returns the HTML; every name in it is escaped."""
+        raise NotImplementedError
+
+    def _csv(self) -> str:
+        """Returns CSV with a header."""
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the result to a file; on failure, a file that was there stays unchanged.
+
+        Args:
+            path: ends with ``.html``, ``.json``, or ``.csv``: of a report its operations alone, of
+                a tuning its parts, of a comparison its lines.
+
+        Raises:
+            ValueError: another ending, no such folder, or not a regular file.
+            OSError: the file can't be written.
+        """
+        path = writable(path)
+        if path.suffix == ".json":
+            text = json.dumps(self.as_dict(), indent=1)
+        else:
+            text = self._page() if path.suffix == ".html" else self._csv()
+        with replacing(path) as file:
+            file.write(text.encode())
+        return path
 
 
 def plain(x: Any) -> Any:
