@@ -69,7 +69,8 @@ def test_an_operand_under_two_names_is_read_once():
         "}",
     )
     (kernel,) = hlo.kernels(found)
-    assert len(kernel.reads) == 2 and kernel.bytes == 3 * 4 * 8 * 4
+    assert len(kernel.reads) == 2
+    assert kernel.bytes == 3 * 4 * 8 * 4
 
 
 GEMM = (
