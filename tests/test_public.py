@@ -15,6 +15,7 @@ from scalewise import cli
 from scalewise._resolve import KINDS, resolve
 from scalewise._types import RoundingMode, Saturation
 from scalewise.formats import BLOCK_FORMATS, CATALOGUE, SATURATE
+from scalewise.scaled import SATURATION_RULES
 
 CALLABLE = ("audit", "autocast", "autoscale", "emulate")
 
@@ -107,7 +108,8 @@ def test_a_string_has_one_meaning():
 
 def test_types_of_arguments_list_what_there_is():
     assert set(get_args(RoundingMode)) == set(sw.formats.ROUNDINGS)
-    assert set(get_args(get_args(Saturation)[1])) == {x for x in SATURATE if isinstance(x, str)}
+    names = {x for x in SATURATE if isinstance(x, str)} | set(SATURATION_RULES)
+    assert set(get_args(get_args(Saturation)[1])) == names
 
 
 def test_every_format_and_recipe_has_its_name():

@@ -25,8 +25,6 @@ from .autoscale import store as store
 from .emulate import emulate as emulate
 from .formats import Format as Format
 from .formats import format as format
-from .rounding import cast as cast
-from .rounding import round_to as round_to
 from .scaled import Amax as Amax
 from .scaled import Delayed as Delayed
 from .scaled import FourOverSix as FourOverSix
@@ -36,8 +34,11 @@ from .scaled import Propagated as Propagated
 from .scaled import Rms as Rms
 from .scaled import ScaledArray as ScaledArray
 from .scaled import Unit as Unit
+from .scaled import cast as cast
 from .scaled import dequantize as dequantize
 from .scaled import quantize as quantize
 from .scaled import rebalance as rebalance
+from .scaled import round_to as round_to
+from .scaled import saturation as saturation
 
 __version__: str

@@ -33,6 +33,6 @@ RoundingMode: TypeAlias = Literal[
 ]  # fmt: skip
 """The name of a rounding mode, see ``scalewise.formats.ROUNDINGS``."""
 
-Saturation: TypeAlias = bool | Literal["finite"]
+Saturation: TypeAlias = bool | Literal["finite", "onnx", "onnx-19"]
 """What overflow gives: False an infinity or NaN, True the largest number, ``"finite"`` that too,
-but for infinities, which stay."""
+but for infinities, which stay; or a published rule, see ``scalewise.saturation``."""

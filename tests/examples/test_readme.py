@@ -47,7 +47,9 @@ def demo_table(summary: dict) -> list[str]:
 SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/autoscale.md", marks=SLOW)])
+@pytest.mark.parametrize(
+    "page", ["README.md", pytest.param("docs/autoscale.md", marks=SLOW), "docs/casts.md"]
+)
 def test_its_python_runs(page):
     text = (ROOT / page).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

@@ -27,6 +27,7 @@ from ..emulate import Emulation
 from ..formats import FP32, FP64, Format
 from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
+from ..scaled import saturation
 from ._file import name_of
 from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction
@@ -190,6 +191,7 @@ def low_interpretation(low: Any, saturate: Saturation = False) -> Interpretation
     if low is None:
         raise ValueError("audit: low is None; expected a format, a policy, a recipe, an emulation")
     fmt = format_(low)
+    saturate = saturation(saturate, fmt)
     format_params(fmt, saturate)  # raises if the audit can't round to it
     return TableEmulation(fmt, saturate)
 

@@ -8,6 +8,7 @@ from .._resolve import as_format
 from .._types import FormatLike, Saturation
 from ..formats import FP64
 from ..interpret import transform
+from ..scaled import saturation
 from ._draws import EmulationWithDraws
 
 
@@ -56,4 +57,4 @@ def emulate(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Ca
             f"emulate: {fmt.name} has {fmt.precision} significant bits; expected at most 25, or "
             "FP64 itself, since results are carried in float64"
         )
-    return transform(f, EmulationWithDraws(fmt, saturate), name="emulate")
+    return transform(f, EmulationWithDraws(fmt, saturation(saturate, fmt)), name="emulate")

@@ -58,7 +58,8 @@ def round_to(
             without infinities, or the largest number in a format without either; in a mode that
             doesn't round away from zero, finite values become the largest number
             (IEEE 754-2019, 7.4). True: all become the largest number. ``"finite"``: finite values
-            do, infinities don't.
+            do, infinities don't. ``scalewise.round_to`` and ``scalewise.cast`` also take a
+            published rule, ``"onnx"`` or ``"onnx-19"`` (see ``scalewise.saturation``).
         key: a JAX random key, for ``"stochastic"``.
         bits: random bits instead of a key, of x's shape: uint32, or uint64 if x or the result is
             float64. Where rounding drops d < w bits of a normal number, the d lowest are used.

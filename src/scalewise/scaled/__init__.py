@@ -10,6 +10,10 @@ from ._blocks import merge_blocks as merge_blocks
 from ._blocks import round_in_blocks as round_in_blocks
 from ._blocks import rounds_in_blocks as rounds_in_blocks
 from ._blocks import split_blocks as split_blocks
+from ._casts import SATURATION_RULES as SATURATION_RULES
+from ._casts import cast as cast
+from ._casts import round_to as round_to
+from ._casts import saturation as saturation
 from ._power import exponent_of as exponent_of
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two

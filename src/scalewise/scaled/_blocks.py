@@ -36,9 +36,13 @@ class Mx(Scaling):
             saturates. ``"ceil"``: ``ceil(log2(amax)) - emax``. ``"even"``: floor, after amax is
             rounded to the element's precision, ties up. ``"rceil"``: ``ceil(log2(amax / max))``,
             the smallest power of two with which nothing saturates.
+        nan_scale: True makes the scale of a block with a NaN or an infinity NaN, and so all of its
+            elements, as torchao's MX does. False keeps the finite elements where the element format
+            has NaN; without NaN (MXFP6, MXFP4) such a block is NaN in any case.
     """
 
     exponent: str = "floor"
+    nan_scale: bool = False
     name = "mx"
     source = "amax"
     for_blocks = True
@@ -129,7 +133,7 @@ def quantize_blocks(
     blocks, measured = (split_blocks(z, fmt.size, axis) for z in (x, measured))
     whole = partial(merge_blocks, shape=x.shape, axis=axis)
     tainted = None
-    if fmt.element.nan_code is None:
+    if _nan_scales(fmt, scaling):
         tainted = ~jnp.all(jnp.isfinite(measured), axis=axis + 1)
     if tile is not None:  # from here on an axis of the blocks
         tile = tile[0] + (tile[0] > axis), tile[1]
@@ -162,6 +166,11 @@ def quantize_blocks(
     return ScaledArray(data, scale, (axis, fmt.size))
 
 
+def _nan_scales(fmt: BlockFormat, scaling: Scaling | None) -> bool:
+    """Returns whether the scale of a block with a NaN or an infinity is NaN."""
+    return fmt.element.nan_code is None or (isinstance(scaling, Mx) and scaling.nan_scale)
+
+
 def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -> jax.Array:
     """Returns the values of ``x`` rounded to a block format along the middle of three axes.
 
@@ -190,7 +199,8 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     bits = lax.bitcast_convert_type(blocks, u)
     magnitude = lax.bitwise_and(bits, u(0x7FFFFFFF))
     infinity = bits_of(np.inf)
-    if element.nan_code is None:  # a NaN or an infinity makes its block NaN
+    nan_scales = _nan_scales(fmt, scaling)
+    if nan_scales:
         largest = lax.reduce_max(lax.bitcast_convert_type(magnitude, np.int32), (2,))
     else:
         largest = lax.bitcast_convert_type(amax_by_keys(blocks, (2,)), np.int32)
@@ -228,7 +238,7 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     # times 2**exponent in two factors, each of which is a normal number
     first = lax.shift_right_arithmetic(exponent, np.int32(1))
     factors = [power(lax.add(e, np.int32(127))) for e in (first, lax.sub(exponent, first))]
-    if element.nan_code is None:
+    if nan_scales:
         nan = lax.full_like(factors[1], np.nan)
         factors[1] = lax.select(lax.ge(largest, infinity.view(np.int32)), nan, factors[1])
     sign = lax.bitwise_and(bits, u(1 << 31))

@@ -16,6 +16,7 @@ from ..formats import CATALOGUE, FP32, BlockFormat, Format
 from ..rounding import encode, has_float64, round_to
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
+from ._casts import saturation
 from ._power import exponent_of, shrink
 from ._scaling import Amax
 from ._strategy import Scaling, check_scaling
@@ -96,6 +97,7 @@ def quantize(
         raise ValueError(f"quantize: {fmt.name} has no zero: it is for scales, not for data")
     if scaling is not None:
         check_scaling(scaling, "quantize: scaling")
+    saturate = None if saturate is None else saturation(saturate, fmt)
     if isinstance(x, ScaledArray):
         return _again(x, fmt, scaling, axis, rounding=rounding, saturate=saturate, key=key)
     if getattr(x, "dtype", None) == np.float64 and not has_float64():

@@ -19,6 +19,7 @@ from ...emulate import EXACT
 from ...formats import Format
 from ...interpret import Boundary, Equation, Interpretation, is_float, run, trace
 from ...primitives import having
+from ...scaled import saturation
 from .._run._equation_statistics import direction_of
 
 SELECTS = having("selects")
@@ -180,9 +181,10 @@ def literals(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> C
         ['0.999 becomes 1 (1) in mul']
     """
     fmt = as_format(fmt, "literals")
+    mode = saturation(saturate, fmt)
 
     def check(*args: Any, **kwargs: Any) -> tuple[Literal, ...]:
-        return changed_and_masks(f, fmt, saturate, args, kwargs)[0]
+        return changed_and_masks(f, fmt, mode, args, kwargs)[0]
 
     return check
 
