@@ -2,6 +2,7 @@
 from . import devices as devices
 from . import formats as formats
 from . import ops as ops
+from . import scaled as scaled
 from . import training as training
 from .audit import Finding as Finding
 from .audit import Monitor as Monitor
@@ -34,11 +35,11 @@ from .scaled import Propagated as Propagated
 from .scaled import Rms as Rms
 from .scaled import ScaledArray as ScaledArray
 from .scaled import Unit as Unit
-from .scaled import cast as cast
 from .scaled import dequantize as dequantize
 from .scaled import quantize as quantize
 from .scaled import rebalance as rebalance
-from .scaled import round_to as round_to
 from .scaled import saturation as saturation
+from .scaled._casts import cast as cast
+from .scaled._casts import round_to as round_to
 
 __version__: str

@@ -44,11 +44,18 @@ def demo_table(summary: dict) -> list[str]:
     return rows
 
 
-SLOW = pytest.mark.slow
+SLOW, THOROUGH = pytest.mark.slow, pytest.mark.thorough
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", pytest.param("docs/autoscale.md", marks=SLOW), "docs/casts.md"]
+    "page",
+    [
+        "README.md",
+        pytest.param("docs/autoscale.md", marks=SLOW),
+        "docs/casts.md",
+        pytest.param("docs/scalify.md", marks=THOROUGH),
+        pytest.param("docs/rescaling.md", marks=THOROUGH),
+    ],
 )
 def test_its_python_runs(page):
     text = (ROOT / page).read_text()

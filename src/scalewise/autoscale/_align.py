@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..scaled import power_of_two
+from ..scaled import HIGHEST, LOWEST, ZERO_EXPONENT, power_of_two
 from ._families import INFINITE
-from ._search import HIGHEST, LOWEST, TOP, ZERO_EXPONENT, clipped
+from ._search import TOP, clipped
 from ._value import ScaledValue
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ import numpy as np
 
 from .._types import RecipeLike
 from ..interpret import check_callable, transform
+from ..scaled import ScaledArray
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
-from ._every_op import EveryOp
+from ._every_op import EveryOp, Outputs
 from ._exempt import EveryOpWithOverrides
 from ._narrow import has_exponent, is_stored
 from ._overrides import FormatOverrides
@@ -46,7 +48,10 @@ def autoscale(f: Callable, recipe: RecipeLike = fp16, *, keyed: bool = False) ->
         The transformed function. It composes with ``jit``, ``grad`` (reverse mode from outside,
         any mode inside) and ``vmap``. Float outputs have ``f``'s own dtypes, with two exceptions.
         Outputs that ``recipe.state`` names are ScaledArrays (or SqrtStored). If an argument is a
-        ScaledArray with one exponent, outputs are ScaledArrays whose exponents follow it.
+        ScaledArray with one exponent, outputs are ScaledArrays whose exponents follow it, and whose
+        largest magnitudes of data are from 1 to 2. With ``store="every_op"`` (``"scalify"``) and no
+        ``state``, any ScaledArray among the arguments makes all outputs ScaledArrays: narrow data
+        near 1, and scales that were propagated or found.
         With delayed scaling (``recipes.fp8_delayed``) it is a :class:`WithHistory`, whose ``init``
         and ``step`` take the history as an argument.
 
@@ -79,13 +84,23 @@ def autoscale(f: Callable, recipe: RecipeLike = fp16, *, keyed: bool = False) ->
         if keyed:
             key, *args = _with_key(args)
         leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
-        chosen = interpretation(recipe, traced=any(has_exponent(x) for x in leaves), key=key)
+        traced = any(has_exponent(x) for x in leaves)
+        outputs = _outputs(recipe, leaves, traced)
+        chosen = interpretation(recipe, traced=traced, key=key, outputs=outputs)
         outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
         if isinstance(chosen, Boundaries | EveryOpWithOverrides):
             chosen.overrides.check("autoscale")
         return outs
 
     return scaled
+
+
+def _outputs(recipe: Recipe, leaves: list[Any], traced: bool) -> Outputs:
+    """Returns what the results of a function whose arguments have these leaves are."""
+    scaled = any(isinstance(x, ScaledArray) for x in leaves)
+    if recipe.store != "every_op" or recipe.state or not scaled:
+        return "arrays"
+    return "exponents" if traced else "scales"
 
 
 def _with_key(args: tuple) -> tuple:
@@ -100,7 +115,11 @@ def _with_key(args: tuple) -> tuple:
 
 
 def interpretation(
-    recipe: Recipe, *, traced: bool = False, key: jax.Array | None = None
+    recipe: Recipe,
+    *,
+    traced: bool = False,
+    key: jax.Array | None = None,
+    outputs: Outputs = "arrays",
 ) -> Boundaries | EveryOp:
     """Returns the interpretation that :func:`autoscale` applies to a function.
 
@@ -108,8 +127,11 @@ def interpretation(
         recipe: with either value of ``store``.
         traced: whether an argument has an integer exponent of its own.
         key: for recipes that draw random numbers; None for the key of seed 0.
+        outputs: with ``store="every_op"``: plain arrays, or ScaledArrays with scales or exponents.
     """
     overrides = FormatOverrides(recipe.keep)
     if recipe.store != "every_op":
         return Boundaries(recipe, traced, overrides, key=key)
-    return EveryOpWithOverrides(recipe, overrides=overrides) if recipe.keep else EveryOp(recipe)
+    if recipe.keep:
+        return EveryOpWithOverrides(recipe, outputs=outputs, overrides=overrides)
+    return EveryOp(recipe, outputs=outputs)

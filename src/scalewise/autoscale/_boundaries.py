@@ -70,6 +70,7 @@ class Boundaries(OperandRounding):
         if storage is not None:
             return store_array(materialize(value), storage)
         if not isinstance(value.exponent, int) and value.exponent.ndim == 0:
+            value = normalised(value, 0)
             return ScaledArray.from_exponent(value.data, value.exponent)
         return self.lower(value, aval)
 

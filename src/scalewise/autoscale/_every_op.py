@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,16 @@ from jax.typing import DTypeLike
 from ..formats import Format
 from ..interpret import Applied, Boundary, Equation, map_floats, outlined, rebind
 from ..primitives import Family, having
-from ..scaled import power_of_two
+from ..scaled import (
+    EXPONENTS,
+    HIGHEST,
+    LOWEST,
+    ZERO_EXPONENT,
+    ScaledArray,
+    power_of_two,
+    scaled_down,
+)
+from ..scaled import RULES as SCALE_RULES
 from ._align import aligned, chosen, finite_factor
 from ._every_op_value import (
     EXACT,
@@ -36,24 +45,18 @@ from ._every_op_value import (
     widened,
     widest_dtype,
 )
-from ._narrow import TakesStored, has_exponent, is_stored, store_array
+from ._narrow import TakesStored, has_exponent, has_scale, is_stored, store_array
 from ._overrides import refuse_opaque
 from ._predict import terms_of
 from ._products import Factor, multiply
 from ._recipe import Recipe
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES
-from ._search import (
-    TOP,
-    ZERO_EXPONENT,
-    bound_of,
-    rescaled,
-    rounded,
-    scaled_down,
-    zeros_exponent,
-)
+from ._search import TOP, bound_of, rescaled, rounded, zeros_exponent
 from ._value import ScaledValue, leading, materialize, per_slice, wide_dtype
 
+# What the float results of a function are: plain arrays, or ScaledArrays with either kind of scale.
+Outputs = Literal["arrays", "scales", "exponents"]
 SCALE = "scale"  # key of a value's memo: the measure that its scale was found by
 # Devices have different exponents, so that they exchange plain numbers.
 COLLECTIVES = having("collective")
@@ -83,6 +86,7 @@ class EveryOp(TakesStored):
 
     recipe: Recipe
     record: Callable[..., None] | None = None
+    outputs: Outputs = "arrays"
 
     @property
     def fmt(self) -> Format:
@@ -99,6 +103,9 @@ class EveryOp(TakesStored):
     def lift(self, x: Any, aval: ShapedArray) -> ScaledValue:
         if has_exponent(x):
             return self.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
+        if self.outputs != "arrays" and has_scale(x):
+            mantissa, exponent = jnp.frexp(x.scale.astype(jnp.float32))
+            return self.lifted(ScaledValue(x.data.astype(jnp.float32) * mantissa, exponent))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
         return self.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))))
 
@@ -124,7 +131,21 @@ class EveryOp(TakesStored):
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
             return store_array(materialize(widened(value)), storage)
-        return self.lower(value, aval)
+        if self.outputs == "arrays":
+            return self.lower(value, aval)
+        return self._scaled_output(value, aval)
+
+    def _scaled_output(self, value: Any, aval: ShapedArray) -> ScaledArray:
+        """Returns a result with narrow data, rescaled once more by the recipe's measure."""
+        value = self.rescaled(widened(self.read(self.stack(value, aval))))
+        exponent = jnp.asarray(value.exponent, jnp.int32)
+        if self.outputs == "exponents":
+            return ScaledArray.from_exponent(value.data, exponent)
+        kept = lax.clamp(LOWEST, exponent, HIGHEST)  # beyond it the value isn't a float32 number
+        data = value.data.astype(jnp.float32) * power_of_two(
+            lax.clamp(LOWEST, exponent - kept, HIGHEST)
+        )
+        return ScaledArray(data.astype(value.data.dtype), power_of_two(kept))
 
     # -- where control flow meets ----------------------------------------------------------------
 
@@ -286,7 +307,9 @@ class EveryOp(TakesStored):
     ) -> tuple[tuple[Factor, Factor], Any]:
         """Returns a contraction's operands, which are narrow already, and the result's exponent."""
         a, b = values
-        return ((a.data, None), (b.data, None)), a.exponent + b.exponent
+        # without a static scale: the result's is found from the data
+        exponent = SCALE_RULES["dot_general"].scale(EXPONENTS, a.exponent, b.exponent, 0)
+        return ((a.data, None), (b.data, None)), exponent
 
     def product(
         self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike

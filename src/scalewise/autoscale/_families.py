@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from ..interpret import Equation, is_float, map_floats, rebind
 from ..primitives import params
-from ..scaled import is_known
+from ..scaled import EXPONENTS, RULES, is_known
 from ._value import (
     ScaledValue,
     at_exponent,
@@ -122,12 +122,16 @@ def _normalised(x: ScaledValue) -> ScaledValue:
     return ScaledValue(jnp.full(x.shape, mantissa, x.data.dtype), exponent)
 
 
-def product(sign: int) -> Function:
+def product(name: str) -> Function:
+    """Returns the rule of ``mul`` or ``div``: scales are multiplied or divided."""
+    scale = RULES[name].scale
+
     def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         a, b = (_normalised(x) for x in inputs)
         if per_slice(a) or per_slice(b):
             return fallback(by, equation, inputs)
-        return wrap(equation, _bind(by, equation, [a.data, b.data]), a.exponent + sign * b.exponent)
+        exponent = scale(EXPONENTS, a.exponent, b.exponent)
+        return wrap(equation, _bind(by, equation, [a.data, b.data]), exponent)
 
     return rule
 
@@ -139,7 +143,8 @@ def power(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     degree = int(params.degree(equation))
     if abs(degree) > 2:
         x = normalised(x, 0)
-    return wrap(equation, _bind(by, equation, [x.data]), x.exponent * degree)
+    exponent = RULES["integer_pow"].scale(EXPONENTS, x.exponent, degree)
+    return wrap(equation, _bind(by, equation, [x.data]), exponent)
 
 
 def root(degree: int, sign: int = 1) -> Function:
@@ -147,7 +152,8 @@ def root(degree: int, sign: int = 1) -> Function:
         (x,) = inputs
         if per_slice(x):
             return fallback(by, equation, inputs)
-        part = x.exponent // degree  # what it leaves of the exponent remains with the data
+        # what the root leaves of the exponent remains with the data
+        part = RULES["sqrt"].scale(EXPONENTS, x.exponent, degree)
         rest = x.exponent - degree * part
         return wrap(equation, _bind(by, equation, [shift(x.data, rest)]), sign * part)
 

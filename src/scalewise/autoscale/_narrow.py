@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from .._types import PyTree, RecipeLike
 from ..formats import BlockFormat, Format
 from ..interpret import Interpretation, type_like
-from ..rounding import encode
+from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray, quantize
 from ._recipe import Storage
 from ._value import ScaledValue, leading
@@ -202,3 +202,10 @@ class TakesStored(Interpretation):
 def has_exponent(x: Any) -> bool:
     """Returns True if an argument has one exponent, which then follows it to the outputs."""
     return isinstance(x, ScaledArray) and x.exponent is not None and x.exponent.ndim == 0
+
+
+def has_scale(x: Any) -> bool:
+    """Returns True if an argument is a ScaledArray with one number as its scale."""
+    if not isinstance(x, ScaledArray) or isinstance(x.data, EncodedArray) or x.block is not None:
+        return False
+    return isinstance(x.scale, jax.Array) and x.scale.ndim == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from ..scaled import exponent_of, ldexp
+from ..scaled import EXPONENTS, RULES, exponent_of, ldexp
 
 Origin = Literal["stored", "residual", "forward", "backward"]
 
@@ -158,11 +159,6 @@ def _ldexp(number: float, exponent: int) -> float:
 def common_exponent(values: list[ScaledValue]) -> int | jax.Array:
     """Returns the largest exponent of values that aren't known constants (zeros cost nothing)."""
     exponents = [v.exponent for v in values if v.constant_value is None] or [0]
-    if all(isinstance(e, int) for e in exponents):
-        return max(exponents)  # type: ignore[type-var]
     if any(not isinstance(e, int) and e.ndim for e in exponents):  # per slice: materialize
         return 0
-    result = jnp.int32(exponents[0])
-    for e in exponents[1:]:
-        result = lax.max(result, jnp.int32(e))
-    return result
+    return functools.reduce(functools.partial(RULES["add"].scale, EXPONENTS), exponents)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.typing import ArrayLike, DTypeLike
 
 from ..rounding import EncodedArray
@@ -144,6 +145,11 @@ class ScaledArray:
     def dtype(self) -> np.dtype:
         """The dtype of :meth:`value`: float64 for float64 data, else float32."""
         return np.dtype(np.float64 if self.data.dtype == np.float64 else np.float32)
+
+    @property
+    def aval(self) -> ShapedArray:
+        """The abstract value of the data, as the Scalify design has it: their shape and dtype."""
+        return ShapedArray(self.data.shape, self.data.dtype)
 
     @property
     def nbytes(self) -> int:

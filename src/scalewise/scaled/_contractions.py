@@ -1,0 +1,124 @@
+"""Products of ScaledArrays: matmul, dot_general and convolutions, with unit scaling's factor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from ._array import ScaledArray
+from ._operand import ScaledOperand, common_dtype, operands, scaled_result, stored
+from ._operations import Operand
+from ._rules import RULES, static_exponent
+
+DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
+
+
+def _contraction(
+    name: str,
+    a: Operand,
+    b: Operand,
+    terms: Callable[[Any, Any], int],
+    product: Callable[[jax.Array, jax.Array], jax.Array],
+    static: int | None,
+    dtype: DTypeLike | None,
+) -> ScaledArray:
+    x, y = operands(name, a, b)
+    s = static_exponent(terms(x.data.shape, y.data.shape)) if static is None else static
+    scale = RULES[name].scale(x.algebra, x.scale, y.scale, s)
+    data = product(*_widened(x, y)) * 2.0**-s
+    kept = stored(data, dtype, _result_dtype(x, y))
+    return scaled_result(kept, scale, x.algebra, kept.dtype)
+
+
+def _widened(x: ScaledOperand, y: ScaledOperand) -> tuple[jax.Array, jax.Array]:
+    wide = max(x.data.dtype, y.data.dtype, key=lambda dtype: dtype.itemsize)
+    return x.data.astype(wide), y.data.astype(wide)
+
+
+def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> Any:
+    """FP16 for products of 8-bit operands, whose sums need more bits."""
+    dtype = common_dtype(x, y)
+    return jnp.dtype(jnp.float16) if dtype.itemsize == 1 else dtype
+
+
+def matmul(
+    a: Operand, b: Operand, *, static: int | None = None, dtype: DTypeLike | None = None
+) -> ScaledArray:
+    """Returns ``a @ b`` with the scale ``sA sB s``: the data are ``(a.data @ b.data) / s``.
+
+    Sums are accumulated in float32, divided by s and rounded once.
+
+    Args:
+        a, b: operands with shapes as for ``jnp.matmul``.
+        static: log2 of s; by default that of sqrt(K), rounded, for K contracted numbers (unit
+            scaling), so that unit data give unit data.
+        dtype: of the result's data; by default the operands', FP16 for two of 8 bits.
+
+    Example:
+        >>> a = ScaledArray(jnp.ones((4, 64), jnp.float16), 2.0**20)
+        >>> y = matmul(a, ScaledArray(jnp.ones((64, 4), jnp.float16), 2.0**-30))
+        >>> y.data.dtype.name, float(y.data[0, 0]), float(y.scale) == 2.0**-7
+        ('float16', 8.0, True)
+    """
+    return _contraction("matmul", a, b, lambda m, n: m[-1], jnp.matmul, static, dtype)
+
+
+def dot_general(
+    a: Operand,
+    b: Operand,
+    dimension_numbers: DimensionNumbers,
+    *,
+    static: int | None = None,
+    dtype: DTypeLike | None = None,
+) -> ScaledArray:
+    """Returns ``lax.dot_general`` with the scale ``sA sB s``; see :func:`matmul`.
+
+    Args:
+        a, b, dimension_numbers: as for ``lax.dot_general``.
+        static, dtype: as for :func:`matmul`.
+    """
+    (contracted, _), _ = dimension_numbers
+
+    def terms(m: Sequence[int], _: Sequence[int]) -> int:
+        return math.prod(m[i] for i in contracted)
+
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        return lax.dot_general(x, y, dimension_numbers)
+
+    return _contraction("dot_general", a, b, terms, product, static, dtype)
+
+
+def conv(
+    a: Operand,
+    kernel: Operand,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    *,
+    static: int | None = None,
+    dtype: DTypeLike | None = None,
+    **options: Any,
+) -> ScaledArray:
+    """Returns ``lax.conv_general_dilated`` with the scale ``sA sB s``; see :func:`matmul`.
+
+    Args:
+        a, kernel, window_strides, padding: as for ``lax.conv_general_dilated``.
+        static: log2 of s; by default sqrt of the products in each sum: the kernel's size over its
+            output features.
+        dtype: as for :func:`matmul`.
+        options: of ``lax.conv_general_dilated``, such as ``dimension_numbers``.
+    """
+
+    def terms(m: Sequence[int], n: Sequence[int]) -> int:
+        numbers = lax.conv_dimension_numbers(m, n, options.get("dimension_numbers"))
+        return math.prod(n) // n[numbers.rhs_spec[0]]
+
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        return lax.conv_general_dilated(x, y, window_strides, padding, **options)
+
+    return _contraction("conv", a, kernel, terms, product, static, dtype)

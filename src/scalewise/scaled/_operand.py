@@ -1,0 +1,145 @@
+"""Operands of scaled operations: wide data with one scale, and the ScaledArray of a result."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from .. import rounding
+from .._types import FormatLike
+from ..formats import format as format_
+from ._array import ScaledArray
+from ._measures import split_power
+from ._power import exponent_of, ldexp
+from ._rules import EXPONENTS, FACTORS, Algebra
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledOperand:
+    """``data * scale``, or ``data * 2**scale``, with one scale.
+
+    Attributes:
+        data: float32 or float64.
+        scale: of the kind that ``algebra`` combines.
+        algebra: FACTORS or EXPONENTS.
+        dtype: of the data that it was stored in.
+    """
+
+    data: jax.Array
+    scale: Any
+    algebra: Algebra
+    dtype: np.dtype
+
+    def value(self) -> jax.Array:
+        return times(self.data, self.scale, self.algebra)
+
+    def at(self, scale: Any) -> jax.Array:
+        """Returns the data that the operand has at another scale; zeros at a scale of zero."""
+        if self.algebra is EXPONENTS:
+            return ldexp(self.data, jnp.int32(self.scale) - jnp.int32(scale))
+        ratio = jnp.where(scale == 0, 0, self.scale / jnp.where(scale == 0, 1, scale))
+        return self.data * ratio.astype(self.data.dtype)
+
+
+def times(data: jax.Array, scale: Any, algebra: Algebra) -> jax.Array:
+    """Returns the numbers that wide data stand for."""
+    if algebra is EXPONENTS:
+        return ldexp(data, jnp.asarray(scale, jnp.int32))
+    return data * jnp.asarray(scale, data.dtype)
+
+
+def operands(name: str, *xs: ScaledArray | ArrayLike) -> list[ScaledOperand]:
+    """Returns operands whose scales are of one kind: exponents if one of them has an exponent.
+
+    Raises:
+        TypeError: an operand isn't real.
+    """
+    found = [_operand(name, x) for x in xs]
+    if all(x.algebra is FACTORS for x in found):
+        return found
+    return [_with_exponent(x) for x in found]
+
+
+def _operand(name: str, x: ScaledArray | ArrayLike) -> ScaledOperand:
+    if not isinstance(x, ScaledArray):
+        x = _plain(name, x)
+    data = x.data.astype(x.dtype)
+    dtype = np.dtype(x.dtype if isinstance(x.data, rounding.EncodedArray) else x.data.dtype)
+    if x.exponent is not None:
+        if x.block is None and x.exponent.ndim == 0:
+            return ScaledOperand(data, x.exponent, EXPONENTS, dtype)
+        top = jnp.max(x.exponent, initial=-(1 << 20))
+        below = dataclasses.replace(x, data=data, exponent=x.exponent - top)
+        return ScaledOperand(below.value(), top, EXPONENTS, dtype)
+    if x.scale is None:
+        return ScaledOperand(data, jnp.asarray(1, x.dtype), FACTORS, dtype)
+    scale = x.scale.value() if isinstance(x.scale, ScaledArray) else x.scale.astype(x.dtype)
+    if x.block is None and scale.ndim == 0:
+        return ScaledOperand(data, scale, FACTORS, dtype)
+    top = jnp.max(jnp.where(jnp.isfinite(scale), jnp.abs(scale), 0), initial=0)
+    top = jnp.where(top > 0, top, 1)
+    below = dataclasses.replace(x, data=data, scale=scale / top)
+    return ScaledOperand(below.value(), top, FACTORS, dtype)
+
+
+def _plain(name: str, x: ArrayLike) -> ScaledArray:
+    """Returns an array with scale 1, or a number with its power of two as the scale."""
+    number = isinstance(x, int | float)
+    x = jnp.asarray(x, jnp.float32 if number else None)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{name} takes ScaledArrays and real floating-point arrays, not {x.dtype}")
+    if x.ndim:
+        return ScaledArray(x)
+    mantissa, power = split_power(x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32))
+    return ScaledArray(mantissa.astype(x.dtype), power)
+
+
+def _with_exponent(x: ScaledOperand) -> ScaledOperand:
+    """Returns the operand with an exponent; what its scale is beside a power of two goes to the
+    data.
+    """
+    if x.algebra is EXPONENTS:
+        return x
+    mantissa, power = split_power(x.scale)
+    return dataclasses.replace(
+        x, data=x.data * mantissa, scale=exponent_of(power), algebra=EXPONENTS
+    )
+
+
+def common_dtype(*xs: ScaledOperand) -> np.dtype:
+    """Returns the dtype of a result's data: the widest of the operands'.
+
+    FP16 for two of 8 bits that differ, float32 for FP16 and BF16. A number or array without axes
+    doesn't count beside arrays.
+    """
+    dtypes = {x.dtype for x in xs if x.data.ndim} or {x.dtype for x in xs}
+    size = max(d.itemsize for d in dtypes)
+    widest = [d for d in dtypes if d.itemsize == size]
+    if len(widest) == 1:
+        return widest[0]
+    return np.dtype(np.float16 if size == 1 else np.float32)
+
+
+def stored(data: jax.Array, dtype: DTypeLike | FormatLike | None, default: np.dtype) -> jax.Array:
+    """Returns wide data rounded once to a dtype, or the default one."""
+    dtype = default if dtype is None else np.dtype(format_(dtype).dtype or np.float32)
+    if np.dtype(dtype).itemsize == 1:
+        return rounding.cast(data, dtype)
+    return data.astype(dtype)
+
+
+def scaled_result(data: jax.Array, scale: Any, algebra: Algebra, dtype: Any) -> ScaledArray:
+    """Returns a result of wide data, rounded once to a dtype, and a scale."""
+    data = stored(data, None, np.dtype(dtype))
+    if algebra is EXPONENTS:
+        return ScaledArray.from_exponent(data, scale)
+    return ScaledArray(data, jnp.asarray(scale, jnp.float64 if scale_is_wide(scale) else None))
+
+
+def scale_is_wide(scale: Any) -> bool:
+    return getattr(scale, "dtype", None) == jnp.float64

@@ -1,0 +1,117 @@
+"""The rules by which operations choose the scale of their result from those of their operands.
+
+They are those of the Scalify design (arXiv 2407.17353, docs/design.md of graphcore-research/
+jax-scalify). :func:`scalewise.autoscale` applies the same functions to exponents of two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+
+@dataclasses.dataclass(frozen=True)
+class Algebra:
+    """How scales of one kind are combined.
+
+    Attributes:
+        one: the scale of a plain array.
+        times, over, larger: of two scales.
+        power, root: of a scale and a Python integer. A root of an exponent is rounded down; what is
+            left remains with the data.
+        static: returns the scale ``2**n`` for a Python integer n.
+    """
+
+    one: Any
+    times: Callable[[Any, Any], Any]
+    over: Callable[[Any, Any], Any]
+    larger: Callable[[Any, Any], Any]
+    power: Callable[[Any, int], Any]
+    root: Callable[[Any, int], Any]
+    static: Callable[[int], Any]
+
+
+def _larger_exponent(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    return lax.max(jnp.int32(a), jnp.int32(b))
+
+
+FACTORS = Algebra(
+    one=1.0,
+    times=lambda a, b: a * b,
+    over=lambda a, b: a / b,
+    larger=jnp.maximum,
+    power=lambda a, n: a**n,
+    root=lambda a, n: a ** (1 / n),
+    static=lambda n: 2.0**n,
+)
+"""Scales are numbers that the data are multiplied by."""
+
+EXPONENTS = Algebra(
+    one=0,
+    times=lambda a, b: a + b,
+    over=lambda a, b: a - b,
+    larger=_larger_exponent,
+    power=lambda a, n: a * n,
+    root=lambda a, n: a // n,
+    static=lambda n: n,
+)
+"""Scales are exponents of two: Python integers or int32 arrays."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleRule:
+    """How an operation's result gets its scale.
+
+    Attributes:
+        formula: the scale of the result in terms of the operands' (sA, sB), n (a degree) and s (a
+            power of two known from shapes alone).
+        scale: the same as a function of an :class:`Algebra`, the operands' scales, and n or s.
+
+    Example:
+        >>> RULES["mul"].formula, RULES["mul"].scale(EXPONENTS, 3, -5)
+        ('sA sB', -2)
+    """
+
+    formula: str
+    scale: Callable[..., Any]
+
+
+KEPT = ScaleRule("sA", lambda k, a: a)
+ONE = ScaleRule("1", lambda k, *_: k.one)
+PRODUCT = ScaleRule("sA sB", lambda k, a, b: k.times(a, b))
+QUOTIENT = ScaleRule("sA / sB", lambda k, a, b: k.over(a, b))
+LARGER = ScaleRule("max(sA, sB)", lambda k, a, b: k.larger(a, b))
+POWER = ScaleRule("sA^n", lambda k, a, n: k.power(a, n))
+ROOT = ScaleRule("sA^(1/n)", lambda k, a, n: k.root(a, n))
+CONTRACTION = ScaleRule("sA sB s", lambda k, a, b, s: k.times(k.times(a, b), k.static(s)))
+TOTAL = ScaleRule("sA s", lambda k, a, s: k.times(a, k.static(s)))
+MEAN = ScaleRule("sA / s", lambda k, a, s: k.over(a, k.static(s)))
+NORMALISED = ScaleRule("1 / sum of the data", lambda k, total: 1 / total)
+
+RULES: dict[str, ScaleRule] = {
+    **dict.fromkeys(("add", "sub", "maximum", "minimum", "where", "concatenate"), LARGER),
+    "mul": PRODUCT,
+    "div": QUOTIENT,
+    "integer_pow": POWER,
+    "square": POWER,
+    "sqrt": ROOT,
+    **dict.fromkeys(("matmul", "dot_general", "conv"), CONTRACTION),
+    "sum": TOTAL,
+    "mean": MEAN,
+    **dict.fromkeys(("max", "min", "neg", "abs", "relu", "gelu", "cast"), KEPT),
+    **dict.fromkeys(("exp", "log", "tanh", "sigmoid", "sin", "cos"), ONE),
+    "softmax": NORMALISED,
+}
+"""The rule of each operation of :mod:`scalewise.scaled`."""
+
+
+def static_exponent(terms: int) -> int:
+    """Returns log2 of ``sqrt(terms)``, rounded: the static scale of a sum of so many terms."""
+    return round(math.log2(max(1, terms)) / 2)

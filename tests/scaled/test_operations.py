@@ -1,0 +1,359 @@
+"""Operations on ScaledArrays: values, published scales, special scales, conversions of trees."""
+
+import inspect
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from proofs import scaling_kinds
+from scipy.special import expit
+
+import scalewise as sw
+from arrays import normal
+from pages import DOCS, page_script
+from scalewise import scaled
+from scalewise.scaled import RULES, scaled_tree
+
+HALF = 2.0**-11  # the relative error of one rounding to FP16
+OPERATIONS = sorted(RULES)
+
+
+def array(seed, scale, shape=(4, 16)):
+    """FP16 data of unit size behind a scale."""
+    data = normal(seed, shape).astype(jnp.float16)
+    if isinstance(scale, int):
+        return sw.ScaledArray.from_exponent(data, scale)
+    return sw.ScaledArray(data, scale)
+
+
+def exact(x):
+    return np.asarray(x.data.astype(jnp.float32), np.float64) * scale_of(x)
+
+
+def scale_of(x):
+    if x.exponent is not None:
+        return np.exp2(np.asarray(x.exponent, np.float64))
+    return np.asarray(1.0 if x.scale is None else x.scale, np.float64)
+
+
+SCALES = [(2.0**20, 2.0**-30), (3.0, 5.0), (200, -190), (2.0**10, 7), (None, 4.0)]
+
+
+@pytest.mark.parametrize(("s", "t"), SCALES)
+@pytest.mark.parametrize(
+    ("name", "f", "rule"),
+    [
+        ("add", np.add, np.maximum),
+        ("sub", np.subtract, np.maximum),
+        ("mul", np.multiply, np.multiply),
+        ("div", np.divide, np.divide),
+        ("maximum", np.maximum, np.maximum),
+        ("minimum", np.minimum, np.maximum),
+        ("matmul", lambda a, b: a @ b.T, lambda a, b: a * b * 4),  # sqrt(16)
+    ],
+)
+@pytest.mark.thorough(keep=7)
+def test_two_operands_give_the_value_behind_the_published_scale(name, f, rule, s, t):
+    a, b = array(0, s), array(1, t)
+    y = getattr(scaled, name)(a, b.T if name == "matmul" else b)
+    assert y.data.dtype == jnp.float16
+    scale = scale_of(y)
+    np.testing.assert_allclose(scale, rule(scale_of(a), scale_of(b)), rtol=1e-6)
+    want = f(exact(a), exact(b))
+    slack = 2.0**-24 * scale + HALF * np.abs(want)  # a subnormal's half spacing, or a rounding's
+    if name == "matmul":
+        slack = slack + 1e-6 * scale
+    assert (np.abs(exact(y) - want) <= slack * 1.001).all()
+
+
+@pytest.mark.parametrize("s", [2.0**6, 6, 3.0, None])
+@pytest.mark.parametrize(
+    ("name", "f", "rule"),
+    [
+        ("neg", np.negative, lambda s: s),
+        ("abs", np.abs, lambda s: s),
+        ("relu", lambda x: np.maximum(x, 0), lambda s: s),
+        ("square", np.square, np.square),
+        ("sum", np.sum, lambda s: s * 8),
+        ("mean", np.mean, lambda s: s / 8),
+        ("max", np.max, lambda s: s),
+        ("min", np.min, lambda s: s),
+        ("tanh", np.tanh, np.ones_like),
+        ("sigmoid", expit, np.ones_like),
+        ("sin", np.sin, np.ones_like),
+        ("cos", np.cos, np.ones_like),
+        ("gelu", None, lambda s: s),
+        ("softmax", None, None),
+    ],
+)
+@pytest.mark.thorough(keep=14)
+def test_one_operand_gives_the_value_behind_the_published_scale(name, f, rule, s):
+    a = array(0, s)
+    y = getattr(scaled, name)(a)
+    x = exact(a)
+    if f is None:
+        f = getattr(jax.nn, name)
+        x = jnp.asarray(x, jnp.float32)
+    assert y.data.dtype == jnp.float16
+    if rule is not None:
+        np.testing.assert_allclose(scale_of(y), rule(np.float64(scale_of(a))), rtol=1e-6)
+    np.testing.assert_allclose(exact(y), f(x), rtol=2 * HALF, atol=1e-5 * scale_of(y).max())
+
+
+def test_exp_log_and_roots_far_beyond_the_range_of_float32():
+    a = sw.ScaledArray.from_exponent(jnp.float16([1.5, 2.0]), -401)
+    np.testing.assert_allclose(
+        scaled.log(a).value(), np.log([1.5, 2.0]) - 401 * np.log(2), rtol=1e-3
+    )
+    root = scaled.sqrt(a)
+    np.testing.assert_allclose(np.log2(exact(root)), (np.log2([1.5, 2.0]) - 401) / 2, rtol=1e-3)
+    power = scaled.integer_pow(root, 3)
+    assert int(power.exponent) == 3 * int(root.exponent)
+    assert scaled.exp(a).value().tolist() == [1, 1]
+    positive = sw.ScaledArray(jnp.float16([1.0, 4.0]), 1e-30)
+    np.testing.assert_allclose(scaled.sqrt(positive).value(), [1e-15, 2e-15], rtol=1e-3)
+    np.testing.assert_allclose(scaled.log(positive).value(), np.log([1e-30, 4e-30]), rtol=1e-3)
+
+
+def test_rows_of_a_softmax_have_scales_of_their_own():
+    a = array(3, 2.0**8)
+    y = scaled.softmax(a)
+    assert y.scale.shape == (4, 1)
+    assert float(jnp.max(y.data)) == 1.0
+    np.testing.assert_allclose(jnp.sum(y.value(), axis=-1), 1, rtol=1e-2)
+
+
+def test_contractions_with_unit_data_give_unit_data():
+    a, b = array(0, 2.0**30, (64, 1024)), array(1, 2.0**-90, (1024, 64))
+    y = scaled.matmul(a, b)
+    assert 0.8 < float(jnp.std(y.data.astype(jnp.float32))) < 1.2
+    assert float(y.scale) == 2.0**-55
+    dims = (((1,), (0,)), ((), ()))
+    same = scaled.dot_general(a, b, dims)
+    np.testing.assert_array_equal(same.data, y.data)
+    plain = scaled.matmul(a, b, static=0, dtype=jnp.float32)
+    assert (float(plain.scale), plain.data.dtype) == (2.0**-60, jnp.float32)
+    x, k = array(0, 4.0, (2, 3, 8, 8)), array(1, 0.5, (5, 3, 3, 3))
+    z = scaled.conv(x, k, (1, 1), "SAME")
+    want = jax.lax.conv_general_dilated(x.value(), k.value(), (1, 1), "SAME")
+    np.testing.assert_allclose(z.value(), want, rtol=2 * HALF, atol=2.0**-7)
+    assert float(z.scale) == 2 * 4  # sqrt(27), rounded
+
+
+def test_operands_in_8_bits():
+    a = scaled.cast(array(0, 2.0**20), "e4m3fn")
+    b = scaled.cast(array(1, 2.0**-20), "e5m2")
+    assert (a.data.dtype, float(a.scale)) == (jnp.float8_e4m3fn, 2.0**20)
+    y = scaled.matmul(a, b.T)
+    assert y.data.dtype == jnp.float16
+    np.testing.assert_allclose(y.value(), a.value() @ b.value().T, rtol=2 * HALF, atol=1e-3)
+    assert scaled.add(a, a).data.dtype == jnp.float8_e4m3fn
+    assert scaled.add(a, b).data.dtype == jnp.float16
+    assert scaled.mul(a, 0.75).data.dtype == jnp.float8_e4m3fn
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "maximum", "mul", "where", "concatenate", "div"])
+@pytest.mark.thorough(keep=4)
+def test_special_scales(name):
+    a, zero = array(0, 4.0), sw.ScaledArray(jnp.ones((4, 16), jnp.float16), 0)
+    f = getattr(scaled, name)
+    if name == "where":
+        f = lambda x, y: scaled.where(x.data > 0, x, y)  # noqa: E731
+    if name == "concatenate":
+        f = lambda x, y: scaled.concatenate([x, y])  # noqa: E731
+    y = f(a, zero)
+    positive = jnp.maximum(a.value(), 0)
+    want = {"maximum": positive, "mul": 0 * a.value(), "where": positive, "div": a.value() / 0}
+    want["concatenate"] = jnp.concatenate([a.value(), zero.value()])
+    np.testing.assert_array_equal(y.value(), want.get(name, a.value()))
+    if name not in ("mul", "div"):
+        assert float(y.scale) == 4
+    one = f(a, sw.ScaledArray(jnp.ones((4, 16), jnp.float16), None))
+    np.testing.assert_array_equal(one.value(), f(a, sw.ScaledArray(zero.data, 1)).value())
+    assert scaled.add(zero, zero).value().tolist() == zero.value().tolist()
+    assert jax.jit(f)(a, zero).data.dtype == jnp.float16
+
+
+def test_numbers_go_into_the_scale_and_arrays_have_the_scale_1():
+    a = array(0, 2.0)
+    y = scaled.mul(a, 3e20)
+    assert float(y.scale) == 2 * 2.0**68
+    np.testing.assert_allclose(y.value(), a.value() * 3e20, rtol=2 * HALF)
+    assert float(scaled.mul(a, jnp.ones((4, 16), jnp.float16)).scale) == 2
+    with pytest.raises(TypeError, match="mul takes ScaledArrays and real floating-point arrays"):
+        scaled.mul(a, jnp.arange(3))
+    with pytest.raises(ValueError, match="rule is 'rms'; expected 'max' or 'l2'"):
+        scaled.add(a, a, rule="rms")
+    assert float(scaled.add(a, a, rule="l2").scale) == 2
+    both = scaled.add(sw.ScaledArray(a.data, 3.0), sw.ScaledArray(a.data, 3.0), rule="l2")
+    assert float(both.scale) == 4  # sqrt(18), rounded down
+
+
+@pytest.mark.parametrize(
+    ("fmt", "axis"), [("fp16", 0), ("mxfp8_e4m3", None), ("nvfp4", None), ("e2m1fn", 1)]
+)
+@pytest.mark.thorough(keep=1)
+def test_channels_blocks_and_codes_are_brought_to_their_largest_scale(fmt, axis):
+    x = normal(0, (4, 64)) * jnp.float32([[1e-3], [1.0], [1e3], [1e6]])
+    a = sw.quantize(x, fmt, axis=axis)
+    y = scaled.mul(a, sw.ScaledArray(jnp.ones(x.shape, jnp.float32), 2.0))
+    np.testing.assert_allclose(y.value(), 2 * a.value(), rtol=1e-3, atol=1e-2)
+    assert y.scale.ndim == 0
+
+
+def test_exponents_of_channels():
+    e = sw.ScaledArray.from_exponent(jnp.ones((2, 4), jnp.float16), jnp.int32([[3], [300]]))
+    assert int(scaled.neg(e).exponent) == 300
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_each_operation_says_its_rule_first(name):
+    text = inspect.getdoc(getattr(scaled, name)).replace("\n", " ")
+    formula = RULES[name].formula
+    named = {"max(sA, sB)": ("max(sA, sB)", "largest of their scales"), "1": ("scale 1",)}
+    named |= {
+        "sA^(1/n)": ("sqrt(sA)",),
+        "sA^n": ("sA^2", "sA^n"),
+        "1 / sum of the data": ("1 / sum",),
+    }
+    assert any(part in text for part in named.get(formula, (formula,))), text
+
+
+def test_gradients_pass_through():
+    def loss(w, x):
+        y = scaled.gelu(scaled.matmul(scaled.as_scaled(x, "l2"), sw.ScaledArray(w, 1.0)))
+        return jnp.mean(jnp.square(y.value()))
+
+    def plain(w, x):
+        return jnp.mean(jnp.square(jax.nn.gelu(x @ w)))
+
+    w, x = normal(0, (16, 4)), normal(1, (8, 16))
+    np.testing.assert_allclose(jax.grad(loss)(w, x), jax.grad(plain)(w, x), rtol=1e-4, atol=1e-6)
+
+
+# -- conversions -----------------------------------------------------------------------------------
+
+
+def test_trees_as_scaled_and_back():
+    tree = {"w": normal(0, (8,)) * 1e6, "lr": 0.75, "step": 3, "name": "x", "n": jnp.arange(2)}
+    a = scaled.as_scaled(tree, "l2", dtype=jnp.float16)
+    assert (a["step"], a["name"], a["n"].dtype) == (3, "x", jnp.int32)
+    assert a["w"].data.dtype == jnp.float16
+    assert 0.5 < float(jnp.sqrt(jnp.mean(jnp.square(a["w"].data.astype(jnp.float32))))) < 2
+    back = scaled.asarray(a)
+    np.testing.assert_allclose(back["w"], tree["w"], rtol=HALF)
+    assert (
+        scaled.asarray(a, jnp.float64 if jax.config.jax_enable_x64 else jnp.float16)["lr"] == 0.75
+    )
+    assert scaled.as_scaled(a)["w"] is a["w"]
+    plain = scaled.as_scaled(tree)
+    assert float(plain["w"].scale) == 1
+    assert (float(plain["lr"].data), float(plain["lr"].scale)) == (1.5, 0.5)
+    given = scaled.as_scaled(tree["w"], 1e6)
+    np.testing.assert_allclose(given.data, tree["w"] / 1e6)
+    assert scaled.as_scaled(tree["w"], 0).value().tolist() == [0.0] * 8
+    with pytest.raises(ValueError, match="measure is 'rms'; expected one of 'max', 'l1'"):
+        scaled.as_scaled(tree, "rms")
+
+
+def test_scaled_tree_takes_a_scaled_array_for_a_leaf():
+    tree = {"a": array(0, 2.0), "b": [1, array(1, 3)]}
+    leaves, structure = scaled_tree.flatten(tree)
+    assert [scaled.is_scaled(x) for x in leaves] == [True, False, True]
+    assert scaled_tree.structure(tree) == structure == jax.tree.structure({"a": 0, "b": [1, 2]})
+    assert scaled_tree.unflatten(structure, leaves)["b"][0] == 1
+    assert len(scaled_tree.leaves(tree)) == 3
+    assert not scaled_tree.all(scaled_tree.map(scaled.is_scaled, tree))
+    assert tree["a"].aval.shape == (4, 16)
+    assert tree["a"].aval.dtype == jnp.float16
+
+
+@pytest.mark.parametrize("measure", ["l1", "l2", "max", "least_squares"])
+@pytest.mark.thorough(keep=2)
+def test_dynamic_rescaling_changes_no_value(measure):
+    data = normal(0, (64,)) * 300
+    for a in (sw.ScaledArray(data.astype(jnp.float16), 3.0),
+              sw.ScaledArray.from_exponent(data.astype(jnp.float16), 200)):  # fmt: skip
+        b = scaled.dynamic_rescale({"x": a, "n": 1}, measure)["x"]
+        np.testing.assert_array_equal(exact(b), exact(a))
+        size = float(jnp.max(jnp.abs(b.data)))
+        assert (2.0**14 <= size < 2.0**15) if measure == "max" else 1 < size < 2.0**16
+    e4m3 = scaled.dynamic_rescale(a, "l2", dtype="e4m3fn")
+    assert e4m3.data.dtype == jnp.float8_e4m3fn
+    zeros = scaled.dynamic_rescale(sw.ScaledArray(jnp.zeros(3, jnp.float16), 2.0), measure)
+    assert zeros.value().tolist() == [0, 0, 0]
+
+
+# -- the same under autoscale ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["scalify", "fp16_every_op"])
+@pytest.mark.thorough(keep=1)
+def test_autoscale_of_scaled_arrays_returns_scaled_arrays(recipe):
+    def step(w, x):
+        y = jnp.tanh(x @ w) * 1e12
+        return {"y": y, "sum": jnp.sum(y), "n": jnp.argmax(y), "w": w - 1e-3 * w}
+
+    w, x = normal(0, (16, 8)) * 1e-5, normal(1, (4, 16)) * 1e5
+    want = step(w, x)
+    out = sw.autoscale(step, recipe)(*scaled.as_scaled((w, x), "l2", dtype=jnp.float16))
+    for name in ("y", "sum", "w"):
+        got = out[name]
+        assert scaled.is_scaled(got)
+        assert got.data.dtype == jnp.float16
+        top = jnp.max(jnp.abs(want[name]))
+        np.testing.assert_allclose(got.value(), want[name], rtol=0.02, atol=0.01 * top)
+        size = float(jnp.max(jnp.abs(got.data)))
+        assert 1 <= size < 16 if recipe == "scalify" else 2.0**14 <= size < 2.0**15
+    assert not scaled.is_scaled(out["n"])
+    assert np.log2(float(out["y"].scale) / float(out["w"].scale)) > 40  # scales have moved
+
+
+def test_autoscale_of_exponents_and_of_plain_arrays():
+    def f(x):
+        return x * 3.0
+
+    x = normal(1, (4, 16))
+    y = sw.autoscale(f, "scalify")(sw.ScaledArray.from_exponent(x, 300))
+    assert int(y.exponent) > 290
+    assert isinstance(sw.autoscale(f, "scalify")(x), jax.Array)
+
+
+def test_autoscale_propagates_by_the_same_rules():
+    a, b = array(0, 2.0**9), array(1, 2.0**-3)
+    for f, g in ((lambda x, y: x * y, scaled.mul), (lambda x, y: x + y, scaled.add)):
+        got = sw.autoscale(f, "scalify")(a, b)
+        unit = [scaled.dynamic_rescale(x) for x in (a, b)]
+        want = g(*unit)
+        np.testing.assert_array_equal(got.value(), want.value())
+        ratio = float(got.scale) / float(want.scale)
+        assert 1 / 8 <= ratio <= 8  # arguments get 'max' scales, which are smaller
+
+
+def test_other_recipes_return_data_near_1_behind_exponents():
+    x = sw.ScaledArray.from_exponent(normal(0, (8,)), 300)
+    y = sw.autoscale(lambda x: x * 3, "fp16")(x)
+    assert 1 <= float(jnp.max(jnp.abs(y.data))) < 2
+    assert int(y.exponent) > 290
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+
+def test_the_page_is_up_to_date_and_covers_every_operation():
+    module = page_script("scalify_page")
+    assert (DOCS / "scalify.md").read_text() == module.page(), "run `python docs/scalify_page.py`"
+    assert set(module.DATA) == set(RULES)
+
+
+@pytest.mark.thorough
+def test_the_comparison_of_kinds_measures_the_same_again():
+    recorded = json.loads((DOCS / "scaling_kinds.json").read_text())["kinds"]
+    weights, batch = scaling_kinds.network()
+    for kind in ("static", "unit", "propagated"):
+        again = scaling_kinds.changes(kind, weights, batch)
+        assert again == pytest.approx(recorded[kind]["changes"], rel=0.2, abs=1e-4)
+        sources = scaling_kinds.sources(kind, weights, batch)
+        assert sources == recorded[kind]["sources"]
