@@ -30,8 +30,10 @@ from .scaled import Amax as Amax
 from .scaled import Delayed as Delayed
 from .scaled import FourOverSix as FourOverSix
 from .scaled import LeastSquares as LeastSquares
+from .scaled import MsEden as MsEden
 from .scaled import Mx as Mx
 from .scaled import Propagated as Propagated
+from .scaled import Quest as Quest
 from .scaled import Rms as Rms
 from .scaled import ScaledArray as ScaledArray
 from .scaled import Unit as Unit

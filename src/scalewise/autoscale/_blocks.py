@@ -90,9 +90,9 @@ def in_blocks(
         axis: the axis of the blocks, counted from 0.
         rounding: of the numbers.
         tile: another axis, and how many of its indices share a scale; None for one.
-        key: a JAX random key, for stochastic rounding.
+        key: a JAX random key, for stochastic rounding of the numbers or of the scales.
     """
-    if tile is not None or rounding != "nearest_even":
+    if tile is not None or rounding != "nearest_even" or key is not None:
         kind, data = (None, None) if key is None else (jax.random.key_impl(key), _data_of(key))
         settings = fmt, scaling, axis, rounding, tile, kind
         return Blocks(outlined(_in_tiles, settings, x, data), fmt, x.dtype)

@@ -19,12 +19,13 @@ from ..primitives import Family, params
 from ..scaled import ScaledArray, at_least
 from ._narrow import StoredValue, has_exponent, holds, is_stored, store_array, store_value
 from ._operand_settings import Operand
-from ._operands import OperandRounding, known_uses, role_of
+from ._operands import OperandRounding
 from ._overrides import OPAQUE, refuse_opaque
 from ._predict import of_argument, predict
 from ._products import DeferredProduct
 from ._recompute import is_statistic, lineage
 from ._residuals import load, load_product
+from ._roles import known_uses, role_of
 from ._rules import RULES
 from ._value import (
     ScaledValue,

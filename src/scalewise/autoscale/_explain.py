@@ -213,7 +213,9 @@ def _scale(given: Any) -> str:
     how = given.scaling.name or type(given.scaling).__name__
     if isinstance(given.format, BlockFormat):
         tile = f"{given.tile} x " if given.tile > 1 else ""
+        own = given.scaling.of_blocks()
         how = f"one for {tile}{given.format.size} elements"
+        how = f"{how}, {own.name}" if own is not None and own.name != "mx" else how
     elif given.per == "channel":
         how = f"{how} per channel"
     rounding = [] if given.rounding == "nearest_even" else [given.rounding]

@@ -37,13 +37,16 @@ def hadamard_signs(size: int, key: jax.Array | None) -> jax.Array:
     return jax.random.rademacher(key, (size,), jnp.float32)
 
 
-def hadamard_transform(x: jax.Array, axis: int, signs: jax.Array) -> jax.Array:
+def hadamard_transform(
+    x: jax.Array, axis: int, signs: jax.Array, *, inverse: bool = False
+) -> jax.Array:
     """Multiplies each ``len(signs)`` numbers along an axis by an orthogonal Hadamard matrix.
 
     Args:
         x: floats. Zeros fill up the last numbers of the axis.
         axis: counted from 0.
         signs: of the matrix's rows; a power of two of them.
+        inverse: True to multiply by the inverse matrix.
 
     Returns:
         ``x @ diag(signs) @ H / sqrt(len(signs))`` by parts, in float32 or float64; the axis has the
@@ -53,6 +56,7 @@ def hadamard_transform(x: jax.Array, axis: int, signs: jax.Array) -> jax.Array:
     size = len(signs)
     blocks = split_blocks(x, size, axis)
     matrix = signs[:, None].astype(x.dtype) * np.asarray(_hadamard(size) * size**-0.5, x.dtype)
+    matrix = matrix.T if inverse else matrix
     moved = jnp.moveaxis(blocks, axis + 1, -1)
     product = lax.dot_general(moved, matrix, (((x.ndim,), (0,)), ((), ())), precision="highest")
     shape = list(x.shape)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from .._resolve import as_format
 from .._types import BlockFormatLike, RoundingMode
 from ..formats import BLOCK_FORMATS, CATALOGUE, E8M0, ROUNDINGS, BlockFormat, Format
-from ..scaled import Amax, FourOverSix, Scaling, check_scaling
+from ..scaled import Amax, Scaling, check_scaling
 
 Role = Literal["activation", "weight", "gradient"]
 CURRENT = Amax()
@@ -66,8 +66,12 @@ class Operand:
             raise ValueError(f"Operand.tile is {self.tile!r}; expected a positive integer")
         if not _is_count(self.hadamard) or self.hadamard & (self.hadamard - 1) or self.hadamard < 0:
             raise ValueError(f"Operand.hadamard is {self.hadamard!r}; expected 0 or a power of two")
-        if isinstance(self.scaling, FourOverSix):
-            self.scaling.check(self.format)
+        self.scaling.check(self.format)
+        if self.scaling.draws and (self.tile > 1 or self.rounding != "nearest_even"):
+            raise ValueError(
+                f"Operand: {self.scaling!r} corrects the scale of each block for rounding to "
+                "nearest; leave tile and rounding out"
+            )
         if isinstance(self.format, BlockFormat):
             self._check_blocks(self.format)
         elif self.tile > 1:
@@ -78,7 +82,7 @@ class Operand:
     def __repr__(self) -> str:
         """The fields that differ from the defaults; a catalogue format is its name."""
         fields = [(f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self)[1:]]
-        rest = [f"{name}={value!r}" for name, value, default in fields if value != default]
+        rest = [f"{name}={shown(value)}" for name, value, default in fields if value != default]
         return f"Operand({', '.join([shown(self.format), *rest])})"
 
     def _check_blocks(self, fmt: BlockFormat) -> None:
@@ -103,9 +107,14 @@ class Operand:
         return isinstance(self.format, Format) and self.per == "tensor"
 
     @property
+    def draws(self) -> bool:
+        """Whether the rounding itself depends on a key."""
+        return self.rounding == "stochastic" or self.scaling.draws
+
+    @property
     def is_random(self) -> bool:
         """Whether the rounded numbers depend on a key."""
-        return self.rounding == "stochastic" or (self.hadamard > 1 and self.signs == "random")
+        return self.draws or (self.hadamard > 1 and self.signs == "random")
 
 
 Pair = tuple[Operand | BlockFormatLike | None, Operand | BlockFormatLike | None]
@@ -127,17 +136,29 @@ class Products:
         forward: of activation and weight, ``y = x @ w``.
         input_gradient: of gradient and weight, ``dx = dy @ w.T``.
         weight_gradient: of activation and gradient, ``dw = x.T @ dy``.
+        backward_from: what activation and weight of the two backward products are rounded from:
+            ``"original"``, or ``"forward"``: the numbers that the forward product multiplied. These
+            are computed once more from the original, and, with None for both operands, not rounded
+            again (TransformerEngine's ``backward_override="dequantized"``). Convolutions round from
+            the original.
 
     Raises:
         TypeError, ValueError: no pair; an unknown format; a Hadamard transform of one operand
-            alone; scales that need a history or another operand.
+            alone; scales that need a history or another operand; random numbers in the forward
+            product, which couldn't be computed again.
     """
 
     forward: Pair
     input_gradient: Pair
     weight_gradient: Pair
+    backward_from: Literal["original", "forward"] = "original"
 
     def __post_init__(self):
+        if self.backward_from not in ("original", "forward"):
+            raise ValueError(
+                f"Products.backward_from is {self.backward_from!r}; "
+                "expected 'original' or 'forward'"
+            )
         for field in ROLES:
             pair = getattr(self, field)
             if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -158,6 +179,12 @@ class Products:
                         f"Products.{field}: {operand.scaling!r} needs a scale from before; expected"
                         " a scaling that reads the operand or its shape"
                     )
+        forward = [self.operand("forward", role) for role in ROLES["forward"]]
+        if self.backward_from == "forward" and any(x and x.is_random for x in forward):
+            raise ValueError(
+                "Products.backward_from is 'forward', but the forward product's operands are "
+                "random; round them to nearest, with fixed signs"
+            )
 
     @property
     def is_random(self) -> bool:
@@ -190,6 +217,8 @@ def shown(value: Any) -> str:
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     if isinstance(value, Format | BlockFormat) and value in _NAMED:
         return repr(value.name)
+    if isinstance(value, Scaling) and dataclasses.is_dataclass(value) and value == type(value)():
+        return f"{type(value).__name__}()"
     return repr(value)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
@@ -21,12 +20,8 @@ from ..scaled import (
     ScaledArray,
     Scaling,
     at_least,
-    exponent_of,
-    merge_blocks,
-    power_of_two,
     quantize,
     quantize_measured,
-    split_blocks,
 )
 from ._blocks import Blocks, in_blocks
 from ._contraction_rules import contraction, features, grouped
@@ -36,12 +31,10 @@ from ._narrow import StoredValue, holds
 from ._operand_settings import CURRENT, Operand, Role
 from ._products import Factor, multiply, plain
 from ._residuals import STORED, Residuals, load
+from ._roles import NARROWED, ROLE, between_activations, role_of, roles
 from ._rules import RULES
+from ._saturation import block_axis, is_saturated, largest_beside
 from ._value import ScaledValue, leading, wide_dtype
-
-# keys of a value's memo
-NARROWED = "narrowed"  # a product of narrow operands has read the value
-ROLE = "role"  # the value's role in the forward products that have read it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +68,7 @@ class OperandRounding(Residuals):
 
     def settings(self, equation: Equation, values: Sequence[ScaledValue]) -> list[Operand | None]:
         """Returns how to round a contraction's operands; None leaves the flight dtype."""
-        attention = _between_activations(equation, values)
+        attention = between_activations(equation, values)
         few = bool(self.recipe.storage) and not at_least(features(equation), self.recipe.features)
         chosen: list[Operand | None] = []
         for value, own in zip(values, self._own_settings(equation, values, attention), strict=True):
@@ -109,10 +102,10 @@ class OperandRounding(Residuals):
             formats = [recipe.backward if backward else recipe.forward for backward in carries]
             return [f and _setting(f, recipe.scaling, recipe.per) for f in formats]
         if equation.direction != "backward" or not any(carries):
-            roles = _roles(equation, values, attention)
-            for value, role in zip(values, roles, strict=True):
+            found = roles(equation, values, attention)
+            for value, role in zip(values, found, strict=True):
                 value.memo.setdefault(ROLE, role)
-            return [recipe.products.operand("forward", role) for role in roles]
+            return [recipe.products.operand("forward", role) for role in found]
         known: list[Role] = [
             role_of(value) or ("weight" if value.origin == "stored" else "activation")
             for value, backward in zip(values, carries, strict=True)
@@ -131,12 +124,13 @@ class OperandRounding(Residuals):
         settings: Sequence[Operand | None],
         axes: Any,
     ) -> tuple[list[ScaledValue], Any]:
-        """Returns the values after their Hadamard transform, and the axes that are contracted.
+        """Returns the values that are rounded next, and the axes that are contracted.
 
-        A transform is along the left operand's last contracted axis and the right operand's that
-        belongs to it, along which blocks lie, too: the last of those that are returned.
+        These are what ``Products.backward_from`` says, after their Hadamard transform. A transform
+        is along the left operand's last contracted axis and the right operand's that belongs to it,
+        along which blocks lie, too: the last of those that are returned.
         """
-        first = settings[0]
+        values, first = self._from_forward(equation, values), settings[0]
         if first is None or first.hadamard < 2:
             return list(values), axes
         last = axes[0].index(max(axes[0]))
@@ -157,6 +151,59 @@ class OperandRounding(Residuals):
                 value.memo[purpose] = dataclasses.replace(x, data=data, **fields)
             done.append(value.memo[purpose])
         return done, axes
+
+    def _from_forward(
+        self, equation: Equation, values: Sequence[ScaledValue]
+    ) -> Sequence[ScaledValue]:
+        """Returns a backward product's values as ``Products.backward_from`` says.
+
+        The axes that the forward product has contracted are those that this one keeps.
+        """
+        products, carries = self.recipe.products, [v.origin == "backward" for v in values]
+        if products is None or products.backward_from == "original" or sum(carries) != 1:
+            return values
+        if equation.name != "dot_general" or not self._is_recipes_own(equation, values):
+            return values
+        i = carries.index(False)
+        value, reread = values[i], _is_reread(values[i], equation)
+        role = role_of(value) or ("weight" if value.origin == "stored" else "activation")
+        setting = products.operand("forward", role)
+        used = [a for axes in params.dot_dimensions(equation) for a in axes[i]]
+        contracted = tuple(a for a in range(value.data.ndim) if a not in used)
+        if setting is None or not contracted:
+            return values
+        purpose = "forward", setting, contracted, reread
+        if purpose not in value.memo:
+            x = load(self._stored(value, self.recipe.storage)) if reread else value
+            fields = {"lineage": None, "base": None, "memo": {}, "constant_value": None}
+            fields |= {"origin": "residual" if reread else x.origin, "role": role}
+            data = self._numbers(x, setting, contracted)
+            value.memo[purpose] = dataclasses.replace(x, data=data, **fields)
+        return [value.memo[purpose], values[1]] if i == 0 else [values[0], value.memo[purpose]]
+
+    def _numbers(
+        self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...]
+    ) -> jax.Array:
+        """Returns a value's numbers after a rounding, in the dtype in flight."""
+        x, axis = value.data, contracted[-1]
+        signs = hadamard_signs(setting.hadamard, None)
+        if setting.hadamard > 1:
+            data = hadamard_transform(x, axis, signs).astype(x.dtype)
+            value = dataclasses.replace(value, data=data, memo={})
+        copy = self._rounded(value, setting, contracted, "forward")
+        if not isinstance(copy, Blocks):
+            copy = Blocks(copy, setting.format, x.dtype)
+        data = copy.value(wide_dtype(x.dtype))
+        if setting.hadamard > 1:
+            data = hadamard_transform(data, axis, signs, inverse=True)
+            data = lax.slice_in_dim(data, 0, x.shape[axis], axis=axis)
+        return data.astype(x.dtype)
+
+    def _is_recipes_own(self, equation: Equation, values: Sequence[ScaledValue]) -> bool:
+        """Returns whether a contraction's operands are rounded as ``Recipe.products`` says."""
+        few = bool(self.recipe.storage) and not at_least(features(equation), self.recipe.features)
+        kept = self.overrides.find(equation, self) is not self
+        return not few and not kept and not between_activations(equation, values)
 
     def _operand(
         self,
@@ -210,7 +257,7 @@ class OperandRounding(Residuals):
         Stochastic rounding makes a copy of its own for each operand.
         """
         purpose = self._purpose(setting, contracted)
-        if setting.rounding != "nearest_even":
+        if setting.rounding != "nearest_even" or setting.draws:
             purpose = purpose, operand_id
         if purpose not in value.memo:
             value.memo[purpose] = self._copy(value, setting, contracted, operand_id)
@@ -235,7 +282,7 @@ class OperandRounding(Residuals):
     ) -> ScaledArray | Blocks:
         fmt, rounding = setting.format, setting.rounding
         scaling, x = setting.scaling.predicted(value.log2_std), value.data
-        key = operand_key(self.key, operand_id, x) if rounding == "stochastic" else None
+        key = operand_key(self.key, operand_id, x) if setting.draws else None
         kept = tuple(a for a in range(x.ndim) if a not in contracted)
         if isinstance(fmt, BlockFormat):
             axis = block_axis(setting, contracted, x.ndim)
@@ -270,8 +317,8 @@ class OperandRounding(Residuals):
                 ((rounded, scale),) = plain([operand], jnp.float32)
                 exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
                 rounded = rounded if scale is None else rounded * leading(scale, rounded)
-                largest = _largest(rounded, setting, contracted)
-                saturated = _saturated(exact, rounded, largest, setting)
+                largest = largest_beside(rounded, setting, contracted)
+                saturated = is_saturated(exact, rounded, largest, setting)
                 found.append(RoundedOperand(exact, rounded, saturated))
         return found
 
@@ -286,44 +333,6 @@ class OperandRounding(Residuals):
         scale, _ = Amax().scale(x, fmt, range(x.ndim))
         scale = lax.pmax(scale, axis_name)
         return ScaledArray(encode(x * (1 / scale), fmt), scale)
-
-
-def block_axis(setting: Operand, contracted: tuple[int, ...], ndim: int) -> int:
-    """Returns the axis along which an operand's blocks lie, see :meth:`transformed`."""
-    return contracted[-1] if setting.hadamard > 1 else max(contracted, default=ndim - 1)
-
-
-def _largest(rounded: jax.Array, setting: Operand, contracted: tuple[int, ...]) -> jax.Array:
-    """Returns for each number the largest magnitude with the same scale."""
-    size, fmt = jnp.abs(rounded), setting.format
-    if not isinstance(fmt, BlockFormat):
-        return jnp.max(size, contracted if setting.per == "channel" else None, keepdims=True)
-    kept = [a for a in range(size.ndim) if a not in contracted][-1:]
-    spans = [(block_axis(setting, contracted, size.ndim), fmt.size)]
-    spans += [(a, setting.tile) for a in kept if setting.tile > 1]
-    for axis, count in spans:
-        blocks = split_blocks(size, count, axis)
-        largest = jnp.max(blocks, axis + 1, keepdims=True)
-        size = merge_blocks(jnp.broadcast_to(largest, blocks.shape), size.shape, axis)
-    return size
-
-
-def _saturated(
-    exact: jax.Array, rounded: jax.Array, largest: jax.Array, setting: Operand
-) -> jax.Array:
-    """Returns whether numbers were cut off: rounded down by more than half a unit, to the largest.
-
-    By more than a unit if they aren't rounded to nearest. The unit is the larger of the number's
-    own, for scales that are powers of two, and of the format's maximum, for others.
-    """
-    element = setting.element
-    unit = 2.0 ** (element.max_exponent - element.mantissa_bits)
-    size = jnp.abs(rounded)
-    own = power_of_two(exponent_of(size), size.dtype) * np.float32(element.eps)
-    most = jnp.maximum(own, size * np.float32(unit / float(element.max)))
-    if setting.rounding.startswith("nearest"):
-        most = most / 2
-    return (size == largest) & (jnp.abs(exact) - size > most)
 
 
 def _is_reread(value: ScaledValue, equation: Equation) -> bool:
@@ -348,24 +357,6 @@ def _mixes_freely(equation: Equation) -> bool:
     return equation.name == "dot_general" and bool(params.contracted_axes(equation)[0])
 
 
-def _roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) -> tuple[Role, Role]:
-    """Returns the roles of a forward product's operands, as :class:`Products` says."""
-    if attention:
-        return "activation", "activation"
-    left, right = (value.origin == "stored" for value in values)
-    return ("weight", "activation") if left and not right else ("activation", "weight")
-
-
-def role_of(value: ScaledValue) -> Any:
-    """Returns the role that a forward product gave a value; empty if none has read it."""
-    return value.memo.get(ROLE, value.role)
-
-
-def known_uses(value: ScaledValue) -> dict[str, Any]:
-    """Returns the fields of a value that keep what its memo says of its uses."""
-    return {"narrowed": is_narrowed(value), "role": role_of(value)}
-
-
 def _scales(operand: Factor | None) -> Any:
     """Returns the scales of an operand, or its numbers if it has none; None for no operand."""
     if operand is None:
@@ -374,21 +365,3 @@ def _scales(operand: Factor | None) -> Any:
     if isinstance(numbers, Blocks):
         return numbers.copy.scale if numbers.source is None else numbers.source
     return numbers if scale is None else scale
-
-
-def _between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bool:
-    """Returns whether a product multiplies two computed arrays slice by slice, as attention does.
-
-    Its operands are not arguments, and it has batch axes. A backward product counts if the forward
-    product did; otherwise the forward product has rounded the operand that both share.
-    """
-    if equation.name != "dot_general" or not params.dot_dimensions(equation)[1][0]:
-        return False
-    if any(x.origin == "stored" for x in values):
-        return False
-    return equation.direction != "backward" or not any(map(is_narrowed, values))
-
-
-def is_narrowed(value: ScaledValue) -> bool:
-    """Returns whether a product of narrow operands has read the value."""
-    return value.narrowed or NARROWED in value.memo

@@ -194,7 +194,8 @@ class Recipe:
             if own not in (FP16, fmt):
                 raise ValueError(
                     f"Recipe.{field} is {getattr(own, 'name', own)!r}, and products say "
-                    f"{getattr(fmt, 'name', fmt)!r}; change products, or set products=None"
+                    f"{getattr(fmt, 'name', fmt)!r}; change products by with_products, or set "
+                    "products=None"
                 )
             object.__setattr__(self, field, fmt)
 
@@ -240,6 +241,22 @@ class Recipe:
                 "Recipe.scaling is Delayed, which keeps one scale an operand; expected "
                 f"store='boundaries', per='tensor' and no block formats, not {what}"
             )
+
+    def with_products(self, **changes: Any) -> Recipe:
+        """Returns the recipe with changed fields of its ``products``.
+
+        ``dataclasses.replace`` would keep ``forward`` and ``backward``, which follow them.
+
+        Example:
+            >>> import scalewise as sw
+            >>> wide = sw.recipes.nvfp4.with_products(weight_gradient=(None, None))
+            >>> wide.products.weight_gradient
+            (None, None)
+        """
+        if self.products is None:
+            raise ValueError("Recipe.with_products: this recipe has no products to change")
+        products = dataclasses.replace(self.products, **changes)
+        return dataclasses.replace(self, products=products, forward=FP16, backward=FP16)
 
     def stored_as(self, path: str, size: int) -> Storage | None:
         """Returns the storage of the first pattern found in a path; None for a smaller array."""

@@ -7,7 +7,7 @@ from typing import Any
 from .._resolve import unknown
 from ..formats import BF16, E4M3FN, E5M2, FP16, FP32, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from ..formats import NVFP4 as NVFP4_BLOCKS
-from ..scaled import Delayed, Mx, Unit
+from ..scaled import Amax, Delayed, FourOverSix, MsEden, Mx, Quest, Unit
 from ._operand_settings import Operand, Products
 from ._recipe import Recipe
 
@@ -82,6 +82,47 @@ mxfp4_gradients = Recipe(
     storage=BF16,
     products=Products(
         forward=(BF16, BF16), input_gradient=(_mixed, _mixed), weight_gradient=(_mixed, _mixed)
+    ),
+)
+# Forward nearest with scales to 6 or 4; backward MS-EDEN, after a Hadamard transform of 128 whose
+# signs are new for each product ("Quartet II", arXiv 2601.22813; its kernels' default is 4/6).
+_best = Operand(NVFP4_BLOCKS, FourOverSix())
+_eden = Operand(NVFP4_BLOCKS, MsEden(), hadamard=128, signs="random")
+quartet2 = Recipe(
+    storage=FP16,
+    products=Products(
+        forward=(_best, _best),
+        input_gradient=(_eden, _eden),
+        weight_gradient=(_eden, _eden),
+        backward_from="forward",
+    ),
+)
+# Forward nearest after a Hadamard transform of 32, scales from the standard deviation (QuEST);
+# backward stochastic after a transform with new signs ("Quartet", arXiv 2505.14669).
+_quest = Operand(MXFP4, Quest(), hadamard=32)
+_mixed_32 = Operand(MXFP4, UP, rounding="stochastic", hadamard=32, signs="random")
+quartet = Recipe(
+    storage=FP16,
+    products=Products(
+        forward=(_quest, _quest),
+        input_gradient=(_mixed_32, _mixed_32),
+        weight_gradient=(_mixed_32, _mixed_32),
+        backward_from="forward",
+    ),
+)
+# Forward nearest, backward stochastic after a Hadamard transform of 16 with new signs, whose scales
+# leave room to be rounded down ("TetraJet-v2", arXiv 2510.27527, without its resets of weights and
+# its outlier channels).
+_unbiased = Operand(
+    NVFP4_BLOCKS, Amax(False, 17 / 16), rounding="stochastic", hadamard=16, signs="random"
+)
+tetrajet2 = Recipe(
+    storage=FP16,
+    products=Products(
+        forward=(_near, _near),
+        input_gradient=(_unbiased, _unbiased),
+        weight_gradient=(_unbiased, _unbiased),
+        backward_from="forward",
     ),
 )
 # Scales predicted from shapes, without a pass over the data (arXiv 2303.11257).

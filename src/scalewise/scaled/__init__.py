@@ -5,7 +5,6 @@ from ._amax import amax as amax
 from ._array import ScaledArray as ScaledArray
 from ._array import dequantize as dequantize
 from ._array import rebalance as rebalance
-from ._blocks import FourOverSix as FourOverSix
 from ._blocks import Mx as Mx
 from ._blocks import merge_blocks as merge_blocks
 from ._blocks import round_in_blocks as round_in_blocks
@@ -19,6 +18,9 @@ from ._contractions import matmul as matmul
 from ._convert import as_scaled as as_scaled
 from ._convert import asarray as asarray
 from ._convert import dynamic_rescale as dynamic_rescale
+from ._e2m1_scales import FourOverSix as FourOverSix
+from ._e2m1_scales import MsEden as MsEden
+from ._e2m1_scales import Quest as Quest
 from ._measures import HIGHEST as HIGHEST
 from ._measures import LOWEST as LOWEST
 from ._measures import ZERO_EXPONENT as ZERO_EXPONENT

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..formats import E2M1FN, E8M0, BlockFormat, Format
+from ..formats import E8M0, BlockFormat, Format
 from ..rounding import EncodedArray, cast, encode, round_to
 from ..rounding._nearest import is_plain
 from ._amax import amax_by_keys
 from ._array import ScaledArray
+from ._e2m1_scales import FourOverSix, MsEden
 from ._power import layout, power_of_two, shrink
 from ._scaling import Amax, to_top
 from ._sizes import is_known
@@ -82,32 +83,6 @@ class Mx(Scaling):
         return power_of_two(exponent, x.dtype), power_of_two(-exponent, x.dtype)
 
 
-@dataclasses.dataclass(frozen=True)
-class FourOverSix(Scaling):
-    """Scales a block's largest magnitude to 6 or to 4, whichever has the smaller squared error.
-
-    E2M1 has no numbers between 4 and 6, so that numbers a little below a block's largest have large
-    errors if that is scaled to 6 ("Four Over Six", arXiv 2512.02010). For block formats of E2M1
-    with scales that aren't powers of two (NVFP4). Of a tensor scale, the largest block scale
-    becomes 256 instead of 448, so that 3/2 of it is representable too.
-    """
-
-    power_of_two: bool = dataclasses.field(default=False, init=False)
-    name = "four_over_six"
-    for_blocks = True
-
-    def check(self, fmt: Any) -> None:
-        """Raises ValueError for a format that isn't made of blocks of E2M1."""
-        if getattr(fmt, "element", None) != E2M1FN or fmt.scale == E8M0:
-            raise ValueError(
-                "FourOverSix is for blocks of e2m1fn with scales that aren't powers of two "
-                f"(nvfp4), not for {fmt.name}"
-            )
-
-    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
-        return Amax(power_of_two=False).scale(x, fmt, axes, keepdims)
-
-
 def quantize_blocks(
     x: jax.Array,
     fmt: BlockFormat,
@@ -128,7 +103,7 @@ def quantize_blocks(
         tile: another axis, and how many of its indices share a scale; None for one.
         options: of the rounding of elements.
     """
-    if isinstance(scaling, FourOverSix):
+    if scaling is not None:
         scaling.check(fmt)
     blocks, measured = (split_blocks(z, fmt.size, axis) for z in (x, measured))
     whole = partial(merge_blocks, shape=x.shape, axis=axis)
@@ -162,7 +137,11 @@ def quantize_blocks(
         if isinstance(scaling, FourOverSix):
             choose = partial(_smaller_error, blocks, fmt.element, axis + 1, tile)
         scale, factor = _scales(finite, tainted, fmt, axis + 1, scaling, choose)
-        data = stored(blocks / jnp.expand_dims(factor, axis + 1).astype(blocks.dtype))
+        scaled = blocks / jnp.expand_dims(factor, axis + 1).astype(blocks.dtype)
+        if isinstance(scaling, MsEden):
+            scale = scaling.corrected(scale, scaled, fmt, axis + 1, options["key"])
+            options["key"] = None
+        data = stored(scaled)
     return ScaledArray(data, scale, (axis, fmt.size))
 
 
@@ -322,8 +301,8 @@ def _scales(
     whole = None
     if fmt.tensor_scale is not None:
         largest = jnp.max(scale, initial=0)
-        if choose is not None:
-            largest = largest * np.float32(float(fmt.scale.max) / 256)
+        if scaling.largest_block_scale is not None:
+            largest = largest * np.float32(float(fmt.scale.max) / scaling.largest_block_scale)
         whole, _ = to_top(largest.astype(jnp.float32), fmt.scale, False)
         scale = scale / whole.astype(scale.dtype)
     # float32's subnormals would be flushed, and zeros divided by 0

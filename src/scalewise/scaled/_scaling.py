@@ -34,13 +34,19 @@ class Amax(Scaling):
 
     Attributes:
         power_of_two: whether the scale is a power of two.
+        headroom: a factor by which the largest magnitude counts as larger. 17/16 for blocks whose
+            scales are E4M3: rounding such a scale down by at most 1/17 then saturates nothing.
     """
 
     power_of_two: bool = True
+    headroom: float = 1.0
     name = "amax"
     source = "amax"
     saturates = False
     reuses_copy = True
+
+    def __post_init__(self):
+        _positive("Amax", "headroom", self.headroom)
 
     def may_exceed(self, fmt: Format) -> bool:
         # XLA may compute a difference of products once to find its largest magnitude and once more
@@ -48,11 +54,14 @@ class Amax(Scaling):
         # the two differ by any factor. Formats with more exponents hold both.
         return self.saturates or fmt.max_exponent <= 16
 
-    def of_blocks(self) -> None:
-        return None
+    def of_blocks(self) -> Scaling | None:
+        return None if self.headroom == 1 else self
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
-        return to_top(amax(x, axes, keepdims), fmt, self.power_of_two)
+        magnitude = amax(x, axes, keepdims)
+        if self.headroom != 1:
+            magnitude = magnitude * np.asarray(self.headroom, x.dtype)
+        return to_top(magnitude, fmt, self.power_of_two)
 
 
 @dataclasses.dataclass(frozen=True)

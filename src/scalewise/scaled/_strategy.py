@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from ..formats import Format
+from ..formats import BlockFormat, Format
 from ._power import exponent_of
 
 Axes = Sequence[int]
@@ -33,6 +33,9 @@ class Scaling:
             recipe's ``storage`` and rounded again.
         for_blocks: whether the strategy chooses the scales of blocks: operands of a recipe that
             have one scale, in ``storage`` for example, then have current scaling.
+        draws: whether the scales of blocks are rounded stochastically, so that they need a key.
+        largest_block_scale: what the largest scale of a block becomes under a tensor scale; None
+            for the largest number of the scales' format.
         power_of_two: whether every scale is a power of two, so that ``x / scale`` is exact.
     """
 
@@ -41,6 +44,8 @@ class Scaling:
     saturates: ClassVar[bool] = True
     reuses_copy: ClassVar[bool] = False
     for_blocks: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    largest_block_scale: ClassVar[float | None] = None
     power_of_two: bool = True
 
     def __init_subclass__(cls, **options: Any):
@@ -59,6 +64,9 @@ class Scaling:
         """Returns the int32 exponents of scales that E8M0 holds, from -127 to 127."""
         scale, _ = self.scale(jnp.where(jnp.isfinite(x), x, 0), element, axes)
         return jnp.clip(exponent_of(scale), -127, 127)
+
+    def check(self, fmt: Format | BlockFormat) -> None:
+        """Raises ValueError for a format that can't have scales of this strategy."""
 
     def may_exceed(self, fmt: Format) -> bool:
         """Returns True if scaled elements may exceed the format's largest number."""

@@ -1,0 +1,51 @@
+"""The uses of a contraction's operands: weights or activations, in attention or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..interpret import Equation
+from ..primitives import params
+from ._operand_settings import Role
+from ._value import ScaledValue
+
+# keys of a value's memo
+NARROWED = "narrowed"  # a product of narrow operands has read the value
+ROLE = "role"  # the value's role in the forward products that have read it
+
+
+def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) -> tuple[Role, Role]:
+    """Returns the roles of a forward product's operands, as :class:`Products` says."""
+    if attention:
+        return "activation", "activation"
+    left, right = (value.origin == "stored" for value in values)
+    return ("weight", "activation") if left and not right else ("activation", "weight")
+
+
+def role_of(value: ScaledValue) -> Any:
+    """Returns the role that a forward product gave a value; empty if none has read it."""
+    return value.memo.get(ROLE, value.role)
+
+
+def known_uses(value: ScaledValue) -> dict[str, Any]:
+    """Returns the fields of a value that keep what its memo says of its uses."""
+    return {"narrowed": is_narrowed(value), "role": role_of(value)}
+
+
+def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bool:
+    """Returns whether a product multiplies two computed arrays slice by slice, as attention does.
+
+    Its operands are not arguments, and it has batch axes. A backward product counts if the forward
+    product did; otherwise the forward product has rounded the operand that both share.
+    """
+    if equation.name != "dot_general" or not params.dot_dimensions(equation)[1][0]:
+        return False
+    if any(x.origin == "stored" for x in values):
+        return False
+    return equation.direction != "backward" or not any(map(is_narrowed, values))
+
+
+def is_narrowed(value: ScaledValue) -> bool:
+    """Returns whether a product of narrow operands has read the value."""
+    return value.narrowed or NARROWED in value.memo

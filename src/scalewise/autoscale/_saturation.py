@@ -1,0 +1,49 @@
+"""Counts the operands' numbers that a rounding has cut off."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..formats import BlockFormat
+from ..scaled import exponent_of, merge_blocks, power_of_two, split_blocks
+from ._operand_settings import Operand
+
+
+def block_axis(setting: Operand, contracted: tuple[int, ...], ndim: int) -> int:
+    """Returns the axis along which an operand's blocks lie."""
+    return contracted[-1] if setting.hadamard > 1 else max(contracted, default=ndim - 1)
+
+
+def largest_beside(rounded: jax.Array, setting: Operand, contracted: tuple[int, ...]) -> jax.Array:
+    """Returns for each number the largest magnitude with the same scale."""
+    size, fmt = jnp.abs(rounded), setting.format
+    if not isinstance(fmt, BlockFormat):
+        return jnp.max(size, contracted if setting.per == "channel" else None, keepdims=True)
+    kept = [a for a in range(size.ndim) if a not in contracted][-1:]
+    spans = [(block_axis(setting, contracted, size.ndim), fmt.size)]
+    spans += [(a, setting.tile) for a in kept if setting.tile > 1]
+    for axis, count in spans:
+        blocks = split_blocks(size, count, axis)
+        largest = jnp.max(blocks, axis + 1, keepdims=True)
+        size = merge_blocks(jnp.broadcast_to(largest, blocks.shape), size.shape, axis)
+    return size
+
+
+def is_saturated(
+    exact: jax.Array, rounded: jax.Array, largest: jax.Array, setting: Operand
+) -> jax.Array:
+    """Returns whether numbers were cut off: rounded down by more than half a unit, to the largest.
+
+    By more than a unit if they aren't rounded to nearest. The unit is the larger of the number's
+    own, for scales that are powers of two, and of the format's maximum, for others.
+    """
+    element = setting.element
+    unit = 2.0 ** (element.max_exponent - element.mantissa_bits)
+    size = jnp.abs(rounded)
+    own = power_of_two(exponent_of(size), size.dtype) * np.float32(element.eps)
+    most = jnp.maximum(own, size * np.float32(unit / float(element.max)))
+    if setting.rounding.startswith("nearest"):
+        most = most / 2
+    return (size == largest) & (jnp.abs(exact) - size > most)
