@@ -8,28 +8,43 @@ import pytest
 # Another function each time, of the same shapes: a shape that is new to JAX's own functions
 # (`jnp.ones`) would be compiled and kept by JAX.
 AUDITS = """
-import gc, sys
+import gc, resource, sys
 import jax, jax.numpy as jnp
 import scalewise as sw
 
 w, x = jnp.full((12, 9), 0.5), jnp.full((4, 12), 0.5)
-for n in range(int(sys.argv[2])):
+count, *lows = int(sys.argv[1]), *sys.argv[2:]
+for n in range(count):
     def step(w, x, n=n):
         def loss(w):
             return jnp.mean(jnp.square(jnp.tanh(x @ w) * (300.0 + n)) @ w.T)
         return w - 0.1 * jax.grad(loss)(w)
-    sw.audit(step, sys.argv[1], trials=4)(w, x)
+    sw.audit(step, lows[n % len(lows)], trials=4)(w, x)
     gc.collect()
-    if n in (0, int(sys.argv[2]) - 1):
-        print(sum(1 for _ in open("/proc/self/maps")))
+    pages = int(open("/proc/self/statm").read().split()[1])
+    print(sum(1 for _ in open("/proc/self/maps")), pages * resource.getpagesize() >> 20)
 """
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="counts mappings in /proc")
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts mappings in /proc")
+
+def audited(count, *lows):
+    """Returns the process's mappings and its memory in MB after each audit."""
+    command = [sys.executable, "-c", AUDITS, str(count), *lows]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+
+
 @pytest.mark.parametrize(("low", "audits"), [("fp16", 8), ("fp8", 5)])
 @pytest.mark.thorough
 def test_mappings_stay_within_three_for_each_audit(low, audits):
-    command = [sys.executable, "-c", AUDITS, low, str(audits)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
-    first, last = map(int, done.stdout.split())
-    assert last - first <= 3 * audits
+    states = audited(audits, low)
+    assert states[-1][0] - states[0][0] <= 3 * audits
+
+
+@pytest.mark.slow
+def test_a_hundred_audits_stay_within_300_mappings_and_300_mb():
+    states = audited(100, "fp16", "fp8", "fp16_every_op", "mxfp8")
+    assert len(states) == 100
+    assert max(m for m, _ in states) - states[0][0] <= 300
+    assert max(mb for _, mb in states) - states[0][1] <= 300

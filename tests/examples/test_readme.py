@@ -52,12 +52,14 @@ SLOW, THOROUGH = pytest.mark.slow, pytest.mark.thorough
     [
         "README.md",
         pytest.param("docs/autoscale.md", marks=SLOW),
+        pytest.param("docs/audit.md", marks=SLOW),
         "docs/casts.md",
         pytest.param("docs/scalify.md", marks=THOROUGH),
         pytest.param("docs/rescaling.md", marks=THOROUGH),
     ],
 )
-def test_its_python_runs(page):
+def test_its_python_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for the files that it writes
     text = (ROOT / page).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 3
