@@ -14,12 +14,12 @@ NEWEST_VENV = .venv-newest
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable . --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[train,tables]' --group dev
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@test -e $(VENV)/.ready || $(BIN)/python -m pip install --quiet --editable .
+	@test -e $(VENV)/.ready || $(BIN)/python -m pip install --quiet --editable '.[train]'
 	@touch $@
 
 demo: $(VENV)/.installed  ## train the example under five recipes, side by side
@@ -86,7 +86,7 @@ scoreboard: $(VENV)/.ready .venv-scoreboard/.ready  ## the gallery through other
 .venv-scoreboard/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-scoreboard
 	.venv-scoreboard/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.venv-scoreboard/bin/python -m pip install --quiet --editable . --group scoreboard
+	.venv-scoreboard/bin/python -m pip install --quiet --editable '.[train,tables]' --group scoreboard
 	@touch $@
 
 references: $(VENV)/.ready  ## where other libraries' casts agree with ours, and where not
@@ -101,7 +101,7 @@ bench: .venv-bench/.ready ## casts beside np.copyto and the other libraries
 .venv-bench/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-bench
 	.venv-bench/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.venv-bench/bin/python -m pip install --quiet --editable . --group bench
+	.venv-bench/bin/python -m pip install --quiet --editable '.[train,tables]' --group bench
 	@touch $@
 
 # The CUDA compiler is in the wheels of JAX's CUDA plugin (182 MB); nothing else of CUDA is needed.
@@ -121,7 +121,7 @@ tpu-hlo: .venv-tpu/.ready  ## XLA's estimated cycles of one program on a TPU; no
 .venv-tpu/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-tpu
 	.venv-tpu/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.venv-tpu/bin/python -m pip install --quiet --editable . --group tpu
+	.venv-tpu/bin/python -m pip install --quiet --editable '.[train,tables]' --group tpu
 	@touch $@
 
 format: $(VENV)/.ready    ## mend what lint and format can mend

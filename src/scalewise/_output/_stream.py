@@ -6,11 +6,11 @@ import codecs
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
+if TYPE_CHECKING:  # imported where it is used: arrays and transformations run without rich
+    from rich.console import Console
+    from rich.table import Table
 
 WIDEST = 10_000  # columns
 
@@ -84,6 +84,8 @@ def tolerant(console: Console) -> Iterator[None]:
 
 def print_table(console: Console, table: Table) -> None:
     """Prints a table as wide as its cells need, so that no figure is cut off."""
+    from rich.measure import Measurement
+
     options = console.options.update(max_width=WIDEST)
     before, needed = console.width, Measurement.get(console, options, table).maximum
     console.width = max(before, needed)
@@ -101,6 +103,8 @@ class Printed:
 
     def __str__(self) -> str:
         """Returns what :meth:`show` prints, without colours."""
+        from rich.console import Console
+
         text = io.StringIO()
         self.show(Console(file=text, width=120, no_color=True))
         return text.getvalue().rstrip()

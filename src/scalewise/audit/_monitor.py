@@ -20,7 +20,6 @@ from .._resolve import as_format
 from .._types import FormatLike, PyTree
 from ..formats import Format
 from ..interpret import is_float
-from ..training import Folder, Log
 from ._report._trace import is_latent, near_maximum
 from ._what_if import Candidate, WhatIf, WhatIfLike, candidate
 from ._what_if import what_if as lost_to
@@ -203,7 +202,7 @@ class Monitor:
         self._read: Callable = jax.jit(functools.partial(readings, **options))
         self._largest: dict[str, tuple[float, int]] = {}  # with the step, by group
         self._out = None if out is None else Path(out)
-        self._log: Log | None = None
+        self._log: Any = None  # a `training.Log`
         self._pending: tuple[int, dict[str, Reading]] | None = None
 
     def __call__(self, step: int, tree: Any) -> None:
@@ -248,6 +247,8 @@ class Monitor:
         if self._out is None:
             return
         if self._log is None:
+            from ..training import Folder, Log  # needs optax, which nothing else here does
+
             self._log = Log(Folder(self._out), after=step - 1)
         self._log.step({"step": step, **numbers})
 

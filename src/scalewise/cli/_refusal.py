@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 import typer
 
+from .._extras import MissingPackageError
 from .._output import TargetError, sentence
 
 UNUSABLE, FAILED = 2, 1  # exit codes: bad input; good input, but the command failed
@@ -54,6 +55,9 @@ def run(app: Callable[[], Any]) -> None:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
+    except MissingPackageError as error:
+        tell(str(error))
+        sys.exit(UNUSABLE)
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
             tell(f"the output can't be written: {sentence(error)}")

@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import mpmath
 import numpy as np
 from jax import lax
 
+from .._extras import require
 from .._resolve import as_format
 from .._types import FormatLike
 from ..formats import Format
@@ -158,6 +158,7 @@ def reference(fmt: Format, function: Elementary, x: np.ndarray) -> tuple[np.ndar
 
 def _precisely(fmt: Format, function: Elementary, x: float) -> tuple[float, float]:
     """Returns one value by mpmath and its rounding, by comparison with the midpoint."""
+    mpmath = require("mpmath", "tables", "function_table")
     with mpmath.workprec(DIGITS):
         try:
             if isinstance(function.exact, str):

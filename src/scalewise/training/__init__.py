@@ -1,6 +1,7 @@
 """Mixed-precision training: loss scaling, narrow weights and moments, whole steps and runs."""
 
 from .._deprecated import renamed_exports
+from . import _optax as _optax
 from ._compare import DEMO as DEMO
 from ._compare import METHODS as METHODS
 from ._compare import Comparison as Comparison

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..._output import Printed, TargetError, check_source
-from ...training import InputError
+from ..._user_file import InputError
 from .._deprecated import RenamedKeys, with_new_keys
 
 REQUIRED = ("function", "low", "findings", "equations", "error")

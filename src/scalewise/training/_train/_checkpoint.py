@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..._extras import require
 from ..._user_file import InputError
 from ._digest import digests, is_key, is_whole, without_keys
 from ._identity import check_settings
@@ -33,6 +34,11 @@ from ._processes import all_gather_json, call_on_first, is_first
 from ._sharding import placed_like
 
 Tree = Any
+
+
+def _orbax() -> Any:
+    """Returns ``orbax.checkpoint``, which takes seconds to import."""
+    return require("orbax.checkpoint", "train", "a checkpoint")
 
 
 class CheckpointError(RuntimeError):
@@ -66,8 +72,7 @@ class Checkpoints:
     @cached_property
     def _manager(self) -> Any:
         """Orbax's manager, created after damaged checkpoints were renamed: it fails on some."""
-        import orbax.checkpoint as ocp  # takes seconds to import
-
+        ocp = _orbax()
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised as well
         options = ocp.CheckpointManagerOptions(
             max_to_keep=self._keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
@@ -95,8 +100,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it can't be written (a full disk, say); earlier ones are unchanged.
         """
-        import orbax.checkpoint as ocp
-
+        ocp = _orbax()
         arrays = [np.asarray(x) if is_whole(x) else x for x in without_keys(jax.tree.leaves(state))]
         meta = Meta(KIND, run, step, dict(about), _described(state), digests(arrays))
         items = ocp.args.Composite(
@@ -202,8 +206,7 @@ class Checkpoints:
             ) from None
 
     def _state(self, folder: Path, meta: Meta, template: Tree) -> Tree:
-        import orbax.checkpoint as ocp
-
+        ocp = _orbax()
         if meta.arrays != _described(template):
             raise InputError(
                 f"{self._folder}: the checkpoint of step {meta.step} holds other arrays than this "

@@ -1,0 +1,31 @@
+"""Packages that only some features need, and what to install where one is missing."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class MissingPackageError(ImportError):
+    """Raised where a package of an extra isn't installed; the message says how to install it."""
+
+
+def require(package: str, extra: str, feature: str) -> ModuleType:
+    """Imports a package of one of scalewise's extras.
+
+    Args:
+        package: name of the module to import.
+        extra: the extra that installs it, such as ``"train"``.
+        feature: what needs it, the subject of the error's sentence.
+
+    Raises:
+        MissingPackageError: the package isn't installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:
+            raise
+        raise MissingPackageError(
+            f"{feature} needs {error.name}: pip install 'scalewise[{extra}]'", name=error.name
+        ) from None
