@@ -15,6 +15,7 @@ from .autocast import autocast as autocast
 from .autoscale import Operand as Operand
 from .autoscale import Products as Products
 from .autoscale import Recipe as Recipe
+from .autoscale import Schedule as Schedule
 from .autoscale import SqrtStored as SqrtStored
 from .autoscale import Storage as Storage
 from .autoscale import autoscale as autoscale

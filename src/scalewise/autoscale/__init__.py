@@ -25,6 +25,7 @@ from ._recipe import Storage as Storage
 from ._rescale import rescale as rescale
 from ._rescale import rescale_gradient as rescale_gradient
 from ._rules import RULES as RULES
+from ._schedule import Schedule as Schedule
 
 make_callable(__name__)
 __getattr__ = renamed_exports(__name__, {"Rooted": "SqrtStored", "Exceptions": "FormatOverrides"})

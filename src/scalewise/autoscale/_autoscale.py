@@ -20,11 +20,14 @@ from ._exempt import EveryOpWithOverrides
 from ._narrow import has_exponent, is_stored
 from ._overrides import FormatOverrides
 from ._recipe import Recipe
+from ._schedule import Schedule
 from .recipes import fp16
 from .recipes import recipe as recipe_
 
 
-def autoscale(f: Callable, recipe: RecipeLike = fp16, *, keyed: bool = False) -> Callable:
+def autoscale(
+    f: Callable, recipe: RecipeLike | Schedule = fp16, *, keyed: bool = False
+) -> Callable:
     """Returns a function of the same signature that computes with narrow formats.
 
     Wrap the whole training step, with forward pass, backward pass and optimizer. Values in flight
@@ -36,13 +39,15 @@ def autoscale(f: Callable, recipe: RecipeLike = fp16, *, keyed: bool = False) ->
     Args:
         f: any function of pytrees made of JAX primitives. Float leaves of arguments may be plain
             arrays of any float dtype or ScaledArrays; leaves that aren't arrays are passed on.
-        recipe: a :class:`Recipe`, or the name of one (``"fp16"``, ``"bf16"``, ``"fp8"``).
-        keyed: True for a function that takes a JAX random key before ``f``'s arguments, for recipes
-            that round stochastically or draw signs (``"nvfp4"``). Each operand's key is folded from
-            it, from the operand's place in the program and from the operand's own bits, so that
-            steps and iterations differ. False takes the key of seed 0 in place of that key: equal
-            arguments then give equal results. Save the key with a training state, and split it each
-            step, for a run that other seeds repeat and that continues where it stopped.
+        recipe: a :class:`Recipe`, or the name of one (``"fp16"``, ``"bf16"``, ``"fp8"``); or a
+            :class:`Schedule` of them, for a function that takes the step, an integer, before
+            ``f``'s arguments.
+        keyed: True for a function that takes a JAX random key before ``f``'s arguments (behind the
+            step), for recipes that round stochastically or draw signs (``"nvfp4"``). Each operand's
+            key is folded from it, from the operand's place in the program and from its bits, so
+            that steps and iterations differ. False takes the key of seed 0 in place of that key:
+            equal arguments then give equal results. Save the key with a training state, and split
+            it each step, for a run that other seeds repeat and that continues where it stopped.
 
     Returns:
         The transformed function. It composes with ``jit``, ``grad`` (reverse mode from outside,
@@ -71,6 +76,8 @@ def autoscale(f: Callable, recipe: RecipeLike = fp16, *, keyed: bool = False) ->
         >>> float(sw.autoscale(loss, sw.recipes.fp16)(w, x))
         1048576000000.0
     """
+    if isinstance(recipe, Schedule):
+        return functools.wraps(f)(recipe.apply(functools.partial(_in_phase, f, keyed)))
     recipe = recipe_(recipe)
     check_callable(f, "autoscale")
     if keyed and (recipe.products is None or not recipe.products.is_random):
@@ -101,6 +108,14 @@ def _outputs(recipe: Recipe, leaves: list[Any], traced: bool) -> Outputs:
     if recipe.store != "every_op" or recipe.state or not scaled:
         return "arrays"
     return "exponents" if traced else "scales"
+
+
+def _in_phase(f: Callable, keyed: bool, recipe: Recipe) -> Callable:
+    """Returns :func:`autoscale` of a phase's recipe; a key that it doesn't need is left out."""
+    if not keyed or (recipe.products is not None and recipe.products.is_random):
+        return autoscale(f, recipe, keyed=keyed)
+    plain = autoscale(f, recipe)
+    return lambda *args, **kwargs: plain(*_with_key(args)[1:], **kwargs)
 
 
 def _with_key(args: tuple) -> tuple:

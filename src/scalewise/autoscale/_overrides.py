@@ -36,11 +36,14 @@ class FormatOverrides:
 
     def check(self, name: str) -> None:
         """Raises ValueError if a name of ``keep`` has matched nothing."""
-        unmet = [n for n, _ in self.keep if n not in self.met]
+        unmet: list[Any] = [n for n, _ in self.keep if n not in self.met]
         if unmet:
             scopes = ", ".join(sorted(s for s in self.scopes if s)) or "none"
+            pattern = isinstance(unmet[0], re.Pattern)
+            what = "is found in no scope of" if pattern else "is neither a primitive nor a scope of"
+            shown = unmet[0].pattern if pattern else unmet[0]
             raise ValueError(
-                f"{name}: keep names {unmet[0]!r}, which is neither a primitive nor a scope of "
+                f"{name}: keep names {shown!r}, which {what} "
                 f"this function. Its scopes where something is rounded are: {scopes}"
             )
 
@@ -67,7 +70,9 @@ def scope_parts(scope: str) -> list[str]:
     return [p for p in re.split(r"[/()]+", TRANSFORMS.sub("", scope)) if p]
 
 
-def _within(name: str, parts: list[str]) -> bool:
+def _within(name: str | re.Pattern[str], parts: list[str]) -> bool:
+    if isinstance(name, re.Pattern):
+        return bool(parts) and name.search("/".join(parts)) is not None
     wanted = name.split("/")
     n = len(wanted)
     return any(parts[i : i + n] == wanted for i in range(len(parts) - n + 1))

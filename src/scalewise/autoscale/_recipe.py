@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from .._deprecated import renamed_arguments
 from .._resolve import as_format
@@ -45,6 +45,9 @@ class Storage:
         object.__setattr__(self, "format", fmt)
         if self.root not in (1, 2):
             raise ValueError(f"Storage.root is 1 or 2 (the square root), not {self.root!r}")
+
+
+Scope: TypeAlias = str | re.Pattern[str]  # what names equations in ``Recipe.keep``
 
 
 @renamed_arguments(smallest="min_size")
@@ -92,9 +95,11 @@ class Recipe:
             no more memory than a 16-bit storage or operand format isn't rounded. ``"float32"``:
             float32 throughout. float64 stays float64. For ``store="boundaries"``.
         keep: exceptions, ``{name: format}``: equations of that primitive, or in that scope (a
-            ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another),
-            have operands and residuals in that format; FP32 leaves them unrounded. The first match
-            decides. With ``store="every_op"`` they are computed and kept in FP32, FP16 or BF16.
+            ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another), or
+            whose scope holds a pattern (``re.compile("^block_(0|11)/")``, of the names joined by
+            ``/``), have operands and residuals in that format; FP32 leaves them unrounded. The
+            first match decides. With ``store="every_op"`` they are computed and kept in FP32, FP16
+            or BF16.
         rescale: with ``store="every_op"``, where scales are found from the data. ``"max"``,
             ``"l1"``, ``"l2"`` and ``"least_squares"``: after each operation that can change the
             magnitude, by that measure. None: after contractions, sums, powers, quotients and
@@ -129,7 +134,7 @@ class Recipe:
     per: Literal["tensor", "channel"] = "tensor"
     features: int = 4
     flight: Literal["program", "float32"] = "program"
-    keep: Mapping[str, Format] | tuple[tuple[str, Format], ...] = ()
+    keep: Mapping[Scope, Format] | tuple[tuple[Scope, Format], ...] = ()
     rescale: Literal["max", "l1", "l2", "least_squares"] | None = None
     arithmetic: Literal["float32", "storage", "auto"] = "float32"
     device: str | None = None
@@ -152,7 +157,14 @@ class Recipe:
                     f"Recipe.{field} is {getattr(self, field)!r}; "
                     f"expected one of {', '.join(map(repr, accepted))}"
                 )
-        pairs = self.keep.items() if isinstance(self.keep, Mapping) else self.keep
+        keep: Any = self.keep
+        pairs: Any = tuple(keep.items() if isinstance(keep, Mapping) else keep)
+        for name, _ in pairs:
+            if not isinstance(name, str | re.Pattern):
+                raise TypeError(
+                    f"Recipe.keep names {name!r}; expected the name of a primitive or of a scope, "
+                    "or a pattern (re.compile)"
+                )
         object.__setattr__(self, "keep", tuple((name, _operand(f)) for name, f in pairs))
         self._check_combinations()
         for entry in self.state:
@@ -224,7 +236,8 @@ class Recipe:
                 raise ValueError(f"store='every_op' computes in fp16 or bf16; storage is {name}")
             if self.carry is not None:
                 raise ValueError("store='every_op' rounds every result: no carry of its own")
-            other = [f for _, f in self.keep if f not in (None, FP16, BF16)]
+            keep: Any = self.keep
+            other = [f for _, f in keep if f not in (None, FP16, BF16)]
             if other:
                 raise ValueError(
                     "store='every_op' computes in fp16, bf16 or, where keep says so, fp32; "

@@ -25,7 +25,8 @@ class BlockFormat:
             into their format's range: FP32, or None without such a scale.
 
     Raises:
-        ValueError: ``size`` isn't a positive integer, or ``tensor_scale`` isn't FP32 or None.
+        ValueError: ``size`` isn't a positive integer, ``scale`` isn't a format, or ``tensor_scale``
+            isn't FP32 or None.
 
     Example:
         >>> MXFP4.bits_per_element
@@ -39,6 +40,11 @@ class BlockFormat:
     tensor_scale: Format | None = None
 
     def __post_init__(self):
+        if not isinstance(self.scale, Format):
+            raise ValueError(
+                f"BlockFormat({self.name!r}): scale is {self.scale!r}; expected a format of the "
+                "blocks' scales, such as E8M0 or E4M3FN"
+            )
         if self.tensor_scale not in (None, FP32):
             raise ValueError(
                 f"BlockFormat({self.name!r}): tensor_scale is {self.tensor_scale.name}; "

@@ -12,7 +12,7 @@ from .._deprecated import warn_renamed
 from .._resolve import resolve
 from ..autocast import DTYPES, Policy, autocast
 from ..autocast import policy as policy_
-from ..autoscale import Recipe, autoscale
+from ..autoscale import Recipe, Schedule, autoscale
 from ..autoscale.recipes import CATALOGUE
 
 
@@ -28,18 +28,17 @@ def loss_transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bo
     """Returns the transformation that a policy, recipe or None makes of the loss function.
 
     Returns:
-        The transformation; the dtype of the parameters, None for their own; and whether the loss is
+        The transformation, whose result takes the step before the other arguments if ``policy`` is
+        a Schedule; the dtype of the parameters, None for their own; and whether the loss is
         computed in float16, so that it needs a loss scale.
     """
     if policy is None:
         return lambda f: f, None, False
+    if isinstance(policy, Schedule):
+        _refuse_state(policy.recipe(0))
+        return lambda f: autoscale(f, policy), None, False
     if isinstance(policy, Recipe):
-        if policy.state:
-            raise ValueError(
-                f"step: the recipe's state says how parts of a training state are stored, first "
-                f"{policy.state[0][0]!r}; here moments={{...}} and the policy's p= do; expected a "
-                "recipe without, or autoscale of a training step of your own"
-            )
+        _refuse_state(policy)
         if policy.scaling.source == "history":  # Step differentiates it together with its history
             return lambda f: f, None, False
         return lambda f: autoscale(f, policy), None, False
@@ -48,3 +47,13 @@ def loss_transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bo
     # Step casts the parameters, and the loss is float32: autocast only casts operations
     inner = dataclasses.replace(chosen, params=None, output=None)
     return lambda f: autocast(f, inner), chosen.params, narrow
+
+
+def _refuse_state(recipe: Recipe) -> None:
+    """Raises ValueError for a recipe that says how parts of a training state are stored."""
+    if recipe.state:
+        raise ValueError(
+            f"step: the recipe's state says how parts of a training state are stored, first "
+            f"{recipe.state[0][0]!r}; here moments={{...}} and the policy's p= do; expected a "
+            "recipe without, or autoscale of a training step of your own"
+        )

@@ -13,7 +13,7 @@ import optax
 
 from .._deprecated import renamed_arguments
 from .._types import FormatLike, PolicyLike, RecipeLike
-from ..autoscale import AmaxHistory, Recipe, WithHistory
+from ..autoscale import AmaxHistory, Recipe, Schedule, WithHistory
 from ..interpret import per_device
 from ._finite import at_least_float32, tree_where
 from ._loss_scale import (
@@ -58,6 +58,7 @@ class Step:
         axis_name: mapped axes over which gradients are averaged.
         comm_format: format in which gradients are sent between devices.
         warn_after: number of steps left out in a row after which a warning is issued; or None.
+        scheduled: True if what ``transform`` returns takes the step first.
     """
 
     loss: Callable
@@ -70,6 +71,7 @@ class Step:
     axis_name: Any = None
     comm_format: Any = None
     warn_after: int | None = None
+    scheduled: bool = False
 
     def init(self, model: Any, *batch: Any) -> TrainState:
         """Returns the state before the first step.
@@ -133,7 +135,7 @@ class Step:
     def _gradients(self, state: TrainState, batch: Any) -> tuple[Tree, jax.Array, Tree, Any, Any]:
         """Returns scaled gradients, loss, other arrays, aux, and the operands' amaxes or None."""
         scaling, members = loss_scale_of(state.optimizer), self._members()
-        differentiate = self._differentiate(state.structure, members)
+        differentiate = self._differentiate(state.structure, members, state.step)
         params = self._own(state.params)
 
         def one(rest: Tree, batch: Any) -> tuple[Any, Any]:
@@ -162,11 +164,11 @@ class Step:
         newest = jax.tree.map(lambda n: n.max(axis=0), newest)
         return mean, loss / self.accumulate, rest, aux, newest
 
-    def _differentiate(self, structure: Structure, members: Any) -> Callable:
+    def _differentiate(self, structure: Structure, members: Any, step: Any = 0) -> Callable:
         """Returns ``(params, rest, batch, scale) -> (gradients, (loss, rest, aux))``."""
 
         def scaled(params: Tree, rest: Tree, batch: Any, scaling: LossScaleState):
-            loss, rest, aux = self._apply(structure, params, rest, batch)
+            loss, rest, aux = self._apply(structure, step, params, rest, batch)
             # a device's share of the mean over the batch: gradients are summed over devices
             return scale_loss(loss, scaling) / members, (at_least_float32(loss), rest, aux)
 
@@ -192,7 +194,7 @@ class Step:
     def _members(self) -> int:
         return 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
 
-    def _apply(self, structure: Structure, params: Tree, rest: Tree, batch: Any):
+    def _apply(self, structure: Structure, step: Any, params: Tree, rest: Tree, batch: Any):
         """Returns loss, other arrays and aux of the model, computed under the policy."""
         arrays, treedef = jax.tree.flatten(batch)
 
@@ -204,14 +206,14 @@ class Step:
             loss, aux = out if self.has_aux else (out, None)
             return at_least_float32(jnp.asarray(loss)), structure.rest(model), aux
 
-        return self.transform(whole)(params, rest, arrays)
+        return self.transform(whole)(*[step] * self.scheduled, params, rest, arrays)
 
 
 @renamed_arguments(wire="comm_format")
 def step(
     loss: Callable,
     optimizer: optax.GradientTransformation,
-    policy: PolicyLike | RecipeLike | None = None,
+    policy: PolicyLike | RecipeLike | Schedule | None = None,
     *,
     scaling: LossScale | None = None,
     weights: Weights | None = None,
@@ -240,7 +242,8 @@ def step(
         optimizer: any optax transformation.
         policy: the precision of the loss: a :class:`~scalewise.Policy` or its string, for
             :func:`~scalewise.autocast`; a :class:`~scalewise.Recipe` or the name of one
-            (``"fp8"``), for :func:`~scalewise.autoscale`; None changes nothing. With delayed
+            (``"fp8"``), or a :class:`~scalewise.Schedule` of recipes by the state's step, for
+            :func:`~scalewise.autoscale`; None changes nothing. With delayed
             scaling ``init`` takes a batch, too, and all microbatches of a step on all devices share
             one history.
         scaling: how the loss is scaled; by default :class:`DynamicLossScale` if the policy
@@ -308,6 +311,7 @@ def step(
         axis_name,
         comm_format,
         warn_after,
+        isinstance(policy, Schedule),
     )
 
 
