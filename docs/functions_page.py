@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import math
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
-
-from scalewise.formats import Format
 from scalewise.formats import format as format_
-from scalewise.ops import CastErrors, FunctionErrors, cast_table, function_table
+from scalewise.ops import CastErrors, FunctionErrors, cast_table, function_ranges, function_table
 
 HERE = Path(__file__).parent
 FORMATS = ("fp16", "bf16")
@@ -67,7 +64,8 @@ CASTS_PUBLISHED = """
 ## The cast to FP16, published and ours
 
 Published: PaddlePaddle's low-precision operator guide. *log-uniform* is the exact expectation for
-numbers whose logarithm is uniformly distributed over the domain; *every float32* is as above.
+numbers whose logarithm is uniformly distributed over the domain
+(`sw.ops.cast_table("fp16", "log_uniform")`); *every float32* is as above.
 
 | domain | | max abs | max rel | mean abs | mean rel |
 |---|---|---:|---:|---:|---:|
@@ -112,6 +110,18 @@ BF16's large errors in ulps at tiny numbers, in both arithmetics.
 """
 
 
+LIMITS = """
+## Functions that are inaccurate or overflow
+
+Inaccurate: *native* results more than one ulp off, or less than 90 % of them correctly rounded;
+`sw.ops.functions` computes them in float32. Overflowing: inputs at which the result exceeds the
+format, whatever the arithmetic; flushed: at which it isn't zero and becomes zero
+(`sw.ops.function_ranges(fmt)`, over every finite input). Functions that aren't named do neither.
+
+| format | inaccurate, native |
+|---|---|
+"""
+RANGES = ("fp16", "bf16", "e5m2", "e4m3fn")
 ERRORS = ("max_absolute", "max_relative", "mean_absolute", "mean_relative")
 
 
@@ -138,6 +148,54 @@ def measure() -> None:
         writer.writerows(rows)
 
 
+def measure_ranges() -> None:
+    """Writes the inputs at which functions overflow or become zero."""
+    found = {
+        name: {
+            r.name: {"overflows": r.overflows, "flushes": r.flushes} for r in function_ranges(name)
+        }
+        for name in RANGES
+    }
+    (HERE / "function_ranges.json").write_text(json.dumps(found) + "\n")
+
+
+def interval(low: float, high: float, top: float) -> str:
+    """Returns an interval of inputs as text; one that reaches the largest number has one end."""
+    if low == high:
+        return f"{low:.4g}"
+    if high == top:
+        return f"from {low:.4g} on"
+    return f"up to {high:.4g}" if low == -top else f"{low:.4g} to {high:.4g}"
+
+
+def shown_intervals(pairs: list[list[float]], top: float) -> str:
+    """Returns at most three intervals, and how many more there are."""
+    text = "; ".join(interval(*pair, top) for pair in pairs[:3])
+    return text + (f"; {len(pairs) - 3} more" if len(pairs) > 3 else "") or "–"
+
+
+def limits(by: dict[tuple[str, str, str, str], dict[str, str]]) -> str:
+    """Returns which functions are inaccurate or leave a format's range."""
+    text = LIMITS
+    for name in FORMATS:
+        rows = [r for (f, d, _, a), r in by.items() if (f, d, a) == (name, "all", "native")]
+        bad = [
+            f"`{r['name']}`"
+            for r in rows
+            if float(r["max_ulp"]) > 1 or float(r["correctly_rounded"]) < 0.9
+        ]
+        text += f"| {name} | {', '.join(bad)} |\n"
+    found = json.loads((HERE / "function_ranges.json").read_text())
+    for name, functions in found.items():
+        top = float(format_(name).max)
+        text += f"\n| {name} | overflows | becomes zero |\n|---|---|---|\n"
+        for function, r in functions.items():
+            if r["overflows"] or r["flushes"]:
+                cells = (shown_intervals(r[k], top) for k in ("overflows", "flushes"))
+                text += f"| `{function}` | {' | '.join(cells)} |\n"
+    return text
+
+
 def read() -> list[dict[str, str]]:
     with (HERE / "functions.csv").open(newline="") as file:
         return list(csv.DictReader(file))
@@ -147,35 +205,19 @@ def number(text: str) -> str:
     return f"{float(text):.4g}"
 
 
-def log_uniform(fmt: Format, low: float, high: float) -> tuple[float, float]:
-    """Expected absolute and relative error of rounding a log-uniform number of an interval.
-
-    Between two midpoints all numbers are rounded to one, and both integrals have closed forms.
-    """
-    values = fmt.values()
-    values = np.unique(values[np.isfinite(values) & (values >= 0)])
-    middles = (values[1:] + values[:-1]) / 2
-    a = np.clip(np.concatenate([[0.0], middles]), low, high)
-    b = np.clip(np.concatenate([middles, [high]]), low, high)
-    a, b, v = (x[b > a] for x in (a, b, values))
-    below, above = np.log(v / a), np.log(b / v)
-    absolute = (v * below - (v - a)) + ((b - v) - v * above)
-    relative = (v / a - 1 - below) + (above - (1 - v / b))
-    return tuple(float(x.sum()) / math.log(high / low) for x in (absolute, relative))
-
-
 def casts(records: list[dict[str, str]]) -> list[str]:
     """The cast to FP16: published, expected of log-uniform numbers, measured on all."""
-    fmt, lines = format_("fp16"), []
+    expected = {c.domain: c for c in cast_table("fp16", "log_uniform")}
+    lines = []
     for r in records:
         if r["format"] != "fp16" or r["name"]:
             continue
         domain = r["domain"]
-        low = float(fmt.smallest if domain == "all" else fmt.smallest_normal)
-        mean = log_uniform(fmt, low, float(fmt.max))
+        mean = expected[domain]
         lines += [
             f"| {domain} | published | {PUBLISHED_CASTS[domain]} |",
-            f"| | log-uniform | | | {mean[0]:.5f} | {mean[1]:.4g} |",
+            f"| | log-uniform | {mean.max_absolute:g} | {mean.max_relative:.4g} "
+            f"| {mean.mean_absolute:.5f} | {mean.mean_relative:.4g} |",
             f"| | every float32 | {' | '.join(number(r[e]) for e in ERRORS)} |",
         ]
     return lines
@@ -203,7 +245,7 @@ def page() -> str:
             ranges = [[float(r[e]) for r in ours] for e in ERRORS]
             shown = (f"{min(r):.4g}..{max(r):.4g}" if max(r) else "0" for r in ranges)
             lines.append(f"| | {domain} | {' | '.join(shown)} |")
-    text += "\n".join(lines) + "\n" + EXPLAINED
+    text += "\n".join(lines) + "\n" + EXPLAINED + limits(by)
     rows = {(f, n, a): r for (f, domain, n, a), r in by.items() if domain == "all"}
     for name in FORMATS:
         text += f"\n## Every function, {name}\n\n"
@@ -227,4 +269,6 @@ def page() -> str:
 if __name__ == "__main__":
     if sys.argv[1:] == ["measure"]:
         measure()
+    if sys.argv[1:]:
+        measure_ranges()
     (HERE / "functions.md").write_text(page())

@@ -7,8 +7,10 @@ import math
 from collections import defaultdict
 from pathlib import Path
 
+from proofs.normalise import BOUND
+
 from scalewise.formats import format as format_
-from scalewise.ops import METHODS, Arithmetic, ulp_bound
+from scalewise.ops import METHODS, Arithmetic, beta_high, beta_low, ulp_bound
 from scalewise.ops._auto import BLOCK, plan
 
 HERE = Path(__file__).parent
@@ -37,6 +39,11 @@ CLAIMS = (
         "K x + Q / (2 K x) joins the segments",
         "`[257, 255]` comes out 6 % too large: Taylor's next term is -Q^2 / 8",
         "the two sums are added at one power of two, then one root",
+    ),
+    (
+        "Q / (2 K x), halved by a shift of the exponent, can't overflow",
+        "right: `[6e4]` and 100 times 10 give 60,000. But Q does: with 100 times 100 it is 1e6",
+        "both sums at the scale of the largest",
     ),
     (
         "β_L = 2^-12 parts what underflows; γ = K x / Q",
@@ -109,6 +116,42 @@ is a number of the format, and gets bit-identical sums. The library carries all 
 integer, so its emulation is about as fast as that of the direct norm, each of whose operations
 has to be rounded, although a machine executes ten times as many operations (below).
 
+"""
+
+THRESHOLDS = """
+## Thresholds
+
+`sw.ops.beta_high(fmt, n, order=...)` is the largest power of two below which n numbers have a sum
+of squares that can't overflow: a rounded sum of n numbers below 2^e stays at 2^(e + g), where g is
+ceil(log2 n) pairwise, one more with compensation, and min(ceil(log2 n), p) + 1 one after the
+other; 2 β + g has to be at most the largest exponent. `sw.ops.beta_low(fmt, n)` is the smallest
+power of two whose square is a normal number with a bit to spare, for each of the n numbers.
+`l2_norm(x, beta=...)` gives another threshold to a `two_segment` method, published or not.
+
+| format | sqrt(max) | β_H of 2 | of 256 | of 65,536 | sqrt(smallest) | β_L |
+|---|---:|---:|---:|---:|---:|---:|
+"""
+
+NORMALISE = """
+## Layer norm and RMS norm
+
+`sw.ops.layer_norm` and `sw.ops.rms_norm` divide by `auto`'s norm. Largest errors on the torture
+set (without its cases of ε, with ε = 1e-6), in ulps, of values and of gradients in the direction
+of a normal vector (`python -m proofs.normalise`; {lengths}). A value of the layer norm and a
+gradient are differences that may cancel: ulps are those of the row's largest term. The bound is
+{bound} for both.
+
+| format | RMS norm: value | gradient | layer norm: value | gradient |
+|---|---:|---:|---:|---:|
+"""
+
+LAYERS = """
+`scalewise.layers.nnx`, `.linen` and `.equinox` have `LayerNorm` and `RMSNorm` with the arguments
+and parameters of the library's own, and one argument more:
+
+    from scalewise.layers.nnx import LayerNorm
+
+    layer = LayerNorm(64, arithmetic="fp16", rngs=rngs)
 """
 
 COST = """
@@ -246,6 +289,45 @@ def bounds(records: list[dict[str, str]]) -> list[str]:
     return lines
 
 
+def power(x: float) -> str:
+    return f"2^{math.log2(x):g}"
+
+
+def thresholds() -> list[str]:
+    """Returns the published thresholds and ours, for each format."""
+    lines = []
+    for name in ("fp16", "bf16", "e5m2", "e4m3", "dlfloat16"):
+        fmt = format_(name)
+        cells = [
+            f"{math.sqrt(float(fmt.max)):.4g}",
+            *(power(beta_high(fmt, n)) for n in (2, 256, 65536)),
+            f"{math.sqrt(float(fmt.smallest)):.3g}",
+            power(beta_low(fmt)),
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def layer_norms() -> str:
+    """Returns the table of layer norm and RMS norm."""
+    worst: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    records = read("normalise.csv")
+    for r in records:
+        key = r["format"], r["function"]
+        worst[key] = [
+            max(w, float(r[k])) for w, k in zip(worst[key], ("value", "gradient"), strict=True)
+        ]
+    rows = [
+        f"| {name} | "
+        + " | ".join(f"{w:.2f}" for f in ("rms_norm", "layer_norm") for w in worst[name, f])
+        + " |"
+        for name in dict.fromkeys(f for f, _ in worst)
+    ]
+    lengths = "n = " + ", ".join(f"{int(n):,}" for n in dict.fromkeys(r["n"] for r in records))
+    text = NORMALISE.replace("{lengths}", lengths).replace("{bound}", f"{BOUND:g}")
+    return text + "\n".join(rows) + "\n"
+
+
 def page() -> str:
     """The page's Markdown."""
     records = read("norms.csv")
@@ -276,6 +358,11 @@ def page() -> str:
         story
         + "\n".join([*torture(records), *failures(records), *promise])
         + "\n"
+        + THRESHOLDS
+        + "\n".join(thresholds())
+        + "\n"
+        + layer_norms()
+        + LAYERS
         + COST
         + "\n".join(picture)
     )

@@ -7,7 +7,9 @@ import jax
 import pytest
 
 # Packages whose tests run with most of XLA's optimizations off, unless `make prove` asks for them.
-QUICK = set() if os.environ.get("OPTIMIZED") else {"autocast", "autoscale", "cli", "training"}
+QUICK = (
+    set() if os.environ.get("OPTIMIZED") else {"autocast", "autoscale", "cli", "layers", "training"}
+)
 
 
 @pytest.fixture(autouse=True)

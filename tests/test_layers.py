@@ -14,6 +14,7 @@ PACKAGES = [  # bottom to top
     "rounding",
     "scaled",
     "ops",
+    "layers",
     "primitives",
     "interpret",
     "emulate",

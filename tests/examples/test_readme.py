@@ -56,6 +56,7 @@ SLOW, THOROUGH = pytest.mark.slow, pytest.mark.thorough
         "docs/casts.md",
         pytest.param("docs/scalify.md", marks=THOROUGH),
         pytest.param("docs/rescaling.md", marks=THOROUGH),
+        pytest.param("docs/kernels.md", marks=THOROUGH),
     ],
 )
 def test_its_python_runs(page, tmp_path, monkeypatch):

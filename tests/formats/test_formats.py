@@ -8,6 +8,7 @@ import gfloat
 import gfloat.formats
 import numpy as np
 import pytest
+from ml_dtypes import finfo
 from proofs.oracle import DETERMINISTIC, NAN, edges
 
 from scalewise import formats
@@ -271,3 +272,12 @@ def test_invalid_arguments_are_rejected(call, message):
 def test_wrong_types_are_rejected(call):
     with pytest.raises(TypeError, match=r"are (float64|complex128); expected"):
         call()
+
+
+def test_decimal_digits_are_those_of_numpy_and_c():
+    for name, digits in (("fp16", 3.31), ("bf16", 2.41), ("fp32", 7.22), ("fp64", 15.95)):
+        assert round(formats.format(name).decimal_digits, 2) == digits
+    for name in ("fp16", "bf16", "fp32", "fp64"):
+        fmt = formats.format(name)
+        assert fmt.round_trip_digits[0] == finfo(fmt.dtype).precision
+    assert [formats.format(n).round_trip_digits[1] for n in ("fp16", "fp32", "fp64")] == [5, 9, 17]

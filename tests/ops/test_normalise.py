@@ -1,10 +1,14 @@
 """``rms_norm`` and ``layer_norm``, against float64, at the extremes, and their gradients."""
 
+import csv
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from proofs.normalise import BOUND, torture
 
+from pages import DOCS
 from scalewise.formats import format as format_
 from scalewise.ops import layer_norm, rms_norm
 
@@ -108,3 +112,13 @@ def test_invalid_arguments_are_rejected(arguments, message):
         rms_norm(jnp.ones(3), **arguments)
     with pytest.raises(TypeError, match="layer_norm takes real"):
         layer_norm(jnp.arange(3))
+
+
+@pytest.mark.parametrize(("name", "n"), [("fp16", 3), ("e4m3", 256), ("bf16", 16)])
+@pytest.mark.thorough(keep=1)
+def test_values_and_gradients_are_within_the_bound_on_the_torture_set(name, n):
+    with (DOCS / "normalise.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    for record in torture(format_(name), n):
+        assert max(float(record["value"]), float(record["gradient"])) <= BOUND, record
+        assert record in written

@@ -10,7 +10,7 @@ from proofs.norms import prove, torture
 
 from scalewise.formats import CATALOGUE, Format
 from scalewise.formats import format as format_
-from scalewise.ops import METHODS, l2_norm, ulp_bound
+from scalewise.ops import METHODS, beta_high, beta_low, l2_norm, ulp_bound
 
 NAMES = ["fp16", "bf16", "e5m2", "e4m3", "dlfloat16"]
 
@@ -258,3 +258,53 @@ def test_invalid_arguments_are_rejected(arguments, message):
         l2_norm(jnp.ones(3), **arguments)
     with pytest.raises(TypeError, match="l2_norm takes real floating-point arrays, not int32"):
         l2_norm(jnp.arange(3))
+
+
+# -- thresholds ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["sequential", "blocked", "pairwise", "compensated"])
+@pytest.mark.parametrize("n", [1, 2, 100, 3000])
+@pytest.mark.thorough(keep=2)
+def test_below_beta_high_no_sum_of_squares_overflows(order, n):
+    fmt = format_("fp16")
+    beta = beta_high(fmt, n, order=order)
+    below = float(fmt.decode([fmt.encode(beta) - 1])[0])
+    x = half(np.full(n, below))
+    assert jnp.isfinite(l2_norm(x, method="direct", order=order))
+    if n == 2 and order == "pairwise":
+        assert jnp.isinf(l2_norm(half([2 * beta, 2 * beta]), method="direct"))
+
+
+def test_from_beta_low_on_squares_keep_their_bits():
+    for name in ("fp16", "bf16", "e5m2", "e4m3"):
+        fmt = format_(name)
+        low = beta_low(fmt)
+        assert low**2 >= float(fmt.smallest_normal) > (low / 4) ** 2
+    x = half([beta_low("fp16") * 1.5])
+    assert float(l2_norm(x, method="direct")) == float(x[0])
+
+
+def test_the_published_overflow_method_halves_by_a_shift():
+    x = half([6e4, *[10.0] * 100])  # 2 K x would overflow
+    assert float(l2_norm(x, method="two_segment_overflow")) == 60000
+    x = half([6e4, *[100.0] * 100])  # Q does
+    assert jnp.isinf(l2_norm(x, method="two_segment_overflow"))
+    assert abs(float(l2_norm(x, method="two_segment_overflow_mended")) - 60008) <= 32
+
+
+def test_another_threshold():
+    x = half([200, 200])
+    assert jnp.isinf(l2_norm(x, method="two_segment_overflow"))
+    beta = beta_high("fp16", 2)
+    assert float(l2_norm(x, method="two_segment_overflow", beta=beta)) == 282.75
+    tiny = half([2.0**-14, 1.0])
+    for method in METHODS:
+        if "two_segment" in method:
+            assert float(l2_norm(tiny, method=method, beta=2.0**-4)) == 1
+    with pytest.raises(ValueError, match="beta is for two_segment methods, not for 'auto'"):
+        l2_norm(x, beta=4.0)
+    with pytest.raises(ValueError, match=r"beta is 0; expected a positive number"):
+        l2_norm(x, method="two_segment_overflow", beta=0)
+    with pytest.raises(ValueError, match="beta_high: n is 0; expected a positive integer"):
+        beta_high("fp16", 0)

@@ -1,13 +1,15 @@
 """The pages on norms and functions say what was measured, and what was measured can be again."""
 
 import csv
+import dataclasses
+import json
 
 import pytest
 from proofs.norms import torture
 
 from pages import DOCS, page_script
 from scalewise.formats import format as format_
-from scalewise.ops import function_table
+from scalewise.ops import function_ranges, function_table
 
 
 @pytest.mark.parametrize("name", ["norms", "functions"])
@@ -31,6 +33,10 @@ def test_the_table_of_functions_measures_the_same_again():
         rows = {
             (r["format"], r["domain"], r["name"], r["arithmetic"]): r for r in csv.DictReader(file)
         }
+    limits = json.loads((DOCS / "function_ranges.json").read_text())["fp16"]
+    for found in function_ranges("fp16", ["exp", "reciprocal", "sinc", "relu"]):
+        record = json.loads(json.dumps(dataclasses.asdict(found)))
+        assert limits[record.pop("name")] == record
     for record in function_table("fp16", ["rsqrt", "sigmoid"], ["all", "normal"]):
         row = rows["fp16", record.domain, record.name, record.arithmetic]
         assert float(row["correctly_rounded"]) == pytest.approx(record.correctly_rounded, abs=1e-3)

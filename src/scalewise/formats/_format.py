@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
@@ -209,6 +210,21 @@ class Format:
     def eps(self) -> Fraction:
         """The spacing of the numbers from 1 to 2."""
         return Fraction(1, 2**self.mantissa_bits)
+
+    @property
+    def decimal_digits(self) -> float:
+        """The decimal digits of a significand, ``precision * log10(2)``: 3.3 in FP16."""
+        return self.precision * math.log10(2)
+
+    @property
+    def round_trip_digits(self) -> tuple[int, int]:
+        """How many decimal digits survive a decimal number's way into the format and back, and how
+        many a number of the format needs in decimal to be read back as itself; normal numbers.
+
+        These are C's ``DIG`` and ``DECIMAL_DIG``, C++'s ``digits10`` and ``max_digits10``.
+        """
+        kept = math.floor((self.precision - 1) * math.log10(2))
+        return kept, math.ceil(1 + self.precision * math.log10(2))
 
     @cached_property
     def max_exponent(self) -> int:

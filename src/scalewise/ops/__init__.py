@@ -9,9 +9,13 @@ from ._contractions import Accumulator as Accumulator
 from ._contractions import dot as dot
 from ._contractions import matmul as matmul
 from ._methods import METHODS as _PUBLISHED
+from ._methods import beta_high as beta_high
+from ._methods import beta_low as beta_low
 from ._normalise import layer_norm as layer_norm
 from ._normalise import rms_norm as rms_norm
 from ._norms import l2_norm as l2_norm
+from ._ranges import FunctionRange as FunctionRange
+from ._ranges import function_ranges as function_ranges
 from ._reductions import cross_entropy as cross_entropy
 from ._reductions import log_softmax as log_softmax
 from ._reductions import logsumexp as logsumexp

@@ -14,18 +14,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .._resolve import as_format
+from .._types import FormatLike
 from ..formats import FP32
 from ._arithmetic import Arithmetic
-from ._sums import accumulate
+from ._sums import accumulate, check_order
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """The arithmetic and the order of summation that a method works with."""
+    """What a method works with: arithmetic, order of summation, and threshold, None for its own."""
 
     arithmetic: Arithmetic
     order: str
     block: int
+    beta: float | None = None
 
     def add_up(self, terms: jax.Array) -> jax.Array:
         return accumulate(self.arithmetic, terms, self.order, self.block)
@@ -58,22 +61,25 @@ def max_normalised(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array
 
 
 def two_segment_overflow(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
-    """As published: what is above sqrt(max) apart, divided by the largest; a Taylor step joins."""
+    """As published: what is above sqrt(max) apart, divided by the largest; a Taylor step joins.
+
+    It is halved by a shift of the exponent, since twice the sum would overflow.
+    """
     A = s.arithmetic
-    beta = _nearest(A, math.sqrt(float(A.fmt.max)))
+    beta = _nearest(A, math.sqrt(float(A.fmt.max)) if s.beta is None else s.beta)
     x = _largest(a)
     big, rest = _segments(a, a > beta)
     safe = jnp.where(x > 0, x, A.const(1))
     kx = A.mul(A.sqrt(s.squares(A.div(big, safe[..., None]))), safe)
     q = s.plus(s.squares(rest), eps)
-    taylor = A.add(kx, A.div(q, A.mul(A.const(2), kx)))
+    taylor = A.add(kx, A.shift(A.div(q, kx), -1))
     return jnp.where(x <= beta, direct(s, a, eps), taylor)
 
 
 def two_segment_underflow(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
     """As published: what is below sqrt(smallest), zeros apart, is divided by its largest."""
     A = s.arithmetic
-    beta = _nearest(A, math.sqrt(float(A.fmt.smallest)))
+    beta = _nearest(A, math.sqrt(float(A.fmt.smallest)) if s.beta is None else s.beta)
     small, rest = _segments(a, (a < beta) & (a > 0))
     x = _largest(small)
     safe = jnp.where(x > 0, x, A.const(1))
@@ -89,7 +95,7 @@ def two_segment_overflow_mended(s: Setting, a: jax.Array, eps: jax.Array | None)
     """The same with a beta for n squares in their order, and the exact root instead of Taylor."""
     A = s.arithmetic
     x = _largest(a)
-    beta = _safe_exponent(s, a.shape[-1])
+    beta = _safe_exponent(s, a.shape[-1]) if s.beta is None else math.floor(math.log2(s.beta))
     big, rest = _segments(a, a >= A.const(2.0**beta))
     # the largest just below 2^beta: no smaller than need be, so that little falls off below
     k = jnp.where(x < A.const(2.0**beta), 0, A.exponent(x) + 1 - beta)
@@ -104,8 +110,8 @@ def two_segment_underflow_mended(s: Setting, a: jax.Array, eps: jax.Array | None
     The small ones' sum is scaled by a power of two; the two meet at the exponent of the larger.
     """
     A = s.arithmetic
-    cut = math.ceil((A.fmt.min_exponent + 1) / 2)  # squares from here on keep their p bits
-    small, rest = _segments(a, a < A.const(2.0**cut))
+    cut = beta_low(A.fmt) if s.beta is None else s.beta
+    small, rest = _segments(a, a < A.const(cut))
     x = _largest(small)
     k = jnp.where(x > 0, A.exponent(x) + 1 - _safe_exponent(s, a.shape[-1]), 0)
     tiny = s.squares(A.shift(small, -k[..., None]))
@@ -168,6 +174,13 @@ def blue(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
     return jnp.where(large != 0, with_large, without)
 
 
+# Methods with a threshold, which ``beta`` replaces.
+SEGMENTED = (
+    "two_segment_overflow",
+    "two_segment_underflow",
+    "two_segment_overflow_mended",
+    "two_segment_underflow_mended",
+)
 METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where none is asked for
     "direct": (direct, "sequential"),
     "max_normalised": (max_normalised, "sequential"),
@@ -211,6 +224,57 @@ def _segments(a: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _nearest(arithmetic: Arithmetic, x: float) -> Any:
     fmt = arithmetic.fmt
     return arithmetic.const(float(fmt.decode(fmt.encode(x))))
+
+
+def beta_high(fmt: FormatLike, n: int, *, order: str = "pairwise", block: int = 32) -> float:
+    """Returns a power of two below which n numbers have a sum of squares that can't overflow.
+
+    A rounded sum of n numbers below 2^e stays at ``2^(e + g)`` or below, where g depends on the
+    order of summation: ``ceil(log2 n)`` pairwise, one more for a compensated sum,
+    ``min(ceil(log2 n), p) + 1`` one after the other in a format of p bits, whose sum stops growing
+    at 2^p terms. Squares of numbers below 2^b are below 2^(2b), so that ``2 b + g <= emax``, with
+    emax the exponent of the format's largest number. The published threshold, ``sqrt(max)``, is
+    that for one number.
+
+    Args:
+        fmt: the format of every intermediate, or a name or dtype of one.
+        n: how many numbers; positive.
+        order, block: as for :func:`l2_norm`.
+
+    Example:
+        >>> beta_high("fp16", 1), beta_high("fp16", 100), beta_high("fp16", 4096)
+        (128.0, 16.0, 2.0)
+    """
+    fmt = as_format(fmt, "beta_high")
+    _check_count("beta_high", n)
+    check_order(order, block)
+    return 2.0 ** _safe_exponent(Setting(Arithmetic(fmt), order, block), n)
+
+
+def beta_low(fmt: FormatLike, n: int = 1) -> float:
+    """Returns a power of two from which on squares keep all bits of the format.
+
+    The square of a number from 2^b on is at least 2^(2b). It is rounded with the relative error of
+    a normal number if it is one: ``2 b >= emin``, the exponent of the smallest normal number; one
+    more leaves a bit for the sum. That holds for each of n numbers, so that the threshold doesn't
+    depend on n. The published one, ``sqrt(smallest subnormal)``, is where squares become zero: from
+    there to this they lose bits.
+
+    Args:
+        fmt: as for :func:`beta_high`.
+        n: how many numbers; positive.
+
+    Example:
+        >>> beta_low("fp16") == 2.0**-6
+        True
+    """
+    _check_count("beta_low", n)
+    return 2.0 ** math.ceil((as_format(fmt, "beta_low").min_exponent + 1) / 2)
+
+
+def _check_count(name: str, n: int) -> None:
+    if not isinstance(n, int) or n < 1:
+        raise ValueError(f"{name}: n is {n!r}; expected a positive integer")
 
 
 def _safe_exponent(s: Setting, n: int) -> int:

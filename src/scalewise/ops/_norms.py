@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from .._types import FormatLike
 from ..formats import Format
 from ._arithmetic import Arithmetic
 from ._auto import auto_norm
-from ._methods import METHODS, Setting
+from ._methods import METHODS, SEGMENTED, Setting
 from ._sums import as_rows, check_order
 from .functions import float_array
 
@@ -30,6 +31,7 @@ class Norm:
     order: str
     block: int
     nonnegative: bool
+    beta: float | None = None
 
 
 def l2_norm(
@@ -42,6 +44,7 @@ def l2_norm(
     arithmetic: FormatLike | None = None,
     order: str | None = None,
     block: int = 32,
+    beta: float | None = None,
 ) -> jax.Array:
     """Returns ``sqrt(sum(x^2) + eps)`` as a machine with one float format computes it.
 
@@ -66,6 +69,9 @@ def l2_norm(
         order: of summation: ``"sequential"``, ``"blocked"``, ``"pairwise"`` or ``"compensated"``.
             Default: sequential where published so, else pairwise; ``"auto"`` has its own.
         block: terms in a run, for ``"blocked"``.
+        beta: the threshold of a ``"two_segment_..."`` method; by default the published one, or
+            :func:`beta_high` or :func:`beta_low` in the ``..._mended`` ones, where an upper one is
+            rounded down to a power of two.
 
     Returns:
         x's dtype, numbers of the format. NaN in x gives NaN; else an infinity gives infinity, or
@@ -86,7 +92,7 @@ def l2_norm(
     """
     x = float_array(x, "l2_norm")
     fmt = as_format(x.dtype if arithmetic is None else arithmetic, "l2_norm")
-    norm = _norm(method, fmt, order, block, eps)
+    norm = _norm(method, fmt, order, block, eps, beta)
     x, axes = as_rows(x, axis)
     zero = isinstance(eps, (int, float, np.number)) and float(eps) == 0
     y = _l2(norm, x, None if zero else jnp.broadcast_to(_float(eps), x.shape[:-1]))
@@ -104,7 +110,15 @@ def arithmetic_of(fmt: Format) -> Arithmetic:
     return Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")
 
 
-def _norm(method: str, fmt: Format, order: str | None, block: int, eps: Any) -> Norm:
+def _norm(
+    method: str, fmt: Format, order: str | None, block: int, eps: Any, beta: float | None
+) -> Norm:
+    if beta is not None:
+        if method not in SEGMENTED:
+            raise ValueError(f"l2_norm: beta is for two_segment methods, not for {method!r}")
+        if not isinstance(beta, (int, float)) or not 0 < beta < math.inf:
+            raise ValueError(f"l2_norm: beta is {beta!r}; expected a positive number")
+        beta = float(beta)
     if method == "auto":
         if order is not None:
             raise ValueError(f"l2_norm: order={order!r} is for other methods; 'auto' has its own")
@@ -118,7 +132,7 @@ def _norm(method: str, fmt: Format, order: str | None, block: int, eps: Any) -> 
         raise ValueError(f"l2_norm: method is {method!r}; expected one of {names}")
     check_order(order, block)
     nonnegative = isinstance(eps, (int, float, np.number)) and float(eps) >= 0
-    return Norm(method, arithmetic, order, block, nonnegative)
+    return Norm(method, arithmetic, order, block, nonnegative, beta)
 
 
 def _float(eps: Any) -> jax.Array:
@@ -142,7 +156,7 @@ def _value(norm: Norm, x: jax.Array, eps: jax.Array | None) -> jax.Array:
             y = root.value(arithmetic.fmt).astype(arithmetic.carrier)
         else:
             method, _ = METHODS[norm.method]
-            y = method(Setting(arithmetic, norm.order, norm.block), a, e)
+            y = method(Setting(arithmetic, norm.order, norm.block, norm.beta), a, e)
         y = jnp.where(jnp.isnan(special) | jnp.isinf(special), special, y)
         return arithmetic.leave(Arithmetic(arithmetic.fmt).round(y), x.dtype)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,7 @@ class FunctionErrors:
 
 @dataclasses.dataclass(frozen=True)
 class CastErrors:
-    """The errors of the cast from float32 over all numbers of a domain.
+    """The errors of the cast from float32 over all numbers of a domain, or over a distribution.
 
     Attributes:
         domain: ``"all"``: from the smallest positive number of the format to the largest;
@@ -225,7 +226,9 @@ def _compare(
     )
 
 
-def cast_table(fmt: FormatLike) -> list[CastErrors]:
+def cast_table(
+    fmt: FormatLike, distribution: Literal["float32", "log_uniform"] = "float32"
+) -> list[CastErrors]:
     """Returns the errors of the cast from all positive float32 numbers in the format's range.
 
     No sample: every bit pattern from the format's smallest number to its largest. Negative ones are
@@ -233,13 +236,28 @@ def cast_table(fmt: FormatLike) -> list[CastErrors]:
 
     Args:
         fmt: a format of up to 16 bits, each of whose numbers float32 holds, or a name of one.
+        distribution: ``"log_uniform"``: the exact expectations for real numbers whose logarithm is
+            uniformly distributed over the range, which samples approach that are drawn so; the
+            count is then 0.
 
     Raises:
-        ValueError: a wider format.
+        ValueError: a wider format, or an unknown distribution.
+
+    Example:
+        >>> [_, normal] = cast_table("fp16", "log_uniform")
+        >>> round(normal.mean_relative, 7)
+        0.0001761
     """
+    if distribution not in ("float32", "log_uniform"):
+        raise ValueError(
+            f"cast_table: distribution is {distribution!r}; expected 'float32' or 'log_uniform'"
+        )
     fmt = as_format(fmt, "cast_table")
     if fmt.bits > 19:
         raise ValueError(f"cast_table: {fmt.name} is no narrow format; expected up to 19 bits")
+    if distribution == "log_uniform":
+        lows = {"all": fmt.smallest, "normal": fmt.smallest_normal}
+        return [_log_uniform(fmt, domain, float(low)) for domain, low in lows.items()]
     first = int(np.float32(float(fmt.smallest)).view(np.uint32))
     last = int(np.float32(float(fmt.max)).view(np.uint32))
     normal = int(np.float32(float(fmt.smallest_normal)).view(np.uint32))
@@ -253,6 +271,26 @@ def cast_table(fmt: FormatLike) -> list[CastErrors]:
         errors = (*maxima[chosen].max(axis=0), absolute / count, relative / count)
         table.append(CastErrors(domain, int(count), *map(float, errors)))
     return table
+
+
+def _log_uniform(fmt: Format, domain: str, low: float) -> CastErrors:
+    """Returns the expected errors of rounding log-uniform numbers from ``low`` to the largest.
+
+    Between two midpoints all numbers are rounded to one, and both integrals have closed forms.
+    """
+    values, high = fmt.values(), float(fmt.max)
+    values = np.unique(values[np.isfinite(values) & (values >= 0)])
+    middles = (values[1:] + values[:-1]) / 2
+    a = np.clip(np.concatenate([[0.0], middles]), low, high)
+    b = np.clip(np.concatenate([middles, [high]]), low, high)
+    a, b, v = (x[b > a] for x in (a, b, values))
+    below, above = np.log(v / a), np.log(b / v)
+    absolute = (v * below - (v - a)) + ((b - v) - v * above)
+    relative = (v / a - 1 - below) + (above - (1 - v / b))
+    means = (float(x.sum()) / math.log(high / low) for x in (absolute, relative))
+    distance = np.maximum(v - a, b - v)
+    largest = float(distance.max()), float(np.maximum((v - a) / a, (b - v) / b).max())
+    return CastErrors(domain, 0, *largest, *means)
 
 
 def _cast_errors(fmt: Format, first: int, last: int) -> tuple[int, np.ndarray, np.ndarray]:

@@ -1,0 +1,112 @@
+"""The inputs of a format at which a function's result overflows, or becomes zero."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+
+from .._resolve import as_format
+from .._types import FormatLike
+from ._tables import DIGITS
+from .functions import FUNCTIONS, Elementary
+
+Interval = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionRange:
+    """Where a function leaves the range of a format.
+
+    Attributes:
+        name: the function's.
+        overflows: intervals of inputs, both ends included, at which the value rounds beyond the
+            largest number. A pole, such as the logarithm's at 0, is none.
+        flushes: intervals at which the value isn't zero, but rounds to zero.
+    """
+
+    name: str
+    overflows: tuple[Interval, ...]
+    flushes: tuple[Interval, ...]
+
+
+def function_ranges(fmt: FormatLike, names: Iterable[str] | None = None) -> Iterator[FunctionRange]:
+    """Yields the inputs of a format at which each elementary function overflows or becomes zero.
+
+    Every finite number of the format is tried; values are computed in float64.
+
+    Args:
+        fmt: a format of up to 16 bits with a zero, or the name or dtype of one.
+        names: of functions in ``functions.FUNCTIONS``; all if not given.
+
+    Raises:
+        ValueError: a wider format, or an unknown function.
+
+    Example:
+        >>> [exp] = function_ranges("fp16", ["exp"])
+        >>> exp.overflows
+        ((11.09375, 65504.0),)
+    """
+    fmt = as_format(fmt, "function_ranges")
+    if fmt.bits > 16 or not fmt.zero:
+        raise ValueError(f"function_ranges: {fmt.name} is no format of up to 16 bits with a zero")
+    names = list(FUNCTIONS if names is None else names)
+    if unknown := [n for n in names if n not in FUNCTIONS]:
+        raise ValueError(f"no function is called {unknown[0]!r}; there are {', '.join(FUNCTIONS)}")
+    values = fmt.values()
+    x = np.unique(values[np.isfinite(values)])
+    for name in names:
+        with jax.enable_x64(True):
+            y = np.asarray(FUNCTIONS[name].definition(jnp.asarray(x)))
+        rounded = fmt.decode(fmt.encode(y))
+        overflows = ~np.isfinite(rounded) & ~np.isnan(y) & ~_poles(y)
+        flushes = _flushed(FUNCTIONS[name], x, y, rounded)
+        yield FunctionRange(name, _intervals(x, overflows), _intervals(x, flushes))
+
+
+def _poles(y: np.ndarray) -> np.ndarray:
+    """Returns which infinite values have no infinite neighbour."""
+    infinite = np.isinf(y)
+    beside = np.zeros_like(infinite)
+    beside[1:] |= infinite[:-1]
+    beside[:-1] |= infinite[1:]
+    return infinite & ~beside
+
+
+def _flushed(function: Elementary, x: np.ndarray, y: np.ndarray, rounded: np.ndarray) -> np.ndarray:
+    """Returns which values round to zero without being zero.
+
+    Zeros of float64 beside such values are too small for float64. What float64 makes of zeros, such
+    as sinc's at integers, mpmath decides.
+    """
+    small = (rounded == 0) & (y != 0)
+    zero = (y == 0) & (x != 0)
+    for _ in range(2):  # from the left, and from the right
+        for i in range(1, len(x)):
+            if small[i - 1] and zero[i]:
+                small[i] = True
+        small, zero = small[::-1], zero[::-1]
+    first = small & ~np.concatenate([[False], small[:-1]])
+    for i in np.flatnonzero(first):
+        while i < len(x) and small[i] and _exactly(function, float(x[i])) == 0:
+            small[i] = False
+            i += 1
+    return small
+
+
+def _exactly(function: Elementary, x: float) -> Any:
+    with mpmath.workprec(DIGITS):
+        if isinstance(function.exact, str):
+            return getattr(mpmath, function.exact)(mpmath.mpf(x))
+        return function.exact(mpmath, mpmath.mpf(x))
+
+
+def _intervals(x: np.ndarray, chosen: np.ndarray) -> tuple[Interval, ...]:
+    """Returns the runs of chosen numbers as pairs of their ends."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(int)))
+    return tuple((float(x[a]), float(x[b - 1])) for a, b in edges.reshape(-1, 2))
