@@ -75,12 +75,13 @@ def function(x):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: sw.emulate(function, "fp8"), "emulate: 'fp8' is a recipe, not a format; expected"),
-        (lambda: sw.emulate(function, "mxfp4"), "'mxfp4' is a block format, not a format"),
+        (lambda: sw.emulate(function, "fp8"), "not a format; did you mean 'e4m3fn' or 'e5m2'"),
+        (lambda: sw.emulate(function, "mxfp4"), "not a format; did you mean 'e2m1fn'"),
         (lambda: sw.literals(function, "c=bf16"), "literals: 'c=bf16' is a policy, not a format"),
         (lambda: sw.quantize(1.0, "fp8"), "quantize: 'fp8' is a recipe, not a format"),
         (lambda: sw.quantize(1.0, "mxfp8_e4"), "called 'mxfp8_e4'; did you mean 'mxfp8_e4m3'"),
         (lambda: sw.Recipe(forward="fp8"), "'fp8' is a recipe, not a format"),
+        (lambda: sw.cast(1.0, "fp8_blockwise"), "not a format; did you mean 'e4m3fn'"),
         (lambda: sw.autoscale(function, "e4m3fn"), "'e4m3fn' is a format, not a recipe"),
         (lambda: sw.autocast(function, "fp8"), "'fp8' is a recipe, no dtype to compute in"),
         (lambda: sw.audit(function, "five-bytes"), "audit: 'five-bytes' is a method of comparison"),

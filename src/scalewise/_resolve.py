@@ -90,7 +90,7 @@ def resolve(text: str, *kinds: str, where: str) -> Any:
         >>> resolve("fp8", "format", where="emulate")
         Traceback (most recent call last):
         ...
-        ValueError: emulate: 'fp8' is a recipe, not a format; expected one of fp64, fp32, tf32, ...
+        ValueError: emulate: 'fp8' is a recipe, not a format; did you mean 'e4m3fn' or 'e5m2'? ...
     """
     for name, kind in KINDS.items():
         if name in kinds and kind.has(text):
@@ -109,13 +109,25 @@ def unknown(text: str, *kinds: str, where: str) -> str:
         expected += f"{' or' if names else ''} a policy such as 'p=f32,c=bf16,o=f32'"
     other = kind_of(text)
     if other is not None:
-        return f"{where}: {text!r} is {other}, not {wanted}; {expected}"
+        hint = _formats_of(text, names) if "format" in kinds else ""
+        return f"{where}: {text!r} is {other}, not {wanted};{hint} {expected}"
     known = dict.fromkeys(spelling for kind in accepted for spelling in kind.spellings())
     close = difflib.get_close_matches(text.lower(), known, n=2)
     hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ";"
     wanted = wanted.removeprefix("a ").replace(" or a ", ", ", wanted.count(" or ") - 1)
     wanted = wanted.replace(" or a ", " or ")
     return f"{where}: no {wanted} is called {text!r}{hint} {expected}"
+
+
+def _formats_of(text: str, names: list[str]) -> str:
+    """Returns the question whether a format of a recipe or block format was meant; or ""."""
+    kind = next((k for k in ("block format", "recipe") if KINDS[k].has(text)), None)
+    if kind is None:
+        return ""
+    found = KINDS[kind].find(text)
+    formats = [found] if kind == "block format" else [found.forward, found.backward]
+    meant = [f if f.name in names else f.element for f in formats if f is not None]
+    return f" did you mean {' or '.join(dict.fromkeys(repr(f.name) for f in meant))}?"
 
 
 def kind_of(text: str) -> str | None:
