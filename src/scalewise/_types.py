@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jax.typing import DTypeLike
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 PyTree: TypeAlias = Any
 """Containers nested in any way, of arrays and other leaves (see ``jax.tree_util``)."""
+
+AxisName: TypeAlias = Hashable | Sequence[Hashable]
+"""The name of a mapped axis, or a sequence of names, as ``jax.lax.psum`` takes it."""
 
 FormatLike: TypeAlias = Format | str | DTypeLike
 """A format, or a name (``"e4m3fn"``) or dtype (``jnp.float16``) of one."""

@@ -15,12 +15,13 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
-from .._types import PolicyLike
+from .._types import PolicyLike, PyTree
 from ..interpret import (
     Applied,
     Boundary,
     Equation,
     Interpretation,
+    State,
     is_float,
     map_floats,
     rebind,
@@ -97,7 +98,7 @@ class Autocast(Interpretation):
     def unstack(self, value: Value, aval: ShapedArray) -> Value:
         return Value(value.data)
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Any]) -> Applied:
         warn_kernel(equation, "autocast")
         values = [x for x in inputs if isinstance(x, Value)]
         backward = equation.direction == "backward"
@@ -191,7 +192,7 @@ def converted(f: Callable, policy: Policy) -> Callable:
     if not callable(f) or policy.params is policy.output is None:
         return f
 
-    def cast(tree: Any, dtype: DTypeLike) -> Any:
+    def cast(tree: PyTree, dtype: DTypeLike) -> Any:
         def leaf(x: Any) -> Any:
             array = isinstance(x, jax.Array | np.ndarray | np.generic)
             return x.astype(dtype) if array and is_float(x) else x

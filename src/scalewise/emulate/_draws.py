@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from ..interpret import Applied, Boundary, Equation, is_float, map_floats, rebind
+from ..interpret import Applied, Boundary, Equation, State, Value, is_float, map_floats, rebind
 from ._emulation import Emulation, is_exact
 
 
@@ -56,18 +56,18 @@ class EmulationWithDraws(Emulation):
         """Returns a constant with its value in the format."""
         return Constant(jnp.asarray(np.asarray(x, np.float64)), rounded, literal=True)
 
-    def lower(self, value: Any, aval: ShapedArray) -> jax.Array:
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
         return super().lower(self._rounded(value), aval)
 
     def canonical(
-        self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
-    ) -> Any:
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> Value:
         return self._rounded(value)
 
-    def residual(self, value: Any, aval: ShapedArray) -> Any:
+    def residual(self, value: Value, aval: ShapedArray) -> Value:
         return self._rounded(value)
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
         drawn = _is_drawn(equation, floats)
         constant = not drawn and _is_constant(equation, floats)

@@ -14,7 +14,16 @@ from jax.core import ShapedArray
 
 from .._types import Saturation
 from ..formats import Format
-from ..interpret import Applied, Equation, Interpretation, map_floats, rebind, warn_kernel
+from ..interpret import (
+    Applied,
+    Equation,
+    Interpretation,
+    State,
+    Value,
+    map_floats,
+    rebind,
+    warn_kernel,
+)
 from ..primitives import having
 from ..rounding import from_float64, round_to, to_float64
 
@@ -53,14 +62,14 @@ class Emulation(Interpretation):
     def lift(self, x: Any, aval: ShapedArray) -> jax.Array:
         return self._round(to_float64(jnp.asarray(x)))
 
-    def constant(self, x: np.ndarray, aval: ShapedArray) -> Any:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Value:
         rounded = self.fmt.decode(self.fmt.encode(x, saturate=self.saturate))
         return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), jnp.float64)
 
     def lower(self, value: jax.Array, aval: ShapedArray) -> jax.Array:
         return from_float64(value, aval.dtype)
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         warn_kernel(equation, "emulate")
         # rounds each equation of an update function, but no equation of a reduction's operator
         inside = self if equation.name == "scatter_apply" else None

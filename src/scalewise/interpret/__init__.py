@@ -26,6 +26,8 @@ from ._interpretation import Applied as Applied
 from ._interpretation import Boundary as Boundary
 from ._interpretation import Interpretation as Interpretation
 from ._interpretation import RoundedOperand as RoundedOperand
+from ._interpretation import State as State
+from ._interpretation import Value as Value
 from ._kernels import KERNELS as KERNELS
 from ._kernels import warn_kernel as warn_kernel
 from ._outline import by_platform as by_platform

@@ -19,6 +19,8 @@ from jax._src.interpreters import pxla
 from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
+from .._types import AxisName, PyTree
+
 Jaxpr = Any  # jex.Jaxpr or jex.ClosedJaxpr: one class since JAX 0.12
 
 
@@ -107,7 +109,7 @@ def vary(value: Any, axes: Iterable[str]) -> Any:
     return jax.tree.map(leaf, value)
 
 
-def gather_invariant(x: jax.Array, axis_name: Any) -> jax.Array:
+def gather_invariant(x: jax.Array, axis_name: AxisName) -> jax.Array:
     """Applies ``lax.all_gather``; a checking ``shard_map`` knows the result equal everywhere."""
     axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
     x = per_device(x, axes)
@@ -115,7 +117,7 @@ def gather_invariant(x: jax.Array, axis_name: Any) -> jax.Array:
     return lax.all_gather(x, axis_name, to="invarying") if tracked else lax.all_gather(x, axis_name)
 
 
-def per_device(tree: Any, axis_name: Any) -> Any:
+def per_device(tree: PyTree, axis_name: AxisName) -> Any:
     """Returns a pytree whose gradient, within a ``shard_map``, is each device's own.
 
     A ``shard_map`` with checks sums the gradient of what is equal on all devices.

@@ -19,7 +19,7 @@ from . import _compat
 from ._equation import CALLBACKS, Equation
 from ._floats import with_items
 from ._interpret import interpret_jaxpr
-from ._interpretation import Interpretation
+from ._interpretation import Interpretation, State, Value
 
 Path = tuple[int, ...]
 
@@ -47,7 +47,7 @@ class Integers:
     consts: Sequence[Any]
 
     def known(
-        self, values: Sequence[Any], call: Callable = lambda f, *arguments: f(*arguments)
+        self, values: Sequence[Value], call: Callable = lambda f, *arguments: f(*arguments)
     ) -> dict[Path, list[Any]]:
         """Computes the results of these equations.
 
@@ -130,20 +130,20 @@ class _Finder(Interpretation):
     def lift(self, x: Any, aval: ShapedArray) -> None:
         return None
 
-    def read(self, inputs: Sequence[Any]) -> None:
+    def read(self, inputs: Sequence[Value]) -> None:
         """Records the values that an equation reads which isn't computed here."""
         for x in inputs:
             if isinstance(x, _Known) and x.place is not None:
                 self.wanted[x.place] = x.array
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]):
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]):
         self.read(inputs)
         return state, [None] * len(equation.out_avals)
 
     def control(self, equation: Equation, run: Callable) -> Callable:
         return lambda state, inputs: self.apply(state, equation, inputs)
 
-    def unlifted(self, state: Any, equation: Equation, inputs: Sequence[Any]):
+    def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]):
         pure = not equation.eqn.effects and equation.name not in CALLBACKS
         exact = all(map(_is_exact, equation.in_avals + equation.out_avals))
         if not (pure and exact) or any(x is None for x in inputs):

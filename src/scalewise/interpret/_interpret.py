@@ -10,7 +10,7 @@ from . import _compat
 from ._body import Atom, Body, Number, body_of
 from ._equation import Equation
 from ._floats import map_floats
-from ._interpretation import Interpretation
+from ._interpretation import Interpretation, State, Value
 
 Rule = Callable[[Interpretation, Equation, Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
 # The rules of calls and control flow by primitive, registered by `_calls.py` and `_loops.py`.
@@ -20,8 +20,8 @@ CONTROL: dict[str, Rule] = {}
 def interpret_jaxpr(
     interpretation: Interpretation,
     jaxpr: _compat.Jaxpr,
-    state: Any,
-    values: Sequence[Any],
+    state: State,
+    values: Sequence[Value],
     within: Equation | None = None,
     part: tuple[int, ...] = (),
 ) -> tuple[Any, list[Any]]:
@@ -45,8 +45,8 @@ def interpret_body(
     interpretation: Interpretation,
     body: Body,
     consts: Sequence[Any],
-    state: Any,
-    values: Sequence[Any],
+    state: State,
+    values: Sequence[Value],
 ) -> tuple[Any, list[Any]]:
     """Runs a body as :func:`interpret_jaxpr` runs a jaxpr, with the jaxpr's constants."""
     environment: dict[Any, Any] = dict(zip(body.inputs, values, strict=True))

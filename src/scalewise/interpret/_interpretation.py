@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,14 @@ from ._equation import Equation
 from ._floats import is_float
 
 Boundary = Literal["carry", "branch", "stacked", "mapped"]
-Applied = tuple[Any, Sequence[Any]]  # the state after an equation, and a value for each result
+
+Value: TypeAlias = Any
+"""What stands for one array, a pytree that the interpretation chooses; see Interpretation."""
+
+State: TypeAlias = Any
+"""A pytree of fixed shape that each equation gets from the one before it."""
+
+Applied = tuple[State, Sequence[Value]]  # after an equation, with a value for each result
 
 
 class RoundedOperand(NamedTuple):
@@ -65,23 +72,23 @@ class Interpretation:
         """Returns whether arrays of this abstract type are values: by default floats."""
         return is_float(aval)
 
-    def lift(self, x: Any, aval: ShapedArray) -> Any:
+    def lift(self, x: Any, aval: ShapedArray) -> Value:
         """Returns the value that stands for a plain array (or argument) ``x``."""
         return x
 
-    def constant(self, x: Any, aval: ShapedArray) -> Any:
+    def constant(self, x: Any, aval: ShapedArray) -> Value:
         """Returns the value of a literal."""
         return self.lift(x, aval)
 
-    def lower(self, value: Any, aval: ShapedArray) -> jax.Array:
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
         """Returns the plain array that ``value`` stands for, in the dtype of ``aval``."""
         return value
 
-    def emit(self, value: Any, aval: ShapedArray, path: str) -> Any:
+    def emit(self, value: Value, aval: ShapedArray, path: str) -> Value:
         """Returns the caller's output at ``path`` (as ``jax.tree_util.keystr`` prints it)."""
         return self.lower(value, aval)
 
-    def residual(self, value: Any, aval: ShapedArray) -> Any:
+    def residual(self, value: Value, aval: ShapedArray) -> Value:
         """Returns ``value`` as it waits for a backward pass that is a program of its own."""
         return value
 
@@ -89,17 +96,17 @@ class Interpretation:
         """Returns the gradient in the form of the argument that it belongs to."""
         return gradient
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         """Runs one equation on values; inputs and outputs that aren't floats are plain arrays."""
         return state, equation.bind(*inputs)
 
     def rounded_operands(
-        self, equation: Equation, inputs: Sequence[Any]
+        self, equation: Equation, inputs: Sequence[Value]
     ) -> Sequence[RoundedOperand]:
         """Returns the operands that :meth:`apply` would round before it computes an equation."""
         return ()
 
-    def unlifted(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         """Runs one equation without floats among its operands and results, on plain arrays."""
         return state, equation.bind(*inputs)
 
@@ -111,7 +118,7 @@ class Interpretation:
         """
         return run
 
-    def eager_iterations(self, state: Any, equation: Equation) -> int:
+    def eager_iterations(self, state: State, equation: Equation) -> int:
         """Returns how many iterations of a loop are run eagerly, at most, instead of being traced.
 
         A scan of more iterations is re-issued, a while loop after that many. If this isn't 0, only
@@ -128,28 +135,28 @@ class Interpretation:
         """
         return (chosen,)
 
-    def join(self, results: Sequence[Any]) -> Any:
+    def join(self, results: Sequence[Any]) -> Value:
         """Returns one value from the results of several decisions, in their order."""
         raise NotImplementedError
 
     def unfinished(
-        self, equation: Equation, going: Sequence[jax.Array], value: Any, aval: ShapedArray
-    ) -> Any:
+        self, equation: Equation, going: Sequence[jax.Array], value: Value, aval: ShapedArray
+    ) -> Value:
         """Returns a carry at the end of a loop, which is stopped for decisions that are still true
         if it has ended for another one long before."""
         return value
 
-    def fork(self, state: Any) -> Any:
+    def fork(self, state: State) -> Any:
         """Returns a state for equations whose effect on the state is to be dropped."""
         return state
 
-    def merge(self, state: Any, axes: Any) -> Any:
+    def merge(self, state: State, axes: Any) -> Any:
         """Returns one state for all devices along the mesh's ``axes``; by default the first's."""
         return state
 
     def canonical(
-        self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
-    ) -> Any:
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> Value:
         """Returns ``value`` in a form that depends only on ``aval``, ``boundary`` and ``equation``.
 
         Called on the values that enter or leave a loop's carry, leave a branch, are stacked by a
@@ -157,12 +164,12 @@ class Interpretation:
         """
         return value
 
-    def select(self, predicate: Any, on_true: Any, on_false: Any) -> Any:
+    def select(self, predicate: Any, on_true: Value, on_false: Value) -> Value:
         """Chooses elementwise between two canonical carries of one type (of a vmapped while loop,
         or of one that ends at several iterations)."""
         return jnp.where(predicate, on_true, on_false)
 
-    def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
+    def invariant(self, value: Value, readers: Set[str], equation: Equation) -> Value:
         """Returns a loop's constant after the work that each iteration would repeat on it.
 
         Args:
@@ -172,14 +179,14 @@ class Interpretation:
         """
         return value
 
-    def inside(self, value: Any) -> Any:
+    def inside(self, value: Value) -> Value:
         """Returns a copy of a value, in which a loop's body may cache what it traces."""
         return jax.tree.map(lambda leaf: leaf, value)
 
-    def unstack(self, value: Any, aval: ShapedArray) -> Any:
+    def unstack(self, value: Value, aval: ShapedArray) -> Value:
         """Returns a value whose leaves all have the first axis, along which a scan slices it."""
         return value
 
-    def stack(self, value: Any, aval: ShapedArray) -> Any:
+    def stack(self, value: Value, aval: ShapedArray) -> Value:
         """Returns a scan's stacked result: the canonical form, each leaf with a new first axis."""
         return value

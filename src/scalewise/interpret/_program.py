@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray, Tracer
 
+from .._types import PyTree
 from . import _compat
 from ._body import Body, body_of
 from ._equation import CALLBACKS, all_equations
 from ._floats import is_float, with_items
 from ._integers import Integers, integers
 from ._interpret import interpret_body
-from ._interpretation import Interpretation
+from ._interpretation import Interpretation, State, Value
 
 ARRAYS = jax.Array | np.ndarray | np.generic
 PLAIN_KEYS = jax.tree_util.DictKey | jax.tree_util.SequenceKey
@@ -137,7 +138,7 @@ def _traced(
     f: Callable,
     interpretation: Interpretation,
     where: Sequence[Any],
-    tree: Any,
+    tree: PyTree,
     traced: Sequence[int],
     name: str,
 ) -> Program:
@@ -168,10 +169,10 @@ def _traced(
 def run(
     program: Program,
     interpretation: Interpretation,
-    state: Any,
+    state: State,
     arrays: Sequence[Any] | None = None,
     *,
-    values: Sequence[Any] | None = None,
+    values: Sequence[Value] | None = None,
 ) -> tuple[Any, list[Any]]:
     """Runs a program under an interpretation with a state, without a custom derivative.
 

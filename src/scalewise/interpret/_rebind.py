@@ -20,7 +20,7 @@ from . import _compat
 from ._equation import Equation
 from ._floats import is_float, map_floats
 from ._interpret import interpret_jaxpr
-from ._interpretation import Applied, Interpretation
+from ._interpretation import Applied, Interpretation, State, Value
 from ._wide import bind
 
 OWN_DTYPE = having("own_dtype")
@@ -28,7 +28,7 @@ OWN_DTYPE = having("own_dtype")
 
 def rebind(
     equation: Equation,
-    inputs: Sequence[Any],
+    inputs: Sequence[Value],
     dtype: DTypeLike,
     inside: Interpretation | None = None,
 ) -> list[Any]:
@@ -89,10 +89,10 @@ class InDtype(Interpretation):
 
     dtype: Any
 
-    def lift(self, x: Any, aval: ShapedArray) -> Any:
+    def lift(self, x: Any, aval: ShapedArray) -> Value:
         return lax.convert_element_type(x, self.dtype)
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         return state, rebind(equation, inputs, self.dtype)
 
 

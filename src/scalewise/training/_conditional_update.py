@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ..interpret import Equation, Interpretation, run, trace
+from ..interpret import Applied, Equation, Interpretation, State, Value, run, trace
 from ._finite import is_array, tree_where
 
 Tree = Any
@@ -82,7 +82,7 @@ class _SelectState(Interpretation):
         self.predicate, self.done = predicate, set()
         self.old = {id(v): x for v, x in zip(variables, old, strict=True) if times[id(v)] == 1}
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         state, outs = super().apply(state, equation, inputs)
 
         def selected(variable: Any, x: Any) -> Any:

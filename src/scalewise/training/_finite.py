@@ -9,10 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._types import AxisName
+
 Tree = Any
 
 
-def all_finite(tree: Tree, *, axis_name: Any = None) -> jax.Array:
+def all_finite(tree: Tree, *, axis_name: AxisName = None) -> jax.Array:
     """Returns a scalar boolean array: True if every float in a pytree is finite.
 
     Takes the largest magnitude of each leaf (which XLA fuses with the computation of the leaf, and

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from .._deprecated import renamed_arguments
+from .._types import AxisName
 from ._conditional_update import update_if
 from ._finite import all_finite, at_least_float32, is_float_array, tree_where
 
@@ -167,7 +168,7 @@ def loss_scaled(
     scaling: LossScale | None = None,
     *,
     clip: float | None = None,
-    axis_name: Any = None,
+    axis_name: AxisName = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer to take gradients of a scaled loss and leave out non-finite steps.
 

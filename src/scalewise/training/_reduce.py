@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._resolve import as_format
-from .._types import FormatLike
+from .._types import AxisName, FormatLike
 from ..formats import Format
 from ..interpret import gather_invariant
 from ..rounding import cast
@@ -19,7 +19,7 @@ from ._finite import at_least_float32, is_float_array
 Tree = Any
 
 
-def mean_over(tree: Tree, axis_name: Any, fmt: FormatLike | None = None) -> Tree:
+def mean_over(tree: Tree, axis_name: AxisName, fmt: FormatLike | None = None) -> Tree:
     """Returns the mean of each float array over a mapped axis, the same bits on every device.
 
     With a format, the devices agree on a power-of-two scale by the largest magnitude on any of them
@@ -59,7 +59,7 @@ def mean_over(tree: Tree, axis_name: Any, fmt: FormatLike | None = None) -> Tree
     return jax.tree.map(leaf, tree)
 
 
-def _mean(x: jax.Array, axis_name: Any, fmt: Format) -> jax.Array:
+def _mean(x: jax.Array, axis_name: AxisName, fmt: Format) -> jax.Array:
     members: int = lax.psum(1, axis_name)
     share = -(-x.size // members)
     flat = jnp.pad(x.reshape(-1), (0, share * members - x.size)).reshape(members, share)
@@ -71,7 +71,7 @@ def _mean(x: jax.Array, axis_name: Any, fmt: Format) -> jax.Array:
     return whole.reshape(-1)[: x.size].reshape(x.shape)
 
 
-def _narrow(x: jax.Array, axis_name: Any, fmt: Format) -> tuple[jax.Array, jax.Array]:
+def _narrow(x: jax.Array, axis_name: AxisName, fmt: Format) -> tuple[jax.Array, jax.Array]:
     """Returns codes as integers, which every network can send, and the scale of all devices."""
     local, _ = Amax().scale(x, fmt, tuple(range(x.ndim)))
     scale = lax.pmax(local, axis_name)

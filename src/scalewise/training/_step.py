@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from .._deprecated import renamed_arguments
-from .._types import FormatLike, PolicyLike, RecipeLike
+from .._types import AxisName, FormatLike, PolicyLike, RecipeLike
 from ..autoscale import AmaxHistory, Recipe, Schedule, WithHistory
 from ..interpret import per_device
 from ._finite import at_least_float32, tree_where
@@ -68,7 +68,7 @@ class Step:
     has_aux: bool = False
     transform: Callable[[Callable], Callable] = lambda f: f
     delayed: Recipe | None = None
-    axis_name: Any = None
+    axis_name: AxisName = None
     comm_format: Any = None
     warn_after: int | None = None
     scheduled: bool = False
@@ -221,7 +221,7 @@ def step(
     clip: float | None = None,
     accumulate: int = 1,
     has_aux: bool = False,
-    axis_name: Any = None,
+    axis_name: AxisName = None,
     comm_format: FormatLike | None = None,
     warn_after: int | None = None,
 ) -> Step:

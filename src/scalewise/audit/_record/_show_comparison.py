@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -13,6 +13,10 @@ from rich.text import Text
 
 from ..._output import page_environment, print_table
 from .._report._verdict import counted
+
+if TYPE_CHECKING:
+    from ._compare import Comparison, LineDifference
+    from ._recording import RecordedArray, Recording
 
 SHOWN = 40  # lines
 COLUMNS = (
@@ -25,7 +29,7 @@ HEADINGS = (
 )  # fmt: skip
 
 
-def verdict(comparison: Any) -> str:
+def verdict(comparison: Comparison) -> str:
     """Returns in one sentence where the recordings differ first, and most."""
     pairs = counted(len(comparison.pairs), "matched array")
     parts = []
@@ -57,14 +61,14 @@ def difference(x: float) -> str:
     return f"{x:.2g}" if x else "0 in the sample"
 
 
-def _place(x: Any) -> str:
+def _place(x: RecordedArray) -> str:
     return x.where if x.path else f"{x.primitive} at {x.where}"
 
 
-def title(comparison: Any) -> str:
+def title(comparison: Comparison) -> str:
     """``step on cpu (cpu), jax 0.10.2 -> step on ...``."""
 
-    def side(x: Any) -> str:
+    def side(x: Recording) -> str:
         versions = dict(x.versions)
         how = ", one compiled program" if x.fused else ""
         return f"{x.function} on {x.device}, jax {versions.get('jax', '?')}{how}"
@@ -72,7 +76,7 @@ def title(comparison: Any) -> str:
     return f"{side(comparison.a)} -> {side(comparison.b)}"
 
 
-def show(comparison: Any, console: Console, *, everything: bool = False) -> None:
+def show(comparison: Comparison, console: Console, *, everything: bool = False) -> None:
     """Prints a sentence, and a table of the lines that differ in program order."""
     console.print(Text(f"compare  {title(comparison)}"))
     console.print(Text(verdict(comparison), style="bold"))
@@ -95,7 +99,7 @@ def show(comparison: Any, console: Console, *, everything: bool = False) -> None
         console.print(Text(f"and {counted(rest, 'more line')}: show(everything=True)", style="dim"))
 
 
-def cells(line: Any) -> tuple[str, ...]:
+def cells(line: LineDifference) -> tuple[str, ...]:
     """Returns the texts of a line's row, in the order of ``HEADINGS``."""
     visits = line.visits
     return (
@@ -112,7 +116,7 @@ def _change(pair: tuple[int, int], usual: str) -> str:
     return "" if str(pair[0]) in (usual, "0") else f"{pair[0]:,}"
 
 
-def page(comparison: Any) -> str:
+def page(comparison: Comparison) -> str:
     """Returns the HTML; every name in it is escaped."""
     return page_environment("scalewise.audit._record").rendered(
         "comparison.html.j2",
@@ -123,7 +127,7 @@ def page(comparison: Any) -> str:
     )
 
 
-def as_csv(comparison: Any) -> str:
+def as_csv(comparison: Comparison) -> str:
     """Returns CSV with a header and one line for each line that differs."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")

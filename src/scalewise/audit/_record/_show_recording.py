@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +12,9 @@ from rich.text import Text
 from ..._output import print_table
 from .._report._verdict import counted
 
+if TYPE_CHECKING:
+    from ._recording import RecordedArray, Recording
+
 SHOWN = 12  # arrays shown up to the first non-finite number, or of the largest magnitudes
 COLUMNS = (
     "line", "function", "primitive", "type", "visits", "smallest", "largest", "not finite",
@@ -19,7 +22,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def show(recording: Any, console: Console, *, everything: bool = False) -> None:
+def show(recording: Recording, console: Console, *, everything: bool = False) -> None:
     """Prints a sentence, and a table of the arrays in program order."""
     versions = ", ".join(f"{name} {version}" for name, version in recording.versions)
     how = "one compiled program" if recording.fused else "each equation compiled alone"
@@ -39,7 +42,7 @@ def show(recording: Any, console: Console, *, everything: bool = False) -> None:
     print_table(console, table)
 
 
-def verdict(recording: Any) -> str:
+def verdict(recording: Recording) -> str:
     """Returns in one sentence where the first non-finite number was made."""
     first = recording.first_non_finite
     if first is None:
@@ -73,7 +76,7 @@ def _jit_note(difference: float | None) -> str:
     )
 
 
-def _shown(recording: Any, everything: bool) -> tuple[list[Any], str]:
+def _shown(recording: Recording, everything: bool) -> tuple[list[RecordedArray], str]:
     arrays, first = list(recording.arrays), recording.first_non_finite
     if everything:
         return arrays, "All arrays in program order"
@@ -84,11 +87,11 @@ def _shown(recording: Any, everything: bool) -> tuple[list[Any], str]:
     return [x for x in arrays if x in largest], "The arrays with the largest numbers"
 
 
-def _amax(x: Any) -> float:
+def _amax(x: RecordedArray) -> float:
     return max(abs(x.minimum), abs(x.maximum)) if x.minimum <= x.maximum else 0.0
 
 
-def _cells(x: Any) -> tuple[str, ...]:
+def _cells(x: RecordedArray) -> tuple[str, ...]:
     shape = f"{x.dtype}[{','.join(map(str, x.shape))}]"
     smallest = f"{x.smallest:.2e}" if math.isfinite(x.smallest) else ""
     counts = (f"{n:,}" if n else "" for n in (x.non_finite, x.zeros, x.subnormal))

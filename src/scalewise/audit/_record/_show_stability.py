@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -11,11 +12,14 @@ from rich.text import Text
 
 from ..._output import print_table
 
+if TYPE_CHECKING:
+    from ._stability import LineStability, Stability
+
 SHOWN = 12  # lines
 COLUMNS = ("where", "function", "primitive", "digits", "spread", "error")
 
 
-def show(stability: Any, console: Console, *, everything: bool = False) -> None:
+def show(stability: Stability, console: Console, *, everything: bool = False) -> None:
     """Prints a table of the outputs, and one of the lines about which the runs agree least."""
     text = f"stability  {stability.function} in {stability.low}, {stability.runs} runs"
     console.print(Text(f"{text} that round at random"))
@@ -26,7 +30,7 @@ def show(stability: Any, console: Console, *, everything: bool = False) -> None:
     _table(console, title, [x for x in stability.lines if x in shown])
 
 
-def _table(console: Console, title: str, rows: Any) -> None:
+def _table(console: Console, title: str, rows: Sequence[LineStability]) -> None:
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="", title=title)
     for i, name in enumerate(COLUMNS):
         table.add_column(name, justify="right" if i > 2 else "left", no_wrap=True)

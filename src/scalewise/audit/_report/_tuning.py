@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,10 +14,13 @@ from rich.text import Text
 from ..._output import page_environment, print_table
 from ._verdict import counted
 
+if TYPE_CHECKING:
+    from .._tune import Tuning
+
 COLUMNS = ("format", "function", "primitive", "operations", "numbers")
 
 
-def verdict(tuning: Any) -> str:
+def verdict(tuning: Tuning) -> str:
     """Returns in one sentence which share of the bits is needed for which error."""
     low = sum(part.format != "fp32" for part in tuning.parts)
     if not low:
@@ -33,7 +36,7 @@ def verdict(tuning: Any) -> str:
     )
 
 
-def show(tuning: Any, console: Console) -> None:
+def show(tuning: Tuning, console: Console) -> None:
     """Prints the verdict and a table of the parts, those in float32 first."""
     console.print(Text(f"tune  {tuning.function}   {counted(tuning.runs, 'run')}"))
     console.print(Text(verdict(tuning), style="bold"))
@@ -46,7 +49,7 @@ def show(tuning: Any, console: Console) -> None:
     print_table(console, table)
 
 
-def page(tuning: Any) -> str:
+def page(tuning: Tuning) -> str:
     """Returns the HTML; every name in it is escaped."""
     environment = page_environment("scalewise.audit._report")
     return environment.rendered(
@@ -54,7 +57,7 @@ def page(tuning: Any) -> str:
     )
 
 
-def as_dict(tuning: Any) -> dict[str, Any]:
+def as_dict(tuning: Tuning) -> dict[str, Any]:
     """Returns the content of the JSON file."""
     return {
         "verdict": verdict(tuning),
@@ -68,7 +71,7 @@ def as_dict(tuning: Any) -> dict[str, Any]:
     }
 
 
-def as_csv(tuning: Any) -> str:
+def as_csv(tuning: Tuning) -> str:
     """Returns CSV with a header and one line for each part."""
     stream = io.StringIO()
     rows = [[getattr(part, name) for name in COLUMNS] for part in tuning.parts]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...emulate import Emulation, is_exact
-from ...interpret import Equation, Interpretation, is_float, rebind
+from ...interpret import Equation, Interpretation, State, Value, is_float, rebind
 from ...rounding import from_float64, to_float64
 from ._rounding import format_params, round_by
 
@@ -55,7 +55,7 @@ class TableEmulation(Emulation):
         return super().lower(value.astype(jnp.float64), aval)
 
     def apply(
-        self, state: jax.Array, equation: Equation, inputs: Sequence[Any]
+        self, state: jax.Array, equation: Equation, inputs: Sequence[Value]
     ) -> tuple[jax.Array, Sequence[Any]]:
         if is_exact(equation):
             return state, rebind(equation, inputs, self.carrier)
@@ -65,7 +65,7 @@ class TableEmulation(Emulation):
         ]
 
 
-def exact(equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def exact(equation: Equation, inputs: Sequence[Value]) -> list[Any]:
     """Returns an equation's results in float64, from floats of any width."""
     wide = [
         x.astype(jnp.float64) if is_float(a) else x
@@ -99,7 +99,7 @@ class Reference(Interpretation):
         return from_float64(to_float64(value), aval.dtype)
 
     def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
+        self, state: State, equation: Equation, inputs: Sequence[Value]
     ) -> tuple[Any, Sequence[Any]]:
         return state, rebind(equation, inputs, self.dtype)
 

@@ -14,7 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ...interpret import CALLBACKS, Boundary, Equation, Interpretation, Program, is_float, run
+from ...interpret import (
+    CALLBACKS,
+    Boundary,
+    Equation,
+    Interpretation,
+    Program,
+    State,
+    Value,
+    is_float,
+    run,
+)
 from ._accumulator import Accumulator
 from ._elementary import DIV, OTHER, SQRT, elementary, product, quotient, round_and_count
 from ._equation import (
@@ -110,7 +120,7 @@ class Lockstep(Interpretation):
     def lifts(self, aval: Any) -> bool:
         return True
 
-    def lift(self, x: Any, aval: Any) -> Any:
+    def lift(self, x: Any, aval: Any) -> Value:
         if not is_float(aval):
             return x
         if isinstance(self.low, TableEmulation):
@@ -124,7 +134,7 @@ class Lockstep(Interpretation):
         aval = jax.ShapeDtypeStruct(shape, aval.dtype)
         return Pair(*self.call(lift_any, self.runs, aval, x))
 
-    def constant(self, x: np.ndarray, aval: Any) -> Any:
+    def constant(self, x: np.ndarray, aval: Any) -> Value:
         if not is_float(aval):
             return x
         value = float(x) if x.size == 1 else math.nan
@@ -148,12 +158,12 @@ class Lockstep(Interpretation):
             self.literals[key] = Pair(low, reference, np.bool_(tainted), constant=True)
         return self.literals[key]
 
-    def lower(self, value: Any, aval: Any) -> jax.Array:
+    def lower(self, value: Value, aval: Any) -> jax.Array:
         if not is_float(aval):
             return low_of(value)
         return self.low.lower(shaped(value, aval).low, aval)
 
-    def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Any:
+    def canonical(self, value: Value, aval: Any, boundary: Boundary, equation: Equation) -> Value:
         value = self.rounded(value)
         if not isinstance(value, Pair):
             if not self.compiling:
@@ -171,13 +181,15 @@ class Lockstep(Interpretation):
     def decisions(self, chosen: Any) -> Sequence[Any]:
         return chosen.ways if isinstance(chosen, Decision) else (chosen,)
 
-    def join(self, results: Sequence[Any]) -> Any:
+    def join(self, results: Sequence[Any]) -> Value:
         own, other = results
         if isinstance(own, Pair):
             return dataclasses.replace(own, reference=other.reference)
         return Decision(low_of(own), reference_of(other), origins(results))
 
-    def unfinished(self, equation: Equation, going: Sequence[Any], value: Any, aval: Any) -> Any:
+    def unfinished(
+        self, equation: Equation, going: Sequence[Any], value: Value, aval: Any
+    ) -> Value:
         """Returns a carry that is NaN in a run whose loop didn't end."""
         if not isinstance(value, Pair) or len(going) < 2:
             return value
@@ -188,10 +200,10 @@ class Lockstep(Interpretation):
         nans = self.canonical(nans, aval, "carry", equation)
         return self.select(Decision(own, other), nans, value)
 
-    def fork(self, state: Any) -> Any:
+    def fork(self, state: State) -> Any:
         return state.muted() if isinstance(state, Accumulator) else state
 
-    def select(self, predicate: Any, on_true: Any, on_false: Any) -> Any:
+    def select(self, predicate: Any, on_true: Value, on_false: Value) -> Value:
         own, other = low_of(predicate), reference_of(predicate)
         origin = origins([on_true, on_false])
         if isinstance(on_true, Pair):
@@ -204,7 +216,7 @@ class Lockstep(Interpretation):
         reference = jnp.where(other, reference_of(on_true), reference_of(on_false))
         return Decision(low, reference, origin)
 
-    def unstack(self, value: Any, aval: Any) -> Any:
+    def unstack(self, value: Value, aval: Any) -> Value:
         value = self.rounded(value)
         if not isinstance(value, Pair):
             return value
@@ -217,7 +229,7 @@ class Lockstep(Interpretation):
             value.origin,
         )
 
-    def stack(self, value: Any, aval: Any) -> Any:
+    def stack(self, value: Value, aval: Any) -> Value:
         if not isinstance(value, Pair):
             return value
         return Pair(
@@ -227,7 +239,7 @@ class Lockstep(Interpretation):
             value.origin,
         )
 
-    def eager_iterations(self, state: Any, equation: Equation) -> int:
+    def eager_iterations(self, state: State, equation: Equation) -> int:
         """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
         return MAX_EAGER // equation.inner if isinstance(state, Accumulator) else 0
 
@@ -252,7 +264,7 @@ class Lockstep(Interpretation):
         return run_loop
 
     def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
+        self, state: State, equation: Equation, inputs: Sequence[Value]
     ) -> tuple[Any, Sequence[Any]]:
         if self.is_reshape(equation, inputs):
             return state, inputs[:1]
@@ -277,7 +289,7 @@ class Lockstep(Interpretation):
                 state.add_events(index, events, not counted)
         return state, self.with_origins(plan, index, inputs, outs)
 
-    def literals_of(self, inputs: Sequence[Any], fmt: Any) -> list[Any]:
+    def literals_of(self, inputs: Sequence[Value], fmt: Any) -> list[Any]:
         """Returns inputs in which literals aren't rounded, if the operation is in float32.
 
         That is what a user gets who computes the line in float32.
@@ -294,7 +306,7 @@ class Lockstep(Interpretation):
 
         return [unrounded(x) for x in inputs]
 
-    def with_origins(self, plan: Plan, index: int, inputs: Sequence[Any], outs: Sequence[Any]):
+    def with_origins(self, plan: Plan, index: int, inputs: Sequence[Value], outs: Sequence[Any]):
         """Returns results that know the equations they come from, and records those of operands."""
         constant = all(x.constant for x in inputs if isinstance(x, Pair))
         constant &= not any(isinstance(x, Decision) for x in inputs)
@@ -303,7 +315,7 @@ class Lockstep(Interpretation):
             self.operands[index] = tuple(origins([x]) for x in inputs)
         return [with_origin(y, origin, constant) for y in outs]
 
-    def draws(self, equation: Equation, inputs: Sequence[Any]) -> bool:
+    def draws(self, equation: Equation, inputs: Sequence[Value]) -> bool:
         """Returns whether an equation is a step from random bits to a random draw."""
         floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
         if not isinstance(self.low, TableEmulation) or equation.name in CALLBACKS:
@@ -313,7 +325,7 @@ class Lockstep(Interpretation):
         known = all(isinstance(x, Draw) or x.constant for x in floats)
         return known and any(isinstance(x, Draw) for x in floats)
 
-    def drawn(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Any]:
         """Runs such an equation without rounding."""
         key = (*equation.path, -1)  # the same equation may be called with other operands
         if key not in self.plans:
@@ -321,7 +333,7 @@ class Lockstep(Interpretation):
             self.plans[key] = plan, self.compiled(run_draw, self.runs, plan)
         return self.call(self.plans[key][1], list(inputs))
 
-    def rounded(self, value: Any) -> Any:
+    def rounded(self, value: Value) -> Any:
         """Returns a random draw as an operand, rounded; other values unchanged."""
         if not isinstance(value, Draw):
             return value
@@ -329,7 +341,7 @@ class Lockstep(Interpretation):
         params = format_params(self.low.fmt, self.low.saturate)
         return self.call(round_draw, self.runs, value, params)
 
-    def operands_of(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    def operands_of(self, equation: Equation, inputs: Sequence[Value]) -> list[Any]:
         """Returns inputs with random draws rounded, unless the equation only compares them."""
         if not any(isinstance(x, Draw) for x in inputs):
             return list(inputs)
@@ -339,7 +351,7 @@ class Lockstep(Interpretation):
         return [self.rounded(x) for x in inputs]
 
     def unlifted(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
+        self, state: State, equation: Equation, inputs: Sequence[Value]
     ) -> tuple[Any, Sequence[Any]]:
         if any(isinstance(x, Decision) for x in inputs):
             lows, references = ([of(x) for x in inputs] for of in (low_of, reference_of))
@@ -350,7 +362,7 @@ class Lockstep(Interpretation):
         return state, equation.bind(*inputs) if outs is None else outs
 
     def interpret(
-        self, program: Program, state: Any, values: Sequence[Any]
+        self, program: Program, state: State, values: Sequence[Value]
     ) -> tuple[Any, list[Any]]:
         """Runs the program on pairs; precomputes float-independent values in one jitted call."""
         with self.context():
@@ -359,14 +371,14 @@ class Lockstep(Interpretation):
         with self.context():
             return state, [self.rounded(y) for y in outs]
 
-    def is_reshape(self, equation: Equation, inputs: Sequence[Any]) -> bool:
+    def is_reshape(self, equation: Equation, inputs: Sequence[Value]) -> bool:
         """Returns True if the result is the first input, flat: nothing has to be computed."""
         if not inputs or not isinstance(inputs[0], Pair):
             return False
         shape = equation.in_avals[0].shape
         return only_reshapes(equation) and is_flat(inputs[0].low, shape)
 
-    def planned(self, equation: Equation, inputs: Sequence[Any]) -> tuple[Plan, Callable]:
+    def planned(self, equation: Equation, inputs: Sequence[Value]) -> tuple[Plan, Callable]:
         """Returns the cached plan and compiled code of an equation outside of loops."""
         if equation.path not in self.plans:
             plan = make_plan(self.low, equation, inputs)
@@ -384,7 +396,7 @@ class Lockstep(Interpretation):
             self.code[key] = compiled(step, runs, plan)
         return self.code[key]
 
-    def evaluate(self, planned: tuple[Plan, Callable], inputs: Sequence[Any], op_params: Any):
+    def evaluate(self, planned: tuple[Plan, Callable], inputs: Sequence[Value], op_params: Any):
         """Returns an equation's results in both runs; if it is recorded, its tally and samples; its
         events or None."""
         plan, step = planned
@@ -418,7 +430,7 @@ class Lockstep(Interpretation):
         arrays = [x if w else some for x, w in zip(pairs, is_array, strict=True)]
         return arrays, [self._zeros if w else x for x, w in zip(pairs, is_array, strict=True)]
 
-    def _as_operands(self, result: tuple[Any, Any], inputs: Sequence[Any]):
+    def _as_operands(self, result: tuple[Any, Any], inputs: Sequence[Value]):
         """Returns an exact result in this form, to be rounded; its inputs' taints on the four."""
         taints = taints_of(inputs)
         taints = taints if len(taints) <= 4 else [self.call(_any_tainted, taints)]
@@ -439,7 +451,7 @@ class Lockstep(Interpretation):
         """Calls a jitted function; a subclass may compile it instead."""
         return f(*arguments)
 
-    def _apply_traced(self, state: Statistics, plan: Plan, index: int, inputs: Sequence[Any]):
+    def _apply_traced(self, state: Statistics, plan: Plan, index: int, inputs: Sequence[Value]):
         """Applies one equation of a loop that is compiled as a whole."""
         events = None
         op_params = jnp.concatenate([state.formats[index], jnp.asarray(plan.op_params)])

@@ -20,7 +20,7 @@ import numpy as np
 from ...autocast import Autocast, Policy
 from ...autoscale import RULES, Family
 from ...formats import Format
-from ...interpret import Boundary, Equation, Interpretation, Program, is_float, run
+from ...interpret import Boundary, Equation, Interpretation, Program, State, Value, is_float, run
 from ...primitives import having
 from ._equation_statistics import Equations
 from ._statistics import LOWEST
@@ -35,7 +35,7 @@ BILINEAR = having("bilinear")
 class Tagged:
     """A value of an autocast run, and whether the loss scale multiplies it."""
 
-    value: Any
+    value: Value
     scaled: bool = dataclasses.field(metadata={"static": True})
 
     @property
@@ -99,7 +99,7 @@ class LossScaled(Interpretation):
         return Tagged(value, scaled)
 
     def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
+        self, state: State, equation: Equation, inputs: Sequence[Value]
     ) -> tuple[Any, Sequence[Any]]:
         inputs = self._seeded(equation, inputs)
         scaled, needed = propagate(equation, [x for x in inputs if isinstance(x, Tagged)])
@@ -113,7 +113,7 @@ class LossScaled(Interpretation):
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
-    def _seeded(self, equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
+    def _seeded(self, equation: Equation, inputs: Sequence[Value]) -> Sequence[Any]:
         """Returns the inputs, with the scale on the literal 1 that a backward pass begins with."""
         floats = [i for i, x in enumerate(inputs) if isinstance(x, Tagged)]
         if equation.direction != "backward" or any(inputs[i].scaled for i in floats):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...interpret import Equation, Program, is_float, lifted
+from ...interpret import Equation, Program, State, Value, is_float, lifted
 from ._accumulator import Accumulator
 from ._lockstep import Lockstep
 from ._pair import Pair, low_of
@@ -33,7 +33,7 @@ class CompilingLockstep(Lockstep):
         with jax.ensure_compile_time_eval():  # concrete, as it will be in the run
             return super().constant(x, aval)
 
-    def eager_iterations(self, state: Any, equation: Equation) -> int:
+    def eager_iterations(self, state: State, equation: Equation) -> int:
         return 0
 
     def control(self, equation: Equation, run: Callable) -> Callable:
@@ -49,7 +49,7 @@ class CompilingLockstep(Lockstep):
         return skip
 
     def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
+        self, state: State, equation: Equation, inputs: Sequence[Value]
     ) -> tuple[Any, Sequence[Any]]:
         if self.is_reshape(equation, inputs):
             return state, inputs[:1]

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from ...interpret import Applied, Equation, Interpretation, is_float, transform
+from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
 from ._program import Step, Tree
 
 
@@ -31,7 +31,7 @@ class _Found(Exception):
 class _Watch(Interpretation):
     """Runs equations one by one up to the first with finite inputs and a non-finite output."""
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         outs = equation.bind(*inputs)
         if any(isinstance(x, Tracer) for x in (*inputs, *outs)):
             return state, outs
@@ -46,7 +46,7 @@ def _finite(x: Any) -> bool:
     return bool(np.isfinite(np.asarray(x).astype(np.float32)).all())
 
 
-def _sentence(equation: Equation, inputs: Sequence[Any], out: np.ndarray) -> str:
+def _sentence(equation: Equation, inputs: Sequence[Value], out: np.ndarray) -> str:
     wide = out.astype(np.float32)
     kind = "NaN" if np.isnan(wide).any() else "an infinity"
     file, line, function = equation.source or ("?", 0, "?")

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._types import PyTree
 from ._processes import all_gather_json
 
 
@@ -41,7 +42,7 @@ def digests(arrays: list[Any]) -> list[str]:
     ]
 
 
-def state_digest(tree: Any) -> str:
+def state_digest(tree: PyTree) -> str:
     """Returns the SHA-256 over the bytes of every array in a pytree, in order.
 
     If an array is split over devices, it is the SHA-256 over the digests of all arrays.
