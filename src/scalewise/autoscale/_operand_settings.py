@@ -81,9 +81,7 @@ class Operand:
 
     def __repr__(self) -> str:
         """The fields that differ from the defaults; a catalogue format is its name."""
-        fields = [(f.name, getattr(self, f.name), f.default) for f in dataclasses.fields(self)[1:]]
-        rest = [f"{name}={shown(value)}" for name, value, default in fields if value != default]
-        return f"Operand({', '.join([shown(self.format), *rest])})"
+        return f"Operand({', '.join([shown(self.format), *_changed(self, 'format')])})"
 
     def _check_blocks(self, fmt: BlockFormat) -> None:
         if self.per != "tensor":
@@ -186,6 +184,10 @@ class Products:
                 "random; round them to nearest, with fixed signs"
             )
 
+    def __repr__(self) -> str:
+        """The fields that differ from the defaults, with their shortest texts."""
+        return f"Products({', '.join(_changed(self))})"
+
     @property
     def is_random(self) -> bool:
         """Whether the products depend on a key."""
@@ -213,13 +215,25 @@ ROLES: dict[str, tuple[Role, Role]] = {
 def shown(value: Any) -> str:
     """Returns the text of a field from which it can be made; a catalogue format is its name."""
     if isinstance(value, tuple):
+        if len(value) == 2 and value[0] == value[1]:
+            return f"({shown(value[0])},) * 2"
         inner = ", ".join(map(shown, value))
         return f"({inner},)" if len(value) == 1 else f"({inner})"
     if isinstance(value, Format | BlockFormat) and value in _NAMED:
         return repr(value.name)
-    if isinstance(value, Scaling) and dataclasses.is_dataclass(value) and value == type(value)():
-        return f"{type(value).__name__}()"
+    if isinstance(value, BlockFormat) and value.tensor_scale is None:
+        element, scale = (fmt.name.upper() for fmt in (value.element, value.scale))
+        return f"BlockFormat({value.name!r}, {element}, scale={scale}, size={value.size})"
+    if isinstance(value, Scaling) and dataclasses.is_dataclass(value):
+        return f"{type(value).__name__}({', '.join(_changed(value))})"
     return repr(value)
+
+
+def _changed(settings: Any, *but: str) -> list[str]:
+    """Returns the fields that differ from the defaults, as arguments."""
+    fields = [f for f in dataclasses.fields(settings) if f.init and f.name not in but]
+    values = [(f, getattr(settings, f.name)) for f in fields]
+    return [f"{f.name}={shown(x)}" for f, x in values if x is not f.default and x != f.default]
 
 
 def _as_operand(x: Any) -> Operand | None:
