@@ -1,15 +1,26 @@
 """Strict harness: no silent promotion of dtypes or ranks anywhere in scalewise."""
 
+import contextlib
 import os
+import platform
+import tempfile
+import time
 from collections import Counter
+from pathlib import Path
 
 import jax
 import pytest
+from jax._src import lru_cache
 
 # Packages whose tests run with most of XLA's optimizations off, unless `make prove` asks for them.
 QUICK = (
     set() if os.environ.get("OPTIMIZED") else {"autocast", "autoscale", "cli", "layers", "training"}
 )
+
+ROOT = Path(__file__).parents[1]
+AUDIT = ROOT / "src/scalewise/audit"
+# Compiled programs, of this machine: one that is compiled for other instructions doesn't run.
+COMPILED = ROOT / ".compiled" / platform.node()
 
 
 @pytest.fixture(autouse=True)
@@ -19,14 +30,36 @@ def strict_promotion():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory):
-    """Most of a run is XLA compiling, much of it what this process has compiled before.
+def compiled_once():
+    """Most of a run is XLA compiling, much of it what another process or run has compiled before.
 
-    The folder is the process's own: entries aren't written atomically.
+    A program is found by its code, the options and the release it was compiled with.
     """
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    jax.config.update("jax_compilation_cache_dir", str(COMPILED))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lru_cache.LRUCache, "put", put_atomically)
+        yield
+
+
+def put_atomically(cache, key, value):
+    """``LRUCache.put``, which another process may read meanwhile."""
+    path = Path(cache.path) / f"{key}-cache"
+    if path.exists():
+        return
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(value)
+    os.replace(file.name, path)
+
+
+def pytest_configure(config):
+    """Deletes what was compiled more than a week ago."""
+    if not hasattr(config, "workerinput") and COMPILED.exists():
+        for path in COMPILED.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another run renames its files
+                if path.stat().st_mtime < time.time() - 7 * 24 * 3600:
+                    path.unlink()
 
 
 @pytest.fixture(autouse=True)
@@ -63,12 +96,15 @@ def sample(cases, count):
 def pytest_collection_modifyitems(items):
     """Marks as ``gate`` the cases of ``thorough`` tests that ``make test`` leaves out.
 
-    Of a test marked ``thorough(keep=k)``, k cases stay; without ``keep``, none.
+    Of a test marked ``thorough(keep=k)``, k cases stay; without ``keep``, none. Nor do the
+    examples in docstrings of the audit, each of which audits a program.
     """
     cases = {}
     for item in items:
         if item.get_closest_marker("thorough"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        elif item.path.is_relative_to(AUDIT):
+            item.add_marker("gate")
     for group in cases.values():
         keep = group[0].get_closest_marker("thorough").kwargs.get("keep", 0)
         kept = sample(group, keep)

@@ -8,10 +8,11 @@ import pytest
 from jax import lax
 
 import scalewise as sw
+from arrays import normal
 
 KEY = jax.random.key(0)
-TABLE = jax.random.normal(KEY, (1024, 8))
-W, X = jax.random.normal(KEY, (8,)), 200 * jax.random.normal(KEY, (64, 8))
+TABLE = normal(KEY, (1024, 8))
+W, X = normal(KEY, (8,)), 200 * normal(KEY, (64, 8))
 SKIPPING = optax.apply_if_finite(optax.sgd(0.1), 5)
 
 
@@ -104,7 +105,7 @@ CASES = {
     "where": (kept_by_where, "fp16", (W, X), "is_finite"),
     "cond": (kept_by_cond, "fp16", (W, X), "is_finite"),
     "position ids": (positions, "bf16", (jnp.ones(700),), "convert_element_type"),
-    "top_k": (router, "bf16", (jax.random.normal(KEY, (64, 8)),), "top_k"),
+    "top_k": (router, "bf16", (normal(KEY, (64, 8)),), "top_k"),
     "floor": (codebook, "bf16", (jnp.linspace(0, 900, 300),), "convert_element_type"),
     "bitcast": (stochastic, "bf16", (W,), "bitcast_convert_type"),
     "while": (steps_to_one, "bf16", (jnp.float32(0.00311),), "lt"),
@@ -127,7 +128,7 @@ def error(f, low, arguments):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 def test_the_error_is_that_of_emulation_against_the_plain_program(name):
     f, low, arguments, primitive = CASES[name]
     report = sw.audit(f, low, trials=0)(*arguments)
@@ -153,8 +154,8 @@ def test_equal_decisions_are_no_event():
     assert not any(e["differ"] for e in report.equations)
 
 
-def to_one(x):  # stalls in a narrow format: 0.5 + 0.001 is 0.5 in BF16
-    return lax.while_loop(lambda t: t < 1.0, lambda t: t + x, 0 * x)
+def to_one(x):  # stalls in a narrow format: 0.984375 + 0.001 is 0.984375 in BF16
+    return lax.while_loop(lambda t: t < 1.0, lambda t: t + x, 0.984375 + 0 * x)
 
 
 @pytest.mark.parametrize("low", ["bf16", "fp16_every_op"])

@@ -94,6 +94,7 @@ def test_another_narrow_format(low, other, x):
     assert check_applied(report, f, numbers) == "wider_result"
 
 
+@pytest.mark.thorough
 def test_masks_whose_sum_overflows_become_smaller():
     lowest = float(jnp.finfo(jnp.float16).min)  # FP16 holds it, and not twice
 
@@ -197,6 +198,7 @@ def any_error(monkeypatch):
     monkeypatch.setattr(_search.Search, "_rounding", 0.0)
 
 
+@pytest.mark.thorough
 def test_an_exception_to_a_recipe(any_error):
     recipe = sw.Recipe(forward=E4M3FN, backward=E4M3FN, storage=FP16)
 
@@ -331,6 +333,7 @@ def exponential(x):
     return jnp.log(y)
 
 
+@pytest.mark.thorough
 def test_three_faults_that_hide_each_other():
     def model(x):
         x = jnp.sin(x) + x

@@ -320,6 +320,7 @@ def test_a_pair_is_a_pytree():
     assert len(jax.tree.leaves(pair)) == 3
 
 
+@pytest.mark.thorough
 def test_low_may_be_a_policy_or_a_recipe():
     def f(x, w):
         return jnp.max(x @ w)

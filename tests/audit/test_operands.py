@@ -8,11 +8,10 @@ from examples.failures import recipes
 from jax import lax
 
 import scalewise as sw
+from arrays import normal
 
-DECAYS = 0.90 + 0.09 * jax.random.uniform(jax.random.key(0), (8, 64))
-INPUTS = jax.random.normal(jax.random.key(1), (64, 16)) * jnp.exp2(
-    jnp.linspace(-12.0, 12.0, 64)[:, None]
-)
+DECAYS = jnp.asarray(np.random.default_rng(0).uniform(0.90, 0.99, (8, 64)), jnp.float32)
+INPUTS = normal(1, (64, 16)) * np.exp2(np.linspace(-12, 12, 64, dtype=np.float32))[:, None]
 
 
 def product(w, x):
@@ -97,6 +96,7 @@ def loss(params, x):
     return jnp.sum(scores**2)
 
 
+@pytest.mark.thorough
 def test_the_gradients_of_weights_and_of_inputs_are_told_apart():
     params = {"in": jnp.ones((4, 6)) / 8, "layers": [jnp.eye(6) / 2, jnp.eye(6) / 3]}
     report = sw.audit(jax.grad(loss), "bf16", trials=0)(params, jnp.ones((3, 4)))

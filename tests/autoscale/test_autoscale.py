@@ -60,7 +60,7 @@ class TestPrograms:
 @pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
 class TestGradients:
     @pytest.mark.parametrize("recipe", [sw.recipes.fp16, EAGER], ids=["fp16", "all stored"])
-    @pytest.mark.thorough(keep=4)
+    @pytest.mark.thorough(keep=2)
     def test_inside_and_outside(self, f, recipe):
         want = jax.grad(scalar(f))(example())
         inside = jax.jit(sw.autoscale(jax.grad(scalar(f)), recipe))(example())

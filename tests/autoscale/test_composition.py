@@ -147,6 +147,7 @@ def test_an_equinox_step_that_returns_its_model():
     assert distance < 0.1 * jnp.linalg.norm(moved)
 
 
+@pytest.mark.thorough
 def test_a_flax_state_whose_step_is_a_python_number():
     """``TrainState.create`` sets step=0, which ``jax.jit`` traces: 1 / step is an infinity."""
     schedule = lambda step: 1e-2 * jnp.minimum(1.0, 1 / step)  # noqa: E731

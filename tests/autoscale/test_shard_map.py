@@ -1,8 +1,11 @@
 """Transformed functions inside ``jax.shard_map`` with its default checks, and on a mesh."""
 
+import pytest
+
 from devices import run_on_devices
 
 
+@pytest.mark.thorough
 def test_transforms_inside_a_checking_shard_map():
     run_on_devices(4, PROGRAM)
 

@@ -12,7 +12,7 @@ SAMPLERS = ("normal", "uniform", "gumbel", "exponential", "logistic", "laplace")
 
 
 @pytest.mark.parametrize("fmt", ["fp16", "e4m3fn"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_a_draw_is_float32s_rounded_once(fmt):
     def draws(key):
         return [getattr(jax.random, name)(key, (1 << 14,)) for name in SAMPLERS]

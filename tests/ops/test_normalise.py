@@ -37,6 +37,7 @@ def test_within_ulps_of_the_exact_quotient(name, n, f):
     assert (np.abs(got - want) <= 4 * ulp + slack).all()
 
 
+@pytest.mark.thorough
 def test_where_the_square_is_beyond_the_format():
     x = jnp.asarray([[60000.0, -60000.0, 30000.0, 100.0], [2.0**-24, 2.0**-23, 0, 0]], jnp.float16)
     for f in (rms_norm, layer_norm):
@@ -45,6 +46,7 @@ def test_where_the_square_is_beyond_the_format():
         np.testing.assert_allclose(got, want, rtol=2.0**-8, atol=2.0**-10)
 
 
+@pytest.mark.thorough
 def test_a_mean_far_beyond_the_deviation():
     """One pass has a variance of 0 here."""
     x = (RNG.standard_normal((4, 256)) + 100).astype(np.float16)

@@ -51,6 +51,7 @@ def test_the_bound_is_near_half_an_ulp_in_every_format():
 
 
 @pytest.mark.parametrize("name", ["fp16"])
+@pytest.mark.thorough
 def test_no_method_of_ours_fails_where_epsilon_dominates(name):
     compared, wrong = prove(format_(name), (3,))
     assert compared > 4000
@@ -182,6 +183,7 @@ def test_the_norm_overflows_only_if_it_must():
     assert float(l2_norm(half([2.0**-24, 0]))) == 2.0**-24
 
 
+@pytest.mark.thorough
 def test_an_unsigned_format_has_one_bit_more():
     wide = Format("ue5m11", 5, 11, signed=False)
     x = np.random.default_rng(0).standard_normal((50, 100)).astype(np.float16)

@@ -60,6 +60,7 @@ def test_the_classic_failures():
     assert float(ops.var(jnp.asarray(x))) == pytest.approx(x.astype(np.float64).var(), rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_masks():
     low = jnp.finfo(jnp.float16).min
     row = jnp.asarray([1.0, 1.0, low, -jnp.inf], jnp.float16)

@@ -48,7 +48,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 def test_any_optimizer_keeps_structure_and_trajectory(name):
     """One step from the start is the optimizer's own; later ones differ by the roundings."""
     plain, storages = OPTIMIZERS[name]

@@ -132,7 +132,7 @@ def test_a_non_finite_loss_keeps_the_scale():
 
 @pytest.mark.parametrize("weights", [None, "stochastic", "compensated", "plain"])
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 def test_narrow_weights(weights, dtype):
     train = step(loss, optax.adamw(1e-2), f"p={dtype},c={dtype},o=f32", weights=weights)
     state, metrics = run(train, params(), 30)
