@@ -129,4 +129,4 @@ format: $(VENV)/.ready    ## mend what lint and format can mend
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(NEWEST_VENV) .venv-bench .venv-scoreboard .venv-tpu $(GPU_PLUGIN)
+	rm -rf .compiled $(VENV) $(NEWEST_VENV) .venv-bench .venv-scoreboard .venv-tpu $(GPU_PLUGIN)
