@@ -23,7 +23,7 @@ Written by `python docs/gallery_page.py` from docs/gallery.jsonl, which
 `python -m proofs.gallery --record` writes: it checks that the audit finds each marked line and a
 fix that at least halves the error, the relative error of the outputs against float32, root mean
 square.
-What other tools say of these programs is in [scoreboard.md](scoreboard.md).
+[scoreboard.md](scoreboard.md) compares what other tools report for these programs.
 """
 SCORES = """
 ## Scores

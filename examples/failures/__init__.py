@@ -3,7 +3,7 @@
 `python -m proofs.gallery` audits all of them. The lines at fault are marked ``# <- here``. The
 arguments of ``attention.padded_encoder`` are made by ``attention.padded_encoder_arguments``:
 `scalewise audit examples/failures/attention.py:padded_encoder --format fp16 --args
-padded_encoder_arguments`. ``padded_encoder_fixed`` is the program as an expert would mend it.
+padded_encoder_arguments`. ``padded_encoder_fixed`` is the program as an expert would fix it.
 """
 
 import dataclasses

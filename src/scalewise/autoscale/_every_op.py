@@ -55,7 +55,7 @@ from ._rules import FALLBACK, RULES
 from ._search import TOP, bound_of, rescaled, rounded, zeros_exponent
 from ._value import ScaledValue, leading, materialize, per_slice, wide_dtype
 
-# What the float results of a function are: plain arrays, or ScaledArrays with either kind of scale.
+# The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.
 Outputs = Literal["arrays", "scales", "exponents"]
 SCALE = "scale"  # key of a value's memo: the measure that its scale was found by
 # Devices have different exponents, so that they exchange plain numbers.

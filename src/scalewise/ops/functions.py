@@ -20,7 +20,7 @@ from ..formats import CATALOGUE
 from ..formats import format as format_
 from ..rounding import round_to
 
-# What computes for a storage type: float32 for all that is narrower, itself for the others.
+# The dtype in which a storage dtype's numbers are computed: at least float32.
 COMPUTE: dict[Any, Any] = {
     np.dtype(f.dtype): np.dtype(np.float32) if f.bits < 32 else np.dtype(f.dtype)
     for f in CATALOGUE.values()

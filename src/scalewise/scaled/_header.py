@@ -97,7 +97,7 @@ def _constant(text: str) -> Any:
 
 
 def _integer(text: str) -> int | float:
-    """What serde_json reads as an unsigned integer of 64 bits; all others are floats there."""
+    """Returns an int where serde_json reads an unsigned integer of 64 bits, else a float as it."""
     small = len(text) <= 20 and not text.startswith("-") and int(text) < 2**64
     return int(text) if small else _float(text)
 

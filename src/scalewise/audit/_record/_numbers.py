@@ -26,7 +26,7 @@ NEVER = np.uint32(2**32 - 1)
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Numbers:
-    """What is recorded of n arrays so far.
+    """The statistics of n arrays up to now.
 
     Attributes:
         words: uint32[n, 4], see ``WORDS``: how often each was computed; the visit, and the clock,

@@ -31,7 +31,7 @@ COUNTED = ("nan", "overflow", "underflow")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
-    """What is left of an audit in one format, to reduce its findings.
+    """The parts of an audit in one format that reduce its findings.
 
     Attributes:
         program: with its arguments.

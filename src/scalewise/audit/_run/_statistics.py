@@ -90,7 +90,7 @@ class Tally:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """What is recorded of one result, in shapes that don't depend on the result's shape.
+    """The statistics of one result, in shapes that don't depend on the result's shape.
 
     Attributes:
         tally: counts over all its numbers.
