@@ -9,7 +9,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest check unit thorough format prove fuzz parity references bench scoreboard gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest check unit thorough format prove fuzz parity references bench scoreboard docs gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -89,6 +89,15 @@ scoreboard: $(VENV)/.ready .venv-scoreboard/.ready  ## the gallery through other
 	.venv-scoreboard/bin/python -m pip install --quiet --editable '.[train,tables]' --group scoreboard
 	@touch $@
 
+docs: .venv-docs/.ready   ## the site, in site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict $(ARGS)
+
+.venv-docs/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-docs/bin/python -m pip install --quiet --editable '.[train,tables]' --group docs
+	@touch $@
+
 references: $(VENV)/.ready  ## where other libraries' casts agree with ours, and where not
 	$(BIN)/python -m pip install --quiet --group prove
 	$(BIN)/python -m proofs.references
@@ -129,4 +138,4 @@ format: $(VENV)/.ready    ## mend what lint and format can mend
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .compiled $(VENV) $(NEWEST_VENV) .venv-bench .venv-scoreboard .venv-tpu $(GPU_PLUGIN)
+	rm -rf .compiled site $(VENV) $(NEWEST_VENV) .venv-bench .venv-docs .venv-scoreboard .venv-tpu $(GPU_PLUGIN)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,11 @@ def spread(values: list[float], digits: int) -> str:
     return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
 
 
+def quoted(text: str) -> str:
+    """Returns the text with qualified names and paths of leaves as code."""
+    return re.sub(r"(?:\[[^\]\s]+\])+|[\w.]*<\w+>[\w.<>]*", r"`\g<0>`", text)
+
+
 def cells(summary: dict[str, Any], method: dict[str, Any]) -> list[str]:
     by_seed = side_by_side.ratios(summary, method["name"])
     finals, scale = method["final_loss_by_seed"], method["loss_scale_at_end"]
@@ -145,7 +151,7 @@ def table(part: str, summary: dict[str, Any]) -> str:
     )
     rows = ["| " + " | ".join(cells(summary, m)) + " |" for m in summary["methods"]]
     firsts = [
-        f"`{m['name']}` diverges in step {first['step']}: {first['why']}."
+        f"`{m['name']}` diverges in step {first['step']}: {quoted(first['why'])}."
         for m in summary["methods"]
         if (first := m["first_non_finite"])
     ]

@@ -1,0 +1,173 @@
+"""Hooks of MkDocs: pages of the API and the command line, and of sources that pages link to.
+
+Nothing of this is written to the repository: the pages are made when the site is built.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from inspect import isclass, isfunction
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "scalewise"
+PACKAGES = {  # and what each page says first
+    "autoscale": "Runs a function on scaled arrays in narrow formats, with a recipe.",
+    "audit": "Finds the lines where a function loses accuracy, and tries fixes.",
+    "emulate": "Runs a function with each result rounded to a format.",
+    "autocast": "Chooses the dtype in which each operation runs.",
+    "training": "Loss scaling, narrow weights and moments, training steps and runs.",
+    "formats": "Floating-point formats as plain data.",
+    "rounding": "Rounds numbers to a format, and codes of numbers.",
+    "scaled": "Arrays with scales, operations on them, and quantization.",
+    "ops": "Norms, functions and sums in one format's arithmetic.",
+    "devices": "The formats that a device's matrix units multiply.",
+    "interpret": "The interpreter of JAX programs that the transformations are built on.",
+}
+LINK = re.compile(r"\]\(((?:\.\./)+)([^)#]*)\)")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Lists the API's pages in the navigation."""
+    pages = [{name: _page(name)} for name in PACKAGES]
+    for section in config.nav or []:
+        for entry in section.get("Reference", []):
+            if entry.get("Python") == "REFERENCE":
+                entry["Python"] = pages
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Adds the pages that are made here."""
+    for name, summary in PACKAGES.items():
+        _add(files, config, _page(name), _reference(name, summary))
+    _add(files, config, "reference/recipes.md", _recipes())
+    _add(files, config, "reference/command-line.md", _command_line())
+    for path in sorted(set(_linked_sources(config))):
+        _add(files, config, f"source/{path}.md", _source(path))
+
+
+def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
+    """Lets links to sources lead to their pages."""
+    up = "../" * page.file.src_uri.count("/")
+
+    def local(link: re.Match[str]) -> str:
+        path = _outside(page.file.src_uri, link[1] + link[2])
+        return link[0] if path is None else f"]({up}source/{path}.md)"
+
+    return LINK.sub(local, markdown)
+
+
+def _add(files: Files, config: MkDocsConfig, uri: str, text: str) -> None:
+    files.append(File.generated(config, uri, content=text))
+
+
+def _page(package: str) -> str:
+    return f"reference/{package}.md"
+
+
+# -- API -----------------------------------------------------------------------------------------
+
+
+def _reference(name: str, summary: str) -> str:
+    lines = [f"# scalewise.{name}", "", summary, ""]
+    for public in _public(name):
+        lines += [f"::: scalewise.{name}.{public}", ""]
+    return "\n".join(lines)
+
+
+def _public(name: str) -> Iterator[str]:
+    """Names of the functions and classes that a package exports as ``import X as X``."""
+    path = SOURCE / name
+    package = importlib.import_module(f"scalewise.{name}")
+    for node in ast.parse((path / "__init__.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            exported = [alias.name for alias in node.names if alias.asname == alias.name]
+            for public in exported:
+                value = getattr(package, public)
+                if not public.startswith("_") and (isfunction(value) or isclass(value)):
+                    yield public
+
+
+def _recipes() -> str:
+    from scalewise.autoscale import recipes
+
+    lines = ["# scalewise.autoscale.recipes", "", "[Recipes](../autoscale.md) describes them.", ""]
+    for name, recipe in recipes.CATALOGUE.items():
+        lines += [f"## {name}", "", f"    {recipe}", ""]
+    return "\n".join(lines)
+
+
+# -- command line --------------------------------------------------------------------------------
+
+
+def _command_line() -> str:
+    import click
+    from typer.main import get_command
+
+    from scalewise.cli import app
+
+    lines = ["# Command line", "", "Each subcommand calls one public function.", ""]
+
+    def describe(name: str, command: click.Command) -> None:
+        context = click.Context(command, info_name=name)
+        usage = " ".join(command.collect_usage_pieces(context))
+        lines.extend([f"## {name}", "", "    " + f"{name} {usage}", ""])
+        lines.extend([_paragraphs(command.help), ""])
+        rows = [r for p in command.params if (r := p.get_help_record(context))]
+        if rows:
+            lines.extend(["| option | |", "|---|---|"])
+            lines.extend(f"| `{_cell(option)}` | {_cell(text)} |" for option, text in rows)
+            lines.append("")
+        for sub, child in sorted(getattr(command, "commands", {}).items()):
+            describe(f"{name} {sub}", child)
+
+    for sub, child in sorted(get_command(app).commands.items()):  # pyright: ignore
+        describe(f"scalewise {sub}", child)
+    return "\n".join(lines)
+
+
+def _paragraphs(text: str | None) -> str:
+    return re.sub(r"[\b\f]", "", text or "").strip()
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+# -- sources -------------------------------------------------------------------------------------
+
+
+def _outside(page: str, link: str) -> str | None:
+    """The path in the repository that a page's relative link leads to, if it is outside of docs."""
+    target = (ROOT / "docs" / page).parent / link
+    path = target.resolve()
+    if path.is_relative_to(ROOT / "docs") or not path.is_relative_to(ROOT) or not path.exists():
+        return None
+    return path.relative_to(ROOT).as_posix()
+
+
+def _linked_sources(config: MkDocsConfig) -> Iterator[str]:
+    folder = Path(config.docs_dir)
+    for page in folder.rglob("*.md"):
+        uri = page.relative_to(folder).as_posix()
+        for link in LINK.finditer(page.read_text(encoding="utf-8")):
+            path = _outside(uri, link[1] + link[2])
+            if path is not None:
+                yield path
+
+
+def _source(path: str) -> str:
+    file = ROOT / path
+    if file.is_dir():
+        inside = sorted(p.name for p in file.iterdir() if not p.name.startswith(("_", ".")))
+        return f"# {path}\n\n" + "\n".join(f"- `{name}`" for name in inside) + "\n"
+    language = {".py": "python", ".toml": "toml", ".md": "markdown"}.get(file.suffix, "text")
+    text = file.read_text(encoding="utf-8")
+    return f"# {path}\n\n~~~~~~{language}\n{text}\n~~~~~~\n"
