@@ -73,3 +73,10 @@ def test_packed_arrays_have_the_expected_size():
 def test_invalid_arguments_are_rejected(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "e2m1fn", "fp16"])
+def test_codes_in_a_jax_array_are_decoded_outside_of_jit_too(fmt):
+    fmt = CATALOGUE[fmt]
+    codes = np.arange(0, 2**fmt.bits, 7, np.uint8 if fmt.bits <= 8 else np.uint16)
+    np.testing.assert_array_equal(decode(jnp.asarray(codes), fmt), fmt.decode(codes))

@@ -16,6 +16,7 @@ from ._explain import explain as explain
 from ._narrow import SqrtStored as SqrtStored
 from ._narrow import is_stored as is_stored
 from ._narrow import store as store
+from ._narrow import store_array as store_array
 from ._operand_settings import Operand as Operand
 from ._operand_settings import Products as Products
 from ._overrides import FormatOverrides as FormatOverrides

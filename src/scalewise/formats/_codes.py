@@ -24,10 +24,12 @@ def check_codes(fmt: Any, codes: Any) -> None:
     Raises:
         ValueError: a code is below 0, or not below 2^bits.
     """
-    if codes.size and (codes.min() < 0 or codes.max() >= 2**fmt.bits):
+    if not codes.size:
+        return
+    lowest, highest = int(codes.min()), int(codes.max())  # JAX compares 256 to a uint8 as 0
+    if lowest < 0 or highest >= 2**fmt.bits:
         raise ValueError(
-            f"codes of {fmt.name} are from {codes.min()} to {codes.max()}; "
-            f"expected 0 to {2**fmt.bits - 1}"
+            f"codes of {fmt.name} are from {lowest} to {highest}; expected 0 to {2**fmt.bits - 1}"
         )
 
 

@@ -27,11 +27,16 @@ from ._loss_scale import loss_scaled as loss_scaled
 from ._loss_scale import scale_loss as scale_loss
 from ._loss_scale import unscale as unscale
 from ._moments import NARROW_ADAM as NARROW_ADAM
+from ._moments import STATES as STATES
 from ._moments import store_state as store_state
 from ._moments import widen as widen
 from ._reduce import mean_over as mean_over
 from ._state import Metrics as Metrics
 from ._state import TrainState as TrainState
+from ._state_codes import ExpandedStorage as ExpandedStorage
+from ._state_codes import ExpandedStored as ExpandedStored
+from ._state_codes import TableStorage as TableStorage
+from ._state_codes import TableStored as TableStored
 from ._step import Step as Step
 from ._step import step as step
 from ._train import RECIPES as RECIPES

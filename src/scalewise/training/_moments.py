@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from ..autoscale import Recipe, Storage, is_stored, store
+from ..autoscale import Recipe, Storage, is_stored, store_array
 from ..formats import E4M3FN, FP16
+from ._state_codes import ExpandedStorage, ExpandedStored, TableStorage, TableStored
 
 Tree = Any
+STORAGES = Storage | TableStorage | ExpandedStorage
 
 # Three bytes per parameter for Adam's two moments. Like the first moment, the square root of the
 # second has the gradients' exponents; E4M3 would flush what is 2^18 below the maximum, FP16 2^40.
@@ -23,9 +25,26 @@ NARROW_ADAM: Mapping[str, Storage] = {
 }
 
 
+# Optimizer states by name, for Adam's two moments; bytes per parameter in comments.
+STATES: Mapping[str, Mapping[str, Any]] = {
+    "narrow_adam": NARROW_ADAM,  # 3
+    # FP8-LM (arXiv 2310.18313); a nonzero second moment never becomes zero. 3
+    "fp8_lm": {r"\.mu\b": Storage(E4M3FN), r"\.nu\b": Storage(FP16, nonzero=True)},
+    # COAT (arXiv 2410.19313): both moments E4M3, in expanded blocks of 128. 2.19
+    "coat": {r"\.mu\b": ExpandedStorage(), r"\.nu\b": ExpandedStorage()},
+    # bitsandbytes' 8-bit Adam (arXiv 2110.02861), blocks of 256. 2.03
+    "adam8bit": {r"\.mu\b": TableStorage(), r"\.nu\b": TableStorage(signed=False)},
+    # torchao's 4-bit Adam (after arXiv 2309.01507), blocks of 128. 1.06
+    "adam4bit": {
+        r"\.mu\b": TableStorage(4, block=128),
+        r"\.nu\b": TableStorage(4, signed=False, table="linear", block=128),
+    },
+}
+
+
 def store_state(
     optimizer: optax.GradientTransformation,
-    storages: Mapping[str, Storage | Any] = NARROW_ADAM,
+    storages: Mapping[str, Any] | str = NARROW_ADAM,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer so that its state is stored in narrow formats, with scales.
 
@@ -35,14 +54,17 @@ def store_state(
 
     Args:
         optimizer: any optax transformation.
-        storages: maps regular expressions to a :class:`~scalewise.Storage`, or to a format, which
-            means ``Storage(format)``. Each float leaf of the optimizer's state is stored by the
-            first expression that is found in its path, written as by ``jax.tree_util.keystr``
-            (``"[0].mu['w']"``). By default E4M3 first moments and FP16 roots of second moments.
+        storages: maps regular expressions to a :class:`~scalewise.Storage`, :class:`TableStorage`
+            or :class:`ExpandedStorage`, or to a format, which means ``Storage(format)``; or one of
+            the names of ``STATES`` (``"coat"``, ``"adam8bit"``). Each float leaf of the optimizer's
+            state is stored by the first expression that is found in its path, written as by
+            ``jax.tree_util.keystr`` (``"[0].mu['w']"``). By default E4M3 first moments and FP16
+            roots of second moments.
 
     Returns:
-        A transformation whose state holds :class:`~scalewise.ScaledArray` and
-        :class:`~scalewise.SqrtStored` leaves: pytrees that can be jitted and checkpointed.
+        A transformation whose state holds :class:`~scalewise.ScaledArray`,
+        :class:`~scalewise.SqrtStored`, :class:`TableStored` and :class:`ExpandedStored` leaves:
+        pytrees that can be jitted and checkpointed.
 
     Raises:
         ValueError: a format or regular expression is invalid; or, in ``init``, an expression is
@@ -55,31 +77,57 @@ def store_state(
         >>> state[0].mu["w"].data.dtype.name, state[0].nu["w"].scale.shape
         ('bfloat16', (4, 2))
     """
-    pairs = storages.items()
-    recipe = Recipe(state=tuple((p, s if isinstance(s, Storage) else Storage(s)) for p, s in pairs))
+    if isinstance(storages, str):
+        if storages not in STATES:
+            raise ValueError(
+                f"store_state: {storages!r} is no optimizer state; expected one of "
+                + ", ".join(map(repr, STATES))
+            )
+        storages = STATES[storages]
+    pairs = [(p, s if isinstance(s, STORAGES) else Storage(s)) for p, s in storages.items()]
+    Recipe(state=tuple((p, Storage(FP16)) for p, _ in pairs))  # checks the expressions
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: Tree) -> Tree:
         state = inner.init(params)
-        _check_patterns(recipe, state)
-        return store(state, recipe)
+        _check_patterns([p for p, _ in pairs], state)
+        return _stored(state, pairs)
 
     def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
         updates, after = inner.update(updates, widen(state), params, **extra)
-        return updates, store(after, recipe)
+        return updates, _stored(after, pairs)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def widen(tree: Tree) -> Tree:
-    """Returns a pytree with its stored leaves (ScaledArray, SqrtStored) as plain arrays."""
-    return jax.tree.map(lambda x: x.value() if is_stored(x) else x, tree, is_leaf=is_stored)
+    """Returns a pytree with its stored leaves (ScaledArray, SqrtStored...) as plain arrays."""
+    return jax.tree.map(lambda x: x.value() if _is_stored(x) else x, tree, is_leaf=_is_stored)
 
 
-def _check_patterns(recipe: Recipe, state: Tree) -> None:
+def _is_stored(x: Any) -> bool:
+    return is_stored(x) or isinstance(x, TableStored | ExpandedStored)
+
+
+def _stored(state: Tree, pairs: Sequence[tuple[str, Any]]) -> Tree:
+    """Returns a state with each float leaf stored as the first pattern found in its path says."""
+
+    def leaf(path: Any, x: Any) -> Any:
+        name = jax.tree_util.keystr(path)
+        storage = next((s for p, s in pairs if re.search(p, name)), None)
+        floats = jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        if storage is None or not floats or jnp.size(x) < storage.min_size:
+            return x
+        x = jnp.asarray(x)
+        return store_array(x, storage) if isinstance(storage, Storage) else storage.store(x)
+
+    return jax.tree_util.tree_map_with_path(leaf, state)
+
+
+def _check_patterns(patterns: Sequence[str], state: Tree) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(state)
     paths = [jax.tree_util.keystr(p) for p, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
-    for pattern, _ in recipe.state:
+    for pattern in patterns:
         if not any(re.search(pattern, path) for path in paths):
             shown = ", ".join(paths[:6]) + (", ..." if len(paths) > 6 else "")
             raise ValueError(

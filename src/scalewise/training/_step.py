@@ -217,7 +217,7 @@ def step(
     *,
     scaling: LossScale | None = None,
     weights: Weights | None = None,
-    moments: Mapping[str, Any] | None = None,
+    moments: Mapping[str, Any] | str | None = None,
     clip: float | None = None,
     accumulate: int = 1,
     has_aux: bool = False,

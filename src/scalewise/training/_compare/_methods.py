@@ -13,7 +13,7 @@ from ..._user_file import InputError
 from ...autoscale import AmaxHistory, Recipe, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
 from .._loss_scale import DynamicLossScale, StaticLossScale
-from .._moments import NARROW_ADAM
+from .._moments import NARROW_ADAM, STATES
 from .._step import step
 from ._program import Program, Step, Tree, params_of
 
@@ -227,6 +227,10 @@ METHODS: dict[str, Method] = {
             policy="p=f16,c=f16",
             weights="stochastic",
             moments=NARROW_ADAM,
+        ),
+        *(
+            stepped(f"state-{name}", f"float32, the optimizer's state as {name}", moments=name)
+            for name in STATES
         ),
         *(
             scaled(name, recipe, f"autoscale, recipes.{name}")
