@@ -39,6 +39,21 @@ def test_finding_names_the_overflow_and_not_the_nan_that_follows():
     assert worst.non_finite_after == 0
 
 
+@pytest.mark.parametrize(
+    ("factors", "scope"),
+    [((2.0, 300.0, 300.0, 300.0), "c"), ((2.0, 1e-6, 1e6, 1.0), "b")],  # inf; a subnormal number
+)
+def test_scope_is_that_of_the_worst_equation_of_a_line(factors, scope):
+    def f(x):
+        for name, factor in zip("abcd", factors, strict=True):
+            with jax.named_scope(name):
+                x = x * factor
+        return x
+
+    found = sw.audit(f, "fp16", trials=0)(jnp.full(4, 100 / 3)).unfixed
+    assert [(x.scope, x.equations) for x in found] == [(scope, (0, 1, 2, 3))]
+
+
 def test_underflow_of_gradients_is_fixed_by_a_loss_scale():
     def loss(w, x):
         return jnp.mean(jnp.square(x @ w)) * 2.0**-20  # tiny gradients

@@ -24,7 +24,7 @@ class Finding:
         file, line, function: where the user wrote it; None, 0, "" if unknown.
         source: the line itself.
         primitive: the operation.
-        scope: the name stack of the first of its equations.
+        scope: the name stack of the equation that harms most; of several that overflow, the first.
         direction: "forward", "backward" or "optimizer".
         iteration: the iteration of the surrounding loop at which it first overflowed or became NaN;
             None outside of loops and where neither happened.
@@ -97,7 +97,7 @@ def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
         function=first.function,
         source=source_line(first.file, first.line),
         primitive=first.primitive,
-        scope=first.scope,
+        scope=group.worst_equation(fmt).scope,
         direction=first.direction,
         iteration=int(min(iterations)) if iterations else None,
         introduced=group.worst("introduced"),

@@ -9,6 +9,7 @@ from .._run._equation_statistics import TOTALS, Equations, EquationStatistics
 from ._causes import Causes
 
 AMPLIFIED = 8.0  # from this factor an operation is ill-conditioned on its operands
+OUT_OF_RANGE = 1e6  # the harm of an overflow or a NaN at the first equation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,20 +77,33 @@ class Group:
     def weight(self, fmt: Format) -> float:
         """Returns a guess of how much this group harms the outputs; the search starts at the
         largest.
+        """
+        worst = self.worst_equation(fmt)
+        equations = (worst,) if _is_out_of_range(worst) else self.equations
+        return sum(self.harm(e, fmt) for e in equations)
+
+    def worst_equation(self, fmt: Format) -> EquationStatistics:
+        """Returns the equation that harms most; of several that overflow, the earliest."""
+        return max(self.equations, key=lambda e: self.harm(e, fmt))
+
+    def harm(self, equation: EquationStatistics, fmt: Format) -> float:
+        """Returns an equation's part of the weight.
 
         Additions that change nothing count by the error they make; inside a loop each counts fully.
         """
-        score = 0.0
-        for e in self.equations:
-            if e["nan"] or e["overflowed"]:
-                return 1e6 - e.index  # the earliest usually causes the others
-            lost = 1.0 if e.looped else min(16 * e.introduced / float(fmt.eps), 1.0)
-            lost *= 0.0 if e.adds_constant else e.share("swamped")
-            made = min(e.introduced, 10.0) + e.share("flushed") + lost
-            amplifies = self._carries(e) and (e["cancelled"] > 0 or self.factor >= AMPLIFIED)
-            score += made + (min(e.inherited, 10.0) if amplifies else 0.0)
-            score += min(10 * e.share("differ"), 1.0) + e.share("operands_saturated")
-        return score
+        e = equation
+        if _is_out_of_range(e):
+            return OUT_OF_RANGE - e.index  # the earliest usually causes the others
+        lost = 1.0 if e.looped else min(16 * e.introduced / float(fmt.eps), 1.0)
+        lost *= 0.0 if e.adds_constant else e.share("swamped")
+        made = min(e.introduced, 10.0) + e.share("flushed") + lost
+        amplifies = self._carries(e) and (e["cancelled"] > 0 or self.factor >= AMPLIFIED)
+        made += min(e.inherited, 10.0) if amplifies else 0.0
+        return made + min(10 * e.share("differ"), 1.0) + e.share("operands_saturated")
+
+
+def _is_out_of_range(equation: EquationStatistics) -> bool:
+    return bool(equation["nan"] or equation["overflowed"])
 
 
 def groups(equations: Equations, fmt: Format, causes: Causes | None = None) -> list[Group]:
