@@ -1,0 +1,156 @@
+"""The interactive page of formats: its catalogue, and in a browser its casts beside ours."""
+
+import base64
+import html
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from pages import page_script
+from scalewise.formats import CATALOGUE, Format
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+PAGE = page_script("explore_page")
+CUSTOM = [
+    Format("e6m9", 6, 9),
+    Format("e3m0", 3, 0, nan="none", infinities=False),
+    Format("e5m3b", 5, 3, bias=20, subnormals=False, infinities=False, nan="negative_zero"),
+]
+FORMATS = [*(f for f in CATALOGUE.values() if f.bits <= PAGE.WIDEST), *CUSTOM]
+MODES = (
+    "nearest_even", "nearest_away", "toward_zero", "toward_positive", "toward_negative",
+    "away_from_zero", "to_odd",
+)  # fmt: skip
+PROBE = """<pre id="out"></pre><script>
+addEventListener("load", async () => {
+  const asked = %s, {Format, CATALOGUE, MODES, effect, load, parsed} = scalewise, found = {};
+  const number = x => ({inf: Infinity, "-inf": -Infinity, nan: NaN})[x] ?? Number(x);
+  const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
+  found.modes = Object.keys(MODES);
+  found.codes = asked.formats.map(p => {
+    const f = new Format(p);
+    return asked.modes.map(mode => [false, true, "finite"].map(saturate =>
+      asked.values.map(x => f.encode(number(x), mode, saturate))));
+  });
+  found.parsed = ["2^-9", "-2^3", "1e-3", "inf", "x", ""].map(parsed);
+  found.tables = [];
+  for (const [name, data] of asked.files) {
+    await load(new File([bytes(data)], name));
+    found.tables.push([document.getElementById("file-error").textContent,
+      [...document.querySelectorAll("#tensors tbody tr")].map(r => [...r.cells].map(c => c.textContent))]);
+  }
+  const bits = document.getElementById("first-mantissa_bits");
+  bits.value = 99;
+  bits.dispatchEvent(new Event("input"));
+  found.refused = document.getElementById("refused").textContent;
+  document.getElementById("out").textContent = JSON.stringify(found, (k, x) =>
+    typeof x === "number" && !isFinite(x) ? String(x) : x);
+});
+</script></body>"""  # noqa: E501
+
+
+def test_the_catalogue_is_current():
+    assert PAGE.FILE.read_text() == PAGE.page(), "run `python docs/explore_page.py`"
+    assert "http" not in PAGE.FILE.read_text().replace("http://www.w3.org/2000/svg", "").replace(
+        "http-equiv", ""
+    )
+
+
+def asked_numbers(f):
+    """Numbers at and around those of a format, its limits and special values."""
+    some = f.values() if f.bits <= 8 else f.decode(np.linspace(0, 2**f.bits - 1, 97).astype(int))
+    some = some[np.isfinite(some)]
+    edges = [float(x) for x in (f.max, f.smallest, f.smallest_normal)]
+    edges += [x * y for x in edges for y in (0.25, 0.5, 0.75, 1.0625, 1.25, 2.0)]
+    numbers = np.concatenate([some, (some[1:] + some[:-1]) / 2, some * 1.01, edges])
+    return np.concatenate([numbers, -numbers, [0.0, -0.0, np.inf, -np.inf, np.nan]])
+
+
+def file_of(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
+def test_its_casts_and_files_in_a_browser(tmp_path):
+    values = np.unique(np.concatenate([asked_numbers(f) for f in FORMATS if f.bits <= 8]))
+    values = np.concatenate([values, asked_numbers(CATALOGUE["fp16"]), [-0.0]])
+    weights = np.random.default_rng(0).normal(size=(40, 50)).astype(np.float32)
+    weights[0, :3] = 1000, 1e-9, np.inf
+    safe = base64.b64encode(save({"w": weights.astype(np.float16)})).decode()
+    asked = {
+        "formats": [_fields(f) for f in FORMATS],
+        "modes": MODES,
+        "values": [repr(float(x)) for x in values],
+        "files": [
+            ["a.npy", file_of(weights)],
+            ["b.safetensors", safe],
+            ["c.npy", file_of(weights)[:400]],
+            ["d.txt", base64.b64encode(b"no numbers").decode()],
+        ],
+    }
+    text = PAGE.FILE.read_text().replace("</body>", PROBE % json.dumps(asked))
+    (tmp_path / "page.html").write_text(text)
+    found = answers((tmp_path / "page.html").as_uri(), tmp_path)
+
+    assert found["modes"] == list(MODES)
+    assert found["parsed"] == [2**-9, -8, 1e-3, "Infinity", None, None]
+    for f, by_mode in zip(FORMATS, found["codes"], strict=True):
+        for mode, by_saturation in zip(MODES, by_mode, strict=True):
+            for saturate, codes in zip((False, True, "finite"), by_saturation, strict=True):
+                expected = f.encode(values, rounding=mode, saturate=saturate)
+                wrong = np.flatnonzero(np.array(codes) != expected)
+                assert not wrong.size, (f.name, mode, saturate, values[wrong[:5]])
+    assert found["refused"] == "No such format: mantissa bits are an integer from 0 to 23 here."
+
+    (plain, halves, cut, foreign) = found["tables"]
+    for (error, rows), array in ((plain, weights), (halves, weights.astype(np.float16))):
+        assert error == ""
+        ((_, name, count, _, scale, infinite, over, zero, _, sqnr),) = rows
+        assert (name, int(count), int(infinite), scale) == ("e4m3fn", 2000, 1, "2^0")
+        x = array[np.isfinite(array)].astype(np.float64)
+        codes = CATALOGUE["e4m3fn"].encode(x)
+        y = CATALOGUE["e4m3fn"].decode(codes)
+        kept = np.isfinite(y)
+        for shown, counted in ((over, ~kept), (zero, (y == 0) & (x != 0))):
+            number, unit = shown.split()
+            assert unit == "%"
+            assert float(number) == pytest.approx(100 * np.mean(counted), rel=0.005)
+        noise = np.sum((y - x)[kept] ** 2)
+        assert float(sqnr) == pytest.approx(10 * math.log10(np.sum(x[kept] ** 2) / noise), abs=0.06)
+    assert cut == ["c.npy can't be read: the file is shorter than its header says", []]
+    assert foreign == ["d.txt can't be read: it is neither a .npy nor a .safetensors file", []]
+
+
+def _fields(f):
+    names = (
+        "name exponent_bits mantissa_bits bias signed subnormals infinities nan negative_zero zero"
+    )
+    return {name: getattr(f, name) for name in names.split()}
+
+
+def answers(address, folder):
+    """Returns what the probe in the page has written."""
+    assert BROWSER is not None
+    done = subprocess.run(
+        [
+            BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
+            "--disable-background-networking", "--enable-logging=stderr",
+            f"--user-data-dir={folder}/profile", "--virtual-time-budget=20000", "--dump-dom",
+            address,
+        ],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert not re.search(r"CONSOLE.*(Error|Uncaught|Refused)", done.stderr), done.stderr
+    return json.loads(
+        html.unescape(done.stdout.partition('<pre id="out">')[2].partition("</pre>")[0])
+    )
