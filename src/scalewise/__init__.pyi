@@ -29,6 +29,7 @@ from .formats import Format as Format
 from .formats import format as format
 from .scaled import Amax as Amax
 from .scaled import Delayed as Delayed
+from .scaled import Fixed as Fixed
 from .scaled import FourOverSix as FourOverSix
 from .scaled import LeastSquares as LeastSquares
 from .scaled import MsEden as MsEden

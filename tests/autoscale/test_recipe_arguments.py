@@ -1,6 +1,8 @@
 """Recipes refuse invalid arguments, and their repr evaluates to them."""
 
 import dataclasses
+import pathlib
+import re
 
 import jax.numpy as jnp
 import pytest
@@ -39,3 +41,10 @@ def test_a_recipes_repr_evaluates_to_the_recipe(name):
         assert eval(repr(recipe), names | {x: getattr(sw, x) for x in dir(sw)}) == recipe
     storage = dataclasses.replace(recipe, state=((r"\.mu", sw.Storage("e4m3fn")),))
     assert repr(storage).count("Storage(") == 1
+
+
+def test_the_page_of_recipes_has_a_row_for_each():
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+    rows = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
+    names = {name for row in rows for name in re.findall("`([^`]+)`", row)}
+    assert set(sw.recipes.CATALOGUE) == {name for name in names if "/" not in name}

@@ -7,7 +7,7 @@ from typing import Any
 from .._resolve import unknown
 from ..formats import BF16, E4M3FN, E5M2, FP16, FP32, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from ..formats import NVFP4 as NVFP4_BLOCKS
-from ..scaled import Amax, Delayed, FourOverSix, MsEden, Mx, Quest, Unit
+from ..scaled import Amax, Delayed, Fixed, FourOverSix, MsEden, Mx, Quest, Unit
 from ._operand_settings import Operand, Products
 from ._recipe import Recipe
 
@@ -127,6 +127,8 @@ tetrajet2 = Recipe(
 )
 # Scales predicted from shapes, without a pass over the data (arXiv 2303.11257).
 unit_scaling = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Unit())
+# No scales at all, for programs of unit variance (scalewise.training.mu_s; arXiv 2502.05967).
+mu_s = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Fixed())
 # Every result rounded to FP16 with a scale of its own: found from the data, or propagated
 # (Scalify, arXiv 2407.17353).
 fp16_every_op = Recipe(store="every_op", storage=FP16, rescale="max")

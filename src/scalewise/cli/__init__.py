@@ -6,6 +6,7 @@ from ._audit import audit, diff
 from ._cast import cast
 from ._compare import compare
 from ._formats import formats, inspect
+from ._recipes import recipes
 from ._record import record
 from ._refusal import run
 from ._table import table
@@ -25,6 +26,7 @@ app.command("compare")(compare)
 app.command("train")(train)
 app.command("cast")(cast)
 app.command("formats")(formats)
+app.command("recipes")(recipes)
 app.add_typer(table, name="table")
 app.command("inspect", context_settings={"ignore_unknown_options": True})(inspect)
 

@@ -66,6 +66,7 @@ from ._safetensors import load_safetensors as load_safetensors
 from ._safetensors import save_safetensors as save_safetensors
 from ._scaling import Amax as Amax
 from ._scaling import Delayed as Delayed
+from ._scaling import Fixed as Fixed
 from ._scaling import LeastSquares as LeastSquares
 from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms

@@ -171,6 +171,31 @@ class Unit(Scaling):
         return Unit(self.terms * 4.0**spread)
 
 
+@dataclasses.dataclass(frozen=True)
+class Fixed(Scaling):
+    """Scales every array by the same power of two, without reading it; by default not at all.
+
+    For programs whose weights, activations and gradients have unit variance by construction (µnit
+    scaling, arXiv 2502.05967). Elements beyond the format's largest number saturate.
+
+    Attributes:
+        exponent: the scale is ``2**exponent``.
+    """
+
+    exponent: int = 0
+    name = "fixed"
+    source = "shapes"
+
+    def __post_init__(self):
+        if not isinstance(self.exponent, int) or not -126 <= self.exponent <= 126:
+            raise ValueError(
+                f"Fixed: exponent is {self.exponent!r}; expected an integer from -126 to 126"
+            )
+
+    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
+        return Unit(4.0**self.exponent).scale(x, fmt, axes, keepdims)
+
+
 @jax.tree_util.register_pytree_node_class
 class Delayed(Scaling):
     """Scales by the largest magnitude of the last few arrays (delayed scaling), one per tensor.

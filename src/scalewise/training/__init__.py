@@ -2,6 +2,7 @@
 
 from .._deprecated import renamed_exports
 from . import _optax as _optax
+from . import mu_s as mu_s
 from ._compare import DEMO as DEMO
 from ._compare import METHODS as METHODS
 from ._compare import Comparison as Comparison

@@ -156,6 +156,7 @@ WHAT = {
     "quartet2": "NVFP4, 4/6 forward, MS-EDEN backward",
     "tetrajet2": "NVFP4, nearest forward, unbiased stochastic rounding backward",
     "unit_scaling": "fp8, scales from shapes alone",
+    "mu_s": "fp8 without scales, for programs of unit variance",
     "fp16_every_op": "each result in FP16, scales found anew by the maximum",
     "scalify": "each result in FP16, scales propagated",
 }
