@@ -76,6 +76,8 @@ each format (`sw.saturation(rule, fmt)`):
   6220](https://github.com/onnx/onnx/issues/6220), [pull request
   7130](https://github.com/onnx/onnx/pull/7130)).
 
+In a shell: `scalewise cast x.npy --to e4m3fnuz --rule onnx-19`.
+
 """
 
 E8M0_TEXT = """

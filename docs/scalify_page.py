@@ -36,8 +36,8 @@ computes every operation on such pairs, so that data stay near 1 in a narrow for
 | a registry of scaled primitives | rules by family: [coverage.md](coverage.md) |
 | `Pow2RoundMode`, global configuration | scales are powers of two; a `Recipe` is an argument |
 
-What jax-scalify doesn't have: `scan`, `while`, `cond`, gathers, batched products, `vmap` outside,
-and JAX newer than 0.4.35. What is different: `autoscale(f, "scalify")` finds a scale from the data
+jax-scalify doesn't have `scan`, `while`, `cond`, gathers, batched products, `vmap` outside,
+and JAX newer than 0.4.35. A difference: `autoscale(f, "scalify")` finds a scale from the data
 after products of matrices, sums, powers and quotients, since scales that are only propagated lost
 the gradients of a transformer ([side_by_side.md](side_by_side.md)).
 

@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from scalewise.cli import app
 from scalewise.formats import E4M3FN
+from scalewise.formats import format as format_
 
 
 def invoke(*arguments):
@@ -22,6 +23,19 @@ def test_codes_and_report(tmp_path):
     assert "5 numbers, SQNR 19.7 dB, largest relative error 1," in result.stdout
     assert "1 beyond the largest number, 1 flushed to zero" in result.stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.e4m3fn.npy", "a.npy"]
+
+
+def test_a_published_rule_of_saturation(tmp_path):
+    np.save(tmp_path / "a.npy", np.float32([500, np.inf]))
+    for rule, want in (("onnx", [240, 240]), ("onnx-19", [240, np.nan])):
+        result = invoke(tmp_path / "a.npy", "--to", "e4m3fnuz", "--rule", rule)
+        assert result.exit_code == 0, result.output
+        codes = np.load(tmp_path / "a.e4m3fnuz.npy")
+        np.testing.assert_array_equal(format_("e4m3fnuz").decode(codes), want)
+    both = invoke(tmp_path / "a.npy", "--to", "e4m3fnuz", "--rule", "onnx", "--saturate")
+    assert "--saturate and --rule are given; expected one of them" in both.stderr
+    other = invoke(tmp_path / "a.npy", "--to", "e3m4", "--rule", "onnx")
+    assert "saturate='onnx' says nothing of e3m4" in other.stderr
 
 
 @pytest.mark.parametrize("values", [[], [0, -0.0], [1, 2], [np.nan, np.inf]])

@@ -71,6 +71,7 @@ def test_in_fp16_squares_may_overflow(library, kind):
         assert jnp.isfinite(pull(y)[0]).all()
 
 
+@pytest.mark.thorough
 def test_parameters_are_those_of_the_library():
     for kind in ("LayerNorm", "RMSNorm"):
         a, b = (nnx.state(of_nnx(kind, ours), nnx.Param) for ours in (True, False))

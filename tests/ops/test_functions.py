@@ -161,6 +161,12 @@ def test_the_command(tmp_path):
     result = CliRunner().invoke(app, ["table", "cast", "--format", "e4m3fn"])
     assert result.exit_code == 0
     assert "normal" in result.stdout
+    result = CliRunner().invoke(app, ["table", "cast", "--distribution", "log_uniform"])
+    assert "0.0001761" in result.stdout
+    result = CliRunner().invoke(app, ["table", "ranges", "exp", "relu", "--format", "e5m2"])
+    assert "12..5.734e+04" in result.stdout
+    command = ["table", "functions", "rsqrt", "--domain", "normal"]
+    assert "0.03123" in CliRunner().invoke(app, command, env={"COLUMNS": "200"}).stdout
 
 
 @pytest.mark.parametrize(
@@ -169,6 +175,8 @@ def test_the_command(tmp_path):
         (["functions", "--format", "fp32"], "fp32 isn't tabulated; expected"),
         (["functions", "sine"], "no function is called 'sine'; there are sin"),
         (["cast", "--format", "fp32"], "fp32 is no narrow format"),
+        (["cast", "--distribution", "normal"], "distribution is 'normal'; expected 'float32' or"),
+        (["ranges", "--format", "fp32"], "fp32 is no format of up to 16 bits"),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments, message):

@@ -19,6 +19,9 @@ def cast(
         str, typer.Option(help="nearest_even, nearest_away, toward_zero, to_odd, ...")
     ] = "nearest_even",
     saturate: Annotated[bool, typer.Option(help="Round overflow to the largest number.")] = False,
+    rule: Annotated[
+        str | None, typer.Option(help="A published rule of saturation: onnx, onnx-19.")
+    ] = None,
 ) -> None:
     """Cast the arrays in a file to a format's codes, rounded once, and report the error.
 
@@ -29,17 +32,22 @@ def cast(
 
     from .._resolve import as_format
     from ..formats import BlockFormat
+    from ..scaled import saturation
     from ._checkpoint import cast_checkpoint, read, report, target_of
 
     with refusal(ValueError):
         fmt = as_format(to, "--to", blocks=True)
         if data.suffix == ".safetensors" or isinstance(fmt, BlockFormat):
-            if saturate:
-                raise ValueError("--saturate is for .npy: with scales no number overflows")
+            if saturate or rule:
+                name = "--saturate" if saturate else "--rule"
+                raise ValueError(f"{name} is for .npy: with scales no number overflows")
             return cast_checkpoint(data, fmt, out, rounding)
         target = target_of(data, out, f"{data.stem}.{fmt.name}.npy")
         x = read(data)
-        codes = np.array(fmt.encode(x, rounding=rounding, saturate=saturate), order="C")
+        if saturate and rule:
+            raise ValueError("--saturate and --rule are given; expected one of them")
+        mode = saturation(rule, fmt) if rule else saturate  # pyright: ignore[reportArgumentType]
+        codes = np.array(fmt.encode(x, rounding=rounding, saturate=mode), order="C")
         typer.echo(f"{data.name} -> {target.name}: {report(x, fmt.decode(codes), float(fmt.max))}")
         with replacing(target) as file:
             np.lib.format.write_array_header_1_0(

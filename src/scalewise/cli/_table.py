@@ -24,6 +24,9 @@ Csv = Annotated[Path | None, typer.Option("--csv", help="Also write the table to
 def functions(
     names: Annotated[list[str] | None, typer.Argument(help="Functions. Default: all.")] = None,
     fmt: FormatName = "fp16",
+    domain: Annotated[
+        str, typer.Option(help="all: every finite input; normal: no zeros, no subnormals.")
+    ] = "all",
     to: Csv = None,
 ) -> None:
     """Errors of elementary functions: native arithmetic against float32 with one rounding."""
@@ -31,17 +34,42 @@ def functions(
 
     with refusal(ValueError):
         _check(to)
-        _show(f"{fmt}: errors over every input", FunctionErrors, function_table(fmt, names), to)
+        title = f"{fmt}: errors over every input"
+        _show(title, FunctionErrors, function_table(fmt, names, domain), to)
+
+
+@table.command("ranges")
+def ranges(
+    names: Annotated[list[str] | None, typer.Argument(help="Functions. Default: all.")] = None,
+    fmt: FormatName = "fp16",
+    to: Csv = None,
+) -> None:
+    """Inputs of a format at which functions overflow, or become zero."""
+    from ..ops import FunctionRange, function_ranges
+
+    with refusal(ValueError):
+        _check(to)
+        title = f"{fmt}: intervals of inputs that overflow or become zero"
+        _show(title, FunctionRange, function_ranges(fmt, names), to)
 
 
 @table.command("cast")
-def cast(fmt: FormatName = "fp16", to: Csv = None) -> None:
+def cast(
+    fmt: FormatName = "fp16",
+    distribution: Annotated[
+        str, typer.Option(help="float32: every number; log_uniform: expected errors of samples.")
+    ] = "float32",
+    to: Csv = None,
+) -> None:
     """Errors of the cast from float32, over every float32 number in the format's range."""
     from ..ops import CastErrors, cast_table
 
     with refusal(ValueError):
         _check(to)
-        _show(f"float32 to {fmt}: errors over every number", CastErrors, cast_table(fmt), to)
+        title = f"float32 to {fmt}: errors over every number"
+        if distribution == "log_uniform":
+            title = f"real numbers to {fmt}: expected errors of log-uniform samples"
+        _show(title, CastErrors, cast_table(fmt, distribution), to)
 
 
 def _check(to: Path | None) -> None:
@@ -70,4 +98,8 @@ def _show(title: str, kind: Any, records: Iterable[Any], to: Path | None) -> Non
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, tuple):  # intervals
+        return "; ".join(
+            f"{low:.4g}" if low == high else f"{low:.4g}..{high:.4g}" for low, high in value
+        )
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import mpmath
 import numpy as np
 
+from .._extras import require
 from .._resolve import as_format
 from .._types import FormatLike
 from ._tables import DIGITS
@@ -100,6 +100,7 @@ def _flushed(function: Elementary, x: np.ndarray, y: np.ndarray, rounded: np.nda
 
 
 def _exactly(function: Elementary, x: float) -> Any:
+    mpmath = require("mpmath", "tables", "function_ranges")
     with mpmath.workprec(DIGITS):
         if isinstance(function.exact, str):
             return getattr(mpmath, function.exact)(mpmath.mpf(x))

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -226,9 +226,7 @@ def _compare(
     )
 
 
-def cast_table(
-    fmt: FormatLike, distribution: Literal["float32", "log_uniform"] = "float32"
-) -> list[CastErrors]:
+def cast_table(fmt: FormatLike, distribution: str = "float32") -> list[CastErrors]:
     """Returns the errors of the cast from all positive float32 numbers in the format's range.
 
     No sample: every bit pattern from the format's smallest number to its largest. Negative ones are

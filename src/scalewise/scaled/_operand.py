@@ -138,8 +138,4 @@ def scaled_result(data: jax.Array, scale: Any, algebra: Algebra, dtype: Any) -> 
     data = stored(data, None, np.dtype(dtype))
     if algebra is EXPONENTS:
         return ScaledArray.from_exponent(data, scale)
-    return ScaledArray(data, jnp.asarray(scale, jnp.float64 if scale_is_wide(scale) else None))
-
-
-def scale_is_wide(scale: Any) -> bool:
-    return getattr(scale, "dtype", None) == jnp.float64
+    return ScaledArray(data, scale)

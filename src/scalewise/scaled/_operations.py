@@ -194,20 +194,29 @@ def sqrt(a: Operand) -> ScaledArray:
     return _one("sqrt", a, root, 2)
 
 
-def _of_value(name: str, f: Callable[[jax.Array], jax.Array], doc: str) -> Callable:
-    def function(a: Operand) -> ScaledArray:
-        return _one(name, a, lambda x: f(x.value()))
-
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"Returns {doc} with the scale 1, computed from the value in float32."
-    return function
+def exp(a: Operand) -> ScaledArray:
+    """Returns the exponential with the scale 1, computed from the value in float32."""
+    return _one("exp", a, lambda x: jnp.exp(x.value()))
 
 
-exp = _of_value("exp", jnp.exp, "the exponential")
-tanh = _of_value("tanh", jnp.tanh, "the hyperbolic tangent")
-sigmoid = _of_value("sigmoid", jax.nn.sigmoid, "the logistic function")
-sin = _of_value("sin", jnp.sin, "the sine")
-cos = _of_value("cos", jnp.cos, "the cosine")
+def tanh(a: Operand) -> ScaledArray:
+    """Returns the hyperbolic tangent with the scale 1, computed from the value in float32."""
+    return _one("tanh", a, lambda x: jnp.tanh(x.value()))
+
+
+def sigmoid(a: Operand) -> ScaledArray:
+    """Returns the logistic function with the scale 1, computed from the value in float32."""
+    return _one("sigmoid", a, lambda x: jax.nn.sigmoid(x.value()))
+
+
+def sin(a: Operand) -> ScaledArray:
+    """Returns the sine with the scale 1, computed from the value in float32."""
+    return _one("sin", a, lambda x: jnp.sin(x.value()))
+
+
+def cos(a: Operand) -> ScaledArray:
+    """Returns the cosine with the scale 1, computed from the value in float32."""
+    return _one("cos", a, lambda x: jnp.cos(x.value()))
 
 
 def log(a: Operand) -> ScaledArray:
