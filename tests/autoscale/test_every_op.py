@@ -269,3 +269,12 @@ def test_loops_and_branches_use_the_storage_format_even_if_parts_are_kept():
     recipe = dataclasses.replace(EACH, keep={"careful": FP32, "mul": BF16})
     for got, want in zip(jax.jit(sw.autoscale(f, recipe))(x), f(x), strict=True):
         close(got, want, 5e-3)
+
+
+def test_a_wide_operation_reads_values_that_depend_on_no_argument():
+    def f(w):
+        return jnp.arange(12.0).reshape(1, 12) @ w
+
+    recipe = dataclasses.replace(sw.recipes.fp16_every_op, keep={"dot_general": "fp32"})
+    w = jnp.linspace(0.1, 0.9, 24).reshape(12, 2)
+    assert jnp.allclose(sw.autoscale(f, recipe)(w), f(w), rtol=1e-3)

@@ -353,11 +353,8 @@ class EveryOp(TakesStored):
         exponent = jnp.asarray(x.exponent, jnp.int32)
         options = (measure, self.fmt, not self.keeps_float32)
         data, exponent = outlined(rescaled, options, x.data, exponent)
-        if self.keeps_float32:
-            y = ScaledValue(data, exponent, x.origin)
-        else:
-            bound = min(bound_of(measure, data.size), TOP)
-            y = EveryOpValue(data, exponent, x.origin, bound=bound)
+        bound = TOP if self.keeps_float32 else min(bound_of(measure, data.size), TOP)
+        y = EveryOpValue(data, exponent, x.origin, bound=bound)
         y.memo[SCALE] = measure
         return y
 
