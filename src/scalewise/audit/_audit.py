@@ -299,6 +299,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         trials=trials - search.trials,
         untried=_untried(search),
         latent=latent(outcome.equations, fmt) if session.adjustable else (),
+        infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         reducer=_reducer(session, outcome) if session.adjustable else None,
     )
 

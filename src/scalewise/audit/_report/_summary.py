@@ -10,6 +10,7 @@ from .._run._loss_scale import shares
 from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._literals import Literal
+from .._search._measure import lost_updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Summary:
         untried: how many more findings no fix was tried for, because no trials were left.
         latent: operations whose largest value is within a factor of 4 of overflowing, a sentence
             each; found in a run in one format.
+        infinite: how many numbers of the outputs are infinite in the reference run.
     """
 
     function: str
@@ -71,6 +73,7 @@ class Summary:
     trials: int = 0
     untried: int = 0
     latent: tuple[str, ...] = ()
+    infinite: int = 0
 
     rows, shadow = renamed("rows"), renamed("shadow")
     idle, error_wide = renamed("idle"), renamed("error_wide")
@@ -82,8 +85,7 @@ class Summary:
         An update below 2^-p of the weight is lost, where p is the format's precision: 2^-11 for
         FP16, 2^-8 for BF16.
         """
-        found = [e for e in self.equations if e.direction == "optimizer" and e["added"]]
-        return sum(e["swamped"] for e in found) / max(sum(e["added"] for e in found), 1.0)
+        return lost_updates(self.equations)
 
     def loss_scales(self, powers: range = range(25)) -> dict[int, tuple[float, float]]:
         """Returns for each ``k`` which shares of the backward pass's nonzero numbers a loss scale

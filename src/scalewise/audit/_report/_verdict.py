@@ -6,10 +6,8 @@ import math
 
 from .._run._session import OutputError
 from .._search._findings import Finding
-from .._search._measure import is_slight, near
+from .._search._measure import LOST, is_slight, near
 from ._summary import Summary
-
-LOST = 0.5  # share of the optimizer's additions that change nothing, from which nothing is trained
 
 
 def verdict(report: Summary) -> str:
@@ -25,6 +23,9 @@ def verdict(report: Summary) -> str:
     parts = [_answer(report)]
     if not _is_harmless(report, report.error):
         parts += [_cause(report), _remedy(report), _rest(report)]
+    if report.infinite:
+        infinite = counted(report.infinite, "number")
+        parts.append(f"{infinite} of the outputs infinite in the reference run too")
     if report.untried and report.trials:
         parts.append(f"no trials were left for {counted(report.untried, 'more finding')}")
     return "; ".join(filter(None, parts)) + "."
@@ -97,11 +98,14 @@ def _cause(report: Summary) -> str:
     """Returns the worst finding: a cause if its fix helps, else only suspected."""
     wide = report.error_float32
     fixed = any(x.fix for x in report.findings)
+    lost = _lost(report)
+    if lost is not None:
+        return f"cause: {named(lost)}"
     if report.trials and not fixed and wide.non_finite >= max(report.error.non_finite, 1):
         if report.arguments:
             return f"cause: the arguments, rounded to {report.low} ({report.arguments[0]})"
-    elif report.trials and not fixed and near(report.error, wide):
-        same = f"float32 for every operation leaves {wide}"
+    elif report.trials and not fixed and 0 < report.error.relative <= 1.5 * wide.relative:
+        same = f"{report.reference} for every operation leaves {wide}"
         return f"cause: the arguments, which stay in {report.low} ({same})"
     suspects = () if is_slight(report.error, 2.0 ** (1 - report.precision)) else report.unfixed
     worst = next(iter(report.findings or suspects), None)
@@ -114,8 +118,18 @@ def _remedy(report: Summary) -> str:
     fixed = [x for x in report.findings if x.fix is not None]
     if not fixed:
         return no_fix(report)[:1].lower() + no_fix(report)[1:].rstrip(".")
+    lost = _lost(report)
+    first = lost.fix if lost is not None and lost.fix is not None else fixed[0].fix
     more = f" and {counted(len(fixed) - 1, 'more fix')}" if len(fixed) > 1 else ""
-    return f"change: {fixed[0].fix}{more}"
+    return f"change: {first}{more}"
+
+
+def _lost(report: Summary) -> Finding | None:
+    """Returns the finding about the optimizer's additions, if most of them change nothing."""
+    if report.updates_lost < LOST or report.error.non_finite:
+        return None
+    found = (x for x in (*report.findings, *report.unfixed) if x.direction == "optimizer")
+    return next((x for x in found if x.kind == "swamping"), None)
 
 
 def _rest(report: Summary) -> str:

@@ -118,8 +118,9 @@ def empty_statistics(formats: np.ndarray) -> Statistics:
 
 def sample_positions(n: Any, size: int) -> jax.Array:
     """Returns SAMPLE indices spread over ``n`` of ``size`` numbers; ``n`` and up are padding."""
-    spread = jnp.arange(SAMPLE) * jnp.maximum(n.astype(jnp.int64) // SAMPLE, 1)
-    return jnp.minimum(spread, size - 1)
+    at = jnp.arange(SAMPLE)
+    spread = at * n.astype(jnp.int64) // SAMPLE
+    return jnp.minimum(jnp.where(n > SAMPLE, spread, at), size - 1)
 
 
 def count(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from .._run._equation_statistics import EquationStatistics
 from .._run._gradients import Operands
 
 DEPTH = 12  # operations that a search goes back
+AMPLIFIED = 8.0  # from this factor an operation is ill-conditioned on its operands
 CARRIED = 3.0  # a result's error is carried in, rather than made, from this multiple of its own
 
 
@@ -43,6 +44,45 @@ class Causes:
             found |= new
             level = list(new)
         return [e for e in found.values() if e.introduced and e.index != index]
+
+    def back(self, indices: Iterable[int], depth: int) -> set[int]:
+        """Returns the equations that some equations' operands come from, ``depth`` steps back."""
+        level, found = set(indices), set()
+        for _ in range(depth):
+            level = {e.index for i in level for e in self.producers(i)} - found
+            found |= level
+        return found
+
+    def amplified(
+        self, indices: Iterable[int]
+    ) -> tuple[EquationStatistics, EquationStatistics] | None:
+        """Returns which of some equations' error is amplified most later, and the amplifier.
+
+        None if no equation makes ``AMPLIFIED`` times as much error of what its operands carry.
+        """
+        start = set(indices)
+        readers: dict[int, list[EquationStatistics]] = {}
+        for e in self.equations.values():
+            for before in self.producers(e.index):
+                readers.setdefault(before.index, []).append(e)
+        found: dict[int, tuple[EquationStatistics, EquationStatistics]] = {}
+        level = {i: self.equations[i] for i in start}  # by index: where its error comes from
+        for _ in range(DEPTH):
+            new: dict[int, EquationStatistics] = {}
+            for at, origin in level.items():
+                for by in readers.get(at, ()):
+                    worst = max(self.producers(by.index), key=_carried)
+                    if by.index not in found and worst.index == at:
+                        new[by.index] = self.equations[at] if at in start else origin
+                        found[by.index] = new[by.index], by
+            level = new
+        steep = [x for x in found.values() if self.amplification(x[1]) >= AMPLIFIED]
+        if not steep:
+            return None
+        made, by = max(steep, key=lambda x: self.amplification(x[1]))
+        while not made.introduced and (before := self.producers(made.index)):
+            made = max(before, key=_carried)
+        return made, by
 
     def path(self, index: int) -> list[EquationStatistics]:
         """Returns how the largest error reached an equation, the equation itself first.

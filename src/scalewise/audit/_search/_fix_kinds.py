@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -27,17 +27,20 @@ from ...formats import (
 )
 from ...interpret import Interpretation
 from ...scaled import Amax, Mx
-from .._run._equation_statistics import Equations, EquationStatistics, is_ambiguous
+from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics, is_ambiguous
 from .._run._interpretations import TableEmulation
 from .._run._loss_scale import LossScaled, best_power
 from .._run._rounding import FP64_PARAMS, format_params
 from .._run._specialize import nominal_format
 from ._fixes import Context, Fix, register
 from ._literals import written
+from ._rewrites import Rewrite
 from ._setting import Setting
+from ._widening import described, widened
 
 CARRIED_IN = ("decision", "cancellation", "amplified")  # kinds whose error is made elsewhere
 FLOAT32_ERROR = 2.0**-20  # relative errors up to this are those of operations in float32
+REWRITTEN_BEFORE = 3  # operations before a finding of which rewrites are tried
 SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
 WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
 OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
@@ -129,29 +132,66 @@ def _with_loss_scale(low: Autocast | LossScaled, power: int) -> LossScaled:
 @register("norm", "format")
 def _norm(context: Context) -> Iterator[Fix]:
     """Yields a norm that avoids overflow."""
-    written = [n for n in context.norms if set(n) & set(context.group.indices)]
-    if context.kind.out_of_range and written:
+    here = [n for n in context.norms if set(n) & set(context.group.indices)]
+    if not context.kind.out_of_range or not here:
+        return
+    for some, text in ((here, "the root"), (context.norms, "each root")):
         # ops.l2_norm is within 0.05 ulp of an exact sum that is rounded once, at the root
-        inner = [index for indices in written for index in indices[:-1]]
-        text = "ops.l2_norm in place of the root of a sum of squares"
-        yield Fix(text, partial(Setting.with_format, indices=inner, params=FP64_PARAMS))
+        if some is here or len(some) > len(here):
+            inner = [index for indices in some for index in indices[:-1]]
+            change = partial(Setting.with_format, indices=inner, params=FP64_PARAMS)
+            yield Fix(f"ops.l2_norm in place of {text} of a sum of squares", change)
 
 
 @register("rewrite", "format")
 def _rewrite(context: Context) -> Iterator[Fix]:
     """Yields a function of JAX in place of an expression that loses digits or overflows."""
+    near = own = set(context.group.indices)
+    if context.causes is not None and _is_carried_in(context):
+        near = own | context.causes.back(own, REWRITTEN_BEFORE)
+    equations = {e.index: e for e in context.equations}
+    found: dict[str, list[Rewrite]] = {}
     for rewrite in context.rewrites:
-        if set(context.group.indices) & {*rewrite.inner, rewrite.root}:
-            change = partial(Setting.with_format, indices=rewrite.inner, params=FP64_PARAMS)
-            yield Fix(rewrite.text, change)
+        if rewrite.root in equations:
+            found.setdefault(rewrite.text, []).append(rewrite)
+    for text, alike in found.items():
+        written = [x for x in alike if near & {*x.inner, x.root}]
+        places = {(equations[x.root].file, equations[x.root].line) for x in written}
+        # an expression of a function that is called twice is one
+        line = [x for x in alike if (equations[x.root].file, equations[x.root].line) in places]
+        for some in (line, alike) if len(alike) > len(line) else (line,):
+            if not written:
+                continue
+            inner, roots = {i for x in some for i in x.inner}, {x.root for x in some}
+            change = partial(Setting.with_format, indices=sorted(inner), params=FP64_PARAMS)
+            made = [equations[i] for i in roots if not own & (inner | roots)]
+            cause = max(made, key=lambda e: e.inherited, default=None)
+            yield Fix(text if some is line else f"{text}, everywhere", change, cause=cause)
+
+
+def _is_carried_in(context: Context) -> bool:
+    """Returns True if what went wrong may have been made by an operation before."""
+    if context.kind.name == "overflow" and context.group.equations:
+        return context.group.is_singular(context.fmt)
+    return context.kind.name in ("nan", *CARRIED_IN)
 
 
 @register("scaled_result", "format")
 def _scaled_result(context: Context) -> Iterator[Fix]:
     power = scale_power(context.group.equations, context.fmt)
+    if _accumulates(context):  # a scale only delays the overflow
+        return
     if context.kind.out_of_range and power and context.group.first.file is not None:
         change = partial(Setting.scaled, indices=context.group.indices, power=power)
         yield Fix(f"scale its result by 2^{power}", change)
+
+
+def _accumulates(context: Context) -> bool:
+    """Returns True if the finding may be a running sum: in a loop, an addition to what no operation
+    of this iteration has computed."""
+    operands = context.causes.operands if context.causes is not None else {}
+    added = [e.index for e in context.group.equations if e.looped and e.primitive in ADDITIONS]
+    return any(not operand for i in added for operand in operands.get(i, ()))
 
 
 def scale_power(equations: Equations, fmt: Format) -> int:
@@ -163,7 +203,7 @@ def scale_power(equations: Equations, fmt: Format) -> int:
 @register("wider_result", "format")
 def _wider_result(context: Context) -> Iterator[Fix]:
     low, group = context.emulation, context.group
-    if context.kind.out_of_range and low.fmt in WIDER:
+    if context.kind.out_of_range and low.fmt in WIDER and not _accumulates(context):
         other = format_params(WIDER[low.fmt], low.saturate)
         change = partial(Setting.with_format, indices=group.indices, params=other)
         yield Fix(f"{WIDER[low.fmt].name} for this {group.first.primitive}", change)
@@ -208,40 +248,6 @@ def _places(context: Context) -> list[tuple[EquationStatistics, EquationStatisti
     return [*((cause, cause) for cause in causes), (context.group.first, None)]
 
 
-def widened(
-    word: str, what: str, equations: Equations, *, cause: EquationStatistics | None = None
-) -> Fix:
-    """Returns the fix that widens operations.
-
-    Args:
-        word: the format, "float32" or "float64".
-        what: describes the operations.
-        equations: the operations.
-        cause: see :class:`Fix`.
-    """
-    indices = tuple(e.index for e in equations)
-    change = partial(Setting.widened, indices=indices)
-    return Fix(f"{word} for {what}", change, len(indices), indices=indices, cause=cause)
-
-
-def described(some: Equations, every: Equations) -> str:
-    """Returns ``lines 3 and 7``, or ``the mul and sub at lines 3 and 7`` if they have others."""
-    there = {(e.file, e.line, e.direction) for e in some}
-    chosen = {e.index for e in some}
-    rest = [e for e in every if (e.file, e.line, e.direction) in there and e.index not in chosen]
-    numbers = sorted({e.line for e in some if e.line})
-    if not numbers:
-        return f"{len(some)} operations"
-    where = f"line{'s' * (len(numbers) > 1)} {joined(map(str, numbers))}"
-    return f"the {joined(dict.fromkeys(e.primitive for e in some))} at {where}" if rest else where
-
-
-def joined(words: Iterable[str]) -> str:
-    """Returns ``a``, ``a and b`` or ``a, b and c``."""
-    *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 @register("float32", "format")
 def _float32(context: Context) -> Iterator[Fix]:
     """Yields float32 for the operation, its line, its function and the optimizer."""
@@ -260,6 +266,14 @@ def _float32(context: Context) -> Iterator[Fix]:
         if indices and indices not in yielded and (located or optimizer):
             yielded.add(indices)
             yield widened(context.word, what, found)
+
+
+@register("float32_addition", "lost_updates")
+def _float32_addition(context: Context) -> Iterator[Fix]:
+    """Yields float32 for an addition whose result is a weight, a moment or an average."""
+    here, found = context.group.first, context.group.equations
+    text = f"this {here.primitive}, its result kept in {context.word}"
+    yield widened(context.word, text, found)
 
 
 def _like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:

@@ -6,9 +6,8 @@ import dataclasses
 
 from ...formats import Format
 from .._run._equation_statistics import TOTALS, Equations, EquationStatistics
-from ._causes import Causes
+from ._causes import AMPLIFIED, Causes
 
-AMPLIFIED = 8.0  # from this factor an operation is ill-conditioned on its operands
 OUT_OF_RANGE = 1e6  # the harm of an overflow or a NaN at the first equation
 
 

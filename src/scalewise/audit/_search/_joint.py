@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 
 from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
 from ._findings import Finding
-from ._fix_kinds import described, widened
 from ._fixes import Fix
 from ._groups import Group
 from ._measure import ENOUGH, GAIN, better, key_of
 from ._pairs import Failed, both, joint_findings, pairs
 from ._setting import Setting
 from ._trials import Trials
+from ._widening import described, widened
 
 LINES = 8  # lines whose faults may show one by one
 WHOLE = 2  # trials left for another format for the whole program, while lines are tried
@@ -81,13 +82,45 @@ class JointFixes(Trials):
         before, outcome = self.outcome.error, self.outcome
         if not isinstance(self.current, Setting) or not better(self.float32_error, before, ENOUGH):
             return False
+        base, constants = self.current, [x for x in self.failed if not x.what.equations]
+        for constant in constants:
+            self.current = constant.options[0].change(self.current)
+        found = self._enough_lines(before, outcome)
+        if found is None:
+            self.current = base
+            return False
+        added, fix, after = found
+        self.current = base
+        kept = [g for g in added if set(g.indices) & set(fix.indices)]
+        what = self._finding(kept[0])
+        alone = self._try(fix.change(base)) if constants and self.trials > 0 else None
+        if not constants or (alone and alone.error <= after.error):
+            what = dataclasses.replace(what, fix=self._accepted(fix))
+            self._accept(fix, alone or after, [what])
+            return True
+        parts = [*(x.options[0] for x in constants), fix]
+        whole = functools.reduce(both, parts)
+        unknown = OutputError(0, math.nan)
+        errors = [x.error_alone(x.options[0]) or unknown for x in constants]
+        errors.append(alone.error if alone else unknown)
+        whats = [*(x.what for x in constants), what]
+        self._accept(
+            whole, after, self._accepted_findings(joint_findings(whats, parts, errors, whole))
+        )
+        return True
+
+    def _enough_lines(
+        self, before: OutputError, outcome: Outcome
+    ) -> tuple[list[Group], Fix, Outcome] | None:
+        """Returns the lines that were added until they helped, float32 for those of them that are
+        needed, and the outcome with it; None if too few trials are left, or no line is."""
         self.reserve, added = WHOLE, []
         chosen: dict[int, EquationStatistics] = {}
         while self.trials > self.reserve and len(added) < LINES:
             ranked = self._groups(outcome)
             group = next((g for g in ranked if not chosen.keys() & set(g.indices)), None)
             if group is None:
-                return False
+                return None
             added.append(group)
             chosen |= {e.index: e for e in _on_line_of(group, outcome.equations)}
             few = list(chosen.values())
@@ -97,18 +130,15 @@ class JointFixes(Trials):
                 continue
             outcome = self._try(setting)
             if better(outcome.error, before, ENOUGH):
-                fix, after = self._fewer_lines(fix, outcome)
-                kept = [g for g in added if set(g.indices) & set(fix.indices)]
-                what = dataclasses.replace(self._finding(kept[0]), fix=self._accepted(fix))
-                self._accept(fix, after, [what])
-                return True
-        return False
+                return added, *self._fewer_lines(fix, outcome)
+        return None
 
     def _faults(self, what: Finding, fix: Fix) -> list[Finding]:
         """Returns a finding for each line of a fix, if each of a few is at fault by itself.
 
         That is, there is a finding at each, and each line's own fix helps, but leaves more than the
-        fix of all. Otherwise some lines only carry the error, and there is one finding: none here.
+        fix of all. Otherwise some lines only carry the error, and there is one finding: at the line
+        whose own fix helps most if this one's doesn't help, or else none here.
         """
         here, by_line = (what.file, what.line), self._by_line(fix)
         places = {(g.first.file, g.first.line): g for g in self._groups(self.outcome)[::-1]}
@@ -122,11 +152,14 @@ class JointFixes(Trials):
             setting = parts[-1].change(self.current)
             if key_of(setting) not in self.tried and self.trials > self.reserve:
                 self._try(setting)
-            error = self.tried.get(key_of(setting))
-            if error is None or not better(error, self.outcome.error, GAIN):
-                return []
-            alone.append(error)
-        return self._accepted_findings(joint_findings(whats, parts, alone, fix))
+            alone.append(self.tried.get(key_of(setting), self.outcome.error))
+        helps = [better(error, self.outcome.error, GAIN) for error in alone]
+        if all(helps):
+            return self._accepted_findings(joint_findings(whats, parts, alone, fix))
+        best = alone.index(min(alone))
+        if not helps[0] and better(alone[best], self.outcome.error, ENOUGH):
+            return self._accepted_findings([dataclasses.replace(whats[best], fix=fix)])
+        return []
 
 
 def _on_line_of(group: Group, equations: Sequence[EquationStatistics]) -> list[EquationStatistics]:

@@ -139,7 +139,13 @@ def _decided(group: Group) -> str:
     return "indices" if group.first.primitive in INDICES else "integers"
 
 
-@register("swamping", lambda g, _: g.swamped >= SWAMPED, event=True)
+def _swamps(group: Group, saturate: Saturation) -> bool:
+    """Returns True if additions change nothing; outside of loops, if they don't cancel instead."""
+    accumulates = any(e.looped for e in group.equations)
+    return group.swamped >= SWAMPED and (accumulates or not group.cancels)
+
+
+@register("swamping", _swamps, event=True)
 def _swamping(group: Group, fmt: Format) -> str:
     drift = max((e.drift for e in group.equations), key=abs)
     share = f"{group.swamped:.0%}"

@@ -64,6 +64,8 @@ class Literal:
     @property
     def error(self) -> float:
         """The relative error of the rounding."""
+        if math.isinf(self.number):
+            return math.inf
         return abs(self.rounded - self.number) / abs(self.number)
 
     @property
@@ -219,7 +221,7 @@ def _literal(
     key, uses: Sequence[Equation], fmt: Format, saturate: Saturation, trained: bool
 ) -> Literal | None:
     file, line, primitive, number = key
-    if not math.isfinite(number) or number == 0:
+    if math.isnan(number) or number == 0:
         return None
     rounded = float(fmt.decode(fmt.encode(number, saturate=saturate)))
     change = _change(number, rounded, fmt)
@@ -239,6 +241,8 @@ def _change(number: float, rounded: float, fmt: Format) -> tuple[str, str, bool]
     None if only the last bits of a normal number change."""
     if math.isnan(rounded):
         return "becomes NaN", "overflow", False
+    if math.isinf(number):
+        return None
     if math.isinf(rounded):
         return "becomes infinite", "overflow", False
     if rounded == 0:

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from ...autoscale import Boundaries
+from .._run._equation_statistics import Equations
 from .._run._session import OutputError
 from ._findings import Finding
 from ._setting import Setting
@@ -15,7 +16,14 @@ ENOUGH = 0.5  # a fix that halves the error is accepted before wider ones are tr
 SLIGHT = 16.0  # up to so many eps, no fix may undo a whole policy or recipe
 CLEAR = 0.2  # where all operations round, a fix of one is accepted if it leaves a fifth
 MUCH = 0.05  # a fix that leaves a twentieth of the error is accepted before others are tried
+LOST = 0.5  # share of the optimizer's additions that change nothing, from which nothing is trained
 GAIN = 0.95  # a fix must cut the error by at least 5 %
+
+
+def lost_updates(equations: Equations) -> float:
+    """Returns the share of the optimizer's additions that change nothing, over a sample."""
+    found = [e for e in equations if e.direction == "optimizer" and e["added"]]
+    return sum(e["swamped"] for e in found) / max(sum(e["added"] for e in found), 1.0)
 
 
 def same(a: Finding, b: Finding) -> bool:

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import jax.extend.core as jex
-
 from ...interpret import Equation
 from ...primitives import having, params
+from .._run._gradients import Operands
 
 BETWEEN = having("in_norms")
 
 
-def norms(equations: Sequence[Equation]) -> list[tuple[int, ...]]:
+def norms(equations: Sequence[Equation], operands: Operands) -> list[tuple[int, ...]]:
     """Returns the indices of each written-out norm's equations: the squares, the sums, what is
     added or divided by; the root last.
 
     Args:
         equations: the recorded equations by index.
+        operands: by equation and operand, the equations that the operand comes from.
     """
-    producer = {v: i for i, equation in enumerate(equations) for v in equation.eqn.outvars}
-    found = [_norm(i, equations, producer) for i, e in enumerate(equations) if e.name == "sqrt"]
+    found = [_norm(i, equations, operands) for i, e in enumerate(equations) if e.name == "sqrt"]
     return [indices for indices in found if indices]
 
 
-def _norm(
-    root: int, equations: Sequence[Equation], producer: dict[jex.Var, int]
-) -> tuple[int, ...]:
+def _norm(root: int, equations: Sequence[Equation], operands: Operands) -> tuple[int, ...]:
     """Returns the norm that ends in a square root; () if its argument is no sum of squares."""
     found, pending, squares = {root}, [root], 0
     while pending:
-        for atom in equations[pending.pop()].eqn.invars:
-            index = producer.get(atom) if isinstance(atom, jex.Var) else None
-            if index is None or index in found:
-                continue
+        for index in (i for operand in operands.get(pending.pop(), ()) for i in operand):
+            if index in found or equations[index].path[:-1] != equations[root].path[:-1]:
+                continue  # a sum over the iterations of a loop isn't a norm's
             if is_square(equations[index]):
                 squares += 1
             elif equations[index].name in BETWEEN:

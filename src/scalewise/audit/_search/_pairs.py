@@ -8,9 +8,9 @@ from typing import Any
 
 from .._run._session import OutputError
 from ._findings import Finding
-from ._fix_kinds import joined
 from ._fixes import Fix
 from ._measure import key_of
+from ._widening import joined
 
 FINDINGS = 4  # of which pairs are made: at most six
 RESERVE = 6  # trials reserved for pairs, or a third of all if that is less

@@ -6,17 +6,32 @@ import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
+from ._causes import DEPTH
 from ._findings import Finding, constant_finding
 from ._fix_kinds import CARRIED_IN, run_of
-from ._fixes import Context, Fix, proposals
+from ._fixes import FIXES, Context, Fix, proposals
 from ._groups import Group
 from ._joint import JointFixes
 from ._kinds import KINDS
 from ._literals import Literal
-from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, same
+from ._measure import (
+    CLEAR,
+    ENOUGH,
+    GAIN,
+    LOST,
+    better,
+    enough,
+    gain,
+    key_of,
+    lost_updates,
+    near,
+    same,
+)  # fmt: skip
 from ._norms import norms
 from ._pairs import RESERVE, Failed
+from ._setting import Setting
 
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
 # an operation's own rounding isn't a finding: without others, and beside others.
@@ -54,7 +69,8 @@ class Search(JointFixes):
             paired = self._try_pairs() or self._try_lines()
             self.reserve, self.final = 0, not paired
             self._search_findings()
-        self.found.sort(key=gain, reverse=True)
+        self._search_lost_updates()
+        self.found.sort(key=lambda x: (_regains_updates(x), gain(x)), reverse=True)
         if not self._done and not self._is_small:
             self._list_unfixed()
         self.unfixed.sort(key=lambda x: not x.tried)
@@ -92,6 +108,27 @@ class Search(JointFixes):
                 failures.clear()
                 self._search_constants()
 
+    def _search_lost_updates(self) -> None:
+        """Tries a wider format for additions of the optimizer, if most of them change nothing.
+
+        One step's outputs hardly show that the weights stay what they are, so a fix is accepted for
+        the additions that count with it.
+        """
+        if not isinstance(self.current, Setting):
+            return
+        groups = self._groups(self.outcome)
+        found = [g for g in groups if g.first.direction == "optimizer" and g.swamped >= LOST]
+        for group in sorted(found, key=lambda g: g.indices, reverse=True):  # the weights' come last
+            lost = lost_updates(self.outcome.equations)
+            if lost < LOST or self.trials <= 0:
+                return
+            what = self._finding(group)
+            fix = next(proposals("lost_updates", self._context(group, what)))
+            after = self._try(fix.change(self.current))
+            few = lost_updates(after.equations) < GAIN * lost
+            if few and after.error.non_finite <= self.outcome.error.non_finite:
+                self._accept(fix, after, [dataclasses.replace(what, fix=self._accepted(fix))])
+
     def _search_constants(self) -> None:
         """Tries fixes for the constants that the format changes and that have none yet."""
         done = {(x.file, x.line, x.evidence) for x in self.found}
@@ -112,11 +149,14 @@ class Search(JointFixes):
     def _explains_error(self, literal: Literal) -> bool:
         """Returns True if all of the error may be that of a constant."""
         error = self.outcome.error
-        return not error.non_finite and error.relative <= 2 * literal.error
+        small = self._is_harmless or error.non_finite
+        return not small and error.relative <= 2 * literal.error
 
     def _fixes(self, group: Group, what: Finding) -> Iterator[Fix]:
         gradients = [e for e in self.outcome.equations if e.index in self.session.loss_scaled]
-        written = norms(self.session.lockstep.recorded) if self.session.adjustable else ()
+        written = (
+            norms(self.session.lockstep.recorded, self._operands) if self.session.adjustable else ()
+        )
         context = self._context(group, what)
         replaced = dict(self.current.constants) if self.session.adjustable else {}
         masks = [number for number in self.masks if number not in replaced]
@@ -186,17 +226,32 @@ class Search(JointFixes):
             # it helps a little: kept for the final pass, since a pair may do more
             self.results[key_of(best[0].change(self.current))] = best[1]
             best = None
+        if best:
+            best = self._fewer_lines(*best)
+            if self._undoes_everything(what, best[0]):
+                best = None
         if best is None:
             if tried:
                 self.failed.append(Failed(what, tuple(options), tuple(tried), self.current, before))
             if tried or not any(same(what, x) for x in self.unfixed):
                 self.unfixed = [x for x in self.unfixed if not same(what, x)] + [what]
             return False
-        fix, after = self._fewer_lines(*best)
+        fix, after = best
         what = self._at_cause(what, fix)
         found = self._faults(what, fix) or [dataclasses.replace(what, fix=self._accepted(fix))]
+        if len(found) == 1:
+            found = [dataclasses.replace(self._amplified_after(found[0], fix), fix=found[0].fix)]
         self._accept(fix, after, found)
         return True
+
+    def _undoes_everything(self, what: Finding, fix: Fix) -> bool:
+        """Returns True if a fix leaves nothing that rounds, and the error is that of any program:
+        that removes any error, and says nothing about its cause."""
+        if not fix.indices or not self._is_small or KINDS[what.kind].event:
+            return False
+        slight = float(self.fmt.eps) * 2.0**-10
+        rounded = {e.index for e in self.outcome.equations if e.introduced > slight}
+        return rounded <= {*fix.indices}
 
     def _best(self, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
         """Returns the cheapest of the fixes that help almost as much as the best one."""
@@ -213,27 +268,76 @@ class Search(JointFixes):
 
     def _at_cause(self, what: Finding, fix: Fix) -> Finding:
         """Returns the finding where the error is made, if the fix is there and not here."""
-        if not what.equations:  # a constant
-            return what
+        if fix.kind is not None and fix.kind.name == "loss_scale":
+            return self._smallest_gradients(what)
         wide = [e for e in self.outcome.equations if e.index in set(fix.indices)]
-        here = (what.file, what.line)
-        cause = fix.cause or max(wide, key=lambda e: e.introduced, default=None)
-        if cause is None or here in {(e.file, e.line) for e in (cause, *wide)}:
+        cause = fix.cause
+        if cause is None or (wide and cause.index not in fix.indices):
+            cause = max(wide, key=lambda e: e.introduced, default=None)
+        if cause is None:
             return what
-        moved = self._finding(Group((cause,)))
+        places = {(cause.file, cause.line)}
+        if what.kind != "amplified":
+            places |= {(e.file, e.line) for e in wide}
+        if (what.file, what.line) in places:
+            return self._amplified_after(what, fix)
+        constant = next((x for x in self.literals if (x.file, x.line) in places), None)
+        if not what.equations and constant is not None:
+            return dataclasses.replace(constant_finding(constant), tried=what.tried)
+        moved = dataclasses.replace(self._finding(Group((cause,))), tried=what.tried)
+        if cause.index not in self._causes.back(what.equations, DEPTH):
+            return self._amplified_after(moved, fix)  # another fault
+        return self._carried_to(what, moved, cause, fix)
+
+    def _carried_to(
+        self, what: Finding, moved: Finding, cause: EquationStatistics, fix: Fix
+    ) -> Finding:
+        """Returns the finding at a cause, with what came of it elsewhere."""
+        if KINDS[what.kind].out_of_range:
+            evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
+            return dataclasses.replace(moved, evidence=evidence)
         if what.kind not in CARRIED_IN:
-            return dataclasses.replace(moved, tried=what.tried)
+            return self._amplified_after(moved, fix)
         event, evidence = KINDS[moved.kind].event, f"error made here {cause.introduced:.2g}"
         if event:
             evidence = f"{moved.evidence}, {evidence}"
         if what.kind == "decision":
             kind, evidence = what.kind, f"{evidence}; at {what.where} {what.evidence}"
         else:
-            error = self._causes.equations[what.equations[0]].inherited
-            factor = error / max(cause.inherited, 1e-30)
             kind = moved.kind if event else "amplified"
-            evidence += f", amplified {factor:.0f} times by {what.primitive} at {what.where}"
-        return dataclasses.replace(moved, kind=kind, evidence=evidence, tried=what.tried)
+            evidence += _amplification(cause, self._causes.equations[what.equations[0]])
+        return dataclasses.replace(moved, kind=kind, evidence=evidence)
+
+    def _amplified_after(self, what: Finding, fix: Fix) -> Finding:
+        """Returns a finding about rounding with the operation that amplifies its error."""
+        if what.kind != "precision" or not what.equations:
+            return what
+        here = (what.file, what.line)
+        line = [e.index for e in self._causes.equations.values() if (e.file, e.line) == here]
+        found = self._causes.amplified({*what.equations, *set(line) & set(fix.indices)})
+        if found is None:
+            return what
+        made, by = found
+        cancels = self._finding(Group((by,)))
+        if cancels.kind == "cancellation" and (by.file, by.line) == here:
+            return cancels
+        moved = self._finding(Group((made,)))
+        evidence = f"error made here {made.introduced:.2g}{_amplification(made, by)}"
+        return dataclasses.replace(moved, kind="amplified", evidence=evidence)
+
+    def _smallest_gradients(self, what: Finding) -> Finding:
+        """Returns the finding about the gradients that a loss scale makes larger, if this one only
+        says what came of them."""
+        if KINDS[what.kind].out_of_range:
+            return what
+        gradients = [e for e in self.outcome.equations if e.index in self.session.loss_scaled]
+        small = max(gradients, key=lambda e: (e.share("flushed"), e.share("subnormal")))
+        moved = dataclasses.replace(self._finding(Group((small,))), tried=what.tried)
+        if moved.kind == "underflow":
+            return moved
+        count, size = int(small["subnormal"]), int(small["elements"])
+        text = f"{count:,} of {size:,} numbers are subnormal"
+        return dataclasses.replace(moved, kind="underflow", evidence=text) if count else what
 
     def _beats_narrower(self, fix: Fix, after: Outcome) -> bool:
         """Returns True if the narrower alternative is measurably worse, or there is none."""
@@ -243,3 +347,20 @@ class Search(JointFixes):
         if key_of(setting) not in self.results:
             self.results[key_of(setting)] = self._try(setting)
         return better(after.error, self.results[key_of(setting)].error, GAIN)
+
+
+def _regains_updates(what: Finding) -> bool:
+    """Returns True if a finding's fix was accepted for the optimizer's additions."""
+    return what.fix is not None and what.fix.kind is FIXES["float32_addition"]
+
+
+def _amplification(made: EquationStatistics, by: EquationStatistics) -> str:
+    """Returns by how much an operation's error exceeds the one that it is made of.
+
+    In a loop the numbers may shrink from one iteration to the next, and the errors of all of them
+    together don't compare.
+    """
+    where = f"by {by.primitive} at {by.short}"
+    if not made.inherited or made.looped or by.looped:
+        return f", amplified {where}"
+    return f", amplified {by.inherited / made.inherited:.0f} times {where}"

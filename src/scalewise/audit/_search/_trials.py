@@ -15,7 +15,7 @@ from .._run._session import Outcome, OutputError, Session
 from ._apply import Origin
 from ._causes import Causes
 from ._findings import Finding, finding
-from ._fix_kinds import described, run_of, widened
+from ._fix_kinds import run_of
 from ._fixes import Fix
 from ._groups import Group, groups
 from ._literals import Literal
@@ -23,6 +23,7 @@ from ._measure import fixed, is_slight, key_of, near, same
 from ._pairs import Failed
 from ._rewrites import Rewrite, rewrites
 from ._setting import Setting
+from ._widening import described, widened
 
 # The root mean square error of one rounding, as a share of the format's eps: for numbers spread
 # evenly over a binade, errors evenly over half a unit in the last place.
@@ -87,6 +88,11 @@ class Trials:
         """The error of outputs that are rounded once, root mean square; under a recipe, of outputs
         of products with rounded operands."""
         return (ROUNDING if run_of(self.session.low) in ROUNDED else 1.0) * float(self.fmt.eps)
+
+    @property
+    def _is_harmless(self) -> bool:
+        """Whether the error is within one rounding of the outputs."""
+        return self.outcome.error <= OutputError(0, float(self.fmt.eps) / 2)
 
     @property
     def _is_small(self) -> bool:

@@ -1,0 +1,48 @@
+"""The fix that computes some operations in a wider format, and how it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from .._run._equation_statistics import Equations, EquationStatistics
+from ._fixes import Fix
+from ._setting import Setting
+
+
+def widened(
+    word: str, what: str, equations: Equations, *, cause: EquationStatistics | None = None
+) -> Fix:
+    """Returns the fix that widens operations.
+
+    Args:
+        word: the format, "float32" or "float64".
+        what: describes the operations.
+        equations: the operations.
+        cause: see :class:`Fix`.
+    """
+    indices = tuple(e.index for e in equations)
+    change = partial(Setting.widened, indices=indices)
+    return Fix(f"{word} for {what}", change, len(indices), indices=indices, cause=cause)
+
+
+def described(some: Equations, every: Equations) -> str:
+    """Returns ``lines 3 and 7``, or ``the mul and sub at lines 3 and 7`` if they have others."""
+    there = {(e.file, e.line, e.direction) for e in some}
+    chosen = {e.index for e in some}
+    rest = [e for e in every if (e.file, e.line, e.direction) in there and e.index not in chosen]
+    places = sorted({(e.file, e.line) for e in some if e.file and e.line})
+    if not places:
+        return f"{len(some)} operations"
+    if len({file for file, _ in places}) > 1:
+        where = joined(f"{Path(file).name}:{line}" for file, line in places)
+    else:
+        where = f"line{'s' * (len(places) > 1)} {joined(str(line) for _, line in places)}"
+    return f"the {joined(dict.fromkeys(e.primitive for e in some))} at {where}" if rest else where
+
+
+def joined(words: Iterable[str]) -> str:
+    """Returns ``a``, ``a and b`` or ``a, b and c``."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

@@ -1,0 +1,246 @@
+"""Small models as people write them: the line at fault is named, with its kind and an expert's fix.
+
+The lines at fault end in ``# here``.
+"""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import scalewise as sw
+from scalewise.audit._run._statistics import SAMPLE, sample_positions
+
+
+def normal(seed, *shape, scale=1.0):
+    return scale * jax.random.normal(jax.random.key(seed), shape)
+
+
+def marked(f):
+    """Returns the numbers of the lines at fault in a function's source."""
+    lines, first = inspect.getsourcelines(f)
+    return {first + i for i, line in enumerate(lines) if line.rstrip().endswith("# here")}
+
+
+def angles(t):
+    frequencies = 1e4 ** (-jnp.arange(8) / 8)
+    angle = t[:, None] * frequencies[None]  # here
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1)
+
+
+def normalized(x):
+    mean = jnp.mean(x, 0, keepdims=True)
+    var = jnp.mean(x * x, 0, keepdims=True) - mean * mean  # here
+    return (x - mean) * lax.rsqrt(var + 1e-5)
+
+
+def yeo_johnson(x):
+    y = jnp.log(1 + x * 1e-6)  # here
+    return y / 1e-6
+
+
+def both_means(x):
+    return yeo_johnson(x), jnp.mean(yeo_johnson(2 * x))
+
+
+def partition(emissions, transitions):
+    def body(a, x):
+        return jnp.log(jnp.sum(jnp.exp(a[:, None] + transitions), 0)) + x, None  # here
+
+    a = lax.scan(body, emissions[0], emissions[1:])[0]
+    return jnp.log(jnp.sum(jnp.exp(a)))
+
+
+def spectral_norm(w, u):
+    v = w.T @ u
+    v = v / jnp.linalg.norm(v)  # here
+    u = w @ v
+    u = u / jnp.linalg.norm(u)  # here
+    return w / (u @ w @ v)
+
+
+def cosine(a, b):
+    a = a / jnp.sqrt(jnp.sum(a * a, -1, keepdims=True))  # here
+    return a @ b
+
+
+def alibi(q):
+    i = jnp.arange(q.shape[0], dtype=jnp.float32)  # here
+    bias = -0.5 * jnp.abs(i[:, None] - i[None])
+    return jax.nn.softmax(q @ q.T + bias)
+
+
+def statistics(xs):
+    def body(s, x):
+        return s + jnp.sum(x * x, 0), None  # here
+
+    s = lax.scan(body, jnp.zeros(5), xs)[0]
+    return jnp.sqrt(s / xs.shape[0])
+
+
+def positions(table, mask):
+    at = jnp.cumsum(mask) - 1.0  # here
+    return table[at.astype(jnp.int32)]
+
+
+def accuracy(w, x, y):
+    def body(hits, batch):
+        right = jnp.argmax(batch[0] @ w, -1) == batch[1]
+        return hits + jnp.sum(right.astype(jnp.float32)), None  # here
+
+    return lax.scan(body, 0.0, (x, y))[0] / y.size
+
+
+def small_loss(w, x):
+    return jax.grad(lambda w: jnp.mean(jnp.square(jnp.tanh(x @ w))) * 1e-6)(w)  # here
+
+
+def debiased(v, g, t):
+    v = 0.999 * v + 0.001 * g * g
+    return v / (1 - 0.999**t)  # here
+
+
+def softmax_head(x, w):
+    return jax.nn.softmax(x @ w)  # here
+
+
+BATCHES = normal(2, 90, 10, 8)
+RIGHT = jnp.argmax(BATCHES @ normal(1, 8, 4), -1)
+FOUND = {  # function, arguments, format; the kinds and the fix's first words that an expert accepts
+    "angles": (angles, (41.0 * jnp.arange(4) + 1,), "bf16", {"amplified"}, "float32 for"),
+    "normalized": (
+        normalized, (normal(1, 64, 8, scale=0.2) + 6,), "bf16", {"cancellation"},
+        "the mean of squared deviations",
+    ),
+    "yeo_johnson": (
+        both_means, (jnp.arange(1.0, 9.0),), "float32", {"amplified", "cancellation"}, "log1p(x)",
+    ),
+    "partition": (
+        partition, (normal(0, 20, 5, scale=3.0) + 6, normal(1, 5, 5)), "float32", {"overflow"},
+        "logsumexp(x) in place of log(sum(exp(x))), everywhere",
+    ),
+    "spectral_norm": (
+        spectral_norm, (normal(0, 32, 24, scale=40.0), normal(1, 32)), "fp16", {"overflow"},
+        "ops.l2_norm in place of each root",
+    ),
+    "cosine": (
+        cosine, (normal(0, 8, 16, scale=200.0), normal(1, 16)), "fp16", {"overflow"},
+        "ops.l2_norm in place of the root",
+    ),
+    "alibi": (alibi, (normal(0, 400, 4),), "bf16", {"precision", "amplified"}, "float32 for"),
+    "statistics": (
+        statistics, (normal(0, 20, 32, 5, scale=15.0) + 5,), "fp16", {"overflow"},
+        "float32 for this add",
+    ),
+    "positions": (
+        positions, (normal(0, 3000, 2), jnp.ones(3000)), "fp16", {"decision", "swamping"},
+        "float32 for",
+    ),
+    "accuracy": (
+        accuracy, (normal(1, 8, 4), BATCHES, RIGHT), "bf16", {"swamping", "precision"},
+        "float32 for",
+    ),
+    "small_loss": (
+        small_loss, (normal(0, 16, 4), normal(1, 64, 16)), "fp16", {"underflow"}, "loss scale",
+    ),
+    "debiased": (
+        debiased, (jnp.zeros(8), normal(0, 8), jnp.float32(1)), "bf16",
+        {"precision", "cancellation"}, "",
+    ),
+    "softmax_head": (
+        softmax_head, (normal(0, 4, 8), normal(1, 8, 8)), "e4m3fn", {"overflow"}, "-224 in place",
+    ),
+}  # fmt: skip
+QUICK = ("angles", "normalized", "cosine")
+SLOW = [pytest.param(name, marks=pytest.mark.thorough) for name in FOUND if name not in QUICK]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_the_line_at_fault_comes_first(name):
+    f, arguments, low, kinds, fix = FOUND[name]
+    reference = "float64" if low == "float32" else None
+    report = sw.audit(f, low, reference=reference)(*arguments)
+    first = report.findings[0]
+    assert first.line in marked(yeo_johnson if f is both_means else f)
+    assert first.kind in kinds
+    assert str(first.fix).startswith(fix)
+    better = first.non_finite_after < first.non_finite_before
+    assert better or first.error_after < 0.5 * first.error_before
+
+
+def test_weights_that_stay_what_they_are():
+    """The outputs hardly show it: the finding is the addition, and its fix makes updates count."""
+    opt = optax.sgd(1e-4)
+
+    def step(state, x):
+        w, s = state
+        g = jax.grad(lambda w: jnp.mean(jnp.square(jnp.tanh(x @ w))))(w)
+        updates, s = opt.update(g, s)
+        return optax.apply_updates(w, updates), s  # here
+
+    w = normal(0, 16, 4)
+    report = sw.audit(step, "bf16", trials=4)((w, opt.init(w)), normal(1, 32, 16))
+    first = report.findings[0]
+    line = marked(step).pop()
+    assert (first.kind, [c.endswith(f":{line}") for c in first.callers]) == ("swamping", [True])
+    assert str(first.fix) == "float32 for this add, its result kept in float32"
+    assert (
+        f"cause: swamping in add at {first.where}; change: float32 for this add" in report.verdict
+    )
+
+
+CLEAN = {
+    "ema": (
+        lambda t, xs: lax.scan(lambda t, x: (0.9 * t + 0.1 * x, None), t, xs)[0],
+        (normal(0, 32), normal(1, 20, 32)), "fp16",
+    ),
+    "weighted mean": (
+        lambda w, x: jnp.sum(w * x) / jnp.sum(w),
+        (jax.random.uniform(jax.random.key(5), (37,)) + 0.1, normal(6, 37)), "fp16",
+    ),
+    "layer norm": (
+        lambda x: (x - x.mean(-1, keepdims=True))
+        * lax.rsqrt(jnp.var(x, -1, keepdims=True) + 1e-5),
+        (normal(0, 24, 32),), "fp16",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_roundings_of_a_program_that_works_are_no_finding(name):
+    f, arguments, low = CLEAN[name]
+    report = sw.audit(f, low)(*arguments)
+    assert not report.findings
+    assert "cause: " not in report.verdict.replace("cause: the arguments", "")
+
+
+def test_the_arguments_are_blamed_only_for_what_they_cause():
+    """The error of a float32 program on float32 arguments isn't theirs, however small it is."""
+
+    def f(x):
+        for _ in range(4):
+            x = jnp.tanh(x) * 1.1
+        return x
+
+    report = sw.audit(f, "float32", reference="float64")(normal(0, 64))
+    assert report.error_float32.relative == 0 < report.error.relative
+    assert "arguments" not in report.verdict
+
+
+def test_outputs_infinite_in_both_runs_are_counted():
+    report = sw.audit(lambda x: jnp.log(x), "fp16")(jnp.array([0.0, 1.0, 2.0]))
+    assert report.infinite == 1
+    assert "1 number of the outputs infinite in the reference run too" in report.verdict
+
+
+@pytest.mark.parametrize("n", [1, SAMPLE, SAMPLE + 1, 2 * SAMPLE - 1, 3000, 4096])
+def test_samples_are_spread_over_the_whole_result(n):
+    with jax.enable_x64(True):
+        at = np.asarray(sample_positions(jnp.asarray(n), 4096))[: min(n, SAMPLE)]
+    assert at[0] == 0
+    assert np.all(np.diff(at) >= 1)
+    assert n - at[-1] <= max(n / SAMPLE, 1) + 1
