@@ -138,6 +138,19 @@ def test_the_scale_rounded_up_saturates_nothing():
     assert np.all(np.abs(up / top - 1) <= 1 / 16)
 
 
+def test_of_normal_numbers_the_floor_cuts_off_a_share_and_the_scale_rounded_up_none():
+    x = np.asarray(normal(6, (256, 256)), np.float64)
+
+    def share(fmt, top, scaling):
+        scale = np.asarray(sw.quantize(x.astype(np.float32), fmt, scaling=scaling).scale)
+        return np.mean(np.abs(x) > np.repeat(scale.astype(np.float64), 32, 1) * top)
+
+    floor, up = sw.Mx(), sw.Mx("rceil")
+    assert 0.002 < share("mxfp8_e4m3", 448, floor) < 0.02
+    assert 0.005 < share("mxfp4", 6, floor) < 0.05
+    assert share("mxfp8_e4m3", 448, up) == share("mxfp4", 6, up) == 0
+
+
 def test_four_over_six_has_at_most_the_error_of_six():
     x = np.asarray(normal(5, (64, 256)))
     six = sw.quantize(x, NVFP4).value()

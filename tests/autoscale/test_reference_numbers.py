@@ -1,4 +1,4 @@
-"""Roundings beside the numbers that torchao, microxcaling and fouroversix compute.
+"""Roundings beside the numbers of torchao, microxcaling, fouroversix and TransformerEngine.
 
 ``tests/reference_numbers/generate.py`` says how the numbers were made.
 """
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import scalewise as sw
+from scalewise.formats import NVFP4
+from scalewise.scaled import quantize_measured
 from scalewise.training import TableStorage
 
 FILE = pathlib.Path(__file__).parents[1] / "reference_numbers" / "numbers.npz"
@@ -33,7 +35,10 @@ def ours(name):
         return sw.quantize(X, "mxfp8_e4m3", scaling=sw.Mx(option)).value()
     if kind == "microxcaling":
         return sw.quantize(X, "mx" + option.replace("fp4_e2m1", "fp4")).value()
-    if name == "four_over_six":
+    if name == "te_2d":
+        y = jax.numpy.asarray(X.reshape(16, 128))
+        return quantize_measured(y, y, NVFP4, None, 1, tile=(0, 16)).value()
+    if name.endswith("four_over_six"):
         return sw.quantize(X, "nvfp4", scaling=sw.FourOverSix()).value()
     return sw.quantize(X, "nvfp4").value()
 
@@ -47,7 +52,7 @@ def test_powers_of_two_give_the_same_numbers(name, theirs):
     np.testing.assert_array_equal(jax.jit(lambda: ours(name))(), theirs[name])
 
 
-@pytest.mark.parametrize("name", ["nvfp4", "four_over_six"])
+@pytest.mark.parametrize("name", ["nvfp4", "four_over_six", "te_1d", "te_2d", "te_four_over_six"])
 def test_nvfp4_gives_the_same_numbers_but_for_the_scales_last_bit(name, theirs):
     np.testing.assert_allclose(ours(name), theirs[name], rtol=1e-6)
 

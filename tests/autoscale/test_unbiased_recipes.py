@@ -47,6 +47,7 @@ def ms_eden():
     return x, *draws(x, sw.MsEden())
 
 
+@pytest.mark.thorough
 def test_ms_eden_is_unbiased_over_10000_draws(ms_eden):
     x, mean, error, _ = ms_eden
     assert np.all(np.abs(mean - x) <= 4 * error)
@@ -102,7 +103,7 @@ UNBIASED = {"tetrajet2": True, "quartet2": True, "nvfp4": False, "mxfp4": False}
 
 
 @pytest.mark.parametrize("name", UNBIASED)
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_the_error_of_averaged_gradients_falls_for_unbiased_recipes_alone(name):
     recipe = dataclasses.replace(sw.recipes.recipe(name), storage=None)
     rounded = (X, W)
@@ -133,7 +134,7 @@ def override(recipe, how):
 
 @pytest.mark.parametrize("how", ["high_precision", "dequantized"])
 @pytest.mark.parametrize("name", ["nvfp4", "quartet"])
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 def test_backward_products_in_high_precision(name, how):
     recipe = sw.recipes.recipe(name)
     recipe = dataclasses.replace(override(recipe, how), storage=None)
@@ -146,6 +147,7 @@ def test_backward_products_in_high_precision(name, how):
     np.testing.assert_allclose(dw, x.T @ G, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_loops_round_from_the_forward_products_numbers_too():
     """Stacked layers in a scan have the gradients of the same layers written out."""
     recipe, wide = (override(sw.recipes.nvfp4, h) for h in ("dequantized", "high_precision"))
@@ -175,7 +177,7 @@ WITH_PRODUCTS = [name for name, r in sw.recipes.CATALOGUE.items() if r.products 
 @pytest.mark.parametrize(
     ("name", "device"), [(n, d) for n in WITH_PRODUCTS for d in ("b200", "v6e")]
 )
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=1)
 def test_recipes_of_products_lower_for_gpus_and_tpus(name, device):
     recipe = dataclasses.replace(sw.recipes.recipe(name), device=device)
     platform = sw.devices.DEVICES[device].platform

@@ -1,10 +1,11 @@
 """Computes other libraries' numbers for tests/autoscale/test_reference_numbers.py.
 
-In an environment of its own, with checkouts of github.com/microsoft/microxcaling and
-github.com/mit-han-lab/fouroversix (whose PyTorch reference needs no compiled code):
+In an environment of its own, with checkouts of github.com/microsoft/microxcaling,
+github.com/mit-han-lab/fouroversix and github.com/NVIDIA/TransformerEngine, of which the references
+in PyTorch are imported, without the compiled code:
 
-    pip install torch==2.13.0 torchao==0.18.0 numpy
-    python tests/reference_numbers/generate.py MICROXCALING FOUROVERSIX
+    pip install torch==2.13.0 torchao==0.18.0 numpy packaging
+    python tests/reference_numbers/generate.py MICROXCALING FOUROVERSIX TRANSFORMER_ENGINE
 
 It writes numbers.npz beside this file: float32 arrays, the numbers after a rounding and back.
 """
@@ -87,12 +88,42 @@ def microxcaling(folder: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def four_over_six(folder: str, x: torch.Tensor) -> torch.Tensor:
-    names = ("fouroversix", "fouroversix.quantize", "fouroversix.quantize.pytorch")
-    for name in names:  # the packages without their __init__, which need compiled code
+def empty_packages(folder: str, *names: str) -> None:
+    """Makes packages whose modules can be imported without their ``__init__``."""
+    for name in names:
         module = types.ModuleType(name)
-        module.__path__ = [f"{folder}/src/{name.replace('.', '/')}"]
+        module.__path__ = [f"{folder}/{name.replace('.', '/')}"]
         sys.modules[name] = module
+
+
+def transformer_engine(folder: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    name = "transformer_engine.pytorch"
+    empty_packages(folder, "transformer_engine", name, f"{name}.custom_recipes")
+    bases = types.ModuleType(f"{name}.quantized_tensor")
+    bases.QuantizedTensorStorage = bases.Quantizer = object
+    sys.modules[bases.__name__] = bases
+    gemm = types.ModuleType(f"{name}.custom_recipes.gemm")
+    gemm.GEMMType, gemm.MMParams = types.SimpleNamespace(FPROP=0), object
+    sys.modules[gemm.__name__] = sys.modules[f"{name}.custom_recipes"].gemm = gemm
+    from transformer_engine.pytorch.custom_recipes.reference_nvfp4 import NVFP4QuantizerRef
+
+    def rounded(x: torch.Tensor, rows: int, **options) -> torch.Tensor:
+        amax, top = x.abs().max(), options.get("nvfp4_e4m3_max", 448)
+        data, scale = NVFP4QuantizerRef._quantize_blockwise_reference(
+            x, amax, 16, rows, pow_2_scales=False, eps=0.0, **options
+        )
+        scale = scale.view(torch.float8_e4m3fn).float().reshape(len(x), -1)
+        return of_codes(data) * (scale * (amax / (6 * top))).repeat_interleave(16, -1)
+
+    four = {"nvfp4_use_4over6": True, "nvfp4_e4m3_max": 256, "nvfp4_4over6_err_mode": "MSE"}
+    found = {"te_1d": rounded(x, 1), "te_2d": rounded(x.reshape(16, 128), 16)}
+    return found | {"te_four_over_six": rounded(x, 1, **four)}
+
+
+def four_over_six(folder: str, x: torch.Tensor) -> torch.Tensor:
+    empty_packages(
+        f"{folder}/src", "fouroversix", "fouroversix.quantize", "fouroversix.quantize.pytorch"
+    )
     from fouroversix.quantize.pytorch.reference import quantize
     from fouroversix.utils import ScaleRule
 
@@ -110,6 +141,7 @@ def main() -> None:
         found[f"mxfp8_{mode.value}"] = mx(x, torch.float8_e4m3fn, mode)
     found |= states(x) | microxcaling(sys.argv[1], x)
     found["four_over_six"] = four_over_six(sys.argv[2], x)
+    found |= transformer_engine(sys.argv[3], x)
     arrays = {name: y.detach().numpy().astype(np.float32) for name, y in found.items()}
     np.savez_compressed(HERE / "numbers.npz", **arrays)
 

@@ -44,6 +44,7 @@ def model(width, depth=4):
 
 
 @pytest.mark.parametrize("width", [64, 512])
+@pytest.mark.thorough(keep=1)
 def test_activations_keep_unit_variance_at_every_width(width):
     x = stream(model(width), jax.random.normal(jax.random.key(1), (64, width)))
     assert float(jnp.std(x)) == pytest.approx(1, abs=0.1)
