@@ -151,6 +151,7 @@ DATA = {
     "integer_pow": "A^n",
     "square": "A^2, n = 2",
     "sqrt": "sqrt(A), n = 2; half of an odd exponent stays with the data",
+    "rsqrt": "1 / sqrt(A), n = 2",
     "matmul": "A @ B / s",
     "dot_general": "dot_general(A, B) / s",
     "conv": "conv(A, B) / s",

@@ -109,11 +109,15 @@ def test_exp_log_and_roots_far_beyond_the_range_of_float32():
     )
     root = scaled.sqrt(a)
     np.testing.assert_allclose(np.log2(exact(root)), (np.log2([1.5, 2.0]) - 401) / 2, rtol=1e-3)
+    inverse = scaled.rsqrt(a)
+    np.testing.assert_allclose(exact(inverse) * exact(root), 1, rtol=2e-3)
+    assert int(inverse.exponent) == 201
     power = scaled.integer_pow(root, 3)
     assert int(power.exponent) == 3 * int(root.exponent)
     assert scaled.exp(a).value().tolist() == [1, 1]
     positive = sw.ScaledArray(jnp.float16([1.0, 4.0]), 1e-30)
     np.testing.assert_allclose(scaled.sqrt(positive).value(), [1e-15, 2e-15], rtol=1e-3)
+    np.testing.assert_allclose(scaled.rsqrt(positive).value(), [1e15, 5e14], rtol=1e-3)
     np.testing.assert_allclose(scaled.log(positive).value(), np.log([1e-30, 4e-30]), rtol=1e-3)
 
 
@@ -212,11 +216,13 @@ def test_exponents_of_channels():
 def test_each_operation_says_its_rule_first(name):
     text = inspect.getdoc(getattr(scaled, name)).replace("\n", " ")
     formula = RULES[name].formula
-    named = {"max(sA, sB)": ("max(sA, sB)", "largest of their scales"), "1": ("scale 1",)}
-    named |= {
+    named = {
+        "max(sA, sB)": ("max(sA, sB)", "largest of their scales"),
+        "1": ("scale 1",),
         "sA^(1/n)": ("sqrt(sA)",),
+        "1 / sA^(1/n)": ("1 / sqrt(sA)",),
         "sA^n": ("sA^2", "sA^n"),
-        "1 / sum of the data": ("1 / sum",),
+        "1 / sum of the data": ("1 / sum(data)",),
     }
     assert any(part in text for part in named.get(formula, (formula,))), text
 

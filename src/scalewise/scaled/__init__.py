@@ -43,6 +43,7 @@ from ._operations import minimum as minimum
 from ._operations import mul as mul
 from ._operations import neg as neg
 from ._operations import relu as relu
+from ._operations import rsqrt as rsqrt
 from ._operations import sigmoid as sigmoid
 from ._operations import sin as sin
 from ._operations import softmax as softmax

@@ -184,14 +184,19 @@ def sqrt(a: Operand) -> ScaledArray:
     """Returns square roots with the scale ``sqrt(sA)``; of an odd exponent, half stays with the
     data.
     """
+    return _one("sqrt", a, lambda x: jnp.sqrt(_even(x)), 2)
 
-    def root(x: ScaledOperand) -> jax.Array:
-        data = x.data
-        if x.algebra is EXPONENTS:
-            data = data * jnp.where(x.scale % 2 == 1, 2, 1).astype(data.dtype)
-        return jnp.sqrt(data)
 
-    return _one("sqrt", a, root, 2)
+def rsqrt(a: Operand) -> ScaledArray:
+    """Returns inverse square roots with the scale ``1 / sqrt(sA)``, as :func:`sqrt`."""
+    return _one("rsqrt", a, lambda x: lax.rsqrt(_even(x)), 2)
+
+
+def _even(x: ScaledOperand) -> jax.Array:
+    """Returns the data that the operand has at the next even exponent below an odd one."""
+    if x.algebra is FACTORS:
+        return x.data
+    return x.data * jnp.where(x.scale % 2 == 1, 2, 1).astype(x.data.dtype)
 
 
 def exp(a: Operand) -> ScaledArray:

@@ -90,6 +90,7 @@ QUOTIENT = ScaleRule("sA / sB", lambda k, a, b: k.over(a, b))
 LARGER = ScaleRule("max(sA, sB)", lambda k, a, b: k.larger(a, b))
 POWER = ScaleRule("sA^n", lambda k, a, n: k.power(a, n))
 ROOT = ScaleRule("sA^(1/n)", lambda k, a, n: k.root(a, n))
+INVERSE_ROOT = ScaleRule("1 / sA^(1/n)", lambda k, a, n: k.over(k.one, k.root(a, n)))
 CONTRACTION = ScaleRule("sA sB s", lambda k, a, b, s: k.times(k.times(a, b), k.static(s)))
 TOTAL = ScaleRule("sA s", lambda k, a, s: k.times(a, k.static(s)))
 MEAN = ScaleRule("sA / s", lambda k, a, s: k.over(a, k.static(s)))
@@ -102,6 +103,7 @@ RULES: dict[str, ScaleRule] = {
     "integer_pow": POWER,
     "square": POWER,
     "sqrt": ROOT,
+    "rsqrt": INVERSE_ROOT,
     **dict.fromkeys(("matmul", "dot_general", "conv"), CONTRACTION),
     "sum": TOTAL,
     "mean": MEAN,
