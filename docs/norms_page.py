@@ -138,8 +138,8 @@ NORMALISE = """
 `sw.ops.layer_norm` and `sw.ops.rms_norm` divide by `auto`'s norm. Largest errors on the torture
 set (without its cases of ε, with ε = 1e-6), in ulps, of values and of gradients in the direction
 of a normal vector (`python -m proofs.normalise`; {lengths}). A value of the layer norm and a
-gradient are differences that may cancel: ulps are those of the row's largest term. The bound is
-{bound} for both.
+gradient are differences that may cancel: ulps are those of the row's largest term. Tests
+hold both to {bound} ulps.
 
 | format | RMS norm: value | gradient | layer norm: value | gradient |
 |---|---:|---:|---:|---:|
