@@ -93,6 +93,26 @@ def test_ms_eden_rounds_to_nearest_and_scales_to_a_neighbour_of_the_correction()
     assert np.mean(want / first) == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.parametrize(
+    ("fmt", "scaling"),
+    [
+        ("nvfp4", sw.MsEden()),
+        ("nvfp4", sw.FourOverSix()),
+        ("mxfp4", sw.Quest()),
+        ("nvfp4", ROOMY),
+    ],
+    ids=repr,
+)
+def test_float64_is_rounded_to_the_same_blocks(fmt, scaling):
+    x = np.asarray(normal(4, (4, 64)))
+    key = jax.random.key(2) if scaling.draws else None
+    want = np.asarray(sw.quantize(x, fmt, scaling=scaling, key=key).value())
+    with jax.enable_x64(True):
+        wide = jnp.asarray(x, jnp.float64)
+        got = jax.jit(lambda x: sw.quantize(x, fmt, scaling=scaling, key=key).value())(wide)
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def layer(x, w, g):
     return jnp.sum((x @ w) * g)
 

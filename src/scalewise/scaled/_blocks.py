@@ -271,6 +271,7 @@ def _smaller_error(
 ) -> jax.Array:
     """Returns whether the second of two factors of each block has the smaller squared error."""
     finite, errors = jnp.where(jnp.isfinite(blocks), blocks, 0), []
+    factors = [f.astype(blocks.dtype) for f in factors]
     for factor in factors:
         scaled = finite / jnp.expand_dims(factor, axis)
         wrong = round_to(scaled, element, saturate="finite") - scaled
@@ -302,7 +303,8 @@ def _scales(
     if fmt.tensor_scale is not None:
         largest = jnp.max(scale, initial=0)
         if scaling.largest_block_scale is not None:
-            largest = largest * np.float32(float(fmt.scale.max) / scaling.largest_block_scale)
+            room = float(fmt.scale.max) / scaling.largest_block_scale
+            largest = largest * np.asarray(room, largest.dtype)
         whole, _ = to_top(largest.astype(jnp.float32), fmt.scale, False)
         scale = scale / whole.astype(scale.dtype)
     # float32's subnormals would be flushed, and zeros divided by 0

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from ..formats import E2M1FN, E8M0, BlockFormat, Format
 from ..rounding import encode, round_to
@@ -147,9 +146,9 @@ class Quest(Scaling):
         spread = spread * np.asarray(self.sigmas / float(element.max), x.dtype)
         exponent = exponent_of(spread) + exponent_of(unit)
         exponent = jnp.where(spread == 0, -127, exponent)
-        return lax.clamp(-127, jnp.squeeze(exponent, tuple(axes)), 127)
+        return jnp.clip(jnp.squeeze(exponent, tuple(axes)), -127, 127)
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
-        exponent = lax.clamp(-126, self.exponents(x, fmt, axes), 126)
+        exponent = jnp.clip(self.exponents(x, fmt, axes), -126, 126)
         exponent = jnp.expand_dims(exponent, tuple(axes)) if keepdims else exponent
         return power_of_two(exponent, x.dtype), power_of_two(-exponent, x.dtype)
