@@ -332,7 +332,17 @@ def drawn(x):
         (
             lambda: sw.audit(jnp.log, "fp16")(jnp.array([-1.0])),
             ValueError,
-            r"log gives NaN in the reference run too .*\(of a negative number\); fix that first",
+            r"log gives NaN in the reference run too .*\(of a negative number\); fix that first$",
+        ),
+        (
+            lambda: sw.audit(jnp.sum, "fp16")({"a": jnp.array([1.0, jnp.nan])}["a"]),
+            ValueError,
+            r"argument \[0\] has NaN; replace it first",
+        ),
+        (
+            lambda: sw.audit(lambda x: x / x, "fp16")(jnp.zeros(2)),
+            ValueError,
+            r"\(0 / 0, or infinity / infinity\); fix that first, or try reference='float64'",
         ),
         (  # of a wholly masked row: the NaN isn't made in the mask's line
             lambda: sw.audit(masked_softmax, "fp16")(jnp.ones((2, 4)), jnp.zeros((2, 4), bool)),

@@ -132,7 +132,7 @@ def audit(
         session = Session(program, low_run, wide, steps, _batch_arrays(per_step))
         _check_steps(session, f)
         outcome = session.run()
-        _check_reference(outcome, f)
+        _check_reference(session, outcome, f)
         _check_repeatable(session, outcome, f)
         return _report(f, args, kwargs, session, outcome, trials)
 
@@ -239,17 +239,25 @@ def _check_steps(session: Session, f: Any) -> None:
             )
 
 
-def _check_reference(outcome: Outcome, f: Any) -> None:
+def _check_reference(session: Session, outcome: Outcome, f: Any) -> None:
+    """Raises if the reference run's outputs have NaN; says where the first one comes from."""
     if not outcome.reference_nans:
         return
+    sizes = _float_arguments(session.program)
+    given = next((path for path, size in sizes if np.isnan(size).any()), None)
     first = next((e for e in outcome.equations if e["reference_nan"]), None)
-    where = ""
-    if first is not None:
+    if given is not None or first is None:
+        where = f"argument {given or 'or constant'} has NaN"
+        advice = "replace it first"
+    else:
         why = NAN_CAUSES.get(first.primitive, "a number without a real result")
-        where = f"; the first comes from {first.primitive} at {first.file}:{first.line} ({why})"
+        where = f"the first comes from {first.primitive} at {first.file}:{first.line} ({why})"
+        advice = "fix that first"
+        if session.reference.dtype == jnp.float32 and ("infinity" in why or "0 /" in why):
+            advice += ", or try reference='float64' if float32 overflows or underflows there"
     raise ValueError(
         f"audit: {name_of(f)} gives NaN in the reference run too "
-        f"(output{outcome.reference_nans[0]}){where}; fix that first, or try reference='float64'"
+        f"(output{outcome.reference_nans[0]}); {where}; {advice}"
     )
 
 
