@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from ..scaled import merge_blocks, split_blocks
+from ._value import wide_dtype
 
 
 def operand_key(key: jax.Array | None, operand_id: str, *operands: jax.Array) -> jax.Array:
@@ -52,7 +53,7 @@ def hadamard_transform(
         ``x @ diag(signs) @ H / sqrt(len(signs))`` by parts, in float32 or float64; the axis has the
         next multiple of ``len(signs)``.
     """
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = x.astype(wide_dtype(x.dtype))
     size = len(signs)
     blocks = split_blocks(x, size, axis)
     matrix = signs[:, None].astype(x.dtype) * np.asarray(_hadamard(size) * size**-0.5, x.dtype)

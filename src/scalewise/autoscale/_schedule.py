@@ -101,7 +101,8 @@ class Schedule:
             if not isinstance(step, Tracer):
                 chosen = self.recipe(int(step))
                 return functions[[r for _, r in self._pairs()].index(chosen)](*args, **kwargs)
-            phase = jnp.sum(step >= np.asarray(self.starts, np.int32)) - 1
+            starts = np.asarray(self.starts, np.int32)
+            phase = jnp.sum(step.astype(jnp.int32) >= starts, dtype=jnp.int32) - 1
             return lax.switch(phase, [functools.partial(f, *args, **kwargs) for f in functions])
 
         return scheduled
