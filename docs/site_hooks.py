@@ -47,6 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     """Adds the pages that are made here."""
     for name, summary in PACKAGES.items():
         _add(files, config, _page(name), _reference(name, summary))
+    _add(files, config, "reference/layers.md", _layers())
     _add(files, config, "reference/recipes.md", _recipes())
     _add(files, config, "reference/command-line.md", _command_line())
     for path in sorted(set(_linked_sources(config))):
@@ -86,13 +87,34 @@ def _public(name: str) -> Iterator[str]:
     """Names of the functions and classes that a package exports as ``import X as X``."""
     path = SOURCE / name
     package = importlib.import_module(f"scalewise.{name}")
-    for node in ast.parse((path / "__init__.py").read_text(encoding="utf-8")).body:
+    for node in _parsed(path / "__init__.py").body:
         if isinstance(node, ast.ImportFrom):
             exported = [alias.name for alias in node.names if alias.asname == alias.name]
             for public in exported:
                 value = getattr(package, public)
                 if not public.startswith("_") and (isfunction(value) or isclass(value)):
                     yield public
+
+
+def _layers() -> str:
+    """The layers of other libraries, which need not be installed."""
+    package = SOURCE / "layers"
+    lines = [
+        "# scalewise.layers",
+        "",
+        ast.get_docstring(_parsed(package / "__init__.py")) or "",
+        "",
+    ]
+    for file in sorted(package.glob("[a-z]*.py")):
+        name = f"scalewise.layers.{file.stem}"
+        lines += [f"## {name}", ""]
+        classes = [n.name for n in _parsed(file).body if isinstance(n, ast.ClassDef)]
+        lines += [line for c in classes for line in (f"::: {name}.{c}", "")]
+    return "\n".join(lines)
+
+
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def _recipes() -> str:
