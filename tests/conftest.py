@@ -94,10 +94,12 @@ def sample(cases, count):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Marks as ``gate`` the cases of ``thorough`` tests that ``make test`` leaves out.
+    """Marks as ``gate`` the cases of ``thorough`` tests that ``make test`` leaves out, and as
+    ``slow`` those that the gate leaves out.
 
-    Of a test marked ``thorough(keep=k)``, k cases stay; without ``keep``, none. Nor do the
-    examples in docstrings of the audit, each of which audits a program.
+    Of a test marked ``thorough(keep=k, gate=g)``, k cases stay in ``make test`` (without ``keep``,
+    none) and g others run in the gate (without ``gate``, all). The examples in docstrings of the
+    audit, each of which audits a program, run in the gate.
     """
     cases = {}
     for item in items:
@@ -106,8 +108,9 @@ def pytest_collection_modifyitems(items):
         elif item.path.is_relative_to(AUDIT):
             item.add_marker("gate")
     for group in cases.values():
-        keep = group[0].get_closest_marker("thorough").kwargs.get("keep", 0)
-        kept = sample(group, keep)
-        for item in group:
-            if item not in kept:
-                item.add_marker("gate")
+        options = group[0].get_closest_marker("thorough").kwargs
+        kept = sample(group, options.get("keep", 0))
+        others = [item for item in group if item not in kept]
+        gate = sample(others, options.get("gate", len(others)))
+        for item in others:
+            item.add_marker("gate" if item in gate else "slow")

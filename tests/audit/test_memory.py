@@ -36,7 +36,7 @@ def audited(count, *lows):
 
 
 @pytest.mark.parametrize(("low", "audits"), [("fp16", 8), ("fp8", 5)])
-@pytest.mark.thorough
+@pytest.mark.thorough(gate=1)
 def test_mappings_stay_within_three_for_each_audit(low, audits):
     states = audited(audits, low)
     assert states[-1][0] - states[0][0] <= 3 * audits

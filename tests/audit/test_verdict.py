@@ -124,7 +124,7 @@ def test_negative_trials_are_refused():
         sw.audit(jnp.sin, "fp16", trials=-3)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_gradient_that_is_as_good_as_its_policy_lets_it_be_has_no_cause():
     """Float32 for all matrix products is no finding: it would undo the policy."""
 

@@ -1,6 +1,6 @@
 """Roundings beside the numbers of torchao, microxcaling, fouroversix and TransformerEngine.
 
-``tests/reference_numbers/generate.py`` says how the numbers were made.
+``proofs/reference_numbers.py`` says how the numbers were made.
 """
 
 import pathlib

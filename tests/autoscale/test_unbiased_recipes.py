@@ -123,7 +123,7 @@ UNBIASED = {"tetrajet2": True, "quartet2": True, "nvfp4": False, "mxfp4": False}
 
 
 @pytest.mark.parametrize("name", UNBIASED)
-@pytest.mark.thorough
+@pytest.mark.thorough(gate=1)
 def test_the_error_of_averaged_gradients_falls_for_unbiased_recipes_alone(name):
     recipe = dataclasses.replace(sw.recipes.recipe(name), storage=None)
     rounded = (X, W)
@@ -212,7 +212,7 @@ WITH_PRODUCTS = [name for name, r in sw.recipes.CATALOGUE.items() if r.products 
 @pytest.mark.parametrize(
     ("name", "device"), [(n, d) for n in WITH_PRODUCTS for d in ("b200", "v6e")]
 )
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough(keep=1, gate=6)
 def test_recipes_of_products_lower_for_gpus_and_tpus(name, device):
     recipe = dataclasses.replace(sw.recipes.recipe(name), device=device)
     platform = sw.devices.DEVICES[device].platform
@@ -223,7 +223,7 @@ def test_recipes_of_products_lower_for_gpus_and_tpus(name, device):
     assert ("block_scaled_dot" in lowered) == native
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_recipes_of_products_inside_a_checking_shard_map():
     run_on_devices(2, SHARDED)
 

@@ -126,7 +126,7 @@ def test_every_output_is_a_number_of_the_format_under_jit_and_eagerly(f, fmt):
 
 
 @pytest.mark.parametrize("f", DIFFERENTIABLE, ids=lambda f: f.__name__)
-@pytest.mark.thorough(keep=2)
+@pytest.mark.thorough(keep=2, gate=8)
 def test_a_gradient_from_outside_is_the_gradient_inside(f):
     x = normal(0, (4, 4))
     outside = jax.jit(jax.grad(sw.emulate(scalar(f), "fp16")))(x)

@@ -156,7 +156,8 @@ class Lockstep(Interpretation):
             if from_table:  # laid out like any other array
                 low, reference = flat(low, padded_size(1)), flat(reference, padded_size(1))
             self.literals[key] = Pair(low, reference, np.bool_(tainted), constant=True)
-        return self.literals[key]
+        found = self.literals[key]  # a copy, since a value remembers what a trace makes of it
+        return dataclasses.replace(found, low=jax.tree.map(lambda leaf: leaf, found.low))
 
     def lower(self, value: Value, aval: Any) -> jax.Array:
         if not is_float(aval):

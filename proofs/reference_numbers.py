@@ -5,9 +5,10 @@ github.com/mit-han-lab/fouroversix and github.com/NVIDIA/TransformerEngine, of w
 in PyTorch are imported, without the compiled code:
 
     pip install torch==2.13.0 torchao==0.18.0 numpy packaging
-    python tests/reference_numbers/generate.py MICROXCALING FOUROVERSIX TRANSFORMER_ENGINE
+    python proofs/reference_numbers.py MICROXCALING FOUROVERSIX TRANSFORMER_ENGINE
 
-It writes numbers.npz beside this file: float32 arrays, the numbers after a rounding and back.
+It writes tests/reference_numbers/numbers.npz: float32 arrays, the numbers after a rounding and
+back.
 """
 
 import pathlib
@@ -29,7 +30,7 @@ from torchao.prototype.mx_formats.config import ScaleCalculationMode
 from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
 from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
 
-HERE = pathlib.Path(__file__).parent
+FILE = pathlib.Path(__file__).parents[1] / "tests" / "reference_numbers" / "numbers.npz"
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
@@ -143,7 +144,7 @@ def main() -> None:
     found["four_over_six"] = four_over_six(sys.argv[2], x)
     found |= transformer_engine(sys.argv[3], x)
     arrays = {name: y.detach().numpy().astype(np.float32) for name, y in found.items()}
-    np.savez_compressed(HERE / "numbers.npz", **arrays)
+    np.savez_compressed(FILE, **arrays)
 
 
 if __name__ == "__main__":
