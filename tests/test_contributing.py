@@ -31,4 +31,7 @@ def test_a_task_names_at_most_three_files_and_a_test_that_fails(task, text):
     assert steps
     assert re.search(r"`(tests/\S*::)?test_\w+`", text)
     assert "Tried: " in text
-    assert len(TASKS) == 8
+
+
+def test_the_tasks_of_the_page_are_found():
+    assert len(TASKS) >= 8
