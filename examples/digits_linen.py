@@ -57,8 +57,9 @@ def batches(data: bytes, seed: int) -> Iterator[Tree]:
     del data
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
-    images, labels = np.asarray(digits.images, np.float32) / 16, np.asarray(digits.target, np.int32)
+    pixels, digits = load_digits(return_X_y=True)
+    images = np.asarray(pixels, np.float32).reshape(-1, 8, 8) / 16
+    labels = np.asarray(digits, np.int32)
     random = np.random.default_rng(seed)
     while True:
         chosen = random.integers(0, len(images), 64)
