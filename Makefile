@@ -9,7 +9,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest check unit thorough format prove fuzz parity references bench scoreboard docs gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest test-torch check unit thorough format prove fuzz parity references bench scoreboard docs gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -51,6 +51,15 @@ test-newest:              ## tests on the newest Python and JAX at hand, if ther
 	else \
 		echo "test-newest: skipped, no Python 3.12 or newer is at hand (PATH and pyenv were searched)"; \
 	fi
+
+test-torch: .venv-torch/.ready  ## tests of scalewise.torch, which need torch and transformers
+	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest tests/pytorch $(ARGS)
+
+.venv-torch/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-torch/bin/python -m pip install --quiet --editable '.[train,torch]' --group torch pytest
+	@touch $@
 
 prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it stopped; and what else is claimed
 	$(BIN)/python -m proofs.casts $(ARGS)
@@ -138,4 +147,4 @@ format: $(VENV)/.ready    ## mend what lint and format can mend
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .compiled site $(VENV) $(NEWEST_VENV) .venv-bench .venv-docs .venv-scoreboard .venv-tpu $(GPU_PLUGIN)
+	rm -rf .compiled site $(VENV) $(NEWEST_VENV) .venv-bench .venv-docs .venv-scoreboard .venv-torch .venv-tpu $(GPU_PLUGIN)

@@ -14,6 +14,7 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 """
 TRAIN = ["optax", "orbax", "tensorboardX", "mpmath"]
+TORCH = ["torch"]
 REPORTS = ["rich", "typer", "jinja2"]
 
 
@@ -57,10 +58,11 @@ print(sw.audit(lambda x: jnp.sum(x * x), "fp16", trials=0)(jnp.full(3, 300.0)).u
             "import scalewise as sw; list(sw.ops.function_table('e4m3fn', ['tanh_shrink']))",
             "function_table needs mpmath: pip install 'scalewise[tables]'",
         ),
+        ("import scalewise.torch", "scalewise.torch needs torch: pip install 'scalewise[torch]'"),
     ],
 )
 def test_the_error_says_what_to_install(code, message):
-    assert ran(code, *TRAIN).stderr.strip().endswith(message)
+    assert ran(code, *TRAIN, *TORCH).stderr.strip().endswith(message)
 
 
 def test_a_command_says_what_to_install():

@@ -23,6 +23,7 @@ PACKAGES = [  # bottom to top
     "autoscale",
     "training",
     "audit",
+    "torch",
     "cli",
 ]
 SHARED = {

@@ -184,7 +184,7 @@ def low_interpretation(low: Any, saturate: Saturation = False) -> Interpretation
         return Autocast(low)
     if isinstance(low, Recipe):
         return interpretation(low)
-    if isinstance(low, Emulation):
+    if isinstance(low, Emulation) and not isinstance(low, TableEmulation):
         low, saturate = low.fmt, low.saturate
     if isinstance(low, Interpretation):
         return low

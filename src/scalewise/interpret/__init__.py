@@ -19,6 +19,7 @@ from ._equation import CALLBACKS as CALLBACKS
 from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import Direction as Direction
 from ._equation import Equation as Equation
+from ._equation import all_equations as all_equations
 from ._floats import is_float as is_float
 from ._floats import map_floats as map_floats
 from ._interpret import interpret_jaxpr as interpret_jaxpr

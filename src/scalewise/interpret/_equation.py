@@ -105,7 +105,7 @@ class Equation:
         """The line that called the installed library behind the equation; None for user code."""
         if self.source is None or not _is_installed(self.source[0]):
             return None
-        own = next((f for f in _compat.user_frames(self.eqn) if not _is_installed(f[0])), None)
+        own = next((f for f in self._frames if not _is_installed(f[0])), None)
         if own is None and self.within is not None:
             above = self.within
             own = above.caller or (above.source if above.source != self.source else None)
@@ -116,12 +116,17 @@ class Equation:
         """The user's line that called the equation's function; None for the traced function."""
         if self.caller is not None:
             return self.caller
-        frames = list(_compat.user_frames(self.eqn))
-        traced = next((i for i, f in enumerate(frames) if f[0].startswith(TRACING)), len(frames))
-        own = [frame for frame in frames[:traced] if not _is_installed(frame[0])]
+        own = [frame for frame in self._frames if not _is_installed(frame[0])]
         if len(own) > 1:
             return own[1]
         return self.within.call_site or self.within.source if self.within else None
+
+    @cached_property
+    def _frames(self) -> list[tuple[str, int, str]]:
+        """The stack frames within the traced function, innermost first."""
+        frames = list(_compat.user_frames(self.eqn))
+        traced = next((i for i, f in enumerate(frames) if f[0].startswith(TRACING)), len(frames))
+        return frames[:traced]
 
     @cached_property
     def inner(self) -> int:

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...interpret import Equation
-from ...primitives import PRIMITIVES, Family
+from ...primitives import Family, names
 
 Operands = Mapping[int, Sequence[Sequence[int]]]  # by equation and operand: where it comes from
+
+PRODUCTS = names(lambda row: row.family is Family.CONTRACTION)
 
 
 def gradients(equations: Sequence[Equation], operands: Operands) -> dict[int, str]:
@@ -27,7 +29,7 @@ def gradients(equations: Sequence[Equation], operands: Operands) -> dict[int, st
     forward: dict[Any, list[int]] = {}
     backward = []
     for i, equation in enumerate(equations):
-        if PRIMITIVES[equation.name].family is Family.CONTRACTION and equation.source is not None:
+        if equation.name in PRODUCTS and equation.source is not None:
             if equation.direction == "backward":
                 backward.append(i)
             else:

@@ -15,7 +15,7 @@ import numpy as np
 from ...emulate import Emulation, is_exact
 from ...interpret import Equation, Interpretation, State, Value, is_float, rebind
 from ...rounding import from_float64, to_float64
-from ._rounding import format_params, round_by
+from ._rounding import FP32_PARAMS, format_params, round_by
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +25,21 @@ class TableEmulation(Emulation):
     Another table of formats needs no compilation. Values are held in ``carrier``: under a wider
     format that is tried as a fix, a value that the carrier can't hold (for float32: below 2^-126,
     or with more bits) is rounded a second time.
+
+    Attributes:
+        low_dtype: the dtype of the arrays that are rounded to the format; others are rounded to
+            float32. None: all are rounded to the format.
     """
+
+    low_dtype: Any = None
+
+    def is_low(self, aval: Any) -> bool:
+        """Returns whether arrays of this type are rounded to the format."""
+        return self.low_dtype is None or aval.dtype == self.low_dtype
+
+    def params_of(self, aval: Any) -> np.ndarray:
+        """Returns the parameters of the format that arrays of this type are rounded to."""
+        return format_params(self.fmt, self.saturate) if self.is_low(aval) else FP32_PARAMS
 
     @functools.cached_property
     def carrier(self) -> Any:
@@ -44,10 +58,11 @@ class TableEmulation(Emulation):
         return super()._round(x).astype(self.carrier)
 
     def lift(self, x: Any, aval: Any) -> jax.Array:
-        params = jnp.asarray(format_params(self.fmt, self.saturate))
-        return _round(jnp.asarray(x), params).astype(self.carrier)
+        return _round(jnp.asarray(x), jnp.asarray(self.params_of(aval))).astype(self.carrier)
 
     def constant(self, x: np.ndarray, aval: Any) -> jax.Array:
+        if not self.is_low(aval):
+            return jnp.asarray(x, self.carrier)
         rounded = self.fmt.decode(self.fmt.encode(x, saturate=self.saturate))
         return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), self.carrier)
 

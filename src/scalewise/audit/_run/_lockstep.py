@@ -49,7 +49,7 @@ from ._equation import (
 from ._flat import flat, is_flat, padded_size
 from ._interpretations import Reference, Runs, TableEmulation
 from ._pair import Decision, Draw, Pair, low_of, origins, reference_of, shaped, with_origin
-from ._rounding import format_params, is_wide
+from ._rounding import FP32_PARAMS, format_params, is_wide
 from ._specialize import is_elementwise, specialize
 from ._statistics import Record, Statistics, add_events, add_record
 
@@ -125,8 +125,7 @@ class Lockstep(Interpretation):
             return x
         if isinstance(self.low, TableEmulation):
             x = flat(x, padded_size(math.prod(aval.shape)))
-            params = format_params(self.low.fmt, self.low.saturate)
-            return Pair(*self.call(lift_from_table, self.runs, x, params))
+            return Pair(*self.call(lift_from_table, self.runs, x, self.low.params_of(aval)))
         shape = aval.shape
         if is_elementwise(self.low):
             x = flat(x, padded_size(math.prod(shape)))
@@ -274,12 +273,12 @@ class Lockstep(Interpretation):
         inputs = self.operands_of(equation, inputs)
         if not isinstance(state, Accumulator):
             plan = make_plan(self.low, equation, inputs)
-            index = self._index(plan, equation)
+            index = self._index(plan, equation, state)
             inputs = self.literals_of(inputs, state.formats[index])
             state, outs = self._apply_traced(state, plan, index, inputs)
         else:
             plan, step = self.planned(equation, inputs)
-            index = self._index(plan, equation)
+            index = self._index(plan, equation, state)
             inputs = self.literals_of(inputs, state.formats[index]) if plan.recorded else inputs
             op_params = state.op_params(index, plan.op_params)
             outs, counted, events = self.evaluate((plan, step), inputs, op_params)
@@ -478,14 +477,22 @@ class Lockstep(Interpretation):
         one_result = len(plan.equation.out_avals) == 1
         return plan.recorded and isinstance(self.low, TableEmulation) and one_result
 
-    def _index(self, plan: Plan, equation: Equation) -> int:
+    def _index(self, plan: Plan, equation: Equation, state: State) -> int:
         """Returns the equation's index, a new one at its first visit; 0 if it has no statistics."""
         if not plan.counts:
             return 0
         index = self.indices.setdefault(equation.path, len(self.indices))
         if index == len(self.recorded):
             self.recorded.append(equation)
+            if isinstance(state, Accumulator) and self.stays_wide(equation):
+                state.formats[index] = FP32_PARAMS
         return index
+
+    def stays_wide(self, equation: Equation) -> bool:
+        """Returns whether the program computes an equation in float32, and ``low`` keeps that."""
+        floats = [a for a in equation.out_avals if is_float(a)]
+        low = self.low
+        return isinstance(low, TableEmulation) and bool(floats) and not any(map(low.is_low, floats))
 
 
 def release() -> None:

@@ -21,7 +21,7 @@ from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
 from ._pair import shaped
 from ._precompile import compile_ahead
-from ._rounding import format_params
+from ._rounding import FP32_PARAMS, format_params
 from ._specialize import is_elementwise, nominal_format
 from ._statistics import Statistics
 
@@ -150,7 +150,11 @@ class Session:
         """Returns a table with ``low``'s format for each equation (see ``format_params``); for a
         policy or recipe its narrow format, in whose units errors are measured."""
         own = format_params(nominal_format(self.low), getattr(self.low, "saturate", False))
-        return np.tile(own, (max(self.program.equations, 1), 1))
+        table = np.tile(own, (max(self.program.equations, 1), 1))
+        for index, equation in enumerate(self.lockstep.recorded):
+            if self.lockstep.stays_wide(equation):
+                table[index] = FP32_PARAMS
+        return table
 
     def run(
         self, formats: np.ndarray | None = None, constants: Mapping[float, float] | None = None

@@ -14,10 +14,10 @@ from ...autocast import Autocast, converted, policy
 from ...autoscale import Boundaries, EveryOp, interpretation
 from ...autoscale.recipes import recipe
 from ...emulate import Constant, EmulationWithDraws
-from ...interpret import Equation, Interpretation, transform
+from ...interpret import Equation, Interpretation, is_float, transform
 from .._run._interpretations import TableEmulation
 from .._run._loss_scale import LossScaled
-from .._run._rounding import format_params, is_wide
+from .._run._rounding import is_wide
 from ._setting import Setting
 
 Indices = Mapping[tuple[int, ...], tuple[int, str]]
@@ -70,7 +70,7 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
             raise ValueError(OTHER_PROGRAM)
         self.seen.add(equation.path)
         if index is None:  # exact, or in a branch that the audit didn't take
-            params = format_params(self.fmt, self.saturate)
+            params = self.params_of(_float_type(equation))
         else:
             params = self.setting.formats[index]
         if is_wide(params):  # an operation in float32 reads the program's own constants
@@ -84,6 +84,11 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
 
     def residual(self, value: Any, aval: Any) -> Any:
         raise ValueError(OTHER_PROGRAM)
+
+
+def _float_type(equation: Equation) -> Any:
+    """Returns the type of an equation's first float result, or else of its first result."""
+    return next(filter(is_float, equation.out_avals), equation.out_avals[0])
 
 
 class FixedFunction:
@@ -105,7 +110,13 @@ class FixedFunction:
             emulated = self.origin.low
             assert isinstance(emulated, TableEmulation)
             indices = self.origin.indices
-            low = FixedEmulation(emulated.fmt, emulated.saturate, low, indices)
+            low = FixedEmulation(
+                emulated.fmt,
+                emulated.saturate,
+                emulated.low_dtype,
+                setting=low,
+                indices=indices,
+            )
             outs = transform(f, low, name="fix.apply")(*args, **kwargs)
             if not indices.keys() <= low.seen:
                 raise ValueError(OTHER_PROGRAM)

@@ -1,0 +1,63 @@
+"""Writes docs/torch_coverage.md: which ATen operations `scalewise.torch` has rules for.
+
+Needs torch: run it with the Python of `make test-torch`.
+"""
+
+import operator
+from pathlib import Path
+
+import torch
+
+from scalewise.torch import RULES
+
+HERE = Path(__file__).parent
+# Core operations without arrays, or whose result's shape depends on numbers: no rule can exist.
+SHAPES = "sym_"
+
+
+def core() -> set[str]:
+    """Returns the overloads that torch tags as core ATen."""
+    found = set()
+    for name in dir(torch.ops.aten):
+        packet = getattr(torch.ops.aten, name)
+        if isinstance(packet, torch._ops.OpOverloadPacket):
+            overloads = [getattr(packet, overload) for overload in packet.overloads()]
+            found |= {str(x) for x in overloads if torch.Tag.core in x.tags}
+    return {name for name in found if not name.startswith(f"aten.{SHAPES}")}
+
+
+def page() -> str:
+    """Returns the page's text."""
+    covered = {str(x) for x in RULES if x is not operator.getitem}
+    wanted = core()
+    lines = [
+        "# ATen operations with a rule",
+        "",
+        "Made by `python docs/torch_coverage_page.py`. `tests/pytorch/test_rules.py` compares each",
+        "one with torch in float32, float16 and bfloat16. `torch.export` decomposes those that",
+        "aren't core ATen and have no rule to those that are.",
+        "",
+        f"{len(covered)} operations have a rule, of torch's {len(wanted)} core ones "
+        f"{len(wanted & covered)}.",
+        "",
+        "## Core ATen without a rule",
+        "",
+        ", ".join(f"`{name.removeprefix('aten.')}`" for name in sorted(wanted - covered)),
+        "",
+        "## With a rule",
+        "",
+        "| operation | overloads | core ATen |",
+        "|---|---|---|",
+    ]
+    packets: dict[str, list[str]] = {}
+    for name in sorted(covered):
+        packet, _, overload = name.removeprefix("aten.").rpartition(".")
+        packets.setdefault(packet or name, []).append(overload)
+    for packet, overloads in packets.items():
+        of_core = [o for o in overloads if f"aten.{packet}.{o}" in wanted]
+        lines.append(f"| `{packet}` | {', '.join(overloads)} | {', '.join(of_core)} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    (HERE / "torch_coverage.md").write_text(page())

@@ -1,0 +1,19 @@
+"""torch models and tensors: audits and emulates them, rounds and quantizes them.
+
+This package needs torch: ``pip install 'scalewise[torch]'``.
+"""
+
+from ._audit import audit as audit
+from ._convert import to_jax as to_jax
+from ._convert import to_torch as to_torch
+from ._emulate import emulate as emulate
+from ._export import ExportError as ExportError
+from ._function import function as function
+from ._registry import RULES as RULES
+from ._registry import MissingRuleError as MissingRuleError
+from ._registry import rule as rule
+from ._tensors import ScaledTensor as ScaledTensor
+from ._tensors import cast as cast
+from ._tensors import dequantize as dequantize
+from ._tensors import quantize as quantize
+from ._tensors import round_to as round_to

@@ -1,0 +1,87 @@
+"""``audit``: which line of a torch model loses accuracy in a given format, and a tried fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from .._resolve import resolve
+from .._types import FormatLike, PolicyLike, RecipeLike
+from ..audit import Report
+from ..audit import audit as audit_function
+from ..audit._run._interpretations import TableEmulation
+from ..autocast import Policy
+from ..autoscale import Recipe
+from ..formats import format as format_
+from ..interpret import Interpretation
+from ..scaled import saturation
+from ._convert import to_jax
+from ._export import Granularity
+from ._function import function, tensors_of
+from ._low import low_function
+
+
+def audit(
+    model: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    low: FormatLike | PolicyLike | RecipeLike | Interpretation = "fp16",
+    loss: Callable[[Any], Any] | None = None,
+    grad: bool = False,
+    method: str = "forward",
+    granularity: Granularity = "operation",
+    saturate: Any = False,
+    **options: Any,
+) -> Report:
+    """Audits a torch module: runs it in low precision and in float32, and tries fixes.
+
+    Findings name the lines of the model's own source, or of the library that defines it, and the
+    path of the module as scope. See :func:`scalewise.audit`.
+
+    Args:
+        model: a ``torch.nn.Module``; it isn't changed.
+        args, kwargs: arguments of the method.
+        low: a format, or a name or dtype of one: the model then runs as for :func:`emulate`, and
+            what it computes in float32 by itself stays float32. Or a policy, a recipe or an
+            interpretation, as for :func:`scalewise.audit`; the model then runs in its own dtypes.
+        loss: a JAX function of the model's results (see :func:`function`) that returns a scalar.
+        grad: whether the gradients of the loss with respect to the parameters are audited too.
+            Without ``loss`` the result has to be a scalar, or a dict that has one as ``"loss"``.
+        method, granularity: as for :func:`function`.
+        saturate: as for :func:`scalewise.round_to`.
+        options: of :func:`scalewise.audit`: ``trials``, ``reference``.
+
+    Raises:
+        ExportError, MissingRuleError: as :func:`function`.
+        TypeError: ``grad=True``, and the result is no scalar.
+        ValueError: as :func:`scalewise.audit`.
+    """
+    if isinstance(low, str):
+        low = resolve(low, "policy", "format", "recipe", where="audit")
+    if isinstance(low, Policy | Recipe | Interpretation):
+        f, params = function(model, args, kwargs, method=method, granularity=granularity)
+        options["saturate"] = saturate
+    else:
+        fmt = format_(low)
+        chosen = low_function(model, args, kwargs, fmt, method=method, granularity=granularity)
+        f, params = chosen.f, chosen.params
+        low = TableEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
+
+    def audited(params: Any, *tensors: Any) -> Any:
+        outs = f(params, *tensors)
+        return outs if loss is None else loss(outs)
+
+    def scalar(params: Any, *tensors: Any) -> Any:
+        outs = audited(params, *tensors)
+        outs = outs.get("loss") if isinstance(outs, Mapping) else outs
+        if not isinstance(outs, jax.Array) or outs.shape:
+            raise TypeError("audit(grad=True) needs a scalar: pass loss=, a function of the result")
+        return outs
+
+    target = jax.value_and_grad(scalar) if grad else audited
+    audited.__name__ = audited.__qualname__ = f.__name__
+    tensors = to_jax(tensors_of(args, kwargs))
+    return audit_function(target, low, **options)(params, *tensors)

@@ -1,0 +1,95 @@
+"""``to_jax`` and ``to_torch``: tensors as arrays and back, without a copy where possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._dtypes import TO_JAX, jax_dtype, torch_dtype
+from ._torch import torch
+
+
+def to_jax(tree: Any) -> Any:
+    """Returns a pytree with a JAX array for each torch tensor.
+
+    The array shares the tensor's memory (by DLPack) if the tensor is contiguous, on a device that
+    JAX has, and aligned to 64 bytes, as torch's own allocations are. Do not write to such a tensor
+    while the array is in use. Other tensors are copied. Gradients don't pass.
+
+    Args:
+        tree: containers that JAX knows (tuples, lists, dicts) with tensors of any shape among the
+            leaves. Other leaves are returned unchanged.
+
+    Returns:
+        Arrays of the same shapes and dtypes, bfloat16 and the float8 ones included. Unless x64 is
+        on, 64-bit dtypes become 32-bit ones: floats are rounded, and integers have to fit.
+
+    Raises:
+        TypeError: a sparse or quantized tensor, or one of a dtype that JAX doesn't have.
+        OverflowError: an int64 tensor with a number beyond int32, with x64 off.
+    """
+    return jax.tree.map(lambda x: _array(x) if isinstance(x, torch.Tensor) else x, tree)
+
+
+def to_torch(tree: Any) -> Any:
+    """Returns a pytree with a torch tensor for each JAX or NumPy array.
+
+    A tensor shares the memory of a JAX array (by DLPack). JAX assumes that its arrays don't change:
+    do not write to the tensor (``tensor.clone()`` gives one of its own). NumPy arrays are copied.
+
+    Args:
+        tree: containers that JAX knows, with arrays of any shape among the leaves. Other leaves are
+            returned unchanged.
+
+    Returns:
+        Tensors of the same shapes and dtypes.
+
+    Raises:
+        TypeError: an array of a dtype that torch doesn't have.
+    """
+    return jax.tree.map(lambda x: _tensor(x) if _is_array(x) else x, tree)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array | np.ndarray | np.generic)
+
+
+def _array(tensor: Any) -> jax.Array:
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise TypeError(f"to_jax takes dense tensors, not {tensor.layout}; call .to_dense() first")
+    dtype = jax_dtype(tensor.dtype)
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if TO_JAX[tensor.dtype] != dtype:
+        tensor = _narrowed(tensor, dtype)
+    if tensor.numel() == 0:
+        return jnp.zeros(tuple(tensor.shape), dtype)
+    if tensor.device.type != "cpu" and not any(
+        d.platform in ("gpu", "cuda", "rocm") for d in jax.devices()
+    ):
+        tensor = tensor.cpu()
+    return jnp.from_dlpack(tensor.contiguous())
+
+
+def _narrowed(tensor: Any, dtype: np.dtype) -> Any:
+    """Returns a tensor of a 64-bit dtype in the 32-bit one."""
+    narrow = tensor.to(torch_dtype(dtype))
+    if not dtype.kind == "f" and not dtype.kind == "c" and not torch.equal(narrow.long(), tensor):
+        raise OverflowError(
+            f"to_jax: a tensor of {tensor.dtype} has numbers beyond {dtype}; turn x64 on "
+            "(jax.config.update('jax_enable_x64', True))"
+        )
+    return narrow
+
+
+def _tensor(array: Any) -> Any:
+    dtype = torch_dtype(array.dtype)
+    if not isinstance(array, jax.Array):
+        array = jnp.asarray(np.array(array))
+        if torch_dtype(array.dtype) != dtype:  # 64 bits, which JAX may not have
+            raise TypeError(f"to_torch takes NumPy arrays of {dtype} only with JAX's x64 on")
+    if array.size == 0:
+        return torch.zeros(array.shape, dtype=dtype)
+    return torch.from_dlpack(jax.block_until_ready(array))

@@ -1,0 +1,153 @@
+"""``torch.export`` of a model: a graph of ATen operations, its weights and its inputs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+
+from ._convert import to_jax
+from ._place import line_of
+from ._registry import RULES, check_covered
+from ._torch import torch
+
+Granularity = Literal["operation", "decomposed"]
+
+
+class ExportError(ValueError):
+    """``torch.export`` refuses a model; the message says why, and what to try."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Exported:
+    """An exported model.
+
+    Attributes:
+        graph_module: the graph of ATen operations.
+        params: each parameter by its first name; tied ones are there once.
+        values: by placeholder, what doesn't change between calls: buffers, constants, Python
+            arguments.
+        weights: by placeholder, the name in ``params``.
+        inputs: the placeholders of the tensors among the arguments, in order.
+        skipped: how many of the graph's results are updated buffers, which come first.
+        tree: torch's structure of the results.
+        granularity: see :func:`function`.
+    """
+
+    graph_module: Any
+    params: dict[str, jax.Array]
+    values: Mapping[str, Any]
+    weights: Mapping[str, str]
+    inputs: Sequence[str]
+    skipped: int
+    tree: Any
+    granularity: Granularity
+
+
+def export(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], method: str, granularity: Any
+) -> Exported:
+    """Exports a method of a model for arguments of these shapes and dtypes.
+
+    Raises:
+        ExportError: torch.export refuses the model.
+        MissingRuleError: operations have no rule.
+    """
+    if granularity not in ("operation", "decomposed"):
+        expected = "expected 'operation' or 'decomposed'"
+        raise ValueError(f"function: granularity={granularity!r}; {expected}")
+    program = _exported(model, args, kwargs, method, granularity)
+    graph = program.graph_module.graph
+    graph.eliminate_dead_code()
+    called = [(node.target, line_of(node)) for node in operations(program.graph_module)]
+    check_covered(called)
+    first = first_names(model)
+    params, values, weights, inputs = {}, {}, {}, []
+    for spec in program.graph_signature.input_specs:
+        name, target = spec.arg.name, spec.target
+        if spec.kind == torch.export.graph_signature.InputKind.PARAMETER:
+            weights[name] = first.get(target, target)
+            if weights[name] not in params:
+                params[weights[name]] = to_jax(program.state_dict[target])
+        elif target is not None:
+            held = program.state_dict if target in program.state_dict else program.constants
+            values[name] = to_jax(held[target])
+        elif isinstance(spec.arg, torch.export.graph_signature.TensorArgument):
+            inputs.append(name)
+        else:
+            values[name] = spec.arg.value
+    results = torch.export.graph_signature.OutputKind.USER_OUTPUT
+    skipped = sum(s.kind != results for s in program.graph_signature.output_specs)
+    tree = program.call_spec.out_spec
+    return Exported(
+        program.graph_module, params, values, weights, inputs, skipped, tree, granularity
+    )
+
+
+def operations(graph_module: Any) -> Iterator[Any]:
+    """Yields the nodes that call an operation, also those of nested graphs."""
+    for module in graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                if node.op == "call_function":
+                    yield node
+
+
+def first_names(model: Any) -> dict[str, str]:
+    """Returns the first name of each parameter by all of its names."""
+    first: dict[int, str] = {}
+    named = model.named_parameters(remove_duplicate=False)
+    return {name: first.setdefault(id(tensor), name) for name, tensor in named}
+
+
+def _exported(model: Any, args: Any, kwargs: Any, method: str, granularity: str) -> Any:
+    try:
+        with torch.no_grad(), _as_forward(model, method):
+            program = torch.export.export(model, tuple(args), dict(kwargs), strict=False)
+    except Exception as error:  # torch.export raises errors of many kinds
+        raise ExportError(_refusal(model, error)) from error
+    table = torch.export.default_decompositions()
+    if granularity == "operation":
+        for overload in RULES:
+            if overload in table:
+                del table[overload]
+    return program.run_decompositions(table)
+
+
+@contextlib.contextmanager
+def _as_forward(model: Any, method: str) -> Iterator[None]:
+    """Lets ``model.forward`` be another method."""
+    if not callable(getattr(model, method, None)):
+        raise AttributeError(f"{type(model).__name__} has no method {method!r}")
+    if method == "forward":
+        yield
+        return
+    model.forward = getattr(model, method)
+    try:
+        yield
+    finally:
+        del model.forward
+
+
+_TRY = {
+    "Cache": "pass use_cache=False, or set model.config.use_cache = False",
+    "pytree": "pass tensors in tuples, lists and dicts, and return them so",
+    "data-dependent": "control flow must not depend on numbers: pass masks and lengths that "
+    "make the branch unnecessary",
+    "GuardOnDataDependent": "control flow must not depend on numbers: pass masks and lengths that "
+    "make the branch unnecessary",
+    "vmap": 'set model.config._attn_implementation = "eager"',
+}
+
+
+def _refusal(model: Any, error: Exception) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    reason = lines[0] if lines else type(error).__name__
+    text = f"{type(error).__name__}: {error}"
+    hint = next((h for word, h in _TRY.items() if word in text), None)
+    return f"torch.export refuses {type(model).__name__}: {type(error).__name__}: {reason}; " + (
+        hint or "try torch.export.export(model, args, kwargs, strict=False) by itself"
+    )

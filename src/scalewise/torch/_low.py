@@ -1,0 +1,114 @@
+"""Models in a low-precision dtype: where a tensor has another one, that is left as it is."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..emulate import Emulation, EmulationWithDraws, is_exact
+from ..formats import FP16, Format
+from ..interpret import Applied, Equation, is_float, rebind
+from ..rounding import to_float64
+from ._convert import to_jax
+from ._dtypes import torch_dtype
+from ._export import Granularity
+from ._function import apply, function
+from ._torch import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class LowFunction:
+    """A model as a JAX function that computes in a low-precision dtype.
+
+    Attributes:
+        f: of parameters and tensors, float32 ones too: it casts them to ``dtype`` first.
+        params: the model's own parameters, not rounded.
+        dtype: float16, bfloat16, or float32 if the format has more than 16 bits.
+    """
+
+    f: Callable[..., Any]
+    params: dict[str, jax.Array]
+    dtype: np.dtype
+
+
+def low_function(
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    fmt: Format,
+    *,
+    method: str,
+    granularity: Granularity,
+) -> LowFunction:
+    """Exports a model as it is in 16 bits, so that it takes the branches that it takes there.
+
+    A float32 model is copied and converted as by ``model.half()`` for FP16 and by
+    ``model.bfloat16()`` for other formats, whose numbers bfloat16 then stands for. A model that has
+    parameters of 16 bits is taken as it is.
+    """
+    dtypes = {p.dtype for p in model.parameters()}
+    found = next((d for d in (torch.float16, torch.bfloat16) if d in dtypes), None)
+    low = found or (torch.float16 if fmt == FP16 else torch.bfloat16)
+    if fmt.bits > 16 and found is None:
+        low = torch.float32
+
+    def converted(x: Any) -> Any:
+        return x.to(low) if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
+
+    plain, params = model, None
+    if found is None and low != torch.float32:
+        plain = copy.deepcopy(model).to(low)
+        args, kwargs = torch.utils._pytree.tree_map(converted, (tuple(args), dict(kwargs or {})))
+    f, own = function(plain, args, kwargs, method=method, granularity=granularity)
+    if plain is not model:
+        held = dict(model.named_parameters())
+        params = {name: to_jax(held[name]) for name in own}
+    dtype = jnp.dtype(str(low).removeprefix("torch."))
+
+    def lowered(x: jax.Array) -> jax.Array:
+        if plain is model or x.dtype != jnp.float32:
+            return x
+        target = torch.ops.aten._to_copy.default
+        return apply(target, (x,), {"dtype": torch_dtype(dtype)}, [dtype], "operation")
+
+    def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
+        outs = f({name: lowered(x) for name, x in params.items()}, *map(lowered, tensors))
+        return jax.tree.map(lambda y: y.astype(jnp.float32) if y.dtype == dtype else y, outs)
+
+    in_low.__name__ = in_low.__qualname__ = f.__name__
+    return LowFunction(in_low, own if params is None else params, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OwnDtypes(Emulation):
+    """Emulation that rounds only the arrays of one dtype to the format."""
+
+    low_dtype: Any = None
+
+    def lift(self, x: Any, aval: Any) -> jax.Array:
+        low = aval.dtype == self.low_dtype
+        return super().lift(x, aval) if low else to_float64(jnp.asarray(x))
+
+    def constant(self, x: np.ndarray, aval: Any) -> Any:
+        low = aval.dtype == self.low_dtype
+        return super().constant(x, aval) if low else jnp.asarray(x, jnp.float64)
+
+    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+        if any(a.dtype == self.low_dtype for a in equation.out_avals) or is_exact(equation):
+            return super().apply(state, equation, inputs)
+        outs = rebind(equation, inputs, jnp.float64)
+        return state, [
+            y.astype(jnp.float32).astype(jnp.float64) if is_float(a) else y
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class LowEmulation(EmulationWithDraws, _OwnDtypes):
+    """``emulate`` of a program in two dtypes: float32 stays float32."""

@@ -1,0 +1,243 @@
+"""One ATen operation as one JAX equation: computed in float32, its results rounded once.
+
+torch's kernels for 16-bit dtypes compute a softmax, a norm or a GELU in float32 and round the
+result. A rule of several JAX operations would round after each. So such a rule becomes an equation
+of its own, whose primitive has the operation's name; ``emulate`` and ``audit`` bind it to wider
+arrays, as any other equation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.interpreters import ad, batching, mlir
+
+from ..interpret import all_equations, is_float
+from ..primitives import Family, having, names
+
+EXACT = having("exact")
+SUMS = names(lambda row: row.autocast == "sum")  # XLA may accumulate them in 16 bits
+CALLS = names(lambda row: row.family is Family.CALL)  # their bodies' equations count instead
+# Factors and terms that every format holds, so that rounding them to a dtype changes nothing.
+HELD = frozenset({0.0, 0.5, 1.0, 2.0, float("inf")})
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A rule with its Python arguments; a function of the arrays among them.
+
+    Attributes:
+        rule: the rule.
+        tree: the structure of the positional and keyword arguments.
+        static: the leaves, None in place of each array.
+        at: the positions of the arrays.
+    """
+
+    rule: Callable[..., Any]
+    tree: Any
+    static: tuple[Any, ...]
+    at: tuple[int, ...]
+
+    def __call__(self, *arrays: Any) -> Any:
+        leaves = list(self.static)
+        for i, x in zip(self.at, arrays, strict=True):
+            leaves[i] = x
+        args, kwargs = jax.tree.unflatten(self.tree, leaves)
+        return self.rule(*args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """The results of a call as a list of arrays."""
+
+    call: Callable[..., Any]
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        return jax.tree.leaves(self.call(*arrays))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tangent:
+    """The derivative of a function along tangents of some operands: linear in the last operands.
+
+    Attributes:
+        function: of arrays, returns a list of arrays.
+        at: the positions of the operands that have a tangent.
+    """
+
+    function: Callable[..., list[Any]]
+    at: tuple[int, ...]
+
+    def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        n = len(arrays) - len(self.at)
+        return arrays[:n], arrays[n:]
+
+    def of_some(self, operands: Sequence[Any]) -> Callable[..., list[Any]]:
+        """Returns the float results as a function of the operands that have a tangent."""
+
+        def function(*some: Any) -> list[Any]:
+            given = list(operands)
+            for i, x in zip(self.at, some, strict=True):
+                given[i] = x
+            return [y.astype(some[0].dtype) for y in self.function(*given) if is_float(y)]
+
+        return function
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        operands, tangents = self.split(arrays)
+        some = [operands[i] for i in self.at]
+        return jax.jvp(self.of_some(operands), tuple(some), tuple(tangents))[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cotangent:
+    """The transpose of a :class:`Tangent`: the gradient of a function, from that of its results."""
+
+    tangent: Tangent
+
+    def __call__(self, *arrays: Any) -> list[Any]:
+        operands, cotangents = arrays[: -self.results], arrays[-self.results :]
+        some = [operands[i] for i in self.tangent.at]
+        _, pull = jax.vjp(self.tangent.of_some(operands), *some)
+        return list(pull(list(cotangents)))
+
+    results: int = 1
+
+
+@functools.cache
+def primitive_of(name: str) -> jex.Primitive:
+    """Returns the primitive of the operations of one name."""
+    primitive = jex.Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(_run)
+    primitive.def_abstract_eval(_abstract)
+    mlir.register_lowering(primitive, _lower)
+    batching.primitive_batchers[primitive] = _batch
+    ad.primitive_jvps[primitive] = functools.partial(_jvp, name)
+    ad.primitive_transposes[primitive] = functools.partial(_transpose, name)
+    return primitive
+
+
+def operation(name: str, function: Callable[..., Any], dtypes: Sequence[Any], *arrays: Any):
+    """Computes a function in float32 (float64 for float64 operands), as one equation.
+
+    Args:
+        name: of the primitive.
+        function: hashable, of arrays; returns a list of arrays.
+        dtypes: those of the results.
+        arrays: its operands.
+    """
+    types = {f"dtype_{i}": jnp.dtype(dtype) for i, dtype in enumerate(dtypes)}
+    return primitive_of(name).bind(*arrays, function=function, **types)
+
+
+def _compute(*arrays: Any, function: Any, **dtypes: np.dtype) -> list[Any]:
+    # `dtype_0` and so on are parameters of their own: whoever binds the equation to floats of
+    # another width replaces them
+    wide = jnp.float64 if any(x.dtype == jnp.float64 for x in arrays) else jnp.float32
+    outs = function(*[x.astype(wide) if is_float(x) else x for x in arrays])
+    found = [dtypes[f"dtype_{i}"] for i in range(len(outs))]
+    return [y.astype(dtype) for y, dtype in zip(outs, found, strict=True)]
+
+
+def _lower(ctx: Any, *arrays: Any, **params: Any) -> Any:
+    wide = any(a.dtype.itemsize == 8 for a in (*ctx.avals_in, *ctx.avals_out))
+    with jax.enable_x64(True) if wide else contextlib.nullcontext():  # an outer jit may be without
+        return _lower_fun(ctx, *arrays, **params)
+
+
+@functools.cache
+def _jitted(function: Any, dtypes: tuple[tuple[str, np.dtype], ...]) -> Callable:
+    return jax.jit(functools.partial(_compute, function=function, **dict(dtypes)))
+
+
+_lower_fun = mlir.lower_fun(_compute, multiple_results=True)
+
+
+def _run(*arrays: Any, function: Any, **dtypes: np.dtype) -> list[Any]:
+    return _jitted(function, tuple(dtypes.items()))(*arrays)
+
+
+def _abstract(*avals: Any, function: Any, **dtypes: np.dtype) -> list[Any]:
+    outs = jax.eval_shape(
+        functools.partial(_compute, function=function, **dtypes),
+        *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals],
+    )
+    return [ShapedArray(y.shape, y.dtype) for y in outs]
+
+
+def _batch(arrays: Any, dims: Any, **params: Any) -> Any:
+    outs = jax.vmap(functools.partial(_compute, **params), in_axes=tuple(dims))(*arrays)
+    return outs, [0] * len(outs)
+
+
+def _jvp(name: str, primals: Any, tangents: Any, *, function: Any, **dtypes: np.dtype) -> Any:
+    outs = primitive_of(name).bind(*primals, function=function, **dtypes)
+    at = tuple(
+        i
+        for i, (x, t) in enumerate(zip(primals, tangents, strict=True))
+        if is_float(x) and type(t) is not ad.Zero
+    )
+    floats = [y for y in outs if is_float(y)]
+    if not at or not floats:
+        return outs, [ad.Zero.from_primal_value(y) for y in outs]  # pyright: ignore
+    given = [ad.instantiate_zeros(tangents[i]) for i in at]
+    tangent = Tangent(function, at)
+    moved = operation(f"{name}_jvp", tangent, [y.dtype for y in floats], *primals, *given)
+    found = iter(moved)
+    return outs, [
+        next(found) if is_float(y) else ad.Zero.from_primal_value(y)  # pyright: ignore
+        for y in outs
+    ]
+
+
+def _transpose(name: str, cotangents: Any, *inputs: Any, function: Any, **dtypes: Any) -> Any:
+    assert isinstance(function, Tangent)
+    operands, tangents = function.split(inputs)
+    given = [ad.instantiate_zeros(c) for c in cotangents]
+    types = [x.aval.dtype for x in tangents]
+    name = f"{name.removesuffix('_jvp')}_backward"
+    pulled = operation(name, Cotangent(function, len(given)), types, *operands, *given)
+    return [None] * len(operands) + list(pulled)
+
+
+def rounds_several_times(call: Call, arrays: Sequence[Any], dtypes: Sequence[Any]) -> bool:
+    """Returns whether a rule rounds more than once, or rounds a constant or to another dtype.
+
+    Args:
+        call: of the arrays.
+        arrays: operands, or their types.
+        dtypes: those of the results.
+    """
+    if any(isinstance(x, float) and abs(x) not in HELD and x == x for x in call.static):
+        return True
+    jaxpr: Any = jax.make_jaxpr(Flat(call))(*arrays)
+    results = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
+    if [v.aval.dtype for v in jaxpr.jaxpr.outvars] != list(dtypes):
+        return True
+    rounded = 0
+    for eqn in all_equations(jaxpr):
+        avals: list[Any] = [v.aval for v in eqn.outvars]
+        floats = [a.dtype for a in avals if is_float(a)]
+        if any(d not in results for d in floats) or (results and not floats and _widens(eqn)):
+            return True
+        if eqn.primitive.name == "convert_element_type" and floats:
+            return True
+        name = eqn.primitive.name
+        if name in SUMS and any(d.itemsize < 4 for d in floats):
+            return True
+        rounded += bool(floats) and name not in CALLS and name not in EXACT
+    return rounded > 1
+
+
+def _widens(eqn: Any) -> bool:
+    return eqn.primitive.name == "convert_element_type" and is_float(eqn.invars[0].aval)

@@ -1,0 +1,71 @@
+"""Source lines: a rule's equations get the line of the model that called the operation."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import types
+from collections.abc import Callable
+from typing import Any
+
+from jax.extend import source_info_util
+
+from ._torch import torch
+
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+# Modules of torch's own that are models, whose lines say where in them a number is lost.
+_MODELS = tuple(_TORCH + os.path.join("nn", "modules", x) for x in ("transformer.py", "rnn.py"))
+
+source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
+
+
+def frames(node: Any) -> list[tuple[str, int, str]]:
+    """Returns file, line and function of each call that led to a node, outermost first.
+
+    Frames of torch itself are left out, unless there are no others.
+    """
+    found = [(f, int(n), name) for f, n, name in _FRAME.findall(node.stack_trace or "")]
+    own = [x for x in found if not x[0].startswith(_TORCH) or x[0].startswith(_MODELS)]
+    return own or found[-1:]
+
+
+def line_of(node: Any) -> str:
+    """Returns ``file.py:12``, or "an unknown line"."""
+    found = frames(node)
+    return f"{os.path.basename(found[-1][0])}:{found[-1][1]}" if found else "an unknown line"
+
+
+def scope_of(node: Any) -> str:
+    """Returns a node's module as a name scope: ``encoder/block.1/layer.0/wo``.
+
+    A position in a list stays with the list's name, so that each part names one module.
+    """
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((entry[0] for entry in reversed(list(stack.values()))), "")
+    path = re.sub(r"@\d+", "", path.removeprefix("L['self']").lstrip("."))
+    return "/".join(re.findall(r"[^.]+(?:\.\d+(?![^.]))*", path))
+
+
+def at(node: Any) -> Callable[[Callable[[], Any]], Any]:
+    """Returns a function that calls another one from the lines that led to a node.
+
+    JAX reads the lines of an equation from Python's stack. So the call goes through a function for
+    each frame, compiled with that frame's file, line and name.
+    """
+    callers = [_caller(*frame) for frame in reversed(frames(node))]
+
+    def call(function: Callable[[], Any]) -> Any:
+        for caller in callers:
+            function = functools.partial(caller, function)
+        return function()
+
+    return call
+
+
+@functools.cache
+def _caller(file: str, line: int, name: str) -> Callable[[Callable[[], Any]], Any]:
+    code = compile("\n" * (line - 1) + "lambda call: call()", file, "eval").co_consts[0]
+    code = code.replace(co_name=name, co_qualname=name)
+    return types.FunctionType(code, {"__builtins__": {}})

@@ -1,0 +1,79 @@
+"""The rules: for each ATen overload, the JAX function that computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ._torch import torch
+
+RULES: dict[Any, Callable[..., Any]] = {}
+"""By overload (``torch.ops.aten.exp.default``): a function of JAX arrays and Python values."""
+
+
+DRAWS: set[Any] = set()
+"""The overloads whose rule takes ``position``, a number that differs between operations."""
+
+
+def rule(*overloads: Any) -> Callable[[Callable], Callable]:
+    """Returns a decorator that registers a function as the rule of ATen (or custom) overloads.
+
+    The function gets what the overload gets, JAX arrays in place of tensors, and returns the arrays
+    that the overload returns. It may use any JAX function; its results are cast to the dtypes that
+    torch says they have. Unless the granularity is ``"decomposed"``, its float operands are float32
+    if it takes several roundings, and its results are rounded once. A later rule replaces an
+    earlier one.
+
+    Args:
+        overloads: such as ``torch.ops.aten.exp.default``.
+
+    Raises:
+        TypeError: an argument is no overload, for example ``torch.ops.aten.exp``.
+
+    Example::
+
+        @scalewise.torch.rule(torch.ops.aten.trace.default)
+        def trace(x):
+            return jnp.sum(jnp.diagonal(x))
+    """
+    for overload in overloads:
+        if isinstance(overload, torch._ops.OpOverloadPacket):
+            names = ", ".join(overload.overloads())
+            raise TypeError(f"rule takes overloads, not {overload}; expected one of its {names}")
+        if not callable(overload):
+            raise TypeError(f"rule takes overloads such as torch.ops.aten.exp.default: {overload}")
+
+    def register(function: Callable) -> Callable:
+        RULES.update(dict.fromkeys(overloads, function))
+        return function
+
+    return register
+
+
+class MissingRuleError(NotImplementedError):
+    """A program has operations without a rule; the message lists all of them."""
+
+
+def check_covered(targets: Iterable[tuple[Any, str]]) -> None:
+    """Raises an error that lists every operation without a rule.
+
+    Args:
+        targets: operations, each with the source line that calls it.
+
+    Raises:
+        MissingRuleError: there are some.
+    """
+    missing: dict[str, list[str]] = {}
+    for target, line in targets:
+        if target not in RULES:
+            missing.setdefault(str(target), []).append(line)
+    if missing:
+        listed = "\n".join(
+            f"  {name} ({len(lines)}x, first at {lines[0]})"
+            for name, lines in sorted(missing.items())
+        )
+        first = min(missing)
+        raise MissingRuleError(
+            f"{len(missing)} operations have no rule:\n{listed}\nGive each one as a JAX function:\n"
+            f"  @scalewise.torch.rule(torch.ops.{first})\n  def rule(*args, **kwargs): ..."
+        )

@@ -1,0 +1,14 @@
+"""Rules for ATen's operations, by subject."""
+
+import importlib
+
+SUBJECTS = (
+    "_elementwise", "_activations", "_reductions", "_shapes", "_indexing", "_creation",
+    "_contractions", "_norms", "_pooling",
+)  # fmt: skip
+
+
+def load() -> None:
+    """Imports every file of rules, each of which registers its own."""
+    for name in SUBJECTS:
+        importlib.import_module(f".{name}", __name__)

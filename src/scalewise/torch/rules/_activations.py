@@ -1,0 +1,156 @@
+"""Activations and softmax."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._registry import rule
+from .._torch import torch
+from ._promotion import as_array, as_dtype, axes_of
+
+A = torch.ops.aten
+
+
+@rule(A.relu.default)
+def relu(x):
+    return jnp.maximum(x, as_array(0, x))
+
+
+@rule(A.gelu.default)
+def gelu(x, approximate="none"):
+    if approximate == "tanh":
+        inner = np.sqrt(2 / np.pi).item() * (x + 0.044715 * x * x * x)
+        return 0.5 * x * (1 + jnp.tanh(inner))
+    return 0.5 * x * (1 + lax.erf(x * np.sqrt(0.5).item()))
+
+
+@rule(A.silu.default)
+def silu(x):
+    return x * lax.logistic(x)
+
+
+@rule(A.mish.default)
+def mish(x):
+    return x * jnp.tanh(jnp.logaddexp(x, as_array(0, x)))
+
+
+@rule(A.softplus.default)
+def softplus(x, beta=1, threshold=20):
+    scaled = x * beta
+    smooth = jnp.log1p(jnp.exp(jnp.minimum(scaled, as_array(threshold, x)))) / beta
+    return jnp.where(scaled > threshold, x, smooth)
+
+
+@rule(A.log_sigmoid.default)
+def log_sigmoid(x):
+    return -jnp.logaddexp(-x, as_array(0, x))
+
+
+@rule(A.elu.default)
+def elu(x, alpha=1, scale=1, input_scale=1):
+    negative = jnp.expm1(jnp.minimum(x, as_array(0, x)) * input_scale) * alpha
+    return jnp.where(x > 0, x, negative) * scale
+
+
+@rule(A.selu.default)
+def selu(x):
+    return elu(x, 1.6732632423543772, 1.0507009873554805)
+
+
+@rule(A.celu.default)
+def celu(x, alpha=1.0):
+    return elu(x, alpha, 1, 1 / alpha)
+
+
+@rule(A.leaky_relu.default)
+def leaky_relu(x, negative_slope=0.01):
+    return jnp.where(x > 0, x, x * negative_slope)
+
+
+@rule(A._prelu_kernel.default)
+def prelu(x, weight):
+    return jnp.where(x > 0, x, x * weight)
+
+
+@rule(A.hardtanh.default)
+def hardtanh(x, low=-1, high=1):
+    return jnp.minimum(jnp.maximum(x, as_array(low, x)), as_array(high, x))
+
+
+@rule(A.relu6.default)
+def relu6(x):
+    return hardtanh(x, 0, 6)
+
+
+@rule(A.hardsigmoid.default)
+def hardsigmoid(x):
+    return hardtanh(x + 3, 0, 6) / 6
+
+
+@rule(A.hardswish.default)
+def hardswish(x):
+    return x * hardsigmoid(x)
+
+
+@rule(A.threshold.default)
+def threshold(x, threshold, value):
+    return jnp.where(x <= threshold, as_array(value, x), x)
+
+
+@rule(A.hardshrink.default)
+def hardshrink(x, threshold=0.5):
+    return jnp.where(jnp.abs(x) <= threshold, as_array(0, x), x)
+
+
+@rule(A.softshrink.default)
+def softshrink(x, threshold=0.5):
+    moved = x - jnp.sign(x) * threshold
+    return jnp.where(jnp.abs(x) <= threshold, as_array(0, x), moved)
+
+
+@rule(A.glu.default)
+def glu(x, dim=-1):
+    left, right = jnp.split(x, 2, dim)
+    return left * lax.logistic(right)
+
+
+def _shifted(x: jax.Array, dim: int) -> jax.Array:
+    """Returns x minus its largest along an axis, which is taken for a constant."""
+    return x - lax.stop_gradient(jnp.max(x, axes_of(x, dim), keepdims=True))
+
+
+def softmax_along(x: jax.Array, dim: int) -> jax.Array:
+    """Returns a softmax."""
+    e = jnp.exp(_shifted(x, dim))
+    return e / jnp.sum(e, axes_of(x, dim), keepdims=True)
+
+
+@rule(A._softmax.default)
+def softmax(x, dim, half_to_float=False):
+    return softmax_along(as_dtype(x, torch.float32 if half_to_float else None), dim)
+
+
+@rule(A.softmax.int)
+def softmax_int(x, dim, dtype=None):
+    return softmax_along(as_dtype(x, dtype), dim)
+
+
+@rule(A._safe_softmax.default)
+def safe_softmax(x, dim, dtype=None):
+    x = as_dtype(x, dtype)
+    empty = jnp.all(x == -jnp.inf, axes_of(x, dim), keepdims=True)
+    return jnp.where(empty, as_array(0, x), softmax_along(jnp.where(empty, as_array(0, x), x), dim))
+
+
+@rule(A._log_softmax.default)
+def log_softmax(x, dim, half_to_float=False):
+    x = _shifted(as_dtype(x, torch.float32 if half_to_float else None), dim)
+    return x - jnp.log(jnp.sum(jnp.exp(x), axes_of(x, dim), keepdims=True))
+
+
+@rule(A.log_softmax.int)
+def log_softmax_int(x, dim, dtype=None):
+    return log_softmax(as_dtype(x, dtype), dim)

@@ -1,0 +1,175 @@
+"""New arrays: constants, ranges and random draws; and what only checks or changes modes."""
+
+from __future__ import annotations
+
+import operator
+
+import jax
+import jax.numpy as jnp
+
+from .._dtypes import jax_dtype
+from .._registry import DRAWS, rule
+from .._torch import torch
+
+A = torch.ops.aten
+
+
+def _dtype(dtype, value=None):
+    """Returns JAX's dtype for torch's, by default that of a Python number, or float32."""
+    if dtype is not None:
+        return jax_dtype(dtype)
+    if isinstance(value, bool):
+        return jnp.dtype(jnp.bool_)
+    return jax_dtype(torch.int64) if isinstance(value, int) else jnp.dtype(jnp.float32)
+
+
+@rule(A.full.default)
+def full(shape, value, dtype=None, **options):
+    return jnp.full(shape, value, _dtype(dtype, value))
+
+
+@rule(A.scalar_tensor.default)
+def scalar_tensor(value, dtype=None, **options):
+    return jnp.asarray(value, _dtype(dtype))
+
+
+@rule(A.fill.Scalar)
+def fill(x, value):
+    return jnp.full_like(x, value)
+
+
+@rule(A.full_like.default)
+def full_like(x, value, dtype=None, **options):
+    return jnp.full(x.shape, value, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+rule(A.zeros_like.default)(lambda x, dtype=None, **options: full_like(x, 0, dtype))
+rule(A.ones_like.default)(lambda x, dtype=None, **options: full_like(x, 1, dtype))
+rule(A.empty_like.default)(lambda x, dtype=None, **options: full_like(x, 0, dtype))
+rule(A.zeros.default)(lambda shape, dtype=None, **options: jnp.zeros(shape, _dtype(dtype)))
+rule(A.ones.default)(lambda shape, dtype=None, **options: jnp.ones(shape, _dtype(dtype)))
+rule(A.empty.memory_format)(lambda shape, dtype=None, **options: jnp.zeros(shape, _dtype(dtype)))
+
+
+@rule(A.new_zeros.default, A.new_empty.default)
+def new_zeros(x, shape, dtype=None, **options):
+    return jnp.zeros(shape, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@rule(A.new_ones.default)
+def new_ones(x, shape, dtype=None, **options):
+    return jnp.ones(shape, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@rule(A.new_full.default)
+def new_full(x, shape, value, dtype=None, **options):
+    return jnp.full(shape, value, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@rule(A.eye.m)
+def eye(rows, columns, dtype=None, **options):
+    return jnp.eye(rows, columns, dtype=_dtype(dtype))
+
+
+rule(A.eye.default)(lambda rows, dtype=None, **options: eye(rows, rows, dtype))
+
+
+@rule(A.arange.start_step)
+def arange(start, end, step=1, dtype=None, **options):
+    numbers = (start, end, step)
+    kind = 1 if all(isinstance(x, int) for x in numbers) else 1.0
+    return jnp.arange(start, end, step, dtype=_dtype(dtype, kind))
+
+
+rule(A.arange.start)(lambda start, end, dtype=None, **options: arange(start, end, 1, dtype))
+rule(A.arange.default)(lambda end, dtype=None, **options: arange(0, end, 1, dtype))
+
+
+@rule(A.linspace.default)
+def linspace(start, end, steps, dtype=None, **options):
+    return jnp.linspace(start, end, steps, dtype=_dtype(dtype))
+
+
+def _random(*overloads):
+    """Registers a rule whose first argument is a random key that differs between operations."""
+
+    def register(function):
+        def rule_(*args, position=0, **kwargs):
+            return function(jax.random.fold_in(jax.random.key(0), position), *args, **kwargs)
+
+        DRAWS.update(overloads)
+        return rule(*overloads)(rule_)
+
+    return register
+
+
+@_random(A.rand.default)
+def rand(key, shape, dtype=None, **options):
+    return jax.random.uniform(key, shape, _dtype(dtype))
+
+
+@_random(A.randn.default)
+def randn(key, shape, dtype=None, **options):
+    return jax.random.normal(key, shape, _dtype(dtype))
+
+
+@_random(A.rand_like.default)
+def rand_like(key, x, dtype=None, **options):
+    return jax.random.uniform(key, x.shape, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@_random(A.randn_like.default)
+def randn_like(key, x, dtype=None, **options):
+    return jax.random.normal(key, x.shape, x.dtype if dtype is None else jax_dtype(dtype))
+
+
+@_random(A.bernoulli.p)
+def bernoulli(key, x, p=0.5, **options):
+    return jax.random.bernoulli(key, p, x.shape).astype(x.dtype)
+
+
+@_random(A.native_dropout.default)
+def native_dropout(key, x, p, train):
+    if not train:
+        return x, jnp.ones(x.shape, jnp.bool_)
+    kept = jax.random.bernoulli(key, 1 - p, x.shape)
+    return _dropped(x, kept, p), kept
+
+
+@_random(A.dropout.default)
+def dropout(key, x, p, train):
+    return _dropped(x, jax.random.bernoulli(key, 1 - p, x.shape), p) if train and p else x
+
+
+def _dropped(x, kept, p):
+    scale = 1 / (1 - p) if p < 1 else 0.0
+    return jnp.where(kept, x * scale, jnp.zeros_like(x))
+
+
+@rule(operator.getitem)
+def getitem(x, i):
+    return x[i]
+
+
+@rule(
+    A._assert_tensor_metadata.default, A._assert_async.msg, A._assert_scalar.default,
+    A.sym_constrain_range_for_size.default,
+)  # fmt: skip
+def check(*args, **kwargs):
+    return None
+
+
+@rule(torch.ops.higher_order.wrap_with_set_grad_enabled)
+def set_grad_enabled(enabled, graph, *args):
+    outs = graph(*args)
+    return outs if enabled else jax.tree.map(jax.lax.stop_gradient, outs)
+
+
+@rule(torch.ops.higher_order.wrap_with_autocast)
+def autocast(device, dtype, enabled, cache, graph, *args):
+    if enabled:
+        raise NotImplementedError(
+            "the model turns torch.autocast on; audit the model without it, with a policy such as "
+            "low='c=bf16'"
+        )
+    return graph(*args)

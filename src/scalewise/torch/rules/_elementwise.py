@@ -1,0 +1,245 @@
+"""Arithmetic, comparisons and elementary functions, element by element."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._registry import rule
+from .._torch import torch
+from ._promotion import as_array, as_dtype, as_float, common, promoted, ranked
+
+A = torch.ops.aten
+
+FLOAT_FUNCTIONS = {
+    "acos": lax.acos, "acosh": lax.acosh, "asin": lax.asin, "asinh": lax.asinh, "atan": lax.atan,
+    "atanh": lax.atanh, "cos": lax.cos, "cosh": lax.cosh, "digamma": lax.digamma, "erf": lax.erf,
+    "erfc": lax.erfc, "erfinv": lax.erf_inv, "exp": lax.exp, "exp2": lax.exp2, "expm1": lax.expm1,
+    "lgamma": lax.lgamma, "log": lax.log, "log10": jnp.log10, "log1p": lax.log1p,
+    "log2": lambda x: lax.log(x) / np.log(2).item(), "reciprocal": lambda x: 1 / x,
+    "rsqrt": lax.rsqrt, "sigmoid": lax.logistic, "sin": lax.sin, "sinc": jnp.sinc,
+    "sinh": lax.sinh, "sqrt": lax.sqrt, "tan": lax.tan, "tanh": lax.tanh,
+}  # fmt: skip
+FUNCTIONS = {
+    "abs": lax.abs, "neg": lax.neg, "sign": lax.sign, "sgn": lax.sign, "square": lax.square,
+    "logical_not": jnp.logical_not, "bitwise_not": jnp.bitwise_not, "isinf": jnp.isinf,
+    "isnan": jnp.isnan, "isfinite": jnp.isfinite, "signbit": jnp.signbit,
+    "alias": lambda x: x, "detach": lambda x: x, "lift_fresh_copy": lambda x: x,
+    "positive": lambda x: x,
+}  # fmt: skip
+TO_INTEGERS = {"ceil": lax.ceil, "floor": lax.floor, "trunc": jnp.trunc}
+COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+LOGICAL = {
+    "logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor,
+}  # fmt: skip
+BITWISE = {
+    "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
+    "bitwise_left_shift": operator.lshift, "bitwise_right_shift": operator.rshift,
+}  # fmt: skip
+
+
+def _of_floats(function: Callable) -> Callable:
+    return lambda x: function(as_float(x))
+
+
+def _of_truth(function: Callable) -> Callable:
+    return lambda x, y: function(*ranked(x.astype(bool), y.astype(bool)))
+
+
+def _of_numbers(function: Callable) -> Callable:
+    return lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
+for _name, _function in FLOAT_FUNCTIONS.items():
+    rule(getattr(A, _name).default)(_of_floats(_function))
+for _name, _function in FUNCTIONS.items():
+    rule(getattr(A, _name).default)(_function)
+for _name, _function in TO_INTEGERS.items():
+    rule(getattr(A, _name).default)(_of_numbers(_function))
+for _name, _function in COMPARISONS.items():
+    rule(getattr(A, _name).Tensor, getattr(A, _name).Scalar)(promoted(_function))
+for _name, _function in LOGICAL.items():
+    rule(getattr(A, _name).default)(_of_truth(_function))
+for _name, _function in BITWISE.items():
+    _overloads = [getattr(getattr(A, _name), o) for o in ("Tensor", "Scalar", "Tensor_Scalar")
+                  if hasattr(getattr(A, _name), o)]  # fmt: skip
+    rule(*_overloads)(promoted(_function))
+
+
+@rule(A.add.Tensor, A.add.Scalar)
+def add(x, y, alpha=1):
+    x, y = common(x, y)
+    if x.dtype == jnp.bool_:
+        return jnp.logical_or(x, y)
+    return x + (y if alpha == 1 else y * alpha)
+
+
+@rule(A.sub.Tensor, A.sub.Scalar)
+def sub(x, y, alpha=1):
+    x, y = common(x, y)
+    return x - (y if alpha == 1 else y * alpha)
+
+
+@rule(A.rsub.Tensor, A.rsub.Scalar)
+def rsub(x, y, alpha=1):
+    return sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)
+
+
+@rule(A.mul.Tensor, A.mul.Scalar)
+@promoted
+def mul(x, y):
+    return jnp.logical_and(x, y) if x.dtype == jnp.bool_ else x * y
+
+
+@rule(A.div.Tensor, A.div.Scalar)
+def div(x, y):
+    x, y = common(x, y, floating=True)
+    return x / y
+
+
+@rule(A.div.Tensor_mode, A.div.Scalar_mode)
+def div_mode(x, y, rounding_mode=None):
+    if rounding_mode is None:
+        return div(x, y)
+    x, y = common(x, y)
+    if rounding_mode == "floor":
+        return x // y
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return lax.div(x, jnp.broadcast_to(as_array(y, x), x.shape))
+    return jnp.trunc(x / y)
+
+
+rule(A.floor_divide.default)(promoted(operator.floordiv))
+rule(A.remainder.Tensor, A.remainder.Scalar)(promoted(jnp.remainder))
+rule(A.fmod.Tensor, A.fmod.Scalar)(promoted(jnp.fmod))
+rule(A.minimum.default)(promoted(jnp.minimum))
+rule(A.maximum.default)(promoted(jnp.maximum))
+
+
+@rule(A.atan2.default)
+def atan2(x, y):
+    return jnp.arctan2(*common(x, y, floating=True))
+
+
+@rule(A.hypot.default)
+@promoted
+def hypot(x, y):
+    return jnp.hypot(x, y)
+
+
+@rule(A.copysign.Tensor, A.copysign.Scalar)
+@promoted
+def copysign(x, y):
+    return jnp.copysign(x, y)
+
+
+@rule(A.pow.Tensor_Scalar)
+def pow_scalar(x, exponent):
+    x, exponent = common(x, exponent)
+    whole = float(exponent).is_integer() and abs(exponent) <= 8
+    if whole and (exponent >= 0 or jnp.issubdtype(x.dtype, jnp.inexact)):
+        return lax.square(x) if exponent == 2 else lax.integer_pow(x, int(exponent))
+    if exponent == 0.5:
+        return lax.sqrt(x)
+    return lax.rsqrt(x) if exponent == -0.5 else jnp.power(x, exponent)
+
+
+@rule(A.pow.Tensor_Tensor)
+@promoted
+def pow_tensor(x, y):
+    return jnp.power(x, y)
+
+
+@rule(A.pow.Scalar)
+def pow_of_scalar(x, y):
+    dtype = jnp.result_type(common(x, y)[1])
+    return jnp.power(jnp.asarray(x, dtype), y.astype(dtype))
+
+
+@rule(A.round.default)
+def round_half_even(x):
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN) if as_float(x) is x else x
+
+
+@rule(A.frac.default)
+def frac(x):
+    return x - jnp.trunc(x)
+
+
+@rule(A.clone.default, A.contiguous.default)
+def clone(x, memory_format=None):
+    return x
+
+
+@rule(A.copy.default)
+def copy(x, y, non_blocking=False):
+    return jnp.broadcast_to(y.astype(x.dtype), x.shape)
+
+
+@rule(A._to_copy.default, A.to.dtype, A._to_copy.default)
+def to_copy(x, dtype=None, *args, **options):
+    return as_dtype(x, dtype)
+
+
+@rule(A.clamp.default, A.clip.default)
+def clamp(x, low=None, high=None):
+    bounds = [b for b in (low, high) if b is not None]
+    x = common(x, *bounds)[0]
+    x = x if low is None else jnp.maximum(x, as_array(low, x))
+    return x if high is None else jnp.minimum(x, as_array(high, x))
+
+
+@rule(A.clamp.Tensor)
+def clamp_tensor(x, low=None, high=None):
+    if low is not None:
+        x = jnp.maximum(*common(x, low))
+    return x if high is None else jnp.minimum(*common(x, high))
+
+
+rule(A.clamp_min.default)(lambda x, low: clamp(x, low))
+rule(A.clamp_max.default)(lambda x, high: clamp(x, None, high))
+
+
+@rule(A.where.self, A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar)
+def where(condition, x, y):
+    arrays = [v for v in (x, y) if isinstance(v, jax.Array | np.ndarray)]
+    x, y = common(x, y) if arrays else (jnp.asarray(x), jnp.asarray(y))
+    dtype = next((v.dtype for v in (x, y) if hasattr(v, "dtype")), jnp.float32)
+    shape = np.broadcast_shapes(*(np.shape(v) for v in (condition, x, y)))
+    pick = [jnp.broadcast_to(jnp.asarray(v, dtype), shape) for v in (x, y)]
+    return lax.select(jnp.broadcast_to(condition.astype(jnp.bool_), shape), *pick)
+
+
+@rule(A.masked_fill.Scalar, A.masked_fill.Tensor)
+def masked_fill(x, mask, value):
+    return where(mask, as_array(value, x), x)
+
+
+@rule(A.lerp.Scalar, A.lerp.Tensor)
+def lerp(x, y, weight):
+    x, y, weight = common(x, y, weight)
+    return x + weight * (y - x)
+
+
+@rule(A.addcmul.default)
+def addcmul(x, y, z, value=1):
+    x, y, z = common(x, y, z)
+    return x + value * y * z
+
+
+@rule(A.addcdiv.default)
+def addcdiv(x, y, z, value=1):
+    x, y, z = common(x, y, z)
+    return x + value * y / z
+
+
+@rule(A.xlogy.Tensor)
+def xlogy(x: Any, y: Any) -> Any:
+    x, y = common(x, y, floating=True)
+    return jnp.where(x == 0, jnp.where(jnp.isnan(y), y, jnp.zeros_like(y)), x * jnp.log(y))

@@ -1,0 +1,108 @@
+"""Gathers, scatters and embeddings."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from .._registry import rule
+from .._torch import torch
+
+A = torch.ops.aten
+
+
+def _indices(indices):
+    """Returns NumPy-style indices; torch leaves out the last ones, or has None for a whole axis."""
+    return tuple(slice(None) if i is None else i for i in indices)
+
+
+def _check_static(indices, x):
+    if any(i is not None and i.dtype == jnp.bool_ for i in indices):
+        raise NotImplementedError(
+            "a boolean index has a result whose size depends on numbers; use torch.where"
+        )
+
+
+@rule(A.index.Tensor)
+def index(x, indices):
+    _check_static(indices, x)
+    return x[_indices(indices)]
+
+
+@rule(A.index_put.default)
+def index_put(x, indices, values, accumulate=False):
+    masks = [i for i in indices if i is not None and i.dtype == jnp.bool_]
+    if masks and len(indices) == 1 and values.size == 1 and not accumulate:
+        mask = masks[0].reshape(masks[0].shape + (1,) * (x.ndim - masks[0].ndim))
+        return jnp.where(mask, values.reshape((1,) * x.ndim).astype(x.dtype), x)
+    _check_static(indices, x)
+    at = x.at[_indices(indices)]
+    values = values.astype(x.dtype)
+    shape = x[_indices(indices)].shape
+    values = jnp.broadcast_to(values, shape)
+    return at.add(values) if accumulate else at.set(values)
+
+
+@rule(A.index_select.default)
+def index_select(x, dim, index):
+    return jnp.take(x, index, axis=dim) if x.ndim else x
+
+
+@rule(A.index_add.default)
+def index_add(x, dim, index, source, alpha=1):
+    at = (slice(None),) * (dim % x.ndim) + (index,)
+    return x.at[at].add(source if alpha == 1 else source * alpha)
+
+
+@rule(A.gather.default)
+def gather(x, dim, index, sparse_grad=False):
+    at = _along(index, dim % max(x.ndim, 1)) if x.ndim else ()
+    return x[at] if x.ndim else jnp.broadcast_to(x, index.shape)
+
+
+def _along(index, dim):
+    """Returns for each axis the indices of a gather along ``dim``, shaped like ``index``."""
+    grid = list(jnp.meshgrid(*map(np.arange, index.shape), indexing="ij"))
+    grid[dim] = index
+    return tuple(grid)
+
+
+def _source(index, source):
+    return source[tuple(slice(0, n) for n in index.shape)] if np.ndim(source) else source
+
+
+@rule(A.scatter.src, A.scatter.value)
+def scatter(x, dim, index, source):
+    source = jnp.asarray(_source(index, source), x.dtype)
+    return x.at[_along(index, dim % x.ndim)].set(source)
+
+
+@rule(A.scatter_add.default)
+def scatter_add(x, dim, index, source):
+    return x.at[_along(index, dim % x.ndim)].add(_source(index, source))
+
+
+@rule(A.scatter_reduce.two)
+def scatter_reduce(x, dim, index, source, reduce, include_self=True):
+    at, source = _along(index, dim % x.ndim), _source(index, source)
+    if not include_self:
+        first = {"sum": 0, "mean": 0, "prod": 1, "amax": -jnp.inf, "amin": jnp.inf}[reduce]
+        x = x.at[at].set(jnp.asarray(first, x.dtype))
+    if reduce == "mean":
+        count = jnp.full_like(x, float(include_self)).at[at].add(jnp.ones_like(source))
+        return x.at[at].add(source) / jnp.maximum(count, jnp.ones_like(count))
+    method = {"sum": "add", "prod": "multiply", "amax": "max", "amin": "min"}[reduce]
+    return getattr(x.at[at], method)(source)
+
+
+@rule(A.embedding.default)
+def embedding(weight, index, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+    return jnp.take(weight, index, axis=0, mode="clip")
+
+
+@rule(A.masked_scatter.default)
+def masked_scatter(x, mask, source):
+    mask = jnp.broadcast_to(mask, x.shape).reshape(-1)
+    position = jnp.clip(jnp.cumsum(mask) - 1, 0, source.size - 1)
+    picked = source.reshape(-1)[position].astype(x.dtype)
+    return jnp.where(mask, picked, x.reshape(-1)).reshape(x.shape)

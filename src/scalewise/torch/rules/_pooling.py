@@ -1,0 +1,189 @@
+"""Pooling and resizing."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._registry import rule
+from .._torch import torch
+
+A = torch.ops.aten
+
+
+def _sizes(n: int, value: Any, default: Any = None) -> Any:
+    value = default if value is None or value == () else value
+    value = value if isinstance(value, tuple | list) else (value,)
+    return tuple(value) * n if len(value) == 1 else tuple(value)
+
+
+def _pads(size, kernel, stride, padding, dilation, ceil_mode):
+    """Returns the padding of one axis; with ``ceil_mode`` the last window may reach further."""
+    reach = dilation * (kernel - 1) + 1
+    room = size + 2 * padding - reach
+    count = (-(-room // stride) if ceil_mode else room // stride) + 1
+    if ceil_mode and (count - 1) * stride >= size + padding:
+        count -= 1
+    return padding, max((count - 1) * stride + reach - size - padding, 0)
+
+
+def _window(x, operation, initial, n, kernel, stride, padding, dilation, ceil_mode):
+    lead = x.ndim - n
+    ones = (1,) * lead
+    pads = [
+        _pads(*axis, ceil_mode)
+        for axis in zip(x.shape[lead:], kernel, stride, padding, dilation, strict=True)
+    ]
+    # a Python number as the initial value: JAX then knows the maximum and the sum
+    return lax.reduce_window(
+        x, initial, operation, ones + kernel, ones + stride, [(0, 0)] * lead + pads,
+        window_dilation=ones + dilation,
+    )  # fmt: skip
+
+
+def _max_pool(n):
+    def max_pool(x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
+        kernel = _sizes(n, kernel)
+        sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), _sizes(n, dilation)
+        return _window(x, lax.max, -np.inf, n, *sizes, ceil_mode)
+
+    return max_pool
+
+
+rule(A.max_pool1d.default)(_max_pool(1))
+rule(A.max_pool2d.default)(_max_pool(2))
+rule(A.max_pool3d.default)(_max_pool(3))
+
+
+def _avg_pool(n):
+    def avg_pool(
+        x, kernel, stride=None, padding=0, ceil_mode=False, count_include_pad=True,
+        divisor_override=None,
+    ):  # fmt: skip
+        kernel = _sizes(n, kernel)
+        sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), (1,) * n
+        total = _window(x, lax.add, 0.0, n, *sizes, ceil_mode)
+        if divisor_override:
+            return total / divisor_override
+        ones, pads = np.ones(x.shape[-n:], np.float32), sizes[2]
+        if count_include_pad:
+            ones, pads = np.pad(ones, [(p, p) for p in pads], constant_values=1), (0,) * n
+        if count_include_pad and not ceil_mode:
+            return total / float(np.prod(kernel))
+        count = _counts(ones.shape, kernel, sizes[1], pads, total.shape[-n:])
+        return total / jnp.asarray(count, total.dtype).reshape((1,) * (x.ndim - n) + count.shape)
+
+    return avg_pool
+
+
+def _counts(shape, kernel, stride, padding, windows):
+    """Returns how many elements each window has."""
+    counts = [
+        [min(i * s - p + k, size) - max(i * s - p, 0) for i in range(w)]
+        for size, k, s, p, w in zip(shape, kernel, stride, padding, windows, strict=True)
+    ]
+    return np.prod(np.meshgrid(*counts, indexing="ij"), axis=0).astype(np.float32)
+
+
+rule(A.avg_pool1d.default)(_avg_pool(1))
+rule(A.avg_pool2d.default)(_avg_pool(2))
+rule(A.avg_pool3d.default)(_avg_pool(3))
+
+
+def _adaptive(n):
+    def adaptive_avg_pool(x, output_size):
+        out = _sizes(n, output_size)
+        for axis, (size, windows) in enumerate(zip(x.shape[-n:], out, strict=True), x.ndim - n):
+            windows = size if windows is None else windows
+            x = _pooled_axis(x, axis, size, windows)
+        return x
+
+    return adaptive_avg_pool
+
+
+def _pooled_axis(x: jax.Array, axis: int, size: int, windows: int) -> jax.Array:
+    """Returns means over windows of an axis: i size / windows to (i + 1) size / windows, up."""
+    if size % windows == 0:
+        shape = (*x.shape[:axis], windows, size // windows, *x.shape[axis + 1 :])
+        return jnp.sum(x.reshape(shape), axis + 1) / (size // windows)
+    ends = [(i * size // windows, -(-(i + 1) * size // windows)) for i in range(windows)]
+    means = [jnp.sum(lax.slice_in_dim(x, a, b, axis=axis), axis, keepdims=True) / (b - a)
+             for a, b in ends]  # fmt: skip
+    return lax.concatenate(means, axis)
+
+
+rule(A.adaptive_avg_pool1d.default)(_adaptive(1))
+rule(A._adaptive_avg_pool2d.default, A.adaptive_avg_pool2d.default)(_adaptive(2))
+rule(A._adaptive_avg_pool3d.default)(_adaptive(3))
+
+
+def _lengths(x, output_size, factors):
+    if output_size is not None:
+        return tuple(output_size)
+    return tuple(int(s * f) for s, f in zip(x.shape[2:], factors, strict=True))
+
+
+@rule(A.upsample_nearest2d.vec)
+def upsample_nearest(x, output_size, factors):
+    for axis, length in enumerate(_lengths(x, output_size, factors), 2):
+        size = x.shape[axis]
+        ratio = size / length if factors is None else 1 / factors[axis - 2]
+        at = np.minimum((np.arange(length) * np.float32(ratio)).astype(np.int32), size - 1)
+        x = jnp.take(x, at, axis=axis)
+    return x
+
+
+@rule(A.upsample_bilinear2d.vec)
+def upsample_bilinear(x, output_size, align_corners, factors):
+    for axis, length in enumerate(_lengths(x, output_size, factors), 2):
+        size = x.shape[axis]
+        if align_corners:
+            ratio = (size - 1) / (length - 1) if length > 1 else 0.0
+            at = np.arange(length) * ratio
+        else:
+            ratio = size / length if factors is None else 1 / factors[axis - 2]
+            at = np.maximum((np.arange(length) + 0.5) * ratio - 0.5, 0)
+        low = np.minimum(np.floor(at).astype(np.int32), size - 1)
+        high = np.minimum(low + 1, size - 1)
+        shape = [length if i == axis else 1 for i in range(x.ndim)]
+        part = jnp.asarray((at - low).astype(np.float32).reshape(shape), x.dtype)
+        x = jnp.take(x, low, axis=axis) * (1 - part) + jnp.take(x, high, axis=axis) * part
+    return x
+
+
+@rule(A.max_pool2d_with_indices.default)
+def max_pool_with_indices(x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
+    """Also the position of each maximum in its image, the first of equal ones."""
+    kernel = _sizes(2, kernel)
+    stride, padding = _sizes(2, stride, kernel), _sizes(2, padding)
+    dilation = _sizes(2, dilation)
+    pads = [
+        _pads(*axis, ceil_mode)
+        for axis in zip(x.shape[-2:], kernel, stride, padding, dilation, strict=True)
+    ]
+    lead = [(0, 0, 0)] * (x.ndim - 2)
+    full = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), [*lead, *((a, b, 0) for a, b in pads)])
+    rows, columns = (np.arange(-a, s + b) for s, (a, b) in zip(x.shape[-2:], pads, strict=True))
+    flat = rows[:, None] * x.shape[-1] + columns[None]
+    counts = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, k, s, d in zip(full.shape[-2:], kernel, stride, dilation, strict=True)
+    ]
+    values, at = [], []
+    for i, j in itertools.product(*map(range, kernel)):
+        part = tuple(
+            slice(o * d, o * d + (c - 1) * s + 1, s)
+            for o, d, c, s in zip((i, j), dilation, counts, stride, strict=True)
+        )
+        values.append(full[(..., *part)])
+        at.append(flat[part])
+    stacked = jnp.stack(values)
+    best = jnp.argmax(stacked, 0)
+    positions = np.stack(at).reshape((len(at),) + (1,) * (x.ndim - 2) + tuple(counts))
+    positions = jnp.broadcast_to(jnp.asarray(positions, jnp.int32), stacked.shape)
+    return jnp.max(stacked, 0), jnp.take_along_axis(positions, best[None], 0)[0]

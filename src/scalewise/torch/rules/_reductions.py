@@ -1,0 +1,168 @@
+"""Sums, means, extremes, sorting and cumulative operations."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._dtypes import jax_dtype
+from .._registry import rule
+from .._torch import torch
+from ._promotion import as_dtype, as_float, axes_of
+
+A = torch.ops.aten
+
+
+def _summed(x, dtype):
+    """Returns an operand of a sum: in the dtype asked for, booleans and integers as integers."""
+    if dtype is None and not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x.astype(jax_dtype(torch.int64))
+    return as_dtype(x, dtype)
+
+
+@rule(A.sum.dim_IntList)
+def sum_dims(x, dims, keepdim=False, dtype=None):
+    x = _summed(x, dtype)
+    return jnp.sum(x, axes_of(x, dims), keepdims=keepdim, dtype=x.dtype)
+
+
+rule(A.sum.default)(lambda x, dtype=None: sum_dims(x, None, dtype=dtype))
+
+
+@rule(A.mean.dim)
+def mean_dims(x, dims, keepdim=False, dtype=None):
+    x = as_dtype(x, dtype)
+    axes = axes_of(x, dims)
+    return jnp.sum(x, axes, keepdims=keepdim) / math.prod(x.shape[a] for a in axes)
+
+
+rule(A.mean.default)(lambda x, dtype=None: mean_dims(x, None, dtype=dtype))
+
+
+@rule(A.prod.dim_int)
+def prod_dim(x, dim, keepdim=False, dtype=None):
+    x = _summed(x, dtype)
+    return jnp.prod(x, axes_of(x, dim), keepdims=keepdim, dtype=x.dtype)
+
+
+rule(A.prod.default)(lambda x, dtype=None: prod_dim(x, None, dtype=dtype))
+
+
+@rule(A.amax.default)
+def amax(x, dims=(), keepdim=False):
+    return jnp.max(x, axes_of(x, dims), keepdims=keepdim)
+
+
+@rule(A.amin.default)
+def amin(x, dims=(), keepdim=False):
+    return jnp.min(x, axes_of(x, dims), keepdims=keepdim)
+
+
+rule(A.max.default)(amax)
+rule(A.min.default)(amin)
+
+
+@rule(A.max.dim)
+def max_dim(x, dim, keepdim=False):
+    return amax(x, dim, keepdim), argmax(x, dim, keepdim)
+
+
+@rule(A.min.dim)
+def min_dim(x, dim, keepdim=False):
+    return amin(x, dim, keepdim), argmin(x, dim, keepdim)
+
+
+@rule(A.argmax.default)
+def argmax(x, dim=None, keepdim=False):
+    return jnp.argmax(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int32)
+
+
+@rule(A.argmin.default)
+def argmin(x, dim=None, keepdim=False):
+    return jnp.argmin(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int32)
+
+
+@rule(A.any.dim, A.any.dims)
+def any_dims(x, dims=None, keepdim=False):
+    return jnp.any(x, axes_of(x, dims), keepdims=keepdim)
+
+
+@rule(A.all.dim, A.all.dims)
+def all_dims(x, dims=None, keepdim=False):
+    return jnp.all(x, axes_of(x, dims), keepdims=keepdim)
+
+
+rule(A.any.default)(lambda x: any_dims(x))
+rule(A.all.default)(lambda x: all_dims(x))
+
+
+@rule(A.var.correction)
+def var(x, dims=None, correction=1, keepdim=False):
+    axes = axes_of(x, dims)
+    n = math.prod(x.shape[a] for a in axes)
+    centred = x - jnp.sum(x, axes, keepdims=True) / n
+    return jnp.sum(lax.square(centred), axes, keepdims=keepdim) / max(n - correction, 0)
+
+
+rule(A.var.dim)(lambda x, dims, unbiased=True, keepdim=False: var(x, dims, int(unbiased), keepdim))
+
+
+@rule(A.std.correction)
+def std(x, dims=None, correction=1, keepdim=False):
+    return jnp.sqrt(var(x, dims, correction, keepdim))
+
+
+@rule(A.var_mean.correction)
+def var_mean(x, dims=None, correction=1, keepdim=False):
+    return var(x, dims, correction, keepdim), mean_dims(x, dims, keepdim)
+
+
+@rule(A.logsumexp.default)
+def logsumexp(x, dims, keepdim=False):
+    return jax.nn.logsumexp(as_float(x), axes_of(x, dims), keepdims=keepdim)
+
+
+@rule(A.linalg_vector_norm.default)
+def vector_norm(x, order=2, dims=None, keepdim=False, dtype=None):
+    x = as_dtype(x, dtype)
+    axes, size = axes_of(x, dims), jnp.abs(x)
+    if math.isinf(order):
+        return (jnp.max if order > 0 else jnp.min)(size, axes, keepdims=keepdim)
+    if order == 0:
+        return jnp.sum((x != 0).astype(x.dtype), axes, keepdims=keepdim)
+    if order == 1:
+        return jnp.sum(size, axes, keepdims=keepdim)
+    if order == 2:
+        return jnp.sqrt(jnp.sum(lax.square(x), axes, keepdims=keepdim))
+    return jnp.power(jnp.sum(jnp.power(size, float(order)), axes, keepdims=keepdim), 1 / order)
+
+
+@rule(A.cumsum.default)
+def cumsum(x, dim, dtype=None):
+    x = _summed(x, dtype)
+    return lax.cumsum(x, dim % x.ndim) if x.ndim else x
+
+
+@rule(A.cumprod.default)
+def cumprod(x, dim, dtype=None):
+    x = _summed(x, dtype)
+    return lax.cumprod(x, dim % x.ndim) if x.ndim else x
+
+
+@rule(A.sort.default)
+def sort(x, dim=-1, descending=False):
+    order = jnp.argsort(x, dim, stable=True, descending=descending)
+    return jnp.take_along_axis(x, order, dim), order
+
+
+rule(A.sort.stable)(lambda x, stable=False, dim=-1, descending=False: sort(x, dim, descending))
+rule(A.argsort.default)(lambda x, dim=-1, descending=False: sort(x, dim, descending)[1])
+
+
+@rule(A.topk.default)
+def topk(x, k, dim=-1, largest=True, sorted=True):
+    values, order = sort(x, dim, largest)
+    return lax.slice_in_dim(values, 0, k, axis=dim), lax.slice_in_dim(order, 0, k, axis=dim)

@@ -1,0 +1,223 @@
+"""Operations that move, repeat or pad elements."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._registry import rule
+from .._torch import torch
+from ._promotion import as_array, axes_of, result_dtype
+
+A = torch.ops.aten
+
+
+def _size(shape, x):
+    """Returns a shape in which -1 is replaced."""
+    known = int(np.prod([s for s in shape if s != -1]))
+    return tuple(x.size // known if s == -1 else s for s in shape)
+
+
+@rule(A.view.default, A.reshape.default, A._unsafe_view.default, A._reshape_copy.default)
+def view(x, shape):
+    return x.reshape(_size(shape, x))
+
+
+@rule(A.view.dtype)
+def view_dtype(x, dtype):
+    raise NotImplementedError(
+        "view(dtype) reinterprets bits, which an emulated format doesn't have"
+    )
+
+
+@rule(A.flatten.using_ints)
+def flatten(x, start=0, end=-1):
+    start, end = start % max(x.ndim, 1), end % max(x.ndim, 1)
+    return x.reshape(*x.shape[:start], -1, *x.shape[end + 1 :]) if x.ndim else x.reshape(1)
+
+
+@rule(A.unflatten.int)
+def unflatten(x, dim, sizes):
+    dim %= x.ndim
+    known = int(np.prod([s for s in sizes if s != -1]))
+    sizes = [x.shape[dim] // known if s == -1 else s for s in sizes]
+    return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
+
+
+@rule(A.permute.default)
+def permute(x, dims):
+    return lax.transpose(x, axes_of(x, dims)) if x.ndim else x
+
+
+@rule(A.transpose.int)
+def transpose(x, a, b):
+    return jnp.swapaxes(x, a, b) if x.ndim else x
+
+
+@rule(A.t.default)
+def t(x):
+    return x.T
+
+
+@rule(A.movedim.intlist)
+def movedim(x, source, destination):
+    return jnp.moveaxis(x, source, destination)
+
+
+@rule(A.unsqueeze.default)
+def unsqueeze(x, dim):
+    return jnp.expand_dims(x, dim)
+
+
+@rule(A.squeeze.dims, A.squeeze.dim)
+def squeeze(x, dims):
+    return lax.squeeze(x, [d for d in axes_of(x, dims) if x.shape[d] == 1])
+
+
+rule(A.squeeze.default)(lambda x: squeeze(x, None))
+
+
+@rule(A.expand.default)
+def expand(x, shape, implicit=False):
+    new = len(shape) - x.ndim
+    return jnp.broadcast_to(x, [x.shape[i - new] if s == -1 else s for i, s in enumerate(shape)])
+
+
+rule(A.expand_as.default)(lambda x, y: jnp.broadcast_to(x, y.shape))
+rule(A.broadcast_to.default)(expand)
+
+
+@rule(A.cat.default)
+def cat(arrays, dim=0):
+    dtype = result_dtype(*arrays)
+    kept = [x for x in arrays if x.shape != (0,)] or list(arrays[:1])
+    return lax.concatenate([x.astype(dtype) for x in kept], dim % kept[0].ndim)
+
+
+@rule(A.stack.default)
+def stack(arrays, dim=0):
+    dtype = result_dtype(*arrays)
+    return jnp.stack([x.astype(dtype) for x in arrays], dim)
+
+
+@rule(A.split_with_sizes.default)
+def split_with_sizes(x, sizes, dim=0):
+    bounds = [0, *itertools.accumulate(sizes)]
+    return tuple(lax.slice_in_dim(x, a, b, axis=dim) for a, b in itertools.pairwise(bounds))
+
+
+@rule(A.split.Tensor)
+def split(x, size, dim=0):
+    total = x.shape[dim]
+    return split_with_sizes(x, [min(size, total - a) for a in range(0, total, size)], dim)
+
+
+@rule(A.chunk.default)
+def chunk(x, chunks, dim=0):
+    return split(x, -(-x.shape[dim] // chunks), dim)
+
+
+@rule(A.unbind.int)
+def unbind(x, dim=0):
+    return tuple(select(x, dim, i) for i in range(x.shape[dim]))
+
+
+@rule(A.select.int)
+def select(x, dim, index):
+    return lax.index_in_dim(x, index, dim, keepdims=False)
+
+
+def _selection(x, dim, start, end, step):
+    return (slice(None),) * (dim % x.ndim) + (slice(start, end, step),)
+
+
+@rule(A.slice.Tensor)
+def slice_tensor(x, dim=0, start=None, end=None, step=1):
+    start, end, _ = slice(start, end, step).indices(x.shape[dim])
+    return lax.slice_in_dim(x, start, max(start, end), step, dim)
+
+
+rule(A.narrow.default)(lambda x, dim, start, length: slice_tensor(x, dim, start, start + length))
+
+
+@rule(A.slice_scatter.default)
+def slice_scatter(x, y, dim=0, start=None, end=None, step=1):
+    return x.at[_selection(x, dim, start, end, step)].set(y.astype(x.dtype))
+
+
+@rule(A.select_scatter.default)
+def select_scatter(x, y, dim, index):
+    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(y.astype(x.dtype))
+
+
+@rule(A.diagonal.default)
+def diagonal(x, offset=0, dim1=0, dim2=1):
+    return jnp.diagonal(x, offset, dim1, dim2)
+
+
+@rule(A.flip.default)
+def flip(x, dims):
+    return lax.rev(x, [d % x.ndim for d in dims])
+
+
+@rule(A.roll.default)
+def roll(x, shifts, dims=()):
+    return jnp.roll(x, shifts, dims or None)
+
+
+@rule(A.repeat.default)
+def repeat(x, repeats):
+    return jnp.tile(x, repeats)
+
+
+@rule(A.repeat_interleave.self_int)
+def repeat_interleave(x, repeats, dim=None, output_size=None):
+    return jnp.repeat(x, repeats, dim)
+
+
+@rule(A.tril.default)
+def tril(x, diagonal=0):
+    return jnp.tril(x, diagonal)
+
+
+@rule(A.triu.default)
+def triu(x, diagonal=0):
+    return jnp.triu(x, diagonal)
+
+
+@rule(A.pixel_shuffle.default)
+def pixel_shuffle(x, factor):
+    *batch, channels, height, width = x.shape
+    out = channels // factor**2
+    x = x.reshape(*batch, out, factor, factor, height, width)
+    n = len(batch)
+    x = lax.transpose(x, (*range(n + 1), n + 3, n + 1, n + 4, n + 2))
+    return x.reshape(*batch, out, height * factor, width * factor)
+
+
+def _pairs(x, padding):
+    """Returns the padding of each axis; torch lists that of the last axis first."""
+    pairs = [(0, 0)] * x.ndim
+    for i in range(len(padding) // 2):
+        pairs[-1 - i] = (padding[2 * i], padding[2 * i + 1])
+    return pairs
+
+
+@rule(A.constant_pad_nd.default)
+def constant_pad(x, padding, value=0):
+    return lax.pad(x, as_array(value, x), [(a, b, 0) for a, b in _pairs(x, padding)])
+
+
+def _pad(mode):
+    return lambda x, padding: jnp.pad(x, _pairs(x, padding), mode=mode)
+
+
+rule(A.reflection_pad1d.default, A.reflection_pad2d.default, A.reflection_pad3d.default)(
+    _pad("reflect")
+)
+rule(A.replication_pad1d.default, A.replication_pad2d.default, A.replication_pad3d.default)(
+    _pad("edge")
+)

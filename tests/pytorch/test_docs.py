@@ -1,0 +1,35 @@
+"""The examples of docs/torch.md, and its table of operations."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import scalewise.torch as st
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_the_examples_run(capsys, tmp_path):
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (DOCS / "torch.md").read_text(), re.DOTALL))
+    file = tmp_path / "example.py"  # so that findings have lines
+    file.write_text(code)
+    before = dict(st.RULES)
+    try:
+        names = {}
+        exec(compile(code, str(file), "exec"), names)
+    finally:
+        st.RULES.clear()
+        st.RULES.update(before)
+    assert capsys.readouterr().out.strip() == "overflow squares = x * x norm"
+    assert names["x"].grad.tolist() == [[1.0] * 64] * 4
+
+
+def test_the_table_is_up_to_date():
+    spec = importlib.util.spec_from_file_location("page", DOCS / "torch_coverage_page.py")
+    page = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(page)
+    assert (DOCS / "torch_coverage.md").read_text() == page.page()

@@ -1,0 +1,68 @@
+"""Each rule beside torch's own kernel, in float32 and in 16 bits."""
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import scalewise.torch as st
+from pytorch.samples import OTHER, SAMPLES
+from scalewise.torch._dtypes import jax_dtype
+from scalewise.torch._function import apply
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:torch", "ignore::UserWarning:torch")
+# One unit in the last place, and float32's own error, relative to the result (or a twentieth of the
+# largest one, of sums that cancel).
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2**-10, torch.bfloat16: 2**-7}
+
+
+def cast(tree, dtype):
+    def leaf(x):
+        floats = isinstance(x, torch.Tensor) and x.dtype.is_floating_point
+        return x.to(dtype) if floats else x
+
+    return jax.tree.map(leaf, tree)
+
+
+def split(sample):
+    kwargs = sample[-1] if isinstance(sample[-1], dict) else {}
+    return sample[: len(sample) - bool(kwargs)], kwargs
+
+
+def test_every_rule_has_samples():
+    assert set(st.RULES) == set(SAMPLES) | OTHER
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("overload", SAMPLES, ids=lambda o: str(o).removeprefix("aten."))
+def test_a_rule_gives_what_torch_gives(overload, dtype):
+    for sample in SAMPLES[overload]:
+        args, kwargs = cast(split(sample), dtype)
+        try:
+            want = overload(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            if dtype == torch.float32 or "not implemented for" not in str(error):
+                raise
+            continue  # torch has no kernel in 16 bits on a CPU
+        wants = [x for x in jax.tree.leaves(want) if isinstance(x, torch.Tensor)]
+        dtypes = [jax_dtype(x.dtype) for x in wants]
+        got = jax.tree.leaves(apply(overload, *st.to_jax((args, kwargs)), dtypes, "operation"))
+        exact = jax.tree.leaves(overload(*cast(args, torch.float64), **cast(kwargs, torch.float64)))
+        exact = [x for x in exact if isinstance(x, torch.Tensor)]
+        for y, x, z in zip(got, wants, exact, strict=True):
+            assert y.shape == tuple(x.shape)
+            compare(np.asarray(y), x, z, TOLERANCE[dtype])
+
+
+def compare(got, want, exact, tolerance):
+    """Checks that a result is torch's, or the exact one: some kernels of torch round more often."""
+    if not want.dtype.is_floating_point:
+        np.testing.assert_array_equal(got, want.numpy())
+        return
+    got, want, exact = np.float64(got), want.double().numpy(), exact.double().numpy()
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite], want[~finite])
+    got, want, exact = got[finite], want[finite], exact[finite]
+    scale = np.maximum(np.abs(want), 0.05 * np.abs(want).max(initial=0.0))
+    error = np.minimum(np.abs(got - want), np.abs(got - exact))
+    np.testing.assert_array_less(error, tolerance * scale + 1e-30)

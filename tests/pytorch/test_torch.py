@@ -1,0 +1,221 @@
+"""Conversions, tensor functions, the registry, and modules that aren't transformers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import scalewise as sw
+import scalewise.torch as st
+from scalewise.torch._function import apply
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+A = torch.ops.aten
+F = torch.nn.functional
+FLOATS = [
+    torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int32, torch.uint8, torch.bool], ids=str)
+def test_conversions_share_memory(dtype):
+    x = torch.arange(64).to(dtype)
+    array = st.to_jax({"x": (x, 3)})["x"][0]
+    assert str(array.dtype) == str(dtype).removeprefix("torch.")
+    assert array.unsafe_buffer_pointer() == x.data_ptr()
+    back = st.to_torch(array)
+    assert (back.dtype, back.data_ptr()) == (dtype, x.data_ptr())
+
+
+def test_64_bits_have_to_fit_in_32():
+    assert st.to_jax(torch.tensor([2**31 - 1])).dtype == jnp.int32
+    with pytest.raises(OverflowError, match="numbers beyond int32; turn x64 on"):
+        st.to_jax(torch.tensor([2**31]))
+    with pytest.raises(TypeError, match="dense tensors"):
+        st.to_jax(torch.eye(2).to_sparse())
+    assert st.to_jax(torch.zeros(0, 3)).shape == (0, 3)
+    assert st.to_torch(jnp.zeros((0, 3))).shape == (0, 3)
+
+
+@pytest.mark.parametrize("fmt", ["fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"])
+def test_casts_have_torchs_dtype_and_decode_to_the_same_numbers(fmt):
+    codes = np.arange(2 ** sw.format(fmt).bits)
+    numbers = torch.tensor(sw.format(fmt).decode(codes), dtype=torch.float32)
+    cast = st.cast(numbers, fmt)
+    assert not cast.dtype.is_complex
+    assert cast.dtype.is_floating_point
+    ours, theirs = cast.float(), numbers.to(cast.dtype).float()
+    np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_array_equal(ours, numbers)
+
+
+def test_gradients_pass_straight_through():
+    x = torch.tensor([0.3, 500.0, -3.0], requires_grad=True)
+    for y in (st.round_to(x, "e4m3fn", saturate=True), st.cast(x, "e4m3fn", saturate=True).float(),
+              st.dequantize(st.quantize(x, "mxfp8_e4m3"))):  # fmt: skip
+        (gradient,) = torch.autograd.grad(y.sum() * 2, x)
+        assert gradient.tolist() == [2.0, 2.0, 2.0]
+    y = st.round_to(x, "e4m3fn", saturate=True, gradient="clipped")
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_quantized_tensors():
+    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    for fmt in ("e4m3fn", "mxfp8_e4m3", "mxfp4", "nvfp4"):
+        stored = st.quantize(x, fmt)
+        want = sw.quantize(st.to_jax(x), fmt)
+        np.testing.assert_array_equal(st.dequantize(stored), want.value())
+        assert stored.scale is not None
+        assert stored.shape == stored.data.shape == (4, 64)
+    random = st.round_to(x, "e2m1fn", rounding="stochastic", key=3)
+    assert torch.equal(random, st.round_to(x, "e2m1fn", rounding="stochastic", key=3))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: st.round_to(torch.ones(1, dtype=torch.int32), "fp16"), TypeError, "int32"),
+        (lambda: st.cast(1.0, "fp16"), TypeError, "takes a floating-point tensor, not float"),
+        (lambda: st.cast(torch.ones(1, dtype=torch.float64), "fp16"), TypeError, "x64 on"),
+        (lambda: st.round_to(torch.ones(1), "fp8"), ValueError, "'fp8' is a recipe, not a format"),
+        (lambda: st.round_to(torch.ones(1), "fp16", gradient="x"), ValueError, "'clipped'"),
+        (lambda: st.rule(A.exp), TypeError, "rule takes overloads, not aten.exp"),
+        (lambda: st.function(torch.nn.ReLU(), (torch.ones(1),), granularity="x"), ValueError, "gr"),
+        (lambda: st.function(torch.nn.ReLU(), (), method="x"), st.ExportError, "no method 'x'"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_all_missing_rules_are_listed_and_can_be_given():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return torch.special.i0(x) + torch.special.ndtri(x) + torch.special.i0(x)
+
+    x = torch.full((2,), 0.25)
+    with pytest.raises(st.MissingRuleError) as caught:
+        st.function(Model(), (x,))
+    text = str(caught.value)
+    assert text.startswith("2 operations have no rule:")
+    assert "aten.i0.default (2x, first at test_torch.py:" in text
+    assert "aten.special_ndtri.default (1x" in text
+    try:
+        st.rule(A.i0.default)(jax.scipy.special.i0)
+        st.rule(A.special_ndtri.default)(jax.scipy.special.ndtri)
+        f, params = st.function(Model(), (x,))
+        np.testing.assert_allclose(f(params, st.to_jax(x)), Model()(x), rtol=1e-5)
+    finally:
+        del st.RULES[A.i0.default], st.RULES[A.special_ndtri.default]
+
+
+def test_a_model_that_depends_on_numbers_is_refused():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(st.ExportError, match=r"torch.export refuses Model: .*must not depend on n"):
+        st.function(Model(), (torch.ones(2),))
+
+
+def test_one_operation_is_one_rounding_unless_decomposed():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return F.layer_norm(F.gelu(x), (64,))
+
+    model = Model()
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) * 30
+    want = model(x.bfloat16()).float()
+    whole = st.emulate(model, "bf16")(x)
+    steps = st.emulate(model, "bf16", granularity="decomposed")(x)
+    assert (whole - want).abs().max() <= 2**-7 * want.abs().max()
+    assert (steps - want).norm() > 2 * (whole - want).norm()
+
+
+class Everything(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.lstm = torch.nn.LSTM(8, 6, batch_first=True)
+        layer = torch.nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x, scale=1.0):
+        x = F.max_pool2d(F.silu(self.norm(self.conv(x))), 2)
+        x, _ = self.lstm(x.flatten(2).transpose(1, 2))
+        return {"features": self.encoder(x) * scale, "none": None}
+
+    def head(self, x):
+        return self.conv(x).mean()
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_layers_of_torch(train):
+    torch.manual_seed(0)
+    model = Everything().train(train)
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Dropout | torch.nn.MultiheadAttention):
+            layer.p = layer.dropout = 0.0
+    x = torch.randn(2, 3, 8, 8)
+    f, params = st.function(model, (x,), {"scale": 2.0})
+    got = jax.jit(f)(params, st.to_jax(x))
+    assert set(got) == {"features"}
+    np.testing.assert_allclose(got["features"], model(x, 2.0)["features"].detach(), atol=1e-5)
+    with pytest.raises(TypeError, match=r"exported for float32\[2, 3, 8, 8\]"):
+        f(params, jnp.ones((1, 3, 8, 8)))
+    head, params = st.function(model, (x,), method="head")
+    np.testing.assert_allclose(head(params, st.to_jax(x)), model.head(x).detach(), atol=1e-5)
+    assert "forward" not in vars(model)
+
+
+def test_dropout_keeps_its_share():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.25), F.dropout(x, 0.25), torch.rand_like(x), torch.randn_like(x)
+
+    x = torch.ones(100, 100)
+    f, params = st.function(Model(), (x,))
+    first, second, uniform, normal = f(params, st.to_jax(x))
+    assert set(np.unique(first)) == {0.0, np.float32(4 / 3)}
+    assert abs(float(jnp.mean(first == 0)) - 0.25) < 0.02
+    assert not np.array_equal(first, second)
+    assert abs(float(uniform.mean()) - 0.5) < 0.02
+    assert abs(float(normal.std()) - 1) < 0.05
+
+
+def test_grouped_mm():
+    x = torch.randn(6, 16).bfloat16()
+    weight = torch.randn(3, 16, 8).bfloat16()
+    ends = torch.tensor([2, 2, 6], dtype=torch.int32)
+    want = torch.cat([x[:2] @ weight[0], x[2:] @ weight[2]]).float()
+    args = st.to_jax((x, weight, ends))
+    got = apply(A._grouped_mm.default, args, {}, [jnp.dtype(jnp.bfloat16)], "operation")
+    np.testing.assert_allclose(np.float32(got), want, rtol=2**-7, atol=0.05)
+
+
+def test_an_operation_transforms_like_any_function():
+    x = jnp.linspace(-2, 2, 12).reshape(3, 4)
+
+    def f(x):
+        return apply(A.gelu.default, (x,), {}, [x.dtype], "operation")
+
+    def plain(x):
+        return jax.nn.gelu(x, approximate=False)
+
+    def close(a, b):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+    close(jax.vmap(f)(x), plain(x))
+    close(jax.jvp(f, (x,), (x,))[1], jax.jvp(plain, (x,), (x,))[1])
+    second = [jax.hessian(lambda x, g=g: g(x).sum())(x[0]) for g in (f, plain)]
+    close(*second)
+    close(
+        jax.grad(lambda x: sw.emulate(f, "fp32")(x).sum())(x), jax.grad(lambda x: plain(x).sum())(x)
+    )
+    name = str(jax.make_jaxpr(f)(x).jaxpr.eqns[0].primitive)
+    assert name == "gelu"
