@@ -196,6 +196,7 @@ SAMPLES |= {
     + [(X,)],
     A.cumsum.default: [(X, 1), (INTS, 0)],
     A.cumprod.default: [(X, -1)],
+    A.histc.default: [(X, 7), (X, 4, -1, 1), (INTS % 4 * 1.0, 4, 0, 3)],
     A.sort.default: [(X, 1), (X, 0, True)],
     A.sort.stable: [(INTS % 3, {"stable": True, "dim": 1, "descending": True})],
     A.argsort.default: [(X, 1)],

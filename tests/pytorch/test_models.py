@@ -80,7 +80,7 @@ def test_emulate_agrees_with_torch_in_bfloat16(model):
 
 
 def test_the_line_of_t5_that_overflows_in_fp16():
-    """transformers keeps ``wo`` in float32 because of it (huggingface/transformers pull 1278)."""
+    """The layer that transformers keeps in float32 (``_keep_in_fp32_modules``)."""
     model, kwargs = made("t5")
     with torch.no_grad():
         layer = model.encoder.block[1].layer[-1].DenseReluDense

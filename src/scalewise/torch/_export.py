@@ -132,13 +132,16 @@ def _as_forward(model: Any, method: str) -> Iterator[None]:
         del model.forward
 
 
+# By a word of torch's message: the smallest thing to try.
+_STATIC = (
+    "control flow must not depend on numbers: pass masks and lengths that make the branch "
+    "unnecessary"
+)
 _TRY = {
     "Cache": "pass use_cache=False, or set model.config.use_cache = False",
     "pytree": "pass tensors in tuples, lists and dicts, and return them so",
-    "data-dependent": "control flow must not depend on numbers: pass masks and lengths that "
-    "make the branch unnecessary",
-    "GuardOnDataDependent": "control flow must not depend on numbers: pass masks and lengths that "
-    "make the branch unnecessary",
+    "data-dependent": _STATIC,
+    "GuardOnDataDependent": _STATIC,
     "vmap": 'set model.config._attn_implementation = "eager"',
 }
 

@@ -100,17 +100,21 @@ class Tangent:
 
 @dataclasses.dataclass(frozen=True)
 class Cotangent:
-    """The transpose of a :class:`Tangent`: the gradient of a function, from that of its results."""
+    """The transpose of a :class:`Tangent`: the gradient of a function, from that of its results.
+
+    Attributes:
+        tangent: of the function.
+        results: how many cotangents follow the operands.
+    """
 
     tangent: Tangent
+    results: int
 
     def __call__(self, *arrays: Any) -> list[Any]:
         operands, cotangents = arrays[: -self.results], arrays[-self.results :]
         some = [operands[i] for i in self.tangent.at]
         _, pull = jax.vjp(self.tangent.of_some(operands), *some)
         return list(pull(list(cotangents)))
-
-    results: int = 1
 
 
 @functools.cache

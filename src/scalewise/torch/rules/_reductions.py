@@ -152,6 +152,16 @@ def cumprod(x, dim, dtype=None):
     return lax.cumprod(x, dim % x.ndim) if x.ndim else x
 
 
+@rule(A.histc.default)
+def histc(x, bins=100, min=0, max=0):
+    """Counts in bins of equal width; between the extremes of x if min and max are equal."""
+    low, high = (jnp.min(x), jnp.max(x)) if min == max else (min, max)
+    at = jnp.floor((x - low) * bins / (high - low))
+    counted = ((x >= low) & (x <= high)).astype(x.dtype)
+    at = jnp.clip(at, 0, bins - 1).astype(jnp.int32).reshape(-1)
+    return jnp.zeros(bins, x.dtype).at[at].add(counted.reshape(-1))
+
+
 @rule(A.sort.default)
 def sort(x, dim=-1, descending=False):
     order = jnp.argsort(x, dim, stable=True, descending=descending)
