@@ -23,6 +23,7 @@ def ran(code, *blocked):
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
 
 
+@pytest.mark.thorough
 def test_arrays_and_transformations_need_jax_alone():
     code = """
 import jax.numpy as jnp, scalewise as sw

@@ -155,7 +155,7 @@ FOUND = {  # function, arguments, format; the kinds and the fix's first words th
         softmax_head, (normal(0, 4, 8), normal(1, 8, 8)), "e4m3fn", {"overflow"}, "-224 in place",
     ),
 }  # fmt: skip
-QUICK = ("angles", "normalized", "cosine")
+QUICK = ("normalized",)
 SLOW = [pytest.param(name, marks=pytest.mark.thorough) for name in FOUND if name not in QUICK]
 
 
@@ -172,6 +172,7 @@ def test_the_line_at_fault_comes_first(name):
     assert better or first.error_after < 0.5 * first.error_before
 
 
+@pytest.mark.thorough
 def test_weights_that_stay_what_they_are():
     """The outputs hardly show it: the finding is the addition, and its fix makes updates count."""
     opt = optax.sgd(1e-4)

@@ -159,7 +159,7 @@ def to_one(x):  # stalls in a narrow format: 0.984375 + 0.001 is 0.984375 in BF1
 
 
 @pytest.mark.parametrize("low", ["bf16", "fp16_every_op"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_a_loop_that_ends_in_the_reference_run_alone_is_stopped(low):
     x = jnp.float32(1e-3 if low == "bf16" else 1e-4)
     report = sw.audit(to_one, low, trials=4)(x)

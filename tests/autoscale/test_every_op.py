@@ -171,6 +171,7 @@ def test_each_measure(rescale):
     close(jax.jit(sw.autoscale(f, recipe))(x), f(x), 5e-3)
 
 
+@pytest.mark.thorough
 def test_vmap_inside_and_outside():
     x = normal(0, (3, 4, 4)) * jnp.array([1e-20, 1, 1e20])[:, None, None]
     f = lambda x: jnp.tanh(x / jnp.max(jnp.abs(x))) @ x  # noqa: E731

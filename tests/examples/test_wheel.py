@@ -13,7 +13,10 @@ from scalewise import training
 from scalewise.training._compare import _program
 
 ROOT = Path(__file__).parents[2]
-NAMES = {"cnn", "gpt", "graph", "logistic", "lstm", "mlp", "moe", "resnet", "unet", "wave"}
+NAMES = {
+    "cnn", "digits_equinox", "digits_haiku", "digits_linen", "digits_nnx", "gpt", "graph",
+    "logistic", "lstm", "mlp", "moe", "pole", "resnet", "unet", "wave",
+}  # fmt: skip
 
 
 def test_examples_are_found_in_the_package_and_beside_it(tmp_path, monkeypatch):

@@ -129,6 +129,7 @@ def test_14_bits_are_cured_by_promotion_every_128_terms():
     assert errors["promoted"] < 0.001
 
 
+@pytest.mark.thorough
 def test_shapes_are_matmuls_and_gradients_the_exact_ones():
     shapes = [
         ((3,), (3,)),

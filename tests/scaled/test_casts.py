@@ -61,6 +61,7 @@ def test_the_page_is_up_to_date():
 
 
 @pytest.mark.parametrize("rule", SATURATION_RULES)
+@pytest.mark.thorough(keep=1)
 def test_a_rule_is_one_of_the_proved_modes_for_each_format(rule):
     """The exhaustive proofs cover False, True and "finite"; a rule only chooses among them."""
     x = jnp.array([0.3, 1e6, jnp.inf, -jnp.inf, jnp.nan])
@@ -109,7 +110,7 @@ def test_an_unknown_rule_is_rejected(rule, fmt, message):
 
 
 @pytest.mark.parametrize("fmt", ["mxfp8_e4m3", "mxfp8_e5m2"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_a_block_with_an_infinity_is_nan_as_in_torchao(fmt):
     x = np.ones((3, 64), np.float32)
     x[1, 40], x[2, 3] = np.inf, np.nan
