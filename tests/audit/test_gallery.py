@@ -28,7 +28,7 @@ def test_each_failure_has_a_marked_line():
 
 
 @pytest.mark.parametrize("name", [*FEW, *MODELS])
-@pytest.mark.thorough(keep=1, gate=6)
+@pytest.mark.thorough(gate=7)
 def test_line_kind_and_fix(name):
     assert check(name)
 

@@ -89,6 +89,7 @@ def test_subnormal_numbers_of_narrow_dtypes(dtype, tiny):
     assert given.dtype == dtype
 
 
+@pytest.mark.thorough
 def test_loops_branches_and_complex_numbers(recordings):
     wide, _ = recordings
     (product,) = by_name(wide, "dot_general")

@@ -13,6 +13,7 @@ def lines(found):
     return {x.primitive: x for x in found.lines}
 
 
+@pytest.mark.thorough
 def test_a_cancellation_leaves_no_digits():
     def lost(x):
         y = x * x + 100.0

@@ -104,6 +104,7 @@ def test_a_flax_module():
     assert jax.tree.structure(gradient) == jax.tree.structure(plain)
 
 
+@pytest.mark.thorough
 def test_an_equinox_module():
     model = eqx.nn.MLP(16, 4, 32, 1, key=jax.random.key(0))
 

@@ -100,7 +100,7 @@ def compare(got, want, ties=False):
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-@pytest.mark.thorough(keep=2, gate=5)
+@pytest.mark.thorough(keep=1, gate=5)
 def test_each_product_has_the_operands_of_the_paper(name):
     recipe = RECIPES.CATALOGUE[name.split()[0]]
     recipe = nearest(recipe) if recipe.products else recipe

@@ -23,7 +23,7 @@ def loaded(name):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:haiku")
-@pytest.mark.thorough
+@pytest.mark.thorough(gate=2)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_first_steps_are_those_of_float32(name):
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):

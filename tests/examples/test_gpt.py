@@ -57,7 +57,7 @@ def test_attention_is_causal(gpt):
     assert (before[:, 5:] != after[:, 5:]).any()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_scaled_recipes_follow_float32_and_plain_fp16_diverges(gpt, tmp_path):
     result = training.compare(
         gpt,

@@ -92,7 +92,7 @@ def test_the_root_is_the_exact_one_rounded(name, rounding):
         ("e4m3fn", "div"),
     ],
 )
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_every_rounding_of_testfloats_operands(name, operation):
     """A sample of ``python -m proofs.arithmetic``, eagerly."""
     fmt = format_(name)

@@ -96,7 +96,7 @@ def vectors(fmt, count):
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "e5m2", "e4m3", "dlfloat16", "ue5m11"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_a_blocks_sum_is_what_the_machine_adds_up(name):
     fmt = UNSIGNED if name == "ue5m11" else format_(name)
     arithmetic = Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")

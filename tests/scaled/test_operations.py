@@ -54,7 +54,7 @@ SCALES = [(2.0**20, 2.0**-30), (3.0, 5.0), (200, -190), (2.0**10, 7), (None, 4.0
         ("matmul", lambda a, b: a @ b.T, lambda a, b: a * b * 4),  # sqrt(16)
     ],
 )
-@pytest.mark.thorough(keep=7)
+@pytest.mark.thorough(keep=7, gate=12)
 def test_two_operands_give_the_value_behind_the_published_scale(name, f, rule, s, t):
     a, b = array(0, s), array(1, t)
     y = getattr(scaled, name)(a, b.T if name == "matmul" else b)
@@ -88,7 +88,7 @@ def test_two_operands_give_the_value_behind_the_published_scale(name, f, rule, s
         ("softmax", None, None),
     ],
 )
-@pytest.mark.thorough(keep=14)
+@pytest.mark.thorough(keep=14, gate=12)
 def test_one_operand_gives_the_value_behind_the_published_scale(name, f, rule, s):
     a = array(0, s)
     y = getattr(scaled, name)(a)
@@ -296,7 +296,7 @@ def test_dynamic_rescaling_changes_no_value(measure):
 
 
 @pytest.mark.parametrize("recipe", ["scalify", "fp16_every_op"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_autoscale_of_scaled_arrays_returns_scaled_arrays(recipe):
     def step(w, x):
         y = jnp.tanh(x @ w) * 1e12

@@ -213,7 +213,7 @@ def of_model(model, b):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("policy", [None, "c=f16"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_flax_nnx(policy, accumulate):
     """Weights learn, statistics and dropout's counter move; a bad step moves none of them."""
     train = step(of_model, optax.adam(3e-2), policy, accumulate=accumulate)
