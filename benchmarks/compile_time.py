@@ -32,7 +32,7 @@ from scalewise.training import load_program
 
 Tree = Any
 PARTS: tuple[str, ...] = ("trace", "lower", "compile")
-RECIPES = ("fp16", "fp8", "mxfp8", "mxfp4", "fp16_every_op")
+RECIPES = ("fp16", "fp8", "mxfp8", "mxfp4_forward", "fp16_every_op")
 OPTIMIZER = optax.adam(1e-3)
 
 

@@ -95,10 +95,12 @@ def mlp(p: Tree, x: jax.Array) -> jax.Array:
 def logits(params: Tree, tokens: jax.Array) -> jax.Array:
     """Scores of the next byte after each byte of `tokens` (batch, time)."""
     x = params["tokens"][tokens] + params["positions"][: tokens.shape[1]]
-    for block in params["blocks"]:
-        x = x + attention(block, layer_norm(block["norm_1"], x))
-        x = x + mlp(block, layer_norm(block["norm_2"], x))
-    return layer_norm(params["norm"], x) @ params["head"]
+    for number, block in enumerate(params["blocks"]):
+        with jax.named_scope(f"block_{number}"):
+            x = x + attention(block, layer_norm(block["norm_1"], x))
+            x = x + mlp(block, layer_norm(block["norm_2"], x))
+    with jax.named_scope("head"):
+        return layer_norm(params["norm"], x) @ params["head"]
 
 
 def loss_of(params: Tree, batch: jax.Array) -> jax.Array:

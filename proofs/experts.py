@@ -19,7 +19,7 @@ from scalewise.interpret import transform
 
 Lines = frozenset[tuple[str, int]]
 MARK = "# <- here"
-RECIPES = ("fp8", "mxfp8", "mxfp4")
+RECIPES = ("fp8", "mxfp8", "mxfp4_forward")
 
 
 @dataclasses.dataclass(frozen=True)

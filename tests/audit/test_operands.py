@@ -77,7 +77,7 @@ def test_a_convolution():
     ("case", "recipe", "kind", "fix"),
     [
         ("retention", "mxfp8_floor", "saturation", "keep={'decays': FP32} in the recipe"),
-        ("outlier_channel", "mxfp4", "underflow", "keep={'down': FP32} in the recipe"),
+        ("outlier_channel", "mxfp4_forward", "underflow", "keep={'down': FP32} in the recipe"),
     ],
 )
 @pytest.mark.thorough

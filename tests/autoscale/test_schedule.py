@@ -15,7 +15,7 @@ from scalewise import training
 
 W = normal(0, (32, 32)) / 6
 X = normal(1, (16, 32))
-WARM = sw.Schedule({0: "bf16", 2: "mxfp4", 0.9: "bf16"}, steps=20)
+WARM = sw.Schedule({0: "bf16", 2: "mxfp4_forward", 0.9: "bf16"}, steps=20)
 
 
 def loss(w, x):
@@ -33,7 +33,7 @@ def near(got, want):
 
 def test_each_step_has_the_recipe_of_its_phase():
     assert WARM.starts == (0, 2, 18)
-    bf16, mxfp4 = gradients("bf16"), gradients("mxfp4")
+    bf16, mxfp4 = gradients("bf16"), gradients("mxfp4_forward")
     assert np.linalg.norm(bf16 - mxfp4) > 0.1 * np.linalg.norm(bf16)
     step = sw.autoscale(jax.grad(loss), WARM)
     compiled = jax.jit(step)
@@ -46,7 +46,7 @@ def test_each_step_has_the_recipe_of_its_phase():
 def test_a_schedule_inside_a_loop_over_the_steps():
     step = sw.autoscale(jax.grad(loss), WARM)
     out = jax.lax.scan(lambda c, i: (c, step(i, W, X)), 0, jnp.arange(20))[1]
-    wide, narrow = gradients("bf16"), gradients("mxfp4")
+    wide, narrow = gradients("bf16"), gradients("mxfp4_forward")
     for i, got in enumerate(out):
         near(got, narrow if 2 <= i < 18 else wide)
 
@@ -72,10 +72,10 @@ def test_a_training_step_follows_its_states_step():
             states.append(jax.jit(step)(states[-1], X)[0])
         return [np.asarray(state.params["w"]) for state in states]
 
-    _, first, second = train(sw.Schedule({0: "bf16", 1: "mxfp4"}))
+    _, first, second = train(sw.Schedule({0: "bf16", 1: "mxfp4_forward"}))
     wide = train("bf16")
     near(first, wide[1])
-    gradient = sw.autoscale(jax.grad(model), "mxfp4")({"w": jnp.asarray(first)}, X)["w"]
+    gradient = sw.autoscale(jax.grad(model), "mxfp4_forward")({"w": jnp.asarray(first)}, X)["w"]
     near(second - first, -0.1 * np.asarray(gradient))
     assert np.linalg.norm(second - wide[2]) > 0.1 * np.linalg.norm(second - first)
 

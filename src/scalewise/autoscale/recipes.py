@@ -49,7 +49,8 @@ fp8_blockwise = Recipe(
 mxfp8 = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, storage=FP16, scaling=UP)
 mxfp8_hybrid = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E5M2, storage=FP16, scaling=UP)
 mxfp8_floor = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, storage=FP16)
-mxfp4 = Recipe(forward=MXFP4, backward=MXFP8_E4M3, storage=FP16)
+# MXFP4 forward and MXFP8 with a gradient, as OCP defines both: no published training method.
+mxfp4_forward = Recipe(forward=MXFP4, backward=MXFP8_E4M3, storage=FP16)
 # 16 x 16 blocks of weights, gradients rounded stochastically, a random Hadamard transform of the
 # weight gradient's operands ("Pretraining Large Language Models with NVFP4", arXiv 2509.25149).
 _near, _block = Operand(NVFP4_BLOCKS), Operand(NVFP4_BLOCKS, tile=16)
@@ -78,7 +79,7 @@ fp4_all_the_way = Recipe(
 # BF16 forward, MXFP4 backward, both of whose operands are transformed and rounded stochastically
 # ("Training LLMs with MXFP4", arXiv 2502.20586; scales rounded up in place of its factor of 3/4).
 _mixed = Operand(MXFP4, UP, rounding="stochastic", hadamard=64, signs="random")
-mxfp4_gradients = Recipe(
+mxfp4 = Recipe(
     storage=BF16,
     products=Products(
         forward=(BF16, BF16), input_gradient=(_mixed, _mixed), weight_gradient=(_mixed, _mixed)

@@ -1,0 +1,86 @@
+"""The recipes of the training comparison: all by name, and variants that lack one part."""
+
+import dataclasses
+from collections.abc import Callable
+
+import scalewise as sw
+from scalewise import Recipe, training
+from scalewise.autoscale import Operand, Products
+
+CHANCE = "float32, moved"  # float32 from parameters that differ by less than FP16's spacing
+_ALIASES = ("fp8_current",)
+_PROGRAMS_OWN = ("mu_s",)  # a program of unit variance is its condition
+RECIPES = (
+    "float32",
+    CHANCE,
+    *(name for name in sw.recipes.CATALOGUE if name not in _ALIASES + _PROGRAMS_OWN),
+)
+STATES = tuple(f"state-{name}" for name in training.STATES)
+TARGETS = ("float32", CHANCE, "bf16", "mxfp8", "nvfp4", "quartet2")
+LONG = ("float32", CHANCE, "bf16", "fp8", "fp8_blockwise", "mxfp8", "nvfp4")
+
+
+def each(recipe: Recipe, change: Callable[[Operand], Operand]) -> Recipe:
+    """Returns a recipe whose operands are all changed alike."""
+    assert recipe.products is not None
+
+    def pair(operands):
+        return tuple(x and change(x) for x in operands)
+
+    fields = ("forward", "input_gradient", "weight_gradient")
+    return recipe.with_products(**{name: pair(getattr(recipe.products, name)) for name in fields})
+
+
+def _nearest(x: Operand) -> Operand:
+    return dataclasses.replace(x, rounding="nearest_even")
+
+
+def _untransformed(x: Operand) -> Operand:
+    return dataclasses.replace(x, hadamard=0, signs="fixed")
+
+
+def _one_row(x: Operand) -> Operand:
+    return dataclasses.replace(x, tile=1)
+
+
+def _four_over_six(x: Operand) -> Operand:
+    near = x.rounding == "nearest_even" and x.tile == 1 and x.hadamard == 0
+    return dataclasses.replace(x, scaling=sw.FourOverSix()) if near else x
+
+
+def _stochastic(x: Operand) -> Operand:
+    if not isinstance(x.scaling, sw.MsEden):
+        return x
+    unbiased = sw.Amax(power_of_two=False, headroom=17 / 16)
+    return dataclasses.replace(x, scaling=unbiased, rounding="stochastic")
+
+
+def _six(x: Operand) -> Operand:
+    return dataclasses.replace(x, scaling=sw.Amax()) if x.scaling == sw.FourOverSix() else x
+
+
+def _floor(x: Operand) -> Operand:
+    return dataclasses.replace(x, scaling=sw.Mx("floor")) if x.scaling == sw.Mx("rceil") else x
+
+
+# by the recipe's name, and what is different
+ABLATIONS: dict[str, Recipe] = {
+    "fp8, E4M3 gradients": dataclasses.replace(sw.recipes.fp8, backward="e4m3fn"),
+    "fp8, E5M2 throughout": dataclasses.replace(sw.recipes.fp8, forward="e5m2"),
+    "fp8_blockwise, 1 x 128 weights": each(sw.recipes.fp8_blockwise, _one_row),
+    "nvfp4, no Hadamard": each(sw.recipes.nvfp4, _untransformed),
+    "nvfp4, nearest gradients": each(sw.recipes.nvfp4, _nearest),
+    "nvfp4, 1 x 16 weights": each(sw.recipes.nvfp4, _one_row),
+    "nvfp4, 4/6": each(sw.recipes.nvfp4, _four_over_six),
+    "nvfp4, last block and head in BF16": dataclasses.replace(
+        sw.recipes.nvfp4, keep={"block_1": "bf16", "head": "bf16"}
+    ),
+    "quartet2, no 4/6": each(sw.recipes.quartet2, _six),
+    "quartet2, stochastic rounding": each(sw.recipes.quartet2, _stochastic),
+    "quartet2, from the original": sw.recipes.quartet2.with_products(backward_from="original"),
+    "quartet, nearest gradients": each(sw.recipes.quartet, _nearest),
+    "quartet, no Hadamard": each(sw.recipes.quartet, _untransformed),
+    "mxfp4, nearest": each(sw.recipes.mxfp4, _nearest),
+    "mxfp4, no Hadamard": each(sw.recipes.mxfp4, _untransformed),
+    "mxfp4, scales rounded down": each(sw.recipes.mxfp4, _floor),
+}
