@@ -17,7 +17,7 @@ from scalewise.audit._run._rounding import format_params
 from scalewise.audit._search import _search
 from scalewise.audit._search._apply import Origin
 from scalewise.audit._search._causes import Causes
-from scalewise.audit._search._fix_kinds import described
+from scalewise.audit._search._widening import described
 from scalewise.audit._search._fixes import FIXES, Context, proposals
 from scalewise.audit._search._groups import Group
 from scalewise.audit._search._kinds import KINDS

@@ -17,7 +17,7 @@ from ...formats import Format
 from ...interpret import Equation, Program, is_float
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._search._findings import Finding
-from .._search._fix_kinds import CARRIED_IN
+from .._search._kinds import KINDS
 from ._graph import Graph, Origin, after, before
 from ._reduction import Arithmetic, Reduction, run_code
 from ._render import Slice, evaluate, rendered
@@ -148,7 +148,7 @@ def _ends(
     statistics: Mapping[tuple[int, ...], EquationStatistics],
 ) -> Iterator[tuple[Origin, Event]]:
     """Yields results that may show a finding: its own, and those computed from it."""
-    carried = finding.kind in CARRIED_IN
+    carried = KINDS[finding.kind].carried_in
     own = Event(
         finding.kind,
         finding.inherited if carried else finding.introduced,

@@ -122,6 +122,11 @@ class LossScaled(Interpretation):
         return [self.rescaled(x, True) if i in ones[:1] else x for i, x in enumerate(inputs)]
 
 
+def autocast_of(low: Autocast | LossScaled) -> Autocast:
+    """Returns the run without a loss scale."""
+    return low.low if isinstance(low, LossScaled) else low
+
+
 def propagate(equation: Equation, floats: Sequence[Tagged]) -> tuple[bool, list[bool]]:
     """Returns whether an equation's result carries the scale, and which operands have to.
 

@@ -1,35 +1,15 @@
-"""The kinds of fixes, registered in the order in which a search tries them."""
+"""The kinds of fixes of a run in one format, in the order in which a search tries them."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
-import jax.numpy as jnp
-
-from ...autocast import Autocast, Rule
-from ...autoscale import Boundaries, EveryOp, interpretation, scope_parts
-from ...formats import (
-    BF16,
-    E4M3,
-    E4M3FN,
-    E4M3FNUZ,
-    E5M2,
-    E5M2FNUZ,
-    E8M0,
-    FP16,
-    FP32,
-    BlockFormat,
-    Format,
-)
-from ...interpret import Interpretation
-from ...scaled import Amax, Mx
-from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics, is_ambiguous
-from .._run._interpretations import TableEmulation
-from .._run._loss_scale import LossScaled, best_power
+from ...autocast import Autocast
+from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
+from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
+from .._run._loss_scale import LossScaled, autocast_of, best_power
 from .._run._rounding import FP64_PARAMS, format_params
 from .._run._specialize import nominal_format
 from ._fixes import Context, Fix, register
@@ -38,27 +18,9 @@ from ._rewrites import Rewrite
 from ._setting import Setting
 from ._widening import described, widened
 
-CARRIED_IN = ("decision", "cancellation", "amplified")  # kinds whose error is made elsewhere
-FLOAT32_ERROR = 2.0**-20  # relative errors up to this are those of operations in float32
 REWRITTEN_BEFORE = 3  # operations before a finding of which rewrites are tried
 SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
 WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
-OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
-OTHER = {FP16: BF16, BF16: FP16}
-
-
-def run_of(low: Interpretation) -> str | None:
-    """Returns which of the runs in ``FixKind.runs`` this is; None for one without fixes."""
-    match low:
-        case TableEmulation():
-            return "format"
-        case Autocast() | LossScaled():
-            return "policy"
-        case EveryOp():
-            return "every_op"
-        case Boundaries():
-            return "recipe"
-    return None
 
 
 # -- a constant that the format can't hold --------------------------------------------------------
@@ -84,7 +46,7 @@ def _constant(context: Context) -> Iterator[Fix]:
         alone = Fix("", partial(Setting.widened, indices=indices))
         text = f"{context.word} for line {literal.line}, its {written} too"
         yield Fix(text, lambda now: replace(now, new=number).widened(indices), without=alone)
-        function = _like(line[0], context.equations, "file", "function")
+        function = like(line[0], context.equations, "file", "function")
         if len(function) > len(line):
             yield widened(context.word, f"all of {line[0].name}", function)
 
@@ -97,7 +59,7 @@ def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
         yield Fix(f"{new:.5g} in place of {written(number)}", change)
 
 
-# -- one format, and policies ---------------------------------------------------------------------
+# -- one format -----------------------------------------------------------------------------------
 
 
 @register("masks", "format")
@@ -126,7 +88,7 @@ def _loss_scale(context: Context) -> Iterator[Fix]:
 
 
 def _with_loss_scale(low: Autocast | LossScaled, power: int) -> LossScaled:
-    return LossScaled(_autocast(low), power)
+    return LossScaled(autocast_of(low), power)
 
 
 @register("norm", "format")
@@ -173,7 +135,7 @@ def _is_carried_in(context: Context) -> bool:
     """Returns True if what went wrong may have been made by an operation before."""
     if context.kind.name == "overflow" and context.group.equations:
         return context.group.is_singular(context.fmt)
-    return context.kind.name in ("nan", *CARRIED_IN)
+    return context.kind.name == "nan" or context.kind.carried_in
 
 
 @register("scaled_result", "format")
@@ -212,12 +174,12 @@ def _wider_result(context: Context) -> Iterator[Fix]:
 @register("upstream", "format")
 def _upstream(context: Context) -> Iterator[Fix]:
     """Yields float32 for the operation that made the error carried in, then for those up to it."""
-    path = _path(context)
+    path = error_path(context)
     if context.causes is None or not path:
         return
     cause = path[-1] if len(path) > 1 else None
     if cause is not None:
-        alike = _like(cause, context.equations, "file", "line", "primitive", "direction")
+        alike = like(cause, context.equations, "file", "line", "primitive", "direction")
         text = f"the {cause.primitive} at line {cause.line}"
         yield widened(context.word, text, alike, cause=cause)
     if len(path) > 2:
@@ -232,20 +194,13 @@ def _upstream(context: Context) -> Iterator[Fix]:
             yield widened(context.word, described(whole, whole), whole, cause=cause)
 
 
-def _path(context: Context) -> list[EquationStatistics]:
+def error_path(context: Context) -> list[EquationStatistics]:
     """Returns how an error carried in reached the finding (see :meth:`Causes.path`); none if the
     error is made there."""
-    if context.causes is None or context.kind.name not in CARRIED_IN:
+    if context.causes is None or not context.kind.carried_in:
         return []
     worst = max(context.group.equations, key=lambda e: max(e.inherited, e.share("differ")))
     return context.causes.path(worst.index)
-
-
-def _places(context: Context) -> list[tuple[EquationStatistics, EquationStatistics | None]]:
-    """Returns operations for which an exception may help, each with its ``Fix.cause``: the one that
-    made an error carried in, and the finding's."""
-    causes = _path(context)[1:][-1:]
-    return [*((cause, cause) for cause in causes), (context.group.first, None)]
 
 
 @register("float32", "format")
@@ -256,10 +211,10 @@ def _float32(context: Context) -> Iterator[Fix]:
     optimizer = here.direction == "optimizer"
     for what, found in (
         (f"this {here.primitive}", list(context.group.equations)),
-        (f"line {here.line}", _like(here, equations, "file", "line", "direction")),
-        (f"line {here.line}, both ways", _like(here, equations, "file", "line")),
-        (f"all of {here.name}", _like(here, equations, "file", "function")),
-        ("the optimizer", _like(here, equations, "direction") if optimizer else []),
+        (f"line {here.line}", like(here, equations, "file", "line", "direction")),
+        (f"line {here.line}, both ways", like(here, equations, "file", "line")),
+        (f"all of {here.name}", like(here, equations, "file", "function")),
+        ("the optimizer", like(here, equations, "direction") if optimizer else []),
     ):
         indices = tuple(e.index for e in found)
         located = here.file is not None or len(found) == len(context.group.equations)
@@ -276,7 +231,8 @@ def _float32_addition(context: Context) -> Iterator[Fix]:
     yield widened(context.word, text, found)
 
 
-def _like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
+def like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
+    """Returns the equations of which the attributes ``names`` are those of ``here``."""
     return [e for e in equations if all(getattr(e, n) == getattr(here, n) for n in names)]
 
 
@@ -288,144 +244,3 @@ def _wider_format(context: Context) -> Iterator[Fix]:
         everywhere = [e.index for e in context.equations]
         change = partial(Setting.with_format, indices=everywhere, params=other)
         yield Fix(f"{WIDER[low.fmt].name} throughout", change)
-
-
-def _undoes_everything(context: Context, affected: Equations) -> bool:
-    """Returns True if float32 for some operations leaves nothing of a policy or recipe, whose
-    error is slight: that removes any error, and says nothing about its cause."""
-    rounded = {e.index for e in context.equations if e.introduced > FLOAT32_ERROR}
-    slight = context.slight and not context.kind.out_of_range
-    return slight and rounded <= {e.index for e in affected}
-
-
-@register("rule", "policy")
-def _rule(context: Context) -> Iterator[Fix]:
-    """Yields rules: float32 for a primitive of a function, then for the function."""
-    for here, cause in _places(context):
-        bare = here.function.rpartition(".")[2]
-        function = here.function if is_ambiguous(bare) else bare or None
-        alike = _like(here, context.equations, "primitive", "function")
-        text = f"Rule('full', primitive={here.primitive!r}, function={function!r})"
-        rules = [(text, Rule("full", primitive=here.primitive, function=function), alike)]
-        if function is not None:
-            rule = Rule("full", function=function)
-            alike = _like(here, context.equations, "function")
-            rules.append((f"Rule('full', function={function!r})", rule, alike))
-        for size, (text, rule, affected) in enumerate(rules, 1):
-            if not _undoes_everything(context, affected):
-                yield Fix(text, partial(_with_rule, rule=rule), size, cause=cause)
-
-
-@register("compute", "policy")
-def _compute(context: Context) -> Iterator[Fix]:
-    if context.kind.out_of_range and nominal_format(context.now) == FP16:
-        yield Fix("c=bf16 in the policy", partial(_with_policy, compute=jnp.bfloat16))
-
-
-def _autocast(low: Autocast | LossScaled) -> Autocast:
-    return low.low if isinstance(low, LossScaled) else low
-
-
-def _with_rule(low: Autocast | LossScaled, rule: Rule) -> Autocast | LossScaled:
-    return _with_policy(low, rules=(rule, *_autocast(low).policy.rules))
-
-
-def _with_policy(low: Autocast | LossScaled, **fields: Any) -> Autocast | LossScaled:
-    own = _autocast(low)
-    own = dataclasses.replace(own, policy=dataclasses.replace(own.policy, **fields))
-    return dataclasses.replace(low, low=own) if isinstance(low, LossScaled) else own
-
-
-# -- recipes --------------------------------------------------------------------------------------
-
-
-@register("scaling", "recipe")
-def _scaling(context: Context) -> Iterator[Fix]:
-    if context.now.recipe.scaling.source != "amax":
-        yield _recipe("scaling=Amax()", scaling=Amax())
-
-
-@register("rounding_of_scales", "recipe")
-def _rounding_of_scales(context: Context) -> Iterator[Fix]:
-    """Yields block scales that are rounded up, so that no number saturates."""
-    recipe, own = context.now.recipe, context.now.recipe.scaling.of_blocks() or Mx()
-    powers = isinstance(recipe.forward, BlockFormat) and recipe.forward.scale == E8M0
-    if (
-        recipe.products is None
-        and powers
-        and isinstance(own, Mx)
-        and own.exponent not in ("ceil", "rceil")
-    ):
-        yield _recipe("scaling=Mx('rceil')", scaling=Mx("rceil"))
-
-
-@register("keep", "recipe", "every_op")
-def _keep(context: Context) -> Iterator[Fix]:
-    """Yields float32 for the primitive, for the innermost scope around it and for the outermost,
-    of which the one with the fewest operations comes first."""
-    for here, cause in _places(context):
-        parts = scope_parts(here.scope)
-        fixes = []
-        for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
-            kept = [e for e in context.equations if name in (e.primitive, *scope_parts(e.scope))]
-            if _undoes_everything(context, kept):
-                continue
-            change = partial(_with_exception, name=name)
-            text = f"keep={{{name!r}: FP32}} in the recipe"
-            fixes.append(Fix(text, change, len(kept), cause=cause))
-        yield from sorted(fixes, key=lambda fix: fix.size)
-
-
-@register("operands", "recipe")
-def _operands(context: Context) -> Iterator[Fix]:
-    backward = context.group.first.direction == "backward"
-    operands = "backward" if backward else "forward"
-    if context.now.recipe.products is not None:  # each operand has a format of its own
-        return
-    fmt = getattr(context.now.recipe, operands)
-    rounded = [
-        e for e in context.equations if e["operands"] and backward <= (e.direction == "backward")
-    ]
-    for other in OPERANDS.get(fmt, ()) if isinstance(fmt, Format) else (FP16,) if fmt else ():
-        fix = _recipe(f"{operands}={other.name}", **{operands: other})
-        yield dataclasses.replace(fix, size=len(rounded))
-
-
-@register("arithmetic", "every_op")
-def _arithmetic(context: Context) -> Iterator[Fix]:
-    if context.now.recipe.arithmetic != "float32":
-        yield _recipe("arithmetic='float32'", arithmetic="float32")
-
-
-@register("rescale", "every_op")
-def _rescale(context: Context) -> Iterator[Fix]:
-    for measure in ("max", "l2"):
-        if context.now.recipe.rescale != measure:
-            yield _recipe(f"rescale={measure!r}", rescale=measure)
-
-
-@register("storage", "recipe", "every_op")
-def _storage(context: Context) -> Iterator[Fix]:
-    other = OTHER.get(context.now.recipe.storage)
-    if other is not None:
-        yield _recipe(f"storage={other.name}", storage=other)
-
-
-@register("store", "every_op")
-def _store(context: Context) -> Iterator[Fix]:
-    """Yields float32 between stores."""
-    if not context.now.recipe.keep:  # an exception for one `store` may not apply under another
-        plain = {"store": "boundaries", "rescale": None, "arithmetic": "float32"}
-        yield _recipe("store='boundaries'", **plain)
-
-
-def _recipe(text: str, **fields: Any) -> Fix:
-    return Fix(f"{text} in the recipe", partial(_with_fields, **fields))
-
-
-def _with_fields(low: Boundaries | EveryOp, **fields: Any) -> Interpretation:
-    return interpretation(dataclasses.replace(low.recipe, **fields))
-
-
-def _with_exception(low: Boundaries | EveryOp, name: str) -> Interpretation:
-    return _with_fields(low, keep=((name, FP32), *low.recipe.keep))

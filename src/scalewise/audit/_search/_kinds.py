@@ -27,6 +27,7 @@ class FindingKind:
         evidence: returns what happened, in one phrase with numbers.
         out_of_range: whether numbers leave the format's range: formats with more range are tried.
         event: whether the finding is listed, without a fix too, if much of the error is left.
+        carried_in: whether the error is made by operations before.
         style: how a terminal shows the name, in rich's notation.
         severe: whether the HTML page marks it as severe.
     """
@@ -36,6 +37,7 @@ class FindingKind:
     evidence: Callable[[Group, Format], str]
     out_of_range: bool = False
     event: bool = False
+    carried_in: bool = False
     style: str = "bold"
     severe: bool = False
 
@@ -127,7 +129,7 @@ def _underflow(group: Group, fmt: Format) -> str:
     return f"{int(group.total('flushed')):,} of {elements:,} numbers flushed to zero{down}"
 
 
-@register("decision", lambda g, _: g.total("differ") > 0, event=True, style="yellow")
+@register("decision", lambda g, _: g.total("differ") > 0, event=True, carried_in=True, style="yellow")
 def _decision(group: Group, fmt: Format) -> str:
     differ, decided = int(group.total("differ")), int(group.total("decided"))
     return f"{differ:,} of {decided:,} {_decided(group)} differ from the reference run's"
@@ -152,14 +154,14 @@ def _swamping(group: Group, fmt: Format) -> str:
     return f"{share} of additions change nothing; bias of the errors {drift:+.2f}"
 
 
-@register("cancellation", lambda g, _: g.cancels)
+@register("cancellation", lambda g, _: g.cancels, carried_in=True)
 def _cancellation(group: Group, fmt: Format) -> str:
     bits = max(e["bits"] for e in group.equations)
     error = group.worst("inherited")
     return f"{bits:.0f} of {fmt.precision} bits cancel; relative error left {error:.2g}"
 
 
-@register("amplified", lambda g, _: g.amplifies)
+@register("amplified", lambda g, _: g.amplifies, carried_in=True)
 def _amplified(group: Group, fmt: Format) -> str:
     error = group.worst("inherited")
     return f"the error carried in is amplified {group.factor:.0f} times; relative error {error:.2g}"

@@ -10,7 +10,6 @@ from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
 from ._causes import DEPTH
 from ._findings import Finding, constant_finding
-from ._fix_kinds import CARRIED_IN, run_of
 from ._fixes import FIXES, Context, Fix, proposals
 from ._groups import Group
 from ._joint import JointFixes
@@ -31,6 +30,7 @@ from ._measure import (
 )  # fmt: skip
 from ._norms import norms
 from ._pairs import RESERVE, Failed
+from ._recipe_fix_kinds import run_of
 from ._setting import Setting
 
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
@@ -296,7 +296,7 @@ class Search(JointFixes):
         if KINDS[what.kind].out_of_range:
             evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
             return dataclasses.replace(moved, evidence=evidence)
-        if what.kind not in CARRIED_IN:
+        if not KINDS[what.kind].carried_in:
             return self._amplified_after(moved, fix)
         event, evidence = KINDS[moved.kind].event, f"error made here {cause.introduced:.2g}"
         if event:

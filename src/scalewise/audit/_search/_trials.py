@@ -15,12 +15,12 @@ from .._run._session import Outcome, OutputError, Session
 from ._apply import Origin
 from ._causes import Causes
 from ._findings import Finding, finding
-from ._fix_kinds import run_of
 from ._fixes import Fix
 from ._groups import Group, groups
 from ._literals import Literal
 from ._measure import fixed, is_slight, key_of, near, same
 from ._pairs import Failed
+from ._recipe_fix_kinds import run_of
 from ._rewrites import Rewrite, rewrites
 from ._setting import Setting
 from ._widening import described, widened

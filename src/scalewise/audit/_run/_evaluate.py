@@ -1,0 +1,163 @@
+"""Computes one equation in both runs: its cached plan, compiled code, results and statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...interpret import Equation, Value
+from ._elementary import DIV, OTHER, SQRT, elementary, product, quotient, round_and_count
+from ._equation import (
+    Plan,
+    any_tainted,
+    broadcast_flat,
+    compiled,
+    count_result,
+    lift_any,
+    lift_from_table,
+    make_plan,
+    operand_samples,
+    round_draw,
+    run_and_count,
+    run_both,
+    run_draw,
+    split,
+    taints_of,
+    unrounded,
+)
+from ._flat import padded_size
+from ._interpretations import Runs, TableEmulation
+from ._pair import Pair
+from ._paired import Paired
+from ._specialize import specialize
+
+
+@dataclasses.dataclass(eq=False)
+class Evaluator(Paired):
+    """Computes equations on pairs; code is compiled once for each primitive, parameters and types.
+
+    Attributes:
+        plans: by path, how each equation outside of loops is computed, and its compiled code.
+        code: compiled code of equations, by step, runs and plan, released with the audit.
+    """
+
+    plans: dict[tuple[int, ...], tuple[Plan, Callable]] = dataclasses.field(default_factory=dict)
+    code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(default_factory=dict)
+
+    def planned(self, equation: Equation, inputs: Sequence[Value]) -> tuple[Plan, Callable]:
+        """Returns the cached plan and compiled code of an equation outside of loops."""
+        if equation.path not in self.plans:
+            plan = make_plan(self.low, equation, inputs)
+            apart = self._rounds_apart(plan)
+            low = self.low if apart else specialize(self.low, equation)[0]
+            runs = Runs(low, self.reference)
+            step = self.compiled(unrounded if apart else run_both, runs, plan)
+            self.plans[equation.path] = plan, step
+        return self.plans[equation.path]
+
+    def compiled(self, step: Callable, runs: Runs, plan: Plan) -> Callable:
+        """Returns compiled code, the same for equal plans."""
+        key = step, runs, plan
+        if key not in self.code:
+            self.code[key] = compiled(step, runs, plan)
+        return self.code[key]
+
+    def evaluate(self, planned: tuple[Plan, Callable], inputs: Sequence[Value], op_params: Any):
+        """Returns an equation's results in both runs; if it is recorded, its tally and samples; its
+        events or None."""
+        plan, step = planned
+        if not self._rounds_apart(plan):
+            outs, uncounted, events = self.call(step, op_params, list(inputs))
+            if not uncounted:
+                return outs, uncounted, events
+            tainted, *counted = self.call(_count_result, op_params, *uncounted)
+            outs = [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x
+                    for x in outs]  # fmt: skip
+            return outs, counted, events
+        if plan.operation == OTHER:
+            arrays, scalars = self._as_operands(self.call(step, op_params, list(inputs)), inputs)
+        else:
+            arrays, scalars = self._operands(plan, inputs)
+        combine = quotient if plan.operation in (DIV, SQRT) else product
+        out, counted = self.call(elementary, combine, op_params, arrays, scalars)
+        return [out], counted, None
+
+    def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Any]:
+        """Runs an equation on random draws, without rounding."""
+        key = (*equation.path, -1)  # the same equation may be called with other operands
+        if key not in self.plans:
+            plan = make_plan(self.low, equation, inputs)
+            self.plans[key] = plan, self.compiled(run_draw, self.runs, plan)
+        return self.call(self.plans[key][1], list(inputs))
+
+    def _operands(self, plan: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+        """Returns two flat arrays and two scalars: the operands and, elsewhere, placeholders."""
+        out_shape, is_array = plan.equation.out_avals[0].shape, plan.is_array
+        pairs = []
+        for x, aval, w in zip(inputs, plan.equation.in_avals, is_array, strict=False):
+            shape, length = (out_shape, plan.length) if w else ((), padded_size(1))
+            if x.low.shape != (length,) or aval.shape not in (out_shape, ()):
+                x = self.call(_broadcast_flat, aval.shape if w else (), shape, length, x)
+            pairs.append(x)
+        pairs = (pairs * 2)[:2]
+        some = pairs[0 if is_array[0] else 1]
+        arrays = [x if w else some for x, w in zip(pairs, is_array, strict=True)]
+        return arrays, [self._zeros if w else x for x, w in zip(pairs, is_array, strict=True)]
+
+    def _as_operands(self, result: tuple[Any, Any], inputs: Sequence[Value]):
+        """Returns an exact result in this form, to be rounded; its inputs' taints on the four."""
+        taints = taints_of(inputs)
+        taints = taints if len(taints) <= 4 else [self.call(_any_tainted, taints)]
+        taints = (taints + [self._zeros.tainted] * 4)[:4]
+        zeros = self._zeros
+        return (
+            [Pair(*result, tainted) for tainted in taints[:2]],
+            [Pair(zeros.low, zeros.reference, tainted) for tainted in taints[2:]],
+        )
+
+    @functools.cached_property
+    def _zeros(self) -> Pair:
+        """The placeholder of a scalar operand."""
+        low, reference = (np.zeros(padded_size(1), t) for t in (self.carrier, self.reference.dtype))
+        return jax.device_put(Pair(low, reference, np.False_))
+
+    def evaluate_traced(self, plan: Plan, op_params: Any, inputs: Sequence[Value]):
+        """Returns what :meth:`evaluate` returns, of an equation of a loop compiled as a whole."""
+        if not self._rounds_apart(plan):
+            return run_and_count(self.runs, plan, op_params, inputs)
+        exact, reference = unrounded(self.runs, plan, op_params, inputs)
+        taints = [any_tainted(taints_of(inputs))]
+        samples = operand_samples(plan, exact, split(plan, inputs)[0], op_params)
+        out, counted = round_and_count(
+            op_params, exact.astype, exact.dtype, reference, taints, samples
+        )
+        return [out], counted, None
+
+    def _rounds_apart(self, plan: Plan) -> bool:
+        """Returns True if the rounding is a program of its own: for one result, under emulation."""
+        one_result = len(plan.equation.out_avals) == 1
+        return plan.recorded and isinstance(self.low, TableEmulation) and one_result
+
+
+def release() -> None:
+    """Releases the code that was compiled for particular shapes and interpretations.
+
+    What is compiled for padded sizes alone stays, for later audits.
+    """
+    for function in (_broadcast_flat, lift_any, lift_from_table, round_draw, _any_tainted):
+        function.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_count_result = jax.jit(count_result)
+_any_tainted = jax.jit(any_tainted)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _broadcast_flat(shape: Sequence[int], target: Sequence[int], length: int, x: Pair) -> Pair:
+    return broadcast_flat(x, shape, target, length)
