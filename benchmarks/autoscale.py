@@ -134,7 +134,7 @@ def compiles(sizes: Sequence[int], rounds: int) -> None:
 
 
 def every_op(names: Sequence[str], rounds: int) -> None:
-    """Step times of ``store="every_op"``: with scales found after each operation, and without."""
+    """Step times of ``rounds="every_op"``: with scales found after each operation, and without."""
     propagated = dataclasses.replace(sw.recipes.fp16_every_op, rescale=None)
     for name in names:
         program = models.model(name)

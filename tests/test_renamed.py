@@ -43,6 +43,10 @@ def test_arguments_and_attributes_of_a_dataclass():
     with pytest.warns(DeprecationWarning, match=r"Keep\(smallest=...\) is deprecated.*min_size="):
         keep = Keep(smallest=4)
     assert keep == Keep(4) == dataclasses.replace(Keep(), min_size=4)
+    with pytest.warns(DeprecationWarning, match=r"Keep\(smallest=...\) is deprecated.*min_size="):
+        assert dataclasses.replace(Keep(1), smallest=4) == keep
+    with pytest.raises(TypeError, match="smallest= is the old name of min_size=, which is given"):
+        Keep(smallest=4, min_size=4)
     for old, new in (("smallest", "min_size"), ("extent", "size")):
         with pytest.warns(DeprecationWarning, match=f"Keep.{old} is deprecated.*use {new}"):
             assert getattr(keep, old) == getattr(keep, new)
@@ -81,6 +85,8 @@ def test_renamed_exports(module, old, new):
     [
         (lambda **size: sw.Storage("fp16", **size), 7, "smallest", "min_size"),
         (sw.Recipe, 7, "smallest", "min_size"),
+        (sw.Recipe, sw.formats.BF16, "storage", "residuals"),
+        (sw.Recipe, "every_op", "store", "rounds"),
         (partial(BlockFormat, "b", sw.formats.E2M1FN), sw.formats.FP32, "whole", "tensor_scale"),
         (sw.training.DynamicLossScale, 0.5, "smallest", "min_scale"),
         (sw.training.DynamicLossScale, 2.0**20, "largest", "max_scale"),
@@ -92,6 +98,15 @@ def test_renamed_fields(make, value, old, new):
     assert made == make(**{new: value})
     with pytest.warns(DeprecationWarning, match=rf"\.{old} is deprecated.*use {new}"):
         assert getattr(made, old) == getattr(made, new) == value
+
+
+def test_renamed_choices_of_a_recipe():
+    recipe = sw.recipes.scalify
+    with pytest.warns(DeprecationWarning, match="arithmetic=.storage.. is deprecated.*.narrow."):
+        narrow = dataclasses.replace(recipe, arithmetic="storage")
+    assert narrow == dataclasses.replace(recipe, arithmetic="narrow")
+    with pytest.warns(DeprecationWarning, match="Recipe.stored_as is deprecated.*state_storage"):
+        assert recipe.stored_as("", 1) is None
 
 
 def test_renamed_arguments_of_step():

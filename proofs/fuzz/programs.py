@@ -209,7 +209,7 @@ def _recipe(name: str) -> tuple[Callable, Model]:
         static(f) if predicted else current(f) for f in (recipe.forward, recipe.backward)
     )
     blocks = isinstance(recipe.forward, BlockFormat)
-    stacked = current(recipe.storage)
+    stacked = current(recipe.residuals)
     apply = _delayed if name == "fp8_delayed" else lambda f: sw.autoscale(f, recipe)
     return apply, Model(None, forward, backward, blocks, stacked, predicted=predicted)
 
@@ -224,7 +224,10 @@ AUTOCAST = Model(Rounding(7), Rounding(7), Rounding(7))  # results and operands
 TRANSFORMS: dict[str, tuple[Callable[[Callable], Callable], Model]] = {
     "emulate fp32": (lambda f: sw.emulate(f, "fp32"), Model()),
     "autocast bf16": (lambda f: sw.autocast(f, "bfloat16"), AUTOCAST),
-    **{name: _recipe(name) for name in ("fp16", "bf16", "fp8", "fp8_delayed", "mxfp8", "mxfp4_forward")},
+    **{
+        name: _recipe(name)
+        for name in ("fp16", "bf16", "fp8", "fp8_delayed", "mxfp8", "mxfp4_forward")
+    },
     "fp16_every_op": (lambda f: sw.autoscale(f, "fp16_every_op"), Model(EVERY_OP)),
     "scalify": (lambda f: sw.autoscale(f, "scalify"), Model(UNIT_SIZE, propagated=True)),
     "unit_scaling": _recipe("unit_scaling"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import warnings
@@ -36,7 +37,8 @@ def renamed_attribute(old: str, new: str) -> Any:
 def renamed_arguments(**names: str) -> Callable[[T], T]:
     """Returns a decorator of a function or dataclass that also accepts old names of arguments.
 
-    A dataclass gets a read-only attribute under each old name, too.
+    A dataclass gets a read-only attribute under each old name, too, and ``dataclasses.replace``
+    accepts it.
 
     Args:
         names: each old name with the new one.
@@ -51,12 +53,18 @@ def renamed_arguments(**names: str) -> Callable[[T], T]:
 
     def decorate(target: Any) -> Any:
         function = target.__init__ if isinstance(target, type) else target
+        fields = (
+            {f.name for f in dataclasses.fields(target) if f.init}
+            if isinstance(target, type)
+            else None
+        )
 
         @functools.wraps(function)
         def accepting(*args: Any, **kwargs: Any) -> Any:
             for old in names.keys() & kwargs.keys():
                 new, call = names[old], target.__name__
-                if new in kwargs:
+                replaces = fields is not None and fields <= kwargs.keys()
+                if new in kwargs and not replaces:  # dataclasses.replace passes every field
                     raise TypeError(f"{call}: {old}= is the old name of {new}=, which is given too")
                 warn_renamed(f"{call}({old}=...)", f"{new}=")
                 kwargs[new] = kwargs.pop(old)

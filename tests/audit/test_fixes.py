@@ -17,12 +17,12 @@ from scalewise.audit._run._rounding import format_params
 from scalewise.audit._search import _search
 from scalewise.audit._search._apply import Origin
 from scalewise.audit._search._causes import Causes
-from scalewise.audit._search._widening import described
 from scalewise.audit._search._fixes import FIXES, Context, proposals
 from scalewise.audit._search._groups import Group
 from scalewise.audit._search._kinds import KINDS
 from scalewise.audit._search._rewrites import Rewrite
 from scalewise.audit._search._setting import Setting
+from scalewise.audit._search._widening import described
 from scalewise.autocast import Policy, Rule
 from scalewise.formats import E4M3FN, FP16, FP32
 
@@ -202,7 +202,7 @@ def any_error(monkeypatch):
 
 @pytest.mark.thorough
 def test_an_exception_to_a_recipe(any_error):
-    recipe = sw.Recipe(forward=E4M3FN, backward=E4M3FN, storage=FP16)
+    recipe = sw.Recipe(forward=E4M3FN, backward=E4M3FN, residuals=FP16)
 
     def f(x, w):
         with jax.named_scope("head"):
@@ -255,7 +255,7 @@ AUDITED = {
     "lost_updates": None,
     "policy": Policy(compute="f16"),
     "recipe": sw.Recipe(forward=E4M3FN, backward=E4M3FN, scaling=sw.Rms()),
-    "every_op": sw.Recipe(store="every_op", storage=FP16, arithmetic="storage"),
+    "every_op": sw.Recipe(rounds="every_op", residuals=FP16, arithmetic="narrow"),
     "rounding_of_scales": sw.recipes.mxfp8_floor,
 }
 

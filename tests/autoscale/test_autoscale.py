@@ -15,7 +15,7 @@ from arrays import normal
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.formats import E4M3FN, FP16
 
-NOTHING = sw.Recipe(forward=None, backward=None, storage=None)
+NOTHING = sw.Recipe(forward=None, backward=None, residuals=None)
 EAGER = dataclasses.replace(sw.recipes.fp16, min_size=1)
 TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2, "fp8": 0.2}
 
@@ -446,9 +446,9 @@ class TestState:
         ),
         (lambda: sw.Recipe(forward="e4m3fm"), ValueError, "no format is called 'e4m3fm'; did you"),
         (
-            lambda: sw.Recipe(store="always"),
+            lambda: sw.Recipe(rounds="always"),
             ValueError,
-            "Recipe.store is 'always'; expected one of 'boundaries'",
+            "Recipe.rounds is 'always'; expected one of 'boundaries'",
         ),
         (lambda: sw.Recipe(state=(("(", sw.Storage(FP16)),)), ValueError, "no regular expression"),
         (lambda: sw.Recipe(state=("w",)), ValueError, "holds pairs .* not 'w'"),

@@ -106,7 +106,7 @@ def test_a_cast_reads_its_operand_once():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"store": "every_op"}, "one scale an operand"),
+        ({"rounds": "every_op"}, "one scale an operand"),
         ({"per": "channel"}, "one scale an operand"),
         ({"forward": "mxfp8_e4m3"}, "no block formats, not format mxfp8_e4m3"),
     ],

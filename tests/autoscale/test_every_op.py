@@ -1,4 +1,4 @@
-"""``store="every_op"``: FP16 and BF16 at each step, and nothing lost to their range."""
+"""``rounds="every_op"``: FP16 and BF16 at each step, and nothing lost to their range."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from programs import DIFFERENTIABLE, PROGRAMS, scalar
 from scalewise.formats import BF16, FP32
 
 EACH = sw.recipes.fp16_every_op
-BRAIN = dataclasses.replace(EACH, storage=BF16)
+BRAIN = dataclasses.replace(EACH, residuals=BF16)
 
 
 def close(got, want, rtol):
@@ -207,7 +207,7 @@ def test_rescaling_by_hand_forward_and_backward():
 
 
 @pytest.mark.parametrize(
-    ("arithmetic", "beyond"), [("float32", 131072.0), ("storage", np.inf), ("auto", 131072.0)]
+    ("arithmetic", "beyond"), [("float32", 131072.0), ("narrow", np.inf), ("auto", 131072.0)]
 )
 def test_arithmetic_of_contractions(arithmetic, beyond):
     """Data of unit size: sums of 64 fit in FP16 whatever the scales are, those of 131,072 don't."""

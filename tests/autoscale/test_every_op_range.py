@@ -1,4 +1,4 @@
-"""``store="every_op"``: random draws, float64 programs, wide results and non-finite elements."""
+"""``rounds="every_op"``: random draws, float64 programs, wide results and non-finite elements."""
 
 import jax
 import jax.numpy as jnp

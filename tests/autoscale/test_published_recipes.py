@@ -41,7 +41,7 @@ def nearest(recipe):
         )
         for name in ("forward", "input_gradient", "weight_gradient")
     }
-    return dataclasses.replace(recipe.with_products(**fields), storage=None)
+    return dataclasses.replace(recipe.with_products(**fields), residuals=None)
 
 
 def with_fourth(recipe):
@@ -178,7 +178,7 @@ def test_a_hadamard_transform_of_both_operands_leaves_their_product(size, length
 def only(operand):
     """A recipe that rounds the left operand of a forward product alone."""
     products = sw.Products((operand, None), (None, None), (None, None))
-    return sw.Recipe(storage=None, products=products)
+    return sw.Recipe(residuals=None, products=products)
 
 
 @pytest.mark.parametrize("fmt", ["e4m3fn", "bf16", MXFP4, NVFP4, "channel"])

@@ -20,7 +20,7 @@ def test_a_scaling_that_is_no_instance_of_a_strategy_is_refused(scaling):
 
 def test_a_scaling_that_every_op_would_ignore_is_refused():
     with pytest.raises(ValueError, match="would be ignored"):
-        sw.Recipe(store="every_op", scaling=sw.Rms())
+        sw.Recipe(rounds="every_op", scaling=sw.Rms())
 
 
 def test_a_name_stands_for_its_recipe():

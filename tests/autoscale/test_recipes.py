@@ -80,7 +80,7 @@ def test_other_choices_of_scale(scaling):
 
 @pytest.mark.parametrize("name", ["head", "dot_general", "hidden"])
 def test_keep_by_scope_or_primitive(name):
-    recipe = dataclasses.replace(sw.recipes.fp8, keep={name: FP32}, storage=None)
+    recipe = dataclasses.replace(sw.recipes.fp8, keep={name: FP32}, residuals=None)
     got = sw.autoscale(loss, recipe)(W, X)
 
     def narrow(x):
@@ -94,7 +94,9 @@ def test_keep_by_scope_or_primitive(name):
 
 
 def test_a_kept_scope_holds_in_the_backward_pass():
-    recipe = dataclasses.replace(sw.recipes.fp8, keep={"head": FP32, "hidden": FP32}, storage=None)
+    recipe = dataclasses.replace(
+        sw.recipes.fp8, keep={"head": FP32, "hidden": FP32}, residuals=None
+    )
     got = sw.autoscale(jax.grad(loss), recipe)(W, X)
     np.testing.assert_allclose(got, jax.grad(loss)(W, X), rtol=1e-4, atol=1e-7)
 
@@ -110,16 +112,19 @@ def test_a_kept_name_that_matches_nothing_is_refused():
     [
         ({"scaling": sw.Propagated()}, "Recipe.scaling is Propagated, which needs"),
         ({"per": "row"}, "Recipe.per is 'row'; expected one of 'tensor', 'channel'"),
-        ({"store": "every_op", "storage": E4M3FN}, "computes in fp16 or bf16; storage is e4m3fn"),
-        ({"store": "every_op", "carry": FP16}, "no carry of its own"),
-        ({"store": "every_op", "keep": {"head": E4M3FN}}, "keep names e4m3fn"),
-        ({"rescale": "max"}, "rescale and arithmetic are for store='every_op'"),
+        (
+            {"rounds": "every_op", "residuals": E4M3FN},
+            "computes in fp16 or bf16; residuals is e4m3fn",
+        ),
+        ({"rounds": "every_op", "carry": FP16}, "no carry of its own"),
+        ({"rounds": "every_op", "keep": {"head": E4M3FN}}, "keep names e4m3fn"),
+        ({"rescale": "max"}, "rescale and arithmetic are for rounds='every_op'"),
         ({"forward": "e8m0"}, "e8m0 has no zero"),
         (
             {"keep": {"head": "mxfp8"}},
             "'mxfp8' is a recipe, not a format; .*mxfp8_e4m3",
         ),
-        ({"storage": "e2m1fn"}, "e2m1fn has no storage dtype of whole bytes"),
+        ({"residuals": "e2m1fn"}, "e2m1fn has no storage dtype of whole bytes"),
     ],
 )
 def test_contradictory_recipes_are_refused(fields, message):

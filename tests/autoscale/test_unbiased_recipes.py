@@ -125,7 +125,7 @@ UNBIASED = {"tetrajet2": True, "quartet2": True, "nvfp4": False, "mxfp4_forward"
 @pytest.mark.parametrize("name", UNBIASED)
 @pytest.mark.thorough(gate=1)
 def test_the_error_of_averaged_gradients_falls_for_unbiased_recipes_alone(name):
-    recipe = dataclasses.replace(sw.recipes.recipe(name), storage=None)
+    recipe = dataclasses.replace(sw.recipes.recipe(name), residuals=None)
     rounded = (X, W)
     if UNBIASED[name]:
         fourth = name == "quartet2"
@@ -172,7 +172,7 @@ def override(recipe, how):
 @pytest.mark.thorough(keep=1)
 def test_backward_products_in_high_precision(name, how):
     recipe = sw.recipes.recipe(name)
-    recipe = dataclasses.replace(override(recipe, how), storage=None)
+    recipe = dataclasses.replace(override(recipe, how), residuals=None)
     dx, dw = sw.autoscale(jax.grad(layer, (0, 1)), recipe)(X, W, G)
     x, w = X, W
     if how == "dequantized":

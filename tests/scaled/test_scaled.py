@@ -215,7 +215,11 @@ def test_quantizing_again_keeps_or_absorbs_the_scale():
             ValueError,
             "axis is 1, but x has",
         ),
-        (lambda: sw.Recipe(storage="tf32"), ValueError, "tf32 has no storage dtype of whole bytes"),
+        (
+            lambda: sw.Recipe(residuals="tf32"),
+            ValueError,
+            "tf32 has no storage dtype of whole bytes",
+        ),
     ],
 )
 def test_invalid_arguments_are_rejected(call, error, message):

@@ -33,8 +33,8 @@ from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction
 from ._report._report import SEMANTICS, Report
 from ._report._trace import latent
-from ._run._interpretations import Reference, TableEmulation
 from ._run._evaluate import release
+from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
 from ._run._session import Outcome, Session
 from ._run._specialize import nominal_format

@@ -56,7 +56,7 @@ class Candidate:
 def candidate(spec: WhatIfLike, where: str) -> Candidate:
     """Returns the candidate of a format, a block format or a recipe, or of the name of one.
 
-    A recipe stands for its ``forward`` format (with ``store="every_op"`` its ``storage``; with
+    A recipe stands for its ``forward`` format (with ``rounds="every_op"`` its ``residuals``; with
     ``products`` that of the forward activation) and its scaling; a scale from the history of steps,
     or from other operands, counts as current scaling.
     """
@@ -66,7 +66,7 @@ def candidate(spec: WhatIfLike, where: str) -> Candidate:
         fmt = as_format(spec, where, blocks=True)
         return Candidate(fmt.name, fmt)
     name = next((name for name, known in CATALOGUE.items() if known == spec), "recipe")
-    fmt = spec.forward if spec.store == "boundaries" and spec.forward else spec.storage
+    fmt = spec.forward if spec.rounds == "boundaries" and spec.forward else spec.residuals
     if fmt is None:
         raise ValueError(f"{where}: {name} rounds nothing; expected a recipe with a narrow format")
     first = spec.products and spec.products.operand("forward", "activation")

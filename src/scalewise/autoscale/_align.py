@@ -1,4 +1,4 @@
-"""Brings operands to one exponent, for the operations of ``store="every_op"`` that mix elements."""
+"""Brings operands to one exponent, for operations of ``rounds="every_op"`` that mix elements."""
 
 from __future__ import annotations
 

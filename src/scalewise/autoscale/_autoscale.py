@@ -54,9 +54,9 @@ def autoscale(
         any mode inside) and ``vmap``. Float outputs have ``f``'s own dtypes, with two exceptions.
         Outputs that ``recipe.state`` names are ScaledArrays (or SqrtStored). If an argument is a
         ScaledArray with one exponent, outputs are ScaledArrays whose exponents follow it, and whose
-        largest magnitudes of data are from 1 to 2. With ``store="every_op"`` (``"scalify"``) and no
-        ``state``, any ScaledArray among the arguments makes all outputs ScaledArrays: narrow data
-        near 1, and scales that were propagated or found.
+        largest magnitudes of data are from 1 to 2. With ``rounds="every_op"`` (``"scalify"``) and
+        no ``state``, any ScaledArray among the arguments makes all outputs ScaledArrays: narrow
+        data near 1, and scales that were propagated or found.
         With delayed scaling (``recipes.fp8_delayed``) it is a :class:`WithHistory`, whose ``init``
         and ``step`` take the history as an argument.
 
@@ -105,7 +105,7 @@ def autoscale(
 def _outputs(recipe: Recipe, leaves: list[Any], traced: bool) -> Outputs:
     """Returns what the results of a function whose arguments have these leaves are."""
     scaled = any(isinstance(x, ScaledArray) for x in leaves)
-    if recipe.store != "every_op" or recipe.state or not scaled:
+    if recipe.rounds != "every_op" or recipe.state or not scaled:
         return "arrays"
     return "exponents" if traced else "scales"
 
@@ -139,13 +139,13 @@ def interpretation(
     """Returns the interpretation that :func:`autoscale` applies to a function.
 
     Args:
-        recipe: with either value of ``store``.
+        recipe: with either value of ``rounds``.
         traced: whether an argument has an integer exponent of its own.
         key: for recipes that draw random numbers; None for the key of seed 0.
-        outputs: with ``store="every_op"``: plain arrays, or ScaledArrays with scales or exponents.
+        outputs: with ``rounds="every_op"``: plain arrays, or ScaledArrays with scales or exponents.
     """
     overrides = FormatOverrides(recipe.keep)
-    if recipe.store != "every_op":
+    if recipe.rounds != "every_op":
         return Boundaries(recipe, traced, overrides, key=key)
     if recipe.keep:
         return EveryOpWithOverrides(recipe, outputs=outputs, overrides=overrides)

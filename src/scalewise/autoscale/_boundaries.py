@@ -1,4 +1,4 @@
-"""The interpretation of ``store="boundaries"``: stored values are narrow, others wider."""
+"""The interpretation of ``rounds="boundaries"``: stored values are narrow, others wider."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Boundaries(OperandRounding):
 
     def emit(self, value: Any, aval: ShapedArray, path: str) -> Any:
         value = load(value)
-        storage = self.recipe.stored_as(path, value.data.size)
+        storage = self.recipe.state_storage(path, value.data.size)
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
@@ -81,13 +81,13 @@ class Boundaries(OperandRounding):
         self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
     ) -> ScaledValue | StoredValue:
         origin = "backward" if equation.direction == "backward" else "forward"
-        storage = self.recipe.storage
+        fmt = self.recipe.residuals
         value = load_product(value)
         waits = boundary == "stacked" and equation.direction == "forward" and aval.shape
-        small = storage and isinstance(value, ScaledValue) and holds(value.data.dtype, storage)
-        if waits and storage and not small:
-            self._recorded(boundary, equation, value, storage)
-            return value if isinstance(value, StoredValue) else store_value(_marked(value), storage)
+        small = fmt and isinstance(value, ScaledValue) and holds(value.data.dtype, fmt)
+        if waits and fmt and not small:
+            self._recorded(boundary, equation, value, fmt)
+            return value if isinstance(value, StoredValue) else store_value(_marked(value), fmt)
         value = load(value)
         carry = self.recipe.carry if boundary == "carry" and aval.shape else None
         if boundary in ("carry", "stacked"):
@@ -139,7 +139,7 @@ class Boundaries(OperandRounding):
         value = load_product(value)
         if not isinstance(value, ScaledValue):
             return value
-        return self._stored(_marked(value), self.recipe.storage)
+        return self._stored(_marked(value), self.recipe.residuals)
 
     # -- what `explain` is told ------------------------------------------------------------------
 
@@ -166,7 +166,7 @@ class Boundaries(OperandRounding):
         inputs = [load(x) for x in inputs]
         origin = _origin(equation, inputs, rule.family)
         if equation.direction == "backward" and rule.family is not Family.CONTRACTION:
-            fmt = self.overrides.find(equation, self.recipe.storage)
+            fmt = self.overrides.find(equation, self.recipe.residuals)
             fmt = fmt if isinstance(fmt, Format) else None
             late = [self._for_backward(x, fmt) for x in inputs]
             if self.record is not None:
@@ -193,7 +193,7 @@ class Boundaries(OperandRounding):
             for y in outs
         ]
         if equation.direction == "forward" and not self.traced and isinstance(outs[0], ScaledValue):
-            kept = functools.partial(self._stays_wide, fmt=self.recipe.storage)
+            kept = functools.partial(self._stays_wide, fmt=self.recipe.residuals)
             how = lineage(equation, inputs, self.recipe.min_size, kept)
             statistic = is_statistic(equation, inputs)
             if how is not None or statistic:

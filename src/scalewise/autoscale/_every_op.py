@@ -1,4 +1,4 @@
-"""The interpretation of ``store="every_op"``: each result is narrow, with a scale of its own.
+"""The interpretation of ``rounds="every_op"``: each result is narrow, with a scale of its own.
 
 It models a machine without float32: an operation's operands are FP16 or BF16 numbers, its result is
 rounded to that format once, and powers of two beside the data keep them in its range. The rules of
@@ -66,7 +66,7 @@ FULL_RANGE = (Family.FALLBACK, Family.POWER, Family.ALIGNED)
 
 @dataclasses.dataclass(frozen=True)
 class EveryOp(TakesStored):
-    """Rounds each result to ``recipe.storage``; exponents are int32 numbers at run time.
+    """Rounds each result to ``recipe.residuals``; exponents are int32 numbers at run time.
 
     A value is ``data * 2**exponent`` with data float16 or bfloat16. Arithmetic on two elements is
     rounded once, as that format's own would be (float32 holds every sum, product, quotient and root
@@ -90,8 +90,8 @@ class EveryOp(TakesStored):
 
     @property
     def fmt(self) -> Format:
-        assert self.recipe.storage is not None
-        return self.recipe.storage
+        assert self.recipe.residuals is not None
+        return self.recipe.residuals
 
     @property
     def dtype(self) -> np.dtype:
@@ -126,7 +126,7 @@ class EveryOp(TakesStored):
         return materialize(widened(value, wide_dtype(aval.dtype))).astype(aval.dtype)
 
     def emit(self, value: Any, aval: ShapedArray, path: str) -> Any:
-        storage = self.recipe.stored_as(path, value.data.size)
+        storage = self.recipe.state_storage(path, value.data.size)
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
         if storage is not None:
@@ -326,7 +326,7 @@ class EveryOp(TakesStored):
 
         if self.recipe.arithmetic == "float32":
             return wide(a, b)
-        if self.recipe.arithmetic == "storage":
+        if self.recipe.arithmetic == "narrow":
             return narrow(a, b)
         largest = [jnp.max(jnp.abs(x).astype(dtype), initial=0) for x in (a, b)]
         bound = np.float32(terms_of(equation)) * largest[0] * largest[1]

@@ -1,4 +1,4 @@
-"""The values of ``store="every_op"``, and what is known of their data before they are computed."""
+"""The values of ``rounds="every_op"``, and what is known of their data before they are computed."""
 
 from __future__ import annotations
 

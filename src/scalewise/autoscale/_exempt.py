@@ -1,4 +1,4 @@
-"""``keep`` under ``store="every_op"``: computes and keeps exempt equations in another format."""
+"""``keep`` under ``rounds="every_op"``: computes and keeps exempt equations in another format."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Unrounded(EveryOp):
 
 @dataclasses.dataclass(frozen=True)
 class EveryOpWithOverrides(EveryOp):
-    """Rounds each result to ``recipe.storage``, except where ``recipe.keep`` names another format.
+    """Rounds results to ``recipe.residuals``, except where ``recipe.keep`` names another format.
 
     An exempt equation's results are float32 with an exponent (or FP16, or BF16, as ``keep`` says).
     Arguments and constants are float32, too, until an equation that isn't exempt reads them and
-    rounds them, once. A loop's carry and a branch's results are always in ``storage``.
+    rounds them, once. A loop's carry and a branch's results are always in ``residuals``.
     """
 
     overrides: FormatOverrides = dataclasses.field(default_factory=lambda: FormatOverrides(()))
@@ -74,7 +74,7 @@ class EveryOpWithOverrides(EveryOp):
             return self.unrounded.apply(state, equation, plain)
         if fmt == self.fmt:
             return super().apply(state, equation, [_stored(x, self) for x in inputs])
-        other = EveryOp(dataclasses.replace(self.recipe, keep=(), storage=fmt), self.record)
+        other = EveryOp(dataclasses.replace(self.recipe, keep=(), residuals=fmt), self.record)
         return other.apply(state, equation, [_stored(x, other) for x in inputs])
 
 

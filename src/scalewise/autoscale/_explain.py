@@ -31,7 +31,7 @@ class ExplanationRow:
     """The format and the scale of one contraction, or of one stored value.
 
     Attributes:
-        kind: ``"contraction"``; ``"result"`` of any other operation (``store="every_op"``);
+        kind: ``"contraction"``; ``"result"`` of any other operation (``rounds="every_op"``);
             ``"residual"``, read by the backward pass; ``"carry"`` of a loop; ``"stacked"`` by a
             scan; ``"collective"``, sent between devices; ``"output"``.
         name: the primitive; of a residual, the one that reads it; of an output, its path.

@@ -124,7 +124,7 @@ class Products:
 
     Each of the fields is a pair of :class:`Operand`, formats or None, which leaves an operand in
     the dtype in flight. Operands that differ between the products are quantized for each of them
-    from the original, which waits for the backward pass in ``Recipe.storage``.
+    from the original, which waits for the backward pass in ``Recipe.residuals``.
 
     Of a product's operands the weight is an argument of the program, or a part of one. If both are,
     or none is and the product has no batch axes, it is the right one (a convolution's kernel). A

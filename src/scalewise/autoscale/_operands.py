@@ -69,12 +69,12 @@ class OperandRounding(Residuals):
     def settings(self, equation: Equation, values: Sequence[ScaledValue]) -> list[Operand | None]:
         """Returns how to round a contraction's operands; None leaves the flight dtype."""
         attention = between_activations(equation, values)
-        few = bool(self.recipe.storage) and not at_least(features(equation), self.recipe.features)
+        few = bool(self.recipe.residuals) and not at_least(features(equation), self.recipe.features)
         chosen: list[Operand | None] = []
         for value, own in zip(values, self._own_settings(equation, values, attention), strict=True):
             fmt = None if own is None else own.format
             if own is not None and (few or (attention and own.element.bits <= 8)):
-                fmt = self.recipe.storage
+                fmt = self.recipe.residuals
             fmt = self.overrides.find(equation, fmt)
             if fmt is None or (isinstance(fmt, Format) and holds(value.data.dtype, fmt)):
                 chosen.append(None)
@@ -144,7 +144,7 @@ class OperandRounding(Residuals):
             reread = _is_reread(value, equation)
             purpose = "hadamard", first.hadamard, own[-1], reread
             if key is not None or purpose not in value.memo:
-                x = load(self._stored(value, self.recipe.storage)) if reread else value
+                x = load(self._stored(value, self.recipe.residuals)) if reread else value
                 data = hadamard_transform(x.data, own[-1], signs).astype(x.data.dtype)
                 fields = {"lineage": None, "base": None, "memo": {}, "constant_value": None}
                 fields["origin"] = "residual" if reread else x.origin
@@ -174,7 +174,7 @@ class OperandRounding(Residuals):
             return values
         purpose = "forward", setting, contracted, reread
         if purpose not in value.memo:
-            x = load(self._stored(value, self.recipe.storage)) if reread else value
+            x = load(self._stored(value, self.recipe.residuals)) if reread else value
             fields = {"lineage": None, "base": None, "memo": {}, "constant_value": None}
             fields |= {"origin": "residual" if reread else x.origin, "role": role}
             data = self._numbers(x, setting, contracted)
@@ -201,7 +201,7 @@ class OperandRounding(Residuals):
 
     def _is_recipes_own(self, equation: Equation, values: Sequence[ScaledValue]) -> bool:
         """Returns whether a contraction's operands are rounded as ``Recipe.products`` says."""
-        few = bool(self.recipe.storage) and not at_least(features(equation), self.recipe.features)
+        few = bool(self.recipe.residuals) and not at_least(features(equation), self.recipe.features)
         kept = self.overrides.find(equation, self) is not self
         return not few and not kept and not between_activations(equation, values)
 
@@ -226,7 +226,7 @@ class OperandRounding(Residuals):
         reread = _is_reread(value, equation)
         operand_id = f"{_place(equation)}/{position}"
         if reread and not self._reuses_copy(value, setting):
-            stored = self._stored(value, self.recipe.storage)
+            stored = self._stored(value, self.recipe.residuals)
             value = load(loaded_after(stored, other) if isinstance(stored, StoredValue) else stored)
             reread = False
         copy = self._rounded(value, setting, contracted, operand_id)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-from .._deprecated import renamed_arguments
+from .._deprecated import renamed_arguments, renamed_attribute, warn_renamed
 from .._resolve import as_format
 from ..devices import device, device_for
 from ..formats import BF16, FP16, BlockFormat, Format
@@ -50,7 +50,7 @@ class Storage:
 Scope: TypeAlias = str | re.Pattern[str]  # what names equations in ``Recipe.keep``
 
 
-@renamed_arguments(smallest="min_size")
+@renamed_arguments(smallest="min_size", storage="residuals", store="rounds")
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """The formats and scales by which :func:`autoscale` rounds.
@@ -63,11 +63,11 @@ class Recipe:
         products: how each operand of each of the three products is rounded, in place of
             ``forward``, ``backward``, ``scaling`` and ``per``; ``forward`` and ``backward`` then
             are the formats of the activation in ``products.forward`` and of the gradient in
-            ``products.input_gradient``. Operands that ``storage`` or ``keep`` give another format
+            ``products.input_gradient``. Operands that ``residuals`` or ``keep`` give another format
             have one scale, their largest magnitude's.
-        storage: format of all other values of the forward pass that the backward pass reads or
+        residuals: format of all other values of the forward pass that the backward pass reads or
             computes its inputs from; also of attention's operands if the other operands have at
-            most 8 bits. With ``store="every_op"``, format of every result.
+            most 8 bits. With ``rounds="every_op"``, format of every result.
         carry: format of a loop's carry between two iterations; None keeps the compute dtype, since
             a sum that a loop carries in a narrow format stagnates.
         collective: format in which a ``shard_map``'s all_gather and psum send their data, with a
@@ -76,37 +76,38 @@ class Recipe:
             ``jax.tree_util.keystr`` prints it) matches is returned stored so.
         min_size: residuals with fewer elements (for example the statistics of a norm) stay in the
             compute dtype, since a narrow copy saves less than its scale costs.
-        store: ``"boundaries"``: values in flight have the dtype that ``flight`` says, and only
-            stored values are rounded. ``"every_op"``: each result is rounded to ``storage`` with a
-            scale of its own, the arithmetic of a machine without float32.
+        rounds: which results are rounded. ``"boundaries"``: operands of contractions, residuals
+            and stored outputs, while values in flight have the dtype that ``flight`` says.
+            ``"every_op"``: each result, to ``residuals`` with a scale of its own, the arithmetic of
+            a machine without float32.
         scaling: how an operand's scale is chosen, see :func:`scalewise.quantize`. By default its
             largest magnitude (current scaling), so that nothing saturates. :class:`Mx` chooses the
-            scales of blocks; operands in ``storage`` keep current scaling. :class:`Unit` predicts
+            scales of blocks; operands in ``residuals`` keep current scaling. :class:`Unit` predicts
             the scale from shapes, without reading the data; :class:`Delayed` derives it from the
             steps before (see :class:`WithHistory`).
         per: ``"tensor"``: one scale for an operand; ``"channel"``: one for each index of the axes
             that aren't contracted.
         features: a contraction of fewer features (an image's one or three channels, a convolution
-            that makes one, a depthwise convolution) has operands in ``storage``: no hardware
+            that makes one, a depthwise convolution) has operands in ``residuals``: no hardware
             multiplies so few in FP8, and the whole input or output of a network passes through
             them.
         flight: dtype of values in flight. ``"program"``: bfloat16 where the program computes in
             bfloat16, float32 for all other floats of at most 32 bits; a value in flight that takes
             no more memory than a 16-bit storage or operand format isn't rounded. ``"float32"``:
-            float32 throughout. float64 stays float64. For ``store="boundaries"``.
+            float32 throughout. float64 stays float64. For ``rounds="boundaries"``.
         keep: exceptions, ``{name: format}``: equations of that primitive, or in that scope (a
             ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another), or
             whose scope holds a pattern (``re.compile("^block_(0|11)/")``, of the names joined by
             ``/``), have operands and residuals in that format; FP32 leaves them unrounded. The
-            first match decides. With ``store="every_op"`` they are computed and kept in FP32, FP16
+            first match decides. With ``rounds="every_op"`` they are computed and kept in FP32, FP16
             or BF16.
-        rescale: with ``store="every_op"``, where scales are found from the data. ``"max"``,
+        rescale: with ``rounds="every_op"``, where scales are found from the data. ``"max"``,
             ``"l1"``, ``"l2"`` and ``"least_squares"``: after each operation that can change the
             magnitude, by that measure. None: after contractions, sums, powers, quotients and
             functions without a rule, in an optimizer, and where a propagated scale could overflow
             the format; elsewhere scales are propagated.
-        arithmetic: with ``store="every_op"``, the dtype in which contractions accumulate:
-            ``"float32"``, ``"storage"`` (the device's own product of that dtype, whose sums may
+        arithmetic: with ``rounds="every_op"``, the dtype in which contractions accumulate:
+            ``"float32"``, ``"narrow"`` (the device's own product of that dtype, whose sums may
             overflow), or ``"auto"``, which chooses at run time the narrow dtype if the operands'
             magnitudes let no sum overflow, otherwise float32. That is for scales that leave data of
             unit size (propagated ones, ``rescale="l2"``); with ``"max"`` FP16's sums would
@@ -124,30 +125,33 @@ class Recipe:
 
     forward: Format | BlockFormat | None = FP16
     backward: Format | BlockFormat | None = FP16
-    storage: Format | None = FP16
+    residuals: Format | None = FP16
     carry: Format | None = None
     collective: Format | None = None
     state: tuple[tuple[str, Storage], ...] = ()
     min_size: int = 8192
-    store: Literal["boundaries", "every_op"] = "boundaries"
+    rounds: Literal["boundaries", "every_op"] = "boundaries"
     scaling: Scaling = CURRENT
     per: Literal["tensor", "channel"] = "tensor"
     features: int = 4
     flight: Literal["program", "float32"] = "program"
     keep: Mapping[Scope, Format] | tuple[tuple[Scope, Format], ...] = ()
     rescale: Literal["max", "l1", "l2", "least_squares"] | None = None
-    arithmetic: Literal["float32", "storage", "auto"] = "float32"
+    arithmetic: Literal["float32", "narrow", "auto"] = "float32"
     device: str | None = None
     native_products: bool = False
     products: Products | None = None
 
     def __post_init__(self):
+        if self.arithmetic == "storage":
+            warn_renamed("Recipe(arithmetic='storage')", "arithmetic='narrow'", stacklevel=5)
+            object.__setattr__(self, "arithmetic", "narrow")
         self._take_products()
         if self.device is not None:
             object.__setattr__(self, "device", device(self.device).name)
         for field in ("forward", "backward"):
             object.__setattr__(self, field, _operand(getattr(self, field)))
-        for field in ("storage", "carry", "collective"):
+        for field in ("residuals", "carry", "collective"):
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, storable(as_format(value, f"Recipe.{field}")))
@@ -192,9 +196,9 @@ class Recipe:
             return
         if not isinstance(self.products, Products):
             raise TypeError(f"Recipe.products is {self.products!r}; expected Products or None")
-        if self.store != "boundaries" or self.scaling != CURRENT or self.per != "tensor":
+        if self.rounds != "boundaries" or self.scaling != CURRENT or self.per != "tensor":
             raise ValueError(
-                "Recipe.products says how operands are rounded: store='every_op', scaling and per "
+                "Recipe.products says how operands are rounded: rounds='every_op', scaling and per "
                 "would be ignored; set them in each Operand"
             )
         given = {
@@ -225,34 +229,34 @@ class Recipe:
             )
         if self.scaling.source == "history":
             self._check_delayed()
-        if self.store == "every_op":
+        if self.rounds == "every_op":
             if self.scaling != CURRENT:
                 raise ValueError(
-                    f"store='every_op' finds scales as rescale says: scaling={self.scaling!r} "
+                    f"rounds='every_op' finds scales as rescale says: scaling={self.scaling!r} "
                     "would be ignored"
                 )
-            if self.storage not in (FP16, BF16):
-                name = self.storage and self.storage.name
-                raise ValueError(f"store='every_op' computes in fp16 or bf16; storage is {name}")
+            if self.residuals not in (FP16, BF16):
+                name = self.residuals and self.residuals.name
+                raise ValueError(f"rounds='every_op' computes in fp16 or bf16; residuals is {name}")
             if self.carry is not None:
-                raise ValueError("store='every_op' rounds every result: no carry of its own")
+                raise ValueError("rounds='every_op' rounds every result: no carry of its own")
             keep: Any = self.keep
             other = [f for _, f in keep if f not in (None, FP16, BF16)]
             if other:
                 raise ValueError(
-                    "store='every_op' computes in fp16, bf16 or, where keep says so, fp32; "
+                    "rounds='every_op' computes in fp16, bf16 or, where keep says so, fp32; "
                     f"keep names {getattr(other[0], 'name', other[0])}"
                 )
         elif self.rescale is not None or self.arithmetic != "float32":
-            raise ValueError("rescale and arithmetic are for store='every_op'")
+            raise ValueError("rescale and arithmetic are for rounds='every_op'")
 
     def _check_delayed(self) -> None:
         blocks = [f.name for f in (self.forward, self.backward) if isinstance(f, BlockFormat)]
-        if self.store != "boundaries" or self.per != "tensor" or blocks:
-            what = f"format {blocks[0]}" if blocks else f"store={self.store!r}, per={self.per!r}"
+        if self.rounds != "boundaries" or self.per != "tensor" or blocks:
+            what = f"format {blocks[0]}" if blocks else f"rounds={self.rounds!r}, per={self.per!r}"
             raise ValueError(
                 "Recipe.scaling is Delayed, which keeps one scale an operand; expected "
-                f"store='boundaries', per='tensor' and no block formats, not {what}"
+                f"rounds='boundaries', per='tensor' and no block formats, not {what}"
             )
 
     def with_products(self, **changes: Any) -> Recipe:
@@ -271,18 +275,20 @@ class Recipe:
         products = dataclasses.replace(self.products, **changes)
         return dataclasses.replace(self, products=products, forward=FP16, backward=FP16)
 
-    def stored_as(self, path: str, size: int) -> Storage | None:
+    def state_storage(self, path: str, size: int) -> Storage | None:
         """Returns the storage of the first pattern found in a path; None for a smaller array."""
         found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
         return found if found is not None and at_least(size, found.min_size) else None
 
+    stored_as = renamed_attribute("stored_as", "state_storage")
+
 
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "store": ("boundaries", "every_op"),
+    "rounds": ("boundaries", "every_op"),
     "per": ("tensor", "channel"),
     "flight": ("program", "float32"),
     "rescale": (None, "max", "l1", "l2", "least_squares"),
-    "arithmetic": ("float32", "storage", "auto"),
+    "arithmetic": ("float32", "narrow", "auto"),
 }
 
 

@@ -12,7 +12,7 @@ SCOPE = "scalewise.rescale"
 
 @jax.custom_jvp
 def rescale(x: jax.Array) -> jax.Array:
-    """Returns ``x``; under ``store="every_op"``, finds its scale from the data in the forward pass.
+    """Returns ``x``; under ``rounds="every_op"``, finds its scale from data in the forward pass.
 
     For recipes that only propagate scales (``recipes.scalify``), where a program's numbers leave
     unit size, for example after many products. The scale is found by the recipe's ``rescale``, or

@@ -1,4 +1,4 @@
-"""Finds exponents from data and rounds to a narrow format, for ``store="every_op"``."""
+"""Finds exponents from data and rounds to a narrow format, for ``rounds="every_op"``."""
 
 from __future__ import annotations
 

@@ -11,22 +11,22 @@ from ..scaled import Amax, Delayed, Fixed, FourOverSix, MsEden, Mx, Quest, Unit
 from ._operand_settings import Operand, Products
 from ._recipe import Recipe
 
-fp16 = Recipe(forward=FP16, backward=FP16, storage=FP16)
-bf16 = Recipe(forward=BF16, backward=BF16, storage=BF16)
+fp16 = Recipe(forward=FP16, backward=FP16, residuals=FP16)
+bf16 = Recipe(forward=BF16, backward=BF16, residuals=BF16)
 # Current scaling, each operand's scale from its own largest magnitude: automatic bias selection
 # (FP8-AMAX, arXiv 2309.17224), since a power of two is another exponent bias.
-fp8 = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16)
+fp8 = Recipe(forward=E4M3FN, backward=E5M2, residuals=FP16)
 fp8_current = fp8
 # Scales from the largest magnitudes of the last 16 steps, a history that is explicit state
 # ("FP8 Formats for Deep Learning", arXiv 2209.05433).
-fp8_delayed = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Delayed(history=16))
+fp8_delayed = Recipe(forward=E4M3FN, backward=E5M2, residuals=FP16, scaling=Delayed(history=16))
 # A scale for each row of each operand, the smallest power of two with which nothing saturates,
 # E4M3 throughout; with the weight gradient's product wide (torchao's recipes of these names).
 UP = Mx("rceil")
-fp8_rowwise = Recipe(forward=E4M3FN, backward=E4M3FN, storage=FP16, scaling=UP, per="channel")
+fp8_rowwise = Recipe(forward=E4M3FN, backward=E4M3FN, residuals=FP16, scaling=UP, per="channel")
 _row = Operand(E4M3FN, UP, per="channel")
 fp8_rowwise_gw_hp = Recipe(
-    storage=FP16,
+    residuals=FP16,
     products=Products(
         forward=(_row, _row),
         input_gradient=(_row, Operand(E4M3FN, UP)),
@@ -38,7 +38,7 @@ fp8_rowwise_gw_hp = Recipe(
 FP8_BLOCKS = BlockFormat("e4m3fn_blocks_of_128", E4M3FN, scale=FP32, size=128)
 _part, _square = Operand(FP8_BLOCKS), Operand(FP8_BLOCKS, tile=128)
 fp8_blockwise = Recipe(
-    storage=FP16,
+    residuals=FP16,
     products=Products(
         forward=(_part, _square), input_gradient=(_part, _square), weight_gradient=(_part, _part)
     ),
@@ -46,16 +46,16 @@ fp8_blockwise = Recipe(
 # OCP Microscaling: a scale for each 32 elements along the contracted axis, E4M3 both ways, or E5M2
 # for gradients. The scale is rounded up ("Recipes for Pre-training LLMs with MXFP8", arXiv
 # 2506.08027), under mxfp8_floor down, as OCP's specification says.
-mxfp8 = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, storage=FP16, scaling=UP)
-mxfp8_hybrid = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E5M2, storage=FP16, scaling=UP)
-mxfp8_floor = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, storage=FP16)
+mxfp8 = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, residuals=FP16, scaling=UP)
+mxfp8_hybrid = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E5M2, residuals=FP16, scaling=UP)
+mxfp8_floor = Recipe(forward=MXFP8_E4M3, backward=MXFP8_E4M3, residuals=FP16)
 # MXFP4 forward and MXFP8 with a gradient, as OCP defines both: no published training method.
-mxfp4_forward = Recipe(forward=MXFP4, backward=MXFP8_E4M3, storage=FP16)
+mxfp4_forward = Recipe(forward=MXFP4, backward=MXFP8_E4M3, residuals=FP16)
 # 16 x 16 blocks of weights, gradients rounded stochastically, a random Hadamard transform of the
 # weight gradient's operands ("Pretraining Large Language Models with NVFP4", arXiv 2509.25149).
 _near, _block = Operand(NVFP4_BLOCKS), Operand(NVFP4_BLOCKS, tile=16)
 nvfp4 = Recipe(
-    storage=FP16,
+    residuals=FP16,
     products=Products(
         forward=(_near, _block),
         input_gradient=(Operand(NVFP4_BLOCKS, rounding="stochastic"), _block),
@@ -69,7 +69,7 @@ nvfp4 = Recipe(
 # gradient's activations ("FP4 All the Way", arXiv 2505.19115).
 _random = Operand(NVFP4_BLOCKS, rounding="stochastic")
 fp4_all_the_way = Recipe(
-    storage=FP16,
+    residuals=FP16,
     products=Products(
         forward=(_near, _near),
         input_gradient=(_random, _near),
@@ -80,7 +80,7 @@ fp4_all_the_way = Recipe(
 # ("Training LLMs with MXFP4", arXiv 2502.20586; scales rounded up in place of its factor of 3/4).
 _mixed = Operand(MXFP4, UP, rounding="stochastic", hadamard=64, signs="random")
 mxfp4 = Recipe(
-    storage=BF16,
+    residuals=BF16,
     products=Products(
         forward=(BF16, BF16), input_gradient=(_mixed, _mixed), weight_gradient=(_mixed, _mixed)
     ),
@@ -90,7 +90,7 @@ mxfp4 = Recipe(
 _best = Operand(NVFP4_BLOCKS, FourOverSix())
 _eden = Operand(NVFP4_BLOCKS, MsEden(), hadamard=128, signs="random")
 quartet2 = Recipe(
-    storage=FP16,
+    residuals=FP16,
     products=Products(
         forward=(_best, _best),
         input_gradient=(_eden, _eden),
@@ -103,7 +103,7 @@ quartet2 = Recipe(
 _quest = Operand(MXFP4, Quest(), hadamard=32)
 _mixed_32 = Operand(MXFP4, UP, rounding="stochastic", hadamard=32, signs="random")
 quartet = Recipe(
-    storage=FP16,
+    residuals=FP16,
     products=Products(
         forward=(_quest, _quest),
         input_gradient=(_mixed_32, _mixed_32),
@@ -118,7 +118,7 @@ _unbiased = Operand(
     NVFP4_BLOCKS, Amax(False, 17 / 16), rounding="stochastic", hadamard=16, signs="random"
 )
 tetrajet2 = Recipe(
-    storage=FP16,
+    residuals=FP16,
     products=Products(
         forward=(_near, _near),
         input_gradient=(_unbiased, _unbiased),
@@ -127,13 +127,13 @@ tetrajet2 = Recipe(
     ),
 )
 # Scales predicted from shapes, without a pass over the data (arXiv 2303.11257).
-unit_scaling = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Unit())
+unit_scaling = Recipe(forward=E4M3FN, backward=E5M2, residuals=FP16, scaling=Unit())
 # No scales at all, for programs of unit variance (scalewise.training.mu_s; arXiv 2502.05967).
-mu_s = Recipe(forward=E4M3FN, backward=E5M2, storage=FP16, scaling=Fixed())
+mu_s = Recipe(forward=E4M3FN, backward=E5M2, residuals=FP16, scaling=Fixed())
 # Every result rounded to FP16 with a scale of its own: found from the data, or propagated
 # (Scalify, arXiv 2407.17353).
-fp16_every_op = Recipe(store="every_op", storage=FP16, rescale="max")
-scalify = Recipe(store="every_op", storage=FP16)
+fp16_every_op = Recipe(rounds="every_op", residuals=FP16, rescale="max")
+scalify = Recipe(rounds="every_op", residuals=FP16)
 
 # each recipe above, by the name that it has there
 CATALOGUE: dict[str, Recipe] = {n: x for n, x in globals().items() if isinstance(x, Recipe)}

@@ -233,4 +233,3 @@ class Lockstep(Evaluator):
         floats = [a for a in equation.out_avals if is_float(a)]
         low = self.low
         return isinstance(low, TableEmulation) and bool(floats) and not any(map(low.is_low, floats))
-

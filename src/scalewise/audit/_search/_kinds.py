@@ -129,7 +129,9 @@ def _underflow(group: Group, fmt: Format) -> str:
     return f"{int(group.total('flushed')):,} of {elements:,} numbers flushed to zero{down}"
 
 
-@register("decision", lambda g, _: g.total("differ") > 0, event=True, carried_in=True, style="yellow")
+@register(
+    "decision", lambda g, _: g.total("differ") > 0, event=True, carried_in=True, style="yellow"
+)
 def _decision(group: Group, fmt: Format) -> str:
     differ, decided = int(group.total("differ")), int(group.total("decided"))
     return f"{differ:,} of {decided:,} {_decided(group)} differ from the reference run's"

@@ -160,19 +160,19 @@ def _rescale(context: Context) -> Iterator[Fix]:
             yield _recipe(f"rescale={measure!r}", rescale=measure)
 
 
-@register("storage", "recipe", "every_op")
-def _storage(context: Context) -> Iterator[Fix]:
-    other = OTHER.get(context.now.recipe.storage)
+@register("residuals", "recipe", "every_op")
+def _residuals(context: Context) -> Iterator[Fix]:
+    other = OTHER.get(context.now.recipe.residuals)
     if other is not None:
-        yield _recipe(f"storage={other.name}", storage=other)
+        yield _recipe(f"residuals={other.name}", residuals=other)
 
 
-@register("store", "every_op")
-def _store(context: Context) -> Iterator[Fix]:
-    """Yields float32 between stores."""
-    if not context.now.recipe.keep:  # an exception for one `store` may not apply under another
-        plain = {"store": "boundaries", "rescale": None, "arithmetic": "float32"}
-        yield _recipe("store='boundaries'", **plain)
+@register("rounds", "every_op")
+def _rounds(context: Context) -> Iterator[Fix]:
+    """Yields float32 for values in flight."""
+    if not context.now.recipe.keep:  # an exception for one `rounds` may not apply under another
+        plain = {"rounds": "boundaries", "rescale": None, "arithmetic": "float32"}
+        yield _recipe("rounds='boundaries'", **plain)
 
 
 def _recipe(text: str, **fields: Any) -> Fix:
