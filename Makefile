@@ -35,7 +35,7 @@ check: $(VENV)/.ready     ## lint, format, types
 unit: $(VENV)/.ready      ## the tests, of the thorough ones a sample
 	$(PYTEST) -m "not slow and not gate" $(ARGS)
 
-thorough: $(VENV)/.ready  ## all other cases of the thorough tests
+thorough: $(VENV)/.ready  ## of the other cases of the thorough tests a third
 	$(PYTEST) -m "gate and not slow" $(ARGS)
 
 test-all: test thorough   ## everything the gate asks
