@@ -79,12 +79,15 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 fuzz: $(VENV)/.ready     ## random programs, malformed files and damaged run folders, seeded
 	$(BIN)/python -m proofs.fuzz $(ARGS)
 
-parity: $(VENV)/.ready   ## models beside float32, and tortured; methods side by side: docs/
+parity: $(VENV)/.ready   ## models beside float32, and tortured; methods and recipes side by side: docs/
 	$(BIN)/python -m proofs.parity $(ARGS)
 	$(BIN)/python -m proofs.torture
 	PYTHONPATH=. $(BIN)/python docs/parity_page.py
 	$(BIN)/python -m proofs.side_by_side
 	PYTHONPATH=. $(BIN)/python docs/side_by_side_page.py
+	$(BIN)/python -m proofs.recipe_numbers
+	$(BIN)/python -m proofs.recipe_training
+	PYTHONPATH=. $(BIN)/python docs/recipe_results_page.py
 
 scoreboard: $(VENV)/.ready .venv-scoreboard/.ready  ## the gallery through other tools: docs/scoreboard.md
 	$(BIN)/python -m proofs.scoreboard $(ARGS)
