@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 PyTree: TypeAlias = Any
 """Containers nested in any way, of arrays and other leaves (see ``jax.tree_util``)."""
 
+TreeDef: TypeAlias = Any
+"""The structure of a pytree, a ``jax.tree_util.PyTreeDef``, which is no type for type checkers."""
+
 AxisName: TypeAlias = Hashable | Sequence[Hashable]
 """The name of a mapped axis, or a sequence of names, as ``jax.lax.psum`` takes it."""
 

@@ -20,15 +20,16 @@ from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import Direction as Direction
 from ._equation import Equation as Equation
 from ._equation import all_equations as all_equations
+from ._floats import Value as Value
 from ._floats import is_float as is_float
 from ._floats import map_floats as map_floats
 from ._interpret import interpret_jaxpr as interpret_jaxpr
 from ._interpretation import Applied as Applied
+from ._interpretation import Argument as Argument
 from ._interpretation import Boundary as Boundary
 from ._interpretation import Interpretation as Interpretation
 from ._interpretation import RoundedOperand as RoundedOperand
 from ._interpretation import State as State
-from ._interpretation import Value as Value
 from ._kernels import KERNELS as KERNELS
 from ._kernels import warn_kernel as warn_kernel
 from ._outline import by_platform as by_platform

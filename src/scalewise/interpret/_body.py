@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import jax.extend.core as jex
 import numpy as np
 from jax.core import ShapedArray
 
-from . import _compat
+from ..primitives.params import Jaxpr
+from ._compat import avals_of
 from ._equation import Equation, contracts
 
 
@@ -54,7 +54,7 @@ class Body:
 
 
 def body_of(
-    jaxpr: _compat.Jaxpr,
+    jaxpr: Jaxpr,
     within: Equation | None = None,
     part: tuple[int, ...] = (),
     *,
@@ -100,7 +100,8 @@ def body_of(
     return body
 
 
-def _atom(x: Any) -> Atom:
-    if isinstance(x, jex.Literal):
-        return Number(np.asarray(x.val, x.aval.dtype), x.aval)  # type: ignore[attr-defined]
-    return x
+def _atom(x: jex.Var | jex.Literal) -> Atom:
+    if not isinstance(x, jex.Literal):
+        return x
+    (aval,) = avals_of([x])
+    return Number(np.asarray(x.val, aval.dtype), aval)

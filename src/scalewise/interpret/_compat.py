@@ -8,7 +8,7 @@ at JAX's version, so that a new release needs no table of versions. The oldest s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TypeVar, cast
 
 import jax
 import jax.extend.core as jex
@@ -17,17 +17,24 @@ from jax import lax
 from jax._src import core, dispatch, source_info_util
 from jax._src.interpreters import pxla
 from jax.core import ShapedArray
-from jax.typing import DTypeLike
+from jax.interpreters import mlir
+from jax.typing import ArrayLike, DTypeLike
 
-from .._types import AxisName, PyTree
+from .._types import AxisName
+from ..primitives.params import Jaxpr, Parameter
 
-Jaxpr = Any  # jex.Jaxpr or jex.ClosedJaxpr: one class since JAX 0.12
+Tree = TypeVar("Tree")  # of a pytree
 
 
-def open_jaxpr(jaxpr: Jaxpr) -> tuple[Jaxpr, Sequence[Any]]:
+def open_jaxpr(jaxpr: Jaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
     """Returns the open jaxpr, and the constants, of one that is open, closed or (JAX 0.12) both."""
     consts = getattr(jaxpr, "consts", ())
     return (jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr), consts
+
+
+def avals_of(variables: Iterable[jex.Var | jex.Literal]) -> list[ShapedArray]:
+    """Returns the types of an equation's operands or results, or of a jaxpr's variables."""
+    return [cast(ShapedArray, v.aval) for v in variables]
 
 
 def without_references(jaxpr: Jaxpr) -> Jaxpr:
@@ -56,7 +63,7 @@ class provenance:
         for manager in self.managers:
             manager.__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         for manager in reversed(self.managers):
             manager.__exit__(*error)
 
@@ -68,7 +75,7 @@ def _is_wide(eqn: jex.JaxprEqn) -> bool:
     return any(is_64_bit(v.aval) for v in eqn.outvars + eqn.invars)
 
 
-def is_64_bit(x: Any) -> bool:
+def is_64_bit(x: object) -> bool:
     """Returns whether an array or abstract array has a dtype that JAX makes only with x64 on.
 
     The elements of complex64 and of random keys have 64 bits, too, but don't need x64.
@@ -87,14 +94,14 @@ def manual_now() -> frozenset[str]:
     return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def varying(x: Any) -> frozenset[str]:
+def varying(x: ArrayLike | ShapedArray) -> frozenset[str]:
     """Returns the mesh axes over which an array or type varies, as a ``shard_map`` checks them."""
     aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
     manual = getattr(aval, "mat", aval)  # JAX 0.10.2 keeps them with other manual types
     return frozenset(getattr(manual, "varying", None) or getattr(manual, "vma", ()))
 
 
-def vary(value: Any, axes: Iterable[str]) -> Any:
+def vary(value: Tree, axes: Iterable[str]) -> Tree:
     """Returns a pytree of arrays cast so that each varies over ``axes`` at least.
 
     Outside of a ``shard_map`` that checks what varies, returns the pytree itself.
@@ -102,7 +109,7 @@ def vary(value: Any, axes: Iterable[str]) -> Any:
     if not axes:
         return value
 
-    def leaf(x: Any) -> Any:
+    def leaf(x: jax.Array) -> jax.Array:
         missing = tuple(a for a in axes if a not in varying(x))
         return lax.pcast(x, missing, to="varying") if missing else x
 
@@ -117,7 +124,7 @@ def gather_invariant(x: jax.Array, axis_name: AxisName) -> jax.Array:
     return lax.all_gather(x, axis_name, to="invarying") if tracked else lax.all_gather(x, axis_name)
 
 
-def per_device(tree: PyTree, axis_name: AxisName) -> Any:
+def per_device(tree: Tree, axis_name: AxisName) -> Tree:
     """Returns a pytree whose gradient, within a ``shard_map``, is each device's own.
 
     A ``shard_map`` with checks sums the gradient of what is equal on all devices.
@@ -126,7 +133,9 @@ def per_device(tree: PyTree, axis_name: AxisName) -> Any:
     return vary(tree, manual_now() & set(axes))
 
 
-def type_like(shape: Sequence[int], dtype: DTypeLike, array: Any) -> Any:
+def type_like(
+    shape: Sequence[int], dtype: DTypeLike, array: object
+) -> jax.ShapeDtypeStruct | ShapedArray:
     """Returns the type of an array of that shape and dtype, split over a mesh as ``array`` is."""
     if not isinstance(array, jax.Array) or array.shape != shape:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -143,7 +152,7 @@ UNTRACKED = {
 }
 
 
-def with_common_axes(inputs: Any) -> Any:
+def with_common_axes(inputs: Tree) -> Tree:
     """Returns a pytree of arrays, each cast to vary over all mesh axes that one varies over.
 
     Within a ``shard_map`` that checks what varies, a new array (a constant, a scale) varies over no
@@ -154,7 +163,9 @@ def with_common_axes(inputs: Any) -> Any:
     return vary(inputs, frozenset().union(*map(varying, jax.tree.leaves(inputs))))
 
 
-def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
+def bind(
+    primitive: jex.Primitive, params: dict[str, Parameter], inputs: Sequence[ArrayLike]
+) -> list[jax.Array]:
     """Binds a primitive to plain arrays with an equation's parameters, and returns its results."""
     inputs = with_common_axes(inputs)
     if primitive.name in UNTRACKED and not any(map(varying, inputs)):
@@ -163,7 +174,7 @@ def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]
     return list(outs) if primitive.multiple_results else [outs]
 
 
-def is_partitioned(ctx: Any) -> bool:
+def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
     """Returns whether XLA splits the program that a primitive is lowered in over several devices.
 
     Within a ``shard_map`` over all axes of its mesh it doesn't: each device has its own arrays.

@@ -7,13 +7,20 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
+import jax
 import jax.extend.core as jex
+from jax.core import ShapedArray
+from jax.typing import ArrayLike
 
 from ..primitives import Family, having, names, params
+from ..primitives.params import Jaxpr, Parameter
 from . import _compat, _wide
 from ._floats import is_float
+
+if TYPE_CHECKING:
+    from ._body import Body
 
 Direction = Literal["forward", "backward", "update"]
 CONTRACTIONS = names(lambda row: row.family is Family.CONTRACTION) | having("contraction")
@@ -44,7 +51,9 @@ class Equation:
     scope: str
     path: tuple[int, ...] = ()
     within: Equation | None = None
-    bodies: dict[Any, Any] | None = dataclasses.field(default=None, repr=False)
+    bodies: dict[tuple[Jaxpr, tuple[int, ...]], Body] | None = dataclasses.field(
+        default=None, repr=False
+    )
     order: tuple[int, ...] = ()
 
     @property
@@ -61,16 +70,16 @@ class Equation:
         return "scatter_apply" if name == "scatter" and _applies(self.eqn) else name
 
     @property
-    def params(self) -> dict[str, Any]:
+    def params(self) -> dict[str, Parameter]:
         return self.eqn.params
 
     @cached_property
-    def in_avals(self) -> tuple[Any, ...]:
-        return tuple(v.aval for v in self.eqn.invars)
+    def in_avals(self) -> tuple[ShapedArray, ...]:
+        return tuple(_compat.avals_of(self.eqn.invars))
 
     @cached_property
-    def out_avals(self) -> tuple[Any, ...]:
-        return tuple(v.aval for v in self.eqn.outvars)
+    def out_avals(self) -> tuple[ShapedArray, ...]:
+        return tuple(_compat.avals_of(self.eqn.outvars))
 
     @cached_property
     def lifted(self) -> bool:
@@ -137,28 +146,28 @@ class Equation:
         """Returns ``file:line (function)``, for error messages and reports."""
         return "{}:{} ({})".format(*self.source) if self.source else "an unknown source line"
 
-    def bind(self, *inputs: Any) -> list[Any]:
+    def bind(self, *inputs: ArrayLike) -> list[jax.Array]:
         """Binds the primitive to plain arrays of the equation's own types."""
         return _wide.bind(self.primitive, self.params, self.varied(inputs))
 
-    def varied(self, inputs: Sequence[Any]) -> list[Any]:
+    def varied(self, inputs: Sequence[ArrayLike]) -> list[ArrayLike]:
         """Returns operands cast to vary over the mesh axes over which they varied when traced."""
         if not _compat.manual_now():
             return list(inputs)
         axes = map(_compat.varying, self.in_avals)
         return [_compat.vary(x, a) for x, a in zip(inputs, axes, strict=True)]
 
-    def bind_last(self, *operands: Any) -> Equation:
+    def bind_last(self, *operands: ArrayLike) -> Equation:
         """Returns an equation of the first operands alone, with plain arrays for the last ones."""
         invars = self.eqn.invars[: len(self.eqn.invars) - len(operands)]
-        primitive: Any = _BoundPrimitive(self.primitive, operands)
-        return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, invars=invars))
+        bound = cast(jex.Primitive, _BoundPrimitive(self.primitive, operands))
+        return dataclasses.replace(self, eqn=self.eqn.replace(primitive=bound, invars=invars))
 
-    def with_primitive(self, primitive: jex.Primitive, params: dict[str, Any]) -> Equation:
+    def with_primitive(self, primitive: jex.Primitive, params: dict[str, Parameter]) -> Equation:
         """Returns the equation with another primitive, at the same place of the program."""
         return dataclasses.replace(self, eqn=self.eqn.replace(primitive=primitive, params=params))
 
-    def with_params(self, **changes: Any) -> Equation:
+    def with_params(self, **changes: Parameter) -> Equation:
         """Returns the same equation with some of its parameters replaced."""
         changed = self.eqn.replace(params=params.replaced(self, **changes))
         return dataclasses.replace(self, eqn=changed)
@@ -174,7 +183,7 @@ class _BoundPrimitive:
     """A primitive with values for its last operands."""
 
     primitive: jex.Primitive
-    operands: tuple[Any, ...]
+    operands: tuple[ArrayLike, ...]
 
     @property
     def name(self) -> str:
@@ -184,10 +193,10 @@ class _BoundPrimitive:
     def multiple_results(self) -> bool:
         return self.primitive.multiple_results
 
-    def get_bind_params(self, params: dict[str, Any]) -> dict[str, Any]:
+    def get_bind_params(self, params: dict[str, Parameter]) -> dict[str, Parameter]:
         return self.primitive.get_bind_params(params)
 
-    def bind(self, *inputs: Any, **params: Any) -> Any:
+    def bind(self, *inputs: ArrayLike, **params: Parameter) -> jax.Array | list[jax.Array]:
         outs = _wide.bind(self.primitive, params, [*inputs, *self.operands])
         return outs if self.multiple_results else outs[0]
 
@@ -205,13 +214,13 @@ def _is_installed(file: str) -> bool:
     return file.startswith(LIBRARIES)
 
 
-def nested_jaxprs(eqn: jex.JaxprEqn) -> list[_compat.Jaxpr]:
+def nested_jaxprs(eqn: jex.JaxprEqn) -> list[Jaxpr]:
     """Returns the jaxprs among an equation's parameters."""
     values = [p if isinstance(p, tuple | list) else (p,) for p in eqn.params.values()]
     return [x for value in values for x in value if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
 
 
-def all_equations(jaxpr: _compat.Jaxpr) -> Iterator[jex.JaxprEqn]:
+def all_equations(jaxpr: Jaxpr) -> Iterator[jex.JaxprEqn]:
     """Yields the equations of a jaxpr and of all bodies nested in it."""
     for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
         yield eqn
@@ -225,7 +234,7 @@ def contracts(eqn: jex.JaxprEqn) -> bool:
     return any(e.primitive.name in CONTRACTIONS for e in (eqn, *inner))
 
 
-def count_work(jaxpr: _compat.Jaxpr) -> int:
+def count_work(jaxpr: Jaxpr) -> int:
     """Returns how many equations a jaxpr computes, with nested bodies and a scan's iterations."""
     total = 0
     for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:

@@ -4,30 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+
+T = TypeVar("T")
+
+Value: TypeAlias = Any
+"""What stands for one array, a pytree that the interpretation chooses; see Interpretation."""
+
+
+class HasDtype(Protocol):
+    """An array, or the abstract type of one."""
+
+    @property
+    def dtype(self) -> np.dtype: ...
+
 
 _is_floating = lru_cache(maxsize=64)(lambda dtype: jnp.issubdtype(dtype, jnp.floating))
 
 
-def is_float(aval: Any) -> bool:
+def is_float(aval: HasDtype) -> bool:
     """Returns whether arrays of this abstract type are lifted: real floats of any width."""
     return _is_floating(aval.dtype)
 
 
 def map_floats(
-    f: Callable[[Any, Any], Any],
-    values: Iterable[Any],
-    avals: Any,
-    lifts: Callable[[Any], bool] = is_float,
-) -> list[Any]:
+    f: Callable[[Value, ShapedArray], Value],
+    values: Iterable[Value],
+    avals: Iterable[ShapedArray],
+    lifts: Callable[[ShapedArray], bool] = is_float,
+) -> list[Value]:
     """Returns ``f(value, aval)`` for each value of a float's type, or of another type that
     ``lifts``, and all others unchanged."""
     return [f(x, a) if lifts(a) else x for x, a in zip(values, avals, strict=True)]
 
 
-def with_items(values: Iterable[Any], indices: Iterable[int], items: Iterable[Any]) -> list[Any]:
+def with_items(values: Iterable[T], indices: Iterable[int], items: Iterable[T]) -> list[T]:
     """Returns the values with those at ``indices`` replaced by ``items``."""
     full = list(values)
     for i, x in zip(indices, items, strict=True):

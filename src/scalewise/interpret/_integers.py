@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
+from ..primitives.params import Jaxpr
 from . import _compat
 from ._equation import CALLBACKS, Equation
-from ._floats import with_items
+from ._floats import Value, with_items
 from ._interpret import interpret_jaxpr
-from ._interpretation import Interpretation, State, Value
+from ._interpretation import Argument, Interpretation, State
 
 Path = tuple[int, ...]
 
@@ -44,11 +44,11 @@ class Integers:
     results: Mapping[Path, Sequence[int | None]]
     compute: Callable
     reads: Sequence[int]
-    consts: Sequence[Any]
+    consts: Sequence[jax.Array]
 
     def known(
         self, values: Sequence[Value], call: Callable = lambda f, *arguments: f(*arguments)
-    ) -> dict[Path, list[Any]]:
+    ) -> dict[Path, list[jax.Array | None]]:
         """Computes the results of these equations.
 
         Args:
@@ -58,7 +58,7 @@ class Integers:
         Returns:
             By each equation's path its results; None for a result that no other equation reads.
         """
-        found: list[Any] = []
+        found: list[jax.Array] = []
         if any(i is not None for places in self.results.values() for i in places):
             found = call(self.compute, self.consts, [values[i] for i in self.reads])
         return {
@@ -67,22 +67,22 @@ class Integers:
         }
 
 
-def integers(jaxpr: _compat.Jaxpr) -> Integers:
+def integers(jaxpr: Jaxpr) -> Integers:
     """Returns the part of a closed jaxpr that depends on no float."""
     body, consts = _compat.open_jaxpr(jaxpr)
     finder = _Finder()
     captured = [i for i, v in enumerate(body.constvars) if _is_exact(v.aval)]
     reads = [i for i, v in enumerate(body.invars) if _is_exact(v.aval)]
 
-    def found(some: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    def found(some: Sequence[jax.Array], arguments: Sequence[jax.Array]) -> list[jax.Array]:
         closed = jex.ClosedJaxpr(body, with_items(consts, captured, some))
         values = with_items([None] * len(body.invars), reads, map(_Known, arguments))
         _, outs = interpret_jaxpr(finder, closed, (), values)
         finder.read(outs)
         return list(finder.wanted.values())
 
-    def types(variables: Sequence[Any], which: Sequence[int]) -> list[Any]:
-        avals = [variables[i].aval for i in which]
+    def types(variables: Sequence[jex.Var], which: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
+        avals = _compat.avals_of(variables[i] for i in which)
         return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
 
     with jax.enable_x64(True):  # keeps 64-bit integers; others are unaffected
@@ -92,13 +92,15 @@ def integers(jaxpr: _compat.Jaxpr) -> Integers:
         path: [numbers.get((path, k)) for k in range(count)] for path, count in finder.met.items()
     }
 
-    def without_floats(consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    def without_floats(
+        consts: Sequence[jax.Array], arguments: Sequence[jax.Array]
+    ) -> list[jax.Array]:
         return jex.jaxpr_as_fun(closed)(*consts, *arguments)
 
     return Integers(results, jax.jit(without_floats), reads, [consts[i] for i in captured])
 
 
-def _is_exact(aval: ShapedArray) -> bool:
+def _is_exact(aval: object) -> bool:
     """Returns whether arrays of this abstract type are integers, booleans or keys."""
     kinds = jnp.integer, jnp.bool_, jax.dtypes.prng_key
     return isinstance(aval, ShapedArray) and any(jnp.issubdtype(aval.dtype, k) for k in kinds)
@@ -109,7 +111,7 @@ def _is_exact(aval: ShapedArray) -> bool:
 class _Known:
     """An array that depends on no float, and its place: its equation's path, its index there."""
 
-    array: Any
+    array: jax.Array
     place: tuple[Path, int] | None = dataclasses.field(default=None, metadata={"static": True})
 
 
@@ -125,9 +127,9 @@ class _Finder(Interpretation):
 
     def __init__(self):
         self.met: dict[Path, int] = {}
-        self.wanted: dict[tuple[Path, int], Any] = {}
+        self.wanted: dict[tuple[Path, int], jax.Array] = {}
 
-    def lift(self, x: Any, aval: ShapedArray) -> None:
+    def lift(self, x: Argument, aval: ShapedArray) -> None:
         return None
 
     def read(self, inputs: Sequence[Value]) -> None:

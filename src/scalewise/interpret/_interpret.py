@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+
+import jax.extend.core as jex
+from jax.typing import ArrayLike
 
 from ..primitives import params
+from ..primitives.params import Jaxpr
 from . import _compat
 from ._body import Atom, Body, Number, body_of
 from ._equation import Equation
-from ._floats import map_floats
-from ._interpretation import Interpretation, State, Value
+from ._floats import Value, map_floats
+from ._interpretation import Applied, Interpretation, State
 
-Rule = Callable[[Interpretation, Equation, Any, Sequence[Any]], tuple[Any, Sequence[Any]]]
+Rule = Callable[[Interpretation, Equation, State, Sequence[Value]], Applied]
 # The rules of calls and control flow by primitive, registered by `_calls.py` and `_loops.py`.
 CONTROL: dict[str, Rule] = {}
 
 
 def interpret_jaxpr(
     interpretation: Interpretation,
-    jaxpr: _compat.Jaxpr,
+    jaxpr: Jaxpr,
     state: State,
     values: Sequence[Value],
     within: Equation | None = None,
     part: tuple[int, ...] = (),
-) -> tuple[Any, list[Any]]:
+) -> tuple[State, list[Value]]:
     """Runs the equations of a jaxpr, in order, under an interpretation.
 
     Args:
@@ -44,14 +47,14 @@ def interpret_jaxpr(
 def interpret_body(
     interpretation: Interpretation,
     body: Body,
-    consts: Sequence[Any],
+    consts: Sequence[ArrayLike],
     state: State,
     values: Sequence[Value],
-) -> tuple[Any, list[Any]]:
+) -> tuple[State, list[Value]]:
     """Runs a body as :func:`interpret_jaxpr` runs a jaxpr, with the jaxpr's constants."""
-    environment: dict[Any, Any] = dict(zip(body.inputs, values, strict=True))
-    for var, const in zip(body.constants, consts, strict=True):
-        aval: Any = var.aval
+    environment: dict[jex.Var, Value] = dict(zip(body.inputs, values, strict=True))
+    avals = _compat.avals_of(body.constants)
+    for var, const, aval in zip(body.constants, consts, avals, strict=True):
         environment[var] = interpretation.lift(const, aval) if interpretation.lifts(aval) else const
 
     def read(atom: Atom):

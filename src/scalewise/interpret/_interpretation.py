@@ -8,18 +8,20 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import ShapedArray
 
+from .._types import AxisName, PyTree
 from ._equation import Equation
-from ._floats import is_float
+from ._floats import Value, is_float
 
 Boundary = Literal["carry", "branch", "stacked", "mapped"]
 
-Value: TypeAlias = Any
-"""What stands for one array, a pytree that the interpretation chooses; see Interpretation."""
-
 State: TypeAlias = Any
 """A pytree of fixed shape that each equation gets from the one before it."""
+
+Argument: TypeAlias = Any
+"""A caller's array, or another node of a pytree that ``Interpretation.is_argument`` accepts."""
 
 Applied = tuple[State, Sequence[Value]]  # after an equation, with a value for each result
 
@@ -56,27 +58,27 @@ class Interpretation:
     inline: ClassVar[bool] = False
     decides: ClassVar[bool] = False
 
-    def context(self) -> AbstractContextManager[Any]:
+    def context(self) -> AbstractContextManager[object]:
         """Returns the context (``jax.enable_x64``, say) in which the program is interpreted."""
         return nullcontext()
 
-    def is_argument(self, leaf: Any) -> bool:
+    def is_argument(self, leaf: object) -> bool:
         """Returns whether a node of an argument's pytree stands for one array (a ScaledArray)."""
         return False
 
-    def abstract(self, leaf: Any) -> Any:
+    def abstract(self, leaf: Argument) -> Argument:
         """Returns what the user's function is traced with in place of an argument."""
         return leaf
 
-    def lifts(self, aval: Any) -> bool:
+    def lifts(self, aval: ShapedArray) -> bool:
         """Returns whether arrays of this abstract type are values: by default floats."""
         return is_float(aval)
 
-    def lift(self, x: Any, aval: ShapedArray) -> Value:
+    def lift(self, x: Argument, aval: ShapedArray) -> Value:
         """Returns the value that stands for a plain array (or argument) ``x``."""
         return x
 
-    def constant(self, x: Any, aval: ShapedArray) -> Value:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Value:
         """Returns the value of a literal."""
         return self.lift(x, aval)
 
@@ -92,7 +94,7 @@ class Interpretation:
         """Returns ``value`` as it waits for a backward pass that is a program of its own."""
         return value
 
-    def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
+    def cotangent(self, argument: Argument, gradient: jax.Array) -> PyTree:
         """Returns the gradient in the form of the argument that it belongs to."""
         return gradient
 
@@ -127,7 +129,7 @@ class Interpretation:
         """
         return 0
 
-    def decisions(self, chosen: Any) -> Sequence[jax.Array]:
+    def decisions(self, chosen: Value) -> Sequence[jax.Array]:
         """Returns the predicates, or indices of branches, that a value stands for.
 
         If there are several, the loop or branch is run for each: :meth:`join` and :meth:`select`
@@ -135,7 +137,7 @@ class Interpretation:
         """
         return (chosen,)
 
-    def join(self, results: Sequence[Any]) -> Value:
+    def join(self, results: Sequence[Value]) -> Value:
         """Returns one value from the results of several decisions, in their order."""
         raise NotImplementedError
 
@@ -146,11 +148,11 @@ class Interpretation:
         if it has ended for another one long before."""
         return value
 
-    def fork(self, state: State) -> Any:
+    def fork(self, state: State) -> State:
         """Returns a state for equations whose effect on the state is to be dropped."""
         return state
 
-    def merge(self, state: State, axes: Any) -> Any:
+    def merge(self, state: State, axes: AxisName) -> State:
         """Returns one state for all devices along the mesh's ``axes``; by default the first's."""
         return state
 
@@ -164,7 +166,7 @@ class Interpretation:
         """
         return value
 
-    def select(self, predicate: Any, on_true: Value, on_false: Value) -> Value:
+    def select(self, predicate: Value, on_true: Value, on_false: Value) -> Value:
         """Chooses elementwise between two canonical carries of one type (of a vmapped while loop,
         or of one that ends at several iterations)."""
         return jnp.where(predicate, on_true, on_false)

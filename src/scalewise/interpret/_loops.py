@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._types import PyTree
 from ..primitives import params
 from . import _compat
 from ._equation import Equation
@@ -27,7 +27,7 @@ MIN_APART, TIMES_APART = 10_000, 10
 def _invariant(interpretation, equation: Equation, jaxpr, consts):
     """Returns a loop's constants, after the work that each iteration would repeat on them."""
     body, _ = _compat.open_jaxpr(jaxpr)
-    readers: dict[Any, set[str]] = {v: set() for v in body.invars[: len(consts)]}
+    readers: dict[jex.Var, set[str]] = {v: set() for v in body.invars[: len(consts)]}
     for eqn in body.eqns:
         for var in eqn.invars:
             if isinstance(var, jex.Var) and var in readers:
@@ -198,7 +198,7 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     consts = _invariant(interpretation, equation, loop.body, consts)
     carry_avals, ys_avals = equation.out_avals[:n], equation.out_avals[n:]
     to_form = partial(canonical, interpretation, equation)
-    body_avals = [v.aval for v in _compat.open_jaxpr(loop.body)[0].outvars][n:]
+    body_avals = _compat.avals_of(_compat.open_jaxpr(loop.body)[0].outvars[n:])
 
     def body(state_and_carry, xs):
         state, carry = state_and_carry
@@ -219,14 +219,14 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     return state, [*carry, *ys]
 
 
-def _eager_scan(body: Callable, carry, xs, *, length: int, reverse: bool, unroll: Any):
+def _eager_scan(body: Callable, carry, xs, *, length: int, reverse: bool, unroll: int | bool):
     """Runs ``lax.scan`` one iteration at a time, without compiling slices and stacks.
 
     Slices are cut and stacked by NumPy on the host. ``length`` is at least 1, since without a first
     iteration the shapes of the results are unknown.
     """
     del unroll
-    ys: list[Any] = [None] * length
+    ys: list[PyTree] = [None] * length
     for iteration in reversed(range(length)) if reverse else range(length):
         carry, ys[iteration] = body(carry, jax.tree.map(partial(_slice, iteration), xs))
     return carry, jax.tree.map(lambda *rows: _stack(rows), *ys)

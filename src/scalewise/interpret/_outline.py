@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.extend.core as jex
@@ -13,13 +13,25 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.interpreters import ad, batching, mlir
 
+from .._types import PyTree, TreeDef
+from ..primitives.params import Jaxpr, Parameter
 from . import _compat
+
+Result = TypeVar("Result")  # a pytree of arrays
 
 outlined_p = jex.Primitive("outlined")
 outlined_p.multiple_results = True
 
 
-def outlined(function: Callable[..., Any], options: Any, *operands: Any) -> Any:
+class Call(NamedTuple):
+    """A function, its first argument, and the structure of its other arguments."""
+
+    function: Callable[..., PyTree]
+    options: Hashable
+    tree: TreeDef
+
+
+def outlined(function: Callable[..., Result], options: Hashable, *operands: PyTree) -> Result:
     """Returns ``function(options, *operands)``, traced, lowered and (on a CPU) compiled once.
 
     XLA inlines calls and fuses their operations with those of each caller, differently each time.
@@ -48,14 +60,18 @@ def outlined(function: Callable[..., Any], options: Any, *operands: Any) -> Any:
     arrays, tree = jax.tree.flatten(jax.tree.map(jnp.asarray, operands))
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     traced = _jitted(function).trace(options, *jax.tree.unflatten(tree, types))
-    call = (function, options, tree)
+    call = Call(function, options, tree)
     outs = outlined_p.bind(*arrays, jaxpr=traced.jaxpr, call=call, cpu=None)
     return jax.tree.unflatten(jax.tree.structure(traced.out_info), outs)
 
 
 def by_platform(
-    function: Callable[..., Any], cpu: Callable[..., Any], options: Any, result: Any, *operands: Any
-) -> Any:
+    function: Callable[..., Result],
+    cpu: Callable[..., Result],
+    options: Hashable,
+    result: PyTree,
+    *operands: PyTree,
+) -> Result:
     """Returns ``function(options, *operands)``, or what ``cpu`` returns in a program for a CPU.
 
     Neither function is traced before the program is lowered, and then only the one for its
@@ -73,7 +89,7 @@ def by_platform(
         return _jitted(function)(options, *operands)
     arrays, tree = jax.tree.flatten(operands)
     outs, out_tree = jax.tree.flatten(result)
-    call = (function, options, tree)
+    call = Call(function, options, tree)
     types = tuple(ShapedArray(x.shape, x.dtype) for x in arrays)
     body = _Untraced(call, types, tuple(ShapedArray(x.shape, x.dtype) for x in outs))
     outs = outlined_p.bind(*arrays, jaxpr=body, call=call, cpu=cpu)
@@ -84,12 +100,12 @@ def by_platform(
 class _Untraced:
     """A call's closed jaxpr, traced when it is read."""
 
-    call: Any
+    call: Call
     in_avals: tuple[ShapedArray, ...]
     out_avals: tuple[ShapedArray, ...]
 
     @property
-    def jaxpr(self) -> Any:
+    def jaxpr(self) -> Jaxpr:
         function, options, tree = self.call
         return (
             _jitted(function).trace(options, *jax.tree.unflatten(tree, self.in_avals)).jaxpr.jaxpr
@@ -100,7 +116,7 @@ class _Untraced:
         return ()
 
 
-def _is_hashable(x: Any) -> bool:
+def _is_hashable(x: object) -> bool:
     try:
         hash(x)
     except TypeError:
@@ -113,21 +129,25 @@ def _scaled_sum(factor: float, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 @cache
-def _jitted(function: Callable[..., Any]) -> Any:
+def _jitted(function: Callable[..., PyTree]) -> jax.stages.Wrapped:
     return jax.jit(function, static_argnums=0)
 
 
-def _called(*arrays: jax.Array, call: Any, **params: Any) -> list[jax.Array]:
+def _called(*arrays: jax.Array, call: Call, **params: Parameter) -> list[jax.Array]:
     function, options, tree = call
     return jax.tree.leaves(_jitted(function)(options, *jax.tree.unflatten(tree, arrays)))
 
 
-def _called_on_cpu(*arrays: jax.Array, call: Any, cpu: Any, **params: Any) -> list[jax.Array]:
+def _called_on_cpu(
+    *arrays: jax.Array, call: Call, cpu: Callable[..., PyTree], **params: Parameter
+) -> list[jax.Array]:
     _, options, tree = call
     return jax.tree.leaves(cpu(options, *jax.tree.unflatten(tree, arrays)))
 
 
-def _lower_for_cpu(ctx: Any, *arrays: Any, **params: Any) -> Any:
+def _lower_for_cpu(
+    ctx: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, **params: Parameter
+) -> Sequence[mlir.ir.Value]:
     if _compat.is_partitioned(ctx):
         return _lower_inline(ctx, *arrays, **params)
     if params["cpu"] is not None:
@@ -140,20 +160,23 @@ def _lower_for_cpu(ctx: Any, *arrays: Any, **params: Any) -> Any:
     return results
 
 
-def _batched(arrays: Any, dims: Any, **params: Any) -> Any:
-    call, dims = params["call"], tuple(dims)
-    outs = outlined(_over_axis, (call, dims), *arrays)
+def _batched(
+    arrays: Sequence[jax.Array], dims: Sequence[int | None], **params: Parameter
+) -> tuple[list[jax.Array], list[int]]:
+    outs = outlined(_over_axis, (params["call"], tuple(dims)), *arrays)
     return outs, [0] * len(outs)
 
 
-def _over_axis(options: Any, *arrays: jax.Array) -> list[jax.Array]:
+def _over_axis(options: tuple[Call, tuple[int | None, ...]], *arrays: jax.Array) -> list[jax.Array]:
     call, dims = options
     return jax.vmap(partial(_called, call=call), in_axes=dims)(*arrays)
 
 
-def _jvp(primals: Any, tangents: Any, **params: Any) -> Any:
-    tangents = tuple(ad.instantiate_zeros(t) for t in tangents)
-    return jax.jvp(partial(_called, **params), tuple(primals), tangents)
+def _jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[jax.Array | ad.Zero], **params: Parameter
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    given = tuple(ad.instantiate_zeros(t) for t in tangents)
+    return jax.jvp(partial(_called, **params), tuple(primals), given)
 
 
 _lower_inline = mlir.lower_fun(_called, multiple_results=True)

@@ -6,21 +6,22 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray, Tracer
+from jax.typing import ArrayLike
 
-from .._types import PyTree
+from .._types import PyTree, TreeDef
+from ..primitives.params import Jaxpr
 from . import _compat
 from ._body import Body, body_of
 from ._equation import CALLBACKS, all_equations
-from ._floats import is_float, with_items
+from ._floats import Value, is_float, with_items
 from ._integers import Integers, integers
 from ._interpret import interpret_body
-from ._interpretation import Interpretation, State, Value
+from ._interpretation import Argument, Interpretation, State
 
 ARRAYS = jax.Array | np.ndarray | np.generic
 PLAIN_KEYS = jax.tree_util.DictKey | jax.tree_util.SequenceKey
@@ -39,14 +40,14 @@ class Program:
         static: the outputs that aren't arrays, by their index among all outputs.
     """
 
-    jaxpr: _compat.Jaxpr
-    arrays: Sequence[Any]
+    jaxpr: Jaxpr
+    arrays: Sequence[Argument]
     arguments: Sequence[str]
     paths: Sequence[str]
-    out_tree: Any
-    static: Mapping[int, Any] = dataclasses.field(default_factory=dict)
+    out_tree: TreeDef
+    static: Mapping[int, object] = dataclasses.field(default_factory=dict)
 
-    def outputs(self, arrays: Sequence[Any]) -> Any:
+    def outputs(self, arrays: Sequence[Argument]) -> PyTree:
         """Returns the function's result, with these arrays in it."""
         rest = iter(arrays)
         count = self.out_tree.num_leaves
@@ -54,12 +55,12 @@ class Program:
         return jax.tree.unflatten(self.out_tree, leaves)
 
     @property
-    def in_avals(self) -> list[Any]:
-        return [v.aval for v in _compat.open_jaxpr(self.jaxpr)[0].invars]
+    def in_avals(self) -> list[ShapedArray]:
+        return _compat.avals_of(_compat.open_jaxpr(self.jaxpr)[0].invars)
 
     @property
-    def out_avals(self) -> list[Any]:
-        return [v.aval for v in _compat.open_jaxpr(self.jaxpr)[0].outvars]
+    def out_avals(self) -> list[ShapedArray]:
+        return _compat.avals_of(_compat.open_jaxpr(self.jaxpr)[0].outvars)
 
     @cached_property
     def integers(self) -> Integers:
@@ -90,8 +91,8 @@ class Program:
 def trace(
     f: Callable,
     interpretation: Interpretation,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
     *,
     name: str,
     as_jit: bool = False,
@@ -137,14 +138,14 @@ def trace(
 def _traced(
     f: Callable,
     interpretation: Interpretation,
-    where: Sequence[Any],
-    tree: PyTree,
+    where: Sequence[tuple[jax.tree_util.KeyPath, PyTree]],
+    tree: TreeDef,
     traced: Sequence[int],
     name: str,
 ) -> Program:
     """Traces ``f`` with the leaves at these indices as arrays, and passes on all others."""
     skeleton = with_items([leaf for _, leaf in where], traced, [None] * len(traced))
-    found: list[Any] = []
+    found: list[tuple[TreeDef, dict[int, object], list[str]]] = []
 
     def flat(*arrays):
         a, k = jax.tree.unflatten(tree, with_items(skeleton, traced, arrays))
@@ -155,13 +156,13 @@ def _traced(
         for i, leaf in static.items():
             _check_static(leaf, outs[i][0], f, name)
         paths = [jax.tree_util.keystr(p) for p, leaf in outs if isinstance(leaf, ARRAYS)]
-        found[:] = [out_tree, static, paths]
+        found[:] = [(out_tree, static, paths)]
         return [jnp.asarray(leaf) for _, leaf in outs if isinstance(leaf, ARRAYS)]
 
     arrays = [jnp.asarray(x) if _is_number(x) else x for x in (where[i][1] for i in traced)]
     jaxpr = jax.make_jaxpr(flat)(*[interpretation.abstract(x) for x in arrays])
     jaxpr = _compat.without_references(jaxpr)
-    out_tree, static, paths = found
+    ((out_tree, static, paths),) = found
     arguments = [_argument(where[i][0]) for i in traced]
     return Program(jaxpr, arrays, arguments, paths, out_tree, static)
 
@@ -170,10 +171,10 @@ def run(
     program: Program,
     interpretation: Interpretation,
     state: State,
-    arrays: Sequence[Any] | None = None,
+    arrays: Sequence[Argument] | None = None,
     *,
     values: Sequence[Value] | None = None,
-) -> tuple[Any, list[Any]]:
+) -> tuple[State, list[Value]]:
     """Runs a program under an interpretation with a state, without a custom derivative.
 
     Args:
@@ -206,7 +207,9 @@ def run(
         return interpret_body(interpretation, program.body, consts, state, values)
 
 
-def lifted(program: Program, interpretation: Interpretation, arrays: Sequence[Any]) -> list[Any]:
+def lifted(
+    program: Program, interpretation: Interpretation, arrays: Sequence[Argument]
+) -> list[Value]:
     """Returns the interpretation's values of a program's arguments."""
     with interpretation.context():
         return [
@@ -217,27 +220,29 @@ def lifted(program: Program, interpretation: Interpretation, arrays: Sequence[An
         ]
 
 
-def _as_traced(x: Any, aval: ShapedArray) -> Any:
+def _as_traced(x: ArrayLike, aval: ShapedArray) -> jax.Array | np.ndarray:
     """Returns an array in the dtype that the program was traced for (int32 for NumPy's int64)."""
     return x if isinstance(x, jax.Array) else np.asarray(x).astype(aval.dtype)
 
 
-def check_callable(f: Any, name: str) -> None:
+def check_callable(f: object, name: str) -> None:
     """Raises TypeError, with the transformation's name, if ``f`` isn't callable."""
     if not callable(f):
         raise TypeError(f"{name}(f, ...) takes a function, not {_describe(f)}")
 
 
-def _argument(path: Sequence[Any]) -> str:
+def _argument(path: jax.tree_util.KeyPath) -> str:
     """Returns a leaf's path: ``[0]['w']`` for positional and ``['name']`` for keyword arguments."""
     return jax.tree_util.keystr(tuple(path[1:]))
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_number(leaf: object) -> bool:
     return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
 
 
-def _warn_of_lost_updates(arguments: Any, known: Sequence[Any], f: Callable, name: str) -> None:
+def _warn_of_lost_updates(
+    arguments: PyTree, known: Sequence[object], f: Callable, name: str
+) -> None:
     """Warns if a function has put arrays into an object of its arguments that it doesn't return.
 
     The function gets copies, as under ``jax.jit``, so that the caller's objects stay unchanged.
@@ -257,7 +262,7 @@ def _warn_of_lost_updates(arguments: Any, known: Sequence[Any], f: Callable, nam
         return
 
 
-def _check_static(leaf: Any, path: Sequence[Any], f: Callable, name: str) -> None:
+def _check_static(leaf: object, path: jax.tree_util.KeyPath, f: Callable, name: str) -> None:
     """Raises TypeError for an output that isn't a pytree but holds traced arrays."""
     inner = [getattr(leaf, "__dict__", None)]
     inner += [cell.cell_contents for cell in getattr(leaf, "__closure__", None) or ()]
@@ -269,6 +274,6 @@ def _check_static(leaf: Any, path: Sequence[Any], f: Callable, name: str) -> Non
         )
 
 
-def _describe(x: Any) -> str:
+def _describe(x: object) -> str:
     text = repr(x)
     return f"a {type(x).__name__}: {text if len(text) < 60 else text[:57] + '...'}"

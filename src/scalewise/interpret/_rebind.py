@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -13,14 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import ShapedArray
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from ..primitives import having, params
+from ..primitives.params import Jaxpr, Parameter
 from . import _compat
 from ._equation import Equation
-from ._floats import is_float, map_floats
+from ._floats import Value, is_float, map_floats
 from ._interpret import interpret_jaxpr
-from ._interpretation import Applied, Interpretation, State, Value
+from ._interpretation import Applied, Argument, Interpretation, State
 from ._wide import bind
 
 OWN_DTYPE = having("own_dtype")
@@ -31,7 +31,7 @@ def rebind(
     inputs: Sequence[Value],
     dtype: DTypeLike,
     inside: Interpretation | None = None,
-) -> list[Any]:
+) -> list[jax.Array]:
     """Binds the primitive with every float operand and result in ``dtype``.
 
     Args:
@@ -53,7 +53,7 @@ def rebind(
     if equation.name in OWN_DTYPE:
         return _in_own_dtype(equation, inputs, dtype)
     own = jnp.dtype(dtype)
-    changed: dict[str, Any] = {
+    changed: dict[str, Parameter] = {
         k: own if isinstance(v, np.dtype) and jnp.issubdtype(v, jnp.floating) else v
         for k, v in equation.params.items()
     }
@@ -66,7 +66,7 @@ def rebind(
     return [_typed(y, a, own) for y, a in zip(outs, equation.out_avals, strict=True)]
 
 
-def _typed(x: Any, aval: ShapedArray, dtype: DTypeLike) -> Any:
+def _typed(x: jax.Array, aval: ShapedArray, dtype: DTypeLike) -> jax.Array:
     """Returns a float in ``dtype``, a complex number in the equation's dtype, others unchanged."""
     if jnp.issubdtype(aval.dtype, jnp.complexfloating):
         dtype = aval.dtype
@@ -87,16 +87,18 @@ def _in_own_dtype(equation, inputs, dtype):
 class InDtype(Interpretation):
     """Runs every equation on floats of one dtype."""
 
-    dtype: Any
+    dtype: DTypeLike
 
-    def lift(self, x: Any, aval: ShapedArray) -> Value:
+    def lift(self, x: Argument, aval: ShapedArray) -> Value:
         return lax.convert_element_type(x, self.dtype)
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         return state, rebind(equation, inputs, self.dtype)
 
 
-def _retraced(jaxpr: Any, consts: Any, dtype: DTypeLike, inside: Interpretation) -> Any:
+def _retraced(
+    jaxpr: Jaxpr, consts: Sequence[ArrayLike], dtype: DTypeLike, inside: Interpretation
+) -> jex.ClosedJaxpr:
     """Retraces a function of scalars for floats of ``dtype``, and returns it as a closed jaxpr.
 
     Returns the same object each time, since an eager program is compiled again for another one.
@@ -108,7 +110,9 @@ def _retraced(jaxpr: Any, consts: Any, dtype: DTypeLike, inside: Interpretation)
 
 
 @functools.lru_cache(maxsize=256)
-def _retraced_once(jaxpr: Any, consts: Any, dtype: DTypeLike, inside: Interpretation) -> Any:
+def _retraced_once(
+    jaxpr: Jaxpr, consts: Sequence[ArrayLike], dtype: DTypeLike, inside: Interpretation
+) -> jex.ClosedJaxpr:
     body, own = _compat.open_jaxpr(jaxpr)
     closed = jex.ClosedJaxpr(body, own or consts)
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.extend.core as jex
 from jax.core import ShapedArray, Tracer
 
+from .._types import PyTree, TreeDef
+from ..primitives.params import Jaxpr
 from . import _compat
-from ._floats import is_float, map_floats, with_items
+from ._floats import Value, is_float, map_floats, with_items
 from ._interpret import interpret_jaxpr
-from ._interpretation import Interpretation
-from ._program import check_callable, trace
+from ._interpretation import Argument, Interpretation
+from ._program import Program, check_callable, trace
 
 STATELESS = ()
 
 
-def _strong(aval: ShapedArray) -> Any:
+def _strong(aval: ShapedArray) -> ShapedArray:
     """Returns an array's type without its weak dtype, with the mesh axes over which it varies."""
     return aval.update(weak_type=False)
 
@@ -47,91 +48,112 @@ def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Call
     @functools.wraps(f)
     def interpreted(*args, **kwargs):
         program = trace(f, interpretation, args, kwargs, name=name)
-        outs = _call(interpretation, program.jaxpr, program.arrays, program.paths, name)
-        return program.outputs(outs)
+        return program.outputs(_Call(interpretation, program, name).run())
 
     return interpreted
 
 
-def _call(interpretation, program, arrays, paths, name):
-    """Calls a program under a custom derivative that interprets the program's own vjp."""
-    body, consts = _compat.open_jaxpr(program)
-    outer = [i for i, c in enumerate(consts) if isinstance(c, Tracer)]
+class _Call:
+    """A call of a program under an interpretation, with a forward and a backward pass of its own.
 
-    def closed(hoisted):  # constants that belong to an outer trace travel as arguments
-        return jex.ClosedJaxpr(body, with_items(consts, outer, hoisted))
+    Attributes:
+        outer: the constants that belong to an outer trace, which travel as operands, by index.
+        floats: the operands that are floats, by index.
+        pullback: the structure and the types of the forward pass's residuals, once it is traced.
+    """
 
-    operand_avals = [body.constvars[i].aval for i in outer] + [v.aval for v in body.invars]
-    out_avals = [v.aval for v in body.outvars]
-    floats = [i for i, a in enumerate(operand_avals) if is_float(a)]
-    pullback: dict[str, Any] = {}
+    def __init__(self, interpretation: Interpretation, program: Program, name: str):
+        self.interpretation, self.paths, self.name = interpretation, program.paths, name
+        self.body, self.consts = _compat.open_jaxpr(program.jaxpr)
+        self.outer = [i for i, c in enumerate(self.consts) if isinstance(c, Tracer)]
+        hoisted = [self.body.constvars[i] for i in self.outer]
+        self.operands = [*(self.consts[i] for i in self.outer), *program.arrays]
+        self.operand_avals = _compat.avals_of([*hoisted, *self.body.invars])
+        self.out_avals = _compat.avals_of(self.body.outvars)
+        self.floats = [i for i, a in enumerate(self.operand_avals) if is_float(a)]
+        self.pullback: tuple[TreeDef, list[ShapedArray]] | None = None
 
-    def plain(*operands):
-        return jex.jaxpr_as_fun(closed(operands[: len(outer)]))(*operands[len(outer) :])
+    def run(self) -> list[PyTree]:
+        """Calls the program under a custom derivative that interprets the program's own vjp."""
+        call = jax.custom_vjp(self.call)
+        call.defvjp(self.forward, self.backward)
+        return call(self.operands)
 
-    def lifted(operands):
-        return map_floats(interpretation.lift, operands, operand_avals)
+    def closed(self, hoisted: Sequence[jax.Array]) -> Jaxpr:
+        return jex.ClosedJaxpr(self.body, with_items(self.consts, self.outer, hoisted))
 
-    def emit(values):
+    def plain(self, operands: Sequence[jax.Array]) -> list[jax.Array]:
+        n = len(self.outer)
+        return jex.jaxpr_as_fun(self.closed(operands[:n]))(*operands[n:])
+
+    def lifted(self, operands: Sequence[Argument]) -> list[Value]:
+        return map_floats(self.interpretation.lift, operands, self.operand_avals)
+
+    def emit(self, values: Iterable[Value]) -> list[PyTree]:
         outs = [
-            interpretation.emit(v, a, path) if is_float(a) else v
-            for v, a, path in zip(values, out_avals, paths, strict=True)
+            self.interpretation.emit(v, a, path) if is_float(a) else v
+            for v, a, path in zip(values, self.out_avals, self.paths, strict=True)
         ]
-        return [_compat.vary(y, _compat.varying(a)) for y, a in zip(outs, out_avals, strict=True)]
+        pairs = zip(outs, self.out_avals, strict=True)
+        return [_compat.vary(y, _compat.varying(a)) for y, a in pairs]
 
-    @jax.custom_vjp
-    def call(operands):
-        with interpretation.context():
-            program, values = closed(operands[: len(outer)]), lifted(operands)[len(outer) :]
-            return emit(interpret_jaxpr(interpretation, program, STATELESS, values)[1])
+    def call(self, operands: list[Argument]) -> list[PyTree]:
+        n = len(self.outer)
+        with self.interpretation.context():
+            program, values = self.closed(operands[:n]), self.lifted(operands)[n:]
+            return self.emit(interpret_jaxpr(self.interpretation, program, STATELESS, values)[1])
 
-    def forward(operands):
-        def primal(*operands):
-            def of_floats(*xs):
-                outs = plain(*with_items(operands, floats, xs))
-                return (
-                    [y for y, a in zip(outs, out_avals, strict=True) if is_float(a)],
-                    [y for y, a in zip(outs, out_avals, strict=True) if not is_float(a)],
-                )
+    def primal(self, *operands: jax.Array):
+        """Returns the float results, the others, and the pullback of the float operands."""
 
-            ys, pull, rest = jax.vjp(of_floats, *[operands[i] for i in floats], has_aux=True)
-            return ys, rest, pull
+        def of_floats(*xs):
+            outs = self.plain(with_items(operands, self.floats, xs))
+            return (
+                [y for y, a in zip(outs, self.out_avals, strict=True) if is_float(a)],
+                [y for y, a in zip(outs, self.out_avals, strict=True) if not is_float(a)],
+            )
 
-        jaxpr, shapes = jax.make_jaxpr(primal, return_shape=True)(*map(_strong, operand_avals))
+        ys, pull, rest = jax.vjp(of_floats, *[operands[i] for i in self.floats], has_aux=True)
+        return ys, rest, pull
+
+    def forward(self, operands: list[Argument]):
+        by, out_avals = self.interpretation, self.out_avals
+        avals = map(_strong, self.operand_avals)
+        jaxpr, shapes = jax.make_jaxpr(self.primal, return_shape=True)(*avals)
         n_floats, n_outs = len(shapes[0]), len(out_avals)
-        pullback["tree"] = jax.tree.structure(shapes[2])
-        pullback["avals"] = [v.aval for v in _compat.open_jaxpr(jaxpr)[0].outvars[n_outs:]]
-        with interpretation.context():
-            _, values = interpret_jaxpr(interpretation, jaxpr, STATELESS, lifted(operands))
+        residual_avals = _compat.avals_of(_compat.open_jaxpr(jaxpr)[0].outvars[n_outs:])
+        self.pullback = jax.tree.structure(shapes[2]), residual_avals
+        with by.context():
+            _, values = interpret_jaxpr(by, jaxpr, STATELESS, self.lifted(operands))
             ys, rest = iter(values[:n_floats]), iter(values[n_floats:n_outs])
-            outs = emit([next(ys) if is_float(a) else next(rest) for a in out_avals])
-            residuals = map_floats(interpretation.residual, values[n_outs:], pullback["avals"])
+            outs = self.emit([next(ys) if is_float(a) else next(rest) for a in out_avals])
+            residuals = map_floats(by.residual, values[n_outs:], residual_avals)
         return outs, (residuals, operands)
 
-    def backward(saved, cotangents):
-        residuals, operands = saved
-        cts = [c for c, a in zip(cotangents, out_avals, strict=True) if is_float(a)]
-        for ct, path in zip(cotangents, paths, strict=True):
-            if interpretation.is_argument(ct):
+    def backward(self, saved, cotangents: Sequence[PyTree]):
+        by, (residuals, operands) = self.interpretation, saved
+        assert self.pullback is not None
+        tree, residual_avals = self.pullback
+        for ct, path in zip(cotangents, self.paths, strict=True):
+            if by.is_argument(ct):
                 raise TypeError(
-                    f"{name}: output {path} is stored narrow and can't be differentiated; "
+                    f"{self.name}: output {path} is stored narrow and can't be differentiated; "
                     "differentiate inside, or leave that output out of the recipe's state"
                 )
+        pairs = zip(cotangents, self.out_avals, strict=True)
+        cts = [c for c, a in pairs if is_float(a)]
 
         def pull(residuals, cts):
-            return jax.tree.unflatten(pullback["tree"], residuals)(cts)
+            return jax.tree.unflatten(tree, residuals)(cts)
 
-        shapes = [_strong(jax.typeof(c)) for c in cts]
-        jaxpr = jax.make_jaxpr(pull)(pullback["avals"], shapes)
-        result: list[Any] = [None] * len(operands)
-        with interpretation.context():
-            cts = [interpretation.lift(c, a) for c, a in zip(cts, shapes, strict=True)]
-            _, grads = interpret_jaxpr(interpretation, jaxpr, STATELESS, [*residuals, *cts])
-            for i, g in zip(floats, grads, strict=True):
-                g = interpretation.lower(g, operand_avals[i])
-                g = _compat.vary(g, _compat.varying(operand_avals[i]))
-                result[i] = interpretation.cotangent(operands[i], g)
+        avals = [_strong(jax.typeof(c)) for c in cts]
+        jaxpr = jax.make_jaxpr(pull)(residual_avals, avals)
+        result: list[PyTree] = [None] * len(operands)
+        with by.context():
+            cts = [by.lift(c, a) for c, a in zip(cts, avals, strict=True)]
+            _, grads = interpret_jaxpr(by, jaxpr, STATELESS, [*residuals, *cts])
+            for i, g in zip(self.floats, grads, strict=True):
+                g = by.lower(g, self.operand_avals[i])
+                g = _compat.vary(g, _compat.varying(self.operand_avals[i]))
+                result[i] = by.cotangent(operands[i], g)
         return (result,)
-
-    call.defvjp(forward, backward)
-    return call([*[consts[i] for i in outer], *arrays])

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
+from jax.typing import ArrayLike
 
+from .._types import PyTree
 from ..primitives import having, params
+from ..primitives.params import Jaxpr, Parameter
 from . import _compat
 from ._floats import with_items
 
@@ -29,7 +31,9 @@ scope_p = jex.Primitive("x64_scope")
 scope_p.multiple_results = True
 
 
-def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]) -> list[Any]:
+def bind(
+    primitive: jex.Primitive, params: dict[str, Parameter], inputs: Sequence[ArrayLike]
+) -> list[jax.Array]:
     """Binds a primitive to plain arrays, correctly also under an outer ``jit`` without x64."""
     traced = any(isinstance(x, Tracer) for x in inputs)
     if traced and primitive.name not in DIRECT and any(map(_compat.is_64_bit, inputs)):
@@ -38,7 +42,9 @@ def bind(primitive: jex.Primitive, params: dict[str, Any], inputs: Sequence[Any]
     return _compat.bind(primitive, params, inputs)
 
 
-def _bound(primitive: jex.Primitive, params: Any, *inputs: Any) -> list[Any]:
+def _bound(
+    primitive: jex.Primitive, params: Sequence[tuple[str, Parameter]], *inputs: ArrayLike
+) -> list[jax.Array]:
     return _compat.bind(primitive, dict(params), inputs)
 
 
@@ -64,7 +70,7 @@ def _lower(ctx, *inputs, operation, params):
 mlir.register_lowering(scope_p, _lower)
 
 
-def _again(f: Callable, *inputs: Any) -> Any:
+def _again(f: Callable[..., PyTree], *inputs: PyTree) -> PyTree:
     """Returns ``f`` of arrays, traced, with each of its equations bound by :func:`bind`."""
     with jax.enable_x64(True):
         closed, shape = jax.make_jaxpr(f, return_shape=True)(*inputs)
@@ -72,12 +78,12 @@ def _again(f: Callable, *inputs: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(shape), outs)
 
 
-def _evaluate(jaxpr: Any, inputs: Sequence[Any]) -> list[Any]:
+def _evaluate(jaxpr: Jaxpr, inputs: Sequence[ArrayLike]) -> list[ArrayLike]:
     body, consts = _compat.open_jaxpr(jaxpr)
-    known: dict[Any, Any] = dict(zip(body.constvars, consts, strict=True))
+    known: dict[jex.Var, ArrayLike] = dict(zip(body.constvars, consts, strict=True))
     known.update(zip(body.invars, inputs, strict=True))
 
-    def read(x: Any) -> Any:
+    def read(x: jex.Var | jex.Literal) -> ArrayLike:
         return x.val if isinstance(x, jex.Literal) else known[x]
 
     for eqn in body.eqns:
@@ -98,7 +104,7 @@ def _batch(inputs, dims, *, operation, params):
 batching.primitive_batchers[scope_p] = _batch
 
 
-def _differentiable(x: Any) -> bool:
+def _differentiable(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)
 
 

@@ -7,11 +7,22 @@ added here, and :class:`ParameterError` says so until it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from ._row import PRIMITIVES
 
-Jaxpr = Any  # open or closed: one class since JAX 0.12
+if TYPE_CHECKING:
+    import jax
+    import jax.extend.core as jex
+
+    from .._types import AxisName
+
+Jaxpr: TypeAlias = Any
+"""An open or closed jaxpr: ``jex.Jaxpr`` or ``jex.ClosedJaxpr``, one class since JAX 0.12."""
+
+Parameter: TypeAlias = Any
+"""The value of one of a primitive's parameters, whose type JAX chooses for each."""
+
 AxisPair = tuple[tuple[int, ...], tuple[int, ...]]  # of the left and of the right operand
 BODIES = {row.name: row.body for row in PRIMITIVES.values() if row.body is not None}
 BODIES["outlined"] = "jaxpr"  # scalewise's own primitive
@@ -24,7 +35,7 @@ SCALAR_FUNCTIONS = {
     "select_jaxpr": "select_consts",
     "scatter_jaxpr": "scatter_consts",
 }
-_REQUIRED: Any = object()
+_REQUIRED = object()
 
 
 class ParameterError(LookupError):
@@ -35,13 +46,13 @@ class Equation(Protocol):
     """A JAX equation, or :class:`scalewise.interpret.Equation`."""
 
     @property
-    def primitive(self) -> Any: ...
+    def primitive(self) -> jex.Primitive: ...
 
     @property
-    def params(self) -> Mapping[str, Any]: ...
+    def params(self) -> Mapping[str, Parameter]: ...
 
 
-def read(equation: Equation, *names: str, default: Any = _REQUIRED) -> Any:
+def read(equation: Equation, *names: str, default: Parameter = _REQUIRED) -> Parameter:
     """Returns an equation's parameter.
 
     Args:
@@ -64,7 +75,7 @@ def read(equation: Equation, *names: str, default: Any = _REQUIRED) -> Any:
     )
 
 
-def replaced(equation: Equation, **changes: Any) -> dict[str, Any]:
+def replaced(equation: Equation, **changes: Parameter) -> dict[str, Parameter]:
     """Returns an equation's parameters with some of them replaced.
 
     Raises:
@@ -104,9 +115,9 @@ class Jit(NamedTuple):
 
     body: Jaxpr
     name: str
-    compiler_options: dict[str, Any]
-    in_shardings: Sequence[Any]
-    out_shardings: Sequence[Any]
+    compiler_options: dict[str, Parameter]
+    in_shardings: Sequence[Parameter]
+    out_shardings: Sequence[Parameter]
 
 
 def jit(equation: Equation) -> Jit:
@@ -170,9 +181,9 @@ class ShardMap(NamedTuple):
     """The parameters of a ``shard_map``; ``axes`` are the mesh axes that it maps over."""
 
     body: Jaxpr
-    mesh: Any
-    in_specs: Sequence[Any]
-    out_specs: Sequence[Any]
+    mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+    in_specs: Sequence[jax.sharding.PartitionSpec]
+    out_specs: Sequence[jax.sharding.PartitionSpec]
     axes: frozenset[str]
 
 
@@ -193,7 +204,7 @@ def update_function(equation: Equation) -> Jaxpr | None:
     return read(equation, "update_jaxpr")
 
 
-def scalar_functions(equation: Equation) -> dict[str, tuple[Jaxpr, Sequence[Any], str]]:
+def scalar_functions(equation: Equation) -> dict[str, tuple[Jaxpr, Sequence[jax.Array], str]]:
     """Returns the functions that an operation applies to scalars.
 
     Returns:
@@ -224,12 +235,12 @@ def degree(equation: Equation) -> int | float:
     return DEGREES.get(equation.primitive.name, 1)
 
 
-def axis_name(equation: Equation) -> Any:
+def axis_name(equation: Equation) -> AxisName:
     """Returns the mesh axis, or axes, that a collective runs over."""
     return read(equation, "axes", "axis_name")
 
 
-def axis_groups(equation: Equation) -> Any:
+def axis_groups(equation: Equation) -> Sequence[Sequence[int]] | None:
     """Returns the groups of devices that a collective runs within, None for all devices."""
     return read(equation, "axis_index_groups", default=None)
 
@@ -244,12 +255,12 @@ def dot_dimensions(equation: Equation) -> tuple[AxisPair, AxisPair]:
     return contracted, batch  # pyright: ignore[reportReturnType]
 
 
-def ragged_dimensions(equation: Equation) -> Any:
+def ragged_dimensions(equation: Equation) -> jax.lax.RaggedDotDimensionNumbers | None:
     """Returns a ragged product's ``jax.lax.RaggedDotDimensionNumbers``, None for other products."""
     return read(equation, "ragged_dot_dimension_numbers", default=None)
 
 
-def conv_dimensions(equation: Equation) -> Any:
+def conv_dimensions(equation: Equation) -> jax.lax.ConvDimensionNumbers:
     """Returns a convolution's ``jax.lax.ConvDimensionNumbers``."""
     return read(equation, "dimension_numbers")
 
@@ -272,16 +283,16 @@ def conv_groups(equation: Equation) -> tuple[int, int]:
     return read(equation, "feature_group_count"), read(equation, "batch_group_count")
 
 
-def precision(equation: Equation) -> Any:
+def precision(equation: Equation) -> jax.lax.PrecisionLike:
     """Returns the ``precision`` of a contraction."""
     return read(equation, "precision")
 
 
-def out_sharding(equation: Equation) -> Any:
+def out_sharding(equation: Equation) -> jax.sharding.NamedSharding | None:
     """Returns the sharding that the user asked for of a result, None for none."""
     return read(equation, "out_sharding", default=None)
 
 
-def symmetric_factors(equation: Equation) -> tuple[Any, Any]:
+def symmetric_factors(equation: Equation) -> tuple[float, float]:
     """Returns alpha and beta of a ``symmetric_product``, alpha A A^T + beta C."""
     return read(equation, "alpha"), read(equation, "beta")
