@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proofs import parity, recipe_numbers, recipe_training
-from proofs.recipe_variants import ABLATIONS, CHANCE, LONG, RECIPES, STATES
+from proofs.recipe_variants import ABLATIONS, LONG, RECIPES, STATES
 
 HERE = Path(__file__).parent
 
@@ -30,15 +30,17 @@ TABLE = """
 ## All recipes
 
 {models}, sorted by the GPT's loss. *Cosine* is that of the gradient beside float32's, of the
-worst array of parameters; *SQNR* its signal-to-noise ratio, the median over the arrays; both for one
-batch after {steps} steps in float32. *Saturated* and *flushed* are shares of the numbers of all
+worst array of parameters; *SQNR* its signal-to-noise ratio, the median over the arrays; both for
+one batch after {steps} steps in float32. *Saturated* and *flushed* are shares of the numbers of all
 rounded operands; *bits* are the mean over all operands of all products, including their scales and
 the operands that a recipe leaves in 16 or 32 bits. An optimizer's state (`state-...`) rounds no
 operand.
 
-| recipe | GPT, loss | MoE, loss | ResNet, loss | worst cosine | SQNR, dB | saturated | flushed | bits |
-|---|---:|---:|---:|---:|---:|---:|---:|---:|
 """
+COLUMNS = (
+    "recipe", "GPT, loss", "MoE, loss", "ResNet, loss", "worst cosine", "SQNR, dB", "saturated",
+    "flushed", "bits",
+)  # fmt: skip
 
 LONG_HEAD = """
 ## A GPT of 20 million parameters
@@ -152,7 +154,7 @@ def all_recipes(losses: Losses, measured: dict) -> str:
         return mean if math.isfinite(mean) else math.inf
 
     made = [r for r in (*RECIPES, *STATES) if losses.ratios("gpt", r)]
-    text = ""
+    text = line(*COLUMNS) + f"|---{'|---:' * (len(COLUMNS) - 1)}|\n"
     for recipe in sorted(made, key=place):
         row = measured.get(("gpt", recipe))
         by_model = [ratio(losses.ratios(m, recipe)) for m in ("gpt", "moe", "resnet")]
@@ -202,7 +204,11 @@ def goals(losses: Losses) -> Iterable[tuple[str, str, bool]]:
     blocks = losses.ratios(model, "fp8_blockwise")
     if blocks:
         off = statistics.fmean(blocks) - 1
-        yield "`fp8_blockwise` within 0.25 % with outlier channels", f"{off:+.2%}", abs(off) <= 25e-4
+        yield (
+            "`fp8_blockwise` within 0.25 % with outlier channels",
+            f"{off:+.2%}",
+            abs(off) <= 25e-4,
+        )
     mx = losses.ratios("gpt", "mxfp8", "bf16")
     if mx:
         off = statistics.fmean(mx) - 1

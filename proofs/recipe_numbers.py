@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import scalewise as sw
@@ -30,11 +29,11 @@ from scalewise.formats import BlockFormat
 from scalewise.interpret import transform
 
 from . import models, parity
-from .recipe_training import program
+from .recipe_training import SETS, program
 from .recipe_variants import ABLATIONS, CHANCE, RECIPES
 
 FILE = Path(__file__).parents[1] / "docs" / "recipe_numbers.jsonl"
-MODELS = ("gpt", "gpt, outliers", "moe", "resnet")
+MODELS = ("gpt", "gpt, outliers")
 STEPS = 100  # in float32, before anything is measured
 
 
@@ -52,9 +51,9 @@ class Log:
         sums["bits"] += bits * size
         if operand is not None:
             exact, rounded, saturated = map(np.asarray, operand)
-            sums["nonzero"] += np.count_nonzero(exact)
-            sums["flushed"] += np.count_nonzero((exact != 0) & (rounded == 0))
-            sums["saturated"] += np.count_nonzero(saturated)
+            sums["nonzero"] += int(np.count_nonzero(exact))
+            sums["flushed"] += int(np.count_nonzero((exact != 0) & (rounded == 0)))
+            sums["saturated"] += int(np.count_nonzero(saturated))
             sums["rounded"] += exact.size
 
     def rows(self) -> dict[str, dict[str, float]]:
@@ -101,19 +100,20 @@ def role(value: Any) -> str:
 
 def width(fmt: Any) -> float:
     """Returns the bits that hold a number, its part of a block's scale included."""
-    return fmt.element.bits + fmt.scale.bits / fmt.size if isinstance(fmt, BlockFormat) else fmt.bits
+    return (
+        fmt.element.bits + fmt.scale.bits / fmt.size if isinstance(fmt, BlockFormat) else fmt.bits
+    )
 
 
-def gradients(under: Any, params: Any, batch: Any) -> tuple[Any, Any, dict[str, Any]]:
+def gradients(
+    loss_and_gradient: Any, recipe: sw.Recipe, params: Any, batch: Any
+) -> tuple[Any, Any, dict[str, Any]]:
     """Returns loss and gradient under a recipe, and what its operands were rounded to."""
-    loss_and_gradient, recipe = under
-    if recipe is None:
-        return (*jax.jit(loss_and_gradient)(params, batch), {})
     scaled = sw.autoscale(loss_and_gradient, recipe)
     if isinstance(scaled, WithHistory):
         (loss, found), _ = scaled.step(scaled.init(params, batch), params, batch)
         return loss, found, {}
-    if recipe.store == "every_op":
+    if recipe.rounds == "every_op":
         return (*jax.jit(scaled)(params, batch), {})
     plain = interpretation(recipe)
     fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
@@ -146,15 +146,22 @@ def trained(name: str) -> tuple[Any, Any, Any]:
     return model, state["params"], next(stream)
 
 
+def _recipes(model: str) -> tuple[str, ...]:
+    return SETS["outliers"].recipes if model == SETS["outliers"].model else (*RECIPES, *ABLATIONS)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description="What each recipe does to a gradient and its operands."
+    )
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
-    parser.add_argument("--recipes", nargs="+", default=(*RECIPES, *ABLATIONS))
+    parser.add_argument("--recipes", nargs="+", default=())
     parser.add_argument("--out", type=Path, default=FILE)
     given = parser.parse_args()
     for name in given.models:
         there = {row["recipe"] for row in parity.rows(given.out) if row["model"] == name}
-        missing = [r for r in given.recipes if r not in there and r not in ("float32", CHANCE)]
+        wanted = given.recipes or _recipes(name)
+        missing = [r for r in wanted if r not in there and r not in ("float32", CHANCE)]
         if not missing:
             continue
         model, params, batch = trained(name)
@@ -162,7 +169,7 @@ def main() -> None:
         exact = jax.jit(function)(params, batch)
         for recipe in missing:
             chosen = ABLATIONS[recipe] if recipe in ABLATIONS else sw.recipes.CATALOGUE[recipe]
-            loss, found, operands = gradients((function, chosen), params, batch)
+            loss, found, operands = gradients(function, chosen, params, batch)
             row = {"model": name, "recipe": recipe, "steps": STEPS, "seed": 0}
             row |= {"loss": float(loss) / float(exact[0]), "gradient": compared(found, exact[1])}
             line = json.dumps(row | {"operands": operands} | parity.versions())

@@ -161,7 +161,9 @@ def train_long(runs: Runs, recipe: str, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        description="Trains models under every recipe, beside float32."
+    )
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--recipes", nargs="+", default=(), help="of the sets; all if none given")
     parser.add_argument("--seeds", nargs="+", type=int, help="only these of each set's")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import scalewise as sw
 from scalewise import Recipe, training
-from scalewise.autoscale import Operand, Products
+from scalewise.autoscale import Operand
 
 CHANCE = "float32, moved"  # float32 from parameters that differ by less than FP16's spacing
 _ALIASES = ("fp8_current",)
