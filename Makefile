@@ -9,7 +9,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest test-torch check unit thorough format prove fuzz parity references bench scoreboard docs gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest test-torch check unit thorough format prove fuzz nightly parity references bench scoreboard docs gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -78,6 +78,36 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 
 fuzz: $(VENV)/.ready     ## random programs, malformed files and damaged run folders, seeded
 	$(BIN)/python -m proofs.fuzz $(ARGS)
+
+# Everything that docs/results.md claims; each command runs, also after one has failed. Many hours.
+nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
+	@failed=""; run() { echo "nightly: $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
+	run $(MAKE) demo ARGS="--out runs/nightly-$$(date +%F)"; \
+	run $(BIN)/python -m proofs.parity --again; \
+	run $(BIN)/python -m proofs.torture; \
+	run $(BIN)/python -m proofs.side_by_side; \
+	run $(BIN)/python -m proofs.gallery --record; \
+	run $(MAKE) scoreboard; \
+	run $(MAKE) prove; \
+	run $(MAKE) references; \
+	run $(BIN)/python docs/functions_page.py measure; \
+	run $(BIN)/python -m proofs.norms; \
+	run $(BIN)/python -m proofs.normalise; \
+	run $(BIN)/python -m proofs.scaling_kinds; \
+	run $(BIN)/python -m proofs.resume; \
+	run $(BIN)/python -m proofs.two_processes; \
+	run $(BIN)/python -m proofs.processes; \
+	run $(BIN)/python -m proofs.fuzz programs; \
+	run $(MAKE) gpu-hlo; \
+	run $(MAKE) bench; \
+	run $(BIN)/python -m benchmarks.training; \
+	run $(BIN)/python -m benchmarks.autoscale; \
+	run $(BIN)/python -m benchmarks.audit; \
+	run $(BIN)/python -m benchmarks.monitor; \
+	for page in results parity side_by_side gallery scoreboard functions norms scalify; do \
+		run env PYTHONPATH=. $(BIN)/python docs/$${page}_page.py; \
+	done; \
+	if [ -n "$$failed" ]; then printf "nightly: failed:$$failed\n"; exit 1; fi; echo "nightly: all passed"
 
 parity: $(VENV)/.ready   ## models beside float32, and tortured; methods and recipes side by side: docs/
 	$(BIN)/python -m proofs.parity $(ARGS)

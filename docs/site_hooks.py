@@ -120,7 +120,8 @@ def _parsed(file: Path) -> ast.Module:
 def _recipes() -> str:
     from scalewise.autoscale import recipes
 
-    lines = ["# scalewise.autoscale.recipes", "", "[Recipes](../autoscale.md) describes them.", ""]
+    lines = ["# scalewise.autoscale.recipes", ""]
+    lines += ["[Choose a recipe](../guides/recipes.md) describes them.", ""]
     for name, recipe in recipes.CATALOGUE.items():
         lines += [f"## {name}", "", f"    {recipe}", ""]
     return "\n".join(lines)

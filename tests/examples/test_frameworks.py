@@ -1,47 +1,53 @@
 """Each framework's script trains under FP8 as in float32, with one line changed."""
 
-import importlib.util
-import itertools
 import re
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-import scalewise as sw
-
 ROOT = Path(__file__).parents[2]
-SCRIPTS = ("digits_nnx", "digits_linen", "digits_equinox", "digits_haiku", "pole")
+TEXT = (ROOT / "docs" / "frameworks.md").read_text()
+DIFFS = {
+    re.search(r"from (\w+) import", diff)[1]: diff
+    for diff in re.findall(r"^```diff\n(.*?)^```", TEXT, re.M | re.S)
+}
 
 
-def loaded(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def side(diff: str, sign: str) -> str:
+    """Returns the program before (``-``) or after (``+``) a diff."""
+    lines = diff.splitlines()
+    return "\n".join(line[1:] for line in lines if not line or line[0] in (" ", sign))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:haiku")
-@pytest.mark.thorough(gate=2)
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_the_first_steps_are_those_of_float32(name):
+@pytest.mark.thorough(gate=3)
+@pytest.mark.parametrize("name", DIFFS)
+def test_both_sides_of_the_diff_train_alike(name, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    losses = []
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        script = loaded(name)
-        losses = []
-        for step in (script.train_step, sw.autoscale(script.train_step, "fp8")):
-            step, state = jax.jit(step), script.init(0)
-            losses.append([])
-            for batch in itertools.islice(script.batches(b"", 0), 4):
-                state, loss = step(state, batch)
-                losses[-1].append(float(loss))
+        for sign in "-+":
+            monkeypatch.delitem(sys.modules, name, raising=False)
+            variables = {"steps": 4, "text": bytes(range(32, 127)) * 40}
+            exec(compile(side(DIFFS[name], sign), name, "exec"), variables)
+            losses.append(variables["losses"])
     reference, narrow = np.array(losses)
+    assert len(reference) == 4
     assert np.abs(narrow / reference - 1).max() < 0.03
     assert (narrow != reference).any() or name == "pole"  # whose loss counts moves
 
 
-def test_the_page_lists_the_scripts():
-    text = (ROOT / "docs" / "frameworks.md").read_text()
-    linked = set(re.findall(r"\(\.\./examples/(\w+)\.py\)", text))
-    assert set(SCRIPTS) <= linked
-    assert all((ROOT / "examples" / f"{name}.py").exists() for name in linked)
+def test_each_diff_changes_one_line_of_the_program():
+    for name, diff in DIFFS.items():
+        changed = [line for line in diff.splitlines() if line[:1] in "+-" and line[:1]]
+        assert [line[0] for line in changed] == ["+", "-", "+"], name
+        assert changed[0] == "+import scalewise as sw"
+
+
+def test_every_framework_and_kind_of_program_has_a_diff():
+    wanted = {"digits_nnx", "digits_linen", "digits_equinox", "digits_haiku"}
+    assert set(DIFFS) == wanted | {"gpt", "moe", "unet", "pole"}
+    assert all(f"(../examples/{name}.py)" in TEXT for name in DIFFS)

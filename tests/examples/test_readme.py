@@ -1,10 +1,9 @@
-"""The README: its Python runs, its commands exist, its figures were measured."""
+"""The README: its commands exist, its links work, its figures were measured."""
 
 import json
 import re
 from pathlib import Path
 
-import jax
 import pytest
 from typer.main import get_command
 
@@ -42,34 +41,6 @@ def demo_table(summary: dict) -> list[str]:
         )
         rows.append("| " + " | ".join(cells) + " |")
     return rows
-
-
-SLOW, THOROUGH = pytest.mark.slow, pytest.mark.thorough
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "README.md",
-        pytest.param("docs/autoscale.md", marks=SLOW),
-        pytest.param("docs/audit.md", marks=SLOW),
-        pytest.param("docs/index.md", marks=THOROUGH),
-        pytest.param("docs/get-started/first-step.md", marks=THOROUGH),
-        pytest.param("docs/get-started/debug.md", marks=THOROUGH),
-        pytest.param("docs/get-started/formats.md", marks=THOROUGH),
-        "docs/casts.md",
-        pytest.param("docs/scalify.md", marks=THOROUGH),
-        pytest.param("docs/rescaling.md", marks=THOROUGH),
-        pytest.param("docs/kernels.md", marks=THOROUGH),
-    ],
-)
-def test_its_python_runs(page, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # for the files that it writes
-    text = (ROOT / page).read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert blocks
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        exec(compile("\n".join(blocks), page, "exec"), {})
 
 
 def test_its_make_targets_exist():
