@@ -84,8 +84,8 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	@failed=""; run() { echo "nightly: $$*"; "$$@" || failed="$$failed\n  $$*"; }; \
 	run $(MAKE) demo ARGS="--out runs/nightly-$$(date +%F)"; \
 	run $(BIN)/python -m proofs.parity --again; \
-	run $(BIN)/python -m proofs.torture; \
-	run $(BIN)/python -m proofs.side_by_side; \
+	run $(BIN)/python -m proofs.torture --again; \
+	run $(BIN)/python -m proofs.side_by_side --again; \
 	run $(BIN)/python -m proofs.gallery --record; \
 	run $(MAKE) scoreboard; \
 	run $(MAKE) prove; \
@@ -104,7 +104,7 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m benchmarks.autoscale; \
 	run $(BIN)/python -m benchmarks.audit; \
 	run $(BIN)/python -m benchmarks.monitor; \
-	for page in results parity side_by_side gallery scoreboard functions norms scalify; do \
+	for page in parity side_by_side gallery scoreboard functions norms scalify results; do \
 		run env PYTHONPATH=. $(BIN)/python docs/$${page}_page.py; \
 	done; \
 	if [ -n "$$failed" ]; then printf "nightly: failed:$$failed\n"; exit 1; fi; echo "nightly: all passed"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-# What neither runs on the device nor moves a byte.
+# Operations that neither run on the device nor move a byte.
 FREE = frozenset({
     "parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "partition-id",
     "replica-id", "iota", "opt-barrier",
@@ -370,7 +370,7 @@ def _contracted(line: Instruction, a: Array, b: Array) -> int:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a program costs on a device; times in seconds, traffic in bytes by opcode and dtype.
+    """Cost of a program on a device; times in seconds, traffic in bytes by opcode and dtype.
 
     `launches` counts collectives by opcode: XLA joins those of one kind whose operands are ready.
     """

@@ -17,7 +17,7 @@ from proofs.gallery import ALL, ASPECTS, rows, totals  # noqa: E402
 
 from examples import gallery  # noqa: E402
 
-HEAD = """# Failures that people lost days over, and what the audit says
+HEAD = """# 60 failures, and what the audit says of each
 
 Written by `python docs/gallery_page.py` from docs/gallery.jsonl, which
 `python -m proofs.gallery --record` writes: it checks that the audit finds each marked line and a

@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("src", "docs", "proofs", "benchmarks", "examples")
+DOCTEST = re.compile(r"^\s*>>>.*(?:\n(?!\s*$).*)*", re.MULTILINE)
 LONGEST = 60  # words in a sentence
 
 
@@ -48,7 +49,7 @@ RULES = (
     Rule(words("heeds?", "heeded"), "says what is checked"),
     Rule(words("leaves? room", "of room", "lanes?", "ledgers?"), "a margin; run, accumulator"),
     Rule(words("comes of it", "also here", "helps less"), "results, more, worse"),
-    Rule(re.compile(r"\b(?:is|are) none\b(?! of)"), "what there is instead"),
+    Rule(re.compile(r"(?<!there )\b(?:is|are) none\b(?! of)"), "what there is instead"),
     Rule(words("by the dozen", "this morning", "nowadays"), "a number, a date"),
     Rule(words("lost days over", "for free", "under the hood"), "plain words"),
     Rule(words("accepted:"), "expected one of"),
@@ -134,9 +135,7 @@ def python(text: str) -> Iterator[Paragraph]:
 
 
 def docstring(text: str, line: int) -> Iterator[Paragraph]:
-    text = re.sub(
-        r"^\s*>>>.*(?:\n(?!\s*$).*)*", lambda m: "\n" * m[0].count("\n"), text, flags=re.M
-    )
+    text = DOCTEST.sub(lambda found: "\n" * found[0].count("\n"), text)
     lines = [re.sub(r"^ {4}(?=\S)|^ {8}(?=\S)", "", t) for t in text.splitlines()]
     yield from markdown("\n".join(lines), line)
 

@@ -9,7 +9,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
-from inspect import isclass, isfunction
+from inspect import isclass, isfunction, ismodule
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ LINK = re.compile(r"\]\(((?:\.\./)+)([^)#]*)\)")
 
 def on_config(config: MkDocsConfig) -> None:
     """Lists the API's pages in the navigation."""
-    pages = [{name: _page(name)} for name in PACKAGES]
+    pages = [{"All names": _page("names")}]
+    pages += [{name: _page(name)} for name in (*PACKAGES, "torch")]
     for section in config.nav or []:
         for entry in section.get("Reference", []):
             if entry.get("Python") == "REFERENCE":
@@ -47,6 +48,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     """Adds the pages that are made here."""
     for name, summary in PACKAGES.items():
         _add(files, config, _page(name), _reference(name, summary))
+    _add(files, config, _page("names"), _names())
+    _add(files, config, _page("torch"), _torch())
     _add(files, config, "reference/layers.md", _layers())
     _add(files, config, "reference/recipes.md", _recipes())
     _add(files, config, "reference/command-line.md", _command_line())
@@ -78,22 +81,60 @@ def _page(package: str) -> str:
 
 def _reference(name: str, summary: str) -> str:
     lines = [f"# scalewise.{name}", "", summary, ""]
-    for public in _public(name):
-        lines += [f"::: scalewise.{name}.{public}", ""]
+    package = importlib.import_module(f"scalewise.{name}")
+    values = {public: getattr(package, public) for public in _public(SOURCE / name / "__init__.py")}
+    described = [n for n, value in values.items() if isfunction(value) or isclass(value)]
+    lines += [line for n in described for line in (f"::: scalewise.{name}.{n}", "")]
+    others = [n for n in values if n not in described]
+    if others:
+        lines += ["## Values", "", "| name | type | value |", "|---|---|---|"]
+        lines += [f"| `{n}` | {_type(values[n])} | {_value(values[n])} |" for n in others]
     return "\n".join(lines)
 
 
-def _public(name: str) -> Iterator[str]:
-    """Names of the functions and classes that a package exports as ``import X as X``."""
-    path = SOURCE / name
-    package = importlib.import_module(f"scalewise.{name}")
-    for node in _parsed(path / "__init__.py").body:
-        if isinstance(node, ast.ImportFrom):
-            exported = [alias.name for alias in node.names if alias.asname == alias.name]
-            for public in exported:
-                value = getattr(package, public)
-                if not public.startswith("_") and (isfunction(value) or isclass(value)):
-                    yield public
+def _public(file: Path) -> list[str]:
+    """Returns the names that a package exports as ``import X as X``."""
+    nodes = [node for node in _parsed(file).body if isinstance(node, ast.ImportFrom)]
+    aliases = [alias for node in nodes for alias in node.names]
+    return [a.name for a in aliases if a.asname == a.name and not a.name.startswith("_")]
+
+
+def _type(value: Any) -> str:
+    return "module" if ismodule(value) else f"`{type(value).__name__}`"
+
+
+def _value(value: Any) -> str:
+    """Returns a value's text for a cell of a table, cut to a line; a module's first sentence."""
+    text = (value.__doc__ or "") if ismodule(value) else repr(value)
+    text = _cell(text)
+    text = text if len(text) <= 100 else text[:99] + "…"
+    return text if ismodule(value) else f"`{text}`"
+
+
+def _names() -> str:
+    """The names of the package itself, each with a link to its description."""
+    lines = [
+        "# scalewise",
+        "",
+        "Each of these is `scalewise.NAME`.",
+        "",
+        "| name | in |",
+        "|---|---|",
+    ]
+    nodes = [n for n in _parsed(SOURCE / "__init__.pyi").body if isinstance(n, ast.ImportFrom)]
+    for node in nodes:
+        for alias in node.names:
+            package = (node.module or alias.name).split(".")[0]
+            title = f"[scalewise.{package}]({package}.md)"
+            lines.append(f"| `{alias.name}` | {title} |")
+    return "\n".join(lines[:6] + sorted(lines[6:], key=str.lower))
+
+
+def _torch() -> str:
+    """The names of scalewise.torch, which needs not be installed."""
+    file = SOURCE / "torch" / "__init__.py"
+    lines = ["# scalewise.torch", "", "PyTorch models and tensors. [PyTorch](../torch.md)", ""]
+    return "\n".join(lines + [f"::: scalewise.torch.{name}\n" for name in _public(file)])
 
 
 def _layers() -> str:

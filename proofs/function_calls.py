@@ -260,7 +260,8 @@ EXPLICIT: dict[str, tuple[Callable, tuple]] = {
     "random.truncated_normal": (lambda x: jr.truncated_normal(KEY, x, x + 1), (V,)),
 }  # fmt: skip
 
-# What takes no float arrays or returns none that depends on them, or needs a mesh or a file.
+# Functions without float arguments or without results that depend on them, or that need a mesh
+# or a file.
 WITHOUT = {
     "jnp": """arange array_equal array_equiv array_repr array_str bartlett bincount bitwise_and
         bitwise_count bitwise_invert bitwise_left_shift bitwise_not bitwise_or

@@ -51,7 +51,7 @@ TOLERANCE = 3.0  # the error that a fix leaves, as a multiple of the one that th
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What the audit said of one program.
+    """The audit's verdict on one program.
 
     Attributes:
         problems: by aspect, what is wrong with the first finding.

@@ -166,7 +166,7 @@ def compare(route: Route) -> tuple[int, list[str]]:
     theirs = route.cast(x)
     with np.errstate(invalid="ignore"):  # signalling NaNs
         ours = ours.astype(np.float64)
-    if route.fmt.nan_code is None:  # what NaN becomes where there is none is anybody's choice
+    if route.fmt.nan_code is None:  # a format without NaN: each library chooses
         ours = np.where(np.isnan(x), theirs, ours)
     same = (ours == theirs) & (np.signbit(ours) == np.signbit(theirs))
     differs = np.flatnonzero(~(same | (np.isnan(ours) & np.isnan(theirs))))

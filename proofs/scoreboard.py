@@ -82,7 +82,7 @@ class InLow(InDtype):
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What a check said of a program.
+    """A check's verdict on a program.
 
     Attributes:
         message: its words; None if it was silent.

@@ -2,9 +2,9 @@
 
 Each equation of a program, those of its backward pass, of loops and of branches included, is
 computed in float32, and what the transformation rounds there is rounded to one of the two numbers
-beside it, at random, the nearer one more often: on the grid that the format has behind the scale
-that the transformation documents. What results differ by in a few such runs is what the roundings
-alone explain, ties that they make among the arguments of a maximum included.
+beside it, at random, the nearer one more often: on the grid that the format has with the scale
+that the transformation documents. The roundings alone explain as large a difference as there is
+between a few such runs, ties that they make among the arguments of a maximum included.
 
 Nothing is counted twice: a recipe that rounds the operands of products moves nothing else, but for
 float32's own errors, and a number that is on the grid stays.
@@ -98,7 +98,7 @@ def static(fmt: Format) -> Rounding:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What a transformation rounds; None for nothing.
+    """The parts of a program that a transformation rounds; None for nothing.
 
     Attributes:
         results: each equation's results, and the arguments.

@@ -1,7 +1,8 @@
-"""The examples of docs/torch.md, and its table of operations."""
+"""The examples of docs/torch.md and of the tutorial, and the table of operations."""
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,15 @@ def test_the_examples_run(capsys, tmp_path):
         st.RULES.update(before)
     assert capsys.readouterr().out.strip() == "overflow squares = x * x norm"
     assert names["x"].grad.tolist() == [[1.0] * 64] * 4
+
+
+def test_the_tutorial_prints_what_it_says():
+    spec = importlib.util.spec_from_file_location("outputs", DOCS / "outputs.py")
+    outputs = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = outputs  # its dataclass looks itself up
+    spec.loader.exec_module(outputs)
+    for ran in outputs.run(DOCS / "tutorials" / "pytorch.md"):
+        assert ran.expected is None or outputs.agrees(ran.expected, ran.printed), ran.printed
 
 
 def test_the_table_is_up_to_date():

@@ -45,7 +45,7 @@ from ._search._literals import changed_and_masks
 from ._search._measure import near
 from ._search._search import Search
 
-# How a primitive makes a NaN of numbers that are none.
+# How a primitive makes a NaN of numbers without one.
 NAN_CAUSES = {
     **dict.fromkeys(("add", "sub", "add_any", "reduce_sum", "cumsum"), "infinity minus infinity"),
     **dict.fromkeys(("mul", "dot_general"), "0 times infinity, or infinity minus infinity"),

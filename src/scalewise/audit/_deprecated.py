@@ -38,7 +38,7 @@ class RenamedKeys(dict):
 
 
 def with_new_keys(data: Any) -> Any:
-    """Returns JSON data with the keys of an earlier release replaced by today's."""
+    """Returns JSON data with the keys of an earlier release replaced by the new ones."""
     if isinstance(data, dict):
         return {KEYS.get(key, key): with_new_keys(x) for key, x in data.items()}
     return [with_new_keys(x) for x in data] if isinstance(data, list) else data

@@ -23,7 +23,7 @@ WhatIfLike: TypeAlias = "BlockFormatLike | RecipeLike"
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WhatIf:
-    """What another format or recipe would do to a group of arrays; float32 scalars.
+    """Statistics of a group of arrays under another format or recipe; float32 scalars.
 
     Attributes:
         flushed: share of the nonzero numbers that would become zero.

@@ -81,8 +81,8 @@ def _poles(y: np.ndarray) -> np.ndarray:
 def _flushed(function: Elementary, x: np.ndarray, y: np.ndarray, rounded: np.ndarray) -> np.ndarray:
     """Returns which values round to zero without being zero.
 
-    Zeros of float64 beside such values are too small for float64. What float64 makes of zeros, such
-    as sinc's at integers, mpmath decides.
+    Zeros of float64 beside such values are too small for float64. mpmath decides on zeros of
+    float64, such as sinc's at integers.
     """
     small = (rounded == 0) & (y != 0)
     zero = (y == 0) & (x != 0)

@@ -21,7 +21,7 @@ from ._strategy import Axes, Scales, Scaling
 class _FractionalScales(Scaling):
     """Scales of blocks of E2M1 that aren't powers of two; the largest of a tensor's becomes 256.
 
-    256 in place of 448, the largest E4M3 number, leaves room to raise a scale afterwards.
+    256 in place of 448, the largest E4M3 number, allows a scale to be raised afterwards.
     """
 
     power_of_two: bool = False

@@ -163,7 +163,7 @@ def apply(
         granularity: see :func:`function`.
 
     Returns:
-        What the rule returns, in these dtypes.
+        The results of the rule, in these dtypes.
     """
     function = RULES[target]
     leaves, tree = jax.tree.flatten(_hashable((args, kwargs)), is_leaf=lambda x: x is None)

@@ -108,7 +108,7 @@ class RecordedArray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recording(Printed):
-    """What a device computed in a run of a function, by equation, in program order.
+    """Statistics of what a device computed in a run of a function, by equation, in program order.
 
     Attributes:
         function: its name.

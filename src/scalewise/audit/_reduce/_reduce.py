@@ -51,7 +51,7 @@ class Audited:
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """What a slice has to show.
+    """The event that a slice has to show.
 
     Attributes:
         kind: of the finding.

@@ -22,7 +22,7 @@ Place = tuple[str, int, str, str]  # file, line, primitive, direction
 
 @dataclasses.dataclass(frozen=True)
 class Difference(Printed):
-    """What changed from one report to another.
+    """Changes from one report to another.
 
     Attributes:
         names: function and format of each report.

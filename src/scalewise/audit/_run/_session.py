@@ -50,7 +50,7 @@ class OutputError:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What one run gave.
+    """The result of one run.
 
     Attributes:
         recorded, statistics, operands: the equations, the statistics of each, and the equations

@@ -118,7 +118,7 @@ class Fix:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Context:
-    """What the fixes for a finding depend on.
+    """The facts on which the fixes for a finding depend.
 
     Attributes:
         group: the finding's equations.

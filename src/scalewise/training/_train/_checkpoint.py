@@ -138,7 +138,7 @@ class Checkpoints:
             run: the identity of the run; None to take over the one that most checkpoints have.
 
         Returns:
-            What was read; None if the folder holds no checkpoint at all.
+            The checkpoint; None if the folder holds no checkpoint at all.
 
         Raises:
             InputError: another program wrote a checkpoint, the settings differ, or all checkpoints
