@@ -343,8 +343,8 @@ def page() -> str:
         "",
         "## Error against magnitude",
         "",
-        "Normal vectors of every magnitude, four of each: the worst error in ulps. Results that are "
-        "not finite or beyond 2^12 ulps lie on the top line; below 1/8 ulp on the bottom line.",
+        "Normal vectors of every magnitude, four of each: the worst error in ulps. Results that "
+        "are not finite or beyond 2^12 ulps lie on the top line; below 1/8 ulp on the bottom line.",
         "",
         "![Error of each method against magnitude, for each format and n](norms.svg)",
         "",

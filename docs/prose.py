@@ -151,12 +151,13 @@ def comments(text: str) -> Iterator[Paragraph]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             line = token.start[0]
-            if lines and line != last + 1:
+            alone = token.line.lstrip().startswith("#")
+            if lines and (line != last + 1 or not alone):
                 yield Paragraph(start, plain(" ".join(lines)))
                 lines = []
             start = line if not lines else start
             lines.append(token.string.lstrip("# "))
-            last = line
+            last = line if alone else 0
     if lines:
         yield Paragraph(start, plain(" ".join(lines)))
 

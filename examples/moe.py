@@ -68,7 +68,7 @@ def attention(params: Tree, x: jax.Array) -> jax.Array:
 
 
 def experts(params: Tree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The output of the chosen experts for each token, and how unevenly they are chosen (1 is even)."""
+    """The chosen experts' output, and how unevenly they are chosen (1 is even)."""
     shares = jax.nn.softmax(x @ params["router"])
     best, index = jax.lax.top_k(shares, CONFIG.chosen)
     mask = jax.nn.one_hot(index, CONFIG.experts, dtype=x.dtype)

@@ -32,7 +32,7 @@ OPTIMIZER = optax.adam(optax.cosine_decay_schedule(0.05, 400))
 
 
 def init(seed: int) -> Tree:
-    """A membrane at rest, and the state of the optimizer."""
+    """A flat membrane, and the state of the optimizer."""
     del seed
     params = {"displacement": jnp.zeros((CONFIG.size, CONFIG.size))}
     return {"params": params, "optimizer": OPTIMIZER.init(params)}

@@ -47,7 +47,7 @@ ONNX = {
     "fp16": "FLOAT16", "bf16": "BFLOAT16", "e4m3fn": "FLOAT8E4M3FN", "e5m2": "FLOAT8E5M2",
     "e4m3fnuz": "FLOAT8E4M3FNUZ", "e5m2fnuz": "FLOAT8E5M2FNUZ", "e2m1fn": "FLOAT4E2M1",
 }  # fmt: skip
-# What its backend tests cast to and from besides.
+# Other dtypes that its backend tests cast to and from.
 WIDER = {"e8m0": "FLOAT8E8M0", "fp32": "FLOAT", "fp64": "DOUBLE"}
 TORCH = {
     "fp16": "float16", "bf16": "bfloat16", "e4m3fn": "float8_e4m3fn", "e5m2": "float8_e5m2",

@@ -112,8 +112,8 @@ quartet = Recipe(
     ),
 )
 # Forward nearest, backward stochastic after a Hadamard transform of 16 with new signs, whose scales
-# have a margin to be rounded down ("TetraJet-v2", arXiv 2510.27527, without its resets of weights and
-# its outlier channels).
+# have a margin to be rounded down ("TetraJet-v2", arXiv 2510.27527, without its resets of weights
+# and its outlier channels).
 _unbiased = Operand(
     NVFP4_BLOCKS, Amax(False, 17 / 16), rounding="stochastic", hadamard=16, signs="random"
 )

@@ -26,7 +26,7 @@ class FunctionRange:
     Attributes:
         name: the function's.
         overflows: intervals of inputs, both ends included, at which the value rounds beyond the
-            largest number. A pole, such as the logarithm's at 0, is none.
+            largest number. A pole, such as the logarithm's at 0, isn't one.
         flushes: intervals at which the value isn't zero, but rounds to zero.
     """
 
