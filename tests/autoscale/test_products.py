@@ -100,7 +100,9 @@ def test_both_routes_multiply_the_same_numbers(recipe, device, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:autoscale.*no matrix units")
-@pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4_forward", NVFP4], ids=["mxfp8", "mxfp4_forward", "nvfp4"])
+@pytest.mark.parametrize(
+    "recipe", ["mxfp8", "mxfp4_forward", NVFP4], ids=["mxfp8", "mxfp4_forward", "nvfp4"]
+)
 def test_blocks_go_to_the_units_of_a_device_that_has_them(recipe):
     recipe = sw.recipes.recipe(recipe)
     mixed = recipe.forward != recipe.backward  # of MXFP4 by MXFP8, XLA calls no library

@@ -47,7 +47,7 @@ def marked(page: str):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:haiku")
-@pytest.mark.parametrize("page", map(marked, pages()))
+@pytest.mark.parametrize("page", list(map(marked, pages())))
 def test_its_python_runs_and_prints_what_it_says(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for the files that it writes
     linecache.checkcache()

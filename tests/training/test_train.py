@@ -102,10 +102,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, recipe):
     run(tmp_path / "parts", recipe, steps=7)
     parts = run(tmp_path / "parts", recipe, resume=True)
     assert parts.digest == whole.digest
+    assert parts.loss == whole.loss
     assert figures(tmp_path / "parts") == figures(tmp_path / "whole")
     assert "resumed after step 7" in run.said
     assert parts.steps == whole.steps == 12
     assert saved(tmp_path / "whole") == [4, 8, 12]
+
+
+def test_a_finished_run_that_is_resumed_has_the_same_result(tmp_path):
+    whole = run(tmp_path / "run", "float32", steps=4)
+    again = run(tmp_path / "run", "float32", steps=4, resume=True)
+    assert (again.loss, again.digest, again.steps) == (whole.loss, whole.digest, 4)
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):

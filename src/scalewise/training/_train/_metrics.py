@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ class Log:
         folder: of the run.
         after: the last step whose line is kept; lines of later steps, which the run makes again,
             are removed.
+
+    Attributes:
+        losses: the losses of the last 50 lines that are kept; NaN for one that wasn't finite.
     """
 
     def __init__(self, folder: Folder, *, after: int):
@@ -33,13 +37,15 @@ class Log:
             OSError: the metrics can't be read or written.
         """
         self._folder = folder
+        self.losses: list[float] = []
         file = folder.path / NAME
         if file.exists():
             check_source(file)
             lines = file.read_bytes().splitlines()
             rows = {row["step"]: row for row in map(_read, lines) if row}
-            kept = [json.dumps(rows[n]) + "\n" for n in sorted(rows) if n <= after]
-            folder.write(NAME, "".join(kept))
+            kept = [rows[n] for n in sorted(rows) if n <= after]
+            folder.write(NAME, "".join(json.dumps(row) + "\n" for row in kept))
+            self.losses = [_loss(row) for row in kept[-50:]]
         self._events = _events(folder.path / "tensorboard", after)
 
     def step(self, row: Mapping[str, Any]) -> None:
@@ -75,6 +81,11 @@ def _read(line: bytes) -> dict[str, Any] | None:
         return None
     whole = isinstance(row, dict) and isinstance(row.get("step"), int)
     return row if whole and not isinstance(row["step"], bool) else None
+
+
+def _loss(row: Mapping[str, Any]) -> float:
+    loss = row.get("loss")
+    return float(loss) if isinstance(loss, int | float) else math.nan
 
 
 class _Events:

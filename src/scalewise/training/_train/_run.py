@@ -45,7 +45,7 @@ class Run:
         identity: of the run, written to its checkpoints.
         done, saved: the last step that was made, and the last one that was saved.
         left_out: steps left out in a row, up to the last one.
-        losses: of the steps that this process made.
+        losses: of the steps that were made; of those before a resumption, the last 50.
     """
 
     program: Program
@@ -96,6 +96,8 @@ class Run:
         batches = itertools.islice(endless_batches(self.program, text, seed), self.done, None)
         interrupt: KeyboardInterrupt | None = None
         log = Log(folder, after=self.done) if folder is not None and is_first() else None
+        if folder is not None:
+            self.losses = all_gather_json([] if log is None else log.losses)[0]
         with held_interrupts() as check_interrupt:
             try:
                 if self.done < steps:

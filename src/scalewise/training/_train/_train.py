@@ -47,7 +47,8 @@ class Trained:
     Attributes:
         program, recipe: their names.
         steps: the number of steps made, also before the run was resumed.
-        loss: mean over the last 50 steps that this process made; NaN if one wasn't finite.
+        loss: mean over the last 50 steps, also those before the run was resumed; NaN if one wasn't
+            finite.
         scale: the loss scale at the end.
         skipped: how many steps were left out.
         interrupted: True if an interrupt ended the run; the state was saved all the same.
