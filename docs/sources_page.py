@@ -228,7 +228,7 @@ SOURCES: dict[str, tuple[Item, ...]] = {
              "functions.md#functions-that-are-inaccurate-or-overflow",
              "ops/test_pages.py::test_the_table_of_functions_measures_the_same_again"),
         Item("the C++ idioms", "cast, ops.functions", "kernels.md",
-             "examples/test_readme.py::test_its_python_runs"),
+             "examples/test_pages.py::test_its_python_runs_and_prints_what_it_says"),
     ),
     "The blog on mixed precision": (
         Item("the bits of 0.15625 and -118.625; 0.01", "Format.encode", TUTORIAL + "bits", FIGURES),

@@ -16,19 +16,21 @@ ELSEWHERE = {  # pages whose code other tests run
     "docs/torch.md": "pytorch/test_docs.py",
     "docs/tutorials/pytorch.md": "pytorch/test_docs.py",
 }
-QUICK = ("README.md", "docs/casts.md", "docs/guides/devices.md")
-LONG = (  # about ten seconds or more each; make prove runs them
+QUICK = ("README.md", "docs/casts.md")
+LONG = (  # make prove runs them: each takes more than five seconds of one core
     "docs/guides/audit.md",
+    "docs/guides/checkpoints.md",
+    "docs/guides/every-operation.md",
+    "docs/guides/operands.md",
+    "docs/guides/recipes.md",
     "docs/guides/recordings.md",
     "docs/guides/tune.md",
-    "docs/guides/narrow-state.md",
-    "docs/guides/training-step.md",
-    "docs/tutorials/optax.md",
-    "docs/tutorials/nnx.md",
-    "docs/tutorials/linen.md",
-    "docs/tutorials/haiku.md",
-    "docs/tutorials/equinox.md",
     "docs/tutorials/custom-format.md",
+    "docs/tutorials/equinox.md",
+    "docs/tutorials/haiku.md",
+    "docs/tutorials/linen.md",
+    "docs/tutorials/nnx.md",
+    "docs/tutorials/optax.md",
 )
 
 
