@@ -224,7 +224,7 @@ def _anonymous(text: str) -> str:
 def section(case: Case) -> str:
     body = inspect.getsource(case.call).split("\n", 1)[1]
     code = re.sub(r"^(import|from) .*\n+", "", textwrap.dedent(body), flags=re.M).strip()
-    code = CODE.get(case.call.__name__, code)
+    code = re.sub(r"\n\n(?=\S)", "\n\n\n", CODE.get(case.call.__name__, code))  # as ruff does
     said = "\n".join(textwrap.wrap(message(case), 100, break_on_hyphens=False))
     return (
         f"\n### {case.title}\n\n```py\n{code}\n```\n\n```text\n{said}\n```\n\n"
