@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ..._output import page_environment, print_table
+from ..._output._text import Text
 from .._report._verdict import counted
 
 if TYPE_CHECKING:

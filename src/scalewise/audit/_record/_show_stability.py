@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ..._output import print_table
+from ..._output._text import Text
 
 if TYPE_CHECKING:
     from ._stability import LineStability, Stability

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from ..._output import Printed, TargetError, check_source
+from ..._output._text import Text
 from ..._user_file import InputError
 from .._deprecated import RenamedKeys, with_new_keys
 

@@ -7,9 +7,9 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from ..._output import print_table
+from ..._output._text import Text
 from ._braille import plot
 from ._results import Comparison, Record, smoothed
 
