@@ -1,6 +1,7 @@
 """Findings reduced to files of a few operations, which are run."""
 
 import contextlib
+import dataclasses
 import io
 import re
 import runpy
@@ -12,6 +13,7 @@ import pytest
 
 import scalewise as sw
 from scalewise.audit import Reduction
+from scalewise.autocast import Policy, Rule
 
 
 def reduced(f, low, *args, kind, trials=12, **options):
@@ -149,10 +151,72 @@ def test_float32_against_float64(tmp_path):
     assert 'jax.config.update("jax_enable_x64", True)' in found.code
 
 
+def normal(seed, *shape, scale=1.0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) * scale, jnp.float32)
+
+
+def test_a_policy_that_overflows(tmp_path):
+    def gated(params, x):
+        def gate(x):
+            return (x @ params["a"]) * (x @ params["b"])
+
+        return gate(x) / 1e5
+
+    policy = Policy(rules=(Rule("low", function="gate"),))
+    params = {"a": normal(0, 16, 8, scale=90.0), "b": normal(1, 16, 8, scale=90.0)}
+    found = reduced(gated, policy, params, normal(2, 8, 16), kind="overflow", trials=2)
+    assert "policy = scalewise.Policy(compute='float16', rules=(Rule('low'" in found.code
+    low, wide, printed = run(found, tmp_path)
+    assert np.isinf(low).any()
+    assert np.isfinite(wide).all()
+    assert "policy: [" in printed
+
+
+@pytest.mark.thorough
+def test_operands_that_a_recipe_cuts_off(tmp_path):
+    def net(params, x):
+        with jax.named_scope("input"):
+            h = x @ params["a"]
+        with jax.named_scope("elsewhere"):
+            return (h - jnp.mean(h, -1, keepdims=True)) @ params["b"]
+
+    a = jnp.asarray(np.random.default_rng(0).uniform(0.9, 0.998, (32, 16)), jnp.float32)
+    scaling = sw.scaled.Mx("floor")
+    recipe = sw.Recipe(forward="mxfp8_e4m3", scaling=scaling, keep={"elsewhere": "fp16"})
+    params = {"a": a, "b": normal(1, 16, 4)}
+    found = reduced(net, recipe, params, jnp.abs(normal(2, 8, 32)), kind="saturation", trials=1)
+    assert "with jax.named_scope('input'):" in found.code
+    assert "keep" not in found.code  # the exception isn't for this product
+    low, wide, _ = run(found, tmp_path)
+    assert np.linalg.norm(low - wide) > 0.03 * np.linalg.norm(wide)
+
+
+@pytest.mark.thorough
+def test_a_backward_product_of_a_recipe_keeps_its_pass(tmp_path):
+    def loss(params, x, y):
+        h = jax.nn.relu(x @ params["a"])
+        z = h @ jnp.concatenate([params["small"], params["large"]], -1)
+        return jnp.sum(jnp.square(z - y))
+
+    params = {
+        "a": normal(0, 16, 32, scale=0.3),
+        "small": normal(1, 32, 1),
+        "large": normal(2, 32, 3),
+    }
+    y = normal(4, 24, 4).at[:, 1:].add(1e11)  # gradients of 1 beside some of 1e11, in E5M2
+    x = normal(3, 24, 16)
+    found = reduced(jax.grad(loss), "fp8", params, x, y, kind="underflow", trials=1)
+    assert "jax.named_scope('transpose(jvp" in found.code
+    assert "* 1.0" in found.code
+    low, wide, _ = run(found, tmp_path)
+    assert ((low == 0) & (wide != 0)).any()
+
+
 def test_what_can_not_be_reduced():
     report = sw.audit(lambda x: x @ x, "c=f16", trials=3)(jnp.full((4, 4), 300.0))
-    with pytest.raises(ValueError, match="expected an audit in one format, not in autocast"):
-        report.reduce(0)
+    other = dataclasses.replace(report, low="Halved", reducer=None)
+    with pytest.raises(ValueError, match="ran in Halved, an interpretation that a file can't name"):
+        other.reduce(0)
     with pytest.raises(IndexError, match="reduce: i is 7; expected a number below"):
         report.reduce(7)
 

@@ -110,6 +110,25 @@ def test_operations_within_a_factor_of_4_of_overflowing():
     assert sw.audit(f, "bf16", trials=0)(jnp.array([8.0, 9.0])).latent == ()
 
 
+def test_latent_operations_of_policies_and_recipes():
+    def product(x):
+        return (x @ x.T) * 1e4
+
+    x = jnp.full((1, 16), 40.0)
+    place = f"test_trace.py:{line_of('return (x @ x.T) * 1e4')}"
+    report = sw.audit(product, "c=f16", trials=0)(x)
+    assert report.latent == (  # the product runs in float32, and its largest value is 2.56e8
+        f"{place}: dot_general, largest value 2^14.6, within a factor of 4 of FP16's maximum",
+    )
+    assert [e["amax"] for e in report.equations] == [25600.0, 2.56e8]
+    fixed = sw.Recipe(forward="e4m3fn", backward="e5m2", scaling=sw.scaled.Fixed())
+    assert sw.audit(product, fixed, trials=0)(x * 4).latent == (
+        f"{place}: dot_general, 32 of 32 numbers of its operands would be cut off with values 4 "
+        "times as large",
+    )
+    assert sw.audit(product, sw.recipes.fp8, trials=0)(x * 4).latent == ()  # scaled by their amax
+
+
 def test_constants_of_a_library_name_the_users_lines():
     def step(w, state):
         with jax.numpy_dtype_promotion("standard"):

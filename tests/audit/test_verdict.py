@@ -11,6 +11,8 @@ from rich.console import Console
 
 import scalewise as sw
 from scalewise.audit import Fix, OutputError
+from scalewise.audit._search._kinds import exceeds
+from scalewise.formats import FP16
 
 
 def shown(report, **options):
@@ -48,7 +50,9 @@ def test_fixes_that_help_partly(overflow):
     )
     partly = dataclasses.replace(
         partly, error_fixed=OutputError(2, 0.0), untried=7,
-        findings=(fixed, fixed, dataclasses.replace(left, tried=False)),
+        findings=(
+            fixed, dataclasses.replace(fixed, order=2), dataclasses.replace(left, tried=False)
+        ),
     )  # fmt: skip
     assert " and 1 more fix; after that: 2 numbers of the outputs not finite, " in partly.verdict
     assert partly.verdict.endswith("(no fix was tried); no trials were left for 7 more findings.")
@@ -58,11 +62,37 @@ def test_fixes_that_help_partly(overflow):
     assert narrow.verdict.endswith("(0.00049), most of which comes in with the arguments.")
     for error, said in (
         (math.nan, "(its error is NaN)"),
-        (2.0, "as large as the outputs)"),
+        (2.0, "at least as large as the outputs)"),
+        (0.3, "error 0.3, 614 times one rounding (0.00049): 30% of the outputs)"),
     ):
         bad = dataclasses.replace(overflow, error=OutputError(0, error))
         assert bad.verdict.startswith("No: norm does not compute in fp16 (")
         assert said in bad.verdict
+    small = OutputError(0, 0.03)
+    one = dataclasses.replace(overflow, error=small, outputs=(("['w']", OutputError(0, 0.4)),))
+    assert "does not compute in fp16 (error 0.03, " in one.verdict
+    assert "; output['w'] has error 0.4)" in one.verdict
+    usable = dataclasses.replace(overflow, error=small, outputs=(("", small),))
+    assert usable.verdict.startswith("norm computes in fp16 with error 0.03, ")
+    narrow = dataclasses.replace(usable, error=OutputError(0, 0.2), precision=4)  # as of FP8
+    assert narrow.verdict.startswith("norm computes in fp16 with error 0.2, 3.2 times one rounding")
+
+
+def test_an_overflow_just_beyond_the_maximum_is_given_in_numbers():
+    assert exceeds(65535.0, FP16) == "exceeds FP16's maximum, 65504 (largest value 65535)"
+    assert exceeds(7e4, FP16) == "exceeds FP16's maximum by 2^0.1 (largest value 2^16.1)"
+
+
+def test_a_simulation_is_not_said_to_train():
+    def verlet(x, v):
+        return x + 0.1 * v - 0.01 * jax.grad(lambda x: jnp.sum(x**4))(x)
+
+    def train(x, v):
+        return verlet(x, v)
+
+    x = jnp.linspace(0.1, 1, 5)
+    assert " verlet computes in fp16 " in f" {sw.audit(verlet, 'fp16', trials=0)(x, x).verdict}"
+    assert " train trains in fp16 " in f" {sw.audit(train, 'fp16', trials=0)(x, x).verdict}"
 
 
 def test_nothing_went_wrong_or_nothing_was_tried(overflow):

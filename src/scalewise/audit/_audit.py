@@ -29,6 +29,7 @@ from ..formats import format as format_
 from ..interpret import Interpretation, Program, is_float, trace
 from ..scaled import saturation
 from ._file import name_of
+from ._reduce._arithmetic import arithmetic
 from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction
 from ._report._report import SEMANTICS, Report
@@ -306,19 +307,20 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         scaled=isinstance(session.low, Boundaries | EveryOp),
         trials=trials - search.trials,
         untried=_untried(search),
-        latent=latent(outcome.equations, fmt) if session.adjustable else (),
+        latent=latent(outcome.equations, fmt),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
-        reducer=_reducer(session, outcome) if session.adjustable else None,
+        reducer=_reducer(session, outcome),
     )
 
 
-def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction]:
+def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction] | None:
     """Returns a function that reduces findings; it keeps the program, but no compiled code."""
+    own = arithmetic(session.low, session.reference.dtype)
+    if own is None:
+        return None
     audited = Audited(
         program=dataclasses.replace(session.program),  # without what it has cached
-        fmt=session.low.fmt,
-        saturate=session.low.saturate,
-        dtype=session.reference.dtype,
+        arithmetic=own,
         paths=dict(enumerate(equation.path for equation in outcome.recorded)),
         steps=session.steps,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -316,10 +317,14 @@ class OperandRounding(Residuals):
             if setting is not None:
                 ((rounded, scale),) = plain([operand], jnp.float32)
                 exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
-                rounded = rounded if scale is None else rounded * leading(scale, rounded)
+                own = 1.0 if scale is None else leading(scale, rounded)
+                rounded = rounded if scale is None else rounded * own
                 largest = largest_beside(rounded, setting, contracted)
                 saturated = is_saturated(exact, rounded, largest, setting)
-                found.append(RoundedOperand(exact, rounded, saturated))
+                limit = math.inf
+                if setting.scaling.source == "shapes":
+                    limit = float(setting.element.max) * own
+                found.append(RoundedOperand(exact, rounded, saturated, limit))
         return found
 
     def to_send(self, value: ScaledValue, axis_name: Any, equation: Equation) -> ScaledArray | None:

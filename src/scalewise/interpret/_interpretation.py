@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -32,11 +33,14 @@ class RoundedOperand(NamedTuple):
     Attributes:
         exact, rounded: the numbers before and after, of one shape.
         saturated: bool, whether a number's magnitude was cut off at the largest with its scale.
+        limit: the largest magnitude with its scale, if that doesn't depend on the numbers; else
+            infinity.
     """
 
     exact: jax.Array
     rounded: jax.Array
     saturated: jax.Array
+    limit: jax.Array | float = math.inf
 
 
 class Interpretation:

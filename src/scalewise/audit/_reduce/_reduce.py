@@ -11,16 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..._types import Saturation
-from ...emulate import Emulation
-from ...formats import Format
-from ...interpret import Equation, Program, is_float
+from ...interpret import Equation, Program
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._search._findings import Finding
 from .._search._kinds import KINDS
+from ._arithmetic import Arithmetic
 from ._graph import Graph, Origin, after, before
-from ._reduction import Arithmetic, Reduction, run_code
-from ._render import Slice, evaluate, rendered
+from ._reduction import Reduction, run_code
+from ._render import Slice, rendered
 from ._shrink import shrunk
 
 DEPTH = 12  # operations before the finding that a slice goes back at most
@@ -31,20 +29,17 @@ COUNTED = ("nan", "overflow", "underflow")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Audited:
-    """The parts of an audit in one format that reduce its findings.
+    """The parts of an audit that reduce its findings.
 
     Attributes:
         program: with its arguments.
-        fmt, saturate: the format.
-        dtype: of the reference run.
+        arithmetic: of the low-precision run.
         paths: of the equations, by their index in the report.
         steps: how often the program was called.
     """
 
     program: Program
-    fmt: Format
-    saturate: Saturation
-    dtype: Any
+    arithmetic: Arithmetic
     paths: Mapping[int, tuple[int, ...]]
     steps: int = 1
 
@@ -95,12 +90,14 @@ def reduce(audited: Audited, finding: Finding, equations: Equations) -> Reductio
     if audited.steps > 1:
         raise ValueError(f"reduce: {text}: expected an audit of one step, not of {audited.steps}")
     statistics = {audited.paths[e.index]: e for e in equations if e.index in audited.paths}
-    arithmetic = Arithmetic(audited.fmt, audited.saturate, audited.dtype)
     with jax.enable_x64(True):
         graph, found = _traced(audited, finding)
         for start in found:
             for end, event in _ends(start, graph.origins, finding, statistics):
-                reduction = _slice(audited, arithmetic, graph, (start, end), event, text)
+                try:
+                    reduction = _slice(audited, graph, (start, end), event, text)
+                except ValueError as error:
+                    raise ValueError(f"reduce: {text}: {error}") from None
                 if reduction is not None:
                     return reduction
     why = "it is in a loop that is compiled as a whole, or in a branch that float32 doesn't take"
@@ -111,7 +108,6 @@ def reduce(audited: Audited, finding: Finding, equations: Equations) -> Reductio
 
 def _traced(audited: Audited, finding: Finding) -> tuple[Graph, list[Origin]]:
     """Returns the run's origins, and those of the finding's equations, the clearest visit first."""
-    emulation = Emulation(audited.fmt, audited.saturate)
     paths = {audited.paths[i] for i in finding.equations if i in audited.paths}
     event = Event(finding.kind, finding.introduced, largest=not finding.equations)
     found: list[tuple[float, Origin]] = []
@@ -121,15 +117,11 @@ def _traced(audited: Audited, finding: Finding) -> tuple[Graph, list[Origin]]:
     ) -> None:
         if equation.path not in paths and not (not paths and _is_at(equation, finding)):
             return
-        lows = [
-            emulation.lift(x, a) if is_float(a) else x
-            for x, a in zip(arrays, equation.in_avals, strict=True)
-        ]
-        results = emulation.apply((), equation, lows)[1]
+        results = audited.arithmetic.apply(equation, arrays)
         strengths = [event.strength(y, s) for y, s in zip(results, outs, strict=True)]
         found.append((strengths[0], origins[0]))
 
-    graph = Graph(audited.dtype, visit=visit)
+    graph = Graph(audited.arithmetic.dtype, visit=visit)
     graph.trace(audited.program)
     found.sort(key=lambda x: -x[0])
     return graph, [origin for _, origin in found[:2]]
@@ -149,8 +141,10 @@ def _ends(
 ) -> Iterator[tuple[Origin, Event]]:
     """Yields results that may show a finding: its own, and those computed from it."""
     carried = KINDS[finding.kind].carried_in
+    known = statistics.get(start.equation.path) if start.equation else None
+    of_operands = known is not None and known["operands"] and not known["flushed"]
     own = Event(
-        finding.kind,
+        "precision" if of_operands else finding.kind,  # flushed operands show in its error
         finding.inherited if carried else finding.introduced,
         largest=not finding.equations,
     )
@@ -171,14 +165,13 @@ def _ends(
 
 def _slice(
     audited: Audited,
-    arithmetic: Arithmetic,
     graph: Graph,
     ends: tuple[Origin, Origin],
     event: Event,
     text: str,
 ) -> Reduction | None:
     """Returns the shortest slice from one operation to another that shows the event, or None."""
-    start, end = ends
+    (start, end), arithmetic = ends, audited.arithmetic
     pieces = []
     for depth in range(DEPTH + 1):
         piece = rendered(before(end, depth), arithmetic.holds)
@@ -190,23 +183,19 @@ def _slice(
     if not pieces:
         return None
     wanted = {o.serial for piece in pieces for o in piece.inputs.values()} | {end.serial}
-    kept = Graph(audited.dtype, keep=frozenset(wanted))
+    kept = Graph(arithmetic.dtype, keep=frozenset(wanted))
     kept.trace(audited.program)
     if not wanted <= kept.kept.keys():
         return None
     for piece in pieces:
         arrays = {name: kept.kept[origin.serial] for name, origin in piece.inputs.items()}
-        if not _agrees(_run(piece, arrays, arithmetic)[1], kept.kept[end.serial]):
+        results = arithmetic.results(piece, arrays)
+        if not _agrees(results[1], kept.kept[end.serial]):
             return None  # an expression doesn't compute what the equation does
-        if event.shows(*_run(piece, arrays, arithmetic)):
+        if event.shows(*results):
             ran = sum(o.equation is not None for o in graph.origins[: end.serial + 1])
             return _verified(piece, arrays, arithmetic, event, text, ran)
     return None
-
-
-def _run(piece: Slice, arrays: Any, arithmetic: Arithmetic) -> tuple[Any, Any]:
-    low = evaluate(piece, arrays, arithmetic.cast, arithmetic.dtype)
-    return low, evaluate(piece, arrays, arithmetic.wide, arithmetic.dtype)
 
 
 def _agrees(found: Any, expected: Any) -> bool:
@@ -224,9 +213,9 @@ def _verified(
     """Returns the program with small inputs, after running it; with all of them if need be."""
 
     def shows(smaller: Any) -> bool:
-        return event.shows(*_run(piece, smaller, arithmetic))
+        return event.shows(*arithmetic.results(piece, smaller))
 
-    low, wide = _run(piece, arrays, arithmetic)
+    low, wide = arithmetic.results(piece, arrays)
     for some in (shrunk(piece, arrays, low, wide, shows), arrays):
         few = Reduction(text, arithmetic, piece, some, operations, low, wide)
         with jax.enable_x64(False):

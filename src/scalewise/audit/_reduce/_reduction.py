@@ -4,73 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
-from rich.text import Text
 
 from ..._output import Printed, check_writable, replacing
-from ..._types import Saturation
-from ...formats import BF16, FP16, FP32, Format
-from ...rounding import round_to
+from ..._output._text import Text
+from ._arithmetic import Arithmetic
 from ._render import Slice
 
 EMBEDDED = 256  # numbers up to which inputs are written into the file
-CASTS = {FP16: "float16", BF16: "bfloat16", FP32: "float32"}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Arithmetic:
-    """The format of a reduced program, and the dtype that its numbers are computed in.
-
-    Attributes:
-        fmt, saturate: as in the audit.
-        dtype: float32 or float64.
-    """
-
-    fmt: Format
-    saturate: Saturation
-    dtype: Any
-
-    def cast(self, x: Any) -> jax.Array:
-        """Rounds to the format; the same numbers as the file's ``low``."""
-        x = jnp.asarray(x, self.dtype)
-        if self.native:
-            return x.astype(self.native).astype(self.dtype)
-        return round_to(x, self.fmt, saturate=self.saturate).astype(self.dtype)
-
-    def wide(self, x: Any) -> jax.Array:
-        return jnp.asarray(x, self.dtype)
-
-    def holds(self, number: float) -> bool:
-        """Returns whether a number is one of the format's."""
-        return (
-            float(self.fmt.decode(self.fmt.encode(np.float64(number), saturate=self.saturate)))
-            == number
-        )
-
-    @property
-    def native(self) -> str | None:
-        """The dtype that casts to the format and back round to it; None if there is none."""
-        return None if self.saturate else CASTS.get(self.fmt)
-
-    @property
-    def source(self) -> str:
-        """The text of ``low``."""
-        name = np.dtype(self.dtype).name
-        if self.native:
-            return f"jnp.asarray(x, jnp.{name}).astype(jnp.{self.native}).astype(jnp.{name})"
-        arguments = f"x, {self.fmt.name!r}"
-        if self.saturate:
-            arguments += f", saturate={self.saturate!r}"
-        arguments = arguments.replace("x, ", f"jnp.asarray(x, jnp.{name}), ", 1)
-        return f"scalewise.round_to({arguments}).astype(jnp.{name})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +27,7 @@ class Reduction(Printed):
 
     Attributes:
         finding: a sentence: kind, place and evidence.
-        arithmetic: the format.
+        arithmetic: the format, or the policy or recipe.
         piece: the operations.
         inputs: their inputs, by name; floats as the reference run has them.
         operations: how many operations the audited program ran up to there.
@@ -149,73 +97,48 @@ def _loading() -> str:
 
 def _code(reduction: Reduction, *, embed: bool) -> str:
     own, arithmetic = reduction.piece, reduction.arithmetic
-    name, dtype = arithmetic.fmt.name.upper(), np.dtype(arithmetic.dtype).name
-    uses: Callable[[str], bool] = partial(_uses, (*own.lines, arithmetic.source))
-    body = [line.replace("FLOAT", f"jnp.{dtype}") for line in own.lines]
-    names = ", ".join(own.inputs)
-    both = dtype == "float64"
+    defined = arithmetic.definitions(own)
+    uses: Callable[[str], bool] = partial(_uses, defined)
+    both = arithmetic.wide == "float64"
     lines = [
         f'"""{_sentence(reduction.finding)}',
         "",
-        f"Reduced by scalewise's audit to {len(body)} of {reduction.operations} operations.",
-        f"The inputs are what the {dtype} run had there. {name} is emulated: each",
-        f"operation is computed in {dtype}, and its result rounded by `low`.",
+        f"Reduced by scalewise's audit to {len(own.lines)} of {reduction.operations} operations.",
+        *arithmetic.explained(),
         "Run this file: it prints the result in both.",
         '"""',
         "",
         *(["from pathlib import Path", ""] if not embed else []),
-        *(["import jax"] if both else []),
+        *(["import jax"] if both or uses("jax.named_scope") else []),
         "import jax.numpy as jnp",
         "import numpy as np",
-        *(["import scalewise"] if uses("scalewise") else []),
+        *(["import scalewise"] if uses("scalewise.") else []),
         *(["from jax import lax"] if uses("lax.") else []),
+        *arithmetic.imports(own),
         "",
         *(_embedded(reduction.inputs) if embed else [_loading()]),
         "",
         "",
-        f"def program({names}, cast):",
-        *(f"    {line}" for line in body),
-        f"    return {own.result}",
-        "",
-        "",
-        "def low(x):",
-        f"    return {arithmetic.source}",
-        "",
-        "",
-        "def wide(x):",
-        f"    return jnp.asarray(x, jnp.{dtype})",
-        "",
-        "",
-        "def results():",
-        *(f"    {line}" for line in _call("low", reduction)),
-        *(f"    {line}" for line in _call("wide", reduction)),
-        "    return a, b",
+        *defined,
         "",
         "",
         'if __name__ == "__main__":',
         *(['    jax.config.update("jax_enable_x64", True)'] if both else []),
         "    a, b = results()",
-        f'    print("{name}:", a)',
-        f'    print("{dtype}:", b)',
+        f'    print("{arithmetic.name}:", a)',
+        f'    print("{arithmetic.wide}:", b)',
         "",
     ]
     return "\n".join(lines)
 
 
-def _uses(lines: tuple[str, ...], text: str) -> bool:
+def _uses(lines: Sequence[str], text: str) -> bool:
     return any(text in line for line in lines)
 
 
 def _sentence(text: str) -> str:
     """Returns a text that may stand in a docstring."""
     return text.replace("\\", "/").replace('"""', "'''") + "."
-
-
-def _call(cast: str, reduction: Reduction) -> list[str]:
-    floats = {n for n, x in reduction.inputs.items() if jnp.issubdtype(x.dtype, jnp.floating)}
-    given = [f"{cast}(inputs['{n}'])" if n in floats else f"jnp.asarray(inputs['{n}'])"
-             for n in reduction.inputs]  # fmt: skip
-    return [f"{'a' if cast == 'low' else 'b'} = program({', '.join([*given, cast])})"]
 
 
 def _embedded(inputs: dict[str, np.ndarray]) -> list[str]:

@@ -111,10 +111,10 @@ class Slice:
     operations: tuple[Origin, ...]
 
 
-def rendered(origins: Sequence[Origin], holds: Callable[[float], bool]) -> Slice | None:
+def rendered(origins: Sequence[Origin], holds: Callable[[float], bool] | None) -> Slice | None:
     """Returns the operations among ``origins`` as Python; None if the last one has no expression.
 
-    ``holds`` tells which numbers the format has.
+    ``holds`` tells which numbers the format has; with None, lines don't round.
 
     The others, and operations without an expression or on integers alone, become inputs.
     """
@@ -139,7 +139,7 @@ def rendered(origins: Sequence[Origin], holds: Callable[[float], bool]) -> Slice
         text = expression(equation, [name(o) for o in origin.operands])
         if text is None:
             continue
-        rounds = is_float(origin.aval) and not is_exact(equation)
+        rounds = holds is not None and is_float(origin.aval) and not is_exact(equation)
         text = f"cast({text})" if rounds else text
         names[origin.serial] = f"v{len(lines)}"
         lines.append(f"v{len(lines)} = {text}{_comment(equation)}")
@@ -183,7 +183,7 @@ def _scalar(origin: Origin) -> Origin | None:
     return origin if origin.constant is not None and origin.constant.ndim == 0 else None
 
 
-def _literal(origin: Origin, holds: Callable[[float], bool]) -> str:
+def _literal(origin: Origin, holds: Callable[[float], bool] | None) -> str:
     """Returns a literal; a float that the format doesn't hold is rounded, too."""
     assert origin.constant is not None
     value = origin.constant.item()
@@ -192,7 +192,8 @@ def _literal(origin: Origin, holds: Callable[[float], bool]) -> str:
     text = repr(float(str(origin.constant[()])))  # in as few digits as identify it
     if not np.isfinite(value):
         text = {"inf": "jnp.inf", "-inf": "-jnp.inf"}.get(text, "jnp.nan")
-    return text if not np.isfinite(value) or holds(value) else f"cast({text})"
+    plain = holds is None or not np.isfinite(value) or holds(value)
+    return text if plain else f"cast({text})"
 
 
 def _comment(equation: Equation) -> str:

@@ -83,16 +83,18 @@ class Report(Summary, Saved):
         shows the event is taken: numbers that aren't finite, are flushed or are decided otherwise,
         or at least half of the finding's error. Where operations are elementwise, or end in a sum
         or product, the inputs are cut to the worst elements, or the worst row and column. The file
-        imports ``jax`` and ``numpy``, and ``scalewise`` for a format that isn't FP16 or BF16. It
-        was run before it is returned.
+        imports ``jax`` and ``numpy``, and ``scalewise`` for a policy, a recipe, or a format that
+        isn't FP16 or BF16. It was run before it is returned. Under a recipe the operations have the
+        scopes that they have in the program, by which a recipe tells the backward pass and the
+        exceptions of ``keep``; a policy's rules name the primitives of the slice.
 
         Args:
             i: the index of the finding in ``findings``, from 0.
 
         Raises:
             IndexError: there is no such finding.
-            ValueError: the audit didn't run in one format, or ran several steps; or no such slice
-                was found.
+            ValueError: the audit ran several steps; it ran in an interpretation of one's own; the
+                recipe or policy can't be written as Python; or no such slice was found.
 
         Example:
             >>> import jax.numpy as jnp, scalewise as sw
@@ -107,7 +109,10 @@ class Report(Summary, Saved):
             raise IndexError(f"reduce: i is {i}; expected a number below {count}, the findings")
         finding = self.findings[i]
         if self.reducer is None:
-            raise ValueError(f"reduce: expected an audit in one format, not in {self.low}")
+            raise ValueError(
+                f"reduce: the audit ran in {self.low}, an interpretation that a file can't name; "
+                "expected a format, a policy or a recipe"
+            )
         return self.reducer(finding)
 
     def apply_fixes(self, target: Any) -> Any:

@@ -43,8 +43,9 @@ class Summary:
         scaled: whether each tensor has a scale of its own (under a recipe).
         trials: how many of the runs tried fixes.
         untried: how many more findings no fix was tried for, because no trials were left.
-        latent: operations whose largest value is within a factor of 4 of overflowing, a sentence
-            each; found in a run in one format.
+        latent: operations whose largest value is within a factor of 4 of overflowing the format of
+            its result, or of being cut off as an operand whose scale isn't found from its numbers,
+            a sentence each.
         infinite: how many numbers of the outputs are infinite in the reference run.
     """
 

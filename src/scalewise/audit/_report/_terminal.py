@@ -6,9 +6,9 @@ import math
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from ..._output import print_table
+from ..._output._text import Text
 from .._run._equation_statistics import EquationStatistics
 from .._run._session import OutputError
 from .._search._findings import Finding

@@ -6,11 +6,11 @@ import dataclasses
 import math
 
 from ...autoscale import scope_parts
-from ...formats import Format
+from ...formats import BF16, FP16, FP32, FP64, Format
 from .._run._equation_statistics import Equations, EquationStatistics
+from .._run._statistics import LATENT
 from .._search._literals import called_at
 
-LATENT = 4  # an operation is listed if its largest value times this overflows
 SHOWN = 20  # modules listed before the first non-finite number
 
 
@@ -92,16 +92,32 @@ def _row(equations: Equations) -> TraceRow:
 
 def latent(equations: Equations, fmt: Format) -> tuple[str, ...]:
     """Returns a sentence for each operation of a line that didn't overflow but would with values
-    four times as large; the largest value first."""
-    found: dict[tuple[str, str], float] = {}
+    four times as large, the largest value first; then for those whose rounded operands would be
+    cut off.
+
+    Each result counts in the format that it is rounded to. One with a scale of its own, found from
+    its numbers, can't overflow.
+    """
+    found: dict[tuple[str, str], tuple[float, Format]] = {}
+    operands: dict[tuple[str, str], tuple[int, int]] = {}
     over = {(e.short, e.primitive) for e in equations if e["overflowed"]}
+    formats = {float(f.max): f for f in (FP64, FP32, BF16, FP16, fmt)}
     for e in equations:
         key = e.short, e.primitive
-        if key not in over and is_latent(e["amax"], fmt):
-            found[key] = max(found.get(key, 0.0), e["amax"])
-    return tuple(
-        f"{place}: {primitive}, {near_maximum(amax, fmt)}"
-        for (place, primitive), amax in sorted(found.items(), key=lambda x: -x[1])
+        own = formats.get(e["limit"], FP64)
+        if key not in over and is_latent(e["amax"], own):
+            found[key] = max(found.get(key, (0.0, own)), (e["amax"], own), key=lambda x: x[0])
+        near, size = operands.get(key, (0, 0))
+        if e["operands_latent"]:
+            operands[key] = near + int(e["operands_latent"]), size + int(e["operands"])
+    results = [
+        f"{place}: {primitive}, {near_maximum(amax, own)}"
+        for (place, primitive), (amax, own) in sorted(found.items(), key=lambda x: -x[1][0])
+    ]
+    return *results, *(
+        f"{place}: {primitive}, {near:,} of {size:,} numbers of its operands would be cut off with "
+        f"values {LATENT} times as large"
+        for (place, primitive), (near, size) in operands.items()
     )
 
 

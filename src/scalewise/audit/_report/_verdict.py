@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._measure import LOST, is_slight, near
 from ._summary import Summary
+
+# From this error an output isn't usable; in formats of few bits, from so many roundings.
+UNUSABLE, ROUNDINGS = 0.1, 4.0
+TRAINING = re.compile("train|step|update|optimi|learn|fit", re.IGNORECASE)
 
 
 def verdict(report: Summary) -> str:
@@ -75,15 +81,13 @@ def _is_harmless(report: Summary, error: OutputError) -> bool:
 
 def _answer(report: Summary) -> str:
     error, low = report.error, report.low
-    directions = {e.direction for e in report.equations}
-    trains = {"backward", "optimizer"} <= directions
-    yes, no = ("trains", "train") if trains else ("computes", "compute")
+    yes, no = ("trains", "train") if _trains(report) else ("computes", "compute")
     refused = f"No: {report.function} does not {no} in {low}"
     size = against_rounding(error, report.precision)
     if error.non_finite or math.isnan(error.relative):
         return f"{refused} ({size if error.non_finite else 'its error is NaN'})"
-    if error.relative >= 1:
-        return f"{refused} ({size}: at least as large as the outputs)"
+    if error.relative >= _unusable(report.precision):
+        return f"{refused} ({size}: {_share(error.relative)} the outputs)"
     if report.updates_lost >= LOST:
         lost = f"{report.updates_lost:.0%} of the optimizer's additions change nothing"
         return f"No: {report.function} hardly {yes} in {low} ({lost}; {size})"
@@ -91,7 +95,31 @@ def _answer(report: Summary) -> str:
         return f"Yes: {report.function} {yes} in {low} without error"
     if _is_harmless(report, error):
         return f"Yes: {report.function} {yes} in {low} with {size}"
+    path, worst = max(report.outputs, key=lambda x: x[1], default=("", error))
+    if worst.relative >= _unusable(report.precision):
+        return f"{refused} ({size}; output{path} has error {worst.relative:.2g})"
     return f"{report.function} {yes} in {low} with {size}"
+
+
+def _trains(report: Summary) -> bool:
+    """Returns True for a training step: a gradient, and an optimizer that reads it.
+
+    What reads a gradient may be another method too, a simulation of forces say. It counts as an
+    optimizer if it is optax's, or if the function is called so.
+    """
+    if not {"backward", "optimizer"} <= {e.direction for e in report.equations}:
+        return False
+    files = {e.file for e in report.equations if e.file and e.direction == "optimizer"}
+    return any("optax" in Path(x).parts for x in files) or bool(TRAINING.search(report.function))
+
+
+def _unusable(precision: int) -> float:
+    """Returns the error from which an output isn't usable."""
+    return min(max(UNUSABLE, ROUNDINGS * 2.0**-precision), 1.0)
+
+
+def _share(relative: float) -> str:
+    return "at least as large as" if relative >= 1 else f"{relative:.0%} of"
 
 
 def _cause(report: Summary) -> str:
@@ -120,7 +148,8 @@ def _remedy(report: Summary) -> str:
         return no_fix(report)[:1].lower() + no_fix(report)[1:].rstrip(".")
     lost = _lost(report)
     first = lost.fix if lost is not None and lost.fix is not None else fixed[0].fix
-    more = f" and {counted(len(fixed) - 1, 'more fix')}" if len(fixed) > 1 else ""
+    others = len({x.order for x in fixed}) - 1  # findings that one fix helps have one order
+    more = f" and {counted(others, 'more fix')}" if others else ""
     return f"change: {first}{more}"
 
 

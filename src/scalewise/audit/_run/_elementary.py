@@ -17,7 +17,7 @@ from ...interpret import Equation
 from ...primitives import params
 from ._pair import Pair
 from ._rounding import round_by
-from ._statistics import COUNT, IS_ARRAY, OPERATION, Tally, count, sample_positions
+from ._statistics import COUNT, IS_ARRAY, OPERATION, Record, count, sample_positions
 
 OTHER, SAME, ADD, SUB, MUL, DIV, SQRT = range(7)  # OTHER: the exact result is passed as operand
 NAMES = {
@@ -83,7 +83,7 @@ def round_and_count(
     reference: jax.Array,
     taints: Sequence[Any],
     samples: Any,
-) -> tuple[Pair, tuple[Tally, jax.Array]]:
+) -> tuple[Pair, Record]:
     """Rounds an exact result to the format in ``op_params``, counts events and takes samples.
 
     Args:
@@ -95,11 +95,12 @@ def round_and_count(
         samples: float64[3, SAMPLE], of the exact result and of both addends.
 
     Returns:
-        The result in both runs; its tally and samples (see :class:`Record`).
+        The result in both runs; its record.
     """
     low = round_by(exact(dtype), op_params)
     tally, tainted = count(low, exact, reference, op_params, taints)
-    return Pair(low, reference, tainted), (tally, stack_samples(low, reference, samples, op_params))
+    samples = stack_samples(low, reference, samples, op_params)
+    return Pair(low, reference, tainted), Record(tally, samples, op_params)
 
 
 def stack_samples(low: jax.Array, reference: jax.Array, samples: Any, op_params: jax.Array):

@@ -22,7 +22,7 @@ from ._interpretations import Runs, TableEmulation, exact
 from ._pair import Decision, Draw, Pair, low_of, reference_of, shaped
 from ._rounding import FORMAT_PARAMS, narrowed, round_by
 from ._specialize import is_elementwise, result_format_params, specialize
-from ._statistics import COUNT, SAMPLE, count, sample_positions
+from ._statistics import COUNT, LATENT, SAMPLE, Record, count, sample_positions
 
 DROPS = having("drops")
 IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run
@@ -221,24 +221,27 @@ def run_and_count(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence
     """Runs one equation in both runs, under any low interpretation.
 
     Returns:
-        Its outputs; if it is recorded, its tally and samples (see :class:`Record`); its events (see
-        :func:`add_events`), or None.
+        Its outputs; its record, or None; its events (see :func:`add_events`), or None.
     """
     outs, uncounted, events = run_both(runs, plan, op_params, inputs)
     if not uncounted:
-        return outs, uncounted, events
-    tainted, *counted = count_result(op_params, *uncounted)
-    outs = [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
-    return outs, counted, events
+        return outs, None, events
+    tainted, record = count_result(op_params, *uncounted)
+    return with_taint(outs, tainted), record, events
+
+
+def with_taint(outs: Sequence[Any], tainted: Any) -> list[Any]:
+    """Returns an equation's results with a flag that its record tells."""
+    return [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
 
 
 def count_result(
     op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Any
 ):
-    """Returns whether a result of :func:`run_both` is tainted, its tally and its samples."""
+    """Returns whether a result of :func:`run_both` is tainted, and its record."""
     op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
     tally, tainted = count(low, exact.astype, reference, op_params, [tainted])
-    return tainted, tally, stack_samples(low, reference, samples, op_params)
+    return tainted, Record(tally, stack_samples(low, reference, samples, op_params), op_params)
 
 
 def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]):
@@ -292,7 +295,7 @@ def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]
 def _events(
     plan: Plan, both: Sequence[tuple[Any, Any, Any]], operands: Sequence[RoundedOperand]
 ) -> jax.Array | None:
-    """Returns the events of one visit: float64[5], or None if the equation can't have any."""
+    """Returns the events of one visit: float64[6], or None if the equation can't have any."""
     if not plan.decides and not operands:
         return None
     discrete = [(y, s) for y, s, a in both if plan.decides and is_discrete(a)]
@@ -302,6 +305,7 @@ def _events(
         sum(x.exact.size for x in operands),
         sum(jnp.sum(x.saturated) for x in operands),
         sum(jnp.sum((x.rounded == 0) & (x.exact != 0)) for x in operands),
+        sum(jnp.sum(jnp.abs(x.exact) * LATENT > x.limit) for x in operands),
     )
     return jnp.stack([jnp.asarray(n, jnp.float64) for n in counts])
 

@@ -21,6 +21,7 @@ from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
 TOTALS = {  # of what it is a share
     "swamped": "added", "cancelled": "added", "differ": "decided",
     "operands_saturated": "operands", "operands_flushed": "operands",
+    "operands_latent": "operands",
 }  # fmt: skip
 ADDITIONS = having("adds")
 EPSILON = 1e-3  # constants up to this size are there for numbers that are smaller still

@@ -29,6 +29,7 @@ from ._equation import (
     split,
     taints_of,
     unrounded,
+    with_taint,
 )
 from ._flat import padded_size
 from ._interpretations import Runs, TableEmulation
@@ -68,24 +69,21 @@ class Evaluator(Paired):
         return self.code[key]
 
     def evaluate(self, planned: tuple[Plan, Callable], inputs: Sequence[Value], op_params: Any):
-        """Returns an equation's results in both runs; if it is recorded, its tally and samples; its
-        events or None."""
+        """Returns an equation's results in both runs; its record or None; its events or None."""
         plan, step = planned
         if not self._rounds_apart(plan):
             outs, uncounted, events = self.call(step, op_params, list(inputs))
             if not uncounted:
-                return outs, uncounted, events
-            tainted, *counted = self.call(_count_result, op_params, *uncounted)
-            outs = [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x
-                    for x in outs]  # fmt: skip
-            return outs, counted, events
+                return outs, None, events
+            tainted, record = self.call(_count_result, op_params, *uncounted)
+            return with_taint(outs, tainted), record, events
         if plan.operation == OTHER:
             arrays, scalars = self._as_operands(self.call(step, op_params, list(inputs)), inputs)
         else:
             arrays, scalars = self._operands(plan, inputs)
         combine = quotient if plan.operation in (DIV, SQRT) else product
-        out, counted = self.call(elementary, combine, op_params, arrays, scalars)
-        return [out], counted, None
+        out, record = self.call(elementary, combine, op_params, arrays, scalars)
+        return [out], record, None
 
     def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Any]:
         """Runs an equation on random draws, without rounding."""
@@ -133,10 +131,10 @@ class Evaluator(Paired):
         exact, reference = unrounded(self.runs, plan, op_params, inputs)
         taints = [any_tainted(taints_of(inputs))]
         samples = operand_samples(plan, exact, split(plan, inputs)[0], op_params)
-        out, counted = round_and_count(
+        out, record = round_and_count(
             op_params, exact.astype, exact.dtype, reference, taints, samples
         )
-        return [out], counted, None
+        return [out], record, None
 
     def _rounds_apart(self, plan: Plan) -> bool:
         """Returns True if the rounding is a program of its own: for one result, under emulation."""

@@ -20,7 +20,7 @@ from ._flat import flat, is_flat, padded_size
 from ._interpretations import TableEmulation
 from ._pair import Decision, Draw, Pair, low_of, origins, reference_of, shaped, with_origin
 from ._rounding import FP32_PARAMS, is_wide
-from ._statistics import Record, Statistics, add_events, add_record
+from ._statistics import Statistics, add_events, add_record
 
 MAX_EAGER = 2000  # results of a loop up to which its iterations run one by one, without compiling
 
@@ -135,12 +135,11 @@ class Lockstep(Evaluator):
             index = self._index(plan, equation, state)
             inputs = self.literals_of(inputs, state.formats[index]) if plan.recorded else inputs
             op_params = state.op_params(index, plan.op_params)
-            outs, counted, events = self.evaluate((plan, step), inputs, op_params)
-            if counted:
-                tally, samples = counted
-                state.add(index, Record(tally, samples, op_params), plan.length)
+            outs, record, events = self.evaluate((plan, step), inputs, op_params)
+            if record is not None:
+                state.add(index, record, plan.length)
             if events is not None:
-                state.add_events(index, events, not counted)
+                state.add_events(index, events, record is None)
         return state, self.with_origins(plan, index, inputs, outs)
 
     def literals_of(self, inputs: Sequence[Value], fmt: Any) -> list[Any]:
@@ -209,12 +208,11 @@ class Lockstep(Evaluator):
     def _apply_traced(self, state: Statistics, plan: Plan, index: int, inputs: Sequence[Value]):
         """Applies one equation of a loop that is compiled as a whole."""
         op_params = jnp.concatenate([state.formats[index], jnp.asarray(plan.op_params)])
-        outs, counted, events = self.evaluate_traced(plan, op_params, inputs)
-        if counted:
-            tally, samples = counted
-            state = add_record(state, index, Record(tally, samples, op_params))
+        outs, record, events = self.evaluate_traced(plan, op_params, inputs)
+        if record is not None:
+            state = add_record(state, index, record)
         if events is not None:
-            state = add_events(state, index, events, not counted)
+            state = add_events(state, index, events, record is None)
         return state, outs
 
     def _index(self, plan: Plan, equation: Equation, state: State) -> int:

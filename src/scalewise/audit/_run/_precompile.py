@@ -58,9 +58,9 @@ class CompilingLockstep(Lockstep):
         inputs = self.operands_of(equation, inputs)
         op_params = jnp.zeros(OP_PARAMS, jnp.float64)
         planned = self.planned(equation, inputs)
-        outs, counted, _ = self.evaluate(planned, inputs, op_params)
-        if counted and Accumulator not in self.submitted:
-            integers = counted[0].flushed.dtype
+        outs, record, _ = self.evaluate(planned, inputs, op_params)
+        if record is not None and Accumulator not in self.submitted:
+            integers = record.tally.flushed.dtype
             self.submitted[Accumulator] = self.pool.submit(state.prepare, integers)
         return state, self.with_origins(planned[0], 0, inputs, outs)
 

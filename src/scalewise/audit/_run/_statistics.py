@@ -15,6 +15,7 @@ from jax import lax
 from ._rounding import FORMAT_PARAMS, power_of_two
 
 SAMPLE = 1024  # numbers of each result, evenly spaced, over which errors are measured
+LATENT = 4  # numbers are close to overflowing if they would with values as many times as large
 BINS = 128  # of a histogram: exponents from LOWEST up; exponents outside go to the end bins
 LOWEST = -96
 PARTS = 32  # of a result, counted separately: this uses several cores and needs no tree of sums
@@ -28,12 +29,13 @@ OP_PARAMS = IS_ARRAY + 2
 COUNTS = (
     "visits", "elements", "overflowed", "flushed", "subnormal", "nan", "sampled", "added",
     "swamped", "cancelled", "reference_nan", "decided", "differ",
-    "operands", "operands_saturated", "operands_flushed",
+    "operands", "operands_saturated", "operands_flushed", "operands_latent",
 )  # fmt: skip
 FIRST = len(COUNTS)  # the visit at which an overflow, NaN or other decision came first, or -1
 VISITS, DECIDED, DIFFER = (COUNTS.index(name) for name in ("visits", "decided", "differ"))
 EVENTS = slice(DECIDED, FIRST)  # counted by `add_events`, apart from a result's numbers
-PEAKS = ("amax", "bits")  # largest finite exact magnitude; most bits cancelled in one addition
+# Largest finite exact magnitude; most bits cancelled in one addition; the format's largest number.
+PEAKS = ("amax", "bits", "limit")
 SUMS = (
     "introduced2", "exact2", "inherited2", "reference2", "drift", "drift_size",
     "reference_non_finite", "compared",
@@ -96,7 +98,7 @@ class Record:
         tally: counts over all its numbers.
         samples: float64[5, SAMPLE]: low, exact and reference values; both low operands of an
             addition.
-        op_params: float64[OP_PARAMS].
+        op_params: float64[OP_PARAMS], with the format that the result has.
     """
 
     tally: Any
@@ -219,7 +221,7 @@ def add_events(state: Statistics, index: Any, events: jax.Array, visited: bool) 
     Args:
         state: before.
         index: of the equation.
-        events: float64[5], what is added to the counts EVENTS.
+        events: float64[6], what is added to the counts EVENTS.
         visited: whether this visit has to be counted.
     """
     before = state.counts[index]
@@ -272,7 +274,8 @@ def summarize(record: Record, fmt: jax.Array) -> tuple[jax.Array, ...]:
     one = jnp.ones((), jnp.float64)
     counts = [one, size, overflowed, flushed, subnormal, nan, sampled, *totals[:n], reference_nan]
     counts += [0 * one] * (EVENTS.stop - EVENTS.start)
-    parts = counts, [amax, totals[m]], totals[n:m], totals[m + 1 :]
+    peaks = [amax, totals[m], record.op_params[2]]
+    parts = counts, peaks, totals[n:m], totals[m + 1 :]
     return *[jnp.stack(x) for x in parts], _histogram(record.samples[2], mask)
 
 

@@ -64,9 +64,13 @@ def kind_of(group: Group, saturate: Saturation) -> FindingKind:
 
 
 def exceeds(amax: float, fmt: Format) -> str:
-    """``exceeds FP16's maximum by 2^3.1 (largest value 2^19.1)``."""
-    value, ratio = math.log2(amax), math.log2(amax / float(fmt.max))
-    return f"exceeds {fmt.name.upper()}'s maximum by 2^{ratio:.1f} (largest value 2^{value:.1f})"
+    """``exceeds FP16's maximum by 2^3.1 (largest value 2^19.1)``; numbers where it is less than
+    a twentieth of a binade."""
+    name, largest = fmt.name.upper(), float(fmt.max)
+    value, ratio = math.log2(amax), math.log2(amax / largest)
+    if ratio < 0.05:
+        return f"exceeds {name}'s maximum, {largest:.6g} (largest value {amax:.6g})"
+    return f"exceeds {name}'s maximum by 2^{ratio:.1f} (largest value 2^{value:.1f})"
 
 
 @register(
