@@ -11,19 +11,17 @@ import torch
 from scalewise.torch import RULES
 
 HERE = Path(__file__).parent
-# Core operations without arrays, or whose result's shape depends on numbers: no rule can exist.
-SHAPES = "sym_"
 
 
 def core() -> set[str]:
     """Returns the overloads that torch tags as core ATen."""
+    names = {n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")}
     found = set()
-    for name in dir(torch.ops.aten):
-        packet = getattr(torch.ops.aten, name)
-        if isinstance(packet, torch._ops.OpOverloadPacket):
-            overloads = [getattr(packet, overload) for overload in packet.overloads()]
-            found |= {str(x) for x in overloads if torch.Tag.core in x.tags}
-    return {name for name in found if not name.startswith(f"aten.{SHAPES}")}
+    for packet in {name.removeprefix("aten::").partition(".")[0] for name in names}:
+        operation = getattr(torch.ops.aten, packet)
+        overloads = [getattr(operation, overload) for overload in operation.overloads()]
+        found |= {str(x) for x in overloads if torch.Tag.core in x.tags}
+    return found
 
 
 def page() -> str:
@@ -41,6 +39,9 @@ def page() -> str:
         f"{len(wanted & covered)}.",
         "",
         "## Core ATen without a rule",
+        "",
+        "The size of a result depends on numbers, which a JAX function can't have; or an",
+        "operand is changed, which exports don't have.",
         "",
         ", ".join(f"`{name.removeprefix('aten.')}`" for name in sorted(wanted - covered)),
         "",

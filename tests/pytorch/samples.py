@@ -347,8 +347,10 @@ SAMPLES |= {
 }
 # Rules that draw, check or change modes, which have tests of their own.
 OTHER = {
-    A.rand.default, A.randn.default, A.rand_like.default, A.randn_like.default, A.bernoulli.p,
+    A.empty_strided.default, A.randperm.default, A._local_scalar_dense.default,
+    A.sym_is_contiguous.default, A.sym_size.int, A.sym_stride.int, A.sym_numel.default,
+    A.sym_storage_offset.default, A._embedding_bag.default, A.rand.default, A.randn.default,
+    A.rand_like.default, A.randn_like.default, A.bernoulli.p,
     A._assert_tensor_metadata.default, A._assert_async.msg, A._assert_scalar.default,
     A.sym_constrain_range_for_size.default, A.view.dtype, operator.getitem,
-    torch.ops.higher_order.wrap_with_set_grad_enabled, torch.ops.higher_order.wrap_with_autocast,
 }  # fmt: skip

@@ -1,7 +1,5 @@
 """Models of transformers from small configs: outputs, gradients and findings."""
 
-import copy
-
 import jax
 import numpy as np
 import pytest
@@ -67,16 +65,6 @@ def test_outputs_and_gradients(model):
     largest = max(p.grad.abs().max().item() for p in wanted.values())
     for name, parameter in wanted.items():
         np.testing.assert_allclose(gradients[name], parameter.grad, atol=1e-4 * largest)
-
-
-def test_emulate_agrees_with_torch_in_bfloat16(model):
-    model, kwargs = model
-    with torch.no_grad():
-        want = copy.deepcopy(model).bfloat16()(**kwargs).logits.float()
-        plain = model(**kwargs).logits
-    got = st.emulate(model, "bf16")(**kwargs)["logits"]
-    assert (got - want).abs().max() < 0.02 * want.abs().max()
-    assert (got - want).norm() < (plain - want).norm()  # nearer than without rounding
 
 
 def test_the_line_of_t5_that_overflows_in_fp16():

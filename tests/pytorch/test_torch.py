@@ -8,7 +8,7 @@ import torch
 
 import scalewise as sw
 import scalewise.torch as st
-from scalewise.torch._function import apply
+from scalewise.torch._graph import apply
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -166,8 +166,11 @@ def test_layers_of_torch(train):
     got = jax.jit(f)(params, st.to_jax(x))
     assert set(got) == {"features"}
     np.testing.assert_allclose(got["features"], model(x, 2.0)["features"].detach(), atol=1e-5)
-    with pytest.raises(TypeError, match=r"exported for float32\[2, 3, 8, 8\]"):
-        f(params, jnp.ones((1, 3, 8, 8)))
+    y = torch.randn(3, 3, 8, 8)  # another batch size
+    got = f(params, st.to_jax(y))["features"]
+    np.testing.assert_allclose(got, model(y, 2.0)["features"].detach(), atol=1e-5)
+    with pytest.raises(TypeError, match=r"1 tensors after params, of float32\[2, 3, 8, 8\]; got 1"):
+        f(params, jnp.ones((2, 3, 8, 8), jnp.int32))
     head, params = st.function(model, (x,), method="head")
     np.testing.assert_allclose(head(params, st.to_jax(x)), model.head(x).detach(), atol=1e-5)
     assert "forward" not in vars(model)
@@ -219,3 +222,85 @@ def test_an_operation_transforms_like_any_function():
     )
     name = str(jax.make_jaxpr(f)(x).jaxpr.eqns[0].primitive)
     assert name == "gelu"
+
+
+def test_updates_of_buffers():
+    model, x = torch.nn.BatchNorm1d(3), torch.randn(5, 3)
+    f, params = st.function(model, (x,), buffers=True)
+    before = st.to_jax({name: b.clone() for name, b in model.named_buffers()})
+    y, updated = jax.jit(f)(params | before, st.to_jax(x))
+    again = f(params | updated, st.to_jax(x))[1]
+    np.testing.assert_allclose(y, model(x).detach(), atol=1e-6)
+    for name, buffer in model.named_buffers():
+        np.testing.assert_allclose(updated[name], buffer, rtol=1e-6)
+    model(x)
+    for name, buffer in model.named_buffers():
+        np.testing.assert_allclose(again[name], buffer, rtol=1e-6)
+
+
+def test_gradients_stop_where_torchs_do():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.layer(x)
+            with torch.no_grad():
+                z = self.layer(y) * 2
+            return (y * z + y * y.detach()).sum()
+
+    model, x = Model(), torch.randn(3, 4)
+    model(x).backward()
+    f, params = st.function(model, (x,))
+    gradients = jax.grad(f)(params, st.to_jax(x))
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-5)
+
+
+def test_attention_with_dropout():
+    class Model(torch.nn.Module):
+        def forward(self, q, v):
+            return F.scaled_dot_product_attention(q, q, v, dropout_p=0.25)
+
+    q, v = torch.zeros(1, 1, 64, 8), torch.eye(64)[None, None]
+    f, params = st.function(Model(), (q, v))
+    weights = np.asarray(f(params, *st.to_jax((q, v)))) * 64  # 0, or 1 / (1 - 0.25)
+    np.testing.assert_allclose(np.unique(weights), [0, 4 / 3], rtol=1e-6)
+    assert abs(np.mean(weights == 0) - 0.25) < 0.03
+
+
+def test_audits_draw_the_same_masks_in_both_runs():
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(64, 8))
+    report = st.audit(model, (torch.randn(16, 64),), low="fp16", trials=0)
+    assert report.error.relative < 1e-3
+
+
+def test_rules_of_numbers_and_shapes():
+    x = torch.arange(12.0).reshape(3, 4)
+    for overload, args in [
+        (A.sym_size.int, (x, 1)), (A.sym_stride.int, (x, 0)), (A.sym_numel.default, (x,)),
+        (A.sym_storage_offset.default, (x,)), (A.sym_is_contiguous.default, (x,)),
+        (A._local_scalar_dense.default, (x[1, 2],)),
+    ]:  # fmt: skip
+        assert st.RULES[overload](*st.to_jax(args)) == overload(*args)
+    order = st.RULES[A.randperm.default](50)
+    assert sorted(order.tolist()) == list(range(50)) != order.tolist()
+    assert st.RULES[A.empty_strided.default]([2, 3], [3, 1]).shape == (2, 3)
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("last", [False, True])
+def test_bags_of_embeddings(mode, last):
+    weight, index = torch.randn(5, 3), torch.tensor([0, 2, 1, 4, 4, 3])
+    offsets = torch.tensor([0, 2, 2, 5] + [6] * last)
+    args = weight, index, offsets, False, mode, False, None, last, 3
+    want = A._embedding_bag.default(*args)
+    dtypes = [jnp.dtype(d) for d in (jnp.float32, jnp.int32, jnp.int32, jnp.int32)]
+    got = apply(A._embedding_bag.default, st.to_jax(args), {}, dtypes, "operation")
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+    if mode == 0:
+        weights = torch.rand(6)
+        args = weight, index, offsets, False, mode, False, weights, last, -1
+        got = apply(A._embedding_bag.default, st.to_jax(args), {}, dtypes, "operation")
+        np.testing.assert_allclose(got[0], A._embedding_bag.default(*args)[0], rtol=1e-6)

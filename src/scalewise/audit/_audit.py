@@ -279,7 +279,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     saturate = getattr(session.low, "saturate", False)
     changed, masks = (), ()
     if session.adjustable:
-        changed, masks = changed_and_masks(f, fmt, saturate, args, kwargs)
+        changed, masks = changed_and_masks(f, fmt, saturate, args, kwargs, session.low.is_low)
     search = Search(session, fmt, changed, trials, saturate, masks)
     error_fixed = search.run(outcome)
     return Report(
@@ -307,10 +307,16 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         scaled=isinstance(session.low, Boundaries | EveryOp),
         trials=trials - search.trials,
         untried=_untried(search),
-        latent=latent(outcome.equations, fmt),
+        latent=_latent(session, outcome, fmt),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         reducer=_reducer(session, outcome),
     )
+
+
+def _latent(session: Session, outcome: Outcome, fmt: Format) -> tuple[str, ...]:
+    wide = session.lockstep.stays_wide
+    pairs = zip(outcome.equations, outcome.recorded, strict=True)
+    return latent([e for e, recorded in pairs if not wide(recorded)], fmt)
 
 
 def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction] | None:

@@ -34,6 +34,8 @@ def audit(
     method: str = "forward",
     granularity: Granularity = "operation",
     saturate: Any = False,
+    autocast: bool = False,
+    loss_scale: float | None = None,
     **options: Any,
 ) -> Report:
     """Audits a torch module: runs it in low precision and in float32, and tries fixes.
@@ -52,21 +54,34 @@ def audit(
             Without ``loss`` the result has to be a scalar, or a dict that has one as ``"loss"``.
         method, granularity: as for :func:`function`.
         saturate: as for :func:`scalewise.round_to`.
+        autocast: whether the model runs in its own dtypes, as under ``torch.autocast("cuda",
+            dtype)`` with torch's lists of operations; those that run in the narrow dtype there are
+            rounded to ``low``, a format of at most 16 bits.
+        loss_scale: with ``grad=True``, a factor of the loss that is divided out of the gradients,
+            as by ``torch.amp.GradScaler`` (which begins with 65536). Where a gradient isn't finite,
+            GradScaler would skip the step.
         options: of :func:`scalewise.audit`: ``trials``, ``reference``.
 
     Raises:
         ExportError, MissingRuleError: as :func:`function`.
         TypeError: ``grad=True``, and the result is no scalar.
-        ValueError: as :func:`scalewise.audit`.
+        ValueError: as :func:`scalewise.audit`; ``loss_scale`` without ``grad=True``, or not above
+            0; ``autocast`` with a policy, a recipe or a wider format.
     """
+    if loss_scale is not None and not (grad and loss_scale > 0):
+        raise ValueError("audit: loss_scale is a number above 0, and needs grad=True")
     if isinstance(low, str):
         low = resolve(low, "policy", "format", "recipe", where="audit")
     if isinstance(low, Policy | Recipe | Interpretation):
+        if autocast:
+            raise ValueError("audit: autocast=True needs a format as low, such as 'fp16' or 'bf16'")
         f, params = function(model, args, kwargs, method=method, granularity=granularity)
         options["saturate"] = saturate
     else:
         fmt = format_(low)
-        chosen = low_function(model, args, kwargs, fmt, method=method, granularity=granularity)
+        chosen = low_function(
+            model, args, kwargs, fmt, method=method, granularity=granularity, autocast=autocast
+        )
         f, params = chosen.f, chosen.params
         low = TableEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
 
@@ -81,7 +96,18 @@ def audit(
             raise TypeError("audit(grad=True) needs a scalar: pass loss=, a function of the result")
         return outs
 
-    target = jax.value_and_grad(scalar) if grad else audited
-    audited.__name__ = audited.__qualname__ = f.__name__
+    def gradients(params: Any, *tensors: Any) -> Any:
+        def scaled(params: Any) -> Any:
+            value = scalar(params, *tensors)
+            return (value if loss_scale is None else value * loss_scale), value
+
+        (_, value), found = jax.value_and_grad(scaled, has_aux=True)(params)
+        if loss_scale is not None:
+            inverse = 1 / loss_scale
+            found = jax.tree.map(lambda g: g * inverse, found)
+        return value, found
+
+    target = gradients if grad else audited
+    target.__name__ = target.__qualname__ = f.__name__
     tensors = to_jax(tensors_of(args, kwargs))
     return audit_function(target, low, **options)(params, *tensors)

@@ -25,6 +25,7 @@ def emulate(
     saturate: Saturation = False,
     method: str = "forward",
     granularity: Granularity = "operation",
+    autocast: bool = False,
 ) -> Any:
     """Returns a module that computes what ``model`` would on a machine with a given format.
 
@@ -39,6 +40,9 @@ def emulate(
         saturate: what overflow does, as for :func:`scalewise.round_to`.
         method: the method to emulate.
         granularity: as for :func:`function`.
+        autocast: whether the model runs in its own dtypes, as under
+            ``torch.autocast("cuda", dtype)``, and only the results of operations that run in the
+            narrow dtype there are rounded to ``fmt``.
 
     Returns:
         A module without gradients. It exports the model again for other shapes, and returns
@@ -47,22 +51,21 @@ def emulate(
 
     Raises:
         ExportError, MissingRuleError: when it is called, as :func:`function`.
-        ValueError: an unknown format.
-
+        ValueError: an unknown format; ``autocast`` with one of more than 16 bits.
     """
     fmt = as_format(fmt, "emulate")
-    return _Emulated(model, fmt, saturation(saturate, fmt), method, granularity)
+    options = {"method": method, "granularity": granularity, "autocast": autocast}
+    return _Emulated(model, fmt, saturation(saturate, fmt), options)
 
 
 class _Emulated(torch.nn.Module):
-    def __init__(self, model: Any, fmt: Format, saturate: Any, method: str, granularity: Any):
+    def __init__(self, model: Any, fmt: Format, saturate: Any, options: dict[str, Any]):
         super().__init__()
         self._of = [model]  # in a list, so that it isn't a submodule
-        self._options = fmt, saturate, method, granularity
+        self._fmt, self._saturate, self._options = fmt, saturate, options
         self._compiled: dict[Any, Any] = {}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        fmt, saturate, method, granularity = self._options
         tensors = tensors_of(args, kwargs)
         leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
         key = (
@@ -70,10 +73,8 @@ class _Emulated(torch.nn.Module):
             tuple((tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else x for x in leaves),
         )
         if key not in self._compiled:
-            low = low_function(
-                self._of[0], args, kwargs, fmt, method=method, granularity=granularity
-            )
-            emulation = LowEmulation(fmt, saturate, low.dtype)
+            low = low_function(self._of[0], args, kwargs, self._fmt, **self._options)
+            emulation = LowEmulation(self._fmt, self._saturate, low.dtype)
             self._compiled[key] = jax.jit(transform(low.f, emulation, name="emulate")), low.params
         f, params = self._compiled[key]
         return to_torch(f(params, *map(to_jax, tensors)))

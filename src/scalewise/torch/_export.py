@@ -11,6 +11,7 @@ import jax
 
 from ._convert import to_jax
 from ._place import line_of
+from ._regions import inline_regions
 from ._registry import RULES, check_covered
 from ._torch import torch
 
@@ -32,9 +33,12 @@ class Exported:
             arguments.
         weights: by placeholder, the name in ``params``.
         inputs: the placeholders of the tensors among the arguments, in order.
-        skipped: how many of the graph's results are updated buffers, which come first.
+        buffers: by placeholder, the name of a buffer.
+        updated: the names of the buffers that the graph's first results update; "" for a result
+            that updates an argument.
         tree: torch's structure of the results.
         granularity: see :func:`function`.
+        autocasts: whether the model itself turns autocast on somewhere.
     """
 
     graph_module: Any
@@ -42,9 +46,11 @@ class Exported:
     values: Mapping[str, Any]
     weights: Mapping[str, str]
     inputs: Sequence[str]
-    skipped: int
+    buffers: Mapping[str, str]
+    updated: Sequence[str]
     tree: Any
     granularity: Granularity
+    autocasts: bool
 
 
 def export(
@@ -59,16 +65,19 @@ def export(
     if granularity not in ("operation", "decomposed"):
         expected = "expected 'operation' or 'decomposed'"
         raise ValueError(f"function: granularity={granularity!r}; {expected}")
-    program = _exported(model, args, kwargs, method, granularity)
+    program, autocasts = _exported(model, args, kwargs, method, granularity)
     graph = program.graph_module.graph
     graph.eliminate_dead_code()
-    called = [(node.target, line_of(node)) for node in operations(program.graph_module)]
+    called = [(node.target, line_of(node)) for node in graph.nodes if node.op == "call_function"]
     check_covered(called)
     first = first_names(model)
-    params, values, weights, inputs = {}, {}, {}, []
+    params, values, weights, buffers, inputs = {}, {}, {}, {}, []
+    kinds = torch.export.graph_signature.InputKind, torch.export.graph_signature.OutputKind
     for spec in program.graph_signature.input_specs:
         name, target = spec.arg.name, spec.target
-        if spec.kind == torch.export.graph_signature.InputKind.PARAMETER:
+        if spec.kind == kinds[0].BUFFER:
+            buffers[name] = target
+        if spec.kind == kinds[0].PARAMETER:
             weights[name] = first.get(target, target)
             if weights[name] not in params:
                 params[weights[name]] = to_jax(program.state_dict[target])
@@ -79,21 +88,15 @@ def export(
             inputs.append(name)
         else:
             values[name] = spec.arg.value
-    results = torch.export.graph_signature.OutputKind.USER_OUTPUT
-    skipped = sum(s.kind != results for s in program.graph_signature.output_specs)
-    tree = program.call_spec.out_spec
+    updated = [
+        spec.target if spec.kind == kinds[1].BUFFER_MUTATION else ""
+        for spec in program.graph_signature.output_specs
+        if spec.kind != kinds[1].USER_OUTPUT
+    ]
     return Exported(
-        program.graph_module, params, values, weights, inputs, skipped, tree, granularity
-    )
-
-
-def operations(graph_module: Any) -> Iterator[Any]:
-    """Yields the nodes that call an operation, also those of nested graphs."""
-    for module in graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                if node.op == "call_function":
-                    yield node
+        program.graph_module, params, values, weights, inputs, buffers, updated,
+        program.call_spec.out_spec, granularity, autocasts,
+    )  # fmt: skip
 
 
 def first_names(model: Any) -> dict[str, str]:
@@ -103,18 +106,22 @@ def first_names(model: Any) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
 
 
-def _exported(model: Any, args: Any, kwargs: Any, method: str, granularity: str) -> Any:
+def _exported(
+    model: Any, args: Any, kwargs: Any, method: str, granularity: str
+) -> tuple[Any, bool]:
+    """Returns the program, and whether the model turns autocast on."""
     try:
-        with torch.no_grad(), _as_forward(model, method):
+        with torch.enable_grad(), _as_forward(model, method):  # so that no_grad() in it is seen
             program = torch.export.export(model, tuple(args), dict(kwargs), strict=False)
     except Exception as error:  # torch.export raises errors of many kinds
         raise ExportError(_refusal(model, error)) from error
+    autocasts = inline_regions(program.graph_module)
     table = torch.export.default_decompositions()
     if granularity == "operation":
         for overload in RULES:
             if overload in table:
                 del table[overload]
-    return program.run_decompositions(table)
+    return program.run_decompositions(table), autocasts
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ from ..formats import FP16, Format
 from ..interpret import Applied, Equation, is_float, rebind
 from ..rounding import to_float64
 from ._convert import to_jax
-from ._dtypes import torch_dtype
 from ._export import Granularity
-from ._function import apply, function
+from ._function import Arguments, function, traced
+from ._graph import converted
 from ._torch import torch
 
 
@@ -45,26 +45,33 @@ def low_function(
     *,
     method: str,
     granularity: Granularity,
+    autocast: bool = False,
 ) -> LowFunction:
     """Exports a model as it is in 16 bits, so that it takes the branches that it takes there.
 
     A float32 model is copied and converted as by ``model.half()`` for FP16 and by
     ``model.bfloat16()`` for other formats, whose numbers bfloat16 then stands for. A model that has
-    parameters of 16 bits is taken as it is.
+    parameters of 16 bits is taken as it is, and so is any model under ``autocast``.
+
+    Raises:
+        ValueError: ``autocast`` with a format of more than 16 bits, or with another granularity
+            than that of torch's lists.
     """
+    if autocast:
+        return _autocast_function(model, args, kwargs, fmt, method, granularity)
     dtypes = {p.dtype for p in model.parameters()}
     found = next((d for d in (torch.float16, torch.bfloat16) if d in dtypes), None)
     low = found or (torch.float16 if fmt == FP16 else torch.bfloat16)
     if fmt.bits > 16 and found is None:
         low = torch.float32
 
-    def converted(x: Any) -> Any:
+    def narrowed(x: Any) -> Any:
         return x.to(low) if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
 
     plain, params = model, None
     if found is None and low != torch.float32:
         plain = copy.deepcopy(model).to(low)
-        args, kwargs = torch.utils._pytree.tree_map(converted, (tuple(args), dict(kwargs or {})))
+        args, kwargs = torch.utils._pytree.tree_map(narrowed, (tuple(args), dict(kwargs or {})))
     f, own = function(plain, args, kwargs, method=method, granularity=granularity)
     if plain is not model:
         held = dict(model.named_parameters())
@@ -72,17 +79,38 @@ def low_function(
     dtype = jnp.dtype(str(low).removeprefix("torch."))
 
     def lowered(x: jax.Array) -> jax.Array:
-        if plain is model or x.dtype != jnp.float32:
-            return x
-        target = torch.ops.aten._to_copy.default
-        return apply(target, (x,), {"dtype": torch_dtype(dtype)}, [dtype], "operation")
+        return x if plain is model or x.dtype != jnp.float32 else converted(x, dtype)
 
     def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
-        outs = f({name: lowered(x) for name, x in params.items()}, *map(lowered, tensors))
-        return jax.tree.map(lambda y: y.astype(jnp.float32) if y.dtype == dtype else y, outs)
+        return _widened(
+            f({n: lowered(x) for n, x in params.items()}, *map(lowered, tensors)), dtype
+        )
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
     return LowFunction(in_low, own if params is None else params, dtype)
+
+
+def _widened(outs: Any, dtype: np.dtype) -> Any:
+    return jax.tree.map(lambda y: y.astype(jnp.float32) if y.dtype == dtype else y, outs)
+
+
+def _autocast_function(
+    model: Any, args: Any, kwargs: Any, fmt: Format, method: str, granularity: Granularity
+) -> LowFunction:
+    if fmt.bits > 16:
+        raise ValueError(f"autocast=True takes a format of at most 16 bits, not {fmt.name}")
+    if granularity != "operation":
+        raise ValueError("autocast=True follows torch's lists of operations: granularity has to be "
+                         f"'operation', not {granularity!r}")  # fmt: skip
+    dtype = jnp.dtype(jnp.float16 if fmt == FP16 else jnp.bfloat16)
+    given = Arguments(tuple(args), dict(kwargs or {}))
+    f, params = traced(model, given, method=method, granularity=granularity, low=dtype)
+
+    def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
+        return _widened(f(params, *tensors), dtype)
+
+    in_low.__name__ = in_low.__qualname__ = f.__name__
+    return LowFunction(in_low, params, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

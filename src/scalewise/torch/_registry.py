@@ -11,8 +11,15 @@ RULES: dict[Any, Callable[..., Any]] = {}
 """By overload (``torch.ops.aten.exp.default``): a function of JAX arrays and Python values."""
 
 
-DRAWS: set[Any] = set()
-"""The overloads whose rule takes ``position``, a number that differs between operations."""
+DRAWS: dict[Any, Callable[..., Any]] = {}
+"""By overload whose rule may draw random numbers: of its arguments, whether it does.
+
+The rule then takes ``position``, a number that differs between the operations of a program.
+"""
+
+
+STAGED: set[Any] = set()
+"""The overloads whose rule calls :func:`operation` for each of its roundings by itself."""
 
 
 def rule(*overloads: Any) -> Callable[[Callable], Callable]:

@@ -120,7 +120,8 @@ class _Constants(Interpretation):
 
     inline = True
 
-    def __init__(self):
+    def __init__(self, is_low: Callable[[Any], bool] = lambda aval: True):
+        self.is_low = is_low  # whether arrays of a type are in the format
         self.uses: dict[tuple[str | None, int, str, float], list[Equation]] = {}
 
     def lift(self, x: Any, aval: Any) -> _Value:
@@ -142,7 +143,11 @@ class _Constants(Interpretation):
         self, state: Any, equation: Equation, inputs: Sequence[Any]
     ) -> tuple[Any, Sequence[Any]]:
         outs = equation.bind(*[x.data if isinstance(x, _Value) else x for x in inputs])
-        numbers = [x.constant_value for x in inputs if isinstance(x, _Value)]
+        numbers = [
+            x.constant_value if self.is_low(a) else None
+            for x, a in zip(inputs, equation.in_avals, strict=True)
+            if isinstance(x, _Value)
+        ]
         moves = equation.name in MOVES
         kept = None
         if (moves or equation.name == "convert_element_type") and len(numbers) == 1:
@@ -192,14 +197,20 @@ def literals(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> C
 
 
 def changed_and_masks(
-    f: Callable, fmt: Format, saturate: Saturation, args: Sequence[Any], kwargs: Mapping[str, Any]
+    f: Callable,
+    fmt: Format,
+    saturate: Saturation,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    is_low: Callable[[Any], bool] = lambda aval: True,
 ) -> tuple[tuple[Literal, ...], tuple[float, ...]]:
     """Returns the constants that a format changes, and masks that it holds, but not twice.
 
     The second are operands of select, max, min or clamp of more than half the format's maximum,
-    ``finfo(float16).min`` for example: the sum of two overflows.
+    ``finfo(float16).min`` for example: the sum of two overflows. Constants of types for which
+    ``is_low`` is False stay in float32, and don't count.
     """
-    constants = _Constants()
+    constants = _Constants(is_low)
     leaves, tree = jax.tree.flatten((args, kwargs))
     arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, ARRAYS)}
 

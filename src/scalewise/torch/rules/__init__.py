@@ -4,7 +4,7 @@ import importlib
 
 SUBJECTS = (
     "_elementwise", "_activations", "_reductions", "_shapes", "_indexing", "_creation",
-    "_contractions", "_norms", "_pooling",
+    "_contractions", "_attention", "_norms", "_pooling", "_losses", "_transforms", "_backward",
 )  # fmt: skip
 
 

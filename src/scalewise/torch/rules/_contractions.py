@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,6 @@ from jax import lax
 
 from .._registry import rule
 from .._torch import torch
-from ._activations import safe_softmax
 
 A = torch.ops.aten
 
@@ -42,22 +39,33 @@ def linear(x, weight, bias=None):
     return y if bias is None else y + bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
 
 
-@rule(A.addmm.default)
-def addmm(x, a, b, beta=1, alpha=1):
-    y = jnp.matmul(a, b)
+def _added(x, y, beta, alpha):
+    """Returns beta x + alpha y; x isn't read if beta is 0."""
     y = y if alpha == 1 else y * alpha
-    x = x.reshape((1,) * (2 - x.ndim) + x.shape)
+    if beta == 0:
+        return y
+    x = x.reshape((1,) * (y.ndim - x.ndim) + x.shape)
     return y + (x if beta == 1 else x * beta)
+
+
+@rule(A.addmm.default, A.addmv.default)
+def addmm(x, a, b, beta=1, alpha=1):
+    return _added(x, jnp.matmul(a, b), beta, alpha)
+
+
+@rule(A.addr.default)
+def addr(x, a, b, beta=1, alpha=1):
+    return _added(x, a[:, None] * b[None], beta, alpha)
 
 
 @rule(A.baddbmm.default)
 def baddbmm(x, a, b, beta=1, alpha=1):
-    y = bmm(a, b)
-    y = y if alpha == 1 else y * alpha
-    if beta == 0:
-        return y
-    x = x.reshape((1,) * (3 - x.ndim) + x.shape)
-    return y + (x if beta == 1 else x * beta)
+    return _added(x, bmm(a, b), beta, alpha)
+
+
+@rule(A.addbmm.default)
+def addbmm(x, a, b, beta=1, alpha=1):
+    return _added(x, lax.dot_general(a, b, (((0, 2), (0, 1)), ((), ()))), beta, alpha)
 
 
 @rule(A.convolution.default)
@@ -90,31 +98,6 @@ def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
         x, weight, (1,) * n, pads, lhs_dilation=stride, rhs_dilation=dilation,
         feature_group_count=groups,
     )  # fmt: skip
-
-
-@rule(A.scaled_dot_product_attention.default)
-def attention(
-    query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False
-):
-    if dropout_p:
-        raise NotImplementedError(
-            "scaled_dot_product_attention with dropout: call model.eval(), or set the attention's "
-            "dropout to 0"
-        )
-    if enable_gqa:
-        key, value = (jnp.repeat(v, query.shape[-3] // v.shape[-3], -3) for v in (key, value))
-    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = matmul(query, jnp.swapaxes(key, -1, -2)) * scale
-    if is_causal:
-        rows, columns = scores.shape[-2:]
-        attn_mask = jnp.tril(jnp.ones((rows, columns), jnp.bool_))
-    if attn_mask is not None:
-        attn_mask = jnp.broadcast_to(attn_mask, scores.shape)
-        if attn_mask.dtype == jnp.bool_:
-            scores = jnp.where(attn_mask, scores, jnp.full_like(scores, -jnp.inf))
-        else:
-            scores = scores + attn_mask.astype(scores.dtype)
-    return matmul(safe_softmax(scores, -1), value)
 
 
 @rule(A._grouped_mm.default)

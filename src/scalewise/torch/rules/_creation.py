@@ -6,6 +6,7 @@ import operator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .._dtypes import jax_dtype
 from .._registry import DRAWS, rule
@@ -51,6 +52,11 @@ rule(A.ones.default)(lambda shape, dtype=None, **options: jnp.ones(shape, _dtype
 rule(A.empty.memory_format)(lambda shape, dtype=None, **options: jnp.zeros(shape, _dtype(dtype)))
 
 
+@rule(A.empty_strided.default)
+def empty_strided(shape, strides, dtype=None, **options):
+    return jnp.zeros(shape, _dtype(dtype))
+
+
 @rule(A.new_zeros.default, A.new_empty.default)
 def new_zeros(x, shape, dtype=None, **options):
     return jnp.zeros(shape, x.dtype if dtype is None else jax_dtype(dtype))
@@ -90,60 +96,84 @@ def linspace(start, end, steps, dtype=None, **options):
     return jnp.linspace(start, end, steps, dtype=_dtype(dtype))
 
 
-def _random(*overloads):
-    """Registers a rule whose first argument is a random key that differs between operations."""
+def random_rule(*overloads, draws=lambda *args, **kwargs: True):
+    """Registers a rule whose first argument is a number that differs between operations that draw.
+
+    Args:
+        overloads: the rule's.
+        draws: of the arguments, whether the rule draws.
+    """
 
     def register(function):
         def rule_(*args, position=0, **kwargs):
-            return function(jax.random.fold_in(jax.random.key(0), position), *args, **kwargs)
+            return function(position, *args, **kwargs)
 
-        DRAWS.update(overloads)
+        DRAWS.update(dict.fromkeys(overloads, draws))
         return rule(*overloads)(rule_)
 
     return register
 
 
-@_random(A.rand.default)
-def rand(key, shape, dtype=None, **options):
-    return jax.random.uniform(key, shape, _dtype(dtype))
+def _key(position):
+    return jax.random.fold_in(jax.random.key(0), position)
 
 
-@_random(A.randn.default)
-def randn(key, shape, dtype=None, **options):
-    return jax.random.normal(key, shape, _dtype(dtype))
+@random_rule(A.rand.default)
+def rand(position, shape, dtype=None, **options):
+    return jax.random.uniform(_key(position), shape, _dtype(dtype))
 
 
-@_random(A.rand_like.default)
-def rand_like(key, x, dtype=None, **options):
-    return jax.random.uniform(key, x.shape, x.dtype if dtype is None else jax_dtype(dtype))
+@random_rule(A.randn.default)
+def randn(position, shape, dtype=None, **options):
+    return jax.random.normal(_key(position), shape, _dtype(dtype))
 
 
-@_random(A.randn_like.default)
-def randn_like(key, x, dtype=None, **options):
-    return jax.random.normal(key, x.shape, x.dtype if dtype is None else jax_dtype(dtype))
+@random_rule(A.rand_like.default)
+def rand_like(position, x, dtype=None, **options):
+    return jax.random.uniform(
+        _key(position), x.shape, x.dtype if dtype is None else jax_dtype(dtype)
+    )
 
 
-@_random(A.bernoulli.p)
-def bernoulli(key, x, p=0.5, **options):
-    return jax.random.bernoulli(key, p, x.shape).astype(x.dtype)
+@random_rule(A.randn_like.default)
+def randn_like(position, x, dtype=None, **options):
+    return jax.random.normal(
+        _key(position), x.shape, x.dtype if dtype is None else jax_dtype(dtype)
+    )
 
 
-@_random(A.native_dropout.default)
-def native_dropout(key, x, p, train):
+@random_rule(A.randperm.default)
+def randperm(position, n, dtype=torch.int64, **options):
+    return jax.random.permutation(_key(position), n).astype(jax_dtype(dtype))
+
+
+def kept(position, p, shape):
+    """Returns True with probability p; the same draws whether JAX's x64 is on or not."""
+    return jax.random.uniform(_key(position), shape, jnp.float32) < np.float32(p)
+
+
+@random_rule(A.bernoulli.p)
+def bernoulli(position, x, p=0.5, **options):
+    return kept(position, p, x.shape).astype(x.dtype)
+
+
+@random_rule(A.native_dropout.default)
+def native_dropout(position, x, p, train):
     if not train:
         return x, jnp.ones(x.shape, jnp.bool_)
-    kept = jax.random.bernoulli(key, 1 - p, x.shape)
-    return _dropped(x, kept, p), kept
+    some = kept(position, 1 - p, x.shape)
+    return dropped(x, some, p), some
 
 
-@_random(A.dropout.default)
-def dropout(key, x, p, train):
-    return _dropped(x, jax.random.bernoulli(key, 1 - p, x.shape), p) if train and p else x
+@random_rule(A.dropout.default)
+def dropout(position, x, p, train):
+    return dropped(x, kept(position, 1 - p, x.shape), p) if train and p else x
 
 
-def _dropped(x, kept, p):
+def dropped(x, some, p):
+    """Returns x / (1 - p) where ``some`` is True, else 0."""
     scale = 1 / (1 - p) if p < 1 else 0.0
-    return jnp.where(kept, x * scale, jnp.zeros_like(x))
+    return jnp.where(some, x * scale, jnp.zeros_like(x))
 
 
 @rule(operator.getitem)
@@ -157,19 +187,3 @@ def getitem(x, i):
 )  # fmt: skip
 def check(*args, **kwargs):
     return None
-
-
-@rule(torch.ops.higher_order.wrap_with_set_grad_enabled)
-def set_grad_enabled(enabled, graph, *args):
-    outs = graph(*args)
-    return outs if enabled else jax.tree.map(jax.lax.stop_gradient, outs)
-
-
-@rule(torch.ops.higher_order.wrap_with_autocast)
-def autocast(device, dtype, enabled, cache, graph, *args):
-    if enabled:
-        raise NotImplementedError(
-            "the model turns torch.autocast on; audit the model without it, with a policy such as "
-            "low='c=bf16'"
-        )
-    return graph(*args)

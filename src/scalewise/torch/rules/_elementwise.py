@@ -122,8 +122,8 @@ rule(A.minimum.default)(promoted(jnp.minimum))
 rule(A.maximum.default)(promoted(jnp.maximum))
 
 
-@rule(A.atan2.default)
-def atan2(x, y):
+@rule(A.atan2.default, A.atan2.out)
+def atan2(x, y, out=None):
     return jnp.arctan2(*common(x, y, floating=True))
 
 

@@ -81,6 +81,14 @@ def batch_norm_of_batch(x, weight, bias, training, momentum, eps):
     return _affine(y, weight, bias, _channels(x)), mean.reshape(-1), rstd.reshape(-1)
 
 
+@rule(A._native_batch_norm_legit.default)
+def batch_norm(x, weight, bias, mean, variance, training, momentum, eps):
+    """Without the updates of the statistics, which torch writes into its operands."""
+    if training:
+        return batch_norm_of_batch(x, weight, bias, training, momentum, eps)
+    return batch_norm_inference(x, weight, bias, mean, variance, momentum, eps)
+
+
 @rule(A._native_batch_norm_legit_functional.default)
 def batch_norm_training(x, weight, bias, mean, variance, training, momentum, eps):
     y, own, rstd = batch_norm_of_batch(x, weight, bias, training, momentum, eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from typing import Any
 
 import jax
@@ -156,34 +156,43 @@ def upsample_bilinear(x, output_size, align_corners, factors):
     return x
 
 
-@rule(A.max_pool2d_with_indices.default)
-def max_pool_with_indices(x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
-    """Also the position of each maximum in its image, the first of equal ones."""
-    kernel = _sizes(2, kernel)
-    stride, padding = _sizes(2, stride, kernel), _sizes(2, padding)
-    dilation = _sizes(2, dilation)
-    pads = [
-        _pads(*axis, ceil_mode)
-        for axis in zip(x.shape[-2:], kernel, stride, padding, dilation, strict=True)
-    ]
-    lead = [(0, 0, 0)] * (x.ndim - 2)
-    full = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), [*lead, *((a, b, 0) for a, b in pads)])
-    rows, columns = (np.arange(-a, s + b) for s, (a, b) in zip(x.shape[-2:], pads, strict=True))
-    flat = rows[:, None] * x.shape[-1] + columns[None]
-    counts = [
-        (n - d * (k - 1) - 1) // s + 1
-        for n, k, s, d in zip(full.shape[-2:], kernel, stride, dilation, strict=True)
-    ]
-    values, at = [], []
-    for i, j in itertools.product(*map(range, kernel)):
-        part = tuple(
-            slice(o * d, o * d + (c - 1) * s + 1, s)
-            for o, d, c, s in zip((i, j), dilation, counts, stride, strict=True)
+def _max_pool_with_indices(n):
+    def max_pool_with_indices(x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
+        """Also the position of each maximum in its image, the first of equal ones."""
+        kernel, size = _sizes(n, kernel), x.shape[-n:]
+        stride, padding = _sizes(n, stride, kernel), _sizes(n, padding)
+        dilation, lead = _sizes(n, dilation), x.ndim - n
+        pads = [
+            _pads(*axis, ceil_mode)
+            for axis in zip(size, kernel, stride, padding, dilation, strict=True)
+        ]
+        config = [*[(0, 0, 0)] * lead, *((a, b, 0) for a, b in pads)]
+        full = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), config)
+        axes = [np.arange(-a, s + b) for s, (a, b) in zip(size, pads, strict=True)]
+        flat: Any = sum(
+            axis.reshape((-1,) + (1,) * (n - 1 - i)) * math.prod(size[i + 1 :])
+            for i, axis in enumerate(axes)
         )
-        values.append(full[(..., *part)])
-        at.append(flat[part])
-    stacked = jnp.stack(values)
-    best = jnp.argmax(stacked, 0)
-    positions = np.stack(at).reshape((len(at),) + (1,) * (x.ndim - 2) + tuple(counts))
-    positions = jnp.broadcast_to(jnp.asarray(positions, jnp.int32), stacked.shape)
-    return jnp.max(stacked, 0), jnp.take_along_axis(positions, best[None], 0)[0]
+        counts = [
+            (m - d * (k - 1) - 1) // s + 1
+            for m, k, s, d in zip(full.shape[lead:], kernel, stride, dilation, strict=True)
+        ]
+        values, at = [], []
+        for offset in np.ndindex(*kernel):
+            part = tuple(
+                slice(o * d, o * d + (c - 1) * s + 1, s)
+                for o, d, c, s in zip(offset, dilation, counts, stride, strict=True)
+            )
+            values.append(full[(..., *part)])
+            at.append(flat[part])
+        stacked = jnp.stack(values)
+        best = jnp.argmax(stacked, 0)
+        positions = np.stack(at).reshape((len(at),) + (1,) * lead + tuple(counts))
+        positions = jnp.broadcast_to(jnp.asarray(positions, jnp.int32), stacked.shape)
+        return jnp.max(stacked, 0), jnp.take_along_axis(positions, best[None], 0)[0]
+
+    return max_pool_with_indices
+
+
+rule(A.max_pool2d_with_indices.default)(_max_pool_with_indices(2))
+rule(A.max_pool3d_with_indices.default)(_max_pool_with_indices(3))

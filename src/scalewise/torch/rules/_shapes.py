@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,6 +25,29 @@ def _size(shape, x):
 @rule(A.view.default, A.reshape.default, A._unsafe_view.default, A._reshape_copy.default)
 def view(x, shape):
     return x.reshape(_size(shape, x))
+
+
+def _strides(shape):
+    """Returns the strides of a contiguous array, in elements."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+@rule(A.as_strided.default)
+def as_strided(x, size, stride, storage_offset=0):
+    """Of a contiguous array."""
+    at = sum(
+        (np.arange(n) * s).reshape((-1,) + (1,) * (len(size) - 1 - i))
+        for i, (n, s) in enumerate(zip(size, stride, strict=True))
+    )
+    return x.reshape(-1)[np.broadcast_to(at, size) + (storage_offset or 0)]
+
+
+rule(A.sym_size.int)(lambda x, dim: x.shape[dim])
+rule(A.sym_numel.default)(lambda x: x.size)
+rule(A.sym_stride.int)(lambda x, dim: _strides(x.shape)[dim])
+rule(A.sym_storage_offset.default)(lambda x: 0)
+rule(A.sym_is_contiguous.default)(lambda x, memory_format=None: True)
+rule(A._local_scalar_dense.default)(lambda x: x.reshape(()))
 
 
 @rule(A.view.dtype)

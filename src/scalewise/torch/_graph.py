@@ -1,0 +1,176 @@
+"""Computes an exported graph: each ATen operation by its rule, at the model's source line."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._autocast import autocast
+from ._dtypes import jax_dtype, torch_dtype
+from ._export import Exported, Granularity
+from ._operation import Call, Flat, operation, rounds_several_times
+from ._place import at, scope_of
+from ._regions import is_marked
+from ._registry import DRAWS, RULES, STAGED
+from ._torch import torch
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Graph:
+    """A graph of a model as a function of its placeholders' values.
+
+    Attributes:
+        module: the graph.
+        granularity: see :func:`function`.
+        low: the narrow dtype of ``torch.autocast``; None without it.
+    """
+
+    module: Any
+    granularity: Granularity
+    low: np.dtype | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        known: dict[Any, Any] = {}
+        left = iter(inputs)
+
+        def read(x: Any) -> Any:
+            return torch.fx.node.map_arg(x, known.__getitem__)
+
+        for number, node in enumerate(self.module.graph.nodes):
+            match node.op:
+                case "placeholder":
+                    known[node] = next(left)
+                case "get_attr":
+                    known[node] = functools.reduce(getattr, node.target.split("."), self.module)
+                case "output":
+                    return read(node.args[0])
+                case _:
+                    with jax.named_scope(scope_of(node) or "model"):
+                        call = functools.partial(self._computed, node, number, read)
+                        known[node] = at(node)(call)
+
+    def _computed(self, node: Any, number: int, read: Any) -> Any:
+        args, kwargs = hashable((read(node.args), dict(read(node.kwargs))))
+        dtypes = results_of(node)
+        if self.low is not None and not is_marked(node, "no_autocast"):
+            dtypes = _dtypes(self._results(node, args, kwargs, self.low)) if dtypes else dtypes
+            args, kwargs = autocast(node.target, args, kwargs, self.low, converted)
+        if node.target in DRAWS and DRAWS[node.target](*args, **kwargs):
+            kwargs = {**kwargs, "position": number}
+        outs = apply(node.target, args, kwargs, dtypes, self.granularity)
+        return jax.lax.stop_gradient(outs) if is_marked(node, "no_grad") else outs
+
+    @staticmethod
+    def _results(node: Any, args: Any, kwargs: Any, low: np.dtype) -> Any:
+        """Returns an operation's results under autocast, as torch's fake tensors."""
+
+        def like(x: Any, fake: Any) -> Any:
+            floats = isinstance(fake, torch.Tensor) and fake.dtype.is_floating_point
+            return fake.to(torch_dtype(x.dtype)) if floats else fake
+
+        own = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
+        fakes = jax.tree.map(like, (args, kwargs), hashable(own), is_leaf=lambda x: x is None)
+        args, kwargs = autocast(
+            node.target, fakes[0], fakes[1], low, lambda x, d: x.to(torch_dtype(d))
+        )
+        with torch.no_grad():
+            return node.target(*args, **kwargs)
+
+
+def run(
+    exported: Exported,
+    params: Mapping[str, Any],
+    tensors: Sequence[Any],
+    low: np.dtype | None = None,
+) -> tuple[list[Any], dict[str, Any]]:
+    """Computes the exported graph.
+
+    Args:
+        exported: the graph.
+        params: parameters by name; buffers too, in place of the model's own.
+        tensors: the tensors among the arguments.
+        low: the narrow dtype of ``torch.autocast``; None without it.
+
+    Returns:
+        The results in torch's order, and the updated buffers by name.
+    """
+    known: dict[str, Any] = dict(exported.values)
+    known |= {name: params[target] for name, target in exported.weights.items()}
+    known |= {name: params[b] for name, b in exported.buffers.items() if b in params}
+    known |= dict(zip(exported.inputs, tensors, strict=True))
+    names = [n.name for n in exported.graph_module.graph.nodes if n.op == "placeholder"]
+    graph = Graph(exported.graph_module, exported.granularity, low)
+    outs = list(graph(*[known[name] for name in names if name in known]))
+    updates = dict(zip(exported.updated, outs, strict=False))
+    return outs[len(exported.updated) :], {name: y for name, y in updates.items() if name}
+
+
+def converted(x: jax.Array, dtype: Any) -> jax.Array:
+    """Returns an array in another dtype, by the rule of ``x.to(dtype)``."""
+    target = torch.ops.aten._to_copy.default
+    return apply(target, (x,), {"dtype": torch_dtype(dtype)}, [jnp.dtype(dtype)], "operation")
+
+
+def results_of(node: Any) -> list[np.dtype]:
+    """Returns the dtypes of a node's results, as torch has them."""
+    return _dtypes(node.meta.get("val"))
+
+
+def _dtypes(tree: Any) -> list[np.dtype]:
+    leaves = torch.utils._pytree.tree_leaves(tree)
+    return [jax_dtype(x.dtype) for x in leaves if isinstance(x, torch.Tensor)]
+
+
+def apply(
+    target: Any, args: Any, kwargs: Any, dtypes: Sequence[np.dtype], granularity: Granularity
+) -> Any:
+    """Computes one operation by its rule.
+
+    Args:
+        target: the operation.
+        args, kwargs: its arguments, arrays in place of tensors.
+        dtypes: those of its results.
+        granularity: see :func:`function`.
+
+    Returns:
+        The results of the rule, in these dtypes.
+    """
+    function = RULES[target]
+    leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=lambda x: x is None)
+    is_array = [isinstance(x, jax.Array | np.ndarray) for x in leaves]
+    at = tuple(i for i, array in enumerate(is_array) if array)
+    arrays = [leaves[i] for i in at]
+    static = tuple(None if array else x for x, array in zip(leaves, is_array, strict=True))
+    call = Call(function, tree, static, at)
+    if not dtypes:
+        return call(*arrays)
+    whole = granularity == "operation" and arrays and target not in STAGED
+    if whole and _rounds_several_times(call, arrays, dtypes):
+        shape = jax.eval_shape(call, *arrays)
+        name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
+        outs = operation(name, Flat(call), dtypes, *arrays)
+        return jax.tree.unflatten(jax.tree.structure(shape), outs)
+    outs, tree = jax.tree.flatten(call(*arrays))
+    outs = [y.astype(d) for y, d in zip(outs, dtypes, strict=True)]
+    return jax.tree.unflatten(tree, outs)
+
+
+def hashable(args: Any) -> Any:
+    """Returns a tree of arguments with tuples in place of lists, torch's own as well."""
+    if isinstance(args, dict):
+        return {name: hashable(x) for name, x in args.items()}
+    return tuple(map(hashable, args)) if isinstance(args, tuple | list) else args
+
+
+def _rounds_several_times(call: Call, arrays: Sequence[Any], dtypes: Sequence[Any]) -> bool:
+    types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+    return _cached(call, types, tuple(dtypes))
+
+
+_cached = functools.lru_cache(maxsize=4096)(rounds_several_times)

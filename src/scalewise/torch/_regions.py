@@ -1,0 +1,68 @@
+"""Regions of a model: ``no_grad`` and ``autocast(enabled=False)``, marked in the nodes inside.
+
+An export has each region as a graph of its own, which decomposing the program would inline without
+a trace of what it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._torch import torch
+
+HIGHER_ORDER = torch.ops.higher_order
+_KEY = "scalewise"  # in `custom`, what decompositions keep of a node's metadata
+
+
+def inline_regions(graph_module: Any) -> bool:
+    """Inlines regions that turn gradients or autocast off, and marks their nodes.
+
+    ``x.detach()``, which decomposing replaces by an alias, gets the mark of a region of its own.
+
+    Returns:
+        Whether a region turns autocast on; it is left as it is, and torch inserts its casts.
+    """
+    turned_on = False
+    for node in list(graph_module.graph.nodes):
+        if node.target is torch.ops.aten.detach.default:
+            _mark(node, "no_grad")
+        off = _turned_off(node)
+        if off is None:
+            turned_on |= node.target is HIGHER_ORDER.wrap_with_autocast
+            continue
+        mark, graph, args = off
+        inner = getattr(graph_module, graph.target)
+        turned_on |= inline_regions(inner)
+        placeholders = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        known = dict(zip(placeholders, args, strict=True))
+        with graph_module.graph.inserting_before(node):
+            outs = graph_module.graph.graph_copy(inner.graph, known)
+        for original, copied in known.items():
+            if mark is not None and original not in placeholders:
+                _mark(copied, mark)
+        for user in list(node.users):
+            user.replace_all_uses_with(outs[user.args[1]])
+            graph_module.graph.erase_node(user)
+        graph_module.graph.erase_node(node)
+    graph_module.recompile()
+    return turned_on
+
+
+def _mark(node: Any, mark: str) -> None:
+    custom = node.meta.get("custom") or {}
+    node.meta["custom"] = custom | {_KEY: custom.get(_KEY, frozenset()) | {mark}}
+
+
+def _turned_off(node: Any) -> tuple[str | None, Any, Any] | None:
+    """Returns the mark of a region that is to be inlined, its graph and its arguments."""
+    if node.target is HIGHER_ORDER.wrap_with_set_grad_enabled:
+        enabled, graph, *args = node.args
+        return (None if enabled else "no_grad"), graph, args
+    if node.target is HIGHER_ORDER.wrap_with_autocast and not node.args[2]:
+        return "no_autocast", node.args[4], node.args[5:]
+    return None
+
+
+def is_marked(node: Any, mark: str) -> bool:
+    """Returns whether a node stood in a region with a mark, "no_grad" or "no_autocast"."""
+    return mark in (node.meta.get("custom") or {}).get(_KEY, ())

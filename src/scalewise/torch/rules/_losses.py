@@ -1,0 +1,98 @@
+"""Losses and distances."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._registry import rule
+from .._torch import torch
+from ._promotion import as_array, common, ranked
+
+A = torch.ops.aten
+NONE, MEAN, SUM = 0, 1, 2  # torch's reductions
+
+
+def _reduced(x, reduction):
+    if reduction == NONE:
+        return x
+    total = jnp.sum(x)
+    return total / x.size if reduction == MEAN else total
+
+
+@rule(A.mse_loss.default)
+def mse_loss(x, y, reduction=MEAN):
+    x, y = common(x, y)
+    return _reduced(lax.square(x - y), reduction)
+
+
+@rule(A.l1_loss.default)
+def l1_loss(x, y, reduction=MEAN):
+    x, y = common(x, y)
+    return _reduced(jnp.abs(x - y), reduction)
+
+
+@rule(A.smooth_l1_loss.default)
+def smooth_l1_loss(x, y, reduction=MEAN, beta=1.0):
+    x, y = common(x, y)
+    if not beta:
+        return l1_loss(x, y, reduction)
+    size = jnp.abs(x - y)
+    near = 0.5 * size * size / beta
+    return _reduced(jnp.where(size < beta, near, size - 0.5 * beta), reduction)
+
+
+@rule(A.huber_loss.default)
+def huber_loss(x, y, reduction=MEAN, delta=1.0):
+    x, y = common(x, y)
+    size = jnp.abs(x - y)
+    near = 0.5 * size * size
+    return _reduced(jnp.where(size <= delta, near, delta * (size - 0.5 * delta)), reduction)
+
+
+@rule(A.kl_div.default)
+def kl_div(x, target, reduction=MEAN, log_target=False):
+    x, target = common(x, target)
+    if log_target:
+        return _reduced(jnp.exp(target) * (target - x), reduction)
+    zero = as_array(0, target)
+    own = jnp.where(target == 0, zero, target * jnp.log(jnp.where(target == 0, zero + 1, target)))
+    return _reduced(own - target * x, reduction)
+
+
+@rule(A.binary_cross_entropy_with_logits.default)
+def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reduction=MEAN):
+    x, y = common(x, y)
+    negative = jnp.logaddexp(-x, as_array(0, x))  # -log(sigmoid(x))
+    if pos_weight is not None:
+        negative = negative * (ranked(pos_weight - 1, y)[0] * y + 1)
+    loss = (1 - y) * x + negative
+    return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
+
+
+def _distance(difference, p):
+    """Returns the p-norm along the last axis."""
+    size = jnp.abs(difference)
+    if p == 0:
+        return jnp.sum((size != 0).astype(size.dtype), -1)
+    if np.isinf(p):
+        return jnp.max(size, -1, initial=0)
+    if p == 1:
+        return jnp.sum(size, -1)
+    if p == 2:
+        return jnp.sqrt(jnp.sum(lax.square(size), -1))
+    return jnp.power(jnp.sum(jnp.power(size, float(p)), -1), 1 / p)
+
+
+@rule(A._cdist_forward.default)
+def cdist(x, y, p, compute_mode=None):
+    return _distance(jnp.expand_dims(x, -2) - jnp.expand_dims(y, -3), p)
+
+
+@rule(A._pdist_forward.default)
+def pdist(x, p=2.0):
+    pairs = np.array(list(itertools.combinations(range(x.shape[0]), 2)), np.int32).reshape(-1, 2)
+    return _distance(x[pairs[:, 0]] - x[pairs[:, 1]], p)

@@ -1,0 +1,142 @@
+"""Fourier transforms, images resampled on a grid, columns of windows, bags of embeddings."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._dtypes import jax_dtype
+from .._registry import rule
+from .._torch import torch
+from ._indexing import embedding
+
+A = torch.ops.aten
+BILINEAR, NEAREST = 0, 1  # torch's interpolations of grid_sampler
+ZEROS, BORDER, REFLECTION = 0, 1, 2  # and its paddings
+SUM, MEAN, MAX = 0, 1, 2  # torch's modes of embedding_bag
+
+
+def _normalized(x, sizes, normalization):
+    """Divides by the root of the number of elements (1) or by it (2)."""
+    if not normalization:
+        return x
+    n = math.prod(sizes)
+    return x / (math.sqrt(n) if normalization == 1 else n)
+
+
+@rule(A._fft_r2c.default)
+def fft_of_real(x, dims, normalization, onesided):
+    sizes = [x.shape[d] for d in dims]
+    transform = jnp.fft.rfftn if onesided else jnp.fft.fftn
+    return _normalized(transform(x, axes=tuple(dims)), sizes, normalization)
+
+
+@rule(A._fft_c2r.default)
+def fft_to_real(x, dims, normalization, last_dim_size):
+    sizes = [x.shape[d] for d in dims[:-1]] + [last_dim_size]
+    return _normalized(jnp.fft.irfftn(x, sizes, dims, norm="forward"), sizes, normalization)
+
+
+def _positions(grid, size, align_corners):
+    """Returns coordinates from -1 to 1 in pixels."""
+    return (grid + 1) / 2 * (size - 1) if align_corners else ((grid + 1) * size - 1) / 2
+
+
+def _within(at, size, padding, align_corners):
+    """Returns positions, of which those outside of the image are moved to its border or back."""
+    if padding == REFLECTION:
+        low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
+        if span == 0:
+            return jnp.zeros_like(at)
+        distance = jnp.abs(at - low)
+        turns, rest = jnp.floor(distance / span), jnp.fmod(distance, span)
+        at = jnp.where(turns % 2 == 0, rest + low, span - rest + low)
+    return at if padding == ZEROS else jnp.clip(at, 0, size - 1)
+
+
+def _pixels(x, rows, columns):
+    """Returns the pixels of each image at whole positions; 0 outside of it."""
+    height, width = x.shape[-2:]
+    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
+    rows = jnp.clip(rows, 0, height - 1).astype(jnp.int32)
+    columns = jnp.clip(columns, 0, width - 1).astype(jnp.int32)
+    image = jnp.arange(x.shape[0])[:, None, None]
+    found = jnp.moveaxis(x, 1, -1)[image, rows, columns]  # images, rows, columns, channels
+    return jnp.where(inside[..., None], found, jnp.zeros_like(found))
+
+
+@rule(A.grid_sampler_2d.default)
+def grid_sampler(x, grid, interpolation, padding, align_corners):
+    if interpolation not in (BILINEAR, NEAREST):
+        raise NotImplementedError("grid_sample(mode='bicubic') has no rule: use mode='bilinear'")
+    columns, rows = (
+        _within(_positions(grid[..., i], size, align_corners), size, padding, align_corners)
+        for i, size in enumerate((x.shape[3], x.shape[2]))
+    )
+    if interpolation == NEAREST:
+        nearest = lax.RoundingMethod.TO_NEAREST_EVEN
+        return jnp.moveaxis(
+            _pixels(x, lax.round(rows, nearest), lax.round(columns, nearest)), -1, 1
+        )
+    top, left = jnp.floor(rows), jnp.floor(columns)
+    down, right = rows - top, columns - left
+    corners = (
+        (top, left, (1 - down) * (1 - right)),
+        (top, left + 1, (1 - down) * right),
+        (top + 1, left, down * (1 - right)),
+        (top + 1, left + 1, down * right),
+    )
+    parts = [_pixels(x, row, column) * share[..., None] for row, column, share in corners]
+    return jnp.moveaxis(parts[0] + parts[1] + parts[2] + parts[3], -1, 1)
+
+
+@rule(A.col2im.default)
+def col2im(x, output_size, kernel, dilation, padding, stride):
+    """Adds windows, the columns of x, where they stand in an image."""
+    sizes = [n + 2 * p for n, p in zip(output_size, padding, strict=True)]
+    counts = [
+        (n - d * (k - 1) - 1) // s + 1
+        for n, k, d, s in zip(sizes, kernel, dilation, stride, strict=True)
+    ]
+    lead, channels = x.shape[:-2], x.shape[-2] // math.prod(kernel)
+    x = x.reshape(*lead, channels, *kernel, *counts)
+    out = jnp.zeros((*lead, channels, *sizes), x.dtype)
+    for i, j in np.ndindex(*kernel):
+        rows, columns = (
+            slice(o * d, o * d + (c - 1) * s + 1, s)
+            for o, d, c, s in zip((i, j), dilation, counts, stride, strict=True)
+        )
+        out = out.at[..., rows, columns].add(x[..., i, j, :, :])
+    (top, left), (height, width) = padding, output_size
+    return out[..., top : top + height, left : left + width]
+
+
+@rule(A._embedding_bag.default)
+def embedding_bag(
+    weight, index, offsets, scale_grad_by_freq=False, mode=SUM, sparse=False,
+    per_sample_weights=None, include_last_offset=False, padding_idx=-1,
+):  # fmt: skip
+    """Sums, means or maxima of consecutive rows; ``offsets`` are where the bags begin."""
+    starts = offsets[:-1] if include_last_offset else offsets
+    bags, n = starts.shape[0], index.shape[0]
+    bag = jnp.searchsorted(starts, jnp.arange(n), side="right").astype(jnp.int32) - 1
+    rows, kept = embedding(weight, index), (index != padding_idx)[:, None]
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights[:, None]
+    counts = jnp.zeros(bags, jnp.int32).at[bag].add(kept[:, 0].astype(jnp.int32))
+    shape, maxima = (bags, weight.shape[1]), jnp.zeros(bags, jnp.int32)
+    if mode == MAX:
+        low = jnp.where(kept, rows, jnp.full_like(rows, -jnp.inf))
+        out = jnp.full(shape, -jnp.inf, rows.dtype).at[bag].max(low)
+        out = jnp.where(counts[:, None] > 0, out, jnp.zeros_like(out))
+        maxima = jnp.full(shape, -1, jnp.int32)
+        maxima = maxima.at[bag].max(jnp.where(low == out[bag], index[:, None], -1))
+    else:
+        out = jnp.zeros(shape, rows.dtype).at[bag].add(jnp.where(kept, rows, jnp.zeros_like(rows)))
+        if mode == MEAN:
+            out = out / jnp.maximum(counts, 1).astype(out.dtype)[:, None]
+    integer = jax_dtype(torch.int64)
+    return out, bag.astype(integer), counts.astype(integer), maxima.astype(integer)

@@ -1,0 +1,101 @@
+"""Arguments for the rules of gradients, losses, distances, transforms and resampling."""
+
+import torch
+
+from pytorch.samples import (
+    AFFINE,
+    IMAGE,
+    INDEX,
+    MASK,
+    POSITIVE,
+    ROW,
+    SIGNAL,
+    VOLUME,
+    A,
+    X,
+    Y,
+    normal,
+)
+
+ALL = [True, True, True]
+KERNEL = normal(6, 2, 3, 2, seed=10)
+STATISTICS = (normal(3, 1, seed=13), normal(3, 1, seed=14).abs() + 0.5)
+GROUPS = (normal(2, 2, seed=15), normal(2, 2, seed=16).abs() + 0.5)
+GRID = normal(2, 5, 3, 2, seed=17) * 0.8
+SPECTRUM = torch.complex(normal(3, 3, seed=18), normal(3, 3, seed=19))
+POOLED = torch.ops.aten.max_pool2d_with_indices(IMAGE, [3, 2], [2, 2], [1, 1])
+TARGET = torch.sigmoid(Y)
+
+LOSSES = {
+    A.mse_loss.default: [(X, Y), (X, Y, 0), (X, Y, 2)],
+    A.l1_loss.default: [(X, Y), (X, Y, 0)],
+    A.smooth_l1_loss.default: [(X, Y), (X, Y, 0, 0.5), (X, Y, 2, 0.0)],
+    A.huber_loss.default: [(X, Y), (X, Y, 0, 0.5)],
+    A.kl_div.default: [(X, TARGET), (X, TARGET * MASK, 0), (X, Y, 2, {"log_target": True})],
+    A.binary_cross_entropy_with_logits.default: [
+        (X * 4, TARGET),
+        (X, TARGET, POSITIVE, POSITIVE[0], 0),
+    ],
+    A._cdist_forward.default: [(X, Y[:2], p, None) for p in (2.0, 1.0, 3.0, 0.0, float("inf"))],
+    A._pdist_forward.default: [(X, p) for p in (2.0, 1.0, float("inf"))],
+}
+BACKWARD = {
+    A._adaptive_avg_pool2d_backward.default: [
+        (normal(2, 4, 3, 4, seed=20), IMAGE),
+        (normal(2, 4, 1, 1, seed=20), IMAGE),
+    ],
+    A.avg_pool2d_backward.default: [
+        (normal(2, 4, 4, 3, seed=21), IMAGE, [3], [2], [1], False, False, None),
+        (normal(2, 4, 3, 3, seed=21), IMAGE, [2], [2], [0], False, True, 3),
+    ],
+    A.max_pool2d_with_indices_backward.default: [
+        (POOLED[0], IMAGE, [3, 2], [2, 2], [1, 1], [1, 1], False, POOLED[1])
+    ],
+    A.convolution_backward.default: [
+        (normal(2, 6, 4, 4, seed=22), IMAGE, KERNEL, [6], [2, 1], [1, 0], [1, 2], False, [0, 0], 2,
+         ALL),
+        (normal(2, 6, 14, 8, seed=22), IMAGE, normal(4, 3, 3, 2, seed=11), [6], [2, 1], [1, 0],
+         [1, 2], True, [1, 0], 2, ALL),
+        (normal(2, 4, 9, seed=22), SIGNAL, normal(4, 4, 3, seed=12), [4], [1], [1], [1], False, [0],
+         1, ALL),
+    ],
+    A.embedding_dense_backward.default: [
+        (normal(2, 4, 5, seed=23), INDEX, 4, -1, False),
+        (normal(2, 4, 5, seed=23), INDEX, 4, 1, True),
+    ],
+    A.native_layer_norm_backward.default: [
+        (Y, X, [4], *STATISTICS, *AFFINE, ALL),
+        (Y, X, [4], *STATISTICS, None, None, [True, False, False]),
+    ],
+    A.native_group_norm_backward.default: [
+        (normal(2, 4, 7, 6, seed=24), IMAGE, *GROUPS, POSITIVE[0], 2, 4, 42, 2, ALL)
+    ],
+}  # fmt: skip
+TRANSFORMS = {
+    A._fft_r2c.default: [
+        (X, [1], 0, True),
+        (X, [0, 1], 1, True),
+        (X, [1], 2, False),
+    ],
+    A._fft_c2r.default: [(SPECTRUM, [1], 2, 4), (SPECTRUM, [0, 1], 0, 5)],
+    A.grid_sampler_2d.default: [
+        (IMAGE, GRID, mode, padding, corners)
+        for mode, padding, corners in [
+            (0, 0, False), (0, 1, True), (0, 2, False), (0, 2, True), (1, 0, False), (1, 1, False),
+        ]
+    ],
+    A.col2im.default: [
+        (normal(2, 24, 15, seed=25), [6, 7], [3, 2], [1, 2], [1, 0], [2, 1]),
+        (normal(12, 6, seed=26), [3, 4], [2, 2], [1, 1], [0, 0], [1, 1]),
+    ],
+    A.as_strided.default: [(IMAGE, [3, 2, 5], [50, 0, 3], 4), (X, [2, 2], [1, 4])],
+    A.atan2.out: [(X, Y, {"out": torch.zeros(3, 4)})],
+    A.max_pool3d_with_indices.default: [(VOLUME, [2]), (VOLUME, [3, 2, 2], [2], [1], [1], True)],
+    A._native_batch_norm_legit.default: [
+        (IMAGE, *AFFINE, ROW.clone(), POSITIVE[1].clone(), True, 0.1, 1e-5)
+    ],
+    A.addmv.default: [(X[:, 0], X, ROW, {"beta": 0.5, "alpha": 2})],
+    A.addr.default: [(X, Y[:, 0], ROW)],
+    A.addbmm.default: [(normal(5, 5, seed=27), normal(2, 5, 8), normal(2, 8, 5, seed=1))],
+}  # fmt: skip
+MORE = LOSSES | BACKWARD | TRANSFORMS

@@ -1,0 +1,183 @@
+"""``autocast=True`` and ``loss_scale``: torch's lists, and training in mixed precision."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+import scalewise.torch as st
+from pytorch.more_samples import MORE
+from pytorch.samples import SAMPLES
+from scalewise.torch import _autocast
+from scalewise.torch._dtypes import torch_dtype
+from scalewise.torch._graph import hashable
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+F = torch.nn.functional
+HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
+LISTS = {
+    "LOWER_PRECISION_FP": _autocast.LOW,
+    "FP32": _autocast.FLOAT32,
+    "FP32_SET_OPT_DTYPE": _autocast.FLOAT32_RESULT,
+    "PROMOTE": _autocast.PROMOTED,
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_the_lists_are_those_of_torchs_header(name):
+    body = re.search(rf"#define AT_FORALL_{name}\(_\)((?:.*\\\n)+.*)", HEADER.read_text())[1]
+    listed = {".".join(x.split(", ")) for x in re.findall(r"_\((\w+(?:, \w+)?)\)", body)}
+    assert listed == LISTS[name]
+
+
+def float_dtypes(outs):
+    tensors = [x for x in jax.tree.leaves(hashable(outs)) if isinstance(x, torch.Tensor)]
+    return [x.dtype for x in tensors if x.dtype.is_floating_point]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_results_have_the_dtypes_of_torchs_autocast(dtype):
+    """Beside torch's own dispatcher, on tensors of a fake GPU."""
+    compared = 0
+    for overload, samples in (SAMPLES | MORE).items():
+        name = str(overload).removeprefix("aten.").removesuffix(".default")
+        inside = name.startswith("_") and name in _autocast.INSIDE  # called below autocast
+        for sample in [] if inside else samples[:1]:
+            kwargs = sample[-1] if isinstance(sample[-1], dict) else {}
+            args = sample[: len(sample) - bool(kwargs)]
+            with FakeTensorMode() as mode:
+
+                def fake(x, device, mode=mode):
+                    if not isinstance(x, torch.Tensor):
+                        return x
+                    own = dtype if x.dtype.is_floating_point else x.dtype
+                    return torch.empty(x.shape, dtype=own, device=device)
+
+                def of(device, args=args, kwargs=kwargs, fake=fake):
+                    return jax.tree.map(lambda x: fake(x, device), hashable((args, kwargs)))
+
+                gpu_args, gpu_kwargs = of("cuda")
+                if not float_dtypes((gpu_args, gpu_kwargs)):
+                    continue
+                torch.set_autocast_enabled("cuda", True)
+                torch.set_autocast_dtype("cuda", torch.float16)
+                try:
+                    want = float_dtypes(overload(*gpu_args, **gpu_kwargs))
+                except Exception:
+                    continue  # torch has no such operation on fake tensors of a GPU
+                finally:
+                    torch.set_autocast_enabled("cuda", False)
+                given = _autocast.autocast(
+                    overload, *of("cpu"), jnp.dtype(jnp.float16), lambda x, d: x.to(torch_dtype(d))
+                )
+                got = float_dtypes(overload(*given[0], **given[1]))
+            assert got[:1] == want[:1], overload  # further ones are a kernel's own
+            compared += 1
+    assert compared > 200
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "name"),
+    [
+        (F.prelu, [(3, 4), (4,)], "_prelu_kernel"),
+        (torch.cdist, [(3, 4), (2, 4)], "_cdist_forward"),
+        (F.pdist, [(3, 4)], "_pdist_forward"),
+    ],
+)
+def test_operations_inside_of_listed_ones(function, shapes, name):
+    with FakeTensorMode():
+        args = [torch.empty(s, dtype=torch.float32, device="cuda") for s in shapes]
+        torch.set_autocast_enabled("cuda", True)
+        try:
+            want = function(*args).dtype
+        finally:
+            torch.set_autocast_enabled("cuda", False)
+    low = _autocast.INSIDE[name] in _autocast.LOW
+    assert want == (torch.float16 if low else torch.float32)
+
+
+class Perceptron(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(16, 32), torch.nn.Linear(32, 4)
+
+    def forward(self, x, y):
+        return F.mse_loss(self.second(F.relu(self.first(x))), y)
+
+
+def perceptron(scale=1.0):
+    torch.manual_seed(0)
+    return Perceptron(), (torch.randn(8, 16) * scale, torch.randn(8, 4) * scale)
+
+
+@pytest.mark.parametrize(("fmt", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_emulate_under_autocast_agrees_with_torch(fmt, dtype):
+    model, args = perceptron()
+    with torch.no_grad(), torch.autocast("cpu", dtype=dtype):  # its lists agree on these operations
+        want = model(*args)
+    got = st.emulate(model, fmt, autocast=True)(*args)
+    assert got.dtype == want.dtype == torch.float32
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert abs(got - model(*args)) > 1e-6
+
+
+def test_regions_without_autocast_stay_wide():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False):
+                wide = x @ x.mT
+            return wide, x @ x.mT
+
+    x = torch.randn(4, 8)
+    wide, narrow = st.emulate(Model(), "bf16", autocast=True)(x)
+    np.testing.assert_allclose(wide, x @ x.mT, atol=1e-5)
+    assert torch.equal(narrow, (x.bfloat16() @ x.bfloat16().mT).float())
+
+
+def test_a_model_that_turns_autocast_on_is_taken_as_it_is():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return x @ x.mT
+
+    x = torch.randn(4, 8)
+    f, params = st.function(Model(), (x,))
+    assert f(params, st.to_jax(x)).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.float32(f(params, st.to_jax(x))), Model()(x).float())
+    with pytest.raises(ValueError, match=r"Model turns torch.autocast on by itself"):
+        st.audit(Model(), (x,), autocast=True)
+
+
+def test_a_loss_scale_saves_small_gradients():
+    model, args = perceptron()
+    options = {"low": "fp16", "grad": True, "autocast": True, "trials": 0}
+    options["loss"] = lambda loss: loss * 2.0**-20
+    plain, scaled = (st.audit(model, args, loss_scale=s, **options) for s in (None, 2.0**16))
+    assert plain.error.relative > 0.1 > 10 * scaled.error.relative
+    lost = [e for e in plain.unfixed if e.kind == "underflow" and e.direction == "backward"]
+    assert lost
+    assert all(e.file == __file__ for e in lost)
+    assert not scaled.literals  # the scale is a number of float32
+    huge = st.audit(model, args, loss_scale=2.0**60, **options)
+    assert huge.error.non_finite
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss_scale": 2.0}, "needs grad=True"),
+        ({"loss_scale": -1.0, "grad": True}, "above 0"),
+        ({"autocast": True, "low": "c=bf16"}, "needs a format as low"),
+        ({"autocast": True, "low": "fp32"}, "at most 16 bits"),
+        ({"autocast": True, "granularity": "decomposed"}, "granularity has to be 'operation'"),
+    ],
+)
+def test_what_is_refused(options, message):
+    model, args = perceptron()
+    with pytest.raises(ValueError, match=message):
+        st.audit(model, args, **options)
