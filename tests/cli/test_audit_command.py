@@ -1,6 +1,7 @@
 """`scalewise audit` and `scalewise diff` as a user types them."""
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -167,3 +168,12 @@ def test_errors_are_one_sentence(folder, arguments, message):
     assert message in done.output
     assert "Traceback" not in done.output
     assert len(done.output.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["net.py:norm", "--framework", "torch"], ["hf:config.json"]])
+def test_a_torch_model_needs_torch(folder, arguments, monkeypatch):
+    for name in [x for x in sys.modules if x.split(".")[:2] == ["scalewise", "torch"]]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    done = run("audit", *arguments)
+    assert str(done.exception) == "scalewise.torch needs torch: pip install 'scalewise[torch]'"

@@ -304,3 +304,20 @@ def test_bags_of_embeddings(mode, last):
         args = weight, index, offsets, False, mode, False, weights, last, -1
         got = apply(A._embedding_bag.default, st.to_jax(args), {}, dtypes, "operation")
         np.testing.assert_allclose(got[0], A._embedding_bag.default(*args)[0], rtol=1e-6)
+
+
+def test_audits_compute_what_emulate_computes():
+    """Also with Python numbers: the primitives of such operations aren't JAX's of the same name."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            y = (x * 3.7 + 0.3 - 1.1).square() / 0.7
+            return (1.5 - y).abs().sqrt(), torch.exp(-y * 0.01).cumsum(0), (y + 1e-3).log(), y > 0.4
+
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    report = st.audit(Model(), (x,), low="bf16", trials=0)
+    got = st.emulate(Model(), "bf16")(x)
+    errors = [(y - z).norm() / z.norm() for y, z in zip(got[:3], Model()(x)[:3], strict=True)]
+    expected = float(np.sqrt(np.mean(np.square(errors))))
+    assert report.error.relative == pytest.approx(expected, rel=1e-3)
+    assert not st.audit(Model(), (x,), low="fp16", trials=0).error.non_finite

@@ -77,7 +77,7 @@ def arguments(
         InputError: no such factory, it fails, or a parameter has no usable annotation.
     """
     if factory is not None:
-        return _as_arguments(_made_by(module, factory))
+        return as_arguments(made_by(module, factory))
     try:
         parameters = inspect.signature(function, eval_str=True).parameters
     except Exception as error:  # annotations may be arbitrary expressions
@@ -129,11 +129,11 @@ def inputs(
         return *arguments(function, module, args, seed), per_step
     if args is not None or batches is not None:
         raise InputError("--data gives arguments and batches: expected no --args or --batches")
-    made = _made_by(module, data)
+    made = made_by(module, data)
     if not isinstance(made, tuple) or len(made) != 2:
         what = f"{type(made).__name__}{f' of {len(made)}' if isinstance(made, tuple) else ''}"
         raise InputError(f"{data}() returned a {what}; expected a pair (arguments, batches)")
-    return *_as_arguments(made[0]), made[1]
+    return *as_arguments(made[0]), made[1]
 
 
 def _function_of(module: ModuleType, name: str) -> Callable:
@@ -143,7 +143,7 @@ def _function_of(module: ModuleType, name: str) -> Callable:
     return function
 
 
-def _made_by(module: ModuleType, factory: str) -> Any:
+def made_by(module: ModuleType, factory: str) -> Any:
     """Returns what a function of the user's file returns, called without arguments."""
     make = getattr(module, factory, None)
     if not callable(make):
@@ -156,7 +156,7 @@ def _made_by(module: ModuleType, factory: str) -> Any:
         raise InputError(f"the factory {factory} failed: {describe_error(error)}") from error
 
 
-def _as_arguments(made: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def as_arguments(made: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Returns positional and keyword arguments."""
     if isinstance(made, dict):
         return (), made

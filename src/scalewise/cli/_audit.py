@@ -1,5 +1,6 @@
 """`scalewise audit` and `scalewise diff`: audits a function in low precision; compares results."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,12 @@ from ._refusal import UNUSABLE, refusal, tell
 
 
 def audit(
-    target: Annotated[str, typer.Argument(help="path/to/file.py:function")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="path/to/file.py:function; hf:CONFIG.json or hf:FOLDER for a model of transformers"
+        ),
+    ],
     fmt: Annotated[str, typer.Option("--format", help="A format, or an autocast policy.")] = "fp16",
     recipe: Annotated[
         str | None,
@@ -41,26 +47,37 @@ def audit(
         typer.Option(help="A file to write, .html, .json or .csv; may be given again."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show what is benign too.")] = False,
+    framework: Annotated[
+        str | None,
+        typer.Option(help="torch: the function returns a module, or a pair of it and its inputs."),
+    ] = None,
+    grad: Annotated[bool, typer.Option("--grad", help="torch: audit the gradients too.")] = False,
+    autocast: Annotated[
+        bool, typer.Option("--autocast", help="torch: as under torch.autocast('cuda').")
+    ] = False,
+    loss_scale: Annotated[
+        float | None, typer.Option(help="torch: of the loss, as by GradScaler.")
+    ] = None,
 ) -> None:
     """Report which operation on which line loses accuracy in low precision, and tried fixes.
 
     Exits with 1 if outputs aren't finite, with 2 if the audit or writing a file fails.
     """
-    from scalewise import audit as run_audit  # JAX takes a second to import: not for --help
-    from scalewise.audit import load_function, user_errors, writable
-    from scalewise.audit._file import inputs
+    from scalewise.audit import writable  # JAX takes a second to import: not for --help
     from scalewise.autoscale.recipes import recipe as named
 
-    with refusal(ValueError, TypeError):
+    with refusal(ValueError, TypeError, NotImplementedError):
         paths = [writable(path) for path in out or ()]
-        function, module = load_function(target)
-        options = {"reference": reference, "trials": trials, "steps": steps}
         low = fmt if recipe is None else named(recipe)
-        run_audit(function, low, **options)  # before the data is loaded: invalid options raise
-        positional, keywords, per_step = inputs(function, module, args, batches, data, seed)
-        with user_errors(module):
-            low_run = run_audit(function, low, batches=per_step, **options)
-            report = low_run(*positional, **keywords)
+        options = {"reference": reference, "trials": trials}
+        training = {"grad": grad, "autocast": autocast, "loss_scale": loss_scale}
+        calls = {"steps": steps, "batches": batches, "data": data}
+        if _is_torch(target, framework):
+            _unused(calls | {"steps": steps > 1}, "functions of JAX")
+            report = _of_torch(target, low, args, seed, options | training)
+        else:
+            _unused(training, "torch models (--framework torch)")
+            report = _of_function(target, low, args, seed, options, calls)
         saved = [_saved(report, path) for path in paths]  # first: the terminal may be gone
         report.show(everything=everything)
         for path in saved:
@@ -70,6 +87,48 @@ def audit(
         raise typer.Exit(UNUSABLE)
     if report.error.non_finite:
         raise typer.Exit(1)
+
+
+def _is_torch(target: str, framework: str | None) -> bool:
+    if framework not in (None, "jax", "torch"):
+        raise ValueError(f"--framework {framework!r}: expected jax or torch")
+    if target.startswith("hf:") and framework == "jax":
+        raise ValueError("hf: names a torch model: leave --framework jax out")
+    return framework == "torch" or target.startswith("hf:")
+
+
+def _unused(options: Mapping[str, Any], whose: str) -> None:
+    """Raises if an option is given that is for others."""
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if given:
+        raise ValueError(f"{', '.join(given)}: for {whose} only")
+
+
+def _of_function(
+    target: str, low: Any, args: str | None, seed: int, options: Any, calls: Mapping[str, Any]
+) -> Any:
+    """Returns the report of a JAX function."""
+    from scalewise import audit as run_audit
+    from scalewise.audit import load_function, user_errors
+    from scalewise.audit._file import inputs
+
+    function, module = load_function(target)
+    options |= {"steps": calls["steps"]}
+    run_audit(function, low, **options)  # before the data is loaded: invalid options raise
+    positional, keywords, per_step = inputs(
+        function, module, args, calls["batches"], calls["data"], seed
+    )
+    with user_errors(module):
+        return run_audit(function, low, batches=per_step, **options)(*positional, **keywords)
+
+
+def _of_torch(target: str, low: Any, args: str | None, seed: int, options: Any) -> Any:
+    """Returns the report of a torch model."""
+    import scalewise.torch as st
+    from scalewise.torch._load import load
+
+    loaded = load(target, args, seed, labels=options["grad"])
+    return st.audit(loaded.model, loaded.args, loaded.kwargs, low=low, **options)
 
 
 def diff(

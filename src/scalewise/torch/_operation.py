@@ -22,7 +22,7 @@ from jax.core import ShapedArray
 from jax.interpreters import ad, batching, mlir
 
 from ..interpret import all_equations, is_float
-from ..primitives import Family, having, names
+from ..primitives import PRIMITIVES, Family, having, names
 
 EXACT = having("exact")
 SUMS = names(lambda row: row.autocast == "sum")  # XLA may accumulate them in 16 bits
@@ -135,12 +135,14 @@ def operation(name: str, function: Callable[..., Any], dtypes: Sequence[Any], *a
     """Computes a function in float32 (float64 for float64 operands), as one equation.
 
     Args:
-        name: of the primitive.
+        name: of the primitive; with the prefix ``aten.`` if JAX has another primitive of that name,
+            whose operands interpretations know.
         function: hashable, of arrays; returns a list of arrays.
         dtypes: those of the results.
         arrays: its operands.
     """
     types = {f"dtype_{i}": jnp.dtype(dtype) for i, dtype in enumerate(dtypes)}
+    name = f"aten.{name}" if name in PRIMITIVES else name
     return primitive_of(name).bind(*arrays, function=function, **types)
 
 

@@ -1,0 +1,181 @@
+"""Models for the command line: of a function in a user's file, or of transformers."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .._extras import MissingPackageError
+from .._user_file import InputError, describe_error
+from ..audit import load_function, user_errors
+from ..audit._file import as_arguments, made_by
+from ._torch import torch
+
+HF = "hf:"
+LENGTH, BATCH, SOUND = 16, 2, 4000  # of generated inputs: tokens, examples, samples of sound
+
+
+class Loaded(NamedTuple):
+    """A model with the arguments of its forward pass, and the module of the user's file."""
+
+    model: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    module: Any = None
+
+
+def load(target: str, args: str | None = None, seed: int = 0, labels: bool = False) -> Loaded:
+    """Returns the model that a command line names.
+
+    Args:
+        target: ``path/to/file.py:function``, which returns a ``torch.nn.Module`` or a pair of it
+            and its inputs; or ``hf:`` and the path of a config of transformers (random weights) or
+            of a folder with a config and weights in safetensors.
+        args: a function of that file that returns the inputs, a tuple or a dict.
+        seed: of random weights and inputs.
+        labels: whether a model of transformers gets labels, so that it returns a loss.
+
+    Raises:
+        InputError: the target can't be used; the message says why.
+        MissingPackageError: transformers isn't installed.
+    """
+    with _seeded(seed):
+        if target.startswith(HF):
+            if args is not None:
+                raise InputError(f"--args names a function of a file, which {target} is not")
+            model = _of_transformers(Path(target.removeprefix(HF)))
+            return Loaded(model, (), inputs_of(model, labels))
+        return _of_file(target, args)
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _of_file(target: str, args: str | None) -> Loaded:
+    function, module = load_function(target)
+    name = target.rpartition(":")[2]
+    with user_errors(module):
+        try:
+            made = function()
+        except TypeError as error:
+            raise InputError(f"{name}() failed: {describe_error(error)}") from error
+    model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(
+            f"{name}() returned a {type(made).__name__}; expected a torch.nn.Module, or a pair of "
+            "it and its inputs (a tuple or a dict)"
+        )
+    if args is not None:
+        given = made_by(module, args)
+    if given is None:
+        raise InputError(
+            f"{name}() returned a model without inputs: return a pair (model, inputs), or name a "
+            "function that returns the inputs with --args"
+        )
+    return Loaded(model, *as_arguments(given), module)
+
+
+def _transformers() -> Any:
+    try:
+        transformers = importlib.import_module("transformers")
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise MissingPackageError("hf: needs transformers: pip install transformers") from None
+    return transformers
+
+
+def _of_transformers(path: Path) -> Any:
+    """Returns the model of a config or a folder, in float32 and ``eval()`` mode."""
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"no file at {str(file)!r}: expected a config of transformers (.json)")
+    transformers = _transformers()
+    try:
+        values = json.loads(file.read_text())
+        kind = values["model_type"]
+    except (ValueError, TypeError, KeyError) as error:
+        why = "it has no model_type" if isinstance(error, KeyError) else f"it is no JSON: {error}"
+        raise InputError(f"{file} is no config of transformers: {why}") from None
+    if kind not in transformers.CONFIG_MAPPING:
+        close = difflib.get_close_matches(kind, list(transformers.CONFIG_MAPPING), 3)
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise InputError(
+            f"{file}: transformers {transformers.__version__} has no model_type {kind!r}{hint}"
+        )
+    try:
+        config = transformers.CONFIG_MAPPING[kind].from_dict(values)
+        config.use_cache = False
+        return _model(transformers, config, values, path).float().eval()
+    except InputError:
+        raise
+    except Exception as error:  # configs are checked where models are built
+        raise InputError(f"{file}: the model can't be built: {describe_error(error)}") from error
+
+
+def _model(transformers: Any, config: Any, values: Mapping[str, Any], path: Path) -> Any:
+    names = values.get("architectures") or []
+    kind = getattr(transformers, names[0], None) if names else transformers.AutoModel
+    if kind is None:
+        raise InputError(f"transformers {transformers.__version__} has no class {names[0]!r}")
+    if not path.is_dir():
+        return kind(config) if names else kind.from_config(config)
+    if not list(path.glob("*.safetensors")):
+        raise InputError(
+            f"{path} has no weights (.safetensors); for random ones, name its config.json"
+        )
+    return kind.from_pretrained(
+        path, config=config, dtype=torch.float32, local_files_only=True, use_safetensors=True
+    )
+
+
+def inputs_of(model: Any, labels: bool = False) -> dict[str, Any]:
+    """Returns random inputs of a model of transformers, by the name of its main input.
+
+    Raises:
+        InputError: nothing is known about such an input.
+    """
+    config, accepted = model.config, inspect.signature(model.forward).parameters
+    text = config.get_text_config()
+    positions = getattr(text, "max_position_embeddings", None) or LENGTH
+    shape = BATCH, min(LENGTH, positions)
+    ids = torch.randint(1, max(getattr(text, "vocab_size", 2), 2), shape)
+    main = model.main_input_name
+    vision = getattr(config, "vision_config", config)
+    if main == "input_ids":
+        found = {"input_ids": ids}
+        if "pixel_values" in accepted and vision is not config:
+            found["pixel_values"] = _image(vision)
+    elif main == "pixel_values":
+        found = {"pixel_values": _image(vision)}
+    elif main == "input_values":
+        found = {"input_values": torch.randn(BATCH, SOUND)}
+    elif main == "input_features":
+        length = 2 * config.max_source_positions
+        found = {"input_features": torch.randn(BATCH, config.num_mel_bins, length)}
+    else:
+        raise InputError(
+            f"{type(model).__name__} takes {main}, for which no inputs can be made: write a file "
+            "with a function that returns the model and its inputs"
+        )
+    if labels and "labels" in accepted:
+        found["labels"] = ids
+    elif getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
+        found["decoder_input_ids"] = ids
+    return found
+
+
+def _image(config: Any) -> Any:
+    size = getattr(config, "image_size", None) or 224
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return torch.randn(BATCH, getattr(config, "num_channels", 3), height, width)
