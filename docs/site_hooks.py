@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +32,11 @@ PACKAGES = {  # and what each page says first
     "devices": "The formats that a device's matrix units multiply.",
     "interpret": "The interpreter of JAX programs that the transformations are built on.",
 }
+SHIM = "https://unpkg.com/iframe-worker/shim"  # of the theme's plugin "offline"
+FOREIGN = re.compile(
+    r"<(?:script|img|iframe|source)[^>]* src=\"?https?:[^>]*>"
+    r"|<link[^>]* rel=\"?(?:stylesheet|preload|preconnect)[^>]* href=\"?https?:[^>]*>"
+)
 LINK = re.compile(r"\]\(((?:\.\./)+)([^)#]*)\)")
 
 
@@ -66,6 +72,29 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
         return link[0] if path is None else f"]({up}source/{path}.md)"
 
     return LINK.sub(local, markdown)
+
+
+def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
+    """Keeps a page from loading anything from another host."""
+    return _local(output, page.file.src_uri)
+
+
+def on_post_template(output_content: str, template_name: str, config: MkDocsConfig) -> str:
+    """Keeps the page of errors from loading anything from another host."""
+    return _local(output_content, "") if template_name.endswith(".html") else output_content
+
+
+def _local(html: str, uri: str) -> str:
+    """Returns a page with our script in place of the theme's, which it would fetch.
+
+    Raises:
+        PluginError: the page would load something else from another host.
+    """
+    html = html.replace(SHIM, "../" * uri.count("/") + "assets/worker.js")
+    foreign = FOREIGN.search(html)
+    if foreign:
+        raise PluginError(f"{uri or '404.html'} loads {foreign[0]}")
+    return html
 
 
 def _add(files: Files, config: MkDocsConfig, uri: str, text: str) -> None:
