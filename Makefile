@@ -27,8 +27,9 @@ demo: $(VENV)/.installed  ## train the example under five recipes, side by side
 
 test: check unit          ## lint, types, and the tests that a change needs most
 
-check: $(VENV)/.ready     ## lint, format, types
+check: $(VENV)/.ready     ## lint, format, spelling, types
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 

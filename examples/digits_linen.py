@@ -1,7 +1,7 @@
 """A convolutional classifier of handwritten digits in Flax Linen, with batch norm.
 
-It doesn't deal with low precision: `scalewise compare examples/digits_linen.py` and `scalewise
-train` do.
+It doesn't deal with low precision: `scalewise compare examples/digits_linen.py` does. (`scalewise
+train` needs a loss of parameters and batch alone; this one also takes running averages.)
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def init(seed: int) -> Tree:
     return {**variables, "optimizer": OPTIMIZER.init(variables["params"])}
 
 
-def loss_of(params: Tree, averages: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
+def loss_and_averages(params: Tree, averages: Tree, batch: Tree) -> tuple[jax.Array, Tree]:
     """Mean cross entropy, in nats, and the new running averages."""
     variables = {"params": params, "batch_stats": averages}
     logits, changed = MODEL.apply(variables, batch["images"], mutable=["batch_stats"])
@@ -45,7 +45,7 @@ def loss_of(params: Tree, averages: Tree, batch: Tree) -> tuple[jax.Array, Tree]
 
 
 def train_step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
-    gradient = jax.value_and_grad(loss_of, has_aux=True)
+    gradient = jax.value_and_grad(loss_and_averages, has_aux=True)
     (loss, averages), gradients = gradient(state["params"], state["batch_stats"], batch)
     updates, moments = OPTIMIZER.update(gradients, state["optimizer"], state["params"])
     params = optax.apply_updates(state["params"], updates)

@@ -39,7 +39,7 @@ def moved(cart: jax.Array, action: jax.Array) -> jax.Array:
     return cart + 0.02 * change
 
 
-def loss_of(params: Tree, batch: Tree) -> tuple[jax.Array, jax.Array]:
+def loss_and_moves(params: Tree, batch: Tree) -> tuple[jax.Array, jax.Array]:
     """The policy gradient's loss, and the mean number of moves until the pole fell."""
 
     def play(cart: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -64,9 +64,14 @@ def loss_of(params: Tree, batch: Tree) -> tuple[jax.Array, jax.Array]:
     return loss, up.sum(1).mean()
 
 
+def loss_of(params: Tree, batch: Tree) -> jax.Array:
+    """The policy gradient's loss, as `scalewise train` reads it."""
+    return loss_and_moves(params, batch)[0]
+
+
 def train_step(state: Tree, batch: Tree) -> tuple[Tree, jax.Array]:
     """One update; returns the share of moves after which the pole had fallen as the loss."""
-    gradient = jax.grad(loss_of, has_aux=True)
+    gradient = jax.grad(loss_and_moves, has_aux=True)
     gradients, moves = gradient(state["params"], batch)
     updates, moments = OPTIMIZER.update(gradients, state["optimizer"], state["params"])
     params = optax.apply_updates(state["params"], updates)

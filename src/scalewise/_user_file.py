@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+# Names under which packages are installed, where these aren't the names of their modules.
+DISTRIBUTIONS = {"haiku": "dm-haiku", "sklearn": "scikit-learn"}
+
 
 class InputError(ValueError):
     """Raised for input that can't be used; the message is one sentence that says what can."""
@@ -32,8 +35,19 @@ def load_module(file: Path) -> ModuleType:
         raise
     except BaseException as error:  # a user's file may raise anything
         del sys.modules[name]
-        raise InputError(f"{file} doesn't run: {describe_error(error)}") from error
+        missing = missing_module(error)
+        raise InputError(
+            f"{file} {missing}" if missing else f"{file} doesn't run: {describe_error(error)}"
+        ) from error
     return module
+
+
+def missing_module(error: BaseException) -> str | None:
+    """Returns which module an import lacks and how it is installed; None for other exceptions."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return None
+    name = error.name.partition(".")[0]
+    return f"needs {name}, which isn't installed: pip install {DISTRIBUTIONS.get(name, name)}"
 
 
 def describe_error(

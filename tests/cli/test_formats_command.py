@@ -3,6 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
+import scalewise
 from scalewise.cli import app
 from scalewise.formats import CATALOGUE
 
@@ -19,6 +20,10 @@ def test_the_table_has_a_row_for_each_format():
     assert next(r for r in rows if r.startswith("e4m3fn ")).split()[1:7] == [
         *("8", "1-4-3", "7", "448", "2^-9", "2^-3"),
     ]
+
+
+def test_the_version_is_that_of_the_package():
+    assert invoke("--version").stdout.strip() == scalewise.__version__
 
 
 def test_published_examples():

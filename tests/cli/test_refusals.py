@@ -55,6 +55,7 @@ def factory():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "net.py").write_text(PROGRAM)
+    (tmp_path / "importing.py").write_text(PROGRAM + "\nimport sklearnn.datasets\n")
     (tmp_path / "stopping.py").write_text(PROGRAM + "\nraise Stop('at once')\n")
     monkeypatch.chdir(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -128,6 +129,7 @@ def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
         (("compare", "stopping.py"), "stopping.py doesn't run: Stop: at once"),
         (("compare", "net.py", "--steps", "1", "--recipe", "float32", "--out", "/proc/run"),
          "'/proc/run'"),
+        (("compare", "importing.py"), "importing.py needs sklearnn, which isn't installed: pip"),
         (("train", "/dev/null"), "no program '/dev/null'"),
         (("train", "net.py", "--out", "net.py", "--resume"), "defines no loss_of"),
         (("diff", "dir.json", "dir.json"), "it is a folder"),

@@ -1,5 +1,8 @@
 """The `scalewise` command: every subcommand calls one public function."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from ._audit import audit, diff
@@ -31,8 +34,18 @@ app.add_typer(table, name="table")
 app.command("inspect", context_settings={"ignore_unknown_options": True})(inspect)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(version("scalewise"))
+        raise typer.Exit
+
+
 @app.callback()
-def callback() -> None:
+def callback(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Low-precision arithmetic for JAX."""
 
 

@@ -49,7 +49,7 @@ class Arithmetic:
 
     @property
     def name(self) -> str:
-        """What the file calls it."""
+        """The name that the file has for it."""
         raise NotImplementedError
 
     @property

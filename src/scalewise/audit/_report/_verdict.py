@@ -104,8 +104,8 @@ def _answer(report: Summary) -> str:
 def _trains(report: Summary) -> bool:
     """Returns True for a training step: a gradient, and an optimizer that reads it.
 
-    What reads a gradient may be another method too, a simulation of forces say. It counts as an
-    optimizer if it is optax's, or if the function is called so.
+    Another method may read a gradient too, a simulation of forces say. It counts as an optimizer
+    if it is optax's, or if the function is called so.
     """
     if not {"backward", "optimizer"} <= {e.direction for e in report.equations}:
         return False

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import optax
 
-from ..._user_file import InputError, describe_error, load_module
+from ..._user_file import InputError, describe_error, load_module, missing_module
 
 Tree = Any
 Step = Callable[[Tree, Any], tuple[Tree, Any]]
@@ -112,7 +112,10 @@ def call_user(call: Callable[..., Any], what: str, *args: Any) -> Any:
         if isinstance(error, ValueError) and what.endswith(".batches"):  # it refuses its data
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InputError(f"{what}: {first}") from error
-        raise InputError(f"{what} failed: {describe_error(error)}") from error
+        missing = missing_module(error)
+        raise InputError(
+            f"{what} {missing}" if missing else f"{what} failed: {describe_error(error)}"
+        ) from error
 
 
 def endless_batches(program: Program, data: bytes, seed: int) -> Iterator[Any]:
