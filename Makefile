@@ -19,7 +19,8 @@ $(VENV)/.ready: pyproject.toml
 
 $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@test -e $(VENV)/.ready || $(BIN)/python -m pip install --quiet --editable '.[train]'
+	@test -e $(VENV)/.ready || echo "installing JAX, optax and Orbax, 150 MB, into $(VENV)"
+	@test -e $(VENV)/.ready || $(BIN)/python -m pip install --progress-bar on --editable '.[train]'
 	@touch $@
 
 demo: $(VENV)/.installed  ## train the example under five recipes, side by side
