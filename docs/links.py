@@ -1,8 +1,8 @@
 """Checks the links of the README, the docs and the docstrings.
 
 ``python docs/links.py`` checks that links inside of the repository lead to files and headings that
-exist, and that external ones are well formed. ``--list`` prints the external links, ``--online``
-also asks for each of them, with a network.
+exist, that images have alt text, and that external links are well formed. ``--list`` prints the
+external links, ``--online`` also asks for each of them, with a network.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+NAMELESS = re.compile(r"!\[\s*\]\(([^)\s]+)\)")  # images without a description
 URL = re.compile(r"https?://[^\s)>\]\"'`,]+")
 NAMESPACES = ("www.w3.org",)  # names of SVG and the like, no links
 MADE = "docs/reference/"  # pages that exist only in the built site, whose build checks them
@@ -41,7 +42,9 @@ def headings(text: str) -> set[str]:
 def internal(page: Path) -> Iterator[str]:
     """Yields a sentence for each link of a page that leads to nothing in the repository."""
     name = page.relative_to(ROOT)
-    for target in LINK.findall(without_code(page.read_text(encoding="utf-8"))):
+    text = without_code(page.read_text(encoding="utf-8"))
+    yield from (f"{name}: {target} has no alt text" for target in NAMELESS.findall(text))
+    for target in LINK.findall(text):
         if "://" in target or target.startswith("mailto:"):
             continue
         path, _, anchor = target.partition("#")

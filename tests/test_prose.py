@@ -64,6 +64,12 @@ def test_malformed_links_are_found(url, why):
     assert said is None if why is None else why in said
 
 
+def test_images_without_alt_text_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(LINKS, "ROOT", tmp_path)
+    (page := tmp_path / "a.md").write_text("![](a.md) ![text](a.md)\n")
+    assert list(LINKS.internal(page)) == ["a.md: a.md has no alt text"]
+
+
 def test_missing_files_and_headings_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(LINKS, "ROOT", tmp_path)
     (page := tmp_path / "a.md").write_text(

@@ -124,7 +124,7 @@ def _with_key(args: tuple) -> tuple:
     if kind is None or not (jnp.issubdtype(kind, jax.dtypes.prng_key) or kind == np.uint32):
         raise TypeError(
             "autoscale: with keyed=True the first argument is a JAX random key (jax.random.key(0))"
-            + (f", not a {type(args[0]).__name__}" if args else "")
+            + (f", not {type(args[0]).__name__}" if args else "")
         )
     return args
 
