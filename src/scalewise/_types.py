@@ -19,6 +19,9 @@ PyTree: TypeAlias = Any
 TreeDef: TypeAlias = Any
 """The structure of a pytree, a ``jax.tree_util.PyTreeDef``, which is no type for type checkers."""
 
+Json: TypeAlias = Any
+"""What ``json`` reads or writes: None, a bool, a number, a string, or a list or dict of these."""
+
 AxisName: TypeAlias = Hashable | Sequence[Hashable]
 """The name of a mapped axis, or a sequence of names, as ``jax.lax.psum`` takes it."""
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..interpret import Value
 from ..scaled import HIGHEST, LOWEST, ZERO_EXPONENT, power_of_two
 from ._families import INFINITE
 from ._search import TOP, clipped
-from ._value import ScaledValue
+from ._value import Exponent, ScaledValue
 
 MASK = 20  # log2 of the least constant that is taken for a mask, such as -1e9
 
 
-def aligned(inputs: Sequence[Any], limit: int) -> tuple[list[Any], Any]:
+def aligned(inputs: Sequence[Value], limit: int) -> tuple[list[Value], Exponent | None]:
     """Brings float operands to one exponent.
 
     A constant counts like any other operand, or its data would overflow. A constant that stands for
@@ -40,7 +40,7 @@ def aligned(inputs: Sequence[Any], limit: int) -> tuple[list[Any], Any]:
         return list(inputs), None
     wanted = [_wanted(x, limit) for x in floats]
     known = [e for e in wanted if isinstance(e, int)]
-    common: Any = max(known, default=None)
+    common: Exponent | None = max(known, default=None)
     for exponent in wanted:
         if exponent is not None and not isinstance(exponent, int):
             common = exponent if common is None else lax.max(jnp.int32(common), exponent)
@@ -48,14 +48,14 @@ def aligned(inputs: Sequence[Any], limit: int) -> tuple[list[Any], Any]:
     return [_down_to(x, common) if isinstance(x, ScaledValue) else x for x in inputs], common
 
 
-def chosen(which: jax.Array, cases: Sequence[Any]) -> list[Any]:
+def chosen(which: jax.Array, cases: Sequence[Value]) -> list[Value]:
     """Returns the cases of a selection such that one without a chosen element has no exponent.
 
     Otherwise numbers of any size that a program computes and discards (a series where it diverges)
     would flush those that it keeps.
     """
 
-    def one(number: int, x: Any) -> Any:
+    def one(number: int, x: ScaledValue) -> ScaledValue:
         if isinstance(x.exponent, int) or jnp.ndim(x.exponent) or x.constant_value is not None:
             return x
         used = jnp.any(which == which.dtype.type(number))
@@ -68,7 +68,7 @@ def chosen(which: jax.Array, cases: Sequence[Any]) -> list[Any]:
     return [one(i, x) if isinstance(x, ScaledValue) else x for i, x in enumerate(cases)]
 
 
-def _wanted(x: ScaledValue, limit: int) -> Any:
+def _wanted(x: ScaledValue, limit: int) -> Exponent | None:
     """Returns the exponent that an operand asks for: an integer, an int32 array or None."""
     if x.constant_value is not None:
         return wanted_by_constant(x.constant_value, limit)
@@ -91,7 +91,7 @@ def wanted_by_constant(constant_value: float, limit: int) -> int | None:
     return MASK - TOP if exponent > MASK else exponent - limit
 
 
-def finite_factor(x: Any) -> Any:
+def finite_factor(x: Value) -> Value:
     """Returns a factor that stands for an infinity (``(1 - mask) * finfo.min``) as a factor of
     2^MASK.
 
@@ -109,7 +109,7 @@ def finite_factor(x: Any) -> Any:
     return ScaledValue(jnp.full_like(x.data, math.copysign(0.5, far)), MASK + 1, constant_value=far)
 
 
-def _down_to(x: ScaledValue, common: Any) -> ScaledValue:
+def _down_to(x: ScaledValue, common: Exponent) -> ScaledValue:
     """Returns ``x`` with its data divided by ``2**(common - exponent)``, exponent 0.
 
     ``common`` is at least the operand's own exponent. Data below 2^-126 of the other operand become
@@ -117,8 +117,8 @@ def _down_to(x: ScaledValue, common: Any) -> ScaledValue:
     """
     down, least = x.exponent - common, x.data.dtype.type(2.0**-126)
     if isinstance(down, int):
-        factor: Any = x.data.dtype.type(2.0 ** max(-126, min(126, down)))
-        data = x.data * factor * least if down < -126 else x.data * factor
+        exact = x.data.dtype.type(2.0 ** max(-126, min(126, down)))
+        data = x.data * exact * least if down < -126 else x.data * exact
     else:
         factor = power_of_two(lax.clamp(LOWEST, down, HIGHEST)).astype(x.data.dtype)
         rest = lax.select(down < -126, least, x.data.dtype.type(1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -102,7 +101,7 @@ def autoscale(
     return scaled
 
 
-def _outputs(recipe: Recipe, leaves: list[Any], traced: bool) -> Outputs:
+def _outputs(recipe: Recipe, leaves: list[object], traced: bool) -> Outputs:
     """Returns what the results of a function whose arguments have these leaves are."""
     scaled = any(isinstance(x, ScaledArray) for x in leaves)
     if recipe.rounds != "every_op" or recipe.state or not scaled:
@@ -144,7 +143,7 @@ def interpretation(
         key: for recipes that draw random numbers; None for the key of seed 0.
         outputs: with ``rounds="every_op"``: plain arrays, or ScaledArrays with scales or exponents.
     """
-    overrides = FormatOverrides(recipe.keep)
+    overrides = FormatOverrides(recipe.overrides)
     if recipe.rounds != "every_op":
         return Boundaries(recipe, traced, overrides, key=key)
     if recipe.keep:

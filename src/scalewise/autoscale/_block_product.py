@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad, batching, mlir
+from jax.typing import DTypeLike
 
 from ..formats import E2M1FN
 from ..interpret import Equation, has_explicit_mesh, needs_devices
@@ -21,7 +21,7 @@ from ..scaled import ScaledArray
 block_product_p = jex.Primitive("block_product")
 
 
-def takes_blocks(equation: Equation, a: Any, b: Any) -> bool:
+def takes_blocks(equation: Equation, a: ScaledArray, b: ScaledArray) -> bool:
     """Returns whether a product can be computed block by block.
 
     Both operands' blocks have to be along the same pair of contracted axes and of one size. Returns
@@ -37,7 +37,7 @@ def takes_blocks(equation: Equation, a: Any, b: Any) -> bool:
 
 
 def block_product(
-    dimensions: Sequence[params.AxisPair], a: ScaledArray, b: ScaledArray, dtype: Any
+    dimensions: Sequence[params.AxisPair], a: ScaledArray, b: ScaledArray, dtype: DTypeLike
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Multiplies two operands by a device's block-scaled units.
 

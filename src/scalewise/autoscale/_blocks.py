@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +44,7 @@ class Blocks:
 
     copy: ScaledArray
     format: BlockFormat | Format = dataclasses.field(metadata={"static": True})
-    in_flight: Any = dataclasses.field(metadata={"static": True})
+    in_flight: DTypeLike = dataclasses.field(metadata={"static": True})
     source: jax.Array | None = None
     scaling: Mx | None = dataclasses.field(default=None, metadata={"static": True})
 
@@ -54,7 +53,7 @@ class Blocks:
         return self.copy.ndim
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The narrowest dtype that holds the numbers times their scales.
 
         BF16 has float32's exponents, so it holds an FP8, FP6 or FP4 number times a power of two.
@@ -107,7 +106,7 @@ def in_blocks(
     return Blocks(by_platform(_in_blocks, _unread, options, result, x), fmt, x.dtype, x, scaling)
 
 
-def _dtype(fmt: BlockFormat | Format, dtype: Any) -> Any:
+def _dtype(fmt: BlockFormat | Format, dtype: DTypeLike) -> np.dtype:
     if not isinstance(fmt, BlockFormat) or fmt.scale != E8M0:
         return jnp.dtype(dtype)
     exact = fmt.element.mantissa_bits <= BF16.mantissa_bits
@@ -155,10 +154,11 @@ def _in_tiles(options: tuple, x: jax.Array, data: jax.Array | None) -> ScaledArr
     return quantize_measured(x, x, fmt, scaling, axis, rounding=rounding, tile=tile, key=key)
 
 
-def _from_copy(options: tuple, copy: ScaledArray, source: Any) -> jax.Array:
+def _from_copy(options: tuple, copy: ScaledArray, source: jax.Array | None) -> jax.Array:
     del source
     _, narrow, dtype, _ = options
-    data = widened(copy.data, jnp.float32)
+    data = copy.data
+    data = data if isinstance(data, EncodedArray) else widened(data, jnp.float32)
     return dataclasses.replace(copy, data=data).value().astype(narrow).astype(dtype)
 
 
@@ -177,7 +177,7 @@ def _rounded(options: tuple, x: jax.Array) -> jax.Array:
     return round_in_blocks(x.astype(jnp.float32), fmt, scaling).astype(dtype)
 
 
-def widened(x: Any, dtype: DTypeLike, shift: int = 0) -> jax.Array:
+def widened(x: jax.Array, dtype: DTypeLike, shift: int = 0) -> jax.Array:
     """Returns ``x / 2**shift`` in a dtype that holds it.
 
     XLA treats two converts, to FP8 and back, as one that changes nothing, and on a GPU or a TPU
@@ -185,7 +185,7 @@ def widened(x: Any, dtype: DTypeLike, shift: int = 0) -> jax.Array:
     """
     if x.dtype == dtype and not shift:
         return x
-    if isinstance(x, EncodedArray) or x.dtype.itemsize > 1:
+    if x.dtype.itemsize > 1:
         return x.astype(dtype)
     if not shift:
         return decode(lax.bitcast_convert_type(x, jnp.uint8), format_(x.dtype)).astype(dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence, Set
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,9 @@ import numpy as np
 from jax import lax
 from jax.core import ShapedArray
 
+from .._types import PyTree
 from ..formats import Format
-from ..interpret import Applied, Boundary, Equation, with_common_axes
+from ..interpret import Applied, Argument, Boundary, Equation, State, Value, with_common_axes
 from ..primitives import Family, params
 from ..scaled import ScaledArray, at_least
 from ._narrow import StoredValue, has_exponent, holds, is_stored, store_array, store_value
@@ -48,7 +48,7 @@ class Boundaries(OperandRounding):
 
     # -- in and out ------------------------------------------------------------------------------
 
-    def lift(self, x: Any, aval: ShapedArray) -> ScaledValue:
+    def lift(self, x: Argument, aval: ShapedArray) -> ScaledValue:
         dtype = self.flight_dtype(aval)
         if self.traced and has_exponent(x):
             return normalised(ScaledValue(x.data.astype(dtype), x.exponent))
@@ -60,10 +60,10 @@ class Boundaries(OperandRounding):
         data = jnp.asarray(np.asarray(x, dtype))
         return ScaledValue(data, constant_value=float(x) if x.size == 1 else None)
 
-    def lower(self, value: Any, aval: ShapedArray) -> jax.Array:
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
         return materialize(load(value)).astype(aval.dtype)
 
-    def emit(self, value: Any, aval: ShapedArray, path: str) -> Any:
+    def emit(self, value: Value, aval: ShapedArray, path: str) -> PyTree:
         value = load(value)
         storage = self.recipe.state_storage(path, value.data.size)
         if self.record is not None:
@@ -78,7 +78,7 @@ class Boundaries(OperandRounding):
     # -- where control flow meets ----------------------------------------------------------------
 
     def canonical(
-        self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
     ) -> ScaledValue | StoredValue:
         origin = "backward" if equation.direction == "backward" else "forward"
         fmt = self.recipe.residuals
@@ -95,17 +95,21 @@ class Boundaries(OperandRounding):
         if carry is not None:
             value = store_value(value, carry).load()
         if not self.traced or boundary == "mapped":  # devices may have different exponents
-            known = known_uses(value) if boundary == "stacked" else {}
-            return ScaledValue(materialize(value), 0, origin, **known)
+            plain = ScaledValue(materialize(value), 0, origin)
+            return (
+                dataclasses.replace(plain, **known_uses(value)) if boundary == "stacked" else plain
+            )
         exponent = 0 if value.constant_value is not None or per_slice(value) else value.exponent
         return ScaledValue(at_exponent(value, exponent), jnp.asarray(exponent, jnp.int32), origin)
 
-    def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> ScaledValue:
+    def select(
+        self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
+    ) -> ScaledValue:
         exponent = common_exponent([on_true, on_false])
         data = lax.select(predicate, *(at_exponent(x, exponent) for x in (on_true, on_false)))
         return dataclasses.replace(on_true, data=data, exponent=exponent, memo={})
 
-    def unstack(self, value: Any, aval: ShapedArray) -> ScaledValue | StoredValue:
+    def unstack(self, value: Value, aval: ShapedArray) -> ScaledValue | StoredValue:
         def rows(exponent):  # one exponent for each slice of the scan
             if isinstance(exponent, int) or exponent.ndim:
                 return exponent
@@ -118,7 +122,7 @@ class Boundaries(OperandRounding):
             return ScaledValue(materialize(value), 0, value.origin)
         return dataclasses.replace(value, exponent=rows(value.exponent), memo={})
 
-    def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
+    def invariant(self, value: Value, readers: Set[str], equation: Equation) -> Value:
         """Rounds weights that each iteration of a loop multiplies by once, before the loop."""
         value = load_product(value)
         if not isinstance(value, ScaledValue) or "dot_general" not in readers or per_slice(value):
@@ -129,12 +133,12 @@ class Boundaries(OperandRounding):
             self._rounded(value, Operand(fmt, self.recipe.scaling), (), "")
         return value
 
-    def inside(self, value: Any) -> Any:
+    def inside(self, value: Value) -> Value:
         if not isinstance(value, ScaledValue):
             return super().inside(value)
         return dataclasses.replace(value, memo=dict(value.memo), lineage=None, base=None)
 
-    def residual(self, value: Any, aval: ShapedArray) -> ScaledValue | StoredValue:
+    def residual(self, value: Value, aval: ShapedArray) -> ScaledValue | StoredValue:
         """Returns a value narrow, if the recipe says so, until the backward pass reads it."""
         value = load_product(value)
         if not isinstance(value, ScaledValue):
@@ -143,7 +147,7 @@ class Boundaries(OperandRounding):
 
     # -- what `explain` is told ------------------------------------------------------------------
 
-    def _record_residual(self, equation: Equation, value: Any, fmt: Format | None) -> None:
+    def _record_residual(self, equation: Equation, value: Value, fmt: Format | None) -> None:
         """Records how a value was stored for a backward equation, which the value's memo tells."""
         if not isinstance(value, ScaledValue) or not value.is_computed:
             return
@@ -156,7 +160,7 @@ class Boundaries(OperandRounding):
 
     # -- equations -------------------------------------------------------------------------------
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         transposed = _transposed_product(equation, inputs)
         if transposed is not None:
             return state, [transposed]
@@ -182,7 +186,7 @@ class Boundaries(OperandRounding):
                 normalised(load(y)) if isinstance(y, ScaledValue | DeferredProduct) else y
                 for y in outs
             ]
-        fields: dict[str, Any] = {"origin": origin}
+        fields: dict[str, object] = {"origin": origin}
         if rule.family is Family.STRUCTURAL and self.recipe.products is not None:
             roles = {role_of(x) for x in inputs if isinstance(x, ScaledValue)}
             fields["role"] = roles.pop() if len(roles) == 1 else ""
@@ -219,7 +223,7 @@ def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:
     return lax.platform_dependent(*arrays, cpu=selected, default=lambda total, _: total)
 
 
-def _transposed_product(equation: Equation, inputs: Sequence[Any]) -> ScaledValue | None:
+def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:
     """Returns a transposed product whose operands change places; None for all other equations."""
     if equation.name != "transpose" or not isinstance(inputs[0], DeferredProduct):
         return None
@@ -229,7 +233,7 @@ def _transposed_product(equation: Equation, inputs: Sequence[Any]) -> ScaledValu
     return inputs[0].transposed(params.permutation(equation))
 
 
-def _origin(equation: Equation, inputs: Sequence[Any], family: Family):
+def _origin(equation: Equation, inputs: Sequence[Value], family: Family):
     """Returns the origin of a result, which decides its format as an operand."""
     known = [x for x in inputs if isinstance(x, ScaledValue)]
     moved = family is Family.STRUCTURAL and any(x.constant_value is None for x in known)

@@ -6,21 +6,20 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from ..interpret import Equation, gather_invariant
+from ..interpret import Equation, Value, gather_invariant
 from ..primitives import params
-from ._families import fallback, homogeneous, structural, wrap
+from ._families import RuleContext, fallback, homogeneous, structural, wrap
 from ._products import DeferredProduct, is_narrow
 from ._value import ScaledValue, materialize, per_slice, wide_dtype
 
 
-def contraction(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def contraction(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     dtype = by.flight_dtype(equation.out_avals[0])
     values = [_materialize_stack(x) for x in inputs]
     operands, exponent = by.operands(equation, values)
@@ -29,7 +28,7 @@ def contraction(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]
     return [ScaledValue(by.product(equation, operands, dtype), exponent)]
 
 
-def all_gather(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def all_gather(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Gathers narrow data with a scale common to all devices, if the recipe says so."""
     (x,) = inputs
     sent = None
@@ -37,11 +36,12 @@ def all_gather(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
         sent = by.to_send(x, params.axis_name(equation), equation)
     if sent is None:
         return structural(by, equation, inputs)
-    (data,) = equation.bind(sent.data)
-    return wrap(equation, [_loaded(data, sent.scale, x.data.dtype)], x.exponent)
+    data, scale = sent
+    (gathered,) = equation.bind(data)
+    return wrap(equation, [_loaded(gathered, scale, x.data.dtype)], x.exponent)
 
 
-def psum(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def psum(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Sums over devices what each sends narrow, in the compute dtype, if the recipe says so."""
     axes, groups = params.axis_name(equation), params.axis_groups(equation)
     x = inputs[0]
@@ -49,8 +49,9 @@ def psum(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     sent = by.to_send(x, axes, equation) if plain else None
     if sent is None:
         return homogeneous(by, equation, inputs)
-    parts = gather_invariant(sent.data, axes).astype(sent.scale.dtype)
-    return wrap(equation, [_loaded(jnp.sum(parts, 0), sent.scale, x.data.dtype)], x.exponent)
+    data, scale = sent
+    parts = gather_invariant(data, axes).astype(scale.dtype)
+    return wrap(equation, [_loaded(jnp.sum(parts, 0), scale, x.data.dtype)], x.exponent)
 
 
 def _loaded(data: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
@@ -58,13 +59,13 @@ def _loaded(data: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
     return (data.astype(scale.dtype) * scale).astype(dtype)
 
 
-def grouped(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def grouped(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Computes ``ragged_dot``: a contraction of groups of rows, each with its own matrix."""
     a, b, *sizes = inputs
     return contraction(by, equation.bind_last(*sizes), [a, b])
 
 
-def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def scaled_product(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Computes ``lax.scaled_dot``; operands of 8 bits keep their numbers and their own scales.
 
     Wider operands are multiplied by their scales, and rounded as those of a ``dot_general`` are.
@@ -80,7 +81,7 @@ def scaled_product(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[A
     return contraction(by, narrow, operands)
 
 
-def gram(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def gram(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Computes ``lax.linalg.symmetric_product``, alpha A A^T + beta C, A A^T as a contraction."""
     dtype = wide_dtype(equation.out_avals[0].dtype)
     a, c = (dataclasses.replace(x, data=x.data.astype(dtype)) for x in inputs)
@@ -98,7 +99,7 @@ def gram(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     return wrap(equation, [alpha * materialize(product) + beta * materialize(c)])
 
 
-def sparse(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def sparse(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Warns that the operands of a product of sparse arrays stay wide, and computes it."""
     keep = getattr(by, "overrides", None)
     if keep is not None and keep.find(equation, "rounded") is not None:

@@ -10,15 +10,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .._deprecated import renamed_attribute
+from .._types import AxisName, PyTree
 from ..formats import Format
-from ..interpret import Applied, Equation, is_float, run, trace, transform
+from ..interpret import Applied, Equation, State, Value, is_float, run, trace, transform
 from ..primitives import Family
 from ..scaled import Amax, Axes, Delayed, ScaledArray, Scales, Scaling, amax, quantize, to_top
 from ._blocks import Blocks
@@ -87,10 +87,10 @@ class DelayedBoundaries(Boundaries):
     """
 
     earlier: Mapping[str, jax.Array] | None = None
-    magnitudes: dict[str, Any] | None = None
+    magnitudes: dict[str, jax.Array] | None = None
     seen: set[str] = dataclasses.field(default_factory=set)
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if RULES[equation.name].family is not Family.CONTRACTION or self.magnitudes is not None:
             return super().apply(state, equation, inputs)
         magnitudes: dict[str, jax.Array] = {}
@@ -98,10 +98,10 @@ class DelayedBoundaries(Boundaries):
         _, outs = Boundaries.apply(here, (), equation, inputs)
         return state | {i: jnp.maximum(state[i], amax) for i, amax in magnitudes.items()}, outs
 
-    def invariant(self, value: Any, readers: Set[str], equation: Equation) -> Any:
+    def invariant(self, value: Value, readers: Set[str], equation: Equation) -> Value:
         return load_product(value)  # not rounded, since each operand has its own history
 
-    def merge(self, state: Any, axes: Any) -> Any:
+    def merge(self, state: State, axes: AxisName) -> State:
         return jax.tree.map(lambda newest: lax.pmax(newest, axes), state)
 
     def _rounded(
@@ -165,17 +165,17 @@ class WithHistory:
         self.f = f
         functools.update_wrapper(self, f, updated=())  # leaves a callable object's attributes alone
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        overrides = FormatOverrides(self.current.keep)
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        overrides = FormatOverrides(self.current.overrides)
         boundaries = Boundaries(self.current, overrides=overrides)
         outs = transform(self.f, boundaries, name=NAME)(*args, **kwargs)
         overrides.check(NAME)
         return outs
 
-    def init(self, *args: Any, **kwargs: Any) -> AmaxHistory:
+    def init(self, *args: PyTree, **kwargs: PyTree) -> AmaxHistory:
         """Returns the history after one step on these arguments; the step's outputs are dropped."""
         program, boundaries = self._program(args, kwargs, as_jit=True)
-        operand_ids: dict[str, Any] = {}
+        operand_ids: dict[str, jax.Array] = {}
         counting = dataclasses.replace(boundaries, magnitudes=operand_ids)
         jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
         state = dict.fromkeys(operand_ids, jnp.float32(0))
@@ -186,7 +186,9 @@ class WithHistory:
         )
         return empty.after(_column(empty.operand_ids, newest))
 
-    def step(self, history: AmaxHistory, *args: Any, **kwargs: Any) -> tuple[Any, AmaxHistory]:
+    def step(
+        self, history: AmaxHistory, *args: PyTree, **kwargs: PyTree
+    ) -> tuple[PyTree, AmaxHistory]:
         """Returns the function's outputs, and the history for the next call.
 
         Raises:
@@ -195,7 +197,9 @@ class WithHistory:
         outs, newest = self.observe(history, *args, **kwargs)
         return outs, history.after(newest)
 
-    def observe(self, history: AmaxHistory, *args: Any, **kwargs: Any) -> tuple[Any, jax.Array]:
+    def observe(
+        self, history: AmaxHistory, *args: PyTree, **kwargs: PyTree
+    ) -> tuple[PyTree, jax.Array]:
         """Returns the function's outputs, and each operand's largest magnitude in this call.
 
         For a step that consists of several calls, on microbatches or devices, which all round with
@@ -227,7 +231,9 @@ class WithHistory:
         return program.outputs(outs), _column(history.operand_ids, newest)
 
     def _program(self, args, kwargs, as_jit: bool = False):
-        boundaries = DelayedBoundaries(self.recipe, overrides=FormatOverrides(self.recipe.keep))
+        boundaries = DelayedBoundaries(
+            self.recipe, overrides=FormatOverrides(self.recipe.overrides)
+        )
         return trace(self.f, boundaries, args, kwargs, name=NAME, as_jit=as_jit), boundaries
 
 
@@ -243,7 +249,7 @@ def _column(operand_ids: Sequence[str], newest: Mapping[str, jax.Array]) -> jax.
 
 
 @jax.custom_jvp
-def _undifferentiated(arrays: list[Any]) -> list[Any]:
+def _undifferentiated(arrays: list[jax.Array]) -> list[jax.Array]:
     return arrays
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +20,19 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
+from .._types import AxisName, PyTree
 from ..formats import Format
-from ..interpret import Applied, Boundary, Equation, map_floats, outlined, rebind
+from ..interpret import (
+    Applied,
+    Argument,
+    Boundary,
+    Equation,
+    State,
+    Value,
+    map_floats,
+    outlined,
+    rebind,
+)
 from ..primitives import Family, having
 from ..scaled import (
     EXPONENTS,
@@ -53,7 +64,7 @@ from ._recipe import Recipe
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES
 from ._search import TOP, bound_of, rescaled, rounded, zeros_exponent
-from ._value import ScaledValue, leading, materialize, per_slice, wide_dtype
+from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide_dtype
 
 # The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.
 Outputs = Literal["arrays", "scales", "exponents"]
@@ -100,7 +111,7 @@ class EveryOp(TakesStored):
 
     # -- in and out ------------------------------------------------------------------------------
 
-    def lift(self, x: Any, aval: ShapedArray) -> ScaledValue:
+    def lift(self, x: Argument, aval: ShapedArray) -> ScaledValue:
         if has_exponent(x):
             return self.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
         if self.outputs != "arrays" and has_scale(x):
@@ -122,10 +133,10 @@ class EveryOp(TakesStored):
         data = jnp.full(x.shape, np.float32(mantissa).astype(dtype))
         return EveryOpValue(data, exponent, constant_value=number)
 
-    def lower(self, value: Any, aval: ShapedArray) -> jax.Array:
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
         return materialize(widened(value, wide_dtype(aval.dtype))).astype(aval.dtype)
 
-    def emit(self, value: Any, aval: ShapedArray, path: str) -> Any:
+    def emit(self, value: Value, aval: ShapedArray, path: str) -> PyTree:
         storage = self.recipe.state_storage(path, value.data.size)
         if self.record is not None:
             self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
@@ -135,7 +146,7 @@ class EveryOp(TakesStored):
             return self.lower(value, aval)
         return self._scaled_output(value, aval)
 
-    def _scaled_output(self, value: Any, aval: ShapedArray) -> ScaledArray:
+    def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
         """Returns a result with narrow data, rescaled once more by the recipe's measure."""
         value = self.rescaled(widened(self.read(self.stack(value, aval))))
         exponent = jnp.asarray(value.exponent, jnp.int32)
@@ -150,25 +161,28 @@ class EveryOp(TakesStored):
     # -- where control flow meets ----------------------------------------------------------------
 
     def canonical(
-        self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
     ) -> ScaledValue:
         if boundary == "mapped":  # devices may have different exponents: float32 between them
             return ScaledValue(materialize(widened(value)), 0, "forward")
         value = self.read(value)
         return ScaledValue(value.data, jnp.asarray(value.exponent, jnp.int32), "forward")
 
-    def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> ScaledValue:
+    def select(
+        self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
+    ) -> ScaledValue:
         cases = chosen(predicate, [widened(on_false), widened(on_true)])
         (b, a), exponent = aligned(cases, TOP)
+        assert exponent is not None
         result = self.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
         return ScaledValue(result.data, jnp.asarray(exponent, jnp.int32), "forward")
 
-    def unstack(self, value: Any, aval: ShapedArray) -> Any:
+    def unstack(self, value: Value, aval: ShapedArray) -> ScaledValue:
         value = self.read(value)
         exponent = jnp.broadcast_to(jnp.asarray(value.exponent, jnp.int32), aval.shape[:1])
         return ScaledValue(value.data, exponent, value.origin)
 
-    def stack(self, value: Any, aval: ShapedArray) -> ScaledValue:
+    def stack(self, value: Value, aval: ShapedArray) -> ScaledValue:
         """Returns a stack of slices, each with an exponent, at the largest of the exponents."""
         if not per_slice(value):
             return value
@@ -179,13 +193,13 @@ class EveryOp(TakesStored):
 
     # -- equations -------------------------------------------------------------------------------
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         state, outs = self._applied(state, equation, inputs)
         for y in outs if self.record is not None else ():
             self._recorded(equation, y)
         return state, outs
 
-    def _recorded(self, equation: Equation, y: Any) -> None:
+    def _recorded(self, equation: Equation, y: Value) -> None:
         """Tells ``explain`` of a result, and whether its scale was found or propagated."""
         if self.record is None or not isinstance(y, ScaledValue) or y.constant_value is not None:
             return
@@ -195,7 +209,7 @@ class EveryOp(TakesStored):
         scale = y.memo.get(SCALE, "propagated") if narrow else "none"
         self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
 
-    def _applied(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def _applied(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if not self.keeps_float32:
             refuse_opaque(equation)
         rule = FALLBACK if equation.name in COLLECTIVES else RULES[equation.name]
@@ -213,7 +227,7 @@ class EveryOp(TakesStored):
         contraction = rule.family is Family.CONTRACTION  # whose operands stay narrow
         dtype = widest_dtype(equation)
         stacked = [isinstance(x, ScaledValue) and per_slice(x) for x in inputs]
-        wide: list[Any] = [
+        wide: list[Value] = [
             widened(x, dtype) if isinstance(x, ScaledValue) and (sliced or not contraction) else x
             for x, sliced in zip(inputs, stacked, strict=True)
         ]
@@ -227,12 +241,12 @@ class EveryOp(TakesStored):
         outs = rule.rule(self, equation, operands)
         family = Family.FALLBACK if any(stacked) else rule.family
 
-        def result(y: ScaledValue, _: Any) -> ScaledValue:
+        def result(y: ScaledValue, _: ShapedArray) -> ScaledValue:
             return self._result(y, equation, family, common, wide)
 
         return state, map_floats(result, outs, equation.out_avals)
 
-    def _independent(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    def _independent(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         """Computes an equation of constants, integers and random bits without rounding."""
         dtype = widest_dtype(equation)
         plain = [
@@ -244,14 +258,14 @@ class EveryOp(TakesStored):
 
         return map_floats(unrounded, rebind(equation, plain, dtype), equation.out_avals)
 
-    def _moved(self, equation: Equation, inputs: Sequence[Any], own: ScaledValue) -> list[Any]:
+    def _moved(self, equation: Equation, inputs: Sequence[Value], own: ScaledValue) -> list[Value]:
         """Computes an equation whose results are elements of its operand on the narrow data."""
         data = [x.data if isinstance(x, ScaledValue) else x for x in inputs]
         outs = rebind(equation, data, own.data.dtype)
         constant_value = own.constant_value if equation.name not in EXACT else None
         bound = bound_of_data(own)
 
-        def moved(y: jax.Array, _: Any) -> EveryOpValue:
+        def moved(y: jax.Array, _: ShapedArray) -> EveryOpValue:
             return EveryOpValue(y, own.exponent, own.origin, constant_value, bound=bound)
 
         return map_floats(moved, outs, equation.out_avals)
@@ -276,7 +290,12 @@ class EveryOp(TakesStored):
         return dataclasses.replace(x.memo[self.dtype], independent=independent)
 
     def _result(
-        self, y: ScaledValue, equation: Equation, family: Family, common: Any, inputs: Sequence[Any]
+        self,
+        y: ScaledValue,
+        equation: Equation,
+        family: Family,
+        common: Exponent | None,
+        inputs: Sequence[Value],
     ) -> ScaledValue:
         """Returns a rule's result, rounded, with the scale that the recipe asks for."""
         optimizer = equation.direction == "update"
@@ -298,13 +317,22 @@ class EveryOp(TakesStored):
             y = dataclasses.replace(y, exponent=zeros_exponent(y.exponent))
         return self.rounded(y, bound)
 
-    def flight_dtype(self, aval: ShapedArray) -> Any:
+    @property
+    def device(self) -> None:
+        """None: products aren't compiled for a device's narrow units."""
+        return None
+
+    def to_send(self, value: ScaledValue, axis_name: AxisName, equation: Equation) -> None:
+        """Returns None: devices exchange plain numbers."""
+        return None
+
+    def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
         """Returns the dtype in which a rule computes a float, before its result is rounded."""
         return wide_dtype(aval.dtype)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> tuple[tuple[Factor, Factor], Any]:
+    ) -> tuple[tuple[Factor, Factor], Exponent]:
         """Returns a contraction's operands, which are narrow already, and the result's exponent."""
         a, b = values
         # without a static scale: the result's is found from the data

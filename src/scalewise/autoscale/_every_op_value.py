@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ class EveryOpValue(ScaledValue):
     independent: bool = False
 
 
-def is_independent(x: Any) -> bool:
+def is_independent(x: ScaledValue) -> bool:
     """Returns whether a value depends on no float argument."""
     return x.constant_value is not None or (isinstance(x, EveryOpValue) and x.independent)
 
@@ -66,7 +66,7 @@ def may_bound(x: ScaledValue) -> bool:
     return is_nonzero_constant(x) and abs(x.constant_value) < 2.0**MASK
 
 
-def widest_dtype(equation: Equation) -> Any:
+def widest_dtype(equation: Equation) -> DTypeLike:
     """Returns float64 if a float operand or result of the equation is float64, else float32."""
     own = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
     return jnp.float64 if np.dtype("float64") in own else jnp.float32

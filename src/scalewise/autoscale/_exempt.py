@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
 from jax.core import ShapedArray
 
-from ..interpret import Applied, Boundary, Equation
+from ..interpret import Applied, Argument, Boundary, Equation, State, Value
 from ..primitives import Family
 from ._every_op import EveryOp
 from ._every_op_value import is_independent, widened
 from ._overrides import FormatOverrides
 from ._search import TOP
-from ._value import ScaledValue
+from ._value import Exponent, ScaledValue
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,12 @@ class Unrounded(EveryOp):
     keeps_float32: ClassVar[bool] = True
 
     def _result(
-        self, y: ScaledValue, equation: Equation, family: Family, common: Any, inputs: Sequence[Any]
+        self,
+        y: ScaledValue,
+        equation: Equation,
+        family: Family,
+        common: Exponent | None,
+        inputs: Sequence[Value],
     ) -> ScaledValue:
         if common is not None:
             y = dataclasses.replace(y, exponent=common)
@@ -53,21 +58,23 @@ class EveryOpWithOverrides(EveryOp):
         plain = dataclasses.replace(self.recipe, keep=(), rescale="max", arithmetic="float32")
         return Unrounded(plain, self.record)
 
-    def lift(self, x: Any, aval: ShapedArray) -> ScaledValue:
+    def lift(self, x: Argument, aval: ShapedArray) -> ScaledValue:
         return self.unrounded.lift(x, aval)
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
         return self.unrounded.constant(x, aval)
 
     def canonical(
-        self, value: Any, aval: ShapedArray, boundary: Boundary, equation: Equation
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
     ) -> ScaledValue:
         return super().canonical(_stored(value, self), aval, boundary, equation)
 
-    def select(self, predicate: jax.Array, on_true: Any, on_false: Any) -> ScaledValue:
+    def select(
+        self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
+    ) -> ScaledValue:
         return super().select(predicate, _stored(on_true, self), _stored(on_false, self))
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         fmt = self.overrides.find(equation, self.fmt)
         if fmt is None:
             plain = [widened(x) if isinstance(x, ScaledValue) else x for x in inputs]
@@ -78,7 +85,7 @@ class EveryOpWithOverrides(EveryOp):
         return other.apply(state, equation, [_stored(x, other) for x in inputs])
 
 
-def _stored(x: Any, by: EveryOp) -> Any:
+def _stored(x: Value, by: EveryOp) -> Value:
     """Returns a value in the format of another interpretation, rounded only once."""
     if not isinstance(x, ScaledValue) or x.data.dtype == by.dtype:
         return x

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Literal
 
 import jax
 import numpy as np
 
-from .._types import RecipeLike
+from .._types import BlockFormatLike, PyTree, RecipeLike
 from ..formats import BlockFormat, Format
 from ..formats import format as format_
-from ..interpret import Equation, check_callable, transform
+from ..interpret import Argument, Equation, Value, check_callable, transform
 from ._autoscale import interpretation
+from ._boundaries import Boundaries
 from ._delayed import DelayedBoundaries
+from ._every_op import EveryOp
 from ._narrow import has_exponent, is_stored
 from ._operand_settings import Operand
 from ._overrides import FormatOverrides
@@ -72,7 +74,7 @@ class Explanation:
         """Prints the table."""
         print(self)
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[Mapping[str, object]]:
         """Returns the rows as dictionaries that ``json.dumps`` accepts."""
         return [dataclasses.asdict(row) | {"shape": list(row.shape)} for row in self.rows]
 
@@ -122,12 +124,12 @@ def explain(f: Callable, recipe: RecipeLike = fp16) -> Callable[..., Explanation
     recipe = recipe_(recipe)
     check_callable(f, "explain")
 
-    def explained(*args: Any, **kwargs: Any) -> Explanation:
+    def explained(*args: PyTree, **kwargs: PyTree) -> Explanation:
         leaves, tree = jax.tree.flatten((args, kwargs))
         arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, ARRAYS)}
         record = _Recorder(recipe)
 
-        def dry(arrays: Any) -> list[Any]:
+        def dry(arrays: Mapping[int, Argument]) -> list[Value]:
             args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
             stored = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
             chosen = record.interpretation(traced=any(map(has_exponent, stored)))
@@ -145,13 +147,13 @@ class _Recorder:
     """Collects rows, each once however often a loop's body is traced."""
 
     def __init__(self, recipe: Recipe):
-        self.recipe, self.overrides = recipe, FormatOverrides(recipe.keep)
-        self.rows: dict[Any, ExplanationRow] = {}
+        self.recipe, self.overrides = recipe, FormatOverrides(recipe.overrides)
+        self.rows: dict[Hashable, ExplanationRow] = {}
 
-    def interpretation(self, *, traced: bool) -> Any:
+    def interpretation(self, *, traced: bool) -> Boundaries | EveryOp:
         """Returns the interpretation of ``autoscale``, with this recorder attached."""
         if self.recipe.scaling.source == "history":
-            chosen: Any = DelayedBoundaries(self.recipe, magnitudes={})
+            chosen = DelayedBoundaries(self.recipe, magnitudes={})
         else:
             chosen = interpretation(self.recipe, traced=traced)
         fields = {"overrides": self.overrides} if hasattr(chosen, "overrides") else {}
@@ -163,8 +165,8 @@ class _Recorder:
         self,
         kind: Kind,
         where: Equation | str,
-        shape: Any,
-        formats: list[Any],
+        shape: Sequence[int],
+        formats: Sequence[Operand | BlockFormatLike],
         scale: str | None = None,
     ) -> None:
         """Adds a row.
@@ -181,18 +183,13 @@ class _Recorder:
         scales = [scale or _scale(f) for f in formats]
         text = scales[0] if len(set(scales)) == 1 else " x ".join(scales)
         dims = tuple(int(n) if isinstance(n, int) else str(n) for n in shape)
-        fields: dict[str, Any]
-        key: Any
         if isinstance(where, str):
-            key, fields = where, {"name": where or "[]", "direction": "forward"}
+            key, name, direction, place = where, where or "[]", "forward", ("", 0, "")
         else:
-            file, line, function = where.source or ("", 0, "")
-            key = where.path, where.name
-            fields = {"name": where.name, "direction": where.direction}
-            fields |= {"file": file, "line": line, "function": function}
-        row = ExplanationRow(
-            kind, shape=dims, format=" x ".join(f.name for f in known), scale=text, **fields
-        )
+            key, name, direction = (where.path, where.name), where.name, where.direction
+            place = where.source or ("", 0, "")
+        format = " x ".join(f.name for f in known)
+        row = ExplanationRow(kind, name, dims, format, text, direction, *place)
         self.rows.setdefault((kind, key, dims, row.format), row)
 
     def result(self) -> tuple[ExplanationRow, ...]:
@@ -204,7 +201,7 @@ class _Recorder:
         return tuple(dataclasses.replace(row, direction="forward") for row in rows)
 
 
-def _scale(given: Any) -> str:
+def _scale(given: Operand | BlockFormatLike) -> str:
     """Returns how an array's scale is found, and how it's rounded; ``"none"`` for a dtype."""
     if not isinstance(given, Operand):
         if isinstance(given, BlockFormat):

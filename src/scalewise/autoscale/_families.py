@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
+import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
-from ..interpret import Equation, is_float, map_floats, rebind
+from .._types import AxisName
+from ..devices import Device
+from ..interpret import Equation, Value, is_float, map_floats, rebind
 from ..primitives import params
 from ..scaled import EXPONENTS, RULES, is_known
+from ._products import Factor
 from ._value import (
+    Exponent,
     ScaledValue,
     at_exponent,
     common_exponent,
@@ -30,10 +36,41 @@ from ._value import (
 INFINITE = 120  # log2 of the least constant that stands for an infinity
 
 
-Function = Callable[[Any, Equation, Sequence[Any]], list[Any]]
+class RuleContext(Protocol):
+    """The interpretation that applies a rule, as the rule sees it."""
+
+    @property
+    def device(self) -> Device | None:
+        """The device that products are compiled for; None for JAX's default."""
+        ...
+
+    def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
+        """Returns the dtype in which a float of the program is computed."""
+        ...
+
+    def operands(
+        self, equation: Equation, values: Sequence[ScaledValue]
+    ) -> tuple[tuple[Factor, Factor], Exponent]:
+        """Returns a contraction's operands, rounded, and the exponent of its result."""
+        ...
+
+    def product(
+        self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
+    ) -> jax.Array:
+        """Computes a contraction of such operands."""
+        ...
+
+    def to_send(
+        self, value: ScaledValue, axis_name: AxisName, equation: Equation
+    ) -> tuple[jax.Array, jax.Array] | None:
+        """Returns the narrow data that a collective sends, and their scale; None for wide data."""
+        ...
 
 
-def _bind(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+Function = Callable[[RuleContext, Equation, Sequence[Value]], list[Value]]
+
+
+def _bind(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Binds the primitive to plain arrays, with floats in ``by``'s flight dtypes."""
     own = [a for a in equation.in_avals + equation.out_avals if is_float(a)]
     if all(by.flight_dtype(a) == a.dtype for a in own):
@@ -45,28 +82,37 @@ def _bind(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     return map_floats(lambda y, a: _as(y, by.flight_dtype(a)), outs, equation.out_avals)
 
 
-def _as(x: Any, dtype: DTypeLike) -> Any:
+def _as(x: jax.Array, dtype: DTypeLike) -> jax.Array:
     return x.astype(dtype) if is_float(x) and x.dtype != dtype else x
 
 
-def _floats(inputs: Sequence[Any]) -> list[ScaledValue]:
+def _floats(inputs: Sequence[Value]) -> list[ScaledValue]:
     return [x for x in inputs if isinstance(x, ScaledValue)]
 
 
-def _data(inputs: Sequence[Any]) -> list[Any]:
+def _data(inputs: Sequence[Value]) -> list[Value]:
     return [x.data if isinstance(x, ScaledValue) else x for x in inputs]
 
 
-def wrap(equation: Equation, outs: Sequence[Any], exponent: Any = 0, **fields: Any) -> list[Any]:
-    return map_floats(lambda y, _: ScaledValue(y, exponent, **fields), outs, equation.out_avals)
+def wrap(
+    equation: Equation,
+    outs: Sequence[jax.Array],
+    exponent: Exponent = 0,
+    constant_value: float | None = None,
+) -> list[Value]:
+    return map_floats(
+        lambda y, _: ScaledValue(y, exponent, constant_value=constant_value),
+        outs,
+        equation.out_avals,
+    )
 
 
-def fallback(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def fallback(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     plain = [materialize(x) if isinstance(x, ScaledValue) else x for x in inputs]
     return wrap(equation, _bind(by, equation, plain))
 
 
-def structural(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def structural(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     floats = _floats(inputs)
     if len(floats) != 1 or per_slice(floats[0]):
         return fallback(by, equation, inputs)
@@ -75,24 +121,24 @@ def structural(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     return wrap(equation, outs, x.exponent, constant_value=x.constant_value)
 
 
-def homogeneous(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def homogeneous(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     floats = _floats(inputs)
     if len(floats) != 1 or per_slice(floats[0]):
         return fallback(by, equation, inputs)
     return wrap(equation, _bind(by, equation, _data(inputs)), floats[0].exponent)
 
 
-def _align(inputs: Sequence[Any]) -> tuple[list[Any], Any]:
+def _align(inputs: Sequence[Value]) -> tuple[list[jax.Array], Exponent]:
     exponent = common_exponent(_floats(inputs))
     return [at_exponent(x, exponent) if isinstance(x, ScaledValue) else x for x in inputs], exponent
 
 
-def aligned(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def aligned(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     operands, exponent = _align(inputs)
     return wrap(equation, _bind(by, equation, operands), exponent)
 
 
-def remainder(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def remainder(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Computes a remainder; 0 for a divisor too small to be represented beside the dividend."""
     operands, exponent = _align(inputs)
     (out,) = _bind(by, equation, operands)
@@ -100,11 +146,11 @@ def remainder(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     return wrap(equation, [jnp.where(unseen, jnp.zeros_like(out), out)], exponent)
 
 
-def comparison(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def comparison(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     return _bind(by, equation, _align(inputs)[0])
 
 
-def invariant(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def invariant(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     return wrap(equation, _bind(by, equation, _data(inputs)))
 
 
@@ -126,7 +172,7 @@ def product(name: str) -> Function:
     """Returns the rule of ``mul`` or ``div``: scales are multiplied or divided."""
     scale = RULES[name].scale
 
-    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         a, b = (_normalised(x) for x in inputs)
         if per_slice(a) or per_slice(b):
             return fallback(by, equation, inputs)
@@ -136,7 +182,7 @@ def product(name: str) -> Function:
     return rule
 
 
-def power(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def power(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     (x,) = inputs
     if per_slice(x):
         return fallback(by, equation, inputs)
@@ -148,7 +194,7 @@ def power(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
 
 
 def root(degree: int, sign: int = 1) -> Function:
-    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         (x,) = inputs
         if per_slice(x):
             return fallback(by, equation, inputs)
@@ -171,7 +217,7 @@ def contractive(slope: float, bounded: bool = False) -> Function:
         bounded: whether the function is bounded, so that it is finite at an infinity.
     """
 
-    def rule(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+    def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         (x,) = inputs
         exponent = x.exponent
         no_scale = isinstance(exponent, int) and exponent >= 0
@@ -189,7 +235,7 @@ def contractive(slope: float, bounded: bool = False) -> Function:
     return rule
 
 
-def ordered(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def ordered(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Sorts each array by its data, which is the order of its values."""
     if any(per_slice(x) for x in _floats(inputs)):
         return fallback(by, equation, inputs)
@@ -202,7 +248,7 @@ def ordered(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     ]
 
 
-def product_of_all(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def product_of_all(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     (x,) = inputs
     if not isinstance(x, ScaledValue) or per_slice(x) or not is_known(x.data.size):
         return fallback(by, equation, inputs)
@@ -211,7 +257,7 @@ def product_of_all(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[A
     return wrap(equation, _bind(by, equation, [x.data]), x.exponent * terms)
 
 
-def select_n(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def select_n(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     which, *cases = inputs
     if not _floats(cases):
         return equation.bind(*inputs)
@@ -220,7 +266,7 @@ def select_n(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
     return wrap(equation, [lax.select_n(which, *[_as(x, dtype) for x in operands])], exponent)
 
 
-def convert(by: Any, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
+def convert(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     (x,) = inputs
     if not isinstance(x, ScaledValue) or not is_float(equation.out_avals[0]) or per_slice(x):
         return fallback(by, equation, inputs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import zlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +65,7 @@ def hadamard_transform(
 
 
 @functools.cache
-def _hadamard(size: int) -> Any:
+def _hadamard(size: int) -> np.ndarray:
     """Returns Sylvester's Hadamard matrix."""
     matrix = np.ones((1, 1))
     while len(matrix) < size:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.extend.core as jex
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import batching, mlir
 
+from .._types import PyTree
 from ..interpret import is_partitioned, outlined
+
+Tree = TypeVar("Tree")  # of narrow arrays
 
 stored_p = jex.Primitive("stored_copy")
 
@@ -25,7 +28,7 @@ def stored_copy(data: jax.Array) -> jax.Array:
     return stored_p.bind(data)
 
 
-def loaded_after(stored: Any, other: Any) -> Any:
+def loaded_after(stored: Tree, other: PyTree) -> Tree:
     """Returns ``stored``, a pytree of narrow arrays, and makes a CPU read it after ``other``.
 
     XLA on a CPU runs each operation as soon as its operands are computed. It would widen and
@@ -38,7 +41,7 @@ def loaded_after(stored: Any, other: Any) -> Any:
     return outlined(_first, None, stored, other)
 
 
-def _first(_: None, stored: Any, other: Any) -> Any:
+def _first(_: None, stored: Tree, other: PyTree) -> Tree:
     del other
     return stored
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
 from .._types import PyTree, RecipeLike
 from ..formats import BlockFormat, Format
-from ..interpret import Interpretation, type_like
+from ..interpret import Argument, Interpretation, type_like
 from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray, quantize
 from ._recipe import Storage
-from ._value import ScaledValue, leading
+from ._value import Exponent, ScaledValue, leading
 from .recipes import recipe as recipe_
 
 
@@ -37,8 +38,8 @@ class StoredValue:
 
     data: jax.Array
     scale: jax.Array
-    own: int | jax.Array
-    dtype: Any
+    own: Exponent
+    dtype: DTypeLike
     narrowed: bool = False
     role: str = ""
 
@@ -93,7 +94,7 @@ class SqrtStored:
         return self.root.shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         return self.root.dtype
 
     def value(self) -> jax.Array:
@@ -131,7 +132,7 @@ def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
     return SqrtStored(stored) if storage.root == 2 else stored
 
 
-def _nonzero(data: Any, x: jax.Array, fmt: Format) -> Any:
+def _nonzero(data: jax.Array | EncodedArray, x: jax.Array, fmt: Format) -> jax.Array | EncodedArray:
     """Returns ``data`` with the format's smallest number where a nonzero ``x`` became zero."""
     wide = data.astype(jnp.float32)
     tiny = jnp.copysign(jnp.asarray(float(fmt.smallest), jnp.float32), wide)
@@ -175,7 +176,7 @@ def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
     return jax.tree_util.tree_map_with_path(leaf, tree, is_leaf=is_stored)
 
 
-def is_stored(x: Any) -> bool:
+def is_stored(x: object) -> TypeGuard[ScaledArray | SqrtStored]:
     """Returns whether a node of a pytree is one array, stored by :func:`store`."""
     return isinstance(x, ScaledArray | SqrtStored)
 
@@ -183,28 +184,28 @@ def is_stored(x: Any) -> bool:
 class TakesStored(Interpretation):
     """An interpretation of programs whose arguments may be stored arrays."""
 
-    def is_argument(self, leaf: Any) -> bool:
+    def is_argument(self, leaf: object) -> bool:
         return is_stored(leaf)
 
-    def abstract(self, leaf: Any) -> Any:
+    def abstract(self, leaf: Argument) -> Argument:
         if not is_stored(leaf):
             return leaf
         data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
         return type_like(leaf.shape, leaf.dtype, data)
 
-    def cotangent(self, argument: Any, gradient: jax.Array) -> Any:
+    def cotangent(self, argument: Argument, gradient: jax.Array) -> PyTree:
         if not is_stored(argument):
             return gradient
         # the chain rule through data and scale gives a gradient of the data's dtype, as JAX expects
         return jax.vjp(lambda a: a.value(), argument)[1](gradient)[0]
 
 
-def has_exponent(x: Any) -> bool:
+def has_exponent(x: object) -> bool:
     """Returns True if an argument has one exponent, which then follows it to the outputs."""
     return isinstance(x, ScaledArray) and x.exponent is not None and x.exponent.ndim == 0
 
 
-def has_scale(x: Any) -> bool:
+def has_scale(x: object) -> bool:
     """Returns True if an argument is a ScaledArray with one number as its scale."""
     if not isinstance(x, ScaledArray) or isinstance(x.data, EncodedArray) or x.block is not None:
         return False

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Literal
 
 from .._resolve import as_format
-from .._types import BlockFormatLike, RoundingMode
+from .._types import BlockFormatLike, FormatLike, RoundingMode
 from ..formats import BLOCK_FORMATS, CATALOGUE, E8M0, ROUNDINGS, BlockFormat, Format
 from ..scaled import Amax, Scaling, check_scaling
 
@@ -115,7 +115,7 @@ class Operand:
         return self.draws or (self.hadamard > 1 and self.signs == "random")
 
 
-Pair = tuple[Operand | BlockFormatLike | None, Operand | BlockFormatLike | None]
+OperandPair = tuple[Operand | BlockFormatLike | None, Operand | BlockFormatLike | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,9 +146,9 @@ class Products:
             product, which couldn't be computed again.
     """
 
-    forward: Pair
-    input_gradient: Pair
-    weight_gradient: Pair
+    forward: OperandPair
+    input_gradient: OperandPair
+    weight_gradient: OperandPair
     backward_from: Literal["original", "forward"] = "original"
 
     def __post_init__(self):
@@ -212,7 +212,7 @@ ROLES: dict[str, tuple[Role, Role]] = {
 }
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Returns the text of a field from which it can be made; a catalogue format is its name."""
     if isinstance(value, tuple):
         if len(value) == 2 and value[0] == value[1]:
@@ -236,8 +236,12 @@ def _changed(settings: Any, *but: str) -> list[str]:
     return [f"{f.name}={shown(x)}" for f, x in values if x is not f.default and x != f.default]
 
 
-def _as_operand(x: Any) -> Operand | None:
-    return x if x is None or isinstance(x, Operand) else Operand(x)
+def _as_operand(x: Operand | FormatLike | BlockFormat | None) -> Operand | None:
+    return (
+        x
+        if x is None or isinstance(x, Operand)
+        else Operand(as_format(x, "Operand.format", blocks=True))
+    )
 
 
 def _transform(operand: Operand | None) -> tuple[int, str]:
@@ -246,5 +250,5 @@ def _transform(operand: Operand | None) -> tuple[int, str]:
     return operand.hadamard, operand.signs
 
 
-def _is_count(x: Any) -> bool:
+def _is_count(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool)

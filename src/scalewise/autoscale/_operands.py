@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Hashable, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from .._types import AxisName, PyTree
 from ..formats import BlockFormat, Format
-from ..interpret import Equation, RoundedOperand
+from ..interpret import Equation, RoundedOperand, Value
 from ..primitives import params
 from ..rounding import encode
 from ..scaled import (
@@ -35,7 +36,7 @@ from ._residuals import STORED, Residuals, load
 from ._roles import NARROWED, ROLE, between_activations, role_of, roles
 from ._rules import RULES
 from ._saturation import block_axis, is_saturated, largest_beside
-from ._value import ScaledValue, leading, wide_dtype
+from ._value import Exponent, ScaledValue, leading, wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,7 @@ class OperandRounding(Residuals):
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
-    ) -> tuple[tuple[Factor, Factor], Any]:
+    ) -> tuple[tuple[Factor, Factor], Exponent]:
         """Returns a contraction's operands, rounded to the recipe's formats, and its exponent."""
         axes, settings = params.contracted_axes(equation), self.settings(equation, values)
         formats = [setting and setting.format for setting in settings]
@@ -123,8 +124,8 @@ class OperandRounding(Residuals):
         equation: Equation,
         values: Sequence[ScaledValue],
         settings: Sequence[Operand | None],
-        axes: Any,
-    ) -> tuple[list[ScaledValue], Any]:
+        axes: params.AxisPair,
+    ) -> tuple[list[ScaledValue], params.AxisPair]:
         """Returns the values that are rounded next, and the axes that are contracted.
 
         These are what ``Products.backward_from`` says, after their Hadamard transform. A transform
@@ -135,7 +136,8 @@ class OperandRounding(Residuals):
         if first is None or first.hadamard < 2:
             return list(values), axes
         last = axes[0].index(max(axes[0]))
-        axes = [(*own[:last], *own[last + 1 :], own[last]) for own in axes]
+        left, right = ((*own[:last], *own[last + 1 :], own[last]) for own in axes)
+        axes = left, right
         key = None
         if first.signs == "random":
             key = operand_key(self.key, f"{_place(equation)}/signs", *[x.data for x in values])
@@ -213,7 +215,7 @@ class OperandRounding(Residuals):
         setting: Operand | None,
         contracted: tuple[int, ...],
         position: int,
-        other: Any,
+        other: jax.Array | None,
     ) -> Factor:
         """Returns one operand: its numbers, in a dtype that holds the format, and its scale.
 
@@ -264,7 +266,7 @@ class OperandRounding(Residuals):
             value.memo[purpose] = self._copy(value, setting, contracted, operand_id)
         return value.memo[purpose]
 
-    def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Any:
+    def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Hashable:
         """Returns the key of a copy in a value's memo."""
         if self.recipe.products is None:
             return setting.format if setting.per_tensor else (setting.format, contracted)
@@ -302,7 +304,7 @@ class OperandRounding(Residuals):
         return quantize_measured(value.data, self._measured(value), fmt, scaling)
 
     def rounded_operands(
-        self, equation: Equation, inputs: Sequence[Any]
+        self, equation: Equation, inputs: Sequence[Value]
     ) -> Sequence[RoundedOperand]:
         if RULES[equation.name].rule not in (contraction, grouped):
             return ()
@@ -327,17 +329,21 @@ class OperandRounding(Residuals):
                 found.append(RoundedOperand(exact, rounded, saturated, limit))
         return found
 
-    def to_send(self, value: ScaledValue, axis_name: Any, equation: Equation) -> ScaledArray | None:
-        """Returns the narrow data that a collective sends, with all devices' scale, or None."""
+    def to_send(
+        self, value: ScaledValue, axis_name: AxisName, equation: Equation
+    ) -> tuple[jax.Array, jax.Array] | None:
+        """Returns the narrow data that a collective sends, and all devices' scale, or None."""
         fmt = self.overrides.find(equation, self.recipe.collective)
-        narrow = isinstance(fmt, Format) and not holds(value.data.dtype, fmt)
-        self._recorded("collective", equation, value, fmt if narrow else None)
-        if not narrow:
+        sent = fmt if isinstance(fmt, Format) and not holds(value.data.dtype, fmt) else None
+        self._recorded("collective", equation, value, sent)
+        if sent is None:
             return None
         x = value.data.astype(wide_dtype(value.data.dtype))
-        scale, _ = Amax().scale(x, fmt, range(x.ndim))
+        scale, _ = Amax().scale(x, sent, range(x.ndim))
         scale = lax.pmax(scale, axis_name)
-        return ScaledArray(encode(x * (1 / scale), fmt), scale)
+        data = encode(x * (1 / scale), sent)
+        assert isinstance(data, jax.Array)
+        return data, scale
 
 
 def _is_reread(value: ScaledValue, equation: Equation) -> bool:
@@ -350,7 +356,9 @@ def _place(equation: Equation) -> str:
     return ".".join(map(str, equation.order))
 
 
-def _setting(fmt: Format | BlockFormat, scaling: Scaling, per: Any) -> Operand:
+def _setting(
+    fmt: Format | BlockFormat, scaling: Scaling, per: Literal["tensor", "channel"]
+) -> Operand:
     """Returns the setting that a recipe without ``products`` has for operands in a format."""
     return Operand(fmt, scaling, "tensor" if isinstance(fmt, BlockFormat) else per)
 
@@ -362,7 +370,7 @@ def _mixes_freely(equation: Equation) -> bool:
     return equation.name == "dot_general" and bool(params.contracted_axes(equation)[0])
 
 
-def _scales(operand: Factor | None) -> Any:
+def _scales(operand: Factor | None) -> PyTree:
     """Returns the scales of an operand, or its numbers if it has none; None for no operand."""
     if operand is None:
         return None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import TypeAlias, TypeVar
 
+from ..formats import BlockFormat, Format
 from ..interpret import KERNELS, Equation, warn_kernel
 from ..primitives import Family, names
 
@@ -16,15 +18,19 @@ CALLBACKS = names(lambda row: row.family is Family.CALLBACK)
 OPAQUE = CALLBACKS | KERNELS
 
 
+Default = TypeVar("Default")
+Scope: TypeAlias = str | re.Pattern[str]  # what names equations in ``Recipe.keep``
+
+
 class FormatOverrides:
     """The ``keep`` of a recipe, with a record of which names have matched."""
 
-    def __init__(self, keep: Any):
-        self.keep: tuple[tuple[str, Any], ...] = tuple(keep)
-        self.met: set[str] = set()
+    def __init__(self, keep: Iterable[tuple[Scope, Format | BlockFormat | None]]):
+        self.keep = tuple(keep)
+        self.met: set[Scope] = set()
         self.scopes: set[str] = set()
 
-    def find(self, equation: Equation, default: Any) -> Any:
+    def find(self, equation: Equation, default: Default) -> Format | BlockFormat | Default | None:
         """Returns the format that ``keep`` gives to an equation, or the default."""
         if not self.keep:
             return default
@@ -36,12 +42,14 @@ class FormatOverrides:
 
     def check(self, name: str) -> None:
         """Raises ValueError if a name of ``keep`` has matched nothing."""
-        unmet: list[Any] = [n for n, _ in self.keep if n not in self.met]
+        unmet = [n for n, _ in self.keep if n not in self.met]
         if unmet:
             scopes = ", ".join(sorted(s for s in self.scopes if s)) or "none"
-            pattern = isinstance(unmet[0], re.Pattern)
-            what = "is found in no scope of" if pattern else "is neither a primitive nor a scope of"
-            shown = unmet[0].pattern if pattern else unmet[0]
+            first = unmet[0]
+            if isinstance(first, re.Pattern):
+                shown, what = first.pattern, "is found in no scope of"
+            else:
+                shown, what = first, "is neither a primitive nor a scope of"
             raise ValueError(
                 f"{name}: keep names {shown!r}, which {what} "
                 f"this function. Its scopes where something is rounded are: {scopes}"
@@ -70,7 +78,7 @@ def scope_parts(scope: str) -> list[str]:
     return [p for p in re.split(r"[/()]+", TRANSFORMS.sub("", scope)) if p]
 
 
-def _within(name: str | re.Pattern[str], parts: list[str]) -> bool:
+def _within(name: Scope, parts: list[str]) -> bool:
     if isinstance(name, re.Pattern):
         return bool(parts) and name.search("/".join(parts)) is not None
     wanted = name.split("/")

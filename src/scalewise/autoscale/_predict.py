@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from ..interpret import Equation
+from ..interpret import Equation, Value
 from ..primitives import Family, names, params
 from ..scaled import predicted_size
 from ._value import ScaledValue
@@ -22,7 +21,7 @@ def of_argument(shape: tuple[int, ...]) -> float:
     return -math.log2(predicted_size(shape[:-1])) / 2 if len(shape) > 1 else 0.0
 
 
-def predict(equation: Equation, family: Family, inputs: Sequence[Any]) -> float:
+def predict(equation: Equation, family: Family, inputs: Sequence[Value]) -> float:
     """Returns log2 of the standard deviation of an equation's results, for independent operands."""
     floats = [x for x in inputs if isinstance(x, ScaledValue)]
     if not floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from ..interpret import Equation, bind, with_common_axes
 from ..primitives import params
 from ._block_product import block_product, takes_blocks
 from ._blocks import Blocks, widened
-from ._value import Origin, ScaledValue, leading, wide_dtype
+from ._value import Exponent, Origin, ScaledValue, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
 DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
@@ -54,8 +54,8 @@ class DeferredProduct:
 
     equation: Equation
     operands: tuple[Factor, Factor]
-    dtype: Any
-    exponent: int | jax.Array
+    dtype: DTypeLike
+    exponent: Exponent
     origin: Origin = "stored"
     log2_std: float = 0.0
     device: Device | None = None
@@ -203,10 +203,11 @@ def multiply(
         return UnscaledProduct(_bound(equation, [x for x, _ in plain(operands)], dtype))
     if unit_dtypes is None:
         return UnscaledProduct(wide(operands)[0])
-    routes: dict[str, Any] = {device.platform: by_units} if by_blocks else {}
+    routes = {device.platform: by_units} if by_blocks else {}
     arrays = with_common_axes(tuple(operands))
-    found: Any = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
-    return UnscaledProduct(*found)
+    found = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
+    raw, factors = cast(tuple[jax.Array, tuple[jax.Array, ...]], found)
+    return UnscaledProduct(raw, factors)
 
 
 def is_narrow(operand: Factor) -> bool:
@@ -249,13 +250,13 @@ def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     return tuple(lax.index_in_dim(pair, i, keepdims=False) for i in range(2))
 
 
-def _bound(equation: Equation, operands: Any, dtype: DTypeLike) -> jax.Array:
+def _bound(equation: Equation, operands: Sequence[jax.Array], dtype: DTypeLike) -> jax.Array:
     """Binds a contraction, with a result of ``dtype``."""
     changed = params.replaced(equation, preferred_element_type=jnp.dtype(dtype))
     return bind(equation.primitive, changed, equation.varied(operands))[0]
 
 
-def _precision(equation: Equation, factors: Sequence[jax.Array]) -> Any:
+def _precision(equation: Equation, factors: Sequence[jax.Array]) -> lax.PrecisionLike:
     """Returns the precision of a product of narrow numbers; a backward product's sum is exact."""
     precision = params.precision(equation)
     own = precision if isinstance(precision, tuple) else (precision,)
@@ -263,12 +264,12 @@ def _precision(equation: Equation, factors: Sequence[jax.Array]) -> Any:
         return precision
     # an algorithm (``lax.DotAlgorithm``) names the dtypes of wide operands
     exact = equation.direction == "backward" and all(x.dtype.itemsize == 1 for x in factors)
-    return (lax.Precision.HIGHEST,) * 2 if exact else None
+    return (lax.Precision.HIGHEST, lax.Precision.HIGHEST) if exact else None
 
 
 def _unit_dtypes(
-    equation: Equation, dtypes: Sequence[Any], dtype: DTypeLike, device: Device
-) -> tuple[tuple[Any, int], tuple[Any, int]] | None:
+    equation: Equation, dtypes: Sequence[np.dtype], dtype: DTypeLike, device: Device
+) -> tuple[tuple[np.dtype, int], tuple[np.dtype, int]] | None:
     """Returns for each operand the dtype in which a device multiplies it, and log2 of its divisor.
 
     None if only float32 holds both operands.
@@ -279,12 +280,12 @@ def _unit_dtypes(
         units = units_for(format_(a), format_(b), device)
         if units is not None:
             (x, y), (j, k) = units.formats, units.shifts
-            return (x.dtype, j), (y.dtype, k)  # pyright: ignore[reportAttributeAccessIssue]
+            return (x.dtype, j), (y.dtype, k)  # pyright: ignore
     wider = {d for d in (a, b) if d.itemsize > 1}
     if not wider <= set(SIXTEEN) or len(wider) == 2:
         return None
-    own = dtype if dtype in SIXTEEN else FP16.dtype  # each holds every FP8 number
+    own = jnp.dtype(dtype if dtype in SIXTEEN else FP16.dtype)  # each holds every FP8 number
     if not device.rate(FP16, FP16):
-        own = BF16.dtype
+        own = jnp.dtype(BF16.dtype)
     common = next(iter(wider), own)
     return (common, 0), (common, 0)

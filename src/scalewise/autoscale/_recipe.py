@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Literal, cast
 
 from .._deprecated import renamed_arguments, renamed_attribute, warn_renamed
 from .._resolve import as_format
+from .._types import FormatLike
 from ..devices import device, device_for
 from ..formats import BF16, FP16, BlockFormat, Format
 from ..scaled import SCALINGS, Scaling, at_least, check_scaling, storable
-from ._operand_settings import CURRENT, Products, shown
+from ._operand_settings import CURRENT, OperandPair, Products, shown
+from ._overrides import Scope
 from ._units import require_native
 
 
@@ -45,9 +47,6 @@ class Storage:
         object.__setattr__(self, "format", fmt)
         if self.root not in (1, 2):
             raise ValueError(f"Storage.root is 1 or 2 (the square root), not {self.root!r}")
-
-
-Scope: TypeAlias = str | re.Pattern[str]  # what names equations in ``Recipe.keep``
 
 
 @renamed_arguments(smallest="min_size", storage="residuals", store="rounds")
@@ -161,8 +160,7 @@ class Recipe:
                     f"Recipe.{field} is {getattr(self, field)!r}; "
                     f"expected one of {', '.join(map(repr, accepted))}"
                 )
-        keep: Any = self.keep
-        pairs: Any = tuple(keep.items() if isinstance(keep, Mapping) else keep)
+        pairs = tuple(self.keep.items() if isinstance(self.keep, Mapping) else self.keep)
         for name, _ in pairs:
             if not isinstance(name, str | re.Pattern):
                 raise TypeError(
@@ -218,7 +216,7 @@ class Recipe:
     def _check_combinations(self) -> None:
         check_scaling(self.scaling, "Recipe.scaling")
         if self.native_products:
-            pairs: Any = (self.forward, self.forward), (self.forward, self.backward)
+            pairs = (self.forward, self.forward), (self.forward, self.backward)
             if self.products is not None:
                 pairs = self.products.formats()
             require_native(pairs, device_for(self.device))
@@ -240,8 +238,7 @@ class Recipe:
                 raise ValueError(f"rounds='every_op' computes in fp16 or bf16; residuals is {name}")
             if self.carry is not None:
                 raise ValueError("rounds='every_op' rounds every result: no carry of its own")
-            keep: Any = self.keep
-            other = [f for _, f in keep if f not in (None, FP16, BF16)]
+            other = [f for _, f in self.overrides if f not in (None, FP16, BF16)]
             if other:
                 raise ValueError(
                     "rounds='every_op' computes in fp16, bf16 or, where keep says so, fp32; "
@@ -259,7 +256,7 @@ class Recipe:
                 f"rounds='boundaries', per='tensor' and no block formats, not {what}"
             )
 
-    def with_products(self, **changes: Any) -> Recipe:
+    def with_products(self, **changes: OperandPair | Literal["original", "forward"]) -> Recipe:
         """Returns the recipe with changed fields of its ``products``.
 
         ``dataclasses.replace`` would keep ``forward`` and ``backward``, which follow them.
@@ -275,6 +272,11 @@ class Recipe:
         products = dataclasses.replace(self.products, **changes)
         return dataclasses.replace(self, products=products, forward=FP16, backward=FP16)
 
+    @property
+    def overrides(self) -> tuple[tuple[Scope, Format | BlockFormat | None], ...]:
+        """``keep`` as pairs; None for formats that the compute dtype holds."""
+        return cast(tuple[tuple[Scope, Format | BlockFormat | None], ...], self.keep)
+
     def state_storage(self, path: str, size: int) -> Storage | None:
         """Returns the storage of the first pattern found in a path; None for a smaller array."""
         found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
@@ -283,7 +285,7 @@ class Recipe:
     stored_as = renamed_attribute("stored_as", "state_storage")
 
 
-CHOICES: dict[str, tuple[Any, ...]] = {
+CHOICES: dict[str, tuple[str | None, ...]] = {
     "rounds": ("boundaries", "every_op"),
     "per": ("tensor", "channel"),
     "flight": ("program", "float32"),
@@ -292,7 +294,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def _operand(fmt: Any) -> Format | BlockFormat | None:
+def _operand(fmt: FormatLike | BlockFormat | None) -> Format | BlockFormat | None:
     """Returns a format of operands; None if the compute dtype holds it."""
     if fmt is None:
         return None

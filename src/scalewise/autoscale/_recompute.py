@@ -15,13 +15,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
-from ..interpret import Equation
+from ..interpret import Equation, Value
 from ..primitives import having, params
 from ..scaled import at_least, is_known
 from ._value import ScaledValue
@@ -46,7 +45,7 @@ class Lineage:
     """
 
     equation: Equation
-    inputs: tuple[Any, ...]
+    inputs: tuple[Value, ...]
     source: ScaledValue | None
     costly: bool
     normalises: bool
@@ -54,7 +53,7 @@ class Lineage:
 
 
 def lineage(
-    equation: Equation, inputs: Sequence[Any], small: int, kept: Callable[[ScaledValue], bool]
+    equation: Equation, inputs: Sequence[Value], small: int, kept: Callable[[ScaledValue], bool]
 ) -> Lineage | None:
     """Returns how the result of an equation can be computed again; None if it has to be stored.
 
@@ -81,7 +80,7 @@ def lineage(
     return Lineage(equation, tuple(inputs), source, costly, normalises, depth)
 
 
-def is_statistic(equation: Equation, inputs: Sequence[Any]) -> bool:
+def is_statistic(equation: Equation, inputs: Sequence[Value]) -> bool:
     """Returns whether a result is a statistic, much smaller than the array it was computed from.
 
     A reduction of at least ``FEW`` elements to one, or an elementwise function of such results.
@@ -146,7 +145,7 @@ class Copy:
     done: dict[int, tuple[ScaledValue, ScaledValue]] = dataclasses.field(default_factory=dict)
 
     def value(
-        self, value: ScaledValue, apply: Callable[[Equation, Sequence[Any]], list[Any]]
+        self, value: ScaledValue, apply: Callable[[Equation, Sequence[Value]], list[Value]]
     ) -> ScaledValue:
         """Computes ``value``, a function of the source, from the copy.
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
+from jax.typing import DTypeLike
 
 from ..devices import Device, device_for
 from ..formats import Format
-from ..interpret import Equation
+from ..interpret import Equation, Value
 from ..scaled import at_least
+from ._families import RuleContext
 from ._narrow import StoredValue, TakesStored, holds, store_value
 from ._overrides import FormatOverrides
 from ._products import DeferredProduct
@@ -46,17 +47,17 @@ class Residuals(TakesStored):
     record: Callable[..., None] | None = None
     missing_units: MissingUnits = dataclasses.field(default_factory=MissingUnits)
 
-    @functools.cached_property
+    @property
     def device(self) -> Device | None:
         """The device that products are compiled for, if the recipe or JAX names one."""
         return device_for(self.recipe.device)
 
-    def flight_dtype(self, aval: ShapedArray) -> Any:
+    def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
         """Returns the dtype in which a float of the program is computed (``recipe.flight``)."""
         kept = self.recipe.flight == "program" and not self.traced
         return aval.dtype if kept and aval.dtype == jnp.bfloat16 else wide_dtype(aval.dtype)
 
-    def _recorded(self, kind: str, equation: Equation, value: Any, fmt: Format | None) -> None:
+    def _recorded(self, kind: str, equation: Equation, value: Value, fmt: Format | None) -> None:
         if self.record is not None and getattr(value, "constant_value", None) is None:
             self.record(kind, equation, value.data.shape, [fmt or value.data.dtype])
 
@@ -69,7 +70,7 @@ class Residuals(TakesStored):
             return True
         return self._is_small(value) or holds(value.data.dtype, fmt)
 
-    def _for_backward(self, value: Any, fmt: Format | None) -> Any:
+    def _for_backward(self, value: Value, fmt: Format | None) -> Value:
         """Returns a value as the backward pass gets it: loaded from memory, or computed again."""
         if not isinstance(value, ScaledValue) or not value.is_computed:
             return value
@@ -98,8 +99,8 @@ class Residuals(TakesStored):
             data = value.base.value(separate_copy(value.base.raw, purpose))
         return dataclasses.replace(value, data=data, lineage=None, base=None, memo={})
 
-    def _apply_rule(self, equation: Equation, inputs: Sequence[Any]) -> list[Any]:
-        return RULES[equation.name].rule(self, equation, inputs)
+    def _apply_rule(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+        return RULES[equation.name].rule(cast(RuleContext, self), equation, inputs)
 
     def _measured(self, value: ScaledValue, *, arguments: bool = True) -> jax.Array:
         """Returns the value's numbers, to find a scale from: as a copy if that saves memory.
@@ -122,11 +123,11 @@ class Residuals(TakesStored):
         return value if fmt is None or self._stays_wide(value, fmt) else store_value(value, fmt)
 
 
-def load(x: Any) -> Any:
+def load(x: Value) -> Value:
     """Returns a stored value or a deferred product as a :class:`ScaledValue`; others unchanged."""
     return x.load() if isinstance(x, StoredValue | DeferredProduct) else x
 
 
-def load_product(x: Any) -> Any:
+def load_product(x: Value) -> Value:
     """Computes a deferred product; returns other values, stored ones too, unchanged."""
     return x.load() if isinstance(x, DeferredProduct) else x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, TypedDict
 
 from ..interpret import Equation
 from ..primitives import params
@@ -15,6 +15,13 @@ NARROWED = "narrowed"  # a product of narrow operands has read the value
 ROLE = "role"  # the value's role in the forward products that have read it
 
 
+class Uses(TypedDict):
+    """Fields of a value that hold what its memo says of its uses."""
+
+    narrowed: bool
+    role: Role | Literal[""]
+
+
 def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) -> tuple[Role, Role]:
     """Returns the roles of a forward product's operands, as :class:`Products` says."""
     if attention:
@@ -23,12 +30,12 @@ def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) ->
     return ("weight", "activation") if left and not right else ("activation", "weight")
 
 
-def role_of(value: ScaledValue) -> Any:
+def role_of(value: ScaledValue) -> Role | Literal[""]:
     """Returns the role that a forward product gave a value; empty if none has read it."""
     return value.memo.get(ROLE, value.role)
 
 
-def known_uses(value: ScaledValue) -> dict[str, Any]:
+def known_uses(value: ScaledValue) -> Uses:
     """Returns the fields of a value that keep what its memo says of its uses."""
     return {"narrowed": is_narrowed(value), "role": role_of(value)}
 

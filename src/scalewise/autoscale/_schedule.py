@@ -6,14 +6,14 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from .._types import RecipeLike
+from .._types import PyTree, RecipeLike
 from ._recipe import Recipe
 from .recipes import recipe as recipe_
 
@@ -91,7 +91,7 @@ class Schedule:
         """
         functions = [transform(recipe) for _, recipe in self._pairs()]
 
-        def scheduled(step: Any, *args: Any, **kwargs: Any) -> Any:
+        def scheduled(step: int | jax.Array, *args: PyTree, **kwargs: PyTree) -> PyTree:
             kind = jnp.result_type(step)
             if np.ndim(step) or not jnp.issubdtype(kind, jnp.integer):
                 raise TypeError(
@@ -107,7 +107,7 @@ class Schedule:
 
         return scheduled
 
-    def _step(self, start: Any) -> int:
+    def _step(self, start: object) -> int:
         if isinstance(start, int | np.integer) and not isinstance(start, bool):
             return int(start)
         if not isinstance(start, float) or not 0 <= start < 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from jax import lax
 
 from ..formats import Format
 from ..scaled import ZERO_EXPONENT, is_known, scaled_down
+from ._value import Exponent
 
 TOP = 15  # log2 of the largest data: FP16 ends just below 2^16
 
@@ -42,7 +42,7 @@ def rounded(options: tuple, data: jax.Array) -> list[jax.Array]:
     return [to_format(data, data, fmt, clip=clip)]
 
 
-def bound_of(measure: str, size: Any) -> int:
+def bound_of(measure: str, size: int) -> int:
     """Returns log2 of the largest magnitude of ``size`` data after :func:`scaled_down`."""
     if measure == "l2" and is_known(size):  # one element may hold the whole sum of squares
         return 1 + math.ceil(math.log2(max(1, size)) / 2)
@@ -82,7 +82,7 @@ def clipped(data: jax.Array, top: float) -> jax.Array:
     return lax.select(infinite, data, lax.clamp(-limit, data, limit))
 
 
-def zeros_exponent(exponent: Any) -> Any:
+def zeros_exponent(exponent: Exponent) -> jax.Array:
     """Returns :data:`ZERO_EXPONENT` for an exponent that roots or powers have made of it."""
     beyond = lax.abs(jnp.int32(exponent)) > -ZERO_EXPONENT // 4
     return jnp.where(beyond, np.int32(ZERO_EXPONENT), jnp.int32(exponent))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, ClassVar, Literal
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,16 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from ..scaled import EXPONENTS, RULES, exponent_of, ldexp
+
+if TYPE_CHECKING:
+    from ._products import UnscaledProduct
+    from ._recompute import Lineage
+
+Exponent: TypeAlias = int | jax.Array
+"""An exponent of 2: an integer if the program alone determines it, else an int32 array."""
+
+Memo: TypeAlias = dict[Hashable, Any]
+"""What was made of a value so far, by purpose: narrow copies, and facts about its uses."""
 
 Origin = Literal["stored", "residual", "forward", "backward"]
 
@@ -48,16 +59,16 @@ class ScaledValue:
     STATIC: ClassVar = ("origin", "constant_value", "log2_std", "narrowed", "role", "is_statistic")
 
     data: jax.Array
-    exponent: int | jax.Array = 0
+    exponent: Exponent = 0
     origin: Origin = "stored"
     constant_value: float | None = None
     log2_std: float = 0.0
     narrowed: bool = False
     role: str = ""
     is_statistic: bool = False
-    lineage: Any = dataclasses.field(default=None, repr=False)
-    base: Any = dataclasses.field(default=None, repr=False)
-    memo: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
+    lineage: Lineage | None = dataclasses.field(default=None, repr=False)
+    base: UnscaledProduct | None = dataclasses.field(default=None, repr=False)
+    memo: Memo = dataclasses.field(default_factory=dict, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,12 +93,12 @@ class ScaledValue:
         return cls(data, traced[0] if traced else exponent, **fields)
 
 
-def wide_dtype(dtype: DTypeLike) -> Any:
+def wide_dtype(dtype: DTypeLike) -> DTypeLike:
     """Returns the dtype of scales and sums: float64 for float64, float32 for other floats."""
     return jnp.float64 if dtype == jnp.float64 else jnp.float32
 
 
-def shift(data: jax.Array, exponent: int | jax.Array) -> jax.Array:
+def shift(data: jax.Array, exponent: Exponent) -> jax.Array:
     """Returns ``data * 2**exponent``, exact if the result is a normal number of data's dtype."""
     if not isinstance(exponent, int):
         return ldexp(data, leading(exponent, data))
@@ -139,7 +150,7 @@ def _finite(number: float, dtype: DTypeLike) -> float:
     return max(-limit, min(limit, number)) if math.isfinite(number) else number
 
 
-def at_exponent(x: ScaledValue, exponent: int | jax.Array) -> jax.Array:
+def at_exponent(x: ScaledValue, exponent: Exponent) -> jax.Array:
     """Returns the data that ``x`` has at another exponent."""
     if isinstance(exponent, int) and isinstance(x.exponent, int):
         if x.constant_value is not None and exponent != x.exponent:
@@ -156,7 +167,7 @@ def _ldexp(number: float, exponent: int) -> float:
         return math.copysign(math.inf, number)
 
 
-def common_exponent(values: list[ScaledValue]) -> int | jax.Array:
+def common_exponent(values: list[ScaledValue]) -> Exponent:
     """Returns the largest exponent of values that aren't known constants (zeros cost nothing)."""
     exponents = [v.exponent for v in values if v.constant_value is None] or [0]
     if any(not isinstance(e, int) and e.ndim for e in exponents):  # per slice: materialize

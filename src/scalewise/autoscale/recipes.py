@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .._resolve import unknown
+from .._types import RecipeLike
 from ..formats import BF16, E4M3FN, E5M2, FP16, FP32, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
 from ..formats import NVFP4 as NVFP4_BLOCKS
 from ..scaled import Amax, Delayed, Fixed, FourOverSix, MsEden, Mx, Quest, Unit
@@ -139,7 +138,7 @@ scalify = Recipe(rounds="every_op", residuals=FP16)
 CATALOGUE: dict[str, Recipe] = {n: x for n, x in globals().items() if isinstance(x, Recipe)}
 
 
-def recipe(name: Any) -> Recipe:
+def recipe(name: RecipeLike) -> Recipe:
     """Returns a recipe by name, or the recipe itself.
 
     Raises:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from .._types import RoundingMode
 from ..formats import ROUNDINGS, Format
@@ -87,16 +88,16 @@ class Arithmetic:
         return ROUNDINGS[self.rounding].max_error == 0.5
 
     @property
-    def carrier(self) -> Any:
+    def carrier(self) -> type[np.float32 | np.float64]:
         return np.float64 if self.wide else np.float32
 
-    def context(self) -> contextlib.AbstractContextManager[Any]:
+    def context(self) -> contextlib.AbstractContextManager[object]:
         """Returns the context for all methods: x64 mode if the carrier is float64."""
         return jax.enable_x64(True) if self.wide else contextlib.nullcontext()
 
     # -- in and out ------------------------------------------------------------------------------
 
-    def enter(self, x: Any) -> jax.Array:
+    def enter(self, x: ArrayLike) -> jax.Array:
         """Rounds a float array to nearest, once; returns numbers of the format in the carrier."""
         x = jnp.asarray(x, None if hasattr(x, "dtype") else self.carrier)
         if x.dtype == jnp.float64:
@@ -105,15 +106,15 @@ class Arithmetic:
             return round_bits(to_float64(x), self.fmt)
         return round_bits(x.astype(np.float32), self.fmt)
 
-    def leave(self, x: jax.Array, dtype: Any) -> jax.Array:
+    def leave(self, x: jax.Array, dtype: DTypeLike) -> jax.Array:
         """Converts numbers of the format to another float dtype, to nearest if it is narrower."""
         if self.wide:
             return from_float64(x, np.dtype(dtype))
         return x.astype(dtype)
 
-    def const(self, x: float) -> Any:
+    def const(self, x: float) -> jax.Array:
         """Returns a constant in the carrier's dtype, unrounded."""
-        return np.asarray(x, self.carrier)
+        return cast(jax.Array, np.asarray(x, self.carrier))  # which a trace holds as a literal
 
     # -- operations: what is exact by a theorem isn't rounded again ------------------------------
 
@@ -176,7 +177,7 @@ class Arithmetic:
         return lax.bitcast_convert_type(a, self._bits_dtype)
 
     @property
-    def _bits_dtype(self) -> Any:
+    def _bits_dtype(self) -> type[np.int32 | np.int64]:
         return np.int64 if self.wide else np.int32
 
     def _to_odd(self, a: jax.Array, lost: jax.Array) -> jax.Array:
@@ -192,7 +193,7 @@ class Arithmetic:
         bits = bits + jnp.where(inexact, jnp.where(outward, one, -one), self._bits_dtype(0))
         return lax.bitcast_convert_type(bits, self.carrier)
 
-    def shift(self, a: jax.Array, k: Any) -> jax.Array:
+    def shift(self, a: jax.Array, k: int | jax.Array) -> jax.Array:
         """Returns ``a * 2^k`` for any integers k, also where 2^k is no number of the format."""
         y = self.shift_exactly(a, k)
         if not self.to_nearest:  # what leaves the carrier is neither infinite nor zero
@@ -201,7 +202,7 @@ class Arithmetic:
             y = jnp.where(jnp.isfinite(a) & (a != 0), held, y)
         return self.round(y)
 
-    def shift_exactly(self, a: jax.Array, k: Any) -> jax.Array:
+    def shift_exactly(self, a: jax.Array, k: int | jax.Array) -> jax.Array:
         """Returns ``a * 2^k`` where that is known to be a number of the format."""
         if isinstance(k, int):
             limit = 1022 if self.wide else 126

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +44,7 @@ class Plan:
     error: float
 
     @property
-    def integer(self) -> Any:
+    def integer(self) -> type[np.int32 | np.int64]:
         """Returns the dtype that carries a sum."""
         return np.int32 if self.kept + BLOCK.bit_length() <= 31 else np.int64
 
@@ -55,8 +54,8 @@ class Plan:
 class Scaled:
     """``total * 2^exponent``, elementwise, both integers; the exponent has no bound."""
 
-    total: Any
-    exponent: Any  # int32
+    total: jax.Array
+    exponent: jax.Array  # int32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +65,9 @@ class Root:
     The significand is zero, NaN (of a negative sum), or near the middle of the format's exponents.
     """
 
-    significand: Any
-    exponent: Any  # int32
-    exact: Any  # float64
+    significand: jax.Array
+    exponent: jax.Array  # int32
+    exact: jax.Array  # float64
 
     def value(self, fmt: Format) -> jax.Array:
         """The number of the format, in float64: rounded once, also where it is subnormal."""

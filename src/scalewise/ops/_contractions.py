@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,8 +127,13 @@ def dot(
     return matmul(a, b, accumulator=accumulator, out=out)
 
 
+Pairs = tuple[jax.Array, jax.Array]  # the factors of products
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _matmul(accumulator: Accumulator | None, out: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+def _matmul(
+    accumulator: Accumulator | None, out: np.dtype, a: jax.Array, b: jax.Array
+) -> jax.Array:
     if accumulator is None:
         return _plain(a, b).astype(out)
     return _accumulated(accumulator, out, a, b)
@@ -149,7 +153,7 @@ def _plain(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _accumulated(acc: Accumulator, out: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+def _accumulated(acc: Accumulator, out: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
     with jax.enable_x64(True):
         # terms first: (K, ..., M, 1) and (K, ..., 1, N)
         left = jnp.moveaxis(to_float64(a), -1, 0)[..., None]
@@ -160,31 +164,31 @@ def _accumulated(acc: Accumulator, out: Any, a: jax.Array, b: jax.Array) -> jax.
         if terms == 0:
             return zero.astype(out)
 
-        def add(total: jax.Array, pair: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        def add(total: jax.Array, pair: Pairs) -> tuple[jax.Array, None]:
             return round_bits(total + pair[0] * pair[1], acc.fmt, rounding=acc.rounding), None
 
-        def run(pairs: tuple[jax.Array, jax.Array]) -> jax.Array:
+        def run(pairs: Pairs) -> jax.Array:
             return lax.scan(add, zero, pairs)[0]
 
         if acc.chunk is None:
             total = run((left, right))
         else:
 
-            def promote(total: jax.Array, pairs: Any) -> tuple[jax.Array, None]:
+            def promote(total: jax.Array, pairs: Pairs) -> tuple[jax.Array, None]:
                 return round_bits(total + run(pairs), acc.into), None
 
             fill = -terms % acc.chunk
-            chunks = tuple(
+            first, second = (
                 jnp.pad(t, [(0, fill)] + [(0, 0)] * (t.ndim - 1)).reshape(
                     -1, acc.chunk, *t.shape[1:]
                 )
                 for t in (left, right)
             )
-            total = lax.scan(promote, zero, chunks)[0]
+            total = lax.scan(promote, zero, (first, second))[0]
         return from_float64(_to_dtype(total, out), out)
 
 
-def _to_dtype(x: jax.Array, out: Any) -> jax.Array:
+def _to_dtype(x: jax.Array, out: np.dtype) -> jax.Array:
     """Rounds to the dtype's format first if a conversion would round twice."""
     fmt = format_(out)
     return x if fmt.bits >= 32 else round_bits(x, fmt)

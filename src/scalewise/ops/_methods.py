@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -198,12 +197,16 @@ def _largest(a: jax.Array) -> jax.Array:
     return jnp.max(a, axis=-1, initial=0)
 
 
-def _plus(A: Arithmetic, total: jax.Array, k: jax.Array, eps: jax.Array | None) -> tuple[Any, Any]:
+def _plus(
+    A: Arithmetic, total: jax.Array, k: jax.Array, eps: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
     """``total 2^2k + eps``, as a number and its own k."""
     return (total, k) if eps is None else _scaled_sum(A, total, k, eps, jnp.zeros_like(k))
 
 
-def _scaled_sum(A: Arithmetic, a: Any, a_k: Any, b: Any, b_k: Any) -> tuple[jax.Array, jax.Array]:
+def _scaled_sum(
+    A: Arithmetic, a: jax.Array, a_k: jax.Array, b: jax.Array, b_k: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """``a 2^2a_k + b 2^2b_k`` as a number and its own k, with which the sum just fits."""
     sizes = [jnp.where(x == 0, -(1 << 12), A.exponent(x) + 2 * k) for x, k in ((a, a_k), (b, b_k))]
     k = -((A.fmt.max_exponent - 2 - jnp.maximum(*sizes)) // 2)  # both below half 2^max_exponent
@@ -221,7 +224,7 @@ def _segments(a: jax.Array, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(chosen, a, zero), jnp.where(chosen, zero, a)
 
 
-def _nearest(arithmetic: Arithmetic, x: float) -> Any:
+def _nearest(arithmetic: Arithmetic, x: float) -> jax.Array:
     fmt = arithmetic.fmt
     return arithmetic.const(float(fmt.decode(fmt.encode(x))))
 

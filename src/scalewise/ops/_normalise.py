@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +106,14 @@ def layer_norm(
 
 
 def _apply(
-    name: str, x: Any, affine: tuple[Any, Any], eps: float, axis: int, fmt: Any, *, centred: bool
+    name: str,
+    x: ArrayLike,
+    affine: tuple[ArrayLike | None, ArrayLike | None],
+    eps: float,
+    axis: int,
+    fmt: FormatLike | None,
+    *,
+    centred: bool,
 ) -> jax.Array:
     x = float_array(x, name)
     fmt = as_format(x.dtype if fmt is None else fmt, name)

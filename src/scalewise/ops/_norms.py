@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +111,12 @@ def arithmetic_of(fmt: Format) -> Arithmetic:
 
 
 def _norm(
-    method: str, fmt: Format, order: str | None, block: int, eps: Any, beta: float | None
+    method: str,
+    fmt: Format,
+    order: str | None,
+    block: int,
+    eps: ArrayLike | None,
+    beta: float | None,
 ) -> Norm:
     if beta is not None:
         if method not in SEGMENTED:
@@ -135,7 +140,7 @@ def _norm(
     return Norm(method, arithmetic, order, block, nonnegative, beta)
 
 
-def _float(eps: Any) -> jax.Array:
+def _float(eps: ArrayLike) -> jax.Array:
     """Returns epsilon in float32 at least; the format rounds it later."""
     eps = jnp.asarray(eps)
     return eps if eps.dtype == jnp.float64 else eps.astype(jnp.float32)
@@ -162,7 +167,9 @@ def _value(norm: Norm, x: jax.Array, eps: jax.Array | None) -> jax.Array:
 
 
 @_l2.defjvp
-def _(norm: Norm, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _(
+    norm: Norm, primals: Sequence[jax.Array], tangents: Sequence[jax.Array]
+) -> tuple[jax.Array, jax.Array]:
     (x, eps), (dx, deps) = primals, tangents
     direction, half = _derivatives(norm, x, eps)
     tangent = jnp.sum(direction * dx, axis=-1)

@@ -8,9 +8,8 @@ far below what separates the results of 16-bit inputs from a middle between two 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,7 @@ class Narrow:
 
     along: Callable[..., jax.Array]
     exact: Callable[..., jax.Array]
-    options: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, Hashable], ...]
     arithmetic: Arithmetic
 
 
@@ -44,7 +43,7 @@ def in_one_format(
     exact: Callable[..., jax.Array],
     fmt: FormatLike,
     x: jax.Array,
-    **options: Any,
+    **options: Hashable,
 ) -> jax.Array:
     """Computes a function along the last axis in a format's arithmetic; its gradient is exact.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from .._extras import require
 from .._resolve import as_format
 from .._types import FormatLike
 from ._tables import DIGITS
-from .functions import FUNCTIONS, Elementary
+from .functions import FUNCTIONS, Elementary, Mpf
 
 Interval = tuple[float, float]
 
@@ -99,7 +98,7 @@ def _flushed(function: Elementary, x: np.ndarray, y: np.ndarray, rounded: np.nda
     return small
 
 
-def _exactly(function: Elementary, x: float) -> Any:
+def _exactly(function: Elementary, x: float) -> Mpf:
     mpmath = require("mpmath", "tables", "function_ranges")
     with mpmath.workprec(DIGITS):
         if isinstance(function.exact, str):

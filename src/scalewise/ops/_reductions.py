@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Hashable
 
 import jax
 import jax.numpy as jnp
@@ -181,7 +181,7 @@ def logsumexp(
 
 
 def cross_entropy(
-    logits: Any, labels: Any, *, axis: int = -1, compute: DTypeLike | None = None
+    logits: ArrayLike, labels: ArrayLike, *, axis: int = -1, compute: DTypeLike | None = None
 ) -> jax.Array:
     """Returns ``logsumexp(logits) - logits[label]``, in the dtype of the computation.
 
@@ -214,7 +214,9 @@ def cross_entropy(
     return jnp.where(inside, loss, np.asarray(np.nan, wide.dtype))
 
 
-def _widened(x: ArrayLike, compute: Any, name: str, *others: Any) -> tuple[jax.Array, jax.Array]:
+def _widened(
+    x: ArrayLike, compute: DTypeLike | None, name: str, *others: object
+) -> tuple[jax.Array, jax.Array]:
     x = float_array(x, name)
     if len([way for way in (compute, *others) if way is not None]) > 1:
         raise ValueError(
@@ -224,13 +226,13 @@ def _widened(x: ArrayLike, compute: Any, name: str, *others: Any) -> tuple[jax.A
 
 
 def _along(
-    along: Any,
-    exact: Any,
+    along: Callable[..., jax.Array],
+    exact: Callable[..., jax.Array],
     x: jax.Array,
     axis: Axis,
     keepdims: bool | None,
-    fmt: Any,
-    **options: Any,
+    fmt: FormatLike,
+    **options: Hashable,
 ) -> jax.Array:
     """Computes a function in one format along axes; ``keepdims=None``: it keeps the shape."""
     rows, axes = as_rows(x, axis)
@@ -242,14 +244,14 @@ def _along(
     return jnp.expand_dims(y, axes) if keepdims else y
 
 
-def _stored(y: jax.Array, dtype: Any) -> jax.Array:
+def _stored(y: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Rounds once to the storage dtype; the gradient ignores the rounding."""
     if y.dtype == dtype or y.dtype.itemsize < 4:
         return y.astype(dtype)
     return round_to(y, format_(dtype)).astype(dtype)
 
 
-def _shift(x: jax.Array, axis: Any) -> jax.Array:
+def _shift(x: jax.Array, axis: Axis) -> jax.Array:
     """Returns the largest element along the axis, 0 if it isn't finite; not differentiated."""
     largest = jnp.max(x, axis=axis, keepdims=True, initial=-np.inf)
     return jax.lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, jnp.zeros_like(largest)))

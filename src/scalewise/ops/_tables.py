@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -303,7 +302,7 @@ def _cast_errors(fmt: Format, first: int, last: int) -> tuple[int, np.ndarray, n
 
 
 @partial(jax.jit, static_argnums=0)
-def _chunk(fmt: Format, start: Any, last: Any) -> tuple[jax.Array, jax.Array]:
+def _chunk(fmt: Format, start: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
     bits = start + lax.iota(jnp.uint32, BINADE)
     x = lax.bitcast_convert_type(bits, jnp.float32)
     inside = bits <= last

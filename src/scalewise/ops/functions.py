@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 from scipy.special import erf, erfc
 
 from ..formats import CATALOGUE
@@ -21,19 +22,26 @@ from ..formats import format as format_
 from ..rounding import round_to
 
 # The dtype in which a storage dtype's numbers are computed: at least float32.
-COMPUTE: dict[Any, Any] = {
+COMPUTE: dict[np.dtype, np.dtype] = {
     np.dtype(f.dtype): np.dtype(np.float32) if f.bits < 32 else np.dtype(f.dtype)
     for f in CATALOGUE.values()
     if f.dtype is not None
 }
 
 
-def float_array(x: Any, name: str) -> jax.Array:
+def float_array(x: ArrayLike, name: str) -> jax.Array:
     """Returns x as an array; raises TypeError, with the function's name, if it isn't of floats."""
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
     return x
+
+
+Mpmath: TypeAlias = Any
+"""The module mpmath, an extra that type checkers may not find."""
+
+Mpf: TypeAlias = Any
+"""A number of mpmath, of any precision."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +62,10 @@ class Elementary:
 
     name: str
     definition: Callable[[jax.Array], jax.Array]
-    exact: Any
+    exact: str | Callable[[Mpmath, Mpf], Mpf]
     library: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def __call__(self, x: Any, *, compute: Any = None) -> jax.Array:
+    def __call__(self, x: ArrayLike, *, compute: DTypeLike | None = None) -> jax.Array:
         """Returns the function's values in x's dtype; overflow gives infinity, or NaN without one.
 
         Args:
@@ -77,7 +85,7 @@ class Elementary:
         return round_to(y, format_(x.dtype)).astype(x.dtype)
 
 
-def isinf_sign(x: Any) -> jax.Array:
+def isinf_sign(x: ArrayLike) -> jax.Array:
     """1 for infinity, -1 for minus infinity, else 0, as int32, NaN and all formats included.
 
     Example:
@@ -89,7 +97,7 @@ def isinf_sign(x: Any) -> jax.Array:
     return jnp.where(jnp.isinf(x), jnp.where(x > 0, 1, -1), 0).astype(jnp.int32)
 
 
-def _gelu_tanh(m: Any, x: Any) -> Any:
+def _gelu_tanh(m: Mpmath, x: Mpf) -> Mpf:
     # x (1 + tanh z) / 2, without the cancellation at very negative z
     z = m.sqrt(2 / m.pi) * (x + m.mpf("0.044715") * x**3)
     return x / (1 + m.exp(-2 * z))
@@ -109,11 +117,11 @@ _ELU = lambda m, x: x if x > 0 else m.expm1(x), lambda x: np.where(x > 0, x, np.
 _SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
-def _clip(x: Any, low: Any, high: Any) -> Any:
+def _clip(x: Mpf, low: float, high: float) -> Mpf:
     return min(max(x, low), high)
 
 
-def _floor_based(rounding: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+def _floor_based(rounding: Callable[[Mpf], int]) -> Callable[[Mpmath, Mpf], Mpf]:
     return lambda m, x: m.mpf(int(rounding(x)))
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import operator
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -174,7 +173,7 @@ class ScaledArray:
     def T(self) -> ScaledArray | jax.Array:
         return self._map_data(lambda x: x.T)
 
-    def reshape(self, *shape: Any) -> ScaledArray | jax.Array:
+    def reshape(self, *shape: int | Sequence[int]) -> ScaledArray | jax.Array:
         """Returns a ScaledArray if one scale holds for all elements, else a plain array."""
         return self._map_data(lambda x: x.reshape(*shape))
 
@@ -189,7 +188,7 @@ class ScaledArray:
             return f(self.value())
         return dataclasses.replace(self, data=f(self.data))
 
-    def __getitem__(self, index: Any) -> ScaledArray | jax.Array:
+    def __getitem__(self, index: object) -> ScaledArray | jax.Array:
         """Returns a ScaledArray if one scale holds for all elements, else a plain array."""
         return self._map_data(lambda x: x[index])
 
@@ -206,7 +205,7 @@ class ScaledArray:
             return -self.value()
         return dataclasses.replace(self, data=-self.data)
 
-    def __mul__(self, other: Any) -> ScaledArray | jax.Array:
+    def __mul__(self, other: ArrayLike | ScaledArray) -> ScaledArray | jax.Array:
         """Multiplies a scale that is a wide float by a number, else the plain array."""
         number = isinstance(other, int | float) or np.shape(other) == ()
         scale = self.scale
@@ -234,7 +233,7 @@ class ScaledArray:
     def __bool__(self) -> bool:
         return bool(self.value())
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         value = np.asarray(self.value())
         return value if dtype is None else value.astype(dtype)
 

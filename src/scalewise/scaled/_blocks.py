@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
+from .._types import Saturation
 from ..formats import E8M0, BlockFormat, Format
 from ..rounding import EncodedArray, cast, encode, round_to
 from ..rounding._nearest import is_plain
@@ -65,7 +68,7 @@ class Mx(Scaling):
             exponent += (fraction > integer(last)).astype(jnp.int32)
         return jnp.clip(exponent, -127, 127)
 
-    def last_fraction(self, element: Format, dtype: Any) -> int | None:
+    def last_fraction(self, element: Format, dtype: DTypeLike) -> int | None:
         """Returns the largest fraction bits of an amax whose exponent isn't one higher; None for
         all."""
         signed, mantissa_bits, _ = layout(dtype)
@@ -83,6 +86,14 @@ class Mx(Scaling):
         return power_of_two(exponent, x.dtype), power_of_two(-exponent, x.dtype)
 
 
+class CastOptions(TypedDict):
+    """Options of a rounding, as :func:`scalewise.cast` takes them."""
+
+    rounding: str
+    saturate: Saturation
+    key: jax.Array | None
+
+
 def quantize_blocks(
     x: jax.Array,
     fmt: BlockFormat,
@@ -90,7 +101,7 @@ def quantize_blocks(
     scaling: Scaling | None,
     measured: jax.Array,
     tile: tuple[int, int] | None = None,
-    **options: Any,
+    **options: Unpack[CastOptions],
 ) -> ScaledArray:
     """Quantizes ``x``, float32 or float64, to a block format (see :func:`scalewise.quantize`).
 
@@ -115,11 +126,12 @@ def quantize_blocks(
         finite = jnp.where(jnp.isfinite(measured), jnp.abs(measured), 0)
         measured = _over_tiles(jnp.max, finite, tile)
 
-    def stored(blocks: jax.Array, **own: Any) -> jax.Array | EncodedArray:
+    def stored(blocks: jax.Array, saturate: Saturation | None = None) -> jax.Array | EncodedArray:
         if fmt.element.dtype is None or fmt.element.bits < 8:  # codes, packed along the last axis
             return encode(whole(blocks), fmt.element, **options)
         # in the blocks' shape, in which XLA on a GPU fuses all that leads here
-        return whole(cast(blocks, fmt.element, **options | own))
+        own = options if saturate is None else CastOptions({**options, "saturate": saturate})
+        return whole(cast(blocks, fmt.element, **own))
 
     if fmt.scale == E8M0:
         scaling = scaling or Mx()
@@ -172,7 +184,7 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     def power(field: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(lax.shift_left(field, np.int32(23)), np.float32)
 
-    def bits_of(number: Any) -> np.uint32:
+    def bits_of(number: float | Fraction) -> np.uint32:
         return np.float32(float(number)).view(u)
 
     bits = lax.bitcast_convert_type(blocks, u)
@@ -289,7 +301,7 @@ def _scales(
     axis: int,
     scaling: Scaling | None,
     choose: Callable[..., jax.Array] | None = None,
-) -> tuple[Any, jax.Array]:
+) -> tuple[jax.Array | EncodedArray | ScaledArray, jax.Array]:
     """Returns scales that are no powers of two, as stored, and the factors that they stand for.
 
     With a tensor scale the largest of them becomes the largest number of their format. With
@@ -311,7 +323,7 @@ def _scales(
     smallest = max(float(fmt.scale.smallest), float(jnp.finfo(jnp.float32).tiny))
     smallest = np.asarray(smallest, scale.dtype)
 
-    def encoded(scale: jax.Array) -> tuple[Any, jax.Array]:
+    def encoded(scale: jax.Array) -> tuple[jax.Array | EncodedArray, jax.Array]:
         stored = encode(jnp.maximum(scale, smallest), fmt.scale, saturate=True)
         return stored, stored.astype(jnp.float32)
 
@@ -331,18 +343,18 @@ def _over_powers(
     exponent: jax.Array,
     axis: int,
     element: Format,
-    stored: Callable[..., Any],
-    options: dict[str, Any],
-) -> Any:
+    stored: Callable[..., jax.Array | EncodedArray],
+    options: CastOptions,
+) -> jax.Array | EncodedArray:
     """Stores ``x / 2**exponent``; float32's subnormals count although backends flush them."""
     exponent = jnp.expand_dims(exponent, axis)
     rounding = options["rounding"]
     inverse = _inverse(exponent, x.dtype)
 
-    def plainly() -> Any:
+    def plainly() -> jax.Array | EncodedArray:
         return stored(shrink(x, inverse, rounding))
 
-    def on_gpu() -> Any:
+    def on_gpu() -> jax.Array | EncodedArray:
         # XLA on NVIDIA's GPUs flushes no subnormals (`xla_gpu_ftz`), and transposes what it stores
         # in the same kernel, if nothing is selected on the way there: an infinity becomes NaN by
         # its product with 0
@@ -360,7 +372,7 @@ def _over_powers(
     )
 
 
-def _inverse(exponent: jax.Array, dtype: Any) -> jax.Array:
+def _inverse(exponent: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Returns ``2**-exponent``, or the smallest normal number if that is larger."""
     # an exponent of 127 takes an amax of 2^127 and an element format below 2: its inverse flushes
     return power_of_two(jnp.maximum(-exponent, 1 - layout(dtype)[2]), dtype)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Literal, ParamSpec, TypeAlias, TypeVar
 from typing import cast as typed
+
+from jax.typing import ArrayLike
 
 from .. import rounding
 from .._resolve import as_format
@@ -80,8 +82,10 @@ def saturation(rule: Saturation, fmt: FormatLike | BlockFormat) -> Mode:
 
 def _with_rules(f: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(f)
-    def named(x: Any, fmt: Any, *, saturate: Saturation = False, **options: Any) -> R:
-        return typed(Any, f)(x, fmt, saturate=saturation(saturate, fmt), **options)
+    def named(
+        x: ArrayLike, fmt: FormatLike, *, saturate: Saturation = False, **options: object
+    ) -> R:
+        return typed(Callable[..., R], f)(x, fmt, saturate=saturation(saturate, fmt), **options)
 
     return typed(Callable[P, R], named)
 

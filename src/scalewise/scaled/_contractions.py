@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from ..primitives.params import Parameter
 from ._array import ScaledArray
 from ._operand import ScaledOperand, common_dtype, operands, scaled_result, stored
 from ._operations import Operand
@@ -23,7 +24,7 @@ def _contraction(
     name: str,
     a: Operand,
     b: Operand,
-    terms: Callable[[Any, Any], int],
+    terms: Callable[[Sequence[int], Sequence[int]], int],
     product: Callable[[jax.Array, jax.Array], jax.Array],
     static: int | None,
     dtype: DTypeLike | None,
@@ -41,7 +42,7 @@ def _widened(x: ScaledOperand, y: ScaledOperand) -> tuple[jax.Array, jax.Array]:
     return x.data.astype(wide), y.data.astype(wide)
 
 
-def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> Any:
+def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> np.dtype:
     """FP16 for products of 8-bit operands, whose sums need more bits."""
     dtype = common_dtype(x, y)
     return jnp.dtype(jnp.float16) if dtype.itemsize == 1 else dtype
@@ -102,7 +103,7 @@ def conv(
     *,
     static: int | None = None,
     dtype: DTypeLike | None = None,
-    **options: Any,
+    **options: Parameter,
 ) -> ScaledArray:
     """Returns ``lax.conv_general_dilated`` with the scale ``sA sB s``; see :func:`matmul`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def as_scaled(
     return scaled_tree.map(lambda x: _as_scaled(x, scale, dtype), tree)
 
 
-def _as_scaled(x: Any, scale: Any, dtype: Any) -> Any:
+def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: DTypeLike | None) -> PyTree:
     number = isinstance(x, float)
     if is_scaled(x) or not (number or isinstance(x, jax.Array | np.ndarray | np.generic)):
         return x
@@ -84,7 +84,7 @@ def asarray(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
         dtype: of the arrays; by default float32, float64 for float64 data.
     """
 
-    def plain(x: Any) -> Any:
+    def plain(x: PyTree) -> PyTree:
         if not is_scaled(x):
             return x
         return x.value() if dtype is None else x.astype(dtype)
@@ -118,7 +118,7 @@ def dynamic_rescale(
     """
     _check(measure)
 
-    def rescaled(x: Any) -> Any:
+    def rescaled(x: PyTree) -> PyTree:
         if not isinstance(x, ScaledArray):
             return x
         if isinstance(x.data, EncodedArray):
@@ -135,7 +135,7 @@ def dynamic_rescale(
     return scaled_tree.map(rescaled, tree)
 
 
-def _check(measure: Any) -> None:
+def _check(measure: object) -> None:
     if isinstance(measure, str) and measure not in MEASURES:
         names = ", ".join(repr(m) for m in MEASURES)
         raise ValueError(f"measure is {measure!r}; expected one of {names}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..formats import E2M1FN, E8M0, BlockFormat, Format
-from ..rounding import encode, round_to
+from ..rounding import EncodedArray, encode, round_to
 from ._amax import amax
 from ._array import ScaledArray
 from ._power import exponent_of, power_of_two
@@ -28,8 +27,9 @@ class _FractionalScales(Scaling):
     for_blocks = True
     largest_block_scale = 256.0
 
-    def check(self, fmt: Any) -> None:
-        if getattr(fmt, "element", None) != E2M1FN or fmt.scale == E8M0:
+    def check(self, fmt: Format | BlockFormat) -> None:
+        blocks = isinstance(fmt, BlockFormat)
+        if not blocks or fmt.element != E2M1FN or fmt.scale == E8M0:
             raise ValueError(
                 f"{type(self).__name__} is for blocks of e2m1fn with scales that aren't powers of "
                 f"two (nvfp4), not for {fmt.name}"
@@ -87,8 +87,13 @@ class MsEden(_FractionalScales):
         return Amax(False, headroom=17 / 16 * self.clip).scale(x, fmt, axes, keepdims)
 
     def corrected(
-        self, scale: Any, scaled: jax.Array, fmt: BlockFormat, axis: int, key: jax.Array | None
-    ) -> Any:
+        self,
+        scale: jax.Array | EncodedArray | ScaledArray,
+        scaled: jax.Array,
+        fmt: BlockFormat,
+        axis: int,
+        key: jax.Array | None,
+    ) -> jax.Array | EncodedArray | ScaledArray:
         """Returns the blocks' scales times their corrections, rounded stochastically.
 
         Args:
@@ -107,7 +112,9 @@ class MsEden(_FractionalScales):
         blocks = scale.data if isinstance(scale, ScaledArray) else scale
         options = {"rounding": "stochastic", "saturate": True, "key": key}
         stored = encode(blocks.astype(jnp.float32) * correction, fmt.scale, **options)
-        return dataclasses.replace(scale, data=stored) if blocks is not scale else stored
+        if isinstance(scale, ScaledArray):
+            return dataclasses.replace(scale, data=stored)
+        return stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +138,7 @@ class Quest(Scaling):
         if not 0 < self.sigmas < np.inf:
             raise ValueError(f"Quest: sigmas is {self.sigmas!r}; expected a positive number")
 
-    def check(self, fmt: Any) -> None:
+    def check(self, fmt: Format | BlockFormat) -> None:
         if getattr(fmt, "scale", None) != E8M0:
             raise ValueError(
                 "Quest is for blocks with powers of two for scales (mxfp4, mxfp8_e4m3), not for "

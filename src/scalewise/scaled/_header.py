@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
+
+from .._types import Json
 
 DEEPEST = 127  # serde_json's limit on nested arrays and objects
 
@@ -52,7 +54,7 @@ def read_header(content: bytes) -> tuple[dict[str, Entry], dict[str, str]]:
     return {name: _entry(name, found) for name, found in header.items()}, metadata
 
 
-def _entry(name: str, found: Any) -> Entry:
+def _entry(name: str, found: object) -> Entry:
     def refuse(what: str) -> ValueError:
         return ValueError(f"{name!r} has no {what}")
 
@@ -70,12 +72,12 @@ def _entry(name: str, found: Any) -> Entry:
     return Entry(found["dtype"], shape, *ends)
 
 
-def _naturals(x: Any) -> tuple[int, ...] | None:
+def _naturals(x: object) -> tuple[int, ...] | None:
     """The numbers of a list of natural numbers, None for anything else."""
     return tuple(x) if isinstance(x, list) and all(type(n) is int for n in x) else None
 
 
-def _depth(x: Any) -> int:
+def _depth(x: object) -> int:
     """Levels of arrays and objects, counted without recursion."""
     depth, level = 0, [x]
     while level := [y for y in level if isinstance(y, dict | list)]:
@@ -84,7 +86,7 @@ def _depth(x: Any) -> int:
     return depth
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     found = dict(pairs)
     if len(found) != len(pairs):
         keys = [key for key, _ in pairs]
@@ -92,7 +94,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _constant(text: str) -> Any:
+def _constant(text: str) -> NoReturn:
     raise ValueError(f"the constant {text}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from ..formats import format as format_
 from ._array import ScaledArray
 from ._measures import split_power
 from ._power import exponent_of, ldexp
-from ._rules import EXPONENTS, FACTORS, Algebra
+from ._rules import EXPONENTS, FACTORS, Algebra, Scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +30,14 @@ class ScaledOperand:
     """
 
     data: jax.Array
-    scale: Any
+    scale: jax.Array
     algebra: Algebra
     dtype: np.dtype
 
     def value(self) -> jax.Array:
         return times(self.data, self.scale, self.algebra)
 
-    def at(self, scale: Any) -> jax.Array:
+    def at(self, scale: Scale) -> jax.Array:
         """Returns the data that the operand has at another scale; zeros at a scale of zero."""
         if self.algebra is EXPONENTS:
             return ldexp(self.data, jnp.int32(self.scale) - jnp.int32(scale))
@@ -46,7 +45,7 @@ class ScaledOperand:
         return self.data * ratio.astype(self.data.dtype)
 
 
-def times(data: jax.Array, scale: Any, algebra: Algebra) -> jax.Array:
+def times(data: jax.Array, scale: Scale, algebra: Algebra) -> jax.Array:
     """Returns the numbers that wide data stand for."""
     if algebra is EXPONENTS:
         return ldexp(data, jnp.asarray(scale, jnp.int32))
@@ -133,7 +132,9 @@ def stored(data: jax.Array, dtype: DTypeLike | FormatLike | None, default: np.dt
     return data.astype(dtype)
 
 
-def scaled_result(data: jax.Array, scale: Any, algebra: Algebra, dtype: Any) -> ScaledArray:
+def scaled_result(
+    data: jax.Array, scale: jax.Array, algebra: Algebra, dtype: DTypeLike
+) -> ScaledArray:
     """Returns a result of wide data, rounded once to a dtype, and a scale."""
     data = stored(data, None, np.dtype(dtype))
     if algebra is EXPONENTS:

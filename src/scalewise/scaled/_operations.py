@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
@@ -31,7 +32,9 @@ Operand = ScaledArray | ArrayLike
 Axis = int | Sequence[int] | None
 
 
-def _pair(name: str, a: Operand, b: Operand) -> tuple[ScaledOperand, ScaledOperand, Any, Any]:
+def _pair(
+    name: str, a: Operand, b: Operand
+) -> tuple[ScaledOperand, ScaledOperand, jax.Array, np.dtype]:
     x, y = operands(name, a, b)
     return x, y, RULES[name].scale(x.algebra, x.scale, y.scale), common_dtype(x, y)
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from ..formats import rounding_mode
 
 
-def layout(dtype: Any) -> tuple[Any, int, int]:
+def layout(dtype: DTypeLike) -> tuple[type[np.int32 | np.int64], int, int]:
     """Returns the signed integer dtype of a float's width, its mantissa bits and its bias."""
     return (np.int64, 52, 1023) if dtype == jnp.float64 else (np.int32, 23, 127)
 
 
-def power_of_two(exponent: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
+def power_of_two(exponent: jax.Array, dtype: DTypeLike = jnp.float32) -> jax.Array:
     """Returns ``2**exponent`` as a float, made from bits.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -153,7 +153,11 @@ def _run(x, key, scaling: Scaling | None, options: tuple, measured=None) -> Scal
 
 
 def _quantized(
-    x: jax.Array, key: Any, scaling: Scaling | None, options: tuple, measured: jax.Array | None
+    x: jax.Array,
+    key: jax.Array | None,
+    scaling: Scaling | None,
+    options: tuple,
+    measured: jax.Array | None,
 ) -> ScaledArray:
     fmt, axis, axes, rounding, saturate, nan_scale, tile = options
     measured = x if measured is None else measured
@@ -178,7 +182,7 @@ def _quantized(
 _compiled = jax.jit(_quantized, static_argnums=(2, 3))
 
 
-def _axes(x: jax.Array, axis: Any, block: bool) -> tuple[int, ...]:
+def _axes(x: jax.Array, axis: int | Sequence[int] | None, block: bool) -> tuple[int, ...]:
     """Returns the axes that keep scales, or the axis of the blocks, counted from 0."""
     if block:
         axis = -1 if axis is None else axis

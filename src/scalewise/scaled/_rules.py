@@ -9,14 +9,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+Scale: TypeAlias = float | jax.Array
+"""A number that data are multiplied by, or a float array of them."""
+
+Exponent: TypeAlias = int | jax.Array
+"""An exponent of 2: an integer if the program alone determines it, else an int32 array."""
+
+S = TypeVar("S", Scale, Exponent)
+
 
 @dataclasses.dataclass(frozen=True)
-class Algebra:
+class Algebra(Generic[S]):
     """How scales of one kind are combined.
 
     Attributes:
@@ -27,22 +36,22 @@ class Algebra:
         static: returns the scale ``2**n`` for a Python integer n.
     """
 
-    one: Any
-    times: Callable[[Any, Any], Any]
-    over: Callable[[Any, Any], Any]
-    larger: Callable[[Any, Any], Any]
-    power: Callable[[Any, int], Any]
-    root: Callable[[Any, int], Any]
-    static: Callable[[int], Any]
+    one: S
+    times: Callable[[S, S], S]
+    over: Callable[[S, S], S]
+    larger: Callable[[S, S], S]
+    power: Callable[[S, int], S]
+    root: Callable[[S, int], S]
+    static: Callable[[int], S]
 
 
-def _larger_exponent(a: Any, b: Any) -> Any:
+def _larger_exponent(a: Exponent, b: Exponent) -> Exponent:
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b)
     return lax.max(jnp.int32(a), jnp.int32(b))
 
 
-FACTORS = Algebra(
+FACTORS: Algebra[Scale] = Algebra(
     one=1.0,
     times=lambda a, b: a * b,
     over=lambda a, b: a / b,
@@ -53,7 +62,7 @@ FACTORS = Algebra(
 )
 """Scales are numbers that the data are multiplied by."""
 
-EXPONENTS = Algebra(
+EXPONENTS: Algebra[Exponent] = Algebra(
     one=0,
     times=lambda a, b: a + b,
     over=lambda a, b: a - b,

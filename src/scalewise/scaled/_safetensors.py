@@ -11,15 +11,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.typing import ArrayLike
 
 from .._output import check_source, replacing
+from .._types import Json
 from ..formats import E2M1FN, Format, check_codes
 from ..rounding import EncodedArray
 from ..rounding._encoded import is_packed
@@ -37,11 +40,13 @@ DTYPES: dict[str, np.dtype] = {
         "F8_E8M0": ml_dtypes.float8_e8m0fnu,
     }.items()
 }  # fmt: skip
+Loaded: TypeAlias = np.ndarray | jax.Array | ScaledArray | EncodedArray
+Tensor: TypeAlias = ArrayLike | ScaledArray | EncodedArray
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_HEADER = 100_000_000  # the format's own limit
 
 
-def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None:
+def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Tensor]) -> None:
     """Writes arrays to a file; on failure, a file that was there stays unchanged.
 
     Args:
@@ -55,7 +60,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None
     """
     path = Path(path)
     plain: dict[str, np.ndarray] = {}
-    records: dict[str, dict[str, Any]] = {}
+    records: dict[str, Json] = {}
     for name, value in arrays.items():
         parts = {name: value}
         if isinstance(value, ScaledArray | EncodedArray):
@@ -72,7 +77,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Any]) -> None
             file.write(np.ascontiguousarray(x).tobytes())
 
 
-def load_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray | ScaledArray | EncodedArray]:
+def load_safetensors(path: str | os.PathLike) -> dict[str, Loaded]:
     """Returns the arrays of a file, of the classes that :func:`save_safetensors` was given.
 
     It rejects what safetensors' own reader rejects, and also a key that occurs twice, a dtype that
@@ -85,7 +90,7 @@ def load_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray | ScaledAr
     """
     path = Path(path)
     arrays, metadata = _read(path)
-    result: dict[str, Any] = dict(arrays)
+    result: dict[str, Loaded] = dict(arrays)
     try:
         records = json.loads(metadata.get("scalewise", "{}"))
         for name, record in records.items():
@@ -95,14 +100,14 @@ def load_safetensors(path: str | os.PathLike) -> dict[str, np.ndarray | ScaledAr
     return result
 
 
-def _parts(name: str, value: Any) -> tuple[dict[str, Any], Any]:
+def _parts(name: str, value: Tensor) -> tuple[dict[str, ArrayLike], Json]:
     """Returns the tensors of which an array consists, and a record of how to join them again."""
     if isinstance(value, EncodedArray):
         fmt = {f.name: getattr(value.format, f.name) for f in dataclasses.fields(value.format)}
         return {name: value.codes}, {"format": fmt, "length": value.length}
     if isinstance(value, ScaledArray):
         parts, of_data = _parts(name, value.data)
-        record: dict[str, Any] = {"block": value.block, "data": of_data}
+        record: dict[str, Json] = {"block": value.block, "data": of_data}
         for field in ("scale", "exponent"):
             factor = getattr(value, field)
             if factor is not None:
@@ -112,7 +117,9 @@ def _parts(name: str, value: Any) -> tuple[dict[str, Any], Any]:
     return {name: value}, None
 
 
-def _joined(name: str, record: Any, arrays: dict[str, Any]) -> Any:
+def _joined(
+    name: str, record: Json, arrays: MutableMapping[str, Loaded]
+) -> jax.Array | ScaledArray | EncodedArray:
     """Returns the array of a record by :func:`_parts`; removes its tensors from ``arrays``.
 
     Raises:
@@ -121,12 +128,14 @@ def _joined(name: str, record: Any, arrays: dict[str, Any]) -> Any:
     if record is None:
         return jnp.asarray(arrays.pop(name))
     if set(record) == {"format", "length"}:
-        return _encoded(arrays.pop(name), _format(record["format"]), record["length"])
+        return _encoded(np.asarray(arrays.pop(name)), _format(record["format"]), record["length"])
     factors = set(record) - {"block", "data"}
     if not {"block", "data"} <= set(record) or factors not in ({"scale"}, {"exponent"}, set()):
         raise ValueError(f"{name!r} is described by {sorted(record)}")
     data = _joined(name, record["data"], arrays)
-    factor = {field: _joined(f"{name}.{field}", record[field], arrays) for field in factors}
+    factor: dict[str, Json] = {
+        field: _joined(f"{name}.{field}", record[field], arrays) for field in factors
+    }
     block = record["block"]
     if block is not None:
         if not (isinstance(block, list) and [type(n) for n in block] == [int, int]):
@@ -149,11 +158,11 @@ def _joined(name: str, record: Any, arrays: dict[str, Any]) -> Any:
     return joined
 
 
-def _is_float(x: Any) -> bool:
+def _is_float(x: jax.Array | ScaledArray | EncodedArray) -> bool:
     return isinstance(x, EncodedArray) or jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def _format(fields: Any) -> Format:
+def _format(fields: Json) -> Format:
     """Returns the format with the fields that :func:`_parts` wrote, checking their types."""
     for field in dataclasses.fields(E2M1FN):
         kind = type(getattr(E2M1FN, field.name))
@@ -162,7 +171,7 @@ def _format(fields: Any) -> Format:
     return Format(**fields)
 
 
-def _encoded(codes: np.ndarray, fmt: Format, length: Any) -> EncodedArray:
+def _encoded(codes: np.ndarray, fmt: Format, length: Json) -> EncodedArray:
     if type(length) is not int or length < 0:
         raise ValueError(f"a length of {length!r}")
     packed = is_packed(fmt)
@@ -178,7 +187,7 @@ def _encoded(codes: np.ndarray, fmt: Format, length: Any) -> EncodedArray:
 
 
 def _header(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, str]) -> bytes:
-    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    header: dict[str, Json] = {"__metadata__": metadata} if metadata else {}
     offset = 0
     for name, x in arrays.items():
         if x.dtype not in NAMES:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +129,7 @@ class LeastSquares(Scaling):
             return scale, 1 / scale
         top = amax(x, axes, True)
         unit = to_top(top, fmt, True)[1]  # the error's own scale: squares of it stay in range
-        best: Any = None
+        best: tuple[jax.Array, jax.Array, jax.Array] | None = None
         for i in range(self.candidates or 6):
             scale, inverse = to_top(top * np.asarray(0.5**i, x.dtype), fmt, True)
             rounded = round_to(x * inverse, fmt, saturate="finite") * scale
@@ -139,8 +138,11 @@ class LeastSquares(Scaling):
             new = error, scale, inverse
             if best is not None:
                 better = error < best[0]
-                new = tuple(jnp.where(better, *pair) for pair in zip(new, best, strict=True))
+                pairs = zip(new, best, strict=True)
+                first, second, third = (jnp.where(better, *pair) for pair in pairs)
+                new = first, second, third
             best = new
+        assert best is not None
         return _kept(best[1], axes, keepdims), _kept(best[2], axes, keepdims)
 
 
@@ -223,7 +225,7 @@ class Delayed(Scaling):
 
     def __init__(self, history: int = 16, *, power_of_two: bool = True):
         _positive_integer("Delayed", "history", history)
-        self.amaxes: Any = np.zeros(history, np.float32)
+        self.amaxes: np.ndarray | jax.Array = np.zeros(history, np.float32)
         self.power_of_two = power_of_two
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
@@ -311,11 +313,11 @@ def _kept(x: jax.Array, axes: Axes, keepdims: bool) -> jax.Array:
     return x if keepdims else jnp.squeeze(x, tuple(axes))
 
 
-def _positive(owner: str, field: str, value: Any) -> None:
+def _positive(owner: str, field: str, value: float) -> None:
     if not value > 0 or not math.isfinite(value):
         raise ValueError(f"{owner}: {field} is {value!r}; expected a positive number")
 
 
-def _positive_integer(owner: str, field: str, value: Any) -> None:
+def _positive_integer(owner: str, field: str, value: object) -> None:
     if not isinstance(value, int) or value < 1:
         raise ValueError(f"{owner}: {field} is {value!r}; expected a positive integer")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class Scaling:
     largest_block_scale: ClassVar[float | None] = None
     power_of_two: bool = True
 
-    def __init_subclass__(cls, **options: Any):
+    def __init_subclass__(cls, **options: object):
         super().__init_subclass__(**options)
         if "name" in vars(cls):
             SCALINGS[cls.name] = cls
@@ -81,7 +81,7 @@ class Scaling:
         return self
 
 
-def check_scaling(scaling: Any, where: str) -> None:
+def check_scaling(scaling: object, where: str) -> None:
     """Rejects objects that aren't strategies.
 
     Args:

@@ -9,16 +9,16 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TypeGuard
 
 import jax
 
-from .._types import PyTree
+from .._types import PyTree, TreeDef
 from ._array import ScaledArray
 
 
-def is_scaled(x: Any) -> bool:
+def is_scaled(x: object) -> TypeGuard[ScaledArray]:
     """Returns whether an object is a :class:`ScaledArray`."""
     return isinstance(x, ScaledArray)
 
@@ -28,22 +28,22 @@ def map(f: Callable, tree: PyTree, *rest: PyTree) -> PyTree:
     return jax.tree.map(f, tree, *rest, is_leaf=is_scaled)
 
 
-def leaves(tree: PyTree) -> list[Any]:
+def leaves(tree: PyTree) -> list[PyTree]:
     """Returns the leaves, as ``jax.tree.leaves`` does."""
     return jax.tree.leaves(tree, is_leaf=is_scaled)
 
 
-def structure(tree: PyTree) -> Any:
+def structure(tree: PyTree) -> TreeDef:
     """Returns the structure above the leaves, as ``jax.tree.structure`` does."""
     return jax.tree.structure(tree, is_leaf=is_scaled)
 
 
-def flatten(tree: PyTree) -> tuple[list[Any], Any]:
+def flatten(tree: PyTree) -> tuple[list[PyTree], TreeDef]:
     """Returns leaves and structure, as ``jax.tree.flatten`` does."""
     return jax.tree.flatten(tree, is_leaf=is_scaled)
 
 
-def unflatten(structure: Any, leaves: Any) -> PyTree:
+def unflatten(structure: TreeDef, leaves: Iterable[PyTree]) -> PyTree:
     """Returns the tree of a structure and leaves, as ``jax.tree.unflatten`` does."""
     return jax.tree.unflatten(structure, leaves)
 
