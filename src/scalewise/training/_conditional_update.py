@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
+from .._types import PyTree, TreeDef
 from ..interpret import Applied, Equation, Interpretation, State, Value, run, trace
 from ._finite import is_array, tree_where
 
-Tree = Any
-
 
 def update_if(
-    predicate: jax.Array, update: Callable[..., tuple[Tree, Tree]], old: Tree, *args: Any
-) -> tuple[Tree, Tree]:
+    predicate: jax.Array, update: Callable[..., tuple[PyTree, PyTree]], old: PyTree, *args: PyTree
+) -> tuple[PyTree, PyTree]:
     """Returns ``update(*args)``, results and new state; zeros and ``old`` if the predicate fails.
 
     Args:
@@ -43,16 +43,16 @@ def update_if(
     if not isinstance(predicate, Tracer):  # outside of jit
         results, state = update(*args)
         return _or_zeros(predicate, results), tree_where(predicate, state, old)
-    trees: list[Any] = []
+    found: list[tuple[TreeDef, list[PyTree]]] = []
 
-    def arrays(*args: Any) -> list[Any]:
+    def arrays(*args: PyTree) -> list[jax.Array]:
         """Returns the array leaves of results and state."""
         leaves, tree = jax.tree.flatten(update(*args))
-        trees[:] = [tree, [None if is_array(x) else x for x in leaves]]
+        found[:] = [(tree, [None if is_array(x) else x for x in leaves])]
         return [jnp.asarray(x) for x in leaves if is_array(x)]
 
     program = trace(arrays, Interpretation(), args, {}, name="update_if")
-    tree, static = trees
+    ((tree, static),) = found
     kept = [x for x in jax.tree.leaves(old) if is_array(x)]
     jaxpr = getattr(program.jaxpr, "jaxpr", program.jaxpr)
     variables = jaxpr.outvars[len(jaxpr.outvars) - len(kept) :]
@@ -67,7 +67,7 @@ def update_if(
     return _or_zeros(predicate, results), state
 
 
-def _or_zeros(predicate: jax.Array, results: Tree) -> Tree:
+def _or_zeros(predicate: jax.Array, results: PyTree) -> PyTree:
     return tree_where(predicate, results, jax.tree.map(jnp.zeros_like, results))
 
 
@@ -77,7 +77,9 @@ class _SelectState(Interpretation):
     Results inside of nested jits and loops, and results that are several leaves, are not replaced.
     """
 
-    def __init__(self, predicate: jax.Array, variables: Sequence[Any], old: Sequence[Any]):
+    def __init__(
+        self, predicate: jax.Array, variables: Sequence[jex.Var], old: Sequence[ArrayLike]
+    ):
         times = Counter(map(id, variables))
         self.predicate, self.done = predicate, set()
         self.old = {id(v): x for v, x in zip(variables, old, strict=True) if times[id(v)] == 1}
@@ -85,7 +87,7 @@ class _SelectState(Interpretation):
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         state, outs = super().apply(state, equation, inputs)
 
-        def selected(variable: Any, x: Any) -> Any:
+        def selected(variable: jex.Var, x: Value) -> Value:
             if id(variable) not in self.old:
                 return x
             self.done.add(id(variable))

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._types import AxisName
-
-Tree = Any
+from .._types import AxisName, PyTree
 
 
-def all_finite(tree: Tree, *, axis_name: AxisName = None) -> jax.Array:
+def all_finite(tree: PyTree, *, axis_name: AxisName = None) -> jax.Array:
     """Returns a scalar boolean array: True if every float in a pytree is finite.
 
     Takes the largest magnitude of each leaf (which XLA fuses with the computation of the leaf, and
@@ -39,31 +35,31 @@ def all_finite(tree: Tree, *, axis_name: AxisName = None) -> jax.Array:
     return finite
 
 
-def tree_where(predicate: jax.Array, on_true: Tree, on_false: Tree) -> Tree:
+def tree_where(predicate: jax.Array, on_true: PyTree, on_false: PyTree) -> PyTree:
     """Returns ``on_true`` where the predicate holds, else ``on_false``; leaf by leaf."""
 
-    def leaf(a: Any, b: Any) -> Any:
+    def leaf(a: PyTree, b: PyTree) -> PyTree:
         return jnp.where(predicate, a, b) if is_array(a) or is_array(b) else a
 
     return jax.tree.map(leaf, on_true, on_false)
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     """Returns whether a leaf is a number or an array of numbers."""
     return hasattr(x, "dtype") or isinstance(x, bool | int | float | complex)
 
 
-def is_float_array(x: Any) -> bool:
+def is_float_array(x: PyTree) -> bool:
     """Returns whether a leaf is a real float array of any width."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def at_least_float32(x: Any) -> jax.Array:
+def at_least_float32(x: jax.Array) -> jax.Array:
     """Returns a float array in float32; float64 stays."""
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
-def _largest(x: Any) -> jax.Array:
+def _largest(x: jax.Array) -> jax.Array:
     """Returns a float32 scalar that is finite if all elements are."""
     if x.dtype.itemsize == 2 and x.ndim and x.shape[-1] % 2 == 0:
         return _pairs_sign(x)

@@ -9,18 +9,18 @@ the scale of a whole loss).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .._types import PyTree
 from ._finite import at_least_float32, is_float_array
 from ._loss_scale import LossScale, LossScaleState
 
-Tree = Any
 
-
-def layer_scaled(layer: Callable[[Tree, Tree], Tree]) -> Callable[[jax.Array, Tree, Tree], Tree]:
+def layer_scaled(
+    layer: Callable[[PyTree, PyTree], PyTree],
+) -> Callable[[jax.Array, PyTree, PyTree], PyTree]:
     """Returns a layer whose backward pass is scaled by a scale of its own.
 
     The forward pass is the layer's. The backward pass multiplies the cotangent by the scale in
@@ -47,24 +47,24 @@ def layer_scaled(layer: Callable[[Tree, Tree], Tree]) -> Callable[[jax.Array, Tr
     """
 
     @jax.custom_vjp
-    def scaled(scale: jax.Array, params: Tree, x: Tree) -> Tree:
+    def scaled(scale: jax.Array, params: PyTree, x: PyTree) -> PyTree:
         return layer(params, x)
 
-    def forward(scale: jax.Array, params: Tree, x: Tree):
+    def forward(scale: jax.Array, params: PyTree, x: PyTree):
         y, pull = jax.vjp(layer, params, x)
         return y, (scale, pull)
 
-    def backward(saved: Any, cotangent: Tree):
+    def backward(saved: PyTree, cotangent: PyTree):
         scale, pull = saved
 
-        def multiplied(g: Any) -> Any:
+        def multiplied(g: jax.Array) -> jax.Array:
             return (at_least_float32(g) * scale).astype(g.dtype) if is_float_array(g) else g
 
         gradients = pull(jax.tree.map(multiplied, cotangent))
         floats = [g for g in jax.tree.leaves(gradients) if is_float_array(g)]
         wrong = sum((jnp.sum(~jnp.isfinite(g)) for g in floats), jnp.int32(0))
 
-        def divided(g: Any) -> Any:
+        def divided(g: jax.Array) -> jax.Array:
             if not is_float_array(g):
                 return g
             return jnp.where(jnp.isfinite(g), at_least_float32(g) / scale, 0).astype(g.dtype)

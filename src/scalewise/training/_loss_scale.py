@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from .._deprecated import renamed_arguments
-from .._types import AxisName
+from .._types import AxisName, PyTree
 from ._conditional_update import update_if
 from ._finite import all_finite, at_least_float32, is_float_array, tree_where
-
-Tree = Any
 
 
 class LossScaleState(NamedTuple):
@@ -131,7 +129,7 @@ def scale_loss(loss: jax.Array, state: LossScaleState) -> jax.Array:
     return loss * state.scale.astype(loss.dtype)
 
 
-def unscale(gradients: Tree, state: LossScaleState) -> Tree:
+def unscale(gradients: PyTree, state: LossScaleState) -> PyTree:
     """Returns gradients times ``1 / scale`` in float32 (float64 stays); exact for a power of two.
 
     Non-finite gradients stay non-finite.
@@ -139,8 +137,8 @@ def unscale(gradients: Tree, state: LossScaleState) -> Tree:
     return _times(gradients, 1 / state.scale)
 
 
-def _times(gradients: Tree, factor: jax.Array) -> Tree:
-    def leaf(g: Any) -> Any:
+def _times(gradients: PyTree, factor: jax.Array) -> PyTree:
+    def leaf(g: jax.Array) -> jax.Array:
         if not is_float_array(g):
             return g
         g = at_least_float32(g)
@@ -149,7 +147,7 @@ def _times(gradients: Tree, factor: jax.Array) -> Tree:
     return jax.tree.map(leaf, gradients)
 
 
-def _norm(tree: Tree) -> jax.Array:
+def _norm(tree: PyTree) -> jax.Array:
     """Returns the global norm in float32; 0 for an empty tree."""
     floats = [at_least_float32(x) for x in jax.tree.leaves(tree) if is_float_array(x)]
     sums = (jnp.sum(jnp.square(x)).astype(jnp.float32) for x in floats)
@@ -160,7 +158,7 @@ class LossScaledState(NamedTuple):
     """The state of :func:`loss_scaled`: that of the loss scale, and the inner optimizer's."""
 
     loss_scale: LossScaleState
-    inner: Any
+    inner: optax.OptState
 
 
 def loss_scaled(
@@ -215,10 +213,10 @@ def loss_scaled(
         raise ValueError(f"loss_scaled: clip is {clip!r}; expected a number over 0, or None")
     inner = optax.with_extra_args_support(optimizer)
 
-    def init(params: Tree) -> LossScaledState:
+    def init(params: PyTree) -> LossScaledState:
         return LossScaledState(scaling.init(), inner.init(params))
 
-    def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
         value = extra.get("value", jnp.float32(0))
         finite_loss = all_finite(jnp.asarray(value), axis_name=axis_name)
         if clip is None:
@@ -229,7 +227,7 @@ def loss_scaled(
             finite = finite_loss & all_finite(norm, axis_name=axis_name)
             unscaled = _times(updates, jnp.minimum(1 / state.loss_scale.scale, clip / norm))
 
-        def step(updates: Tree, state: Any, params: Tree, extra: dict[str, Any]):
+        def step(updates: PyTree, state: PyTree, params: PyTree, extra: dict[str, PyTree]):
             return inner.update(updates, state, params, **extra)
 
         updates, after = update_if(finite, step, state.inner, unscaled, state.inner, params, extra)
@@ -243,7 +241,7 @@ def loss_scaled(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def loss_scale_of(tree: Tree) -> LossScaleState:
+def loss_scale_of(tree: PyTree) -> LossScaleState:
     """Returns the only :class:`LossScaleState` in a pytree such as an optimizer's state.
 
     Raises:
@@ -258,13 +256,13 @@ def loss_scale_of(tree: Tree) -> LossScaleState:
     return found[0]
 
 
-def has_loss_scale(tree: Tree) -> bool:
+def has_loss_scale(tree: PyTree) -> bool:
     """Returns whether a pytree has exactly one :class:`LossScaleState`."""
     return len(_scales(tree)) == 1
 
 
-def _scales(tree: Tree) -> list[LossScaleState]:
-    def is_state(x: Any) -> bool:
+def _scales(tree: PyTree) -> list[LossScaleState]:
+    def is_state(x: object) -> bool:
         return isinstance(x, LossScaleState)
 
     return [x for x in jax.tree.leaves(tree, is_leaf=is_state) if is_state(x)]
@@ -274,7 +272,7 @@ def _state(scale: float) -> LossScaleState:
     return LossScaleState(jnp.float32(scale), jnp.int32(0), jnp.int32(0), jnp.int32(0))
 
 
-def _positive(noun: Any, field: str) -> None:
+def _positive(noun: object, field: str) -> None:
     number = getattr(noun, field)
     if not (isinstance(number, int | float) and math.isfinite(number) and number > 0):
         raise ValueError(

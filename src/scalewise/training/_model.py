@@ -8,12 +8,16 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
-Tree = Any
+from .._types import PyTree, TreeDef
+
+Model: TypeAlias = Any
+"""A pytree of parameters, or a Flax NNX or Equinox module."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +28,11 @@ class Structure:
     can be pickled if those parts can.
     """
 
-    def merge(self, params: Tree, rest: Tree) -> Any:
+    def merge(self, params: PyTree, rest: PyTree) -> Model:
         """Returns the model that the user's loss function gets."""
         return params
 
-    def rest(self, model: Any) -> Tree:
+    def rest(self, model: Model) -> PyTree:
         """Returns the model's other arrays after that call: statistics, counters, keys."""
         return ()
 
@@ -41,13 +45,13 @@ class FlaxStructure(Structure):
         graph: the module's ``nnx.GraphDef``.
     """
 
-    graph: Any
+    graph: Hashable
 
-    def merge(self, params: Tree, rest: Tree) -> Any:
+    def merge(self, params: PyTree, rest: PyTree) -> Model:
         # a copy: a loss may change variables only at its own level of tracing
         return importlib.import_module("flax.nnx").merge(self.graph, params, rest, copy=True)
 
-    def rest(self, model: Any) -> Tree:
+    def rest(self, model: Model) -> PyTree:
         nnx = importlib.import_module("flax.nnx")
         return nnx.split(model, nnx.Param, ...)[2]
 
@@ -60,18 +64,18 @@ class EquinoxStructure(Structure):
         static: the module without its arrays.
     """
 
-    static: Any
+    static: PyTree
 
-    def merge(self, params: Tree, rest: Tree) -> Any:
+    def merge(self, params: PyTree, rest: PyTree) -> Model:
         return importlib.import_module("equinox").combine(params, rest, self.static)
 
-    def rest(self, model: Any) -> Tree:
+    def rest(self, model: Model) -> PyTree:
         eqx = importlib.import_module("equinox")
         others = eqx.filter(model, eqx.is_inexact_array, inverse=True)
         return eqx.filter(others, eqx.is_array)
 
     @property
-    def _key(self) -> tuple[Any, Any]:
+    def _key(self) -> tuple[tuple[PyTree, ...], TreeDef]:
         leaves, treedef = jax.tree.flatten(self.static)
         return tuple(leaves), treedef
 
@@ -82,7 +86,7 @@ class EquinoxStructure(Structure):
         return hash(self._key)
 
 
-def split(model: Any) -> tuple[Tree, Tree, Structure]:
+def split(model: Model) -> tuple[PyTree, PyTree, Structure]:
     """Returns a model's trained arrays, its other arrays, and its structure.
 
     Args:
@@ -106,7 +110,7 @@ def split(model: Any) -> tuple[Tree, Tree, Structure]:
     return params, rest, structure
 
 
-def check_floats(params: Tree) -> None:
+def check_floats(params: PyTree) -> None:
     """Raises TypeError unless all parameters are real float arrays."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from .._resolve import as_format
+from .._types import BlockFormatLike, PyTree
 from ..autoscale import Recipe, Storage, is_stored, store_array
 from ..formats import E4M3FN, FP16
 from ._state_codes import ExpandedStorage, ExpandedStored, TableStorage, TableStored
 
-Tree = Any
 STORAGES = Storage | TableStorage | ExpandedStorage
+StateFormat: TypeAlias = STORAGES | BlockFormatLike  # a format means ``Storage(format)``
 
 # Three bytes per parameter for Adam's two moments. Like the first moment, the square root of the
 # second has the gradients' exponents; E4M3 would flush what is 2^18 below the maximum, FP16 2^40.
@@ -26,7 +28,7 @@ NARROW_ADAM: Mapping[str, Storage] = {
 
 
 # Optimizer states by name, for Adam's two moments; bytes per parameter in comments.
-STATES: Mapping[str, Mapping[str, Any]] = {
+STATES: Mapping[str, Mapping[str, StateFormat]] = {
     "narrow_adam": NARROW_ADAM,  # 3
     # FP8-LM (arXiv 2310.18313); a nonzero second moment never becomes zero. 3
     "fp8_lm": {r"\.mu\b": Storage(E4M3FN), r"\.nu\b": Storage(FP16, nonzero=True)},
@@ -44,7 +46,7 @@ STATES: Mapping[str, Mapping[str, Any]] = {
 
 def store_state(
     optimizer: optax.GradientTransformation,
-    storages: Mapping[str, Any] | str = NARROW_ADAM,
+    storages: Mapping[str, StateFormat] | str = NARROW_ADAM,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer so that its state is stored in narrow formats, with scales.
 
@@ -84,35 +86,39 @@ def store_state(
                 + ", ".join(map(repr, STATES))
             )
         storages = STATES[storages]
-    pairs = [(p, s if isinstance(s, STORAGES) else Storage(s)) for p, s in storages.items()]
+    pairs = [(p, s if isinstance(s, STORAGES) else _plain(s)) for p, s in storages.items()]
     Recipe(state=tuple((p, Storage(FP16)) for p, _ in pairs))  # checks the expressions
     inner = optax.with_extra_args_support(optimizer)
 
-    def init(params: Tree) -> Tree:
+    def init(params: PyTree) -> PyTree:
         state = inner.init(params)
         _check_patterns([p for p, _ in pairs], state)
         return _stored(state, pairs)
 
-    def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
         updates, after = inner.update(updates, widen(state), params, **extra)
         return updates, _stored(after, pairs)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def widen(tree: Tree) -> Tree:
+def widen(tree: PyTree) -> PyTree:
     """Returns a pytree with its stored leaves (ScaledArray, SqrtStored...) as plain arrays."""
     return jax.tree.map(lambda x: x.value() if _is_stored(x) else x, tree, is_leaf=_is_stored)
 
 
-def _is_stored(x: Any) -> bool:
+def _plain(fmt: BlockFormatLike) -> Storage:
+    return Storage(as_format(fmt, "Storage.format", blocks=True))
+
+
+def _is_stored(x: object) -> bool:
     return is_stored(x) or isinstance(x, TableStored | ExpandedStored)
 
 
-def _stored(state: Tree, pairs: Sequence[tuple[str, Any]]) -> Tree:
+def _stored(state: PyTree, pairs: Sequence[tuple[str, STORAGES]]) -> PyTree:
     """Returns a state with each float leaf stored as the first pattern found in its path says."""
 
-    def leaf(path: Any, x: Any) -> Any:
+    def leaf(path: jax.tree_util.KeyPath, x: PyTree) -> PyTree:
         name = jax.tree_util.keystr(path)
         storage = next((s for p, s in pairs if re.search(p, name)), None)
         floats = jnp.issubdtype(jnp.result_type(x), jnp.floating)
@@ -124,7 +130,7 @@ def _stored(state: Tree, pairs: Sequence[tuple[str, Any]]) -> Tree:
     return jax.tree_util.tree_map_with_path(leaf, state)
 
 
-def _check_patterns(patterns: Sequence[str], state: Tree) -> None:
+def _check_patterns(patterns: Sequence[str], state: PyTree) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(state)
     paths = [jax.tree_util.keystr(p) for p, x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
     for pattern in patterns:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 
 from .._deprecated import warn_renamed
 from .._resolve import resolve
@@ -24,7 +25,9 @@ def named_policy(policy: str) -> Policy | Recipe:
     return resolve(policy, "policy", "recipe", where="step")
 
 
-def loss_transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bool]:
+def loss_transform(
+    policy: Policy | Recipe | Schedule | DTypeLike | None,
+) -> tuple[Callable[[Callable], Callable], np.dtype | None, bool]:
     """Returns the transformation that a policy, recipe or None makes of the loss function.
 
     Returns:
@@ -44,9 +47,10 @@ def loss_transform(policy: Any) -> tuple[Callable[[Callable], Callable], Any, bo
         return lambda f: autoscale(f, policy), None, False
     chosen = policy_(policy)
     narrow = jnp.float16 in (chosen.compute, chosen.params)
+    params = None if chosen.params is None else np.dtype(chosen.params)
     # Step casts the parameters, and the loss is float32: autocast only casts operations
     inner = dataclasses.replace(chosen, params=None, output=None)
-    return lambda f: autocast(f, inner), chosen.params, narrow
+    return lambda f: autocast(f, inner), params, narrow
 
 
 def _refuse_state(recipe: Recipe) -> None:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 
 from .._resolve import as_format
-from .._types import AxisName, FormatLike
+from .._types import AxisName, FormatLike, PyTree
 from ..formats import Format
 from ..interpret import gather_invariant
 from ..rounding import cast
 from ..scaled import Amax
 from ._finite import at_least_float32, is_float_array
 
-Tree = Any
 
-
-def mean_over(tree: Tree, axis_name: AxisName, fmt: FormatLike | None = None) -> Tree:
+def mean_over(tree: PyTree, axis_name: AxisName, fmt: FormatLike | None = None) -> PyTree:
     """Returns the mean of each float array over a mapped axis, the same bits on every device.
 
     With a format, the devices agree on a power-of-two scale by the largest magnitude on any of them
@@ -50,7 +47,7 @@ def mean_over(tree: Tree, axis_name: AxisName, fmt: FormatLike | None = None) ->
     if chosen is not None and (chosen.dtype is None or chosen.bits not in (8, 16)):
         raise ValueError(f"mean_over: {chosen.name} isn't stored in one or two bytes")
 
-    def leaf(x: Any) -> Any:
+    def leaf(x: jax.Array) -> jax.Array:
         if not is_float_array(x):
             return x
         x = at_least_float32(x)
@@ -79,5 +76,5 @@ def _narrow(x: jax.Array, axis_name: AxisName, fmt: Format) -> tuple[jax.Array, 
     return lax.bitcast_convert_type(cast(x / scale, fmt), unsigned), scale
 
 
-def _wide(codes: jax.Array, fmt: Format, dtype: Any) -> jax.Array:
+def _wide(codes: jax.Array, fmt: Format, dtype: DTypeLike) -> jax.Array:
     return lax.bitcast_convert_type(codes, jnp.dtype(fmt.dtype)).astype(dtype)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
+from .._types import PyTree
 from ..autoscale import AmaxHistory
-from ._model import Structure
-
-Tree = Any
+from ._model import Model, Structure
 
 
 @jax.tree_util.register_dataclass
@@ -27,14 +26,14 @@ class TrainState:
         structure: rebuilds the model from ``params`` and ``rest``.
     """
 
-    params: Tree
-    rest: Tree
-    optimizer: Tree
+    params: PyTree
+    rest: PyTree
+    optimizer: PyTree
     history: AmaxHistory | None
     step: jax.Array
     structure: Structure = dataclasses.field(metadata={"static": True})
 
-    def model(self) -> Any:
+    def model(self) -> Model:
         """Returns the model with its present weights."""
         return self.structure.merge(self.params, self.rest)
 
@@ -57,4 +56,4 @@ class Metrics(NamedTuple):
     scale: jax.Array
     skipped: jax.Array
     skipped_in_a_row: jax.Array
-    aux: Any = None
+    aux: PyTree = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +145,7 @@ class ExpandedStorage:
         scale = (largest / center) ** power / np.float32(top)
         expanded = jnp.sign(blocks) * (size / center) ** power / scale
         data = encode(expanded, E4M3FN, saturate="finite")
+        assert isinstance(data, jax.Array)
         return ExpandedStored(data, scale[:, 0], center[:, 0], power[:, 0], x.shape)
 
 
@@ -159,7 +160,7 @@ class ExpandedStored:
         shape: of the array.
     """
 
-    data: Any
+    data: jax.Array
     scale: jax.Array
     center: jax.Array
     power: jax.Array
@@ -210,7 +211,7 @@ def _from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.ravel(blocks)[: math.prod(shape)].reshape(shape)
 
 
-def _check_block(owner: str, block: Any, bits: int) -> None:
+def _check_block(owner: str, block: object, bits: int) -> None:
     if not isinstance(block, int) or block < 2 or (bits == 4 and block % 2):
         even = "an even number" if bits == 4 else "an integer"
         raise ValueError(f"{owner}: block is {block!r}; expected {even} of at least 2")

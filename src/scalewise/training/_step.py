@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike, DTypeLike
 
 from .._deprecated import renamed_arguments
-from .._types import AxisName, FormatLike, PolicyLike, RecipeLike
+from .._types import AxisName, FormatLike, PolicyLike, PyTree, RecipeLike
 from ..autoscale import AmaxHistory, Recipe, Schedule, WithHistory
 from ..interpret import per_device
 from ._finite import at_least_float32, tree_where
@@ -25,14 +26,13 @@ from ._loss_scale import (
     loss_scaled,
     scale_loss,
 )
-from ._model import Structure, split
-from ._moments import store_state
+from ._model import Model, Structure, split
+from ._moments import StateFormat, store_state
 from ._policy import loss_transform, named_policy
 from ._reduce import mean_over
 from ._state import Metrics, TrainState
 from ._weights import apply_updates, compensated, master_weights, stochastic_rounding
 
-Tree = Any
 Weights = Literal["plain", "master", "stochastic", "compensated"]
 WEIGHTS: dict[str, Callable] = {
     "plain": lambda optimizer: optimizer,
@@ -63,17 +63,17 @@ class Step:
 
     loss: Callable
     optimizer: optax.GradientTransformationExtraArgs
-    params: Any = None
+    params: DTypeLike | None = None
     accumulate: int = 1
     has_aux: bool = False
     transform: Callable[[Callable], Callable] = lambda f: f
     delayed: Recipe | None = None
     axis_name: AxisName = None
-    comm_format: Any = None
+    comm_format: FormatLike | None = None
     warn_after: int | None = None
     scheduled: bool = False
 
-    def init(self, model: Any, *batch: Any) -> TrainState:
+    def init(self, model: Model, *batch: PyTree) -> TrainState:
         """Returns the state before the first step.
 
         Args:
@@ -95,7 +95,7 @@ class Step:
             raise TypeError("step: delayed scaling begins with a batch: init(model, batch)")
         return dataclasses.replace(state, history=self._first_history(self.delayed, state, batch))
 
-    def __call__(self, state: TrainState, *batch: Any) -> tuple[TrainState, Metrics]:
+    def __call__(self, state: TrainState, *batch: PyTree) -> tuple[TrainState, Metrics]:
         """Makes one step; returns the new state and the step's metrics.
 
         Args:
@@ -117,7 +117,7 @@ class Step:
         after = loss_scale_of(optimizer)
         finite = after.skipped == before.skipped
         history = state.history
-        if history is not None:
+        if history is not None and newest is not None:
             history = tree_where(finite, history.after(newest), history)
         new = dataclasses.replace(
             state,
@@ -132,13 +132,15 @@ class Step:
         in_a_row = after.skipped_in_a_row
         return new, Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
 
-    def _gradients(self, state: TrainState, batch: Any) -> tuple[Tree, jax.Array, Tree, Any, Any]:
+    def _gradients(
+        self, state: TrainState, batch: PyTree
+    ) -> tuple[PyTree, jax.Array, PyTree, PyTree, jax.Array | None]:
         """Returns scaled gradients, loss, other arrays, aux, and the operands' amaxes or None."""
         scaling, members = loss_scale_of(state.optimizer), self._members()
         differentiate = self._differentiate(state.structure, members, state.step)
         params = self._own(state.params)
 
-        def one(rest: Tree, batch: Any) -> tuple[Any, Any]:
+        def one(rest: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
             args = (params, rest, batch, scaling)
             if self.delayed is None:
                 return differentiate(*args), None
@@ -164,22 +166,24 @@ class Step:
         newest = jax.tree.map(lambda n: n.max(axis=0), newest)
         return mean, loss / self.accumulate, rest, aux, newest
 
-    def _differentiate(self, structure: Structure, members: Any, step: Any = 0) -> Callable:
+    def _differentiate(
+        self, structure: Structure, members: PyTree, step: ArrayLike = 0
+    ) -> Callable:
         """Returns ``(params, rest, batch, scale) -> (gradients, (loss, rest, aux))``."""
 
-        def scaled(params: Tree, rest: Tree, batch: Any, scaling: LossScaleState):
+        def scaled(params: PyTree, rest: PyTree, batch: PyTree, scaling: LossScaleState):
             loss, rest, aux = self._apply(structure, step, params, rest, batch)
             # a device's share of the mean over the batch: gradients are summed over devices
             return scale_loss(loss, scaling) / members, (at_least_float32(loss), rest, aux)
 
         return jax.grad(scaled, has_aux=True)
 
-    def _first_history(self, recipe: Recipe, state: TrainState, batch: Any) -> AmaxHistory:
+    def _first_history(self, recipe: Recipe, state: TrainState, batch: PyTree) -> AmaxHistory:
         """Returns the history of one step with current scaling, all microbatches together."""
         delayed = WithHistory(self._differentiate(state.structure, 1), recipe)
         scaling = loss_scale_of(state.optimizer)
 
-        def one(part: Any) -> AmaxHistory:
+        def one(part: PyTree) -> AmaxHistory:
             return delayed.init(state.params, state.rest, part, scaling)
 
         if self.accumulate == 1:
@@ -187,14 +191,16 @@ class Step:
         histories = jax.lax.map(one, microbatches(batch, self.accumulate))
         return jax.tree.map(lambda a: a.max(axis=0), histories)
 
-    def _own(self, tree: Tree) -> Tree:
+    def _own(self, tree: PyTree) -> PyTree:
         """Marks a tree as different on each device, so that JAX doesn't sum its gradient."""
         return tree if self.axis_name is None else per_device(tree, self.axis_name)
 
     def _members(self) -> int:
         return 1 if self.axis_name is None else jax.lax.psum(1, self.axis_name)
 
-    def _apply(self, structure: Structure, step: Any, params: Tree, rest: Tree, batch: Any):
+    def _apply(
+        self, structure: Structure, step: ArrayLike, params: PyTree, rest: PyTree, batch: PyTree
+    ):
         """Returns loss, other arrays and aux of the model, computed under the policy."""
         arrays, treedef = jax.tree.flatten(batch)
 
@@ -217,7 +223,7 @@ def step(
     *,
     scaling: LossScale | None = None,
     weights: Weights | None = None,
-    moments: Mapping[str, Any] | str | None = None,
+    moments: Mapping[str, StateFormat] | str | None = None,
     clip: float | None = None,
     accumulate: int = 1,
     has_aux: bool = False,
@@ -318,7 +324,7 @@ def step(
 def _warn_of_skipped(limit: int, state: LossScaleState) -> None:
     """Makes the host warn when ``limit`` steps in a row were left out."""
 
-    def warn(scale: Any) -> None:
+    def warn(scale: jax.Array) -> None:
         warnings.warn(
             f"training.step: {limit} steps in a row were left out, their gradients or losses not "
             f"finite; the loss scale is {float(scale):g}. A smaller scale doesn't help against "
@@ -334,10 +340,10 @@ def _warn_of_skipped(limit: int, state: LossScaleState) -> None:
     )
 
 
-def microbatches(batch: Any, n: int) -> Any:
+def microbatches(batch: PyTree, n: int) -> PyTree:
     """Splits a batch into ``n`` parts along its first axis, stacked: ``(n, size / n, ...)``."""
 
-    def leaf(x: Any) -> Any:
+    def leaf(x: jax.Array) -> jax.Array:
         size = x.shape[0] if getattr(x, "ndim", 0) else 0
         if not size or size % n:
             raise ValueError(

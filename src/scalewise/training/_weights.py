@@ -9,23 +9,22 @@ the update ``new - old``, which :func:`apply_updates` or ``optax.apply_updates``
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from .._types import PyTree
 from ..rounding import round_to
 from ._finite import at_least_float32, is_float_array
-
-Tree = Any
 
 
 class MasterState(NamedTuple):
     """The state of :func:`master_weights`: float32 weights and the inner optimizer's state."""
 
-    master: Tree
-    inner: Any
+    master: PyTree
+    inner: optax.OptState
 
 
 def master_weights(
@@ -52,11 +51,11 @@ def master_weights(
     """
     inner = optax.with_extra_args_support(optimizer)
 
-    def init(params: Tree) -> MasterState:
+    def init(params: PyTree) -> MasterState:
         master = _wide(params)
         return MasterState(master, inner.init(master))
 
-    def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
         params = _required(params, "master_weights")
         updates, after = inner.update(_wide(updates), state.inner, state.master, **extra)
         master = apply_updates(state.master, updates)
@@ -70,7 +69,7 @@ class StochasticState(NamedTuple):
     """The state of :func:`stochastic_rounding`: the next step's key and the inner state."""
 
     key: jax.Array
-    inner: Any
+    inner: optax.OptState
 
 
 def stochastic_rounding(
@@ -88,10 +87,10 @@ def stochastic_rounding(
     """
     inner = optax.with_extra_args_support(optimizer)
 
-    def init(params: Tree) -> StochasticState:
+    def init(params: PyTree) -> StochasticState:
         return StochasticState(jax.random.key_data(jax.random.key(seed)), inner.init(_wide(params)))
 
-    def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
         params = _required(params, "stochastic_rounding")
         updates, after = inner.update(_wide(updates), state.inner, _wide(params), **extra)
         key, *keys = jax.random.split(
@@ -99,7 +98,7 @@ def stochastic_rounding(
         )
         noise = jax.tree.unflatten(jax.tree.structure(params), keys)
 
-        def leaf(p: Any, u: Any, key: jax.Array) -> Any:
+        def leaf(p: jax.Array, u: jax.Array, key: jax.Array) -> jax.Array:
             total = at_least_float32(p) + u
             if p.dtype.itemsize >= 4:
                 return total
@@ -114,8 +113,8 @@ def stochastic_rounding(
 class CompensatedState(NamedTuple):
     """The state of :func:`compensated`: each weight's rounding error and the inner state."""
 
-    lost: Tree
-    inner: Any
+    lost: PyTree
+    inner: optax.OptState
 
 
 def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -128,14 +127,14 @@ def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransf
     """
     inner = optax.with_extra_args_support(optimizer)
 
-    def init(params: Tree) -> CompensatedState:
+    def init(params: PyTree) -> CompensatedState:
         return CompensatedState(jax.tree.map(jnp.zeros_like, params), inner.init(_wide(params)))
 
-    def update(updates: Tree, state: Any, params: Tree = None, **extra: Any):
+    def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
         params = _required(params, "compensated")
         updates, after = inner.update(_wide(updates), state.inner, _wide(params), **extra)
 
-        def leaf(p: Any, u: Any, lost: Any) -> tuple[Any, Any]:
+        def leaf(p: jax.Array, u: jax.Array, lost: jax.Array) -> tuple[jax.Array, jax.Array]:
             if p.dtype.itemsize >= 4:
                 return p + u, lost
             magnified = math.ldexp(1.0, jnp.finfo(p.dtype).nmant + 1)
@@ -151,25 +150,25 @@ def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransf
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def apply_updates(params: Tree, updates: Tree) -> Tree:
+def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
     """Returns ``params + updates``, summed in float32, rounded once to each parameter's dtype."""
 
-    def leaf(p: Any, u: Any) -> Any:
+    def leaf(p: jax.Array, u: jax.Array) -> jax.Array:
         return (at_least_float32(p) + u.astype(at_least_float32(p).dtype)).astype(p.dtype)
 
     return jax.tree.map(leaf, params, updates)
 
 
-def _wide(tree: Tree) -> Tree:
+def _wide(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: at_least_float32(x) if is_float_array(x) else x, tree)
 
 
-def _difference(new: Tree, old: Tree) -> Tree:
+def _difference(new: PyTree, old: PyTree) -> PyTree:
     """Returns ``new - old`` in float32; exact unless a weight shrinks 2^12-fold."""
     return jax.tree.map(lambda n, o: n - at_least_float32(o), new, old)
 
 
-def _required(params: Tree, name: str) -> Tree:
+def _required(params: PyTree, name: str) -> PyTree:
     if params is None:
         raise ValueError(f"{name}: update(gradients, state, params) needs the params")
     return params

@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
+
+from .._types import PyTree
 
 
-def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
+def init(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.float32) -> jax.Array:
     """Returns normal numbers of variance 1, whatever the shape."""
     return jax.random.normal(key, shape, dtype)
 
@@ -75,19 +77,19 @@ def hidden_rates(base: int, hidden: str | Callable[[str], bool]) -> optax.Gradie
         raise ValueError(f"hidden_rates: base is {base!r}; expected a positive integer")
     is_hidden = hidden if callable(hidden) else (lambda path: re.search(hidden, path) is not None)
 
-    def chosen(path: Any, x: Any) -> bool:
+    def chosen(path: jax.tree_util.KeyPath, x: PyTree) -> bool:
         return x.ndim > 1 and bool(is_hidden(jax.tree_util.keystr(path)))
 
-    def begin(params: Any) -> optax.EmptyState:
+    def begin(params: PyTree) -> optax.EmptyState:
         leaves = jax.tree_util.tree_leaves_with_path(params)
         if not any(chosen(path, x) for path, x in leaves):
             raise ValueError(f"hidden_rates: {hidden!r} is in no path of a matrix")
         return optax.EmptyState()
 
-    def update(updates: Any, state: Any, params: Any = None):
+    def update(updates: PyTree, state: PyTree, params: PyTree = None):
         del params
 
-        def leaf(path: Any, u: jax.Array) -> jax.Array:
+        def leaf(path: jax.tree_util.KeyPath, u: jax.Array) -> jax.Array:
             if not chosen(path, u):
                 return u
             return u * jnp.asarray((base / u.shape[-2]) ** 0.5, u.dtype)

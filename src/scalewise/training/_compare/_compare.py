@@ -1,5 +1,7 @@
 """``compare``: trains one program under several methods, one step of each in turn."""
 
+from __future__ import annotations
+
 import dataclasses
 import gc
 import platform
@@ -8,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from rich.console import Console
 
 from ..._output import rescue_folder, sentence, tolerant
+from ..._types import PyTree
 from ..._user_file import InputError
 from .._interrupt import held_interrupts, signal_of
 from .._progress import Progress
@@ -152,8 +154,8 @@ class _Ended:
 
 def _train(
     runs: list[list[Run]],
-    batches: list[Any],
-    streams: list[Iterator[Any]],
+    batches: list[PyTree],
+    streams: list[Iterator[PyTree]],
     steps: int,
     folder: Folder | None,
     console: Console,
@@ -216,7 +218,7 @@ def _write(comparison: Comparison, folder: Folder) -> None:
 
 def warm_up() -> None:
     """Makes JAX load what it loads on its first trace, derivative and compilation."""
-    example: Callable[..., Any] = jax.value_and_grad(lambda w, x: jnp.tanh(x @ w).mean())
+    example: Callable[..., PyTree] = jax.value_and_grad(lambda w, x: jnp.tanh(x @ w).mean())
     jax.jit(example).lower(jnp.ones((8, 8)), jnp.ones((8, 8))).compile()
 
 

@@ -1,22 +1,24 @@
 """Finds out why a step returned non-finite numbers, by running it again equation by equation."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from ..._types import PyTree
 from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
-from ._program import Step, Tree
+from ._program import Step
 
 
-def finite_leaves(tree: Tree) -> jax.Array:
+def finite_leaves(tree: PyTree) -> jax.Array:
     """Returns for each leaf whether all of it is finite; integers always are."""
 
-    def finite(x: Any) -> jax.Array:
+    def finite(x: jax.Array) -> jax.Array:
         if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             return jnp.array(True)
         return jnp.isfinite(jnp.asarray(x).astype(jnp.float32)).all()
@@ -42,7 +44,7 @@ class _Watch(Interpretation):
         return state, outs
 
 
-def _finite(x: Any) -> bool:
+def _finite(x: PyTree) -> bool:
     return bool(np.isfinite(np.asarray(x).astype(np.float32)).all())
 
 
@@ -59,7 +61,7 @@ def _sentence(equation: Equation, inputs: Sequence[Value], out: np.ndarray) -> s
     return f"{where}, makes {kind} of the {out.dtype} number{'s' * (len(inputs) > 1)} {numbers}"
 
 
-def first_non_finite(step: Step, state: Tree, batch: Any) -> str | None:
+def first_non_finite(step: Step, state: PyTree, batch: PyTree) -> str | None:
     """Describes the first equation of a step that has finite inputs and a non-finite output.
 
     Returns:
@@ -76,14 +78,14 @@ def first_non_finite(step: Step, state: Tree, batch: Any) -> str | None:
     return None
 
 
-def lost_second_moments(state: Tree) -> str | None:
+def lost_second_moments(state: PyTree) -> str | None:
     """Describes how many second moments are zero while the first moment isn't; None if none is.
 
     Covers optimizer states with plain arrays `mu` and `nu`, as optax's Adam family has.
     """
     lost = total = 0
 
-    def has_moments(x: Any) -> bool:
+    def has_moments(x: object) -> bool:
         return hasattr(x, "mu") and hasattr(x, "nu")
 
     for node in filter(has_moments, jax.tree.leaves(state, is_leaf=has_moments)):
@@ -98,7 +100,7 @@ def lost_second_moments(state: Tree) -> str | None:
     return f"{lost / total:.0%} of the second moments are 0 where the first moment isn't"
 
 
-def diagnose(step: Step, before: Tree, batch: Any, after: Tree, loss: float) -> str:
+def diagnose(step: Step, before: PyTree, batch: PyTree, after: PyTree, loss: float) -> str:
     """Describes in one sentence why the step from `before` to `after` isn't finite.
 
     Args:

@@ -1,14 +1,16 @@
 """The folder of a run: locked by one process, metrics appended, all else written atomically."""
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..._output import FolderInUseError, append, lock, remove_temporaries, replacing
+from ..._types import Json
 from ..._user_file import InputError
 
 
@@ -27,7 +29,7 @@ class Folder:
     named: bool = True
 
     @classmethod
-    def at(cls, out: "str | Path | Folder") -> "Folder":
+    def at(cls, out: str | Path | Folder) -> Folder:
         """Returns the folder ``out``, which has to be new or empty.
 
         Raises:
@@ -41,7 +43,7 @@ class Folder:
         return folder
 
     @classmethod
-    def timestamped(cls, parent: str | Path = "runs") -> "Folder":
+    def timestamped(cls, parent: str | Path = "runs") -> Folder:
         """Returns a new folder in ``parent``, named after the present time."""
         return cls(Path(parent) / time.strftime("%Y-%m-%dT%H-%M-%S"), named=False)
 
@@ -52,7 +54,7 @@ class Folder:
         return [path for path in self.path.iterdir() if not path.name.startswith(".")]
 
     @contextmanager
-    def claimed(self) -> Iterator["Folder"]:
+    def claimed(self) -> Iterator[Folder]:
         """Creates the folder and holds its lock while the block runs.
 
         If nothing was written to a folder that this method created, the folder is removed again.
@@ -82,7 +84,7 @@ class Folder:
                 with suppress(OSError):
                     folder.path.rmdir()  # only if it is empty
 
-    def _created(self) -> tuple["Folder", bool]:
+    def _created(self) -> tuple[Folder, bool]:
         """Returns the folder, and whether this call created it."""
         folder, number = self, 1
         while True:
@@ -96,7 +98,7 @@ class Folder:
             else:
                 return folder, True
 
-    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+    def append(self, name: str, rows: Iterable[Mapping[str, Json]]) -> None:
         """Appends one line of JSON for each row; all of them, or none if that fails."""
         self.path.mkdir(parents=True, exist_ok=True)
         lines = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
@@ -108,6 +110,6 @@ class Folder:
         with replacing(self.path / name) as file:
             file.write(text.encode())
 
-    def write_json(self, name: str, value: Any) -> None:
+    def write_json(self, name: str, value: Json) -> None:
         """Writes a JSON file atomically."""
         self.write(name, json.dumps(value, indent=2, allow_nan=False) + "\n")

@@ -1,5 +1,7 @@
 """The methods of a comparison: how each changes a program's state and step."""
 
+from __future__ import annotations
+
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
@@ -7,15 +9,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from ..._resolve import unknown
+from ..._types import PyTree
 from ..._user_file import InputError
 from ...autoscale import AmaxHistory, Recipe, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
 from .._loss_scale import DynamicLossScale, StaticLossScale
 from .._moments import NARROW_ADAM, STATES
 from .._step import step
-from ._program import Program, Step, Tree, params_of
+from ._program import Program, Step, params_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Method:
     """
 
     name: str
-    prepare: Callable[[Tree], Tree] = lambda state: state
+    prepare: Callable[[PyTree], PyTree] = lambda state: state
     transform: Callable[[Step], Step] = lambda step: step
     what: str = ""
     options: Mapping[str, Any] | None = None
@@ -45,7 +49,7 @@ class Method:
         """Arguments of ``training.step`` with this method's effect; None if there are none."""
         return self.equivalent if self.options is None else self.options
 
-    def build(self, program: Program) -> tuple[Callable[[Tree, Any], Tree], Step]:
+    def build(self, program: Program) -> tuple[Callable[[PyTree, PyTree], PyTree], Step]:
         """Returns the function from the program's state and first batch to this method's; its step.
 
         Raises:
@@ -63,10 +67,10 @@ class Method:
             )
         train = step(program.loss_of, program.optimizer, **self.options)
 
-        def prepare(state: Tree, batch: Any) -> Tree:
+        def prepare(state: PyTree, batch: PyTree) -> PyTree:
             return train.init(params_of(state), batch)
 
-        def one(state: Tree, batch: Any) -> tuple[Tree, Any]:
+        def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
             state, metrics = train(state, batch)
             return state, metrics.loss
 
@@ -76,27 +80,27 @@ class Method:
 class StateWithHistory(NamedTuple):
     """A program's state, and the history of largest magnitudes that delayed scaling needs."""
 
-    state: Tree
+    state: PyTree
     history: AmaxHistory
 
 
 def with_history(
-    scaled: WithHistory, prepare: Callable[[Tree], Tree]
-) -> tuple[Callable[[Tree, Any], Tree], Step]:
+    scaled: WithHistory, prepare: Callable[[PyTree], PyTree]
+) -> tuple[Callable[[PyTree, PyTree], PyTree], Step]:
     """Returns state function and step of delayed scaling, whose history is part of the state."""
 
-    def begin(state: Tree, batch: Any) -> Tree:
+    def begin(state: PyTree, batch: PyTree) -> PyTree:
         state = prepare(state)
         return StateWithHistory(state, scaled.init(state, batch))
 
-    def one(state: Tree, batch: Any) -> tuple[Tree, Any]:
+    def one(state: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
         (after, loss), history = scaled.step(state.history, state.state, batch)
         return StateWithHistory(after, history), loss
 
     return begin, one
 
 
-def cast_floats(tree: Tree, dtype: Any) -> Tree:
+def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
     """Casts every float leaf to `dtype`."""
 
     def leaf(x):
@@ -106,7 +110,7 @@ def cast_floats(tree: Tree, dtype: Any) -> Tree:
     return jax.tree.map(leaf, tree)
 
 
-def plain(name: str, dtype: Any, what: str) -> Method:
+def plain(name: str, dtype: DTypeLike, what: str) -> Method:
     """Returns the method that casts state and batch to one dtype."""
 
     def transform(step: Step) -> Step:

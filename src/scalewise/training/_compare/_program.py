@@ -1,18 +1,19 @@
 """Loads a user's training program: three functions, and two optional names, of a Python file."""
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import optax
 
+from ..._types import PyTree
 from ..._user_file import InputError, describe_error, load_module, missing_module
 
-Tree = Any
-Step = Callable[[Tree, Any], tuple[Tree, Any]]
+Step = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 PROTOCOL = {
     "init": "init(seed) -> state",
     "train_step": "train_step(state, batch) -> (state, loss)",
@@ -38,10 +39,10 @@ class Program:
     """
 
     name: str
-    init: Callable[[int], Tree]
+    init: Callable[[int], PyTree]
     train_step: Step
-    batches: Callable[[bytes, int], Iterable[Any]]
-    loss_of: Callable[[Tree, Any], Any] | None = None
+    batches: Callable[[bytes, int], Iterable[PyTree]]
+    loss_of: Callable[[PyTree, PyTree], PyTree] | None = None
     optimizer: optax.GradientTransformation | None = None
 
 
@@ -98,7 +99,7 @@ def find_examples(folders: Iterable[Path]) -> dict[str, Path]:
     return {}
 
 
-def call_user(call: Callable[..., Any], what: str, *args: Any) -> Any:
+def call_user(call: Callable[..., PyTree], what: str, *args: PyTree) -> PyTree:
     """Returns ``call(*args)``, where ``call`` runs a user's function.
 
     Raises:
@@ -118,7 +119,7 @@ def call_user(call: Callable[..., Any], what: str, *args: Any) -> Any:
         ) from error
 
 
-def endless_batches(program: Program, data: bytes, seed: int) -> Iterator[Any]:
+def endless_batches(program: Program, data: bytes, seed: int) -> Iterator[PyTree]:
     """Yields the program's batches; when they end, they start again under the next seed.
 
     Raises:
@@ -143,12 +144,12 @@ def check_positive(**numbers: int) -> None:
             raise InputError(f"{name} is {number}; expected 1, 2, ...")
 
 
-def params_of(state: Tree) -> Tree:
+def params_of(state: PyTree) -> PyTree:
     """Returns the parameters of a program's state; None if it has none."""
     return state.get("params") if isinstance(state, dict) else getattr(state, "params", None)
 
 
-def parameter_count(state: Tree, program: Program) -> int:
+def parameter_count(state: PyTree, program: Program) -> int:
     """Returns how many numbers the parameters of a program's state hold.
 
     Raises:
@@ -166,7 +167,7 @@ def parameter_count(state: Tree, program: Program) -> int:
     return count
 
 
-def check_step(program: Program, state: Tree, batch: Any) -> None:
+def check_step(program: Program, state: PyTree, batch: PyTree) -> None:
     """Checks that ``train_step`` returns a state like the one it gets, and a scalar float loss.
 
     Raises:
@@ -183,7 +184,7 @@ def check_step(program: Program, state: Tree, batch: Any) -> None:
     check_same_types(jax.eval_shape(lambda s: s, state), after, what)
 
 
-def check_same_types(before: Tree, after: Tree, what: str) -> None:
+def check_same_types(before: PyTree, after: PyTree, what: str) -> None:
     """Checks that a step keeps the structure of its state and each leaf's shape and dtype.
 
     Raises:
@@ -200,7 +201,7 @@ def check_same_types(before: Tree, after: Tree, what: str) -> None:
             )
 
 
-def _kind(x: Any) -> str:
+def _kind(x: PyTree) -> str:
     if hasattr(x, "shape") and hasattr(x, "dtype"):
         return f"{x.dtype}{list(x.shape)}"
     return f"a {type(x).__name__}" + (f" of {len(x)}" if isinstance(x, tuple) else "")

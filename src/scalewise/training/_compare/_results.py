@@ -1,14 +1,16 @@
 """The measurements of a comparison, and figures derived from them."""
 
+from __future__ import annotations
+
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ..._deprecated import renamed_arguments
+from ..._types import Json
 
 WINDOW = 50  # number of last steps over which the final loss is averaged
 EARLY = 20  # number of first steps in which losses are compared with the reference's
@@ -133,7 +135,7 @@ class Comparison:
         pairs = zip(record.losses[:EARLY], self.reference.losses[:EARLY], strict=True)
         return float(np.max([abs(a / b - 1) if b else math.nan for a, b in pairs]))
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Json]:
         """Returns all figures for JSON, with None for NaN and infinity."""
         return {
             "program": self.program,
@@ -146,9 +148,9 @@ class Comparison:
             "methods": [self._row(r) for r in self.records],
         }
 
-    def _row(self, record: Record) -> dict[str, Any]:
+    def _row(self, record: Record) -> dict[str, Json]:
         figures = ("final_loss", "median_seconds", "build_seconds", "bytes_per_parameter")
-        row: dict[str, Any] = {"name": record.name, "what": record.what}
+        row: dict[str, Json] = {"name": record.name, "what": record.what}
         for figure in figures:
             row[figure] = finite_or_none(getattr(record, figure))
             row[f"{figure}_ratio"] = finite_or_none(self.ratio(record, figure))

@@ -1,15 +1,17 @@
 """One method's training run: compiles its step, advances it, records what is measured."""
 
+from __future__ import annotations
+
 import copy
 import functools
 import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ..._types import Json, PyTree
 from .._loss_scale import has_loss_scale, loss_scale_of
 from ._diagnose import diagnose, finite_leaves
 from ._methods import Method
@@ -23,7 +25,9 @@ class Run:
     All compiled code belongs to this object and is released with it.
     """
 
-    def __init__(self, method: Method, program: Program, state: Any, batch: Any, parameters: int):
+    def __init__(
+        self, method: Method, program: Program, state: PyTree, batch: PyTree, parameters: int
+    ):
         self.method, self.parameters = method, parameters
         prepare, self.step = method.build(program)
         # JAX keeps compiled code as long as its function lives: partials live as long as this run
@@ -41,7 +45,7 @@ class Run:
         self._finite = jax.jit(functools.partial(finite_leaves))
         self._begin()
 
-    def restarted(self, state: Any, batch: Any) -> "Run":
+    def restarted(self, state: PyTree, batch: PyTree) -> Run:
         """Returns a run of the same compiled method from another seed's state and first batch."""
         other = copy.copy(self)
         other.state = self._prepare(state, batch)
@@ -58,7 +62,7 @@ class Run:
         self.stopped = False
         self.scaled = has_loss_scale(self.state)
 
-    def advance(self, batch: Any) -> None:
+    def advance(self, batch: PyTree) -> None:
         """Makes and times one step; does nothing if the method can't become finite again."""
         if self.stopped:
             self.losses.append(math.nan)
@@ -88,7 +92,7 @@ class Run:
         """How many steps the loss scaling left out."""
         return int(loss_scale_of(self.state).skipped) if self.scaled else 0
 
-    def metrics(self, step: int, seed_index: int) -> dict[str, Any]:
+    def metrics(self, step: int, seed_index: int) -> dict[str, Json]:
         """Returns the line of ``metrics.jsonl`` for the latest step."""
         line = {
             "step": step,
@@ -104,7 +108,7 @@ class Run:
             line |= {"scale": scale, "skipped_steps": self.skipped}
         return line
 
-    def record(self, steps: int, by_seed: "Sequence[Run]") -> Record:
+    def record(self, steps: int, by_seed: Sequence[Run]) -> Record:
         """Returns what was measured in the first ``steps`` steps.
 
         Args:

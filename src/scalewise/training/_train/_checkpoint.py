@@ -15,17 +15,19 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from ..._extras import require
+from ..._types import Json, PyTree
 from ..._user_file import InputError
 from ._digest import digests, is_key, is_whole, without_keys
 from ._identity import check_settings
@@ -33,10 +35,11 @@ from ._meta import KIND, DamagedError, ForeignError, Meta, read_meta
 from ._processes import all_gather_json, call_on_first, is_first
 from ._sharding import placed_like
 
-Tree = Any
+if TYPE_CHECKING:
+    from orbax.checkpoint import CheckpointManager
 
 
-def _orbax() -> Any:
+def _orbax() -> ModuleType:
     """Returns ``orbax.checkpoint``, which takes seconds to import."""
     return require("orbax.checkpoint", "train", "a checkpoint")
 
@@ -57,7 +60,7 @@ class Restored:
     """
 
     step: int
-    state: Tree
+    state: PyTree
     run: str
     damaged: list[str]
 
@@ -70,7 +73,7 @@ class Checkpoints:
         self._keep = keep
 
     @cached_property
-    def _manager(self) -> Any:
+    def _manager(self) -> CheckpointManager:
         """Orbax's manager, created after damaged checkpoints were renamed: it fails on some."""
         ocp = _orbax()
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised as well
@@ -88,7 +91,7 @@ class Checkpoints:
         """Returns the steps that have a checkpoint, in ascending order."""
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, state: Tree, about: Mapping[str, Any], run: str) -> None:
+    def save(self, step: int, state: PyTree, about: Mapping[str, Json], run: str) -> None:
         """Writes a checkpoint atomically.
 
         Args:
@@ -124,7 +127,9 @@ class Checkpoints:
                 f"{_sentence(error)}; {last}"
             ) from error
 
-    def restore(self, template: Tree, about: Mapping[str, Any], run: str | None) -> Restored | None:
+    def restore(
+        self, template: PyTree, about: Mapping[str, Json], run: str | None
+    ) -> Restored | None:
         """Reads the newest good checkpoint, and renames damaged ones.
 
         A checkpoint is identified by its description. It counts as damaged if its folder has
@@ -160,7 +165,7 @@ class Checkpoints:
         if run is None and metas:
             runs = [meta.run for meta in metas.values()]
             run = max(runs, key=runs.count)
-        found: tuple[Meta, Tree] | None = None
+        found: tuple[Meta, PyTree] | None = None
         for folder, meta in metas.items():
             try:
                 if meta.run != run:
@@ -205,7 +210,7 @@ class Checkpoints:
                 "scalewise train wrote"
             ) from None
 
-    def _state(self, folder: Path, meta: Meta, template: Tree) -> Tree:
+    def _state(self, folder: Path, meta: Meta, template: PyTree) -> PyTree:
         ocp = _orbax()
         if meta.arrays != _described(template):
             raise InputError(
@@ -235,7 +240,7 @@ class Checkpoints:
         return jax.tree.unflatten(treedef, map(_typed, leaves, map(placed_like, data, arrays)))
 
 
-def _expected(x: Any) -> Any:
+def _expected(x: PyTree) -> PyTree:
     """Returns the array that Orbax restores into: on the host, or with the sharding of ``x``."""
     if is_whole(x):
         return np.empty(x.shape, x.dtype)
@@ -274,7 +279,7 @@ def _closed_loops_ignored() -> Iterator[None]:
     """
     before = sys.unraisablehook
 
-    def hook(unraisable: Any) -> None:
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
         error = unraisable.exc_value
         if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
             before(unraisable)
@@ -303,15 +308,15 @@ def _set_aside(folder: Path) -> str:
     return name
 
 
-def _typed(leaf: Any, x: jax.Array) -> jax.Array:
+def _typed(leaf: PyTree, x: jax.Array) -> jax.Array:
     return jax.random.wrap_key_data(x, impl=jax.random.key_impl(leaf)) if is_key(leaf) else x
 
 
-def _named(arrays: list[Any]) -> dict[str, Any]:
+def _named(arrays: Sequence[PyTree]) -> dict[str, PyTree]:
     return {f"{i:05}": x for i, x in enumerate(arrays)}
 
 
-def _described(state: Tree) -> list[list[Any]]:
+def _described(state: PyTree) -> list[list[Json]]:
     """Returns path, dtype and shape of each leaf as JSON, and the sharding of a split one."""
     return [
         [jax.tree_util.keystr(path), str(x.dtype), list(x.shape)]
@@ -320,7 +325,7 @@ def _described(state: Tree) -> list[list[Any]]:
     ]
 
 
-def _first_difference(there: list[Any], here: list[Any]) -> str:
+def _first_difference(there: list[list[Json]], here: list[list[Json]]) -> str:
     for a, b in zip(there, here, strict=False):
         if a != b:
             one, other = ("".join(map(str, x[1:])) for x in (a, b))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,27 +13,27 @@ from ..._types import PyTree
 from ._processes import all_gather_json
 
 
-def is_whole(x: Any) -> bool:
+def is_whole(x: object) -> bool:
     """Returns whether each device has all of an array."""
     return not isinstance(x, jax.Array) or x.is_fully_replicated
 
 
-def is_key(x: Any) -> bool:
+def is_key(x: jax.Array | np.ndarray) -> bool:
     """Returns whether an array holds typed random keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def without_keys(leaves: list[Any]) -> list[Any]:
+def without_keys(leaves: list[PyTree]) -> list[PyTree]:
     """Returns the arrays with typed random keys replaced by the integers that they consist of."""
     return [jax.random.key_data(x) if is_key(x) else x for x in leaves]
 
 
-def digests(arrays: list[Any]) -> list[str]:
+def digests(arrays: Sequence[jax.Array | np.ndarray]) -> list[str]:
     """Returns the SHA-256 of each array's bytes; of a split array, that of its parts' digests.
 
     All processes have to call this function; all get the same digests.
     """
-    parts = [[] if is_whole(x) else _parts(x) for x in arrays]
+    parts = [_parts(x) if isinstance(x, jax.Array) and not is_whole(x) else [] for x in arrays]
     everywhere = [parts] if all(map(is_whole, arrays)) else all_gather_json(parts)
     return [
         _sha(np.asarray(x)) if is_whole(x) else _joined(process[i] for process in everywhere)

@@ -6,9 +6,9 @@ import json
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..._output import check_source
+from ..._types import Json
 from ..._user_file import InputError
 from .._compare import Folder
 
@@ -16,7 +16,7 @@ FILE = "run.json"
 
 
 def run_folder(
-    out: str | Path | Folder | None, resume: bool, settings: dict[str, Any]
+    out: str | Path | Folder | None, resume: bool, settings: dict[str, Json]
 ) -> Folder | None:
     """Returns the folder of a run, None if it has none; creates and writes nothing.
 
@@ -34,7 +34,7 @@ def run_folder(
     return folder
 
 
-def identify(folder: Folder, settings: dict[str, Any]) -> str | None:
+def identify(folder: Folder, settings: dict[str, Json]) -> str | None:
     """Returns the identity of the run in a locked folder; writes a new one to an empty folder.
 
     Returns:
@@ -51,12 +51,12 @@ def identify(folder: Folder, settings: dict[str, Any]) -> str | None:
     return identity
 
 
-def write_identity(folder: Folder, settings: dict[str, Any], identity: str) -> None:
+def write_identity(folder: Folder, settings: dict[str, Json], identity: str) -> None:
     """Writes ``run.json``."""
     folder.write_json(FILE, settings | {"run": identity})
 
 
-def _read_identity(folder: Folder, settings: dict[str, Any]) -> str | None:
+def _read_identity(folder: Folder, settings: dict[str, Json]) -> str | None:
     """Returns the identity in ``run.json``; None if there is none, or if it is damaged."""
     file = folder.path / FILE
     if not file.exists():
@@ -74,7 +74,7 @@ def _read_identity(folder: Folder, settings: dict[str, Any]) -> str | None:
     return found["run"]
 
 
-def check_settings(written: Mapping[str, Any], given: Mapping[str, Any], folder: Path) -> None:
+def check_settings(written: Mapping[str, Json], given: Mapping[str, Json], folder: Path) -> None:
     """Raises InputError if a run's settings aren't those that its folder was written with."""
     for name in given:
         if written.get(name) != given[name]:

@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..._output import check_source, sentence
+from ..._types import Json
 
 KIND = "scalewise train, 2"
 FAMILY = "scalewise train, "
@@ -41,8 +41,8 @@ class Meta:
     kind: str
     run: str
     step: int
-    about: dict[str, Any]
-    arrays: list[list[Any]]
+    about: dict[str, Json]
+    arrays: list[list[Json]]
     digests: list[str]
     seal: str = ""
 
@@ -52,7 +52,7 @@ class Meta:
         text = json.dumps(content, sort_keys=True, ensure_ascii=True)
         return replace(self, seal=hashlib.sha256(text.encode()).hexdigest())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         """Returns the description as it is written to JSON."""
         return asdict(self)
 

@@ -9,9 +9,11 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import cast
 
 from ..._output import check_source
+from ..._types import Json
 from .._compare import Folder, finite_or_none
 
 NAME = "metrics.jsonl"
@@ -48,7 +50,7 @@ class Log:
             self.losses = [_loss(row) for row in kept[-50:]]
         self._events = _events(folder.path / "tensorboard", after)
 
-    def step(self, row: Mapping[str, Any]) -> None:
+    def step(self, row: Mapping[str, Json]) -> None:
         """Writes one line, whole or not at all; numbers that aren't finite become null.
 
         If TensorBoard's events can't be written, no more of them are.
@@ -72,7 +74,7 @@ class Log:
                 self._events.close()
 
 
-def _read(line: bytes) -> dict[str, Any] | None:
+def _read(line: bytes) -> dict[str, Json] | None:
     """Returns a line's row; None if the line was cut short by a kill, or is damaged."""
     try:
         row = json.loads(line.decode())
@@ -99,8 +101,8 @@ class _Events:
         from tensorboardX.event_file_writer import EventsWriter  # pyright: ignore
         from tensorboardX.proto import event_pb2, summary_pb2  # pyright: ignore
 
-        self._event: Any = event_pb2
-        self._summary: Any = summary_pb2
+        self._event = cast(ModuleType, event_pb2)
+        self._summary = cast(ModuleType, summary_pb2)
         path.mkdir(exist_ok=True, parents=True)
         number = len(list(path.iterdir()))  # two resumptions within a second write two files
         suffix = f".{os.getpid()}.{number}"
@@ -116,7 +118,7 @@ class _Events:
             self._writer.flush()
             self._flushed = time.monotonic()
 
-    def _write(self, step: int, **content: Any) -> None:
+    def _write(self, step: int, **content: object) -> None:
         self._writer.write_event(self._event.Event(wall_time=time.time(), step=step, **content))
 
     def close(self) -> None:

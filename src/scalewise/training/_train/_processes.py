@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
+from ..._types import Json
 from ..._user_file import InputError
 from .._compare import Folder
 from .._interrupt import Interrupted, signal_of
@@ -23,7 +23,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def all_gather_json(value: Any) -> list[Any]:
+def all_gather_json(value: Json) -> list[Json]:
     """Returns the values of all processes, in the order of the processes; all have to call it.
 
     Args:
@@ -51,7 +51,7 @@ def _all_gather_bytes(text: bytes, size: int) -> list[bytes]:
     return [row.tobytes() for row in rows.reshape(-1, size)]
 
 
-def call_on_first(call: Callable[[], Any]) -> Any:
+def call_on_first(call: Callable[[], Json]) -> Json:
     """Calls ``call`` in the first process only, and returns its result in every process.
 
     Args:

@@ -7,18 +7,18 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
 
 import jax
 import numpy as np
 from rich.console import Console
 
 from ..._output import sentence
+from ..._types import Json, PyTree
 from ..._user_file import InputError
 from .._compare import Folder, Program, call_user, endless_batches, finite_or_none
 from .._interrupt import held_interrupts
 from .._progress import Progress
-from .._state import TrainState
+from .._state import Metrics, TrainState
 from .._step import Step
 from ._checkpoint import CheckpointError, Checkpoints
 from ._identity import FILE
@@ -54,7 +54,7 @@ class Run:
     state: TrainState
     checkpoints: Checkpoints | None
     console: Console
-    settings: dict[str, Any]
+    settings: dict[str, Json]
     watch: Watch | None
     sharding: Sharding | None
     identity: str = ""
@@ -125,7 +125,7 @@ class Run:
 
     def _train(
         self,
-        batches: Iterator[Any],
+        batches: Iterator[PyTree],
         steps: int,
         every: int,
         log: Log | None,
@@ -149,17 +149,19 @@ class Run:
                     return
                 batch = next(batches)
 
-    def _jitted(self) -> Any:
+    def _jitted(self) -> jax.stages.Wrapped:
         """Returns the jitted step, whose state keeps its sharding."""
         if self.sharding is None:
             return jax.jit(self.step)
         same = jax.tree.map(lambda x: x.sharding, self.state)
         return jax.jit(self.step, out_shardings=(same, self.sharding.replicated))
 
-    def _placed(self, batch: Any) -> Any:
+    def _placed(self, batch: PyTree) -> PyTree:
         return batch if self.sharding is None else self.sharding.place(batch)
 
-    def _advance(self, compiled: Any, batch: Any, log: Log | None) -> dict[str, Any]:
+    def _advance(
+        self, compiled: jax.stages.Compiled, batch: PyTree, log: Log | None
+    ) -> dict[str, Json]:
         """Makes a step and returns its metrics; the state changes once these are written."""
         start = time.perf_counter()
         state, metrics = call_user(
@@ -181,7 +183,7 @@ class Run:
         self._report_left_out(batch, row, bool(metrics.finite))
         return row
 
-    def _report_left_out(self, batch: Any, row: dict[str, Any], finite: bool) -> None:
+    def _report_left_out(self, batch: PyTree, row: dict[str, Json], finite: bool) -> None:
         """Prints why a step was left out.
 
         Raises:
@@ -218,11 +220,13 @@ class Run:
         return f"the last checkpoint is of step {self.saved}"
 
 
-def _finished(compiled: Any, state: TrainState, batch: Any) -> Any:
+def _finished(
+    compiled: jax.stages.Compiled, state: TrainState, batch: PyTree
+) -> tuple[TrainState, Metrics]:
     return jax.block_until_ready(compiled(state, batch))
 
 
-def _write_row(log: Log | None, row: Mapping[str, Any]) -> None:
+def _write_row(log: Log | None, row: Mapping[str, Json]) -> None:
     """Writes a line of metrics in the first process.
 
     Raises:
@@ -241,7 +245,7 @@ def _write_row(log: Log | None, row: Mapping[str, Any]) -> None:
         raise OSError(why)
 
 
-def non_finite(batch: Any) -> str | None:
+def non_finite(batch: PyTree) -> str | None:
     """Returns how many numbers of a batch aren't finite and in which array; None if all are."""
     for path, x in jax.tree_util.tree_leaves_with_path(batch):
         x = np.asarray(x)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from ..._deprecated import renamed_attribute
+from ..._types import PyTree
 from ..._user_file import InputError
 from ._digest import is_whole
-
-Tree = Any
 
 
 @dataclass(frozen=True)
@@ -53,27 +52,27 @@ class Sharding:
         """The sharding of an array of which each device has all."""
         return NamedSharding(self.mesh, PartitionSpec())
 
-    def of_state(self, shapes: Tree) -> Tree:
+    def of_state(self, shapes: PyTree) -> PyTree:
         """Returns the sharding of each array of a state.
 
         Raises:
             InputError: a partition doesn't fit its array.
         """
 
-        def one(path: Any, x: Any) -> NamedSharding:
+        def one(path: jax.tree_util.KeyPath, x: PyTree) -> NamedSharding:
             name = jax.tree_util.keystr(path)
             return self._checked(f"the state's {name}", self.state(name, x.shape), x.shape)
 
         return jax.tree_util.tree_map_with_path(one, shapes)
 
-    def place(self, batch: Tree) -> Tree:
+    def place(self, batch: PyTree) -> PyTree:
         """Splits a batch, which every process has as a whole, over the mesh.
 
         Raises:
             InputError: an array of the batch can't be split as ``batch`` says.
         """
 
-        def one(x: Any) -> jax.Array:
+        def one(x: ArrayLike) -> jax.Array:
             x = np.asarray(x)
             spec = PartitionSpec(*self.batch[: x.ndim])
             sharding = self._checked("an array of the batch", spec, x.shape)
@@ -81,7 +80,7 @@ class Sharding:
 
         return jax.tree.map(one, batch)
 
-    def _checked(self, what: str, spec: Any, shape: tuple[int, ...]) -> NamedSharding:
+    def _checked(self, what: str, spec: PartitionSpec, shape: tuple[int, ...]) -> NamedSharding:
         try:
             sharding = NamedSharding(self.mesh, spec)
             sharding.shard_shape(shape)
@@ -116,7 +115,7 @@ def check_processes(sharding: Sharding | None) -> None:
         )
 
 
-def placed_like(leaf: Any, array: Any) -> Any:
+def placed_like(leaf: PyTree, array: PyTree) -> PyTree:
     """Returns a restored array on the devices of ``leaf``: the default one, or those of a mesh."""
     if not is_whole(leaf):
         return array  # it was restored part by part, each to its device

@@ -15,6 +15,7 @@ import jax
 from rich.console import Console
 
 from ..._output import tolerant
+from ..._types import PyTree
 from ..._user_file import InputError
 from .._compare import (
     Folder,
@@ -184,7 +185,7 @@ def _initial(
     """Returns the training state before the first step."""
     batch = next(endless_batches(program, text, seed))
 
-    def params() -> Any:
+    def params() -> PyTree:
         initial = call_user(program.init, f"{program.name}.init", seed)
         parameter_count(initial, program)  # fails if there are no parameters
         return params_of(initial)
