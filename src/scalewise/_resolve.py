@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 if TYPE_CHECKING:
+    from ._types import FormatLike
     from .formats import BlockFormat, Format
 
 
@@ -37,7 +38,7 @@ class Kind:
     key: Callable[[str], str] = str
     aliases: str | None = None
 
-    def names(self) -> Mapping[str, Any]:
+    def names(self) -> Mapping[str, object]:
         return getattr(importlib.import_module(self.module), self.table) if self.table else {}
 
     def spellings(self) -> list[str]:
@@ -136,14 +137,18 @@ def kind_of(text: str) -> str | None:
 
 
 @overload
-def as_format(spec: Any, where: str) -> Format: ...
+def as_format(spec: FormatLike | BlockFormat, where: str) -> Format: ...
 
 
 @overload
-def as_format(spec: Any, where: str, *, blocks: Literal[True]) -> Format | BlockFormat: ...
+def as_format(
+    spec: FormatLike | BlockFormat, where: str, *, blocks: Literal[True]
+) -> Format | BlockFormat: ...
 
 
-def as_format(spec: Any, where: str, *, blocks: bool = False) -> Any:
+def as_format(
+    spec: FormatLike | BlockFormat, where: str, *, blocks: bool = False
+) -> Format | BlockFormat:
     """Returns the format of a name, a dtype or a format; with ``blocks`` also a block format.
 
     Args:

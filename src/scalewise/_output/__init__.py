@@ -3,7 +3,9 @@
 All files that scalewise writes go through this package. It imports nothing from other layers.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from ._lock import FolderInUseError as FolderInUseError
 from ._lock import lock as lock
@@ -22,8 +24,11 @@ from ._write import replacing as replacing
 from ._write import rescue_folder as rescue_folder
 from ._write import sentence as sentence
 
+if TYPE_CHECKING:
+    from ._templates import Pages
 
-def page_environment(package: str) -> Any:
+
+def page_environment(package: str) -> Pages:
     """Returns the Jinja environment of the templates beside a package's modules.
 
     Its ``rendered(name, **values)`` returns a page with a Content-Security-Policy; values are

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ._page import policy, visible
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> str:
     """Returns what a template prints for a value; Markup is printed as it is."""
     if isinstance(value, Markup):
         return value
@@ -30,7 +28,7 @@ class Pages(Environment):
             lstrip_blocks=True,
         )
 
-    def rendered(self, name: str, **values: Any) -> str:
+    def rendered(self, name: str, **values: object) -> str:
         """Renders the template `name` with these values."""
         html = self.get_template(name).render(**values)
         head = '<meta charset="utf-8">\n'

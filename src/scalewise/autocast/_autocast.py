@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from jax.typing import DTypeLike
 from .._types import PolicyLike, PyTree
 from ..interpret import (
     Applied,
+    Argument,
     Boundary,
     Equation,
     Interpretation,
@@ -76,9 +76,9 @@ class Autocast(Interpretation):
     """Runs each operation in the dtype that the policy gives it."""
 
     policy: Policy
-    record: Callable[[Equation, Any], None] | None = None
+    record: Callable[[Equation, np.dtype], None] | None = None
 
-    def lift(self, x: Any, aval: ShapedArray) -> Value:
+    def lift(self, x: Argument, aval: ShapedArray) -> Value:
         return Value(jnp.asarray(x))
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Value:
@@ -98,7 +98,7 @@ class Autocast(Interpretation):
     def unstack(self, value: Value, aval: ShapedArray) -> Value:
         return Value(value.data)
 
-    def apply(self, state: State, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[PyTree]) -> Applied:
         warn_kernel(equation, "autocast")
         values = [x for x in inputs if isinstance(x, Value)]
         backward = equation.direction == "backward"
@@ -119,7 +119,7 @@ class Autocast(Interpretation):
         kept = values[0].constant_value if values and equation.name in KEEPS_CONSTANT else None
         return state, map_floats(lambda y, _: Value(y, kept, backward), outs, equation.out_avals)
 
-    def _dtype(self, equation: Equation, values: Sequence[Value]) -> Any:
+    def _dtype(self, equation: Equation, values: Sequence[Value]) -> np.dtype:
         """Returns the dtype in which an operation on these values runs."""
         run = self.policy.run(equation)
         floats = [a.dtype for a in equation.in_avals + equation.out_avals if is_float(a)]
@@ -136,7 +136,7 @@ class Autocast(Interpretation):
         return dtype if constants else full
 
 
-def widest(dtypes: set[Any]) -> Any:
+def widest(dtypes: set[np.dtype]) -> np.dtype:
     """Returns the narrowest dtype that holds all of several: float32 for float16 with bfloat16."""
     wide = max(dtypes, key=lambda d: d.itemsize)
     same = all(d == wide or d.itemsize < wide.itemsize for d in dtypes)
@@ -192,15 +192,15 @@ def converted(f: Callable, policy: Policy) -> Callable:
     if not callable(f) or policy.params is policy.output is None:
         return f
 
-    def cast(tree: PyTree, dtype: DTypeLike) -> Any:
-        def leaf(x: Any) -> Any:
+    def cast(tree: PyTree, dtype: DTypeLike | None) -> PyTree:
+        def leaf(x: PyTree) -> PyTree:
             array = isinstance(x, jax.Array | np.ndarray | np.generic)
             return x.astype(dtype) if array and is_float(x) else x
 
         return tree if dtype is None else jax.tree.map(leaf, tree)
 
     @functools.wraps(f)
-    def between(*args: Any, **kwargs: Any) -> Any:
+    def between(*args: PyTree, **kwargs: PyTree) -> PyTree:
         args, kwargs = cast((args, kwargs), policy.params)
         return cast(f(*args, **kwargs), policy.output)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
-from jax.typing import DTypeLike
+import numpy as np
 
-from .._types import PolicyLike
+from .._types import PolicyLike, PyTree
 from ..interpret import Equation, transform
 from ._autocast import Autocast, converted
 from ._policy import policy as policy_
@@ -47,10 +46,10 @@ def placements(f: Callable, policy: PolicyLike = "float16") -> Callable:
         [('dot_general', 'bfloat16'), ('tanh', 'bfloat16'), ('exp', 'float32')]
     """
 
-    def show(*args: Any, **kwargs: Any) -> tuple[Placement, ...]:
+    def show(*args: PyTree, **kwargs: PyTree) -> tuple[Placement, ...]:
         counts: dict[tuple[str, str, str, str], int] = {}
 
-        def record(equation: Equation, dtype: DTypeLike) -> None:
+        def record(equation: Equation, dtype: np.dtype) -> None:
             key = (equation.name, str(dtype), equation.direction, equation.where())
             counts[key] = counts.get(key, 0) + 1
 

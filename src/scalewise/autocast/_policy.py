@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 
 from .._resolve import kind_of
+from .._types import PolicyLike
 from ..interpret import Equation
 from ..primitives import names
 
@@ -70,6 +71,10 @@ class Rule:
         return self.function in (written_in, written_in.rpartition(".")[2])  # qualified, or not
 
 
+ComputeDtype: TypeAlias = Any
+"""Given as a dtype or a name (``"bf16"``), read as an ``np.dtype``, or None."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """What :func:`autocast` runs in which dtype.
@@ -84,9 +89,9 @@ class Policy:
         rules: exceptions; the first that matches an operation decides, before the lists.
     """
 
-    compute: Any = jnp.float16
-    params: Any = None
-    output: Any = None
+    compute: ComputeDtype = jnp.float16
+    params: ComputeDtype = None
+    output: ComputeDtype = None
     low: frozenset[str] = LOW
     full: frozenset[str] = FULL
     rules: tuple[Rule, ...] = ()
@@ -120,7 +125,7 @@ class Policy:
         return ",".join(f"{k}={v.name}" for k, v in named if v is not None)
 
 
-def policy(text: Any) -> Policy:
+def policy(text: PolicyLike) -> Policy:
     """Returns a policy from a string, or the policy itself.
 
     Args:
@@ -142,7 +147,7 @@ def policy(text: Any) -> Policy:
         return text
     if not isinstance(text, str) or "=" not in text:
         return Policy(compute=text)
-    fields: dict[str, Any] = {}
+    fields: dict[str, ComputeDtype] = {}
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
         field = FIELDS.get(key.strip())
@@ -157,7 +162,7 @@ def policy(text: Any) -> Policy:
     return Policy(**fields)
 
 
-def _dtype(value: Any, field: str) -> np.dtype:
+def _dtype(value: ComputeDtype, field: str) -> np.dtype:
     name = value.lower() if isinstance(value, str) else value
     try:
         name = DTYPES[name] if isinstance(name, str) else jnp.dtype(name).name

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import TextIO
 
 import typer
 
@@ -40,7 +40,7 @@ def tell(message: str) -> None:
         typer.echo(f"scalewise: {' '.join(message.split())}", err=True)
 
 
-def run(app: Callable[[], Any]) -> None:
+def run(app: Callable[[], object]) -> None:
     """Runs the application; errors of its output streams never show a traceback.
 
     Characters that the terminal's encoding doesn't have become ASCII. If the output can't be

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from typing import Any
 
 from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat, Format
 from ._table import Device
@@ -71,7 +70,7 @@ def shift_to(fmt: Format, other: Format) -> int | None:
 
 def partners_of(fmt: Format | BlockFormat, device: Device) -> dict[str, float]:
     """Returns the formats that a device's units multiply with one, and the rates."""
-    known: dict[str, Any] = BLOCK_FORMATS if isinstance(fmt, BlockFormat) else CATALOGUE
+    known = BLOCK_FORMATS if isinstance(fmt, BlockFormat) else CATALOGUE
     found = {name: units_for(fmt, other, device) for name, other in known.items()}
     return {name: units.rate for name, units in found.items() if units is not None}
 
@@ -81,6 +80,6 @@ def best_units(fmt: Format | BlockFormat, device: Device) -> Units | None:
     if own := units_for(fmt, fmt, device):
         return own
     partners = partners_of(fmt, device)
-    known: dict[str, Any] = BLOCK_FORMATS if isinstance(fmt, BlockFormat) else CATALOGUE
+    known = BLOCK_FORMATS if isinstance(fmt, BlockFormat) else CATALOGUE
     other = max(partners, key=lambda name: partners[name], default=None)
     return None if other is None else units_for(fmt, known[other], device)

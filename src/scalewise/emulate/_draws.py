@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,19 +87,19 @@ class EmulationWithDraws(Emulation):
             ]
         return state, outs
 
-    def _rounded(self, x: Any) -> Any:
+    def _rounded(self, x: Value) -> jax.Array:
         if isinstance(x, Constant):
             return x.rounded
         return self._round(x.exact) if isinstance(x, Draw) else x
 
 
-def _is_constant(equation: Equation, floats: Sequence[Any]) -> bool:
+def _is_constant(equation: Equation, floats: Sequence[Value]) -> bool:
     """Returns whether an equation is computed from constants and integers alone."""
     complexes = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in equation.in_avals)
     return not complexes and all(isinstance(x, Constant) for x in floats)
 
 
-def _is_drawn(equation: Equation, floats: Sequence[Any]) -> bool:
+def _is_drawn(equation: Equation, floats: Sequence[Value]) -> bool:
     """Returns whether an equation is a step from random bits to a variate."""
     if not floats:
         return equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,7 @@ from .._types import Saturation
 from ..formats import Format
 from ..interpret import (
     Applied,
+    Argument,
     Equation,
     Interpretation,
     State,
@@ -53,13 +53,13 @@ class Emulation(Interpretation):
     fmt: Format
     saturate: Saturation = False
 
-    def context(self) -> contextlib.AbstractContextManager[Any]:
+    def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)
 
     def _round(self, x: jax.Array) -> jax.Array:
         return round_to(x, self.fmt, saturate=self.saturate)
 
-    def lift(self, x: Any, aval: ShapedArray) -> jax.Array:
+    def lift(self, x: Argument, aval: ShapedArray) -> jax.Array:
         return self._round(to_float64(jnp.asarray(x)))
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Value:

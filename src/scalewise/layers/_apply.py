@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,14 +58,16 @@ def single_axis(name: str, reduction_axes: Axes, feature_axes: Axes, ndim: int) 
     return axes[0].pop()
 
 
-def refuse(name: str, **options: Any) -> None:
+def refuse(name: str, **options: object) -> None:
     """Raises ValueError if an option that the arithmetic of one format has no part for is set."""
     for option, value in options.items():
         if value is not None:
             raise ValueError(f"{name}: {option} is set; expected None, which is all it supports")
 
 
-def result_dtype(x: jax.Array, *parameters: jax.Array | None, dtype: Any = None) -> Any:
+def result_dtype(
+    x: jax.Array, *parameters: jax.Array | None, dtype: DTypeLike | None = None
+) -> DTypeLike:
     """Returns the dtype that Flax gives a result: ``dtype``, else that of x and the parameters."""
     if dtype is not None:
         return dtype

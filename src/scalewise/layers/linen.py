@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 
+from .._types import FormatLike
 from ._apply import normalised, refuse, result_dtype, single_axis
 
 
@@ -21,7 +20,7 @@ class LayerNorm(nn.LayerNorm):
             ``use_fast_variance`` and ``force_float32_reductions`` have no effect.
     """
 
-    arithmetic: Any = None
+    arithmetic: FormatLike | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
@@ -35,14 +34,16 @@ class RMSNorm(nn.RMSNorm):
         arithmetic: as for :class:`LayerNorm`.
     """
 
-    arithmetic: Any = None
+    arithmetic: FormatLike | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array, *, mask: jax.Array | None = None) -> jax.Array:
         return _call(self, x, mask, centred=False)
 
 
-def _call(layer: Any, x: jax.Array, mask: Any, *, centred: bool) -> jax.Array:
+def _call(
+    layer: LayerNorm | RMSNorm, x: jax.Array, mask: jax.Array | None, *, centred: bool
+) -> jax.Array:
     name = type(layer).__name__
     refuse(name, mask=mask, axis_name=layer.axis_name, axis_index_groups=layer.axis_index_groups)
     axis = single_axis(name, layer.reduction_axes, layer.feature_axes, x.ndim)

@@ -46,7 +46,9 @@ class RMSNorm(nnx.RMSNorm):
         return _call(self, x, mask, centred=False)
 
 
-def _call(layer: Any, x: jax.Array, mask: Any, *, centred: bool) -> jax.Array:
+def _call(
+    layer: LayerNorm | RMSNorm, x: jax.Array, mask: jax.Array | None, *, centred: bool
+) -> jax.Array:
     name = type(layer).__name__
     refuse(name, mask=mask, axis_name=layer.axis_name, axis_index_groups=layer.axis_index_groups)
     weight = layer.scale[...] if layer.scale is not None else None

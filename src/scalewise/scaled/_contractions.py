@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,6 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from ..primitives.params import Parameter
 from ._array import ScaledArray
 from ._operand import ScaledOperand, common_dtype, operands, scaled_result, stored
 from ._operations import Operand
@@ -103,7 +103,7 @@ def conv(
     *,
     static: int | None = None,
     dtype: DTypeLike | None = None,
-    **options: Parameter,
+    **options: Any,
 ) -> ScaledArray:
     """Returns ``lax.conv_general_dilated`` with the scale ``sA sB s``; see :func:`matmul`.
 
