@@ -85,7 +85,7 @@ def _read(line: bytes) -> dict[str, Json] | None:
     return row if whole and not isinstance(row["step"], bool) else None
 
 
-def _loss(row: Mapping[str, Any]) -> float:
+def _loss(row: Mapping[str, Json]) -> float:
     loss = row.get("loss")
     return float(loss) if isinstance(loss, int | float) else math.nan
 
