@@ -31,7 +31,9 @@ PACKAGES = {  # and what each page says first
     "ops": "Norms, functions and sums in one format's arithmetic.",
     "devices": "The formats that a device's matrix units multiply.",
     "interpret": "The interpreter of JAX programs that the transformations are built on.",
+    "primitives": "One row of facts for each primitive of JAX.",
 }
+ELSEWHERE = {"cli", "layers", "torch"}  # packages with pages made in other ways
 SHIM = "https://unpkg.com/iframe-worker/shim"  # of the theme's plugin "offline"
 FOREIGN = re.compile(
     r"<(?:script|img|iframe|source)[^>]* src=\"?https?:[^>]*>"
@@ -51,7 +53,14 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Adds the pages that are made here."""
+    """Adds the pages that are made here.
+
+    Raises:
+        PluginError: a public package has no page.
+    """
+    public = {p.parent.name for p in SOURCE.glob("[a-z]*/__init__.py")}
+    if missing := public - set(PACKAGES) - ELSEWHERE:
+        raise PluginError(f"add {', '.join(sorted(missing))} to PACKAGES in docs/site_hooks.py")
     for name, summary in PACKAGES.items():
         _add(files, config, _page(name), _reference(name, summary))
     _add(files, config, _page("names"), _names())
