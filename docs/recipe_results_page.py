@@ -29,12 +29,12 @@ difference that is within chance's says nothing about a recipe.
 TABLE = """
 ## All recipes
 
-{models}, sorted by the GPT's loss. *Cosine* is that of the gradient beside float32's, of the
-worst array of parameters; *SQNR* its signal-to-noise ratio, the median over the arrays; both for
-one batch after {steps} steps in float32. *Saturated* and *flushed* are shares of the numbers of all
-rounded operands; *bits* are the mean over all operands of all products, including their scales and
-the operands that a recipe leaves in 16 or 32 bits. An optimizer's state (`state-...`) rounds no
-operand.
+{models}, sorted by the GPT's loss.
+*Cosine* is that of the gradient beside float32's, of the worst array of parameters; *SQNR* its
+signal-to-noise ratio, the median over the arrays; both for one batch after {steps} steps in
+float32. *Saturated* and *flushed* are shares of the numbers of all rounded operands; *bits* are the
+mean over all operands of all products, including their scales and the operands that a recipe leaves
+in 16 or 32 bits. An optimizer's state (`state-...`) rounds no operand.
 
 """
 COLUMNS = (
@@ -70,6 +70,40 @@ read them as much smaller, so that float32 computes the same function at the sta
 
 | recipe | loss | worst cosine | SQNR, dB | flushed |
 |---|---:|---:|---:|---:|
+"""
+
+ORDER_HEAD = """
+## Published orderings
+
+Which of two recipes the papers say is the better one, and the mean difference of the losses here,
+worse minus better, ± its standard deviation over the seeds that both have. An ordering *comes out*
+if the mean is above its standard error by a factor of two, is *reversed* if below by as much, and
+otherwise isn't resolved by these runs.
+
+| better | worse | model | difference | |
+|---|---|---|---:|---|
+"""
+ORDERINGS = (  # better, worse, model
+    ("nvfp4", "nvfp4, nearest gradients", "gpt"),
+    ("nvfp4", "nvfp4, no Hadamard", "gpt"),
+    ("nvfp4, 4/6", "nvfp4", "gpt"),
+    ("nvfp4, last block and head in BF16", "nvfp4", "gpt"),
+    ("quartet2", "quartet2, stochastic rounding", "gpt"),
+    ("quartet2", "nvfp4", "gpt"),
+    ("quartet2", "nvfp4", "resnet"),
+    ("quartet2", "nvfp4", "mlp"),
+    ("quartet", "mxfp4_forward", "gpt"),
+    ("mxfp8", "mxfp8_floor", "gpt"),
+    ("fp8_blockwise", "fp8", "gpt, outliers"),
+)
+ORDER_NOTES = """
+`quartet2` rounds both operands of both backward products at random, from numbers that the forward
+product has rounded already. `nvfp4` rounds at random the gradient alone, and its weights have the
+same numbers in the forward product and in the input gradient. Its gradients are therefore biased
+and less noisy (see *cosine* above). In the GPT's {steps} steps of a falling loss noise costs more;
+the cost of bias grows with the length of a run, and the papers compare after billions of tokens.
+Outliers of {outlier:.0f} times the others are within the range of E4M3, 2^17, so that one scale for
+a tensor suffices.
 """
 
 TARGET_HEAD = """
@@ -193,6 +227,21 @@ def outliers(losses: Losses, measured: dict) -> str:
     return text
 
 
+def orderings(losses: Losses) -> str:
+    text = ORDER_HEAD
+    for better, worse, model in ORDERINGS:
+        good, bad = losses.common(model, better, worse)
+        if len(good) > 1:
+            found = [b - a for a, b in zip(good, bad, strict=True)]
+            mean, deviation = statistics.fmean(found), statistics.stdev(found)
+            error = deviation / math.sqrt(len(found))
+            what = "comes out" if mean > 2 * error else "reversed" if mean < -2 * error else "open"
+            shown = f"{mean:+.2%} ± {deviation:.2%}".replace("%", " %")
+            text += line(f"`{better}`", f"`{worse}`", model, f"{shown} ({len(found)})", what)
+    steps = recipe_training.SETS["gpt"].steps
+    return text + ORDER_NOTES.format(steps=steps, outlier=recipe_training.OUTLIER)
+
+
 def goals(losses: Losses) -> Iterable[tuple[str, str, bool]]:
     """Yields each goal, what was measured, and whether it's met."""
     model = recipe_training.SETS["outliers"].model
@@ -229,7 +278,8 @@ def page() -> str:
     text = HEAD.format(environment=environment, last=recipe_training.LAST)
     text += TABLE.format(models=models, steps=recipe_numbers.STEPS)
     text += all_recipes(losses, measured) + long_runs(losses)
-    text += ablations(losses, measured) + outliers(losses, measured) + TARGET_HEAD
+    text += ablations(losses, measured) + outliers(losses, measured)
+    text += orderings(losses) + TARGET_HEAD
     for goal, found, met in goals(losses):
         text += line(goal, found.replace("%", " %"), "met" if met else "not met")
     return text
