@@ -8,17 +8,16 @@ doctests.
 from __future__ import annotations
 
 import ast
-import io
 import re
 import sys
-import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("src", "docs", "proofs", "benchmarks", "examples")
+FOLDERS = ("src", "tests", "docs", "proofs", "benchmarks", "examples")
 DOCTEST = re.compile(r"^\s*>>>.*(?:\n(?!\s*$).*)*", re.MULTILINE)
+COMMENT = re.compile(r"(?:^\s*|  )# (.*)$")
 LONGEST = 60  # words in a sentence
 
 
@@ -146,18 +145,20 @@ def messages(call: ast.Call) -> Iterator[Paragraph]:
 
 
 def comments(text: str) -> Iterator[Paragraph]:
+    """Yields the comments, those of adjacent lines as one."""
     lines: list[str] = []
     start = last = 0
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            line = token.start[0]
-            alone = token.line.lstrip().startswith("#")
-            if lines and (line != last + 1 or not alone):
-                yield Paragraph(start, plain(" ".join(lines)))
-                lines = []
-            start = line if not lines else start
-            lines.append(token.string.lstrip("# "))
-            last = line if alone else 0
+    for number, line in enumerate(text.splitlines(), 1):
+        found = COMMENT.search(line)
+        if not found:
+            continue
+        alone = line[: found.start()].strip() == ""
+        if lines and (number != last + 1 or not alone):
+            yield Paragraph(start, plain(" ".join(lines)))
+            lines = []
+        start = number if not lines else start
+        lines.append(found[1])
+        last = number if alone else 0
     if lines:
         yield Paragraph(start, plain(" ".join(lines)))
 

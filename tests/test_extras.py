@@ -1,4 +1,4 @@
-"""What runs without the packages of the extras, and what the error says where they are needed."""
+"""The core runs without the packages of the extras, and errors name the extra to install."""
 
 import subprocess
 import sys

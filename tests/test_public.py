@@ -21,7 +21,7 @@ CALLABLE = ("audit", "autocast", "autoscale", "emulate")
 
 
 def in_python(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """Returns the output of a fresh interpreter."""
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return ran.stdout.strip()
 

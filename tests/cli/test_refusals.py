@@ -77,7 +77,7 @@ def sentence(done, code=2):
 
 
 class Report:
-    """What the command needs of one."""
+    """The attributes of a report that the command reads."""
 
     error = SimpleNamespace(non_finite=0)
 

@@ -1,4 +1,4 @@
-"""What depends on no float is computed once for a run, by one program, and nothing else is."""
+"""One program computes, once for a run, all values that depend on no float, and no others."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Checkpoints: there and back exactly, the official reader's view, and files that are none."""
+"""Checkpoints: there and back exactly, the official reader's view, and other files."""
 
 import json
 

@@ -322,7 +322,7 @@ def test_invalid_arguments_are_errors(make, error, message):
     ids=["pytree", "nnx", "equinox"],
 )
 def test_two_states_of_one_model_have_one_structure(make):
-    """What was compiled for one serves the other, and a checkpoint of one fits the other."""
+    """A program compiled for one serves the other, and a checkpoint of one fits the other."""
     train = step(loss, optax.adam(1e-2))
     a, b = train.init(make()), train.init(make())
     assert jax.tree.structure(a) == jax.tree.structure(b)
