@@ -118,13 +118,13 @@ def audit(
         raise ValueError(f"audit: trials is {trials}; expected 0 or more")
     low_run = low_interpretation(low, saturate)
 
-    def audited(*args: Any, **kwargs: Any) -> Report:
+    def audited(*args: PyTree, **kwargs: PyTree) -> Report:
         try:
             return run(args, kwargs)
         finally:
             release()
 
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
+    def run(args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Report:
         per_step = _batches(batches, steps)
         args = _with_batch(f, per_step[0], args, kwargs) if per_step else args
         program = trace(f, low_run, args, kwargs, name="audit", as_jit=True)
@@ -140,7 +140,7 @@ def audit(
     return audited
 
 
-def _with_batch(f: Any, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple:
+def _with_batch(f: Any, batch: Any, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> tuple:
     """Returns the arguments with ``batch`` inserted as the second one."""
     args = (*args[:1], batch, *args[1:])
     try:
@@ -208,7 +208,7 @@ def _reference_dtype(reference: Any, program: Program) -> np.dtype:
     return np.dtype(np.float64 if fmt == FP64 else np.float32)
 
 
-def _check_program(program: Program, f: Any) -> None:
+def _check_program(program: Program, f: Callable) -> None:
     name = name_of(f)
     if any(isinstance(x, Tracer) for x in program.arrays):
         raise TypeError(
@@ -225,7 +225,7 @@ def _check_program(program: Program, f: Any) -> None:
             raise ValueError(f"audit: {name} calls {primitive}, which {why}")
 
 
-def _check_steps(session: Session, f: Any) -> None:
+def _check_steps(session: Session, f: Callable) -> None:
     if session.steps < 1:
         raise ValueError(f"audit: steps is {session.steps}; expected 1 or more")
     if session.steps > 1:
@@ -240,7 +240,7 @@ def _check_steps(session: Session, f: Any) -> None:
             )
 
 
-def _check_reference(session: Session, outcome: Outcome, f: Any) -> None:
+def _check_reference(session: Session, outcome: Outcome, f: Callable) -> None:
     """Raises if the reference run's outputs have NaN; says where the first one comes from."""
     if not outcome.reference_nans:
         return
@@ -262,7 +262,7 @@ def _check_reference(session: Session, outcome: Outcome, f: Any) -> None:
     )
 
 
-def _check_repeatable(session: Session, outcome: Outcome, f: Any) -> None:
+def _check_repeatable(session: Session, outcome: Outcome, f: Callable) -> None:
     """Raises if a host callback, which each run calls anew, returns other numbers each time."""
     if not session.program.calls_back:
         return
@@ -278,7 +278,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     fmt = nominal_format(session.low)
     saturate = getattr(session.low, "saturate", False)
     changed, masks = (), ()
-    if session.adjustable:
+    if isinstance(session.low, TableEmulation):
         changed, masks = changed_and_masks(f, fmt, saturate, args, kwargs, session.low.is_low)
     search = Search(session, fmt, changed, trials, saturate, masks)
     error_fixed = search.run(outcome)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from .._deprecated import warn_renamed
 from .._resolve import as_format
-from .._types import FormatLike
+from .._types import FormatLike, Json, PyTree
 from ..autocast import Autocast, Policy, Rule
 from ..formats import BF16, FP16, FP32, Format
 from ..interpret import trace
@@ -87,7 +87,7 @@ class Tuning(Saved):
     def __repr__(self) -> str:
         return f"<Tuning of {self.function}: {self.verdict} show(), save('tuning.html')>"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         return plain(as_dict(self))
 
     def _page(self) -> str:
@@ -147,7 +147,7 @@ def tune(
         raise ValueError(f"tune: tol is {tol!r}; expected a positive number")
     narrow = sorted((as_format(x, "tune") for x in formats), key=lambda fmt: fmt.bits)
 
-    def tuned(*args: Any, **kwargs: Any) -> Tuning:
+    def tuned(*args: PyTree, **kwargs: PyTree) -> Tuning:
         program = trace(f, TableEmulation(FP32), args, kwargs, name="tune")
         session = Session(program, TableEmulation(FP32), Reference(np.dtype(np.float32)))
         start = session.run()

@@ -20,6 +20,7 @@ from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import Direction as Direction
 from ._equation import Equation as Equation
 from ._equation import all_equations as all_equations
+from ._floats import HasDtype as HasDtype
 from ._floats import Value as Value
 from ._floats import is_float as is_float
 from ._floats import map_floats as map_floats

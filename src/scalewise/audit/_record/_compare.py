@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from ..._types import Json
 from .._report._save import Saved, plain
 from ._difference import relative_difference
 from ._match import ENDS, matched
@@ -166,8 +167,8 @@ class Comparison(Saved):
     def _csv(self) -> str:
         return as_csv(self)
 
-    def as_dict(self) -> dict[str, Any]:
-        def sides(of: Recording) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
+        def sides(of: Recording) -> dict[str, Json]:
             names = ("function", "device", "versions", "fused", "jit_difference")
             return {name: getattr(of, name) for name in names}
 

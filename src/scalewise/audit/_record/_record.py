@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
-from ...interpret import Program, trace
+from ..._types import PyTree
+from ...interpret import Program, State, Value, trace
 from .._file import name_of
 from ._difference import relative_difference
 from ._recorder import Recorder
@@ -59,12 +60,12 @@ def record(f: Callable, *, fused: bool = False) -> Callable:
     if not callable(f):
         raise TypeError(f"record(f) takes a function, not a {type(f).__name__}: {f!r}")
 
-    def recorded(*args: Any, **kwargs: Any) -> Recording:
+    def recorded(*args: PyTree, **kwargs: PyTree) -> Recording:
         recorder = Recorder()
         program = trace(f, recorder, args, kwargs, name="record", as_jit=True)
         refuse_tracers(program, "record", f)
 
-        def whole(arrays: Sequence[Any]) -> tuple[Any, list[Any]]:
+        def whole(arrays: Sequence[ArrayLike]) -> tuple[State, list[Value]]:
             return recorder.record(program, arrays)
 
         state, outs = (jax.jit(whole) if fused else whole)(list(program.arrays))
@@ -80,7 +81,7 @@ def record(f: Callable, *, fused: bool = False) -> Callable:
     return recorded
 
 
-def refuse_tracers(program: Program, name: str, f: Any) -> None:
+def refuse_tracers(program: Program, name: str, f: Callable) -> None:
     """Raises TypeError if a function that runs programs on arrays was called with tracers."""
     if any(isinstance(x, Tracer) for x in program.arrays):
         raise TypeError(
@@ -89,7 +90,7 @@ def refuse_tracers(program: Program, name: str, f: Any) -> None:
         )
 
 
-def _device(outs: Sequence[Any]) -> str:
+def _device(outs: Sequence[Value]) -> str:
     """Returns kind and platform of the devices that hold the outputs."""
     devices = set().union(*(x.devices() for x in outs if isinstance(x, jax.Array)))
     found = devices or {jax.devices()[0]}
@@ -97,7 +98,7 @@ def _device(outs: Sequence[Any]) -> str:
     return f"{', '.join(names)}{f' x {len(found)}' if len(found) > 1 else ''}"
 
 
-def _jit_difference(program: Program, outs: Sequence[Any]) -> float | None:
+def _jit_difference(program: Program, outs: Sequence[Value]) -> float | None:
     """Returns the largest difference of an output from that of the compiled function."""
     if program.calls_back:  # not called twice
         return None

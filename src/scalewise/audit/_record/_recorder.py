@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
+from jax.typing import ArrayLike
 
 from ...emulate import is_exact
-from ...interpret import Applied, Boundary, Equation, Interpretation, Program, run
+from ...interpret import Applied, Argument, Boundary, Equation, Interpretation, Program, Value, run
 from ...primitives import having
 from .._run._lockstep import MAX_EAGER
 from ._numbers import Numbers, empty, observe
@@ -42,7 +43,7 @@ class Site:
     """
 
     name: str
-    aval: Any
+    aval: ShapedArray
     equation: Equation | None = None
     position: int = 0
     path: str = ""
@@ -65,7 +66,7 @@ class Recorder(Interpretation):
 
     inline = True
 
-    def record(self, program: Program, arrays: Sequence[Any]) -> tuple[Numbers, list[Any]]:
+    def record(self, program: Program, arrays: Sequence[ArrayLike]) -> tuple[Numbers, list[Any]]:
         """Runs a program; returns the numbers of each site, and the outputs.
 
         Arguments and outputs are recorded, too.
@@ -87,21 +88,21 @@ class Recorder(Interpretation):
             state, _ = self._observed(state, ("output", path), site, outs[-1], (False,))
         return state, outs
 
-    def argument(self, x: Any, aval: Any) -> Any:
+    def argument(self, x: Any, aval: ShapedArray) -> Any:
         """Returns the array that stands for an argument."""
         return x
 
-    def lifts(self, aval: Any) -> bool:
+    def lifts(self, aval: ShapedArray) -> bool:
         return jnp.issubdtype(aval.dtype, jnp.inexact)
 
-    def lift(self, x: Any, aval: Any) -> Watched:
+    def lift(self, x: Argument, aval: ShapedArray) -> Watched:
         is_literal = isinstance(x, np.ndarray) and x.size == 1
         return Watched(x, np.isfinite(x).all() if is_literal else _is_finite(x))
 
-    def lower(self, value: Any, aval: Any) -> jax.Array:
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
         return plain(value)
 
-    def apply(self, state: Numbers, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: Numbers, equation: Equation, inputs: Sequence[Value]) -> Applied:
         finite = tuple(x.finite for x in inputs if isinstance(x, Watched))
         outs = equation.bind(*map(plain, inputs))
         if is_exact(equation):
@@ -122,18 +123,20 @@ class Recorder(Interpretation):
         """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
         return 0 if isinstance(state.clock, Tracer) else MAX_EAGER // equation.inner
 
-    def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Watched:
+    def canonical(
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> Watched:
         return Watched(jnp.asarray(value.array), jnp.asarray(value.finite))
 
-    def select(self, predicate: Any, on_true: Watched, on_false: Watched) -> Watched:
+    def select(self, predicate: Value, on_true: Watched, on_false: Watched) -> Watched:
         array = jnp.where(predicate, on_true.array, on_false.array)
         return Watched(array, on_true.finite & on_false.finite)
 
-    def unstack(self, value: Watched, aval: Any) -> Watched:
+    def unstack(self, value: Watched, aval: ShapedArray) -> Watched:
         spread = jnp.broadcast_to if isinstance(value.finite, Tracer) else np.broadcast_to
         return Watched(value.array, spread(value.finite, aval.shape[:1]))
 
-    def stack(self, value: Watched, aval: Any) -> Watched:
+    def stack(self, value: Watched, aval: ShapedArray) -> Watched:
         return Watched(value.array, value.finite.all())
 
     def _observed(
@@ -159,7 +162,7 @@ def plain(value: Any) -> Any:
     return value.array if isinstance(value, Watched) else value
 
 
-def _has_numbers(aval: Any) -> bool:
+def _has_numbers(aval: ShapedArray) -> bool:
     """Returns whether the elements of an array of this type are numbers, and not random keys."""
     return not jnp.issubdtype(aval.dtype, jax.dtypes.extended)
 

@@ -15,6 +15,7 @@ import numpy as np
 from rich.console import Console
 
 from ..._output import Printed, check_writable
+from ..._types import Json
 from ...interpret import Equation
 from ...scaled import load_safetensors, save_safetensors
 from .._run._equation_statistics import direction_of, display_name
@@ -244,7 +245,7 @@ def recorded_arrays(sites: Sequence[Site], state: Numbers) -> tuple[RecordedArra
     return tuple(found)
 
 
-def _place(equation: Equation | None, trained: bool) -> dict[str, Any]:
+def _place(equation: Equation | None, trained: bool) -> dict[str, Json]:
     """Returns where the user wrote an equation."""
     if equation is None:
         return {"file": None, "line": 0, "function": "", "caller": "", "scope": "",

@@ -13,14 +13,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from rich.console import Console
 
 from ..._output import Printed
 from ..._resolve import as_format
-from ..._types import FormatLike
+from ..._types import FormatLike, PyTree
 from ...emulate import is_exact
 from ...formats import FP64, Format
-from ...interpret import Applied, Equation, is_float, rebind, trace
+from ...interpret import Applied, Argument, Equation, State, Value, is_float, rebind, trace
 from ...rounding import round_to, to_float64
 from .._file import name_of
 from ._difference import relative_difference
@@ -116,7 +117,7 @@ def stability(
     if runs < 2:
         raise ValueError(f"stability: runs is {runs}; expected 2 or more")
 
-    def measured(*args: Any, **kwargs: Any) -> Stability:
+    def measured(*args: PyTree, **kwargs: PyTree) -> Stability:
         program = trace(f, Recorder(), args, kwargs, name="stability", as_jit=True)
         refuse_tracers(program, "stability", f)
 
@@ -159,19 +160,19 @@ class Perturbed(Recorder):
     fmt: Format = FP64
     key: jax.Array | None = None
 
-    def context(self) -> contextlib.AbstractContextManager[Any]:
+    def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)
 
-    def argument(self, x: Any, aval: Any) -> Any:
+    def argument(self, x: Any, aval: ShapedArray) -> Any:
         return self._nearest(to_float64(jnp.asarray(x))) if is_float(aval) else x
 
-    def lift(self, x: Any, aval: Any) -> Watched:
+    def lift(self, x: Argument, aval: ShapedArray) -> Watched:
         if not is_float(aval):
             return super().lift(x, aval)
         x = to_float64(jnp.asarray(x))
         return Wide(x, jnp.isfinite(x).all(), constant=True)
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         constant = all(x.constant for x in inputs if isinstance(x, Wide))
         constant &= not any(isinstance(x, Watched) and not isinstance(x, Wide) for x in inputs)
         finite = tuple(x.finite for x in inputs if isinstance(x, Watched))

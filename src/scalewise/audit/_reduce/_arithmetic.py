@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ... import autoscale as autoscale_
 from ... import formats as formats_
 from ... import scaled as scaled_
-from ..._types import Saturation
+from ..._types import PyTree, Saturation
 from ...autocast import Autocast, Policy, Rule, autocast
 from ...autoscale import Boundaries, EveryOp, FormatOverrides, Recipe, autoscale
 from ...autoscale.recipes import CATALOGUE
@@ -57,11 +58,11 @@ class Arithmetic:
         """Tells which numbers needn't be rounded; None if lines don't round."""
         raise NotImplementedError
 
-    def apply(self, equation: Equation, arrays: Sequence[Any]) -> list[Any]:
+    def apply(self, equation: Equation, arrays: Sequence[ArrayLike]) -> list[Any]:
         """Returns one equation's results."""
         raise NotImplementedError
 
-    def results(self, piece: Slice, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
+    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
         """Returns the results of a slice in this arithmetic, and in ``dtype``."""
         raise NotImplementedError
 
@@ -101,7 +102,7 @@ class Rounded(Arithmetic):
 
         return is_held
 
-    def apply(self, equation: Equation, arrays: Sequence[Any]) -> list[Any]:
+    def apply(self, equation: Equation, arrays: Sequence[ArrayLike]) -> list[Any]:
         emulation = Emulation(self.fmt, self.saturate)
         lows = [
             emulation.lift(x, a) if is_float(a) else x
@@ -109,7 +110,7 @@ class Rounded(Arithmetic):
         ]
         return list(emulation.apply((), equation, lows)[1])
 
-    def results(self, piece: Slice, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
+    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
         low = evaluate(piece, arrays, self._cast, self.dtype)
         return low, evaluate(piece, arrays, lambda x: jnp.asarray(x, self.dtype), self.dtype)
 
@@ -187,7 +188,7 @@ class Interpreted(Arithmetic):
     def holds(self) -> None:
         return None
 
-    def apply(self, equation: Equation, arrays: Sequence[Any]) -> list[Any]:
+    def apply(self, equation: Equation, arrays: Sequence[ArrayLike]) -> list[Any]:
         lows = [
             self.low.lift(jnp.asarray(x, jnp.float32), a) if is_float(a) else x
             for x, a in zip(arrays, equation.in_avals, strict=True)
@@ -198,7 +199,7 @@ class Interpreted(Arithmetic):
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
-    def results(self, piece: Slice, arrays: Mapping[str, Any]) -> tuple[Any, Any]:
+    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
         own: dict[str, Any] = {}
         exec("\n".join(["import jax", "import jax.numpy as jnp", "from jax import lax",
                         *self._program(piece)]), own)  # fmt: skip

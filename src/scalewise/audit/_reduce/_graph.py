@@ -11,14 +11,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 
 from ...interpret import (
     Applied,
+    Argument,
     Boundary,
     Equation,
     Interpretation,
     Program,
+    State,
+    Value,
     is_float,
     rebind,
     run,
@@ -41,7 +44,7 @@ class Origin:
     """
 
     serial: int
-    aval: Any
+    aval: ShapedArray
     equation: Equation | None = None
     position: int = 0
     operands: tuple[Origin, ...] = ()
@@ -93,20 +96,20 @@ class Graph(Interpretation):
         with contextlib.suppress(Done):
             run(program, self, jnp.zeros(()), values=values)
 
-    def context(self) -> contextlib.AbstractContextManager[Any]:
+    def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)
 
-    def lifts(self, aval: Any) -> bool:
+    def lifts(self, aval: ShapedArray) -> bool:
         return True
 
-    def lift(self, x: Any, aval: Any) -> Traced:
+    def lift(self, x: Argument, aval: ShapedArray) -> Traced:
         return self._traced(jnp.asarray(x, self.dtype) if is_float(aval) else x, aval)
 
-    def constant(self, x: np.ndarray, aval: Any) -> Traced:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Traced:
         array = jnp.asarray(x, self.dtype) if is_float(aval) else x
         return self._traced(array, aval, constant=np.asarray(x))
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         origins = tuple(map(self._origin, inputs, equation.in_avals))
         arrays = [x.array for x in inputs]
         outs = rebind(equation, arrays, self.dtype)
@@ -120,19 +123,21 @@ class Graph(Interpretation):
 
     unlifted = apply
 
-    def decisions(self, chosen: Any) -> Sequence[Any]:
+    def decisions(self, chosen: Value) -> Sequence[jax.Array]:
         return (chosen.array,)
 
-    def eager_iterations(self, state: Any, equation: Equation) -> int:
+    def eager_iterations(self, state: State, equation: Equation) -> int:
         return 0 if isinstance(state, Tracer) else EAGER // equation.inner
 
-    def canonical(self, value: Any, aval: Any, boundary: Boundary, equation: Equation) -> Traced:
+    def canonical(
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> Traced:
         return value if not isinstance(value.array, Tracer) else Traced(value.array)
 
     def inside(self, value: Any) -> Any:
         return value
 
-    def unstack(self, value: Traced, aval: Any) -> Traced:
+    def unstack(self, value: Traced, aval: ShapedArray) -> Traced:
         return Traced(value.array)
 
     stack = unstack
@@ -140,21 +145,21 @@ class Graph(Interpretation):
     def control(self, equation: Equation, run: Callable) -> Callable:
         """Forgets origins at the border of a loop that is compiled as a whole."""
 
-        def forgetting(state: Any, inputs: Sequence[Any]) -> Any:
+        def forgetting(state: Any, inputs: Sequence[Value]) -> Any:
             state, outs = run(state, [Traced(x.array) for x in inputs])
             return state, [Traced(y.array) for y in outs]
 
         return forgetting
 
-    def select(self, predicate: Any, on_true: Traced, on_false: Traced) -> Traced:
+    def select(self, predicate: Value, on_true: Traced, on_false: Traced) -> Traced:
         return Traced(jnp.where(predicate.array, on_true.array, on_false.array))
 
-    def _origin(self, value: Traced, aval: Any) -> Origin:
+    def _origin(self, value: Traced, aval: ShapedArray) -> Origin:
         if value.origin is None:
             value.origin = self._traced(value.array, aval).origin
         return value.origin
 
-    def _traced(self, array: Any, aval: Any, **fields: Any) -> Traced:
+    def _traced(self, array: Any, aval: ShapedArray, **fields: Any) -> Traced:
         origin = Origin(len(self.origins), aval, **fields)
         self.origins.append(origin)
         if origin.serial in self.keep and not isinstance(array, Tracer):

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
-from ...interpret import Equation, Program
+from ...interpret import Equation, Program, Value
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._search._findings import Finding
 from .._search._kinds import KINDS
@@ -113,7 +114,10 @@ def _traced(audited: Audited, finding: Finding) -> tuple[Graph, list[Origin]]:
     found: list[tuple[float, Origin]] = []
 
     def visit(
-        equation: Equation, arrays: Sequence[Any], outs: Sequence[Any], origins: Sequence[Origin]
+        equation: Equation,
+        arrays: Sequence[ArrayLike],
+        outs: Sequence[Value],
+        origins: Sequence[Origin],
     ) -> None:
         if equation.path not in paths and not (not paths and _is_at(equation, finding)):
             return

@@ -90,7 +90,7 @@ def _converted(operand: str, before: Any, after: Any) -> str | None:
     return f"{operand}.astype({'FLOAT' if is_float(after) else f'jnp.{after.dtype}'})"
 
 
-def _is_plain(x: Any) -> bool:
+def _is_plain(x: object) -> bool:
     return all(map(_is_plain, x)) if isinstance(x, tuple | list) else isinstance(x, PLAIN)
 
 

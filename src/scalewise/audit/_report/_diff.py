@@ -6,12 +6,12 @@ import dataclasses
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from ..._output import Printed, TargetError, check_source
 from ..._output._text import Text
+from ..._types import Json
 from ..._user_file import InputError
 from .._deprecated import RenamedKeys, with_new_keys
 
@@ -64,7 +64,7 @@ class _Saved:
     errors: dict[Place, float]
 
 
-def load_report(path: str | os.PathLike[str]) -> dict[str, Any]:
+def load_report(path: str | os.PathLike[str]) -> dict[str, Json]:
     """Reads a report that was saved as JSON, also by the release before this one.
 
     Raises:
@@ -121,7 +121,7 @@ def _saved(path: str | os.PathLike[str]) -> _Saved:
         ) from None
 
 
-def _findings(report: dict[str, Any]) -> dict[tuple, str]:
+def _findings(report: dict[str, Json]) -> dict[tuple, str]:
     return {
         (f["kind"], f["file"], f["line"], f["primitive"], f["direction"]):
             f"{f['kind']}  {Path(f['file'] or '?').name}:{f['line']}  {f['primitive']}, "
@@ -130,7 +130,7 @@ def _findings(report: dict[str, Any]) -> dict[tuple, str]:
     }  # fmt: skip
 
 
-def _errors(report: dict[str, Any]) -> dict[Place, float]:
+def _errors(report: dict[str, Json]) -> dict[Place, float]:
     found: dict[Place, float] = {}
     for equation in report["equations"]:
         numbers = equation["numbers"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..._types import Json
 from .._reduce._reduction import Reduction
 from .._search._findings import Finding
 from ._page import page
@@ -61,7 +62,7 @@ class Report(Summary, Saved):
     def _csv(self) -> str:
         return as_csv(self.equations)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         derived = {
             "verdict": self.verdict,
             "trace": [dataclasses.asdict(row) for row in self.trace()],

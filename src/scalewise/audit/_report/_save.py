@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..._output import Printed, check_writable, replacing
+from ..._types import Json
 from .._deprecated import RenamedKeys
 
 
@@ -30,7 +31,7 @@ def writable(path: str | os.PathLike[str]) -> Path:
 class Saved(Printed):
     """A printed result that is also saved as a page, as JSON and as a table."""
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Json]:
         """Returns the content of the JSON file; non-finite numbers are "inf", "-inf", "nan"."""
         raise NotImplementedError
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
 from ..._output import page_environment, print_table
 from ..._output._text import Text
+from ..._types import Json
 from ._verdict import counted
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def page(tuning: Tuning) -> str:
     )
 
 
-def as_dict(tuning: Tuning) -> dict[str, Any]:
+def as_dict(tuning: Tuning) -> dict[str, Json]:
     """Returns the content of the JSON file."""
     return {
         "verdict": verdict(tuning),

@@ -6,12 +6,13 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from ._rounding import FORMAT_PARAMS
 from ._statistics import (
@@ -52,7 +53,7 @@ class Accumulator:
         self._pending: list[tuple[int, Record]] = []
         self._in_flight: collections.deque[tuple[int, Tally]] = collections.deque()
         self._in_flight_numbers = 0
-        self._events: list[tuple[int, Any, bool]] = []
+        self._events: list[tuple[int, jax.Array, bool]] = []
 
     def op_params(self, index: int, rest: np.ndarray) -> jax.Array:
         """Returns the format of equation ``index`` and ``rest`` as one array on the device."""
@@ -73,7 +74,7 @@ class Accumulator:
         if len(self._pending) == BATCH:
             self._flush_records()
 
-    def add_events(self, index: int, events: Any, visited: bool) -> None:
+    def add_events(self, index: int, events: jax.Array, visited: bool) -> None:
         """Adds a visit of an equation that decides or rounds operands (see :func:`add_events`)."""
         self._events.append((index, events, visited))
 
@@ -81,7 +82,7 @@ class Accumulator:
         """Returns an accumulator with the same formats that keeps no records."""
         return Muted(self)
 
-    def prepare(self, integers: Any) -> None:
+    def prepare(self, integers: np.dtype) -> None:
         """Compiles, in any thread, the update for a low run with floats as wide as ``integers``."""
         with jax.enable_x64(True):
             _compiled_update(len(self._statistics.formats), integers)
@@ -127,7 +128,7 @@ class Muted(Accumulator):
     def add(self, index: int, record: Record, numbers: int) -> None:
         pass
 
-    def add_events(self, index: int, events: Any, visited: bool) -> None:
+    def add_events(self, index: int, events: jax.Array, visited: bool) -> None:
         pass
 
     def flush(self) -> Statistics:
@@ -141,14 +142,18 @@ class Muted(Accumulator):
 
 
 @functools.lru_cache(maxsize=8)
-def _empty_record(integers: Any) -> Record:
+def _empty_record(integers: np.dtype) -> Record:
     """Returns a record without events, for a low run whose floats are as wide as ``integers``."""
-    narrow, wide = np.zeros(PARTS, integers), np.zeros(PARTS, np.int64)
+
+    def zeros(shape: int | tuple[int, int], dtype: DTypeLike = np.float64) -> jax.Array:
+        return cast(jax.Array, np.zeros(shape, dtype))  # on the host, until it is stacked
+
+    narrow, wide = zeros(PARTS, integers), zeros(PARTS, np.int64)
     tally = Tally(narrow, narrow, narrow, wide, wide, wide, wide)
-    return Record(tally, samples=np.zeros((5, SAMPLE)), op_params=np.zeros(OP_PARAMS))
+    return Record(tally, samples=zeros((5, SAMPLE)), op_params=zeros(OP_PARAMS))
 
 
-def _update(state: Statistics, indices: Any, records: Sequence[Record]) -> Statistics:
+def _update(state: Statistics, indices: jax.Array, records: Sequence[Record]) -> Statistics:
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *records)
     summaries = jax.vmap(summarize)(stacked, state.formats[indices])
 
@@ -159,7 +164,7 @@ def _update(state: Statistics, indices: Any, records: Sequence[Record]) -> Stati
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled_update(rows: int, integers: Any) -> Callable:
+def _compiled_update(rows: int, integers: np.dtype) -> Callable:
     """Compiles ``_update`` for statistics with this many rows.
 
     Ahead of time: under ``jit`` it would compile again for each tracing context.

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from ..._types import PyTree
 from ...interpret import Equation
 from ...primitives import params
-from ._pair import Pair
+from ._pair import Flag, Pair
 from ._rounding import round_by
 from ._statistics import COUNT, IS_ARRAY, OPERATION, Record, count, sample_positions
 
@@ -33,13 +34,13 @@ def operation(equation: Equation) -> int:
     return NAMES.get(equation.name, OTHER)
 
 
-def product(code: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+def product(code: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns ``a + b``, ``a - b``, ``a * b`` or ``a``, as ``code`` says."""
     total = jnp.where(code == MUL, a * b, a + jnp.where(code == SUB, -b, b))
     return jnp.where(code < ADD, a, total)
 
 
-def quotient(code: Any, a: jax.Array, b: jax.Array) -> jax.Array:
+def quotient(code: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """Returns ``a / b`` or ``sqrt(a)``, as ``code`` says."""
     return jnp.where(code == DIV, a / b, jnp.sqrt(a))
 
@@ -60,12 +61,12 @@ def elementary(
         See :func:`round_and_count`.
     """
 
-    def operands(run: str, at: Any = slice(None)) -> list[jax.Array]:
+    def operands(run: str, at: slice | jax.Array = slice(None)) -> list[jax.Array]:
         pairs = [(getattr(x, run), getattr(c, run)) for x, c in zip(arrays, scalars, strict=True)]
         is_array = [op_params[IS_ARRAY + i] != 0 for i in range(2)]
         return [jnp.where(w, x[at], c[0]) for w, (x, c) in zip(is_array, pairs, strict=True)]
 
-    def exact(dtype: Any) -> jax.Array:
+    def exact(dtype: DTypeLike) -> jax.Array:
         return combine(op_params[OPERATION], *[x.astype(dtype) for x in operands("low")])
 
     reference = combine(op_params[OPERATION], *operands("reference"))
@@ -78,11 +79,11 @@ def elementary(
 
 def round_and_count(
     op_params: jax.Array,
-    exact: Callable[[Any], jax.Array],
-    dtype: Any,
+    exact: Callable[[DTypeLike], jax.Array],
+    dtype: DTypeLike,
     reference: jax.Array,
-    taints: Sequence[Any],
-    samples: Any,
+    taints: Sequence[Flag],
+    samples: PyTree,
 ) -> tuple[Pair, Record]:
     """Rounds an exact result to the format in ``op_params``, counts events and takes samples.
 
@@ -103,7 +104,7 @@ def round_and_count(
     return Pair(low, reference, tainted), Record(tally, samples, op_params)
 
 
-def stack_samples(low: jax.Array, reference: jax.Array, samples: Any, op_params: jax.Array):
+def stack_samples(low: jax.Array, reference: jax.Array, samples: PyTree, op_params: jax.Array):
     """Returns the samples of a :class:`Record`: those of both runs joined to ``samples``."""
     at = sample_positions(op_params[COUNT], low.size)
     low, reference = (x[at].astype(jnp.float64) for x in (low, reference))

@@ -6,20 +6,20 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from ...emulate import is_exact
-from ...interpret import Equation, Interpretation, RoundedOperand, is_float
+from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
 from ...primitives import having
 from ...rounding import to_float64
 from ._elementary import ADD, OTHER, SUB, operation, stack_samples
 from ._flat import ELEMENTWISE, RESHAPES, flat, padded_size, unflat
 from ._interpretations import Runs, TableEmulation, exact
-from ._pair import Decision, Draw, Pair, low_of, reference_of, shaped
+from ._pair import Decision, Draw, Flag, Pair, low_of, reference_of, shaped
 from ._rounding import FORMAT_PARAMS, narrowed, round_by
 from ._specialize import is_elementwise, result_format_params, specialize
 from ._statistics import COUNT, LATENT, SAMPLE, Record, count, sample_positions
@@ -88,17 +88,17 @@ class Plan:
         return np.array([self.size, sign, self.operation, *self.is_array], np.float64)
 
 
-def is_discrete(aval: Any) -> bool:
+def is_discrete(aval: ShapedArray) -> bool:
     """Returns whether an array of this type holds predicates, indices or counts."""
     return jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == jnp.bool_
 
 
-def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Any]) -> Plan:
+def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) -> Plan:
     """Returns how ``equation`` is to be computed on these inputs."""
     at = next((i for i, a in enumerate(equation.out_avals) if is_float(a)), -1)
     length = padded_size(math.prod(equation.out_avals[at].shape)) if at >= 0 else 0
     from_table, is_array = isinstance(low, TableEmulation), array_operands(equation)
-    types: Any = tuple((a.shape, a.dtype) for a in equation.in_avals + equation.out_avals)
+    types: Hashable = tuple((a.shape, a.dtype) for a in equation.in_avals + equation.out_avals)
     is_flat = bool(is_array) and is_elementwise(low) and all(isinstance(x, Pair) for x in inputs)
     if is_flat and not from_table:  # here no separate program broadcasts the operands
         is_flat = all(a.shape in (equation.out_avals[0].shape, ()) for a in equation.in_avals)
@@ -144,17 +144,17 @@ def compiled(step: Callable, runs: Runs, plan: Plan) -> Callable:
     return jax.jit(run)
 
 
-def taints_of(inputs: Sequence[Any]) -> list[Any]:
+def taints_of(inputs: Sequence[Value]) -> list[Flag]:
     """Returns the ``tainted`` flag of each pair."""
     return [x.tainted for x in inputs if isinstance(x, Pair)]
 
 
-def any_tainted(taints: Sequence[Any]) -> jax.Array:
+def any_tainted(taints: Sequence[Flag]) -> jax.Array:
     """Returns whether any of these flags is set."""
     return functools.reduce(jnp.logical_or, taints, jnp.zeros((), bool))
 
 
-def split(plan: Plan, inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def split(plan: Plan, inputs: Sequence[Value]) -> tuple[list[Value], list[Value]]:
     """Returns the inputs of the low-precision run and those of the reference run."""
     avals = plan.equation.in_avals
     if plan.flat:
@@ -178,7 +178,7 @@ def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length:
         length: the padded size of ``target``.
     """
 
-    def one(x: Any) -> Any:
+    def one(x: jax.Array) -> jax.Array:
         if not shape and target:
             return x if x.ndim == 0 else x.reshape(-1)[0]
         if tuple(shape) != tuple(target):
@@ -189,7 +189,7 @@ def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length:
 
 
 def unrounded(
-    runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]
+    runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]
 ) -> tuple[jax.Array, jax.Array]:
     """Computes one equation without its rounding, the only part that depends on the primitive.
 
@@ -211,13 +211,13 @@ def operand_samples(
     """Returns samples of the exact result and of an addition's operands: float64[3, SAMPLE]."""
     length = plan.length
     at = sample_positions(op_params[COUNT], length)
-    addends: Sequence[Any] = [jnp.zeros(SAMPLE)] * 2
+    addends: Sequence[jax.Array] = [jnp.zeros(SAMPLE)] * 2
     if operation(plan.equation) in SIGNS:
         addends = [flat(x, length)[at] if x.ndim else jnp.broadcast_to(x, at.shape) for x in lows]
     return jnp.stack([x.astype(jnp.float64) for x in (exact[at], *addends)])
 
 
-def run_and_count(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]):
+def run_and_count(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]):
     """Runs one equation in both runs, under any low interpretation.
 
     Returns:
@@ -230,13 +230,13 @@ def run_and_count(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence
     return with_taint(outs, tainted), record, events
 
 
-def with_taint(outs: Sequence[Any], tainted: Any) -> list[Any]:
+def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
     """Returns an equation's results with a flag that its record tells."""
     return [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
 
 
 def count_result(
-    op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Any
+    op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Flag
 ):
     """Returns whether a result of :func:`run_both` is tainted, and its record."""
     op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
@@ -244,7 +244,7 @@ def count_result(
     return tainted, Record(tally, stack_samples(low, reference, samples, op_params), op_params)
 
 
-def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]):
+def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]):
     """Runs one equation in both runs without counting, which is one program for each size.
 
     Returns:
@@ -293,7 +293,9 @@ def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Any]
 
 
 def _events(
-    plan: Plan, both: Sequence[tuple[Any, Any, Any]], operands: Sequence[RoundedOperand]
+    plan: Plan,
+    both: Sequence[tuple[Value, jax.Array, ShapedArray]],
+    operands: Sequence[RoundedOperand],
 ) -> jax.Array | None:
     """Returns the events of one visit: float64[6], or None if the equation can't have any."""
     if not plan.decides and not operands:
@@ -310,7 +312,7 @@ def _events(
     return jnp.stack([jnp.asarray(n, jnp.float64) for n in counts])
 
 
-def run_draw(runs: Runs, plan: Plan, inputs: Sequence[Any]) -> list[Any]:
+def run_draw(runs: Runs, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
     """Runs one equation on random draws and constants, without rounding."""
     equation = plan.equation
     inputs = [shaped(x, a) for x, a in zip(inputs, equation.in_avals, strict=True)]
@@ -353,7 +355,7 @@ def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def lift_any(runs: Runs, aval: Any, x: Any):
+def lift_any(runs: Runs, aval: ShapedArray, x: Argument):
     """The same for any low interpretation; ``x`` is flat if :func:`is_elementwise`."""
     low, reference = runs
     value = low.lift(x, aval)

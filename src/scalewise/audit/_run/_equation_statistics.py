@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import jax.extend.core as jex
 import numpy as np
@@ -193,7 +192,7 @@ def _of_equation(
     )
 
 
-def _is_small(atom: Any) -> bool:
+def _is_small(atom: object) -> bool:
     return isinstance(atom, jex.Literal) and np.size(atom.val) == 1 and abs(atom.val) <= EPSILON
 
 

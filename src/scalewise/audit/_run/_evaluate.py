@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -68,7 +67,9 @@ class Evaluator(Paired):
             self.code[key] = compiled(step, runs, plan)
         return self.code[key]
 
-    def evaluate(self, planned: tuple[Plan, Callable], inputs: Sequence[Value], op_params: Any):
+    def evaluate(
+        self, planned: tuple[Plan, Callable], inputs: Sequence[Value], op_params: jax.Array
+    ):
         """Returns an equation's results in both runs; its record or None; its events or None."""
         plan, step = planned
         if not self._rounds_apart(plan):
@@ -85,7 +86,7 @@ class Evaluator(Paired):
         out, record = self.call(elementary, combine, op_params, arrays, scalars)
         return [out], record, None
 
-    def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Any]:
+    def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         """Runs an equation on random draws, without rounding."""
         key = (*equation.path, -1)  # the same equation may be called with other operands
         if key not in self.plans:
@@ -107,7 +108,7 @@ class Evaluator(Paired):
         arrays = [x if w else some for x, w in zip(pairs, is_array, strict=True)]
         return arrays, [self._zeros if w else x for x, w in zip(pairs, is_array, strict=True)]
 
-    def _as_operands(self, result: tuple[Any, Any], inputs: Sequence[Value]):
+    def _as_operands(self, result: tuple[jax.Array, jax.Array], inputs: Sequence[Value]):
         """Returns an exact result in this form, to be rounded; its inputs' taints on the four."""
         taints = taints_of(inputs)
         taints = taints if len(taints) <= 4 else [self.call(_any_tainted, taints)]
@@ -122,9 +123,9 @@ class Evaluator(Paired):
     def _zeros(self) -> Pair:
         """The placeholder of a scalar operand."""
         low, reference = (np.zeros(padded_size(1), t) for t in (self.carrier, self.reference.dtype))
-        return jax.device_put(Pair(low, reference, np.False_))
+        return Pair(*jax.device_put((low, reference, np.False_)))
 
-    def evaluate_traced(self, plan: Plan, op_params: Any, inputs: Sequence[Value]):
+    def evaluate_traced(self, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]):
         """Returns what :meth:`evaluate` returns, of an equation of a loop compiled as a whole."""
         if not self._rounds_apart(plan):
             return run_and_count(self.runs, plan, op_params, inputs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ def padded_size(size: int) -> int:
     return -(-size // step) * step
 
 
-def flat(x: Any, length: int) -> Any:
+def flat(x: jax.Array, length: int) -> jax.Array:
     """Returns ``x`` in one dimension, padded with zeros to ``length``.
 
     A concrete array is padded by NumPy on the host, so that nothing is compiled.
@@ -43,16 +42,16 @@ def flat(x: Any, length: int) -> Any:
     if isinstance(x, Tracer):
         x = x.reshape(-1)
         return x if x.size == length else jnp.pad(x, (0, length - x.size))
-    x = np.asarray(x).reshape(-1)
-    return jax.device_put(x if x.size == length else np.pad(x, (0, length - x.size)))
+    row = np.asarray(x).reshape(-1)
+    return jax.device_put(row if row.size == length else np.pad(row, (0, length - row.size)))
 
 
-def is_flat(x: Any, shape: Sequence[int]) -> bool:
+def is_flat(x: jax.Array, shape: Sequence[int]) -> bool:
     """Returns True if ``x`` is the flat, padded form of an array of ``shape``."""
     return isinstance(x, jax.Array) and x.shape == (padded_size(math.prod(shape)),)
 
 
-def unflat(x: Any, shape: Sequence[int]) -> Any:
+def unflat(x: jax.Array, shape: Sequence[int]) -> jax.Array:
     """Returns the array of ``shape`` that ``x`` holds flat and padded."""
     if x.shape == tuple(shape):
         return x

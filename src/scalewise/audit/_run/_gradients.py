@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from ...interpret import Equation
 from ...primitives import Family, names
@@ -26,7 +26,7 @@ def gradients(equations: Sequence[Equation], operands: Operands) -> dict[int, st
         operands: for each recorded equation, by operand, the recorded equations that it comes from;
             none for an argument.
     """
-    forward: dict[Any, list[int]] = {}
+    forward: dict[tuple[str, int, str] | None, list[int]] = {}
     backward = []
     for i, equation in enumerate(equations):
         if equation.name in PRODUCTS and equation.source is not None:
@@ -50,14 +50,19 @@ def gradients(equations: Sequence[Equation], operands: Operands) -> dict[int, st
     return found
 
 
-def _both_ways(equation: Equation, operands: Sequence[Sequence[int]]) -> Iterator[tuple[Any, Any]]:
+Operand: TypeAlias = tuple[tuple[int, ...], list[int]]  # its origin, its axes' lengths
+
+
+def _both_ways(
+    equation: Equation, operands: Sequence[Sequence[int]]
+) -> Iterator[tuple[Operand, Operand]]:
     """Yields the two operands of a product, in both orders."""
     a, b = (_operand(equation, operands, at) for at in range(2))
     yield a, b
     yield b, a
 
 
-def _operand(equation: Equation, operands: Sequence[Sequence[int]], at: int) -> Any:
+def _operand(equation: Equation, operands: Sequence[Sequence[int]], at: int) -> Operand:
     """Returns where an operand comes from, and its axes' lengths: transposes don't matter."""
     origin = tuple(operands[at]) if at < len(operands) else ()
     return origin, sorted(equation.in_avals[at].shape)

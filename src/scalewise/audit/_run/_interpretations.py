@@ -11,9 +11,21 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
+from jax.typing import DTypeLike
 
 from ...emulate import Emulation, is_exact
-from ...interpret import Equation, Interpretation, State, Value, is_float, rebind
+from ...interpret import (
+    Applied,
+    Argument,
+    Equation,
+    HasDtype,
+    Interpretation,
+    State,
+    Value,
+    is_float,
+    rebind,
+)
 from ...rounding import from_float64, to_float64
 from ._rounding import FP32_PARAMS, format_params, round_by
 
@@ -31,18 +43,18 @@ class TableEmulation(Emulation):
             float32. None: all are rounded to the format.
     """
 
-    low_dtype: Any = None
+    low_dtype: DTypeLike | None = None
 
-    def is_low(self, aval: Any) -> bool:
+    def is_low(self, aval: ShapedArray) -> bool:
         """Returns whether arrays of this type are rounded to the format."""
         return self.low_dtype is None or aval.dtype == self.low_dtype
 
-    def params_of(self, aval: Any) -> np.ndarray:
+    def params_of(self, aval: ShapedArray) -> np.ndarray:
         """Returns the parameters of the format that arrays of this type are rounded to."""
         return format_params(self.fmt, self.saturate) if self.is_low(aval) else FP32_PARAMS
 
     @functools.cached_property
-    def carrier(self) -> Any:
+    def carrier(self) -> DTypeLike:
         """float32 if rounding to it first never changes a result, else float64.
 
         That holds for sums, products, quotients and roots of the format's numbers if float32 has
@@ -57,21 +69,21 @@ class TableEmulation(Emulation):
     def _round(self, x: jax.Array) -> jax.Array:
         return super()._round(x).astype(self.carrier)
 
-    def lift(self, x: Any, aval: Any) -> jax.Array:
+    def lift(self, x: Argument, aval: ShapedArray) -> jax.Array:
         return _round(jnp.asarray(x), jnp.asarray(self.params_of(aval))).astype(self.carrier)
 
-    def constant(self, x: np.ndarray, aval: Any) -> jax.Array:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> jax.Array:
         if not self.is_low(aval):
             return jnp.asarray(x, self.carrier)
         rounded = self.fmt.decode(self.fmt.encode(x, saturate=self.saturate))
         return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), self.carrier)
 
-    def lower(self, value: jax.Array, aval: Any) -> jax.Array:
+    def lower(self, value: jax.Array, aval: ShapedArray) -> jax.Array:
         return super().lower(value.astype(jnp.float64), aval)
 
     def apply(
         self, state: jax.Array, equation: Equation, inputs: Sequence[Value]
-    ) -> tuple[jax.Array, Sequence[Any]]:
+    ) -> tuple[jax.Array, Sequence[Value]]:
         if is_exact(equation):
             return state, rebind(equation, inputs, self.carrier)
         return state, [
@@ -80,7 +92,7 @@ class TableEmulation(Emulation):
         ]
 
 
-def exact(equation: Equation, inputs: Sequence[Value]) -> list[Any]:
+def exact(equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Returns an equation's results in float64, from floats of any width."""
     wide = [
         x.astype(jnp.float64) if is_float(a) else x
@@ -98,24 +110,22 @@ def _round(x: jax.Array, params: jax.Array) -> jax.Array:
 class Reference(Interpretation):
     """The program with every float in ``dtype``; if that is its own dtype, the plain program."""
 
-    dtype: Any
+    dtype: np.dtype
 
-    def context(self) -> contextlib.AbstractContextManager[Any]:
+    def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)
 
-    def lift(self, x: Any, aval: Any) -> jax.Array:
+    def lift(self, x: Argument, aval: HasDtype) -> jax.Array:
         x = jnp.asarray(x)
         return x if x.dtype == self.dtype else from_float64(to_float64(x), self.dtype)
 
-    def constant(self, x: np.ndarray, aval: Any) -> jax.Array:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> jax.Array:
         return jnp.asarray(x, self.dtype)
 
-    def lower(self, value: jax.Array, aval: Any) -> jax.Array:
+    def lower(self, value: jax.Array, aval: ShapedArray) -> jax.Array:
         return from_float64(to_float64(value), aval.dtype)
 
-    def apply(
-        self, state: State, equation: Equation, inputs: Sequence[Value]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         return state, rebind(equation, inputs, self.dtype)
 
 

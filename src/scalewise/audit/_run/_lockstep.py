@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
 
-from ...interpret import CALLBACKS, Equation, Program, State, Value, is_float, run
+from ...interpret import CALLBACKS, Applied, Equation, Program, State, Value, is_float, run
 from ._accumulator import Accumulator
 from ._equation import Plan, make_plan, only_reshapes
 from ._evaluate import Evaluator
@@ -49,15 +48,17 @@ class Lockstep(Evaluator):
     recorded: list[Equation] = dataclasses.field(default_factory=list)
     loops: dict[tuple[int, ...], Callable] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
-    literals: dict[tuple[float, Any], Pair] = dataclasses.field(default_factory=dict)
-    precomputed: dict[tuple[int, ...], list[Any]] = dataclasses.field(default_factory=dict)
+    literals: dict[tuple[float, np.dtype], Pair] = dataclasses.field(default_factory=dict)
+    precomputed: dict[tuple[int, ...], list[jax.Array | None]] = dataclasses.field(
+        default_factory=dict
+    )
     operands: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
 
     inline = True
 
     def interpret(
         self, program: Program, state: State, values: Sequence[Value]
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[State, list[Value]]:
         """Runs the program on pairs; precomputes float-independent values in one jitted call."""
         with self.context():
             self.precomputed = program.integers.known(values, self.call)
@@ -65,7 +66,7 @@ class Lockstep(Evaluator):
         with self.context():
             return state, [self.rounded(y) for y in outs]
 
-    def constant(self, x: np.ndarray, aval: Any) -> Value:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Value:
         if not is_float(aval):
             return x
         value = float(x) if x.size == 1 else math.nan
@@ -90,7 +91,7 @@ class Lockstep(Evaluator):
         found = self.literals[key]  # a copy, since a value remembers what a trace makes of it
         return dataclasses.replace(found, low=jax.tree.map(lambda leaf: leaf, found.low))
 
-    def fork(self, state: State) -> Any:
+    def fork(self, state: State) -> State:
         return state.muted() if isinstance(state, Accumulator) else state
 
     def eager_iterations(self, state: State, equation: Equation) -> int:
@@ -117,9 +118,7 @@ class Lockstep(Evaluator):
 
         return run_loop
 
-    def apply(
-        self, state: State, equation: Equation, inputs: Sequence[Value]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if self.is_reshape(equation, inputs):
             return state, inputs[:1]
         if self.draws(equation, inputs):
@@ -142,7 +141,7 @@ class Lockstep(Evaluator):
                 state.add_events(index, events, record is None)
         return state, self.with_origins(plan, index, inputs, outs)
 
-    def literals_of(self, inputs: Sequence[Value], fmt: Any) -> list[Any]:
+    def literals_of(self, inputs: Sequence[Value], fmt: jax.Array | np.ndarray) -> list[Value]:
         """Returns inputs in which literals aren't rounded, if the operation is in float32.
 
         That is what a user gets who computes the line in float32.
@@ -151,7 +150,7 @@ class Lockstep(Evaluator):
         if not isinstance(self.low, TableEmulation) or (isinstance(fmt, np.ndarray) and not wide):
             return list(inputs)
 
-        def unrounded(x: Any) -> Any:
+        def unrounded(x: Value) -> Value:
             if not isinstance(x, Pair) or not x.constant or x.origin:
                 return x
             low = jnp.where(wide, x.reference.astype(self.carrier), x.low)
@@ -159,7 +158,7 @@ class Lockstep(Evaluator):
 
         return [unrounded(x) for x in inputs]
 
-    def with_origins(self, plan: Plan, index: int, inputs: Sequence[Value], outs: Sequence[Any]):
+    def with_origins(self, plan: Plan, index: int, inputs: Sequence[Value], outs: Sequence[Value]):
         """Returns results that know the equations they come from, and records those of operands."""
         constant = all(x.constant for x in inputs if isinstance(x, Pair))
         constant &= not any(isinstance(x, Decision) for x in inputs)
@@ -178,7 +177,7 @@ class Lockstep(Evaluator):
         known = all(isinstance(x, Draw) or x.constant for x in floats)
         return known and any(isinstance(x, Draw) for x in floats)
 
-    def operands_of(self, equation: Equation, inputs: Sequence[Value]) -> list[Any]:
+    def operands_of(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         """Returns inputs with random draws rounded, unless the equation only compares them."""
         if not any(isinstance(x, Draw) for x in inputs):
             return list(inputs)
@@ -187,9 +186,7 @@ class Lockstep(Evaluator):
             return [Pair(x.exact, x.reference, exact) if isinstance(x, Draw) else x for x in inputs]
         return [self.rounded(x) for x in inputs]
 
-    def unlifted(
-        self, state: State, equation: Equation, inputs: Sequence[Value]
-    ) -> tuple[Any, Sequence[Any]]:
+    def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if any(isinstance(x, Decision) for x in inputs):
             lows, references = ([of(x) for x in inputs] for of in (low_of, reference_of))
             outs = zip(equation.bind(*lows), equation.bind(*references), strict=True)

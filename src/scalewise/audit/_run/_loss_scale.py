@@ -11,16 +11,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from ...autocast import Autocast, Policy
 from ...autoscale import RULES, Family
 from ...formats import Format
-from ...interpret import Boundary, Equation, Interpretation, Program, State, Value, is_float, run
+from ...interpret import (
+    Applied,
+    Argument,
+    Boundary,
+    Equation,
+    Interpretation,
+    Program,
+    State,
+    Value,
+    is_float,
+    run,
+)
 from ...primitives import having
 from ._equation_statistics import Equations
 from ._statistics import LOWEST
@@ -59,16 +70,18 @@ class LossScaled(Interpretation):
     power: int
     on_scaled: Callable[[Equation], None] | None = None
 
-    def lift(self, x: Any, aval: Any) -> Tagged:
+    def lift(self, x: Argument, aval: ShapedArray) -> Tagged:
         return Tagged(self.low.lift(x, aval), False)
 
-    def constant(self, x: np.ndarray, aval: Any) -> Tagged:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Tagged:
         return Tagged(self.low.constant(x, aval), False)
 
-    def lower(self, value: Tagged, aval: Any) -> jax.Array:
+    def lower(self, value: Tagged, aval: ShapedArray) -> jax.Array:
         return self.low.lower(self.rescaled(value, False).value, aval)
 
-    def canonical(self, value: Tagged, aval: Any, boundary: Boundary, equation: Equation) -> Tagged:
+    def canonical(
+        self, value: Tagged, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> Tagged:
         backward = equation.direction == "backward" and boundary != "mapped"
         scaled = value.scaled if boundary == "stacked" else backward
         value = self.rescaled(value, scaled)
@@ -78,10 +91,10 @@ class LossScaled(Interpretation):
         chosen = self.low.select(predicate, on_true.value, on_false.value)
         return Tagged(chosen, on_true.scaled)
 
-    def unstack(self, value: Tagged, aval: Any) -> Tagged:
+    def unstack(self, value: Tagged, aval: ShapedArray) -> Tagged:
         return Tagged(self.low.unstack(value.value, aval), value.scaled)
 
-    def stack(self, value: Tagged, aval: Any) -> Tagged:
+    def stack(self, value: Tagged, aval: ShapedArray) -> Tagged:
         return Tagged(self.low.stack(value.value, aval), value.scaled)
 
     def rescaled(self, x: Tagged, scaled: bool) -> Tagged:
@@ -98,9 +111,7 @@ class LossScaled(Interpretation):
         )
         return Tagged(value, scaled)
 
-    def apply(
-        self, state: State, equation: Equation, inputs: Sequence[Value]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         inputs = self._seeded(equation, inputs)
         scaled, needed = propagate(equation, [x for x in inputs if isinstance(x, Tagged)])
         rest = iter(needed)
@@ -113,7 +124,7 @@ class LossScaled(Interpretation):
             for y, a in zip(outs, equation.out_avals, strict=True)
         ]
 
-    def _seeded(self, equation: Equation, inputs: Sequence[Value]) -> Sequence[Any]:
+    def _seeded(self, equation: Equation, inputs: Sequence[Value]) -> Sequence[Value]:
         """Returns the inputs, with the scale on the literal 1 that a backward pass begins with."""
         floats = [i for i, x in enumerate(inputs) if isinstance(x, Tagged)]
         if equation.direction != "backward" or any(inputs[i].scaled for i in floats):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
+import numpy as np
+from jax.core import ShapedArray, Tracer
 
+from ...interpret import Value
 from ._flat import unflat
 
+Flag: TypeAlias = jax.Array | np.ndarray | np.bool_  # a boolean scalar
 ORIGINS = 64  # equations that a value's origin names at most
 
 
@@ -36,9 +39,9 @@ class Pair:
         constant: whether it depends on no argument and no random bits; not part of the pytree.
     """
 
-    low: Any
-    reference: Any
-    tainted: Any
+    low: Value
+    reference: jax.Array
+    tainted: Flag
     origin: tuple[int, ...] = ()
     constant: bool = False
 
@@ -60,12 +63,12 @@ class Decision:
         origin: as of a :class:`Pair`.
     """
 
-    low: Any
-    reference: Any
+    low: jax.Array
+    reference: jax.Array
     origin: tuple[int, ...] = ()
 
     @property
-    def ways(self) -> Sequence[Any]:
+    def ways(self) -> Sequence[jax.Array]:
         """The arrays of both runs; one of them if they are known to be equal."""
         if not isinstance(self.low, Tracer) and bool(jnp.all(self.low == self.reference)):
             return (self.low,)
@@ -83,39 +86,39 @@ class Draw:
         reference: the value in the reference run.
     """
 
-    exact: Any
-    reference: Any
+    exact: jax.Array
+    reference: jax.Array
 
 
-def low_of(x: Any) -> Any:
+def low_of(x: Value) -> Value:
     """Returns the low-precision run's array."""
     return x.low if isinstance(x, Pair | Decision) else x
 
 
-def reference_of(x: Any) -> Any:
+def reference_of(x: Value) -> Value:
     """Returns the reference run's array."""
     return x.reference if isinstance(x, Pair | Decision) else x
 
 
-def origins(values: Sequence[Any]) -> tuple[int, ...]:
+def origins(values: Sequence[Value]) -> tuple[int, ...]:
     """Returns the recorded equations that values come from."""
     found = (index for x in values if isinstance(x, Pair | Decision) for index in x.origin)
     return tuple(dict.fromkeys(found))[:ORIGINS]
 
 
-def with_origin(value: Any, origin: tuple[int, ...], constant: bool) -> Any:
+def with_origin(value: Value, origin: tuple[int, ...], constant: bool) -> Value:
     """Returns a value that comes from these equations."""
     if isinstance(value, Pair):
         return dataclasses.replace(value, origin=origin, constant=constant)
     return dataclasses.replace(value, origin=origin) if isinstance(value, Decision) else value
 
 
-def shaped(value: Any, aval: Any) -> Any:
+def shaped(value: Value, aval: ShapedArray) -> Value:
     """Returns a pair with both arrays in the shape of ``aval``; anything else unchanged."""
     if not isinstance(value, Pair) or value.reference.shape == aval.shape:
         return value
 
-    def reshape(x: Any) -> Any:
+    def reshape(x: Value) -> Value:
         return unflat(x, aval.shape)
 
     low, reference = jax.tree.map(reshape, value.low), reshape(value.reference)

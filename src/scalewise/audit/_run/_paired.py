@@ -6,14 +6,15 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
+from jax.core import ShapedArray, Tracer
+from jax.typing import DTypeLike
 
-from ...interpret import Boundary, Equation, Interpretation, Value, is_float
+from ..._types import PyTree
+from ...interpret import Argument, Boundary, Equation, Interpretation, Value, is_float
 from ._equation import lift_any, lift_from_table, round_draw
 from ._flat import flat, padded_size
 from ._interpretations import Reference, Runs, TableEmulation
@@ -39,7 +40,7 @@ class Paired(Interpretation):
 
     decides = True
 
-    def context(self) -> contextlib.AbstractContextManager[Any]:
+    def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)
 
     @property
@@ -47,21 +48,21 @@ class Paired(Interpretation):
         return Runs(self.low, self.reference)
 
     @property
-    def carrier(self) -> Any:
+    def carrier(self) -> DTypeLike:
         """The dtype that holds the low-precision run's numbers, if ``low`` emulates a format."""
         assert isinstance(self.low, TableEmulation)
         return self.low.carrier
 
-    def is_argument(self, leaf: Any) -> bool:
+    def is_argument(self, leaf: object) -> bool:
         return self.low.is_argument(leaf)
 
-    def abstract(self, leaf: Any) -> Any:
+    def abstract(self, leaf: Argument) -> Argument:
         return self.low.abstract(leaf)
 
-    def lifts(self, aval: Any) -> bool:
+    def lifts(self, aval: ShapedArray) -> bool:
         return True
 
-    def lift(self, x: Any, aval: Any) -> Value:
+    def lift(self, x: Argument, aval: ShapedArray) -> Value:
         if not is_float(aval):
             return x
         if isinstance(self.low, TableEmulation):
@@ -71,15 +72,17 @@ class Paired(Interpretation):
         if is_elementwise(self.low):
             x = flat(x, padded_size(math.prod(shape)))
             shape = x.shape
-        aval = jax.ShapeDtypeStruct(shape, aval.dtype)
-        return Pair(*self.call(lift_any, self.runs, aval, x))
+        laid_out = jax.ShapeDtypeStruct(shape, aval.dtype)
+        return Pair(*self.call(lift_any, self.runs, laid_out, x))
 
-    def lower(self, value: Value, aval: Any) -> jax.Array:
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
         if not is_float(aval):
             return low_of(value)
         return self.low.lower(shaped(value, aval).low, aval)
 
-    def canonical(self, value: Value, aval: Any, boundary: Boundary, equation: Equation) -> Value:
+    def canonical(
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> Value:
         value = self.rounded(value)
         if not isinstance(value, Pair):
             if not self.compiling:
@@ -94,17 +97,17 @@ class Paired(Interpretation):
             value.origin,
         )
 
-    def decisions(self, chosen: Any) -> Sequence[Any]:
+    def decisions(self, chosen: Value) -> Sequence[jax.Array]:
         return chosen.ways if isinstance(chosen, Decision) else (chosen,)
 
-    def join(self, results: Sequence[Any]) -> Value:
+    def join(self, results: Sequence[Value]) -> Value:
         own, other = results
         if isinstance(own, Pair):
             return dataclasses.replace(own, reference=other.reference)
         return Decision(low_of(own), reference_of(other), origins(results))
 
     def unfinished(
-        self, equation: Equation, going: Sequence[Any], value: Value, aval: Any
+        self, equation: Equation, going: Sequence[jax.Array], value: Value, aval: ShapedArray
     ) -> Value:
         """Returns a carry that is NaN in a run whose loop didn't end."""
         if not isinstance(value, Pair) or len(going) < 2:
@@ -116,7 +119,7 @@ class Paired(Interpretation):
         nans = self.canonical(nans, aval, "carry", equation)
         return self.select(Decision(own, other), nans, value)
 
-    def select(self, predicate: Any, on_true: Value, on_false: Value) -> Value:
+    def select(self, predicate: Value, on_true: Value, on_false: Value) -> Value:
         own, other = low_of(predicate), reference_of(predicate)
         origin = origins([on_true, on_false])
         if isinstance(on_true, Pair):
@@ -129,7 +132,7 @@ class Paired(Interpretation):
         reference = jnp.where(other, reference_of(on_true), reference_of(on_false))
         return Decision(low, reference, origin)
 
-    def unstack(self, value: Value, aval: Any) -> Value:
+    def unstack(self, value: Value, aval: ShapedArray) -> Value:
         value = self.rounded(value)
         if not isinstance(value, Pair):
             return value
@@ -142,7 +145,7 @@ class Paired(Interpretation):
             value.origin,
         )
 
-    def stack(self, value: Value, aval: Any) -> Value:
+    def stack(self, value: Value, aval: ShapedArray) -> Value:
         if not isinstance(value, Pair):
             return value
         return Pair(
@@ -152,7 +155,7 @@ class Paired(Interpretation):
             value.origin,
         )
 
-    def rounded(self, value: Value) -> Any:
+    def rounded(self, value: Value) -> Value:
         """Returns a random draw as an operand, rounded; other values unchanged."""
         if not isinstance(value, Draw):
             return value
@@ -160,6 +163,6 @@ class Paired(Interpretation):
         params = format_params(self.low.fmt, self.low.saturate)
         return self.call(round_draw, self.runs, value, params)
 
-    def call(self, f: Callable, *arguments: Any) -> Any:
+    def call(self, f: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
         """Calls a jitted function; a subclass may compile it instead."""
         return f(*arguments)

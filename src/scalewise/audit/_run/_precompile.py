@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
-from ...interpret import Equation, Program, State, Value, is_float, lifted
+from ..._types import PyTree
+from ...interpret import Applied, Equation, Program, State, Value, is_float, lifted
 from ._accumulator import Accumulator
 from ._lockstep import Lockstep
 from ._pair import Pair, low_of
@@ -27,9 +29,9 @@ class CompilingLockstep(Lockstep):
     """
 
     pool: ThreadPoolExecutor = dataclasses.field(default_factory=ThreadPoolExecutor)
-    submitted: dict[Any, Future] = dataclasses.field(default_factory=dict)
+    submitted: dict[Hashable, Future] = dataclasses.field(default_factory=dict)
 
-    def constant(self, x: np.ndarray, aval: Any) -> Pair:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Pair:
         with jax.ensure_compile_time_eval():  # concrete, as it will be in the run
             return super().constant(x, aval)
 
@@ -48,9 +50,7 @@ class CompilingLockstep(Lockstep):
 
         return skip
 
-    def apply(
-        self, state: State, equation: Equation, inputs: Sequence[Value]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if self.is_reshape(equation, inputs):
             return state, inputs[:1]
         if self.draws(equation, inputs):
@@ -64,7 +64,7 @@ class CompilingLockstep(Lockstep):
             self.submitted[Accumulator] = self.pool.submit(state.prepare, integers)
         return state, self.with_origins(planned[0], 0, inputs, outs)
 
-    def call(self, f: Any, *arguments: Any) -> Any:
+    def call(self, f: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten(arguments)
         types = [jax.typeof(x) if hasattr(x, "shape") else x for x in leaves]
         key = (f, tree, tuple(map(str, types)))
@@ -74,7 +74,7 @@ class CompilingLockstep(Lockstep):
                 if hasattr(t, "weak_type") else t
                 for t in types
             ]  # fmt: skip
-            lowered = f.lower(*jax.tree.unflatten(tree, shapes))
+            lowered = cast(jax.stages.Wrapped, f).lower(*jax.tree.unflatten(tree, shapes))
             self.submitted[key] = self.pool.submit(lowered.compile)
         return f(*arguments)
 

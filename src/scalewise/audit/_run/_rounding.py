@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from ..._types import FormatLike, Saturation
 from ...formats import FP32, FP64
@@ -108,7 +109,7 @@ def round_by(x: jax.Array, params: jax.Array) -> jax.Array:
     return jnp.where(mantissa >= digits, x, y)
 
 
-def narrowed(x: jax.Array, params: jax.Array, dtype: Any) -> jax.Array:
+def narrowed(x: jax.Array, params: jax.Array, dtype: DTypeLike) -> jax.Array:
     """Converts ``x`` to ``dtype`` such that rounding the result to the format rounds ``x`` once.
 
     Float32 results are rounded to odd: the last bit records whether anything was cut off, which

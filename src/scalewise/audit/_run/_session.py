@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
-from ...interpret import Equation, Program, is_float, lifted
+from ...interpret import Argument, Equation, Interpretation, Program, Value, is_float, lifted
 from .._deprecated import renamed
 from ._accumulator import Accumulator
+from ._equation import Plan
 from ._equation_statistics import EquationStatistics, equation_statistics
 from ._gradients import Operands
-from ._interpretations import Reference, TableEmulation
+from ._interpretations import Reference, Runs, TableEmulation
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
 from ._pair import shaped
@@ -66,8 +67,8 @@ class Outcome:
     error: OutputError
     outputs: tuple[tuple[str, OutputError], ...]
     reference_nans: tuple[str, ...]
-    low: tuple[Any, ...]
-    reference: tuple[Any, ...]
+    low: tuple[jax.Array, ...]
+    reference: tuple[jax.Array, ...]
 
     @functools.cached_property
     def equations(self) -> list[EquationStatistics]:
@@ -75,7 +76,7 @@ class Outcome:
         return equation_statistics(self.recorded, self.statistics, self.operands)
 
 
-def new_code() -> dict[Any, Any]:
+def new_code() -> dict[tuple[Callable, Runs, Plan], Callable]:
     """Returns where an audit keeps its compiled code; the tests' audits share one."""
     return {}
 
@@ -96,13 +97,15 @@ class Session:
     """
 
     program: Program
-    low: Any
+    low: Interpretation
     reference: Reference
     steps: int = 1
-    batches: Sequence[Sequence[Any]] = ()
+    batches: Sequence[Sequence[ArrayLike]] = ()
     runs: int = 0
-    arguments: list[Any] | None = None
-    code: dict[Any, Any] = dataclasses.field(default_factory=lambda: new_code())
+    arguments: list[Argument] | None = None
+    code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(
+        default_factory=lambda: new_code()
+    )
     lockstep: Lockstep = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -113,7 +116,7 @@ class Session:
         """How many arrays the first argument has."""
         return sum(path.startswith("[0]") for path in self.program.arguments)
 
-    def _inputs(self, step: int, state: list[Any], lockstep: Lockstep) -> list[Any]:
+    def _inputs(self, step: int, state: list[Value], lockstep: Lockstep) -> list[Value]:
         """Returns the arguments of a step as pairs."""
         if self.arguments is None:
             self.arguments = lifted(self.program, self.lockstep, self.program.arrays)
@@ -128,7 +131,7 @@ class Session:
             return [*state, *pairs, *self.arguments[n + len(batch) :]]
         return [*state, *self.arguments[n:]]
 
-    def with_low(self, low: Any) -> Session:
+    def with_low(self, low: Interpretation) -> Session:
         """Returns the same program with another low interpretation; its run is counted here."""
         self.runs += 1
         return Session(self.program, low, self.reference, self.steps, self.batches, code=self.code)
@@ -173,7 +176,7 @@ class Session:
             accumulator = Accumulator(self.formats() if formats is None else formats)
         if not lockstep.plans:
             compile_ahead(self.program, lockstep, accumulator)
-        values: list[Any] = []
+        values: list[Value] = []
         for step in range(self.steps):
             state = values[: self.state_size] if step else []
             inputs = self._inputs(step, state, lockstep)
@@ -212,7 +215,7 @@ def _ratio(noise: float, signal: float) -> float:
     return math.sqrt(noise / signal) if signal else math.sqrt(noise)
 
 
-def _distance(low: Any, reference: Any) -> tuple[float, float, int, int]:
+def _distance(low: ArrayLike, reference: ArrayLike) -> tuple[float, float, int, int]:
     """Returns an output's squared error, the reference's squared norm, how many low numbers are
     non-finite where the reference's are finite, and how many of the reference's are NaN."""
     y, s = (np.asarray(x).ravel() for x in (low, reference))  # s is float32 at least

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Hashable
-from typing import Any
 
 import numpy as np
 
 from ...autocast import Autocast, Policy
 from ...autoscale import Boundaries, EveryOp, FormatOverrides, Recipe, interpretation
-from ...formats import FP32, FP64, Format
+from ...autoscale._overrides import Scope
+from ...formats import FP32, FP64, BlockFormat, Format
 from ...formats import format as format_
-from ...interpret import Equation, Interpretation
+from ...interpret import Equation, Interpretation, Value
 from ._interpretations import TableEmulation
 from ._loss_scale import LossScaled
 from ._rounding import format_params
 
-Kept = tuple[tuple[str, Any], ...]
+Overrides = tuple[tuple[Scope, Format | BlockFormat | None], ...]
 
 
 def specialize(low: Interpretation, equation: Equation) -> tuple[Interpretation, Hashable]:
@@ -54,17 +54,19 @@ def _policy_of(policy: Policy, equation: Equation) -> Autocast:
     return Autocast(Policy(compute=policy.compute, low=low, full=full))
 
 
-def _exception(recipe: Recipe, equation: Equation) -> Kept:
+def _exception(recipe: Recipe, equation: Equation) -> Overrides:
     """Returns the entry of ``Recipe.keep`` for an equation, or one that never matches."""
-    keep: Any = recipe.keep  # pairs, once there is a recipe
+    keep = recipe.overrides
     if not keep:
         return ()
     fmt = FormatOverrides(keep).find(equation, keep)  # `keep` itself: no override applies
-    return (("", FP32),) if fmt is keep else ((equation.name, fmt),)
+    if fmt is keep or isinstance(fmt, tuple):
+        return (("", FP32),)
+    return ((equation.name, fmt),)
 
 
 @functools.lru_cache(maxsize=1024)
-def _recipe(recipe: Recipe, keep: Kept) -> Interpretation:
+def _recipe(recipe: Recipe, keep: Overrides) -> Interpretation:
     return interpretation(dataclasses.replace(recipe, keep=keep))
 
 
@@ -90,7 +92,7 @@ def nominal_format(low: Interpretation) -> Format:
     return FP32
 
 
-def result_format_params(low: Interpretation, value: Any) -> np.ndarray:
+def result_format_params(low: Interpretation, value: Value) -> np.ndarray:
     """Returns a result's format: that of its dtype under a policy, FP64 if it has a scale."""
     if isinstance(low, LossScaled):
         return result_format_params(low.low, value.value)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
+from ._pair import Flag
 from ._rounding import FORMAT_PARAMS, power_of_two
 
 SAMPLE = 1024  # numbers of each result, evenly spaced, over which errors are measured
@@ -58,11 +59,11 @@ class Statistics:
         histogram: float64[n, BINS], exponents of the reference run's nonzero sampled numbers.
     """
 
-    formats: Any
-    counts: Any
-    sums: Any
-    maxima: Any
-    histogram: Any
+    formats: jax.Array
+    counts: jax.Array
+    sums: jax.Array
+    maxima: jax.Array
+    histogram: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -80,13 +81,13 @@ class Tally:
             same condition.
     """
 
-    flushed: Any
-    subnormal: Any
-    largest: Any
-    overflowed: Any
-    nan: Any
-    reference_nan: Any
-    finite: Any
+    flushed: jax.Array
+    subnormal: jax.Array
+    largest: jax.Array
+    overflowed: jax.Array
+    nan: jax.Array
+    reference_nan: jax.Array
+    finite: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -101,9 +102,9 @@ class Record:
         op_params: float64[OP_PARAMS], with the format that the result has.
     """
 
-    tally: Any
-    samples: Any
-    op_params: Any
+    tally: Tally
+    samples: jax.Array
+    op_params: jax.Array
 
 
 def empty_statistics(formats: np.ndarray) -> Statistics:
@@ -114,11 +115,11 @@ def empty_statistics(formats: np.ndarray) -> Statistics:
     counts = np.zeros((n, FIRST + 1 + len(PEAKS)))
     counts[:, FIRST] = -1.0
     sums, maxima, histogram = (np.zeros((n, width)) for width in (len(SUMS), len(MAXIMA), BINS))
-    statistics = Statistics(formats, counts, sums, maxima, histogram)
-    return jax.device_put(statistics, may_alias=False)  # the buffers are donated to each update
+    arrays = formats, counts, sums, maxima, histogram
+    return Statistics(*jax.device_put(arrays, may_alias=False))  # each update gets the buffers
 
 
-def sample_positions(n: Any, size: int) -> jax.Array:
+def sample_positions(n: jax.Array, size: int) -> jax.Array:
     """Returns SAMPLE indices spread over ``n`` of ``size`` numbers; ``n`` and up are padding."""
     at = jnp.arange(SAMPLE)
     spread = at * n.astype(jnp.int64) // SAMPLE
@@ -127,10 +128,10 @@ def sample_positions(n: Any, size: int) -> jax.Array:
 
 def count(
     low: jax.Array,
-    exact: Callable[[Any], jax.Array],
+    exact: Callable[[DTypeLike], jax.Array],
     reference: jax.Array,
     op_params: jax.Array,
-    taints: Sequence[Any],
+    taints: Sequence[Flag],
 ) -> tuple[Tally, jax.Array]:
     """Counts a result's events in one pass, in two if a number is non-finite or too large.
 
@@ -209,13 +210,15 @@ def _flags(low, exact, reference, fmt, clean) -> Sequence[jax.Array]:
     return overflowed, non_finite & clean & ~finite & jnp.isnan(low), ~jnp.isfinite(low)
 
 
-def add_record(state: Statistics, index: Any, record: Record) -> Statistics:
+def add_record(state: Statistics, index: int | jax.Array, record: Record) -> Statistics:
     """Returns the statistics with one more visit of equation ``index``."""
     fmt = lax.dynamic_index_in_dim(state.formats, index, keepdims=False)
     return accumulate(state, index, *summarize(record, fmt))
 
 
-def add_events(state: Statistics, index: Any, events: jax.Array, visited: bool) -> Statistics:
+def add_events(
+    state: Statistics, index: int | jax.Array, events: jax.Array, visited: bool
+) -> Statistics:
     """Returns the statistics with one more visit of an equation that decides or rounds operands.
 
     Args:
@@ -231,7 +234,9 @@ def add_events(state: Statistics, index: Any, events: jax.Array, visited: bool) 
     return dataclasses.replace(state, counts=state.counts.at[index].set(new.at[FIRST].set(first)))
 
 
-def accumulate(state: Statistics, index: Any, counts, peaks, sums, maxima, histogram) -> Statistics:
+def accumulate(
+    state: Statistics, index: int | jax.Array, counts, peaks, sums, maxima, histogram
+) -> Statistics:
     """Returns the statistics with the summary of one visit (see :func:`summarize`) added."""
     before = lax.dynamic_index_in_dim(state.counts, index, keepdims=False)
     names = dict(zip(COUNTS, counts, strict=True))

@@ -9,12 +9,14 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
+from ..._types import PyTree
 from ...autocast import Autocast, converted, policy
 from ...autoscale import Boundaries, EveryOp, interpretation
 from ...autoscale.recipes import recipe
 from ...emulate import Constant, EmulationWithDraws
-from ...interpret import Equation, Interpretation, is_float, transform
+from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
 from .._run._interpretations import TableEmulation
 from .._run._loss_scale import LossScaled
 from .._run._rounding import is_wide
@@ -50,7 +52,7 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
     indices: Indices = dataclasses.field(default_factory=dict)
     seen: set[tuple[int, ...]] = dataclasses.field(default_factory=set)  # paths interpreted so far
 
-    def constant(self, x: np.ndarray, aval: Any) -> Any:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Any:
         assert self.setting is not None
         constants = dict(self.setting.constants)
         value = float(x) if x.size == 1 else None
@@ -61,9 +63,7 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
             return self.unrounded(x, jnp.asarray(new, self.carrier))
         return self.unrounded(x, TableEmulation.constant(self, new, aval))
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         assert self.setting is not None
         index, primitive = self.indices.get(equation.path, (None, equation.name))
         if primitive != equation.name:
@@ -82,7 +82,7 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
             ]
         return state, super().apply(jnp.asarray(params), equation, inputs)[1]
 
-    def residual(self, value: Any, aval: Any) -> Any:
+    def residual(self, value: Value, aval: ShapedArray) -> Any:
         raise ValueError(OTHER_PROGRAM)
 
 
@@ -104,7 +104,7 @@ class FixedFunction:
         self.f, self.origin, self.now = f, origin, now
         functools.update_wrapper(self, f, updated=())
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
         f, low = self.f, self.now
         if isinstance(low, Setting):
             emulated = self.origin.low

@@ -12,12 +12,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from ..._resolve import as_format
-from ..._types import FormatLike, Saturation
+from ..._types import FormatLike, PyTree, Saturation
 from ...emulate import EXACT
 from ...formats import Format
-from ...interpret import Boundary, Equation, Interpretation, is_float, run, trace
+from ...interpret import (
+    Applied,
+    Argument,
+    Boundary,
+    Equation,
+    Interpretation,
+    State,
+    Value,
+    is_float,
+    run,
+    trace,
+)
 from ...primitives import having
 from ...scaled import saturation
 from .._run._equation_statistics import direction_of
@@ -120,28 +132,26 @@ class _Constants(Interpretation):
 
     inline = True
 
-    def __init__(self, is_low: Callable[[Any], bool] = lambda aval: True):
+    def __init__(self, is_low: Callable[[ShapedArray], bool] = lambda aval: True):
         self.is_low = is_low  # whether arrays of a type are in the format
         self.uses: dict[tuple[str | None, int, str, float], list[Equation]] = {}
 
-    def lift(self, x: Any, aval: Any) -> _Value:
+    def lift(self, x: Argument, aval: ShapedArray) -> _Value:
         return _Value(jnp.asarray(x))
 
-    def constant(self, x: np.ndarray, aval: Any) -> _Value:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> _Value:
         return _Value(jnp.asarray(x), float(x) if x.size == 1 else None)
 
-    def lower(self, value: _Value, aval: Any) -> jax.Array:
+    def lower(self, value: _Value, aval: ShapedArray) -> jax.Array:
         return value.data
 
-    def canonical(self, value: _Value, aval: Any, boundary: Boundary, equation: Equation):
+    def canonical(self, value: _Value, aval: ShapedArray, boundary: Boundary, equation: Equation):
         return _Value(value.data)
 
     def select(self, predicate: jax.Array, on_true: _Value, on_false: _Value) -> _Value:
         return _Value(jnp.where(predicate, on_true.data, on_false.data))
 
-    def apply(
-        self, state: Any, equation: Equation, inputs: Sequence[Any]
-    ) -> tuple[Any, Sequence[Any]]:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         outs = equation.bind(*[x.data if isinstance(x, _Value) else x for x in inputs])
         numbers = [
             x.constant_value if self.is_low(a) else None
@@ -190,7 +200,7 @@ def literals(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> C
     fmt = as_format(fmt, "literals")
     mode = saturation(saturate, fmt)
 
-    def check(*args: Any, **kwargs: Any) -> tuple[Literal, ...]:
+    def check(*args: PyTree, **kwargs: PyTree) -> tuple[Literal, ...]:
         return changed_and_masks(f, fmt, mode, args, kwargs)[0]
 
     return check
@@ -200,9 +210,9 @@ def changed_and_masks(
     f: Callable,
     fmt: Format,
     saturate: Saturation,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    is_low: Callable[[Any], bool] = lambda aval: True,
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
+    is_low: Callable[[ShapedArray], bool] = lambda aval: True,
 ) -> tuple[tuple[Literal, ...], tuple[float, ...]]:
     """Returns the constants that a format changes, and masks that it holds, but not twice.
 
