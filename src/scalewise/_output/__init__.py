@@ -12,7 +12,6 @@ from ._lock import lock as lock
 from ._page import visible as visible
 from ._stream import Printed as Printed
 from ._stream import print_table as print_table
-from ._stream import printable as printable
 from ._stream import tolerant as tolerant
 from ._write import TargetError as TargetError
 from ._write import append as append

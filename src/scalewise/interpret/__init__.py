@@ -17,7 +17,6 @@ from ._compat import vary as vary
 from ._compat import with_common_axes as with_common_axes
 from ._equation import CALLBACKS as CALLBACKS
 from ._equation import CONTRACTIONS as CONTRACTIONS
-from ._equation import Direction as Direction
 from ._equation import Equation as Equation
 from ._equation import all_equations as all_equations
 from ._floats import HasDtype as HasDtype

@@ -123,7 +123,10 @@ class Lockstep(Evaluator):
             return state, inputs[:1]
         if self.draws(equation, inputs):
             return state, self.drawn(equation, inputs)
-        inputs = self.operands_of(equation, inputs)
+        return self.computed(state, equation, self.operands_of(equation, inputs))
+
+    def computed(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        """Computes an equation in both runs, and records its statistics."""
         if not isinstance(state, Accumulator):
             plan = make_plan(self.low, equation, inputs)
             index = self._index(plan, equation, state)

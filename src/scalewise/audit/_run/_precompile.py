@@ -50,12 +50,7 @@ class CompilingLockstep(Lockstep):
 
         return skip
 
-    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        if self.is_reshape(equation, inputs):
-            return state, inputs[:1]
-        if self.draws(equation, inputs):
-            return state, self.drawn(equation, inputs)
-        inputs = self.operands_of(equation, inputs)
+    def computed(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         op_params = jnp.zeros(OP_PARAMS, jnp.float64)
         planned = self.planned(equation, inputs)
         outs, record, _ = self.evaluate(planned, inputs, op_params)
