@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proofs import gallery, parity, side_by_side, torture
+from proofs import gallery, parity, recipe_training, side_by_side, torture
 
 HERE = Path(__file__).parent
 
@@ -124,6 +124,12 @@ def methods_compared() -> str:
     return f"{count} methods of training from {side_by_side.SEEDS} seeds each: {verdict}"
 
 
+def recipes_compared() -> str:
+    rows = parity.rows(recipe_training.FILE)
+    count = len({row["recipe"] for row in rows})
+    return f"{count} recipes and variants of recipes on {len({r['model'] for r in rows})} models"
+
+
 def audited() -> str:
     totals = gallery.totals(list(gallery.rows().values()))
     return f"The audit on 60 failing and 20 clean programs: {totals}"
@@ -169,6 +175,8 @@ CLAIMS = (
     Claim(methods_compared, "python -m proofs.side_by_side", "side_by_side.md",
           ("side_by_side.jsonl",),
           lambda: made(row["environment"] for row in side_by_side.rows().values())),
+    Claim(recipes_compared, "python -m proofs.recipe_training", "recipe_results.md",
+          ("recipe_training.jsonl",), lambda: made(parity.rows(recipe_training.FILE))),
     Claim(audited, "python -m proofs.gallery --record", "gallery.md", ("gallery.jsonl",),
           lambda: made(gallery.rows().values())),
     Claim(scored, "make scoreboard", "scoreboard.md", ("scoreboard.jsonl",),
