@@ -219,9 +219,9 @@ GALLERY: dict[str, Case] = {
     "Cross entropy in bf16": Case(
         "flax #677, optax #1020, pytorch PR #24457",
         cross_entropy,
-        lambda: (normal(1000, scale=2.0).astype(jnp.bfloat16).astype(jnp.float32),),
+        lambda: (normal(1000, scale=2.0).at[0].set(15.0).astype(jnp.bfloat16).astype("float32"),),
         "bf16",
-        ("precision", "swamping"),
+        ("precision", "swamping", "amplified"),
     ),
     "Small gradients": Case(
         "arXiv 1710.03740, figure 3: loss scaling",

@@ -108,6 +108,25 @@ def softmax_head(x, w):
     return jax.nn.softmax(x @ w)  # here
 
 
+def recursive_least_squares(gain, xs, ys):
+    def body(carry, xy):
+        w, gain = carry
+        x, y = xy
+        g = gain @ x / (0.98 + x @ gain @ x)
+        return (w + g * (y - w @ x), (gain - jnp.outer(g, gain @ x)) / 0.98), w  # here
+
+    return lax.scan(body, (jnp.zeros(4), gain), (xs, ys))[1]
+
+
+def hidden_epsilon(w, query, docs):
+    def unit(v):
+        return v / jnp.sqrt(jnp.sum(v**2, -1, keepdims=True))  # here
+
+    p = jax.nn.softmax(unit(query @ w) @ unit(docs @ w).T / 0.02)
+    return -jnp.mean(jnp.log(jnp.diag(p) + 1e-8))  # here
+
+
+QUERIES = normal(1, 12, 16, scale=24.0)
 BATCHES = normal(2, 90, 10, 8)
 RIGHT = jnp.argmax(BATCHES @ normal(1, 8, 4), -1)
 FOUND = {  # function, arguments, format; the kinds and the fix's first words that an expert accepts
@@ -150,6 +169,15 @@ FOUND = {  # function, arguments, format; the kinds and the fix's first words th
     "debiased": (
         debiased, (jnp.zeros(8), normal(0, 8), jnp.float32(1)), "bf16",
         {"precision", "cancellation"}, "",
+    ),
+    "recursive_least_squares": (  # the error grows through the carry
+        recursive_least_squares,
+        (1e3 * jnp.eye(4), normal(0, 30, 4), normal(0, 30, 4) @ normal(1, 4)), "bf16",
+        {"amplified", "cancellation"}, "float32 for",
+    ),
+    "hidden_epsilon": (
+        hidden_epsilon, (normal(0, 16, 32, scale=1.2), QUERIES, jnp.roll(QUERIES, 3, 0)), "fp16",
+        {"overflow"}, "float32 for line",
     ),
     "softmax_head": (
         softmax_head, (normal(0, 4, 8), normal(1, 8, 8)), "e4m3fn", {"overflow"}, "-224 in place",
@@ -194,7 +222,48 @@ def test_weights_that_stay_what_they_are():
     )
 
 
+@pytest.mark.thorough
+def test_two_faults_of_which_one_hides_the_other():
+    """Divided by infinity, the scores are equal, so that no probability is 0."""
+    f, arguments, *_ = FOUND["hidden_epsilon"]
+    report = sw.audit(f, "fp16")(*arguments)
+    assert [(x.kind, x.line) for x in report.findings] == list(
+        zip(("overflow", "underflow"), sorted(marked(f)), strict=True)
+    )
+    assert report.findings[1].evidence == "the constant 1e-08 flushed to zero"
+    assert "more fix" not in report.verdict  # one fix helps both
+
+
+@pytest.mark.thorough
+def test_decays_beside_gradients_are_not_updates():
+    """AdamW's decay of 1e-4 w changes few gradients in BF16; the weights change."""
+    opt = optax.adamw(0.1, b2=0.95)
+
+    def step(state, x):
+        w, s = state
+        g = jax.grad(lambda w: jnp.mean(jnp.square(jnp.tanh(x @ w) - 1)))(w)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, s = opt.update(g, s, w)
+        return optax.apply_updates(w, updates), s
+
+    w = normal(0, 16, 4)
+    report = sw.audit(step, "bf16", trials=0)((w, opt.init(w)), normal(1, 32, 16))
+    decays = [e for e in report.equations if e.direction == "optimizer" and not e.is_output]
+    assert max(e.share("swamped") for e in decays) > 0.3
+    assert report.updates_lost < 0.2
+
+
+def elbo(x, mean, logvar, logits):
+    reconstruction = jnp.sum(jnp.logaddexp(0.0, logits) - logits * x, -1)
+    divergence = 0.5 * jnp.sum(jnp.exp(logvar) + mean**2 - 1 - logvar, -1)
+    return jnp.mean(reconstruction + divergence)
+
+
 CLEAN = {
+    "a scalar loss": (
+        elbo, (jnp.round(jax.random.uniform(jax.random.key(0), (48, 32))), normal(1, 48, 4),
+               normal(2, 48, 4, scale=0.3), normal(3, 48, 32)), "bf16",
+    ),
     "ema": (
         lambda t, xs: lax.scan(lambda t, x: (0.9 * t + 0.1 * x, None), t, xs)[0],
         (normal(0, 32), normal(1, 20, 32)), "fp16",

@@ -20,6 +20,18 @@ def loss_of_zeros(x):
     return -jnp.log(1 - jax.nn.sigmoid(x))
 
 
+def mixture(x):
+    return jnp.log(jnp.sum(jnp.array([[0.25, 0.5, 0.25]]) * jnp.exp(x), -1))
+
+
+def mean_of_weights(x):
+    return jnp.log(jnp.mean(jnp.exp(x), -1))
+
+
+def volume(x):
+    return jnp.log(jnp.prod(jnp.exp(x), -1))
+
+
 LARGE = jnp.array([[13.0, 2.0, -1.0], [20.0, 19.0, 18.0]])
 CASES = {
     "softmax(x) in place of exp(x) / sum(exp(x))": (softmax, LARGE, jax.nn.softmax),
@@ -29,6 +41,13 @@ CASES = {
     "log_sigmoid(-x) in place of log(1 - sigmoid(x))": (
         loss_of_zeros, jnp.array([12.0, 14.0, 3.0]), lambda x: -jax.nn.log_sigmoid(-x),
     ),
+    "logsumexp(x, b=w) in place of log(sum(w * exp(x)))": (
+        mixture, LARGE - 30.0, lambda x: jax.nn.logsumexp(x, -1, b=jnp.array([[0.25, 0.5, 0.25]])),
+    ),
+    "logsumexp(x) - log(n) in place of log(mean(exp(x)))": (
+        mean_of_weights, LARGE, lambda x: jax.nn.logsumexp(x, -1) - jnp.log(3.0),
+    ),
+    "sum(x) in place of log(prod(exp(x)))": (volume, LARGE - 20.0, lambda x: jnp.sum(x, -1)),
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class EquationStatistics:
         histogram: how many of the reference run's numbers have each exponent from ``LOWEST`` up.
         call_site: ``path:line`` of the user's line that called ``function``, if the function's name
             is ambiguous (a lambda, ``__call__``); else "".
+        is_output: whether an output is its result, or nothing that is known reads it.
     """
 
     index: int
@@ -63,6 +64,7 @@ class EquationStatistics:
     call_site: str = ""
     adds_constant: bool = False
     gradient: str = ""
+    is_output: bool = True
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
@@ -138,7 +140,11 @@ def _ratio(noise: float, signal: float) -> float:
 
 
 def equation_statistics(
-    equations: Sequence[Equation], statistics: Statistics, operands: Operands
+    equations: Sequence[Equation],
+    statistics: Statistics,
+    operands: Operands,
+    flow: Operands,
+    produced: Collection[int],
 ) -> list[EquationStatistics]:
     """Returns the statistics of every equation that ran.
 
@@ -146,12 +152,15 @@ def equation_statistics(
         equations: the recorded equations.
         statistics: a row for each.
         operands: see :func:`gradients`.
+        flow: the same, through the carries of loops too.
+        produced: the equations that the outputs come from.
     """
     arrays = statistics.counts, statistics.sums, statistics.maxima
     counts, sums, maxima = (np.asarray(x).tolist() for x in arrays)
     histogram = np.asarray(statistics.histogram).astype(int).tolist()
     trained = any(e.direction == "backward" for e in equations)
     gradient_of = gradients(equations, operands)
+    read = {i for operands in flow.values() for operand in operands for i in operand}
     found = []
     for i, equation in enumerate(equations):
         if not counts[i][0]:
@@ -162,7 +171,9 @@ def equation_statistics(
         numbers |= zip(SUMS, sums[i], strict=True)
         numbers |= zip(MAXIMA, maxima[i], strict=True)
         row = _of_equation(i, equation, trained, numbers, histogram[i])
-        found.append(dataclasses.replace(row, gradient=gradient_of.get(i, "")))
+        is_output = i in produced or i not in read
+        row = dataclasses.replace(row, gradient=gradient_of.get(i, ""), is_output=is_output)
+        found.append(row)
     return found
 
 

@@ -17,7 +17,17 @@ from ._equation import Plan, make_plan, only_reshapes
 from ._evaluate import Evaluator
 from ._flat import flat, is_flat, padded_size
 from ._interpretations import TableEmulation
-from ._pair import Decision, Draw, Pair, low_of, origins, reference_of, shaped, with_origin
+from ._pair import (
+    ORIGINS,
+    Decision,
+    Draw,
+    Pair,
+    low_of,
+    origins,
+    reference_of,
+    shaped,
+    with_origin,
+)
 from ._rounding import FP32_PARAMS, is_wide
 from ._statistics import Statistics, add_events, add_record
 
@@ -41,7 +51,11 @@ class Lockstep(Evaluator):
             to itself is left unrounded.
         literals: scalars lifted so far.
         precomputed: by path, results that depend on no float and that weren't needed yet.
-        operands: for each recorded equation, by operand, the recorded equations that it comes from.
+        operands: for each recorded equation, by operand, the recorded equations that it comes from
+            at its first visit.
+        flow: the same at all visits: also through the carries of loops that run one by one, and
+            through the state from one step to the next.
+        settled: whether a first run has recorded both.
     """
 
     indices: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
@@ -53,6 +67,8 @@ class Lockstep(Evaluator):
         default_factory=dict
     )
     operands: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
+    flow: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
+    settled: bool = False
 
     inline = True
 
@@ -166,19 +182,24 @@ class Lockstep(Evaluator):
         constant = all(x.constant for x in inputs if isinstance(x, Pair))
         constant &= not any(isinstance(x, Decision) for x in inputs)
         origin = (index,) if plan.counts else origins(inputs)
-        if plan.counts and index not in self.operands:
-            self.operands[index] = tuple(origins([x]) for x in inputs)
+        if plan.counts and not self.settled:
+            own = tuple(origins([x]) for x in inputs)
+            self.operands.setdefault(index, own)
+            known = self.flow.setdefault(index, own)
+            if own != known:
+                both = zip(known, own, strict=True)
+                self.flow[index] = tuple(tuple(dict.fromkeys((*a, *b)))[:ORIGINS] for a, b in both)
         return [with_origin(y, origin, constant) for y in outs]
 
     def draws(self, equation: Equation, inputs: Sequence[Value]) -> bool:
         """Returns whether an equation is a step from random bits to a random draw."""
-        floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a)]
         if not isinstance(self.low, TableEmulation) or equation.name in CALLBACKS:
             return False
-        if not floats:
-            return equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
-        known = all(isinstance(x, Draw) or x.constant for x in floats)
-        return known and any(isinstance(x, Draw) for x in floats)
+        if not any(isinstance(x, Draw) for x in inputs):
+            bits = equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
+            return bits and not any(map(is_float, equation.in_avals))
+        floats = (x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a))
+        return all(isinstance(x, Draw) or x.constant for x in floats)
 
     def operands_of(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         """Returns inputs with random draws rounded, unless the equation only compares them."""
@@ -228,6 +249,8 @@ class Lockstep(Evaluator):
 
     def stays_wide(self, equation: Equation) -> bool:
         """Returns whether the program computes an equation in float32, and ``low`` keeps that."""
-        floats = [a for a in equation.out_avals if is_float(a)]
         low = self.low
-        return isinstance(low, TableEmulation) and bool(floats) and not any(map(low.is_low, floats))
+        if not isinstance(low, TableEmulation) or low.low_dtype is None:
+            return False
+        floats = [a for a in equation.out_avals if is_float(a)]
+        return bool(floats) and not any(map(low.is_low, floats))

@@ -97,7 +97,8 @@ def compile_ahead(program: Program, lockstep: Lockstep, accumulator: Accumulator
         shared = {
             "plans": lockstep.plans, "literals": lockstep.literals, "code": lockstep.code
         }  # fmt: skip
-        tracer = CompilingLockstep(lockstep.low, lockstep.reference, **shared, pool=pool)
+        runs = {"low": lockstep.low, "reference": lockstep.reference, "settled": True}
+        tracer = CompilingLockstep(**runs, **shared, pool=pool)
         with lockstep.context():
             jax.eval_shape(interpret, arrays)
         for future in tracer.submitted.values():

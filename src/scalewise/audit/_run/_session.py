@@ -20,7 +20,7 @@ from ._gradients import Operands
 from ._interpretations import Reference, Runs, TableEmulation
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
-from ._pair import shaped
+from ._pair import origins, shaped
 from ._precompile import compile_ahead
 from ._rounding import FP32_PARAMS, format_params
 from ._specialize import is_elementwise, nominal_format
@@ -54,8 +54,9 @@ class Outcome:
     """The result of one run.
 
     Attributes:
-        recorded, statistics, operands: the equations, the statistics of each, and the equations
-            that its operands come from.
+        recorded, statistics: the equations, and the statistics of each.
+        operands, flow: the equations that its operands come from, see :class:`Lockstep`.
+        produced: the equations that the outputs come from.
         error, outputs: of all outputs, and of each by its path.
         reference_nans: the paths of outputs with NaN in the reference run.
         low, reference: the float outputs of both runs.
@@ -64,6 +65,8 @@ class Outcome:
     recorded: tuple[Equation, ...]
     statistics: Statistics
     operands: Operands
+    flow: Operands
+    produced: frozenset[int]
     error: OutputError
     outputs: tuple[tuple[str, OutputError], ...]
     reference_nans: tuple[str, ...]
@@ -73,7 +76,9 @@ class Outcome:
     @functools.cached_property
     def equations(self) -> list[EquationStatistics]:
         """The statistics by equation; computed on demand, since few trials need them."""
-        return equation_statistics(self.recorded, self.statistics, self.operands)
+        return equation_statistics(
+            self.recorded, self.statistics, self.operands, self.flow, self.produced
+        )
 
 
 def new_code() -> dict[tuple[Callable, Runs, Plan], Callable]:
@@ -181,6 +186,7 @@ class Session:
             state = values[: self.state_size] if step else []
             inputs = self._inputs(step, state, lockstep)
             values = lockstep.interpret(self.program, accumulator, inputs)[1]
+        self.lockstep.settled = True
         with jax.enable_x64(True):
             statistics = accumulator.flush()
         return self._outcome(tuple(lockstep.recorded), statistics, values)
@@ -201,6 +207,8 @@ class Session:
             recorded=recorded,
             statistics=statistics,
             operands=self.lockstep.operands,
+            flow=self.lockstep.flow,
+            produced=frozenset(origins(values)),
             error=OutputError(sum(e.non_finite for e in errors), total),
             outputs=tuple((p, e) for (p, _, _), e in zip(pairs, errors, strict=True)),
             reference_nans=tuple(p for (p, _, _), r in zip(pairs, table, strict=True) if r[3]),
@@ -231,5 +239,5 @@ def _distance(low: ArrayLike, reference: ArrayLike) -> tuple[float, float, int, 
 
 
 def _squared_norm(x: np.ndarray) -> float:
-    x = x.astype(np.float64, copy=False)
-    return float(np.dot(x, x))
+    """Returns the sum of squares in float64; not by BLAS, whose threads wait for each other."""
+    return float(np.add.reduce(np.square(x, dtype=np.float64)))

@@ -17,7 +17,8 @@ class Causes:
     """The dataflow between recorded equations, with their statistics.
 
     Attributes:
-        operands: by an equation's index and operand, the equations that the operand comes from.
+        operands: by an equation's index and operand, the equations that the operand comes from, in
+            all iterations of loops.
         equations: statistics by index.
     """
 

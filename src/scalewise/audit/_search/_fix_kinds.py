@@ -16,7 +16,7 @@ from ._fixes import Context, Fix, register
 from ._literals import written
 from ._rewrites import Rewrite
 from ._setting import Setting
-from ._widening import described, widened
+from ._widening import described, widened, with_exact
 
 REWRITTEN_BEFORE = 3  # operations before a finding of which rewrites are tried
 SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
@@ -143,17 +143,19 @@ def _scaled_result(context: Context) -> Iterator[Fix]:
     power = scale_power(context.group.equations, context.fmt)
     if _accumulates(context):  # a scale only delays the overflow
         return
-    if context.kind.out_of_range and power and context.group.first.file is not None:
+    limit = context.fmt.max_exponent - context.fmt.min_exponent  # larger ones leave no margin
+    located = context.group.first.file is not None
+    if context.kind.out_of_range and 0 < abs(power) <= limit and located:
         change = partial(Setting.scaled, indices=context.group.indices, power=power)
         yield Fix(f"scale its result by 2^{power}", change)
 
 
 def _accumulates(context: Context) -> bool:
-    """Returns True if the finding may be a running sum: in a loop, an addition to what no operation
-    of this iteration has computed."""
+    """Returns True if the finding may be a running sum: in a loop, an addition to its own result of
+    the iteration before, or to what no known operation has computed."""
     operands = context.causes.operands if context.causes is not None else {}
     added = [e.index for e in context.group.equations if e.looped and e.primitive in ADDITIONS]
-    return any(not operand for i in added for operand in operands.get(i, ()))
+    return any(not operand or i in operand for i in added for operand in operands.get(i, ()))
 
 
 def scale_power(equations: Equations, fmt: Format) -> int:
@@ -183,10 +185,11 @@ def _upstream(context: Context) -> Iterator[Fix]:
         text = f"the {cause.primitive} at line {cause.line}"
         yield widened(context.word, text, alike, cause=cause)
     if len(path) > 2:
-        yield widened(context.word, described(path[1:], context.equations), path[1:], cause=cause)
+        found = with_exact(path[1:], context.equations)
+        yield widened(context.word, described(found, context.equations), found, cause=cause)
     before = context.causes.before(path[0].index)
     if len(before) > 1:
-        found = [*before, path[0]]
+        found = with_exact([*before, path[0]], context.equations)
         yield widened(context.word, described(found, context.equations), found, cause=cause)
         there = {(e.file, e.line) for e in found}
         whole = [e for e in context.equations if (e.file, e.line) in there]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
-from ._findings import Finding
+from ._findings import Finding, constant_finding
 from ._fixes import Fix
 from ._groups import Group
 from ._measure import ENOUGH, GAIN, better, key_of
@@ -21,6 +21,7 @@ from ._widening import described, widened
 LINES = 8  # lines whose faults may show one by one
 WHOLE = 2  # trials left for another format for the whole program, while lines are tried
 FAULTS = 3  # lines of a fix that may each be at fault
+Place = tuple[str | None, int]  # file and line
 
 
 @dataclasses.dataclass
@@ -137,29 +138,63 @@ class JointFixes(Trials):
         """Returns a finding for each line of a fix, if each of a few is at fault by itself.
 
         That is, there is a finding at each, and each line's own fix helps, but leaves more than the
-        fix of all. Otherwise some lines only carry the error, and there is one finding: at the line
-        whose own fix helps most if this one's doesn't help, or else none here.
+        fix of all; or each has numbers out of range once the others are fixed. Otherwise some
+        lines only carry the error, and there is one finding: at the line whose own fix helps most
+        if this one's doesn't help, or else none here.
         """
         here, by_line = (what.file, what.line), self._by_line(fix)
         places = {(g.first.file, g.first.line): g for g in self._groups(self.outcome)[::-1]}
         if not 1 < len(by_line) <= FAULTS or here not in by_line or not by_line.keys() <= {*places}:
             return []
-        whats, parts, alone = [], [], []
-        for place in sorted(by_line, key=lambda place: place != here):
+        order = sorted(by_line, key=lambda place: place != here)
+        parts, alone = {}, {}
+        for place in order:
             text = described(by_line[place], self.outcome.equations)
-            parts.append(widened(self._word, text, by_line[place]))
-            whats.append(what if place == here else self._finding(places[place]))
-            setting = parts[-1].change(self.current)
+            parts[place] = widened(self._word, text, by_line[place])
+            setting = parts[place].change(self.current)
             if key_of(setting) not in self.tried and self.trials > self.reserve:
                 self._try(setting)
-            alone.append(self.tried.get(key_of(setting), self.outcome.error))
-        helps = [better(error, self.outcome.error, GAIN) for error in alone]
-        if all(helps):
-            return self._accepted_findings(joint_findings(whats, parts, alone, fix))
-        best = alone.index(min(alone))
+            alone[place] = self.tried.get(key_of(setting), self.outcome.error)
+        whats = {x: what if x == here else self._finding(places[x]) for x in order}
+        helps = [better(alone[place], self.outcome.error, GAIN) for place in order]
+        hidden = {} if all(helps) else self._one_after_another(by_line)
+        whats, order = (hidden, list(hidden)) if hidden else (whats, order)
+        if all(helps) or hidden:
+            found = [whats[place] for place in order]
+            own, errors = [parts[place] for place in order], [alone[place] for place in order]
+            return self._accepted_findings(joint_findings(found, own, errors, fix))
+        best = min(order, key=alone.__getitem__)
         if not helps[0] and better(alone[best], self.outcome.error, ENOUGH):
             return self._accepted_findings([dataclasses.replace(whats[best], fix=fix)])
         return []
+
+    def _one_after_another(
+        self, by_line: dict[Place, list[EquationStatistics]]
+    ) -> dict[Place, Finding]:
+        """Returns what happens at each line of a fix once the lines before are float32, if that are
+        numbers out of range at each: one fault then hides the next. Else an empty dict."""
+        found: dict[Place, Finding] = {}
+        setting, outcome = self.current, self.outcome
+        while len(found) < len(by_line):
+            events = (
+                g for g in self._groups(outcome)
+                if (g.first.file, g.first.line) in by_line.keys() - found.keys()
+                and (g.total("overflowed") or g.total("nan"))
+            )  # fmt: skip
+            group = next(events, None)
+            if group is None:
+                return {}
+            place = group.first.file, group.first.line
+            lost = (x for x in self.literals if (x.file, x.line) == place and not x.slight)
+            constant = next(lost, None)
+            found[place] = constant_finding(constant) if constant else self._finding(group)
+            part = widened(self._word, "", by_line[place])
+            setting = part.change(setting)
+            if len(found) < len(by_line):
+                if self.trials <= self.reserve:
+                    return {}
+                outcome = self._try(setting)
+        return found
 
 
 def _on_line_of(group: Group, equations: Sequence[EquationStatistics]) -> list[EquationStatistics]:

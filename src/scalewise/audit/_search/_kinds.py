@@ -43,6 +43,12 @@ class FindingKind:
 
 
 INDICES = having("indexes")
+# How a primitive makes an infinity of finite numbers, other than by their size.
+SINGULAR = {
+    "log": "the logarithm of 0", "log1p": "the logarithm of 0", "rsqrt": "the inverse root of 0",
+    "pow": "a negative power of 0", "integer_pow": "a negative power of 0",
+    "atanh": "of 1 or -1", "erf_inv": "of 1 or -1", "lgamma": "of a pole", "digamma": "of a pole",
+}  # fmt: skip
 KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind with evidence
 
 
@@ -86,7 +92,8 @@ def _too_large(group: Group, fmt: Format) -> str:
     amax = max(e["amax"] for e in group.equations)
     count = f"{int(group.total('overflowed')):,} of {int(group.total('elements')):,} numbers"
     if amax <= float(fmt.max):
-        return f"{count} are infinite, though no input is: a division by 0"
+        why = SINGULAR.get(group.first.primitive, "a division by 0")
+        return f"{count} are infinite, though no input is: {why}"
     return f"{exceeds(amax, fmt)} in {count}"
 
 
@@ -124,7 +131,7 @@ def _operands_flushed(group: Group) -> bool:
     out_of_range=True, event=True, style="yellow",
 )  # fmt: skip
 def _underflow(group: Group, fmt: Format) -> str:
-    if group.share("operands_flushed") > group.share("flushed"):
+    if _operands_flushed(group):  # then the products flushed are those of such operands
         return f"{_of_operands(group, 'operands_flushed')} flushed to zero with their scale"
     inverses = [e["reference_min_inverse"] for e in group.equations]
     smallest = min((1 / x for x in inverses if x), default=0.0)

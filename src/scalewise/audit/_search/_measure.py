@@ -21,8 +21,12 @@ GAIN = 0.95  # a fix must cut the error by at least 5 %
 
 
 def lost_updates(equations: Equations) -> float:
-    """Returns the share of the optimizer's additions that change nothing, over a sample."""
-    found = [e for e in equations if e.direction == "optimizer" and e["added"]]
+    """Returns the share of the optimizer's additions that change nothing, over a sample.
+
+    Only those count that make an output: weights, moments, averages. A decay that is too small
+    beside a gradient, say, doesn't keep the weights as they are.
+    """
+    found = [e for e in equations if e.direction == "optimizer" and e["added"] and e.is_output]
     return sum(e["swamped"] for e in found) / max(sum(e["added"] for e in found), 1.0)
 
 

@@ -94,8 +94,14 @@ class _Finder:
             elif self.name(i) == "sub" and self.constant(i) == 1 and sigmoids:
                 text = "log_sigmoid(-x) in place of log(1 - sigmoid(x))"
                 yield Rewrite(text, (*sigmoids, i), root)
-            elif self.name(i) == "reduce_sum" and exponentials:
-                yield Rewrite("logsumexp(x) in place of log(sum(exp(x)))", inner, root)
+            elif self.name(i) == "reduce_sum":
+                yield from self._sum_of_exponentials(root, i)
+            elif self.name(i) in ("div", "mul") and self.constant(i) is not None:
+                sums = [j for j in self.sources(i) if self.name(j) == "reduce_sum"]
+                for total in sums:
+                    yield from self._sum_of_exponentials(root, total, (i,))
+            elif self.name(i) == "reduce_prod" and exponentials:
+                yield Rewrite("sum(x) in place of log(prod(exp(x)))", inner, root)
             elif self.name(i) in SUMS and self.constant(i) == 1 and exponentials:
                 yield Rewrite("softplus(x) in place of log(1 + exp(x))", inner, root)
             elif self.name(i) in SUMS and self.constant(i) == 1:
@@ -107,6 +113,22 @@ class _Finder:
                 sums = [j for j in self.sources(i) if self.name(j) == "reduce_sum"]
                 inner = (*exponentials, *sums, i)
                 yield Rewrite("log_softmax(x) in place of log(softmax(x))", inner, root)
+
+    def _sum_of_exponentials(
+        self, root: int, total: int, mean: tuple[int, ...] = ()
+    ) -> Iterator[Rewrite]:
+        """Yields the logarithm of a sum or mean of exponentials, or of their multiples."""
+        what, less = ("mean", " - log(n)") if mean else ("sum", "")
+        parts = self.sources(total)
+        exponentials = [j for j in parts if self.name(j) == "exp"]
+        if exponentials:
+            text = f"logsumexp(x){less} in place of log({what}(exp(x)))"
+            yield Rewrite(text, (*exponentials, total, *mean), root)
+        for product in (j for j in parts if self.name(j) == "mul"):
+            exponentials = [j for j in self.sources(product) if self.name(j) == "exp"]
+            if exponentials:
+                text = f"logsumexp(x, b=w){less} in place of log({what}(w * exp(x)))"
+                yield Rewrite(text, (*exponentials, product, total, *mean), root)
 
     def _softmax(self, root: int) -> Iterator[Rewrite]:
         """Yields exponentials over their sum, unless a maximum is subtracted before."""

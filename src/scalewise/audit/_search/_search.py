@@ -37,6 +37,8 @@ from ._setting import Setting
 # an operation's own rounding isn't a finding: without others, and beside others.
 FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
 BEFORE_WIDEST = 2  # fixes of a finding that may fail before the widest is tried
+# Of an error that many roundings may add up to, fewer additions that change nothing aren't a cause.
+MANY_SWAMPED = 0.5
 EVENT = 1e5  # the weight from which numbers overflow, or become NaN
 UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
 UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
@@ -81,6 +83,8 @@ class Search(JointFixes):
         error = self.outcome.error
         if self._is_small and run_of(self.session.low) != "format":
             return group.weight(self.fmt) >= EVENT
+        if what.kind == "swamping" and self._is_small and group.swamped < MANY_SWAMPED:
+            return False
         if KINDS[what.kind].event or error.non_finite:
             return group.weight(self.fmt) >= EVENT or not self._is_least(error)
         few = MANY_ROUNDINGS if self.found else FEW_ROUNDINGS
@@ -117,7 +121,10 @@ class Search(JointFixes):
         if not isinstance(self.current, Setting):
             return
         groups = self._groups(self.outcome)
-        found = [g for g in groups if g.first.direction == "optimizer" and g.swamped >= LOST]
+        found = [
+            g for g in groups
+            if g.first.direction == "optimizer" and g.first.is_output and g.swamped >= LOST
+        ]  # fmt: skip
         for group in sorted(found, key=lambda g: g.indices, reverse=True):  # the weights' come last
             lost = lost_updates(self.outcome.equations)
             if lost < LOST or self.trials <= 0:
@@ -228,7 +235,7 @@ class Search(JointFixes):
             best = None
         if best:
             best = self._fewer_lines(*best)
-            if self._undoes_everything(what, best[0]):
+            if self._is_like_any_rounding(what, best[0]):
                 best = None
         if best is None:
             if tried:
@@ -240,18 +247,30 @@ class Search(JointFixes):
         what = self._at_cause(what, fix)
         found = self._faults(what, fix) or [dataclasses.replace(what, fix=self._accepted(fix))]
         if len(found) == 1:
-            found = [dataclasses.replace(self._amplified_after(found[0], fix), fix=found[0].fix)]
+            cause = self._decided_after(found[0], fix, after) or self._amplified_after(
+                found[0], fix
+            )
+            found = [dataclasses.replace(cause, fix=found[0].fix)]
         self._accept(fix, after, found)
         return True
 
-    def _undoes_everything(self, what: Finding, fix: Fix) -> bool:
-        """Returns True if a fix leaves nothing that rounds, and the error is that of any program:
-        that removes any error, and says nothing about its cause."""
+    def _is_like_any_rounding(self, what: Finding, fix: Fix) -> bool:
+        """Returns True if the error is that of any program, and a fix says nothing about its cause.
+
+        That is a fix which rounds the outputs less, which leaves nothing that rounds, or which
+        needs several lines of whose errors none is amplified: wider formats for enough operations
+        remove any error.
+        """
         if not fix.indices or not self._is_small or KINDS[what.kind].event:
             return False
         slight = float(self.fmt.eps) * 2.0**-10
         rounded = {e.index for e in self.outcome.equations if e.introduced > slight}
-        return rounded <= {*fix.indices}
+        outputs = {e.index for e in self.outcome.equations if e.is_output}
+        return (
+            rounded <= {*fix.indices}
+            or not outputs.isdisjoint(fix.indices)
+            or (len(self._by_line(fix)) > 1 and self._at_cause(what, fix).kind == "precision")
+        )
 
     def _best(self, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
         """Returns the cheapest of the fixes that help almost as much as the best one."""
@@ -294,6 +313,7 @@ class Search(JointFixes):
     ) -> Finding:
         """Returns the finding at a cause, with what came of it elsewhere."""
         if KINDS[what.kind].out_of_range:
+            moved = self._amplified_after(moved, fix)
             evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
             return dataclasses.replace(moved, evidence=evidence)
         if not KINDS[what.kind].carried_in:
@@ -324,6 +344,23 @@ class Search(JointFixes):
         moved = self._finding(Group((made,)))
         evidence = f"error made here {made.introduced:.2g}{_amplification(made, by)}"
         return dataclasses.replace(moved, kind="amplified", evidence=evidence)
+
+    def _decided_after(self, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
+        """Returns a finding about rounding as one about the decisions that its fix undoes, if it
+        does that."""
+        if what.kind != "precision" or not what.equations:
+            return None
+        left = {e.index: e["differ"] for e in after.equations}
+        undone = [
+            e for e in self.outcome.equations
+            if e["differ"] > 2 * left.get(e.index, 0.0)
+            and {*fix.indices} & {e.index, *self._causes.back((e.index,), DEPTH)}
+        ]  # fmt: skip
+        if not undone:
+            return None
+        most = self._finding(Group((max(undone, key=lambda e: e["differ"] - left[e.index]),)))
+        evidence = f"{what.evidence}; at {most.where} {most.evidence}"
+        return dataclasses.replace(what, kind="decision", evidence=evidence)
 
     def _smallest_gradients(self, what: Finding) -> Finding:
         """Returns the finding about the gradients that a loss scale makes larger, if this one only

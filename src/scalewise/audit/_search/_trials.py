@@ -121,10 +121,11 @@ class Trials:
 
     @property
     def _causes(self) -> Causes:
-        return Causes(self._operands, self.outcome.equations)
+        return Causes(self.session.lockstep.flow, self.outcome.equations)
 
     def _groups(self, outcome: Outcome) -> list[Group]:
-        return groups(outcome.equations, self.fmt, Causes(self._operands, outcome.equations))
+        causes = Causes(self.session.lockstep.flow, outcome.equations)
+        return groups(outcome.equations, self.fmt, causes)
 
     def _finding(self, group: Group) -> Finding:
         return finding(group, self.fmt, self.saturate)

@@ -27,11 +27,21 @@ def widened(
     return Fix(f"{word} for {what}", change, len(indices), indices=indices, cause=cause)
 
 
+def with_exact(some: Equations, every: Equations) -> list[EquationStatistics]:
+    """Returns operations, and those of their lines that made no error: whole lines are widened."""
+    there, chosen = {_place(e) for e in some}, {e.index for e in some}
+    rest = [e for e in every if _place(e) in there and e.index not in chosen]
+    return [*some, *(e for e in rest if not (e.introduced or e["overflowed"] or e["nan"]))]
+
+
+def _place(equation: EquationStatistics) -> tuple[str | None, int, str]:
+    return equation.file, equation.line, equation.direction
+
+
 def described(some: Equations, every: Equations) -> str:
     """Returns ``lines 3 and 7``, or ``the mul and sub at lines 3 and 7`` if they have others."""
-    there = {(e.file, e.line, e.direction) for e in some}
-    chosen = {e.index for e in some}
-    rest = [e for e in every if (e.file, e.line, e.direction) in there and e.index not in chosen]
+    there, chosen = {_place(e) for e in some}, {e.index for e in some}
+    rest = [e for e in every if _place(e) in there and e.index not in chosen]
     places = sorted({(e.file, e.line) for e in some if e.file and e.line})
     if not places:
         return f"{len(some)} operations"
