@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
 from .._resolve import resolve
-from .._types import FormatLike, PolicyLike, RecipeLike
+from .._types import FormatLike, PolicyLike, PyTree, RecipeLike, Saturation
 from ..audit import Report
 from ..audit import audit as audit_function
 from ..audit._run._interpretations import TableEmulation
@@ -21,19 +22,20 @@ from ._convert import to_jax
 from ._export import Granularity
 from ._function import function, tensors_of
 from ._low import low_function
+from ._torch import Module
 
 
 def audit(
-    model: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    model: Module,
+    args: Sequence[PyTree] = (),
+    kwargs: Mapping[str, PyTree] | None = None,
     *,
     low: FormatLike | PolicyLike | RecipeLike | Interpretation = "fp16",
     loss: Callable[[Any], Any] | None = None,
     grad: bool = False,
     method: str = "forward",
     granularity: Granularity = "operation",
-    saturate: Any = False,
+    saturate: Saturation = False,
     autocast: bool = False,
     loss_scale: float | None = None,
     **options: Any,
@@ -85,18 +87,18 @@ def audit(
         f, params = chosen.f, chosen.params
         low = TableEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
 
-    def audited(params: Any, *tensors: Any) -> Any:
+    def audited(params: PyTree, *tensors: ArrayLike) -> PyTree:
         outs = f(params, *tensors)
         return outs if loss is None else loss(outs)
 
-    def scalar(params: Any, *tensors: Any) -> Any:
+    def scalar(params: PyTree, *tensors: ArrayLike) -> PyTree:
         outs = audited(params, *tensors)
         outs = outs.get("loss") if isinstance(outs, Mapping) else outs
         if not isinstance(outs, jax.Array) or outs.shape:
             raise TypeError("audit(grad=True) needs a scalar: pass loss=, a function of the result")
         return outs
 
-    def gradients(params: Any, *tensors: Any) -> Any:
+    def gradients(params: PyTree, *tensors: ArrayLike) -> PyTree:
         def scaled(params: Any) -> Any:
             value = scalar(params, *tensors)
             return (value if loss_scale is None else value * loss_scale), value

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._types import PyTree
 from ._dtypes import jax_dtype
 from ._torch import torch
 
@@ -69,7 +70,7 @@ def listed(target: Any) -> str:
 
 
 def autocast(
-    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], low: np.dtype, cast: Cast
+    target: Any, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], low: np.dtype, cast: Cast
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Returns an operation's arguments as ``torch.autocast`` passes them on.
 
@@ -105,13 +106,13 @@ def _dtype(x: Any) -> np.dtype | None:
     return x.dtype if isinstance(x, jax.Array | np.ndarray) else None
 
 
-def _is_eligible(x: Any) -> bool:
+def _is_eligible(x: object) -> bool:
     dtype = _dtype(x)
     return dtype is not None and jnp.issubdtype(dtype, jnp.floating) and dtype != jnp.float64
 
 
 def _with_float32(
-    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    target: Any, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Returns arguments with float32 for a ``dtype`` that isn't given."""
     names = [argument.name for argument in target._schema.arguments]

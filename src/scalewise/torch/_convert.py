@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._types import PyTree
 from ._dtypes import TO_JAX, jax_dtype, torch_dtype
-from ._torch import torch
+from ._torch import Tensor, torch
 
 
-def to_jax(tree: Any) -> Any:
+def to_jax(tree: PyTree) -> PyTree:
     """Returns a pytree with a JAX array for each torch tensor.
 
     The array shares the tensor's memory (by DLPack) if the tensor is contiguous, on a device that
@@ -34,7 +33,7 @@ def to_jax(tree: Any) -> Any:
     return jax.tree.map(lambda x: _array(x) if isinstance(x, torch.Tensor) else x, tree)
 
 
-def to_torch(tree: Any) -> Any:
+def to_torch(tree: PyTree) -> PyTree:
     """Returns a pytree with a torch tensor for each JAX or NumPy array.
 
     A tensor shares the memory of a JAX array (by DLPack). JAX assumes that its arrays don't change:
@@ -53,11 +52,11 @@ def to_torch(tree: Any) -> Any:
     return jax.tree.map(lambda x: _tensor(x) if _is_array(x) else x, tree)
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: object) -> bool:
     return isinstance(x, jax.Array | np.ndarray | np.generic)
 
 
-def _array(tensor: Any) -> jax.Array:
+def _array(tensor: Tensor) -> jax.Array:
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise TypeError(f"to_jax takes dense tensors, not {tensor.layout}; call .to_dense() first")
     dtype = jax_dtype(tensor.dtype)
@@ -73,7 +72,7 @@ def _array(tensor: Any) -> jax.Array:
     return jnp.from_dlpack(tensor.contiguous())
 
 
-def _narrowed(tensor: Any, dtype: np.dtype) -> Any:
+def _narrowed(tensor: Tensor, dtype: np.dtype) -> Tensor:
     """Returns a tensor of a 64-bit dtype in the 32-bit one."""
     narrow = tensor.to(torch_dtype(dtype))
     if not dtype.kind == "f" and not dtype.kind == "c" and not torch.equal(narrow.long(), tensor):
@@ -84,7 +83,7 @@ def _narrowed(tensor: Any, dtype: np.dtype) -> Any:
     return narrow
 
 
-def _tensor(array: Any) -> Any:
+def _tensor(array: jax.Array) -> Tensor:
     dtype = torch_dtype(array.dtype)
     if not isinstance(array, jax.Array):
         array = jnp.asarray(np.array(array))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from ._torch import torch
+from ._torch import Dtype, torch
 
 NAMES = (
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
@@ -19,7 +18,7 @@ TO_JAX = {getattr(torch, name): jnp.dtype(name) for name in NAMES if hasattr(tor
 TO_TORCH = {jax_dtype: torch_dtype for torch_dtype, jax_dtype in TO_JAX.items()}
 
 
-def jax_dtype(dtype: Any) -> np.dtype:
+def jax_dtype(dtype: Dtype) -> np.dtype:
     """Returns JAX's dtype for one of torch's; the 32-bit one for 64 bits unless x64 is on.
 
     Raises:
@@ -30,7 +29,7 @@ def jax_dtype(dtype: Any) -> np.dtype:
     return jax.dtypes.canonicalize_dtype(TO_JAX[dtype])
 
 
-def torch_dtype(dtype: Any) -> Any:
+def torch_dtype(dtype: DTypeLike) -> Dtype:
     """Returns torch's dtype for one of JAX's.
 
     Raises:

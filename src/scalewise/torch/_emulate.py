@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
 
 from .._resolve import as_format
-from .._types import FormatLike, Saturation
+from .._types import FormatLike, PyTree, Saturation
 from ..formats import Format
 from ..interpret import transform
 from ..scaled import saturation
@@ -15,11 +16,11 @@ from ._convert import to_jax, to_torch
 from ._export import Granularity
 from ._function import tensors_of
 from ._low import LowEmulation, low_function
-from ._torch import torch
+from ._torch import Module, torch
 
 
 def emulate(
-    model: Any,
+    model: Module,
     fmt: FormatLike,
     *,
     saturate: Saturation = False,
@@ -59,13 +60,14 @@ def emulate(
 
 
 class _Emulated(torch.nn.Module):
-    def __init__(self, model: Any, fmt: Format, saturate: Any, options: dict[str, Any]):
+    def __init__(self, model: Module, fmt: Format, saturate: Saturation, options: dict[str, Any]):
         super().__init__()
         self._of = [model]  # in a list, so that it isn't a submodule
-        self._fmt, self._saturate, self._options = fmt, saturate, options
-        self._compiled: dict[Any, Any] = {}
+        self._fmt, self._options = fmt, options
+        self._saturate: Saturation = saturate
+        self._compiled: dict[Hashable, tuple[Callable[..., PyTree], dict[str, jax.Array]]] = {}
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         tensors = tensors_of(args, kwargs)
         leaves, tree = torch.utils._pytree.tree_flatten((args, kwargs))
         key = (

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import jax
 
+from .._types import PyTree, TreeDef
 from ._convert import to_jax
 from ._place import line_of
 from ._regions import inline_regions
 from ._registry import RULES, check_covered
-from ._torch import torch
+from ._torch import GraphModule, Module, torch
 
 Granularity = Literal["operation", "decomposed"]
 
@@ -41,20 +42,24 @@ class Exported:
         autocasts: whether the model itself turns autocast on somewhere.
     """
 
-    graph_module: Any
+    graph_module: GraphModule
     params: dict[str, jax.Array]
     values: Mapping[str, Any]
     weights: Mapping[str, str]
     inputs: Sequence[str]
     buffers: Mapping[str, str]
     updated: Sequence[str]
-    tree: Any
+    tree: TreeDef
     granularity: Granularity
     autocasts: bool
 
 
 def export(
-    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], method: str, granularity: Any
+    model: Module,
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
+    method: str,
+    granularity: Granularity,
 ) -> Exported:
     """Exports a method of a model for arguments of these shapes and dtypes.
 
@@ -99,7 +104,7 @@ def export(
     )  # fmt: skip
 
 
-def first_names(model: Any) -> dict[str, str]:
+def first_names(model: Module) -> dict[str, str]:
     """Returns the first name of each parameter by all of its names."""
     first: dict[int, str] = {}
     named = model.named_parameters(remove_duplicate=False)
@@ -107,7 +112,7 @@ def first_names(model: Any) -> dict[str, str]:
 
 
 def _exported(
-    model: Any, args: Any, kwargs: Any, method: str, granularity: str
+    model: Module, args: Any, kwargs: Any, method: str, granularity: str
 ) -> tuple[Any, bool]:
     """Returns the program, and whether the model turns autocast on."""
     try:
@@ -125,7 +130,7 @@ def _exported(
 
 
 @contextlib.contextmanager
-def _as_forward(model: Any, method: str) -> Iterator[None]:
+def _as_forward(model: Module, method: str) -> Iterator[None]:
     """Lets ``model.forward`` be another method."""
     if not callable(getattr(model, method, None)):
         raise AttributeError(f"{type(model).__name__} has no method {method!r}")
@@ -153,7 +158,7 @@ _TRY = {
 }
 
 
-def _refusal(model: Any, error: Exception) -> str:
+def _refusal(model: Module, error: Exception) -> str:
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     reason = lines[0] if lines else type(error).__name__
     text = f"{type(error).__name__}: {error}"

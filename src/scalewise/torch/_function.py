@@ -10,24 +10,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._types import PyTree
 from ._dtypes import jax_dtype
 from ._export import Exported, Granularity, export
 from ._graph import run
-from ._torch import torch
+from ._torch import Module, torch
 from .rules import load
 
 load()
 
 
 def function(
-    model: Any,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    model: Module,
+    args: Sequence[PyTree] = (),
+    kwargs: Mapping[str, PyTree] | None = None,
     *,
     method: str = "forward",
     granularity: Granularity = "operation",
     buffers: bool = False,
-) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
+) -> tuple[Callable[..., PyTree], dict[str, jax.Array]]:
     """Returns a torch module as a JAX function, and its parameters as JAX arrays.
 
     The module is exported by ``torch.export`` for the shapes of the arguments, and again for others
@@ -68,8 +69,8 @@ def function(
 class Arguments:
     """The arguments of a torch method."""
 
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    args: Sequence[PyTree]
+    kwargs: Mapping[str, PyTree]
 
     @property
     def tensors(self) -> list[Any]:
@@ -88,14 +89,14 @@ class Arguments:
 
 
 def traced(
-    model: Any,
+    model: Module,
     given: Arguments,
     *,
     method: str,
     granularity: Granularity,
     buffers: bool = False,
     low: np.dtype | None = None,
-) -> tuple[Callable[..., Any], dict[str, jax.Array]]:
+) -> tuple[Callable[..., PyTree], dict[str, jax.Array]]:
     """Returns what :func:`function` does.
 
     Args:
@@ -107,7 +108,7 @@ def traced(
     first = export(model, given.args, given.kwargs, method, granularity)
     exports: dict[Any, Exported] = {tuple(shape for shape, _ in types): first}
 
-    def exported_for(arrays: Sequence[Any]) -> Exported:
+    def exported_for(arrays: Sequence[jax.Array]) -> Exported:
         if [x.dtype for x in arrays] != [dtype for _, dtype in types]:
             raise TypeError(
                 f"f takes {len(types)} tensors after params, of {_listed(types)}; "
@@ -138,13 +139,13 @@ def _listed(types: Sequence[tuple[tuple[int, ...], Any]]) -> str:
     return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in types)
 
 
-def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Any]:
+def tensors_of(args: Sequence[PyTree], kwargs: Mapping[str, PyTree] | None) -> list[Any]:
     """Returns the tensors among the arguments, in the order of :func:`function`."""
     leaves = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs or {})))
     return [x for x in leaves if isinstance(x, torch.Tensor)]
 
 
-def _plain(tree: Any) -> Any:
+def _plain(tree: PyTree) -> PyTree:
     """Returns nested results as tuples and dicts, which JAX knows."""
     if dataclasses.is_dataclass(tree) and not isinstance(tree, Mapping):
         tree = {f.name: getattr(tree, f.name) for f in dataclasses.fields(tree)}

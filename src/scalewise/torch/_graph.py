@@ -18,7 +18,7 @@ from ._operation import Call, Flat, operation, rounds_several_times
 from ._place import at, scope_of
 from ._regions import is_marked
 from ._registry import DRAWS, RULES, STAGED
-from ._torch import torch
+from ._torch import Node, torch
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Graph:
                         call = functools.partial(self._computed, node, number, read)
                         known[node] = at(node)(call)
 
-    def _computed(self, node: Any, number: int, read: Any) -> Any:
+    def _computed(self, node: Node, number: int, read: Any) -> Any:
         args, kwargs = hashable((read(node.args), dict(read(node.kwargs))))
         dtypes = results_of(node)
         if self.low is not None and not is_marked(node, "no_autocast"):
@@ -67,7 +67,7 @@ class Graph:
         return jax.lax.stop_gradient(outs) if is_marked(node, "no_grad") else outs
 
     @staticmethod
-    def _results(node: Any, args: Any, kwargs: Any, low: np.dtype) -> Any:
+    def _results(node: Node, args: Any, kwargs: Any, low: np.dtype) -> Any:
         """Returns an operation's results under autocast, as torch's fake tensors."""
 
         def like(x: Any, fake: Any) -> Any:
@@ -117,7 +117,7 @@ def converted(x: jax.Array, dtype: Any) -> jax.Array:
     return apply(target, (x,), {"dtype": torch_dtype(dtype)}, [jnp.dtype(dtype)], "operation")
 
 
-def results_of(node: Any) -> list[np.dtype]:
+def results_of(node: Node) -> list[np.dtype]:
     """Returns the dtypes of a node's results, as torch has them."""
     return _dtypes(node.meta.get("val"))
 
@@ -168,7 +168,9 @@ def hashable(args: Any) -> Any:
     return tuple(map(hashable, args)) if isinstance(args, tuple | list) else args
 
 
-def _rounds_several_times(call: Call, arrays: Sequence[Any], dtypes: Sequence[Any]) -> bool:
+def _rounds_several_times(
+    call: Call, arrays: Sequence[jax.Array], dtypes: Sequence[np.dtype]
+) -> bool:
     types = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
     return _cached(call, types, tuple(dtypes))
 

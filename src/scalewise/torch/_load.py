@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._extras import MissingPackageError
+from .._types import PyTree
 from .._user_file import InputError, describe_error
 from ..audit import load_function, user_errors
 from ..audit._file import as_arguments, made_by
-from ._torch import torch
+from ._torch import Module, torch
 
 HF = "hf:"
 LENGTH, BATCH, SOUND = 16, 2, 4000  # of generated inputs: tokens, examples, samples of sound
@@ -24,9 +25,9 @@ LENGTH, BATCH, SOUND = 16, 2, 4000  # of generated inputs: tokens, examples, sam
 class Loaded(NamedTuple):
     """A model with the arguments of its forward pass, and the module of the user's file."""
 
-    model: Any
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    model: Module
+    args: Sequence[PyTree]
+    kwargs: Mapping[str, PyTree]
     module: Any = None
 
 
@@ -139,7 +140,7 @@ def _model(transformers: Any, config: Any, values: Mapping[str, Any], path: Path
     )
 
 
-def inputs_of(model: Any, labels: bool = False) -> dict[str, Any]:
+def inputs_of(model: Module, labels: bool = False) -> dict[str, Any]:
     """Returns random inputs of a model of transformers, by the name of its main input.
 
     Raises:

@@ -10,16 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
+from jax.typing import DTypeLike
 
+from .._types import PyTree
 from ..emulate import Emulation, EmulationWithDraws, is_exact
 from ..formats import FP16, Format
-from ..interpret import Applied, Equation, is_float, rebind
+from ..interpret import Applied, Argument, Equation, State, Value, is_float, rebind
 from ..rounding import to_float64
 from ._convert import to_jax
 from ._export import Granularity
 from ._function import Arguments, function, traced
 from ._graph import converted
-from ._torch import torch
+from ._torch import Module, torch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +35,15 @@ class LowFunction:
         dtype: float16, bfloat16, or float32 if the format has more than 16 bits.
     """
 
-    f: Callable[..., Any]
+    f: Callable[..., PyTree]
     params: dict[str, jax.Array]
     dtype: np.dtype
 
 
 def low_function(
-    model: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
+    model: Module,
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree] | None,
     fmt: Format,
     *,
     method: str,
@@ -95,7 +98,7 @@ def _widened(outs: Any, dtype: np.dtype) -> Any:
 
 
 def _autocast_function(
-    model: Any, args: Any, kwargs: Any, fmt: Format, method: str, granularity: Granularity
+    model: Module, args: Any, kwargs: Any, fmt: Format, method: str, granularity: Granularity
 ) -> LowFunction:
     if fmt.bits > 16:
         raise ValueError(f"autocast=True takes a format of at most 16 bits, not {fmt.name}")
@@ -117,17 +120,17 @@ def _autocast_function(
 class _OwnDtypes(Emulation):
     """Emulation that rounds only the arrays of one dtype to the format."""
 
-    low_dtype: Any = None
+    low_dtype: DTypeLike | None = None
 
-    def lift(self, x: Any, aval: Any) -> jax.Array:
+    def lift(self, x: Argument, aval: ShapedArray) -> jax.Array:
         low = aval.dtype == self.low_dtype
         return super().lift(x, aval) if low else to_float64(jnp.asarray(x))
 
-    def constant(self, x: np.ndarray, aval: Any) -> Any:
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Any:
         low = aval.dtype == self.low_dtype
         return super().constant(x, aval) if low else jnp.asarray(x, jnp.float64)
 
-    def apply(self, state: Any, equation: Equation, inputs: Sequence[Any]) -> Applied:
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if any(a.dtype == self.low_dtype for a in equation.out_avals) or is_exact(equation):
             return super().apply(state, equation, inputs)
         outs = rebind(equation, inputs, jnp.float64)

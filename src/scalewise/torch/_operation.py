@@ -21,8 +21,10 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.interpreters import ad, batching, mlir
 
+from .._types import PyTree, TreeDef
 from ..interpret import all_equations, is_float
 from ..primitives import PRIMITIVES, Family, having, names
+from ..primitives.params import Parameter
 
 EXACT = having("exact")
 SUMS = names(lambda row: row.autocast == "sum")  # XLA may accumulate them in 16 bits
@@ -42,12 +44,12 @@ class Call:
         at: the positions of the arrays.
     """
 
-    rule: Callable[..., Any]
-    tree: Any
+    rule: Callable[..., PyTree]
+    tree: TreeDef
     static: tuple[Any, ...]
     at: tuple[int, ...]
 
-    def __call__(self, *arrays: Any) -> Any:
+    def __call__(self, *arrays: jax.Array) -> PyTree:
         leaves = list(self.static)
         for i, x in zip(self.at, arrays, strict=True):
             leaves[i] = x
@@ -59,9 +61,9 @@ class Call:
 class Flat:
     """The results of a call as a list of arrays."""
 
-    call: Callable[..., Any]
+    call: Callable[..., PyTree]
 
-    def __call__(self, *arrays: Any) -> list[Any]:
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         return jax.tree.leaves(self.call(*arrays))
 
 
@@ -77,7 +79,7 @@ class Tangent:
     function: Callable[..., list[Any]]
     at: tuple[int, ...]
 
-    def split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    def split(self, arrays: Sequence[jax.Array]) -> tuple[Sequence[Any], Sequence[Any]]:
         n = len(arrays) - len(self.at)
         return arrays[:n], arrays[n:]
 
@@ -92,7 +94,7 @@ class Tangent:
 
         return function
 
-    def __call__(self, *arrays: Any) -> list[Any]:
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         operands, tangents = self.split(arrays)
         some = [operands[i] for i in self.at]
         return jax.jvp(self.of_some(operands), tuple(some), tuple(tangents))[1]
@@ -110,7 +112,7 @@ class Cotangent:
     tangent: Tangent
     results: int
 
-    def __call__(self, *arrays: Any) -> list[Any]:
+    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         operands, cotangents = arrays[: -self.results], arrays[-self.results :]
         some = [operands[i] for i in self.tangent.at]
         _, pull = jax.vjp(self.tangent.of_some(operands), *some)
@@ -131,7 +133,7 @@ def primitive_of(name: str) -> jex.Primitive:
     return primitive
 
 
-def operation(name: str, function: Callable[..., Any], dtypes: Sequence[Any], *arrays: Any):
+def operation(name: str, function: Callable[..., PyTree], dtypes: Sequence[np.dtype], *arrays: Any):
     """Computes a function in float32 (float64 for float64 operands), as one equation.
 
     Args:
@@ -155,7 +157,7 @@ def _compute(*arrays: Any, function: Any, **dtypes: np.dtype) -> list[Any]:
     return [y.astype(dtype) for y, dtype in zip(outs, found, strict=True)]
 
 
-def _lower(ctx: Any, *arrays: Any, **params: Any) -> Any:
+def _lower(ctx: Any, *arrays: Any, **params: Parameter) -> Any:
     wide = any(a.dtype.itemsize == 8 for a in (*ctx.avals_in, *ctx.avals_out))
     with jax.enable_x64(True) if wide else contextlib.nullcontext():  # an outer jit may be without
         return _lower_fun(ctx, *arrays, **params)
@@ -181,12 +183,19 @@ def _abstract(*avals: Any, function: Any, **dtypes: np.dtype) -> list[Any]:
     return [ShapedArray(y.shape, y.dtype) for y in outs]
 
 
-def _batch(arrays: Any, dims: Any, **params: Any) -> Any:
+def _batch(arrays: Any, dims: Any, **params: Parameter) -> Any:
     outs = jax.vmap(functools.partial(_compute, **params), in_axes=tuple(dims))(*arrays)
     return outs, [0] * len(outs)
 
 
-def _jvp(name: str, primals: Any, tangents: Any, *, function: Any, **dtypes: np.dtype) -> Any:
+def _jvp(
+    name: str,
+    primals: Sequence[jax.Array],
+    tangents: Sequence[jax.Array | ad.Zero],
+    *,
+    function: Any,
+    **dtypes: np.dtype,
+) -> Any:
     outs = primitive_of(name).bind(*primals, function=function, **dtypes)
     at = tuple(
         i
@@ -216,7 +225,9 @@ def _transpose(name: str, cotangents: Any, *inputs: Any, function: Any, **dtypes
     return [None] * len(operands) + list(pulled)
 
 
-def rounds_several_times(call: Call, arrays: Sequence[Any], dtypes: Sequence[Any]) -> bool:
+def rounds_several_times(
+    call: Call, arrays: Sequence[jax.Array], dtypes: Sequence[np.dtype]
+) -> bool:
     """Returns whether a rule rounds more than once, or rounds a constant or to another dtype.
 
     Args:

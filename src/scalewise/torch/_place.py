@@ -11,7 +11,8 @@ from typing import Any
 
 from jax.extend import source_info_util
 
-from ._torch import torch
+from .._types import PyTree
+from ._torch import Node, torch
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -21,7 +22,7 @@ _MODELS = tuple(_TORCH + os.path.join("nn", "modules", x) for x in ("transformer
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
 
-def frames(node: Any) -> list[tuple[str, int, str]]:
+def frames(node: Node) -> list[tuple[str, int, str]]:
     """Returns file, line and function of each call that led to a node, outermost first.
 
     Frames of torch itself are left out, unless there are no others.
@@ -31,13 +32,13 @@ def frames(node: Any) -> list[tuple[str, int, str]]:
     return own or found[-1:]
 
 
-def line_of(node: Any) -> str:
+def line_of(node: Node) -> str:
     """Returns ``file.py:12``, or "an unknown line"."""
     found = frames(node)
     return f"{os.path.basename(found[-1][0])}:{found[-1][1]}" if found else "an unknown line"
 
 
-def scope_of(node: Any) -> str:
+def scope_of(node: Node) -> str:
     """Returns a node's module as a name scope: ``encoder/block.1/layer.0/wo``.
 
     A position in a list stays with the list's name, so that each part names one module.
@@ -48,7 +49,7 @@ def scope_of(node: Any) -> str:
     return "/".join(re.findall(r"[^.]+(?:\.\d+(?![^.]))*", path))
 
 
-def at(node: Any) -> Callable[[Callable[[], Any]], Any]:
+def at(node: Node) -> Callable[[Callable[[], PyTree]], Any]:
     """Returns a function that calls another one from the lines that led to a node.
 
     JAX reads the lines of an equation from Python's stack. So the call goes through a function for
@@ -56,7 +57,7 @@ def at(node: Any) -> Callable[[Callable[[], Any]], Any]:
     """
     callers = [_caller(*frame) for frame in reversed(frames(node))]
 
-    def call(function: Callable[[], Any]) -> Any:
+    def call(function: Callable[[], PyTree]) -> Any:
         for caller in callers:
             function = functools.partial(caller, function)
         return function()
@@ -65,7 +66,7 @@ def at(node: Any) -> Callable[[Callable[[], Any]], Any]:
 
 
 @functools.cache
-def _caller(file: str, line: int, name: str) -> Callable[[Callable[[], Any]], Any]:
+def _caller(file: str, line: int, name: str) -> Callable[[Callable[[], PyTree]], Any]:
     code = compile("\n" * (line - 1) + "lambda call: call()", file, "eval").co_consts[0]
     code = code.replace(co_name=name, co_qualname=name)
     return types.FunctionType(code, {"__builtins__": {}})

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._torch import torch
+from ._torch import GraphModule, Node, torch
 
 HIGHER_ORDER = torch.ops.higher_order
 _KEY = "scalewise"  # in `custom`, what decompositions keep of a node's metadata
 
 
-def inline_regions(graph_module: Any) -> bool:
+def inline_regions(graph_module: GraphModule) -> bool:
     """Inlines regions that turn gradients or autocast off, and marks their nodes.
 
     ``x.detach()``, which decomposing replaces by an alias, gets the mark of a region of its own.
@@ -48,12 +48,12 @@ def inline_regions(graph_module: Any) -> bool:
     return turned_on
 
 
-def _mark(node: Any, mark: str) -> None:
+def _mark(node: Node, mark: str) -> None:
     custom = node.meta.get("custom") or {}
     node.meta["custom"] = custom | {_KEY: custom.get(_KEY, frozenset()) | {mark}}
 
 
-def _turned_off(node: Any) -> tuple[str | None, Any, Any] | None:
+def _turned_off(node: Node) -> tuple[str | None, Any, Any] | None:
     """Returns the mark of a region that is to be inlined, its graph and its arguments."""
     if node.target is HIGHER_ORDER.wrap_with_set_grad_enabled:
         enabled, graph, *args = node.args
@@ -63,6 +63,6 @@ def _turned_off(node: Any) -> tuple[str | None, Any, Any] | None:
     return None
 
 
-def is_marked(node: Any, mark: str) -> bool:
+def is_marked(node: Node, mark: str) -> bool:
     """Returns whether a node stood in a region with a mark, "no_grad" or "no_autocast"."""
     return mark in (node.meta.get("custom") or {}).get(_KEY, ())

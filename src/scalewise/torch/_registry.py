@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ._torch import torch
+from .._types import PyTree
+from ._torch import Overload, torch
 
-RULES: dict[Any, Callable[..., Any]] = {}
+RULES: dict[Overload, Callable[..., PyTree]] = {}
 """By overload (``torch.ops.aten.exp.default``): a function of JAX arrays and Python values."""
 
 
-DRAWS: dict[Any, Callable[..., Any]] = {}
+DRAWS: dict[Any, Callable[..., PyTree]] = {}
 """By overload whose rule may draw random numbers: of its arguments, whether it does.
 
 The rule then takes ``position``, a number that differs between the operations of a program.
 """
 
 
-STAGED: set[Any] = set()
+STAGED: set[Overload] = set()
 """The overloads whose rule calls :func:`operation` for each of its roundings by itself."""
 
 
-def rule(*overloads: Any) -> Callable[[Callable], Callable]:
+def rule(*overloads: Overload) -> Callable[[Callable], Callable]:
     """Returns a decorator that registers a function as the rule of ATen (or custom) overloads.
 
     The function gets what the overload gets, JAX arrays in place of tensors, and returns the arrays
@@ -61,7 +62,7 @@ class MissingRuleError(NotImplementedError):
     """A program has operations without a rule; the message lists all of them."""
 
 
-def check_covered(targets: Iterable[tuple[Any, str]]) -> None:
+def check_covered(targets: Iterable[tuple[Overload, str]]) -> None:
     """Raises an error that lists every operation without a rule.
 
     Args:

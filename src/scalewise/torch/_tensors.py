@@ -12,11 +12,11 @@ from .. import scaled
 from .._resolve import as_format
 from .._types import BlockFormatLike, FormatLike, RoundingMode, Saturation
 from ..rounding import EncodedArray
-from ..scaled import ScaledArray
+from ..scaled import ScaledArray, Scaling
 from ..scaled._casts import cast as cast_array
 from ..scaled._casts import round_to as round_array
 from ._convert import to_jax, to_torch
-from ._torch import torch
+from ._torch import Tensor, torch
 
 Key = jax.Array | int | None
 
@@ -25,7 +25,7 @@ class _StraightThrough(torch.autograd.Function):
     """``y`` with the derivative of ``x``, or zero where ``|x|`` is above ``limit``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, y: Any, limit: float | None) -> Any:
+    def forward(ctx: Any, x: Tensor, y: Tensor, limit: float | None) -> Tensor:
         ctx.dtype, ctx.limit = x.dtype, limit
         if limit is not None:
             ctx.save_for_backward(x)
@@ -40,12 +40,12 @@ class _StraightThrough(torch.autograd.Function):
         return gradient, None, None
 
 
-def _with_gradient(x: Any, y: Any, limit: float | None = None) -> Any:
+def _with_gradient(x: Tensor, y: Tensor, limit: float | None = None) -> Tensor:
     needed = x.requires_grad and torch.is_grad_enabled() and y.dtype.is_floating_point
     return _StraightThrough.apply(x, y, limit) if needed else y
 
 
-def _float_tensor(x: Any, name: str) -> jax.Array:
+def _float_tensor(x: Tensor, name: str) -> jax.Array:
     if not isinstance(x, torch.Tensor) or not x.dtype.is_floating_point:
         given = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         raise TypeError(f"{name} takes a floating-point tensor, not {given}")
@@ -59,7 +59,7 @@ def _key(key: Key) -> jax.Array | None:
 
 
 def round_to(
-    x: Any,
+    x: Tensor,
     fmt: FormatLike,
     *,
     rounding: RoundingMode = "nearest_even",
@@ -67,7 +67,7 @@ def round_to(
     key: Key = None,
     subnormals: bool = True,
     gradient: str = "identity",
-) -> Any:
+) -> Tensor:
     """Rounds each element of a tensor once to a number of a format, as :func:`scalewise.round_to`.
 
     Args:
@@ -94,14 +94,14 @@ def round_to(
 
 
 def cast(
-    x: Any,
+    x: Tensor,
     fmt: FormatLike,
     *,
     rounding: RoundingMode = "nearest_even",
     saturate: Saturation = False,
     key: Key = None,
     subnormals: bool = True,
-) -> Any:
+) -> Tensor:
     """Rounds each element of a tensor once to a format, in the format's storage dtype.
 
     Args:
@@ -138,16 +138,16 @@ class ScaledTensor:
     """
 
     array: ScaledArray
-    origin: Any = None
+    origin: Tensor = None
 
     @property
-    def data(self) -> Any:
+    def data(self) -> Tensor:
         """The stored numbers as a tensor; codes for a format without a dtype in torch."""
         data = self.array.data
         return to_torch(data.unpacked() if isinstance(data, EncodedArray) else data)
 
     @property
-    def scale(self) -> Any:
+    def scale(self) -> Tensor:
         """The scales as a tensor, one per tensor, channel or block; None if there are none.
 
         With two levels of scales (NVFP4) the product of both, in float32.
@@ -165,10 +165,10 @@ class ScaledTensor:
 
 
 def quantize(
-    x: Any,
+    x: Tensor,
     fmt: BlockFormatLike,
     *,
-    scaling: Any = None,
+    scaling: Scaling | None = None,
     axis: int | tuple[int, ...] | None = None,
     rounding: RoundingMode = "nearest_even",
     saturate: Saturation | None = None,
@@ -195,7 +195,7 @@ def quantize(
     return ScaledTensor(stored, x if x.requires_grad and torch.is_grad_enabled() else None)
 
 
-def dequantize(x: ScaledTensor) -> Any:
+def dequantize(x: ScaledTensor) -> Tensor:
     """Returns data times scale as a float32 tensor (float64 for float64 data).
 
     The gradient passes to the tensor that was quantized, unchanged (straight-through).

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..._types import PyTree
 from .._dtypes import jax_dtype, torch_dtype
 from .._torch import torch
 
@@ -61,7 +62,7 @@ def ranked(*operands: Any) -> list[Any]:
     return [x.reshape((1,) * (rank - x.ndim) + x.shape) if np.ndim(x) else x for x in operands]
 
 
-def promoted(function: Callable[..., Any]) -> Callable[..., Any]:
+def promoted(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Returns a function of two operands that promotes them before."""
 
     @functools.wraps(function)
