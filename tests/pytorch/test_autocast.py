@@ -129,12 +129,14 @@ def test_emulate_under_autocast_agrees_with_torch(fmt, dtype):
 def test_regions_without_autocast_stay_wide():
     class Model(torch.nn.Module):
         def forward(self, x):
+            y = x @ x.mT
             with torch.autocast("cpu", enabled=False):
-                wide = x @ x.mT
-            return wide, x @ x.mT
+                wide, square = x @ x.mT, y @ y
+            return wide, y, square
 
     x = torch.randn(4, 8)
-    wide, narrow = st.emulate(Model(), "bf16", autocast=True)(x)
+    wide, narrow, square = st.emulate(Model(), "bf16", autocast=True)(x)
+    assert torch.equal(square, (narrow.bfloat16() @ narrow.bfloat16()).float())
     np.testing.assert_allclose(wide, x @ x.mT, atol=1e-5)
     assert torch.equal(narrow, (x.bfloat16() @ x.bfloat16().mT).float())
 

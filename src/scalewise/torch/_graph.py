@@ -58,17 +58,20 @@ class Graph:
     def _computed(self, node: Node, number: int, read: Any) -> Any:
         args, kwargs = hashable((read(node.args), dict(read(node.kwargs))))
         dtypes = results_of(node)
-        if self.low is not None and not is_marked(node, "no_autocast"):
-            dtypes = _dtypes(self._results(node, args, kwargs, self.low)) if dtypes else dtypes
-            args, kwargs = autocast(node.target, args, kwargs, self.low, converted)
+        low = None if is_marked(node, "no_autocast") else self.low
+        if self.low is not None and dtypes:  # operands may have other dtypes than in the export
+            dtypes = _dtypes(self._results(node, args, kwargs, low))
+        if low is not None:
+            args, kwargs = autocast(node.target, args, kwargs, low, converted)
         if node.target in DRAWS and DRAWS[node.target](*args, **kwargs):
             kwargs = {**kwargs, "position": number}
         outs = apply(node.target, args, kwargs, dtypes, self.granularity)
         return jax.lax.stop_gradient(outs) if is_marked(node, "no_grad") else outs
 
     @staticmethod
-    def _results(node: Node, args: Any, kwargs: Any, low: np.dtype) -> Any:
-        """Returns an operation's results under autocast, as torch's fake tensors."""
+    def _results(node: Node, args: Any, kwargs: Any, low: np.dtype | None) -> Any:
+        """Returns an operation's results under autocast, or in a region without it (``low=None``),
+        as torch's fake tensors."""
 
         def like(x: Any, fake: Any) -> Any:
             floats = isinstance(fake, torch.Tensor) and fake.dtype.is_floating_point
@@ -76,9 +79,9 @@ class Graph:
 
         own = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda n: n.meta.get("val"))
         fakes = jax.tree.map(like, (args, kwargs), hashable(own), is_leaf=lambda x: x is None)
-        args, kwargs = autocast(
-            node.target, fakes[0], fakes[1], low, lambda x, d: x.to(torch_dtype(d))
-        )
+        args, kwargs = fakes
+        if low is not None:
+            args, kwargs = autocast(node.target, args, kwargs, low, _to)
         with torch.no_grad():
             return node.target(*args, **kwargs)
 
@@ -109,6 +112,10 @@ def run(
     outs = list(graph(*[known[name] for name in names if name in known]))
     updates = dict(zip(exported.updated, outs, strict=False))
     return outs[len(exported.updated) :], {name: y for name, y in updates.items() if name}
+
+
+def _to(x: Any, dtype: np.dtype) -> Any:
+    return x.to(torch_dtype(dtype))
 
 
 def converted(x: jax.Array, dtype: Any) -> jax.Array:

@@ -1,0 +1,28 @@
+"""The known failures of proofs/torch_classics.py are found at their line, with a fix that helps.
+
+T5, which clamps FP16's infinities, is in test_models.py, with weights for which that doesn't help.
+"""
+
+import inspect
+
+import pytest
+from proofs.torch_classics import CLASSICS, audited
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FIXES = {"mT5 in FP16": "float32 for this dot_general"}  # `wo`
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSICS if name != "T5 in FP16"])
+def test_the_line_is_found(name):
+    report = audited(name)
+    worst = (*report.findings, *report.unfixed)[0]
+    if name == "Rotary positions in BF16":  # found where the error is amplified
+        model = CLASSICS[name].make()[0]
+        lines, first = inspect.getsourcelines(type(model))
+        at = next(i for i, line in enumerate(lines, first) if line.strip() in CLASSICS[name].source)
+        assert str(at) in str(worst.fix)
+    else:
+        assert worst.source in CLASSICS[name].source
+    assert worst.error_after < 0.5 * worst.error_before
+    assert str(worst.fix).startswith(FIXES.get(name, ""))
