@@ -200,7 +200,7 @@ CLASSICS: dict[str, Classic] = {
 
 
 class Said(NamedTuple):
-    """What a check says of a program, and how long it takes."""
+    """A check's words on a program, and its seconds."""
 
     text: str
     seconds: float
