@@ -315,8 +315,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
 
 def _latent(session: Session, outcome: Outcome, fmt: Format) -> tuple[str, ...]:
     wide = session.lockstep.stays_wide
-    pairs = zip(outcome.equations, outcome.recorded, strict=True)
-    return latent([e for e, recorded in pairs if not wide(recorded)], fmt)
+    return latent([e for e in outcome.equations if not wide(outcome.recorded[e.index])], fmt)
 
 
 def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction] | None:
