@@ -88,6 +88,7 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m proofs.parity --again; \
 	run $(BIN)/python -m proofs.torture --again; \
 	run $(BIN)/python -m proofs.side_by_side --again; \
+	run $(BIN)/python -m proofs.recipe_training; \
 	run $(BIN)/python -m proofs.gallery --record; \
 	run $(MAKE) scoreboard; \
 	run $(MAKE) prove; \

@@ -130,7 +130,7 @@ def test_several_steps_with_their_batches(folder):
         (("audit", "net.py"), "'net.py' names no function: expected path/to/file.py:function"),
         (("audit", "gone.py:f"), "no file at 'gone.py': expected a Python file"),
         (("audit", "net.py:nor"), "net.py defines no function 'nor'; there are: norm, big"),
-        (("audit", "broken.py:f"), "broken.py doesn't run: ModuleNotFoundError"),
+        (("audit", "broken.py:f"), "broken.py needs nothing_of_this_name, which isn't installed"),
         (("audit", "net.py:norm", "--args", "small"), "defines no factory 'small'"),
         (("audit", "net.py:norm", "--args", "fails"), "failed: RuntimeError: no data today"),
         (("audit", "net.py:fails"), "fails failed: RuntimeError: no data today (net.py:27)"),
