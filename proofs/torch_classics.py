@@ -60,16 +60,21 @@ def _sequences(model: nn.Module) -> tuple[nn.Module, dict[str, Tensor]]:
     return model.eval(), {"input_ids": ids, "labels": ids}
 
 
+def _enlarge(first: nn.Linear, second: nn.Linear) -> None:
+    """Multiplies two layers' weights, so that the second one's result exceeds FP16's maximum."""
+    with torch.no_grad():
+        first.weight *= 100
+        second.weight[OUTLIER] *= 5e3
+
+
 def t5() -> tuple[nn.Module, dict[str, Tensor]]:
     config = transformers.T5Config(
         d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0,
         feed_forward_proj="relu", **TOKENS,
     )  # fmt: skip
     model = transformers.T5ForConditionalGeneration(config)
-    with torch.no_grad():
-        layer = model.encoder.block[1].layer[-1].DenseReluDense
-        layer.wi.weight *= 100
-        layer.wo.weight[OUTLIER] *= 5e3
+    layer = model.encoder.block[1].layer[-1].DenseReluDense
+    _enlarge(layer.wi, layer.wo)
     return _sequences(model)
 
 
@@ -78,10 +83,8 @@ def mt5() -> tuple[nn.Module, dict[str, Tensor]]:
         d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0, **TOKENS
     )
     model = transformers.MT5ForConditionalGeneration(config)
-    with torch.no_grad():
-        layer = model.encoder.block[1].layer[-1].DenseReluDense
-        layer.wi_1.weight *= 100
-        layer.wo.weight[OUTLIER] *= 5e3
+    layer = model.encoder.block[1].layer[-1].DenseReluDense
+    _enlarge(layer.wi_1, layer.wo)
     return _sequences(model)
 
 

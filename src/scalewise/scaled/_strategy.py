@@ -30,9 +30,9 @@ class Scaling:
         saturates: whether elements may exceed the format's largest number once scaled.
         reuses_copy: under :func:`scalewise.autoscale`, whether the backward pass reads the narrow
             copy of an operand that the forward pass made; else the operand is stored in the
-            recipe's ``storage`` and rounded again.
+            recipe's ``residuals`` and rounded again.
         for_blocks: whether the strategy chooses the scales of blocks: operands of a recipe that
-            have one scale, in ``storage`` for example, then have current scaling.
+            have one scale, in ``residuals`` for example, then have current scaling.
         draws: whether the scales of blocks are rounded stochastically, so that they need a key.
         largest_block_scale: what the largest scale of a block becomes under a tensor scale; None
             for the largest number of the scales' format.

@@ -25,8 +25,8 @@ def _sizes(n: int, value: Any, default: Any = None) -> Any:
 def _pads(size, kernel, stride, padding, dilation, ceil_mode):
     """Returns the padding of one axis; with ``ceil_mode`` the last window may reach further."""
     reach = dilation * (kernel - 1) + 1
-    room = size + 2 * padding - reach
-    count = (-(-room // stride) if ceil_mode else room // stride) + 1
+    span = size + 2 * padding - reach
+    count = (-(-span // stride) if ceil_mode else span // stride) + 1
     if ceil_mode and (count - 1) * stride >= size + padding:
         count -= 1
     return padding, max((count - 1) * stride + reach - size - padding, 0)
