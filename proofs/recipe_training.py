@@ -66,7 +66,7 @@ def program(name: str) -> training.Program:
         return dataclasses.replace(found, init=lambda seed: planted(found.init(seed)))
     if variant:
         module = models.module_of(found)
-        module.CONFIG = dataclasses.replace(module.CONFIG, width=640, heads=10, layers=4, batch=2)
+        module.CONFIG = dataclasses.replace(module.CONFIG, width=640, heads=10, layers=4, batch=1)
         schedule = optax.warmup_cosine_decay_schedule(0, 6e-4, 100, SETS["long"].steps, 6e-5)
         module.OPTIMIZER = optax.adamw(schedule, weight_decay=0.01)
         found = dataclasses.replace(found, optimizer=module.OPTIMIZER)
