@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
+# Modules are compiled when they are first imported: compiling all of them takes half of an installation.
+INSTALL = -m pip install --no-compile
+
 # A file's tests run in one process, in the order of the files: they share what is compiled.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
@@ -13,18 +16,18 @@ NEWEST_VENV = .venv-newest
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable '.[train,tables]' --group dev
+	$(BIN)/python $(INSTALL) --quiet --upgrade "pip>=25.1"
+	$(BIN)/python $(INSTALL) --quiet --editable '.[train,tables]' --group dev
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -e $(VENV)/.ready || echo "installing JAX, optax and Orbax, 150 MB, into $(VENV)"
-	@test -e $(VENV)/.ready || $(BIN)/python -m pip install --progress-bar on --editable '.[train]'
+	@test -e $(VENV)/.ready || $(BIN)/python $(INSTALL) --progress-bar on --editable '.[train]'
 	@touch $@
 
 demo: $(VENV)/.installed  ## train the example under five recipes, side by side
-	$(BIN)/scalewise compare examples/gpt.py $(ARGS)
+	$(BIN)/scalewise compare examples/gpt.py --steps 150 $(ARGS)
 
 test: check unit          ## lint, types, and the tests that a change needs most
 
@@ -59,8 +62,8 @@ test-torch: .venv-torch/.ready  ## tests of scalewise.torch, which need torch an
 
 .venv-torch/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.venv-torch/bin/python -m pip install --quiet --editable '.[train,torch]' --group torch pytest
+	.venv-torch/bin/python $(INSTALL) --quiet --upgrade "pip>=25.1"
+	.venv-torch/bin/python $(INSTALL) --quiet --editable '.[train,torch]' --group torch pytest
 	@touch $@
 
 prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it stopped; and what else is claimed
@@ -130,8 +133,8 @@ scoreboard: $(VENV)/.ready .venv-scoreboard/.ready  ## the gallery through other
 
 .venv-scoreboard/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-scoreboard
-	.venv-scoreboard/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.venv-scoreboard/bin/python -m pip install --quiet --editable '.[train,tables]' --group scoreboard
+	.venv-scoreboard/bin/python $(INSTALL) --quiet --upgrade "pip>=25.1"
+	.venv-scoreboard/bin/python $(INSTALL) --quiet --editable '.[train,tables]' --group scoreboard
 	@touch $@
 
 docs: .venv-docs/.ready   ## the site, in site/; warnings are errors
@@ -139,12 +142,12 @@ docs: .venv-docs/.ready   ## the site, in site/; warnings are errors
 
 .venv-docs/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.venv-docs/bin/python -m pip install --quiet --editable '.[train,tables]' --group docs
+	.venv-docs/bin/python $(INSTALL) --quiet --upgrade "pip>=25.1"
+	.venv-docs/bin/python $(INSTALL) --quiet --editable '.[train,tables]' --group docs
 	@touch $@
 
 references: $(VENV)/.ready  ## where other libraries' casts agree with ours, and where not
-	$(BIN)/python -m pip install --quiet --group prove
+	$(BIN)/python $(INSTALL) --quiet --group prove
 	$(BIN)/python -m proofs.references
 
 # Memory is used again, by everybody: how fast pages come isn't what is measured.
@@ -154,8 +157,8 @@ bench: .venv-bench/.ready ## casts beside np.copyto and the other libraries
 
 .venv-bench/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-bench
-	.venv-bench/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.venv-bench/bin/python -m pip install --quiet --editable '.[train,tables]' --group bench
+	.venv-bench/bin/python $(INSTALL) --quiet --upgrade "pip>=25.1"
+	.venv-bench/bin/python $(INSTALL) --quiet --editable '.[train,tables]' --group bench
 	@touch $@
 
 # The CUDA compiler is in the wheels of JAX's CUDA plugin (182 MB); nothing else of CUDA is needed.
@@ -165,7 +168,7 @@ gpu-hlo: $(GPU_PLUGIN)/.ready  ## what training steps compile to for an H100, ch
 
 $(GPU_PLUGIN)/.ready: $(VENV)/.ready
 	V=$$($(BIN)/python -c "import jax; print(jax.__version__)") && \
-		$(BIN)/python -m pip install --quiet --upgrade --no-deps --target=$(GPU_PLUGIN) \
+		$(BIN)/python $(INSTALL) --quiet --upgrade --no-deps --target=$(GPU_PLUGIN) \
 			jax-cuda12-plugin==$$V jax-cuda12-pjrt==$$V
 	@touch $@
 
@@ -174,8 +177,8 @@ tpu-hlo: .venv-tpu/.ready  ## XLA's estimated cycles of one program on a TPU; no
 
 .venv-tpu/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-tpu
-	.venv-tpu/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	.venv-tpu/bin/python -m pip install --quiet --editable '.[train,tables]' --group tpu
+	.venv-tpu/bin/python $(INSTALL) --quiet --upgrade "pip>=25.1"
+	.venv-tpu/bin/python $(INSTALL) --quiet --editable '.[train,tables]' --group tpu
 	@touch $@
 
 format: $(VENV)/.ready    ## mend what lint and format can mend

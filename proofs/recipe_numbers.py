@@ -12,12 +12,14 @@ and the bits that hold them: ``rounded_operands`` gives the numbers that the rec
 import argparse
 import collections
 import dataclasses
+import functools
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import scalewise as sw
@@ -26,7 +28,7 @@ from scalewise.autoscale._autoscale import interpretation
 from scalewise.autoscale._boundaries import Boundaries
 from scalewise.autoscale._roles import role_of
 from scalewise.formats import BlockFormat
-from scalewise.interpret import transform
+from scalewise.interpret import RoundedOperand, transform
 
 from . import models, parity
 from .recipe_training import SETS, program
@@ -44,17 +46,26 @@ class Log:
         self.measures = True
         self.sums = collections.defaultdict(lambda: collections.defaultdict(float))
 
-    def add(self, role: str, bits: float, operand: Any, size: int) -> None:
-        """Adds one operand; ``operand`` is None if it isn't rounded."""
+    def trace(self, role: str, bits: float, operand: RoundedOperand | None, size: int) -> None:
+        """Has the compiled program add an operand; ``operand`` is None if it isn't rounded."""
+        counts = {}
+        if operand is not None:
+            exact = operand.exact
+            counts = {
+                "nonzero": jnp.count_nonzero(exact),
+                "flushed": jnp.count_nonzero((exact != 0) & (operand.rounded == 0)),
+                "saturated": jnp.count_nonzero(operand.saturated),
+                "rounded": jnp.asarray(exact.size),
+            }
+        jax.debug.callback(functools.partial(self.add, role, bits, size), counts)
+
+    def add(self, role: str, bits: float, size: int, counts: dict[str, Any]) -> None:
+        """Adds one operand."""
         sums = self.sums[role]
         sums["numbers"] += size
         sums["bits"] += bits * size
-        if operand is not None:
-            exact, rounded, saturated = map(np.asarray, operand)
-            sums["nonzero"] += int(np.count_nonzero(exact))
-            sums["flushed"] += int(np.count_nonzero((exact != 0) & (rounded == 0)))
-            sums["saturated"] += int(np.count_nonzero(saturated))
-            sums["rounded"] += exact.size
+        for name, count in counts.items():
+            sums[name] += int(count)
 
     def rows(self) -> dict[str, dict[str, float]]:
         """Returns the shares of each role, and of all together."""
@@ -87,7 +98,7 @@ class Measured(Boundaries):
             found = iter(self.rounded_operands(equation, values))
             for value, setting in zip(values, settings, strict=True):
                 bits = 8 * value.data.dtype.itemsize if setting is None else width(setting.format)
-                self.log.add(role(value), bits, setting and next(found), value.data.size)
+                self.log.trace(role(value), bits, setting and next(found), value.data.size)
             self.log.measures = True
         return super().operands(equation, values)
 
@@ -118,8 +129,8 @@ def gradients(
     plain = interpretation(recipe)
     fields = {f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)}
     measured = Measured(**fields)
-    with jax.disable_jit():  # operands inside a nested jit would be tracers
-        loss, found = transform(loss_and_gradient, measured, name="measured")(params, batch)
+    loss, found = jax.jit(transform(loss_and_gradient, measured, name="measured"))(params, batch)
+    jax.effects_barrier()
     return loss, found, measured.log.rows()
 
 

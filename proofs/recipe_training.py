@@ -28,7 +28,7 @@ import scalewise as sw
 from scalewise import training
 
 from . import models, parity
-from .recipe_variants import ABLATIONS, CHANCE, LONG, RECIPES, STATES, TARGETS
+from .recipe_variants import ABLATIONS, CHANCE, LONG, RECIPES, STATE_ABLATIONS, STATES, TARGETS
 
 FILE = Path(__file__).parents[1] / "docs" / "recipe_training.jsonl"
 LAST = 50  # the loss of a run is the mean over its last steps
@@ -50,7 +50,7 @@ SETS: Mapping[str, Runs] = {
     "targets": Runs("gpt", TARGETS, seeds=(0, 1, 2, 3, 4)),
     "outliers": Runs("gpt, outliers", ("float32", CHANCE, "fp8", "fp8_blockwise", "mxfp8")),
     "mlp": Runs("mlp", RECIPES + STATES),
-    "ablations": Runs("gpt", tuple(ABLATIONS)),
+    "ablations": Runs("gpt", (*ABLATIONS, *STATE_ABLATIONS)),
     "gpt": Runs("gpt", RECIPES + STATES),
     "moe": Runs("moe", RECIPES),
     "resnet": Runs("resnet", RECIPES),
@@ -96,6 +96,10 @@ def method(name: str) -> training.Method:
     if name in ABLATIONS:
         recipe = ABLATIONS[name]
         return training.Method(name, transform=lambda step: sw.autoscale(step, recipe))
+    if name in STATE_ABLATIONS:
+        whole = training.method(name.partition(",")[0])
+        options = {**(whole.options or {}), "moments": STATE_ABLATIONS[name]}
+        return dataclasses.replace(whole, name=name, options=options)
     return training.method("float32" if name == CHANCE else name)
 
 

@@ -84,3 +84,9 @@ ABLATIONS: dict[str, Recipe] = {
     "mxfp4, no Hadamard": each(sw.recipes.mxfp4, _untransformed),
     "mxfp4, scales rounded down": each(sw.recipes.mxfp4, _floor),
 }
+
+# an optimizer's state of which one moment stays in float32
+STATE_ABLATIONS = {
+    f"state-adam4bit, {which} moment alone": {moment: training.STATES["adam4bit"][moment]}
+    for which, moment in (("first", r"\.mu\b"), ("second", r"\.nu\b"))
+}
