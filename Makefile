@@ -27,7 +27,7 @@ $(VENV)/.installed: pyproject.toml
 	@touch $@
 
 demo: $(VENV)/.installed  ## train the example under five recipes, side by side
-	$(BIN)/scalewise compare examples/gpt.py --steps 150 $(ARGS)
+	$(BIN)/scalewise compare examples/gpt.py --steps 100 $(ARGS)
 
 test: check unit          ## lint, types, and the tests that a change needs most
 

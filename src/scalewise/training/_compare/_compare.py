@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import platform
 import time
@@ -21,6 +22,7 @@ from ..._user_file import InputError
 from .._interrupt import held_interrupts, signal_of
 from .._progress import Progress
 from ._corpus import corpus
+from ._diagnose import finite_leaves
 from ._files import Folder
 from ._methods import DEMO, METHODS, Method, method
 from ._page import page
@@ -96,10 +98,10 @@ def compare(
     with tolerant(console), nullcontext() if folder is None else folder.claimed() as folder:
         announce(console, program.name, parameters, len(text), steps)
         warm_up()
-        runs = []
+        runs, finite = [], jax.jit(functools.partial(finite_leaves))
         for each in methods:
             with console.status(f"compiling {each.name}"):
-                one = Run(each, program, states[0], first[0], parameters)
+                one = Run(each, program, states[0], first[0], parameters, finite)
                 others = zip(states[1:], first[1:], strict=True)
                 runs.append([one, *(one.restarted(*other) for other in others)])
                 gc.collect()  # of traces, which contain reference cycles: some 100 MB for the GPT

@@ -6,14 +6,14 @@ import copy
 import functools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from ..._types import Json, PyTree
 from .._loss_scale import has_loss_scale, loss_scale_of
-from ._diagnose import diagnose, finite_leaves
+from ._diagnose import diagnose
 from ._methods import Method
 from ._program import Program, call_user, check_same_types
 from ._results import Divergence, Record, finite_or_none, last_mean
@@ -22,11 +22,18 @@ from ._results import Divergence, Record, finite_or_none, last_mean
 class Run:
     """A method's compiled step, its current state, and what was measured so far.
 
-    All compiled code belongs to this object and is released with it.
+    All compiled code but ``finite`` belongs to this object and is released with it. ``finite`` is a
+    jitted ``finite_leaves``: methods whose states have the same types share its program.
     """
 
     def __init__(
-        self, method: Method, program: Program, state: PyTree, batch: PyTree, parameters: int
+        self,
+        method: Method,
+        program: Program,
+        state: PyTree,
+        batch: PyTree,
+        parameters: int,
+        finite: Callable[[PyTree], jax.Array],
     ):
         self.method, self.parameters = method, parameters
         prepare, self.step = method.build(program)
@@ -42,7 +49,7 @@ class Run:
         self.compile_seconds = time.perf_counter() - traced
         after = lowered.out_info[0]
         check_same_types(jax.eval_shape(lambda s: s, self.state), after, f"{method.name}: step")
-        self._finite = jax.jit(functools.partial(finite_leaves))
+        self._finite = finite
         self._begin()
 
     def restarted(self, state: PyTree, batch: PyTree) -> Run:
