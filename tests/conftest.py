@@ -98,7 +98,7 @@ def pytest_collection_modifyitems(items):
     ``slow`` those that the gate leaves out.
 
     Of a test marked ``thorough(keep=k, gate=g)``, k cases stay in ``make test`` (without ``keep``,
-    none) and g others run in the gate (without ``gate``, a third). The examples in docstrings of
+    none) and g others run in the gate (without ``gate``, a fifth). The examples in docstrings of
     the audit, each of which audits a program, run in the gate.
     """
     cases = {}
@@ -111,6 +111,6 @@ def pytest_collection_modifyitems(items):
         options = group[0].get_closest_marker("thorough").kwargs
         kept = sample(group, options.get("keep", 0))
         others = [item for item in group if item not in kept]
-        gate = sample(others, options.get("gate", -(-len(others) // 3)))
+        gate = sample(others, options.get("gate", -(-len(others) // 5)))
         for item in others:
             item.add_marker("gate" if item in gate else "slow")

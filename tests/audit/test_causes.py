@@ -281,6 +281,7 @@ CLEAN = {
 
 
 @pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.thorough(keep=2)
 def test_roundings_of_a_program_that_works_are_no_finding(name):
     f, arguments, low = CLEAN[name]
     report = sw.audit(f, low)(*arguments)

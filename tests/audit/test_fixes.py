@@ -157,6 +157,7 @@ def test_the_operations_of_a_fix_are_named_if_their_lines_have_others():
     assert described(few, report.equations) == f"the mul and sub at lines {line + 1} and {line + 2}"
 
 
+@pytest.mark.thorough
 def test_findings_are_sorted_by_the_effect_of_their_fix():
     def f(x):
         small = (x + 1024.0) - 1024.0  # loses a little
@@ -222,7 +223,7 @@ def test_an_exception_to_a_recipe(any_error):
     assert sw.audit(f, kept, trials=0)(x, x.T).error.relative < 1e-6  # the audit applies `keep`
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_exception_to_an_every_op_recipe(any_error):
     def f(x):
         with jax.named_scope("norms"):

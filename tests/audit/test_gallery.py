@@ -28,7 +28,7 @@ def test_each_failure_has_a_marked_line():
 
 
 @pytest.mark.parametrize("name", [*FEW, *MODELS])
-@pytest.mark.thorough(gate=7)
+@pytest.mark.thorough(gate=3)
 def test_line_kind_and_fix(name):
     assert check(name)
 
@@ -43,6 +43,6 @@ def test_an_expert_reduces_a_real_error(name):
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-@pytest.mark.thorough(keep=1, gate=6)
+@pytest.mark.thorough(keep=1, gate=3)
 def test_nothing_is_found_in_clean_programs(name):
     assert not false_findings(name)

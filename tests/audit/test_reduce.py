@@ -141,7 +141,7 @@ def test_an_amplified_error_and_other_decisions(tmp_path):
     assert (low != wide).any()
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_float32_against_float64(tmp_path):
     def difference(x):
         return jnp.log(1.0 + x)
@@ -172,7 +172,7 @@ def test_a_policy_that_overflows(tmp_path):
     assert "policy: [" in printed
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_operands_that_a_recipe_cuts_off(tmp_path):
     def net(params, x):
         with jax.named_scope("input"):
@@ -191,7 +191,7 @@ def test_operands_that_a_recipe_cuts_off(tmp_path):
     assert np.linalg.norm(low - wide) > 0.03 * np.linalg.norm(wide)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_backward_product_of_a_recipe_keeps_its_pass(tmp_path):
     def loss(params, x, y):
         h = jax.nn.relu(x @ params["a"])

@@ -43,7 +43,7 @@ def test_the_spread_is_that_of_the_format():
     assert exact.outputs[0].spread == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_loops_draws_and_gradients():
     def loss(w, x):
         def body(c, x):

@@ -110,6 +110,7 @@ def test_operations_within_a_factor_of_4_of_overflowing():
     assert sw.audit(f, "bf16", trials=0)(jnp.array([8.0, 9.0])).latent == ()
 
 
+@pytest.mark.thorough
 def test_latent_operations_of_policies_and_recipes():
     def product(x):
         return (x @ x.T) * 1e4

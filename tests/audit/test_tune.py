@@ -19,6 +19,7 @@ def arguments():
     return jnp.full((8, 4), 0.3), jnp.linspace(0.5, 2.0, 128).reshape(16, 8)
 
 
+@pytest.mark.thorough
 def test_only_the_operation_that_overflows_stays_float32(tmp_path):
     found = sw.tune(model, tol=2e-2, formats=["fp16"])(*arguments())
     lowered = {primitive for _, primitive in found.formats}

@@ -136,6 +136,7 @@ def several(x, w):
     return h - h.mean(-1, keepdims=True)
 
 
+@pytest.mark.thorough(gate=1)
 @pytest.mark.parametrize(
     "recipe", ["scalify", pytest.param("fp16_every_op", marks=pytest.mark.slow)]
 )

@@ -199,7 +199,7 @@ def test_stochastic_rounding_is_unbiased_over_10000_keys(fmt):
     assert np.all(np.abs(drawn.mean(0) - x) <= 4 * error + 1e-7)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_gradients_with_random_signs_are_unbiased():
     x, w, g = (np.asarray(normal(i, s)) for i, s in enumerate([(16, 8), (8, 8), (16, 8)]))
     f = sw.autoscale(jax.grad(layer, (0, 1)), "mxfp4", keyed=True)
@@ -261,7 +261,7 @@ def test_the_weight_is_the_argument_or_the_right_operand():
     }  # fmt: skip
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_audit_counts_what_is_rounded():
     def f(w, h):
         return jnp.sum(jnp.tanh(jnp.tanh(h) @ w) ** 2)

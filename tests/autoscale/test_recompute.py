@@ -35,7 +35,7 @@ def stored(f, *args):
 
 
 @pytest.mark.parametrize("activation", [jax.nn.gelu, jax.nn.silu, jnp.tanh, jax.nn.softplus])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_gradients_are_float32s(activation):
     loss = layers(activation)
     want = jax.grad(loss)(W)

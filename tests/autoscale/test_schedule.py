@@ -31,6 +31,7 @@ def near(got, want):
     assert np.linalg.norm(got - want) < 0.02 * np.linalg.norm(want)
 
 
+@pytest.mark.thorough
 def test_each_step_has_the_recipe_of_its_phase():
     assert WARM.starts == (0, 2, 18)
     bf16, mxfp4 = gradients("bf16"), gradients("mxfp4_forward")

@@ -103,6 +103,7 @@ def test_ms_eden_rounds_to_nearest_and_scales_to_a_neighbour_of_the_correction()
     ],
     ids=repr,
 )
+@pytest.mark.thorough(keep=1)
 def test_float64_is_rounded_to_the_same_blocks(fmt, scaling):
     x = np.asarray(normal(4, (4, 64)))
     key = jax.random.key(2) if scaling.draws else None

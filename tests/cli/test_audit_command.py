@@ -88,6 +88,7 @@ def test_a_users_function_is_audited_and_the_report_written(folder):
     assert "No finding is gone or new" in run("diff", "b.json", "b.json").output
 
 
+@pytest.mark.thorough
 def test_what_a_device_computes_is_recorded_and_compared(folder):
     done = run("record", "net.py:norm", "--args", "half", "--out", "a.safetensors")
     assert done.exit_code == 1  # not finite

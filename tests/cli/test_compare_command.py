@@ -94,6 +94,7 @@ def test_the_process_ends_with_exit_code_2(folder):
     assert done.stderr.startswith("scalewise: no program 'nothing.py'")
 
 
+@pytest.mark.thorough
 def test_control_c_keeps_a_readable_run(folder):
     # a shell's background job ignores SIGINT, and so would all that it starts: a gate, say
     listening = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "

@@ -25,6 +25,7 @@ def test_a_draw_is_float32s_rounded_once(fmt):
         assert np.mean(np.asarray(got) != np.asarray(want)) < 2e-3, name
 
 
+@pytest.mark.thorough
 def test_a_draw_is_rounded_where_it_meets_an_argument():
     def noisy(x):
         return x + 0.125 * jax.random.normal(KEY, x.shape)

@@ -9,7 +9,7 @@ from pages import DOCS, page_script
 PAGE = "mixed_precision_page"
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_figures_are_made_by_the_code_of_the_page():
     for name, figure in page_script(PAGE).figures().items():
         again = f"run `python docs/{PAGE}.py`"

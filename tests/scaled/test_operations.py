@@ -354,7 +354,7 @@ def test_the_page_is_up_to_date_and_covers_every_operation():
     assert set(module.DATA) == set(RULES)
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_the_comparison_of_kinds_measures_the_same_again():
     recorded = json.loads((DOCS / "scaling_kinds.json").read_text())["kinds"]
     weights, batch = scaling_kinds.network()

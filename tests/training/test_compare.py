@@ -63,7 +63,7 @@ def run(tmp_path, recipes=("float32",), **changes):
     return result, console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_float32_row_is_the_plain_program(tmp_path):
     result, _ = run(tmp_path)
     state, step, losses = init(0), jax.jit(train_step), []

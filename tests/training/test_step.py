@@ -157,6 +157,7 @@ def test_a_loss_of_narrow_weights_is_scaled_in_float32():
     assert bool(metrics.finite)
 
 
+@pytest.mark.thorough
 def test_narrow_moments_and_five_bytes_per_parameter():
     from scalewise.training import NARROW_ADAM
 
@@ -241,7 +242,7 @@ class Dense(eqx.Module):
 
 
 @pytest.mark.parametrize("policy", [None, "p=bf16,c=bf16"])
-@pytest.mark.thorough(keep=1)
+@pytest.mark.thorough
 def test_equinox(policy):
     """Functions, names and integer arrays in the module stay what they are."""
     model = Dense(eqx.nn.MLP(6, 2, 16, 1, key=jax.random.key(0)), jnp.int32(3))
