@@ -13,9 +13,13 @@ from torch._subclasses import FakeTensorMode
 import scalewise.torch as st
 from pytorch.more_samples import MORE
 from pytorch.samples import SAMPLES
+from scalewise.formats import FP16
+from scalewise.interpret import transform
 from scalewise.torch import _autocast
 from scalewise.torch._dtypes import torch_dtype
 from scalewise.torch._graph import hashable
+from scalewise.torch._loss_scale import as_loss_scale, value_and_gradients
+from scalewise.torch._low import LowEmulation, low_function
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 F = torch.nn.functional
@@ -169,11 +173,54 @@ def test_a_loss_scale_saves_small_gradients():
     assert huge.error.non_finite
 
 
+@pytest.mark.parametrize("scale", [2.0**8, 2.0**40])
+def test_a_gradient_scaler_applies_the_gradients_that_torchs_does(scale):
+    """Also in a step that it skips: then no parameter changes."""
+    model, args = perceptron()
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = model(*args)
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    want = {name: before[name] - p.detach() for name, p in model.named_parameters()}
+    skipped = not any(g.any() for g in want.values())
+    assert skipped == (scale > 2.0**16)
+    model, args = perceptron()
+    options = {"method": "forward", "granularity": "operation", "autocast": True}
+    low = low_function(model, args, None, FP16, **options)
+    applied = value_and_gradients(low.f, as_loss_scale(scaler))
+    emulated = transform(applied, LowEmulation(FP16, False, low.dtype), name="emulate")
+    value, got = jax.jit(emulated)(low.params, *st.to_jax(args))
+    assert float(value) == pytest.approx(loss.item(), rel=1e-3)
+    largest = max(g.abs().max().item() for g in want.values())
+    for name, gradient in want.items():
+        np.testing.assert_allclose(got[name], gradient, atol=1e-3 * largest)
+
+
+def test_an_audit_finds_why_a_gradient_scaler_skips_a_step():
+    model, args = perceptron()
+    options = {"low": "fp16", "grad": True, "autocast": True}
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    report = st.audit(model, args, loss_scale=scaler, trials=6, **options)
+    assert not report.error.non_finite  # the gradients are zero
+    assert 0.5 < report.error.relative <= 1
+    found = [*report.findings, *report.unfixed]
+    overflow = next(x for x in found if x.kind == "overflow")
+    assert overflow.direction == "backward"
+    assert overflow.file == __file__
+    assert scaler.get_scale() == 2.0**40
+    small = st.audit(model, args, loss_scale=torch.amp.GradScaler("cpu"), trials=0, **options)
+    assert small.error.relative < 0.01
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"loss_scale": torch.amp.GradScaler("cpu", enabled=False), "grad": True}, "disabled"),
         ({"loss_scale": 2.0}, "needs grad=True"),
-        ({"loss_scale": -1.0, "grad": True}, "above 0"),
+        ({"loss_scale": -1.0, "grad": True}, "a number above 0, not -1.0"),
         ({"autocast": True, "low": "c=bf16"}, "needs a format as low"),
         ({"autocast": True, "low": "fp32"}, "at most 16 bits"),
         ({"autocast": True, "granularity": "decomposed"}, "granularity has to be 'operation'"),

@@ -52,6 +52,20 @@ def test_casts_have_torchs_dtype_and_decode_to_the_same_numbers(fmt):
     np.testing.assert_array_equal(ours, numbers)
 
 
+@pytest.mark.parametrize("fmt", ["fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz"])
+def test_casts_round_as_torchs_and_as_casts_of_arrays(fmt):
+    """Between all neighbours: the middle, and the float32 before and after it."""
+    numbers = sw.format(fmt).decode(np.arange(2 ** sw.format(fmt).bits))
+    numbers = np.unique(numbers[np.isfinite(numbers)]).astype(np.float32)
+    middles = ((numbers[:-1].astype(np.float64) + numbers[1:]) / 2).astype(np.float32)
+    beside = [np.nextafter(middles, np.float32(side)) for side in (-np.inf, np.inf)]
+    x = torch.from_numpy(np.concatenate([numbers, middles, *beside]))
+    cast = st.cast(x, fmt)
+    for want in (x.to(cast.dtype), st.to_torch(sw.cast(st.to_jax(x), fmt))):
+        assert torch.equal(cast.view(torch.uint8), want.view(torch.uint8))
+    assert torch.equal(st.round_to(x, fmt), cast.float())
+
+
 def test_gradients_pass_straight_through():
     x = torch.tensor([0.3, 500.0, -3.0], requires_grad=True)
     for y in (st.round_to(x, "e4m3fn", saturate=True), st.cast(x, "e4m3fn", saturate=True).float(),
@@ -222,6 +236,10 @@ def test_an_operation_transforms_like_any_function():
     )
     name = str(jax.make_jaxpr(f)(x).jaxpr.eqns[0].primitive)
     assert name == "gelu"
+    low = x.astype(jnp.bfloat16)
+    steps = jax.grad(lambda x: apply(A.gelu.default, (x,), {}, [x.dtype], "decomposed").sum())(low)
+    want = jax.grad(lambda x: plain(x).sum())(x)
+    np.testing.assert_allclose(np.float32(steps), want, atol=2**-5)
 
 
 def test_updates_of_buffers():
@@ -306,8 +324,12 @@ def test_bags_of_embeddings(mode, last):
         np.testing.assert_allclose(got[0], A._embedding_bag.default(*args)[0], rtol=1e-6)
 
 
-def test_audits_compute_what_emulate_computes():
-    """Also with Python numbers: the primitives of such operations aren't JAX's of the same name."""
+@pytest.mark.parametrize("granularity", ["operation", "decomposed"])
+def test_audits_compute_what_emulate_computes(granularity):
+    """Also with Python numbers: the primitives of such operations aren't JAX's of the same name.
+
+    When decomposed, the format rounds the numbers, which the reference run must not know.
+    """
 
     class Model(torch.nn.Module):
         def forward(self, x):
@@ -315,9 +337,22 @@ def test_audits_compute_what_emulate_computes():
             return (1.5 - y).abs().sqrt(), torch.exp(-y * 0.01).cumsum(0), (y + 1e-3).log(), y > 0.4
 
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
-    report = st.audit(Model(), (x,), low="bf16", trials=0)
-    got = st.emulate(Model(), "bf16")(x)
-    errors = [(y - z).norm() / z.norm() for y, z in zip(got[:3], Model()(x)[:3], strict=True)]
-    expected = float(np.sqrt(np.mean(np.square(errors))))
-    assert report.error.relative == pytest.approx(expected, rel=1e-3)
-    assert not st.audit(Model(), (x,), low="fp16", trials=0).error.non_finite
+    for low in ("bf16", "fp16"):
+        report = st.audit(Model(), (x,), low=low, trials=0, granularity=granularity)
+        got = st.emulate(Model(), low, granularity=granularity)(x)
+        errors = [(y - z).norm() / z.norm() for y, z in zip(got[:3], Model()(x)[:3], strict=True)]
+        expected = float(np.sqrt(np.mean(np.square(errors))))
+        assert report.error.relative == pytest.approx(expected, rel=1e-3)
+        assert not report.error.non_finite
+
+
+def test_a_decomposed_audit_sees_a_constant_that_vanishes():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x / ((x * x).sqrt() + 1e-8)
+
+    x = torch.linspace(-1, 1, 33) * 1e-3  # x * x underflows, and 1e-8 is zero in FP16
+    report = st.audit(Model(), (x,), low="fp16", trials=0, granularity="decomposed")
+    steps = [e for e in report.equations if e.primitive == "constant"]
+    assert any(e["flushed"] for e in steps)
+    assert report.error.non_finite

@@ -39,6 +39,7 @@ from ._program import check_callable as check_callable
 from ._program import lifted as lifted
 from ._program import run as run
 from ._program import trace as trace
+from ._rebind import InDtype as InDtype
 from ._rebind import rebind as rebind
 from ._transform import transform as transform
 from ._wide import bind as bind

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .._resolve import resolve
@@ -21,8 +22,9 @@ from ..scaled import saturation
 from ._convert import to_jax
 from ._export import Granularity
 from ._function import function, tensors_of
+from ._loss_scale import as_loss_scale, value_and_gradients
 from ._low import low_function
-from ._torch import Module
+from ._torch import GradScaler, Module
 
 
 def audit(
@@ -37,7 +39,7 @@ def audit(
     granularity: Granularity = "operation",
     saturate: Saturation = False,
     autocast: bool = False,
-    loss_scale: float | None = None,
+    loss_scale: float | GradScaler | None = None,
     **options: Any,
 ) -> Report:
     """Audits a torch module: runs it in low precision and in float32, and tries fixes.
@@ -59,19 +61,22 @@ def audit(
         autocast: whether the model runs in its own dtypes, as under ``torch.autocast("cuda",
             dtype)`` with torch's lists of operations; those that run in the narrow dtype there are
             rounded to ``low``, a format of at most 16 bits.
-        loss_scale: with ``grad=True``, a factor of the loss that is divided out of the gradients,
-            as by ``torch.amp.GradScaler`` (which begins with 65536). Where a gradient isn't finite,
-            GradScaler would skip the step.
+        loss_scale: with ``grad=True``, a factor of the loss that is divided out of the gradients.
+            Or an enabled ``torch.amp.GradScaler``: the factor is its current scale, and if a
+            gradient isn't finite, it skips the step: the audited gradients are then zero.
         options: of :func:`scalewise.audit`: ``trials``, ``reference``.
 
     Raises:
         ExportError, MissingRuleError: as :func:`function`.
-        TypeError: ``grad=True``, and the result is no scalar.
-        ValueError: as :func:`scalewise.audit`; ``loss_scale`` without ``grad=True``, or not above
-            0; ``autocast`` with a policy, a recipe or a wider format.
+        TypeError: ``grad=True``, and the result is no scalar; ``loss_scale`` is neither a number
+            nor a GradScaler.
+        ValueError: as :func:`scalewise.audit`; ``loss_scale`` without ``grad=True``, not above 0,
+            or a GradScaler that is disabled or gets float16 gradients, which it refuses;
+            ``autocast`` with a policy, a recipe or a wider format.
     """
-    if loss_scale is not None and not (grad and loss_scale > 0):
-        raise ValueError("audit: loss_scale is a number above 0, and needs grad=True")
+    scale = as_loss_scale(loss_scale)
+    if scale is not None and not grad:
+        raise ValueError("audit: loss_scale needs grad=True")
     if isinstance(low, str):
         low = resolve(low, "policy", "format", "recipe", where="audit")
     if isinstance(low, Policy | Recipe | Interpretation):
@@ -86,6 +91,10 @@ def audit(
         )
         f, params = chosen.f, chosen.params
         low = TableEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
+    if scale is not None and scale.skips and jnp.float16 in {x.dtype for x in params.values()}:
+        raise ValueError(
+            "audit: GradScaler refuses float16 gradients: give a model with float32 parameters"
+        )
 
     def audited(params: PyTree, *tensors: ArrayLike) -> PyTree:
         outs = f(params, *tensors)
@@ -98,18 +107,7 @@ def audit(
             raise TypeError("audit(grad=True) needs a scalar: pass loss=, a function of the result")
         return outs
 
-    def gradients(params: PyTree, *tensors: ArrayLike) -> PyTree:
-        def scaled(params: Any) -> Any:
-            value = scalar(params, *tensors)
-            return (value if loss_scale is None else value * loss_scale), value
-
-        (_, value), found = jax.value_and_grad(scaled, has_aux=True)(params)
-        if loss_scale is not None:
-            inverse = 1 / loss_scale
-            found = jax.tree.map(lambda g: g * inverse, found)
-        return value, found
-
-    target = gradients if grad else audited
+    target = value_and_gradients(scalar, scale) if grad else audited
     target.__name__ = target.__qualname__ = f.__name__
     tensors = to_jax(tensors_of(args, kwargs))
     return audit_function(target, low, **options)(params, *tensors)

@@ -14,7 +14,7 @@ import numpy as np
 from ._autocast import autocast
 from ._dtypes import jax_dtype, torch_dtype
 from ._export import Exported, Granularity
-from ._operation import Call, Flat, operation, rounds_several_times
+from ._operation import Call, Flat, in_steps, operation, rounds_several_times
 from ._place import at, scope_of
 from ._regions import is_marked
 from ._registry import DRAWS, RULES, STAGED
@@ -163,7 +163,11 @@ def apply(
         name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
         outs = operation(name, Flat(call), dtypes, *arrays)
         return jax.tree.unflatten(jax.tree.structure(shape), outs)
-    outs, tree = jax.tree.flatten(call(*arrays))
+    if granularity == "decomposed" and target not in STAGED and target not in DRAWS:
+        tree = jax.tree.structure(jax.eval_shape(call, *arrays))
+        outs = in_steps(Flat(call), dtypes, arrays)
+    else:
+        outs, tree = jax.tree.flatten(call(*arrays))
     outs = [y.astype(d) for y, d in zip(outs, dtypes, strict=True)]
     return jax.tree.unflatten(tree, outs)
 

@@ -22,7 +22,7 @@ from jax.core import ShapedArray
 from jax.interpreters import ad, batching, mlir
 
 from .._types import PyTree, TreeDef
-from ..interpret import all_equations, is_float
+from ..interpret import InDtype, all_equations, interpret_jaxpr, is_float
 from ..primitives import PRIMITIVES, Family, having, names
 from ..primitives.params import Parameter
 
@@ -65,6 +65,45 @@ class Flat:
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         return jax.tree.leaves(self.call(*arrays))
+
+
+@dataclasses.dataclass(frozen=True)
+class InSteps(InDtype):
+    """Rounds the result of each step to one dtype, and each constant by a step of its own.
+
+    A program that is traced in the dtype has rounded its constants already: a reference run
+    wouldn't know them.
+    """
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> jax.Array:
+        rounded = np.asarray(x).astype(self.dtype)
+        if np.array_equal(rounded.astype(x.dtype), x, equal_nan=True):
+            return jnp.asarray(rounded)
+        wide = jnp.asarray(x, jnp.float32)  # JAX would fold its conversion into another constant
+        return operation("constant", _listed, [jnp.dtype(self.dtype)], wide)[0]
+
+
+def _listed(*arrays: jax.Array) -> list[jax.Array]:
+    return list(arrays)
+
+
+def in_steps(
+    function: Callable[..., list[Any]], dtypes: Sequence[np.dtype], arrays: Sequence[jax.Array]
+) -> list[jax.Array]:
+    """Computes a function of several JAX operations, each of which rounds its results.
+
+    If all floats among the operands and results have one 16-bit dtype, every step has it.
+
+    Args:
+        function: of the arrays; returns a list of arrays.
+        dtypes: those of the results.
+        arrays: its operands.
+    """
+    floats = {d for d in (*dtypes, *(x.dtype for x in arrays)) if jnp.issubdtype(d, jnp.floating)}
+    if len(floats) != 1 or (low := floats.pop()).itemsize != 2:
+        return function(*arrays)
+    wide = [jax.ShapeDtypeStruct(x.shape, jnp.float32 if is_float(x) else x.dtype) for x in arrays]
+    return interpret_jaxpr(InSteps(low), jax.make_jaxpr(function)(*wide), (), arrays)[1]
 
 
 @dataclasses.dataclass(frozen=True)

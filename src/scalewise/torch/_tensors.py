@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from .. import scaled
 from .._resolve import as_format
 from .._types import BlockFormatLike, FormatLike, RoundingMode, Saturation
+from ..formats import BF16, FP16
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray, Scaling
 from ..scaled._casts import cast as cast_array
@@ -19,6 +20,10 @@ from ._convert import to_jax, to_torch
 from ._torch import Tensor, torch
 
 Key = jax.Array | int | None
+
+# torch's conversions of float32 to these formats round once, to nearest even, subnormals included,
+# as XLA's do. torch's results use freed memory again, where XLA's of 32 MB are mapped anew.
+EXACT_IN_TORCH = {FP16: torch.float16, BF16: torch.bfloat16}
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -111,14 +116,18 @@ def cast(
     Returns:
         A tensor of torch's dtype for the format, with a straight-through gradient in x's dtype. For
         a format without a dtype in torch, a tensor of codes in uint8 or uint16, without a gradient.
+        The bits are those of :func:`scalewise.cast`, but for the sign and payload of a NaN.
 
     Raises:
         TypeError, ValueError: as :func:`round_to`.
     """
-    array = _float_tensor(x, "cast")
+    array, fmt = _float_tensor(x, "cast"), as_format(fmt, "cast")
+    nearest = rounding == "nearest_even" and saturate is False and key is None and subnormals
+    if nearest and fmt in EXACT_IN_TORCH and x.dtype == torch.float32:
+        return x.to(EXACT_IN_TORCH[fmt])
     out = cast_array(
         array,
-        as_format(fmt, "cast"),
+        fmt,
         rounding=rounding,
         saturate=saturate,
         key=_key(key),

@@ -24,3 +24,6 @@ GraphModule: TypeAlias = Any
 
 Overload: TypeAlias = Any
 """An overload of an operator, such as ``torch.ops.aten.add.Tensor``."""
+
+GradScaler: TypeAlias = Any
+"""A ``torch.amp.GradScaler``."""
