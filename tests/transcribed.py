@@ -110,10 +110,10 @@ def transformed(rounded, size=16, inverse=False):
     return both
 
 
-def quest(x, axis):
-    """QuEST's MXFP4: 2.92247856 standard deviations to 6, rounded down (arXiv 2505.14669)."""
+def quest(x, axis, whole=np.round):
+    """QuEST's MXFP4: 2.92247856 standard deviations to 6, a power of two (arXiv 2505.14669)."""
     blocks, back = blocks_along(x, axis, 32)
-    scale = 2.0 ** np.floor(np.log2(2.92247856 / 6 * blocks.std(-1, keepdims=True)))
+    scale = 2.0 ** whole(np.log2(2.92247856 / 6 * blocks.std(-1, keepdims=True)))
     return back(to(blocks / scale, E2M1) * scale)
 
 

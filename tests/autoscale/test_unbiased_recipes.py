@@ -93,6 +93,18 @@ def test_ms_eden_rounds_to_nearest_and_scales_to_a_neighbour_of_the_correction()
     assert np.mean(want / first) == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.parametrize(("exponent", "error"), [("nearest", 0.0135), ("floor", 0.0226)])
+def test_quests_error_of_normal_numbers_is_that_of_the_paper(exponent, error):
+    """Table 2 of arXiv 2505.14669 has 1.35e-2; the authors' kernels round scales down."""
+    x = normal(5, (4096, 32)) * 2.0 ** np.linspace(0, 1, 4096, endpoint=False)[:, None]
+    x = x.astype(np.float32)
+    got = np.asarray(sw.quantize(x, "mxfp4", scaling=sw.Quest(exponent=exponent)).value())
+    whole = np.round if exponent == "nearest" else np.floor
+    np.testing.assert_array_equal(got, quest(x, 1, whole))
+    ratios = np.mean((got - x) ** 2, 1) / np.mean(x**2, 1)
+    assert np.mean(ratios) == pytest.approx(error, rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("fmt", "scaling"),
     [
@@ -268,6 +280,7 @@ assert jnp.linalg.norm(got - want) < 0.5 * jnp.linalg.norm(want)
         (lambda: sw.Operand("nvfp4", sw.Quest()), "Quest is for blocks with powers of two"),
         (lambda: sw.MsEden(clip=0), "clip is 0; expected a number in"),
         (lambda: sw.Quest(0), "sigmas is 0; expected a positive"),
+        (lambda: sw.Quest(exponent="up"), "exponent is 'up'; expected 'nearest' or 'floor'"),
         (lambda: sw.Amax(headroom=-1), "headroom is -1; expected a positive"),
         (lambda: sw.quantize(X, "nvfp4", scaling=sw.MsEden()), "expected key, a JAX random key"),
         (
