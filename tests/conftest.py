@@ -98,19 +98,23 @@ def pytest_collection_modifyitems(items):
     ``slow`` those that the gate leaves out.
 
     Of a test marked ``thorough(keep=k, gate=g)``, k cases stay in ``make test`` (without ``keep``,
-    none) and g others run in the gate (without ``gate``, a fifth). The examples in docstrings of
-    the audit, each of which audits a program, run in the gate.
+    none) and g others run in the gate. Of a file's tests without ``gate`` a sixth of all others
+    run in the gate, first of tests that have a single case. The examples in docstrings of the
+    audit, each of which audits a program, run in the gate.
     """
-    cases = {}
+    cases, others = {}, {}
     for item in items:
         if item.get_closest_marker("thorough"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
         elif item.path.is_relative_to(AUDIT):
             item.add_marker("gate")
-    for group in cases.values():
+    for name, group in cases.items():
         options = group[0].get_closest_marker("thorough").kwargs
         kept = sample(group, options.get("keep", 0))
-        others = [item for item in group if item not in kept]
-        gate = sample(others, options.get("gate", -(-len(others) // 5)))
-        for item in others:
+        pool = others.setdefault(name if "gate" in options else group[0].path, ([], []))
+        pool[0].extend(item for item in group if item not in kept)
+        pool[1].append(options.get("gate"))
+    for left, (given, *_) in others.values():
+        gate = sample(left, -(-len(left) // 6) if given is None else given)
+        for item in left:
             item.add_marker("gate" if item in gate else "slow")
