@@ -128,7 +128,7 @@ def error(f, low, arguments):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.thorough(keep=1, gate=3)
+@pytest.mark.thorough(keep=1, gate=1)
 def test_the_error_is_that_of_emulation_against_the_plain_program(name):
     f, low, arguments, primitive = CASES[name]
     report = sw.audit(f, low, trials=0)(*arguments)

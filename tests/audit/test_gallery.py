@@ -28,7 +28,7 @@ def test_each_failure_has_a_marked_line():
 
 
 @pytest.mark.parametrize("name", [*FEW, *MODELS])
-@pytest.mark.thorough(gate=3)
+@pytest.mark.thorough(gate=2)
 def test_line_kind_and_fix(name):
     assert check(name)
 

@@ -80,7 +80,7 @@ def test_a_convolution():
         ("outlier_channel", "mxfp4_forward", "underflow", "keep={'down': FP32} in the recipe"),
     ],
 )
-@pytest.mark.thorough(gate=1)
+@pytest.mark.slow
 def test_the_finding_is_the_product_whose_operands_lose_their_numbers(case, recipe, kind, fix):
     f, arguments = getattr(recipes, case), getattr(recipes, f"{case}_arguments")()
     (finding,) = sw.audit(f, recipe)(*arguments).findings

@@ -157,7 +157,7 @@ def test_the_error_of_averaged_gradients_falls_for_unbiased_recipes_alone(name):
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "quartet", "quartet2"])
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_programs_in_float64_and_bfloat16(name):
     want = [G @ W.T, X.T @ G]
     schedule = sw.Schedule({0: "bf16", 2: name})

@@ -45,7 +45,7 @@ def test_it_learns(gpt):
     assert np.mean(losses[-5:]) < 4.5
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_attention_is_causal(gpt):
     logits = gpt.init.__globals__["logits"]
     params = gpt.init(0)["params"]

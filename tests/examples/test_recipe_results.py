@@ -37,7 +37,7 @@ def test_each_run_belongs_to_a_set():
     assert {parity.key(row) for row in ROWS} <= known
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_outlier_channels_leave_the_function_as_it_is():
     gpt = recipe_training.program("gpt")
     params, outliers = gpt.init(0)["params"], recipe_training.program("gpt, outliers").init(0)
