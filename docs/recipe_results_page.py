@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proofs import parity, recipe_numbers, recipe_training
-from proofs.recipe_variants import ABLATIONS, LONG, RECIPES, STATE_ABLATIONS, STATES
+from proofs.recipe_variants import ABLATIONS, CHANCE, LONG, RECIPES, STATE_ABLATIONS, STATES
 
 HERE = Path(__file__).parent
 
@@ -47,8 +47,8 @@ LONG_HEAD = """
 
 4 layers of width 640, {steps} steps of one sequence of 128 bytes, seed 0, each run by
 `scalewise train`'s function (`python -m proofs.recipe_training --sets long`). *Loss* as above. With
-one sequence a step the noise of the data is large: differences below that of the row
-`float32, moved` say nothing about a recipe.
+one sequence a step chance is large: on the way, in means over 100 steps, `float32, moved` is up to
+{chance} from float32, so that smaller differences say nothing about a recipe.
 {missing}
 | recipe | loss | relative to float32 |
 |---|---:|---:|
@@ -131,7 +131,7 @@ class Losses:
     """The recorded final losses."""
 
     def __init__(self):
-        rows = parity.rows(recipe_training.FILE)
+        self.rows = rows = parity.rows(recipe_training.FILE)
         self.by_run = {
             (r["model"], r["recipe"], r["seed"]): math.nan if r["loss"] is None else r["loss"]
             for r in rows
@@ -214,7 +214,10 @@ def long_runs(losses: Losses) -> str:
     made = [r for r in LONG if (runs.model, r, 0) in losses.by_run]
     missing = [r for r in LONG if r not in made]
     text = f"\nNot finished: {', '.join(missing)}.\n" if missing else ""
-    text = LONG_HEAD.format(steps=runs.steps, missing=text)
+    curves = {r["recipe"]: r["curve"] for r in losses.rows if r["model"] == runs.model}
+    pairs = zip(curves.get(CHANCE, ()), curves.get("float32", ()), strict=False)
+    chance = f"{max((abs(a / b - 1) for a, b in pairs), default=0):.2%}".replace("%", " %")
+    text = LONG_HEAD.format(steps=runs.steps, missing=text, chance=chance)
     for recipe in made:
         loss = losses.by_run[runs.model, recipe, 0]
         text += line(f"`{recipe}`", f"{loss:.4f}", ratio(losses.ratios(runs.model, recipe)))
