@@ -125,8 +125,9 @@ class Quest(Scaling):
 
     QuEST's forward scales in "Quartet" (arXiv 2505.14669): numbers beyond some ``sigmas`` standard
     deviations are cut off. Rounded to the nearest power, the mean squared error of normal numbers
-    is 0.0134 of their variance, less than with a scale from the largest magnitude (0.0137); a Hadamard transform makes numbers nearly normal. The authors' kernels round
-    down: 0.0226, and they give no gradient to what is cut off.
+    is 0.0134 of their variance, less than with a scale from the largest magnitude (0.0137); a
+    Hadamard transform makes numbers nearly normal. The authors' kernels round down: 0.0226, and
+    they give no gradient to what is cut off.
 
     Attributes:
         sigmas: the multiple; by default the best for normal numbers and E2M1.
