@@ -4,8 +4,8 @@ With the Python of ``make test-torch``. Both get one float32 tensor, and return 
 dtype (``cast``) or a float32 tensor (``round_to``, beside ``x.to(dtype).float()``); the bits are
 compared first. All runs are in one process on one core, in a random order; a ratio is torch's
 median time by ours, in CPU time of all threads, which other programs disturb less. Both make their
-results anew: with ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1`` the pages for them cost little, without
-it they take most of the time, and whoever gets memory that was freed is faster.
+results anew, and the kernel's zeroing of the pages for them takes most of the time, unless malloc
+returns pages that were freed before. ``GLIBC_TUNABLES=glibc.malloc.hugetlb=1`` makes it cheap.
 """
 
 from __future__ import annotations

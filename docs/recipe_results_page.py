@@ -64,15 +64,16 @@ The GPT, as above, with one part of a recipe changed. *Gap* is the loss relative
 |---|---:|---:|---:|---:|
 """
 ABLATION_NOTES = """
-Less noise is worth more than less bias in runs of this length. Scales of `mxfp4` that are rounded
-down cut off up to a quarter of the largest numbers of some 40 % of the blocks; rounding up leaves
-half of E2M1's range unused in these blocks instead. `quartet2` rounds for its backward products
-what the forward product has rounded already, as the paper's kernels do; from the original numbers
-there is one error instead of two.
+`mxfp4` loses less with scales rounded down, which is not explained. A block whose largest number is
+between 6 and 8 times a power of two then saturates, so that this number loses up to a quarter, and
+the gradients of one batch are farther from float32's (SQNR above); rounded up, nothing saturates.
+
+`quartet2` rounds for its backward products what the forward product has rounded already, as its
+algorithm says; from the original operands there is one rounding error instead of two.
 
 4-bit states lose by the second moment. The smallest entry of its linear table is a sixteenth of a
-block's largest number; smaller second moments are raised to it, and their parameters take smaller
-steps. The paper also scales each row and each column of a matrix, which torchao leaves out.
+block's largest number, to which smaller second moments are raised. The paper also scales each row
+and each column of a matrix, which torchao leaves out, as `state-adam4bit` does.
 """
 
 OUTLIERS_HEAD = """

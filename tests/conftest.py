@@ -98,23 +98,22 @@ def pytest_collection_modifyitems(items):
     ``slow`` those that the gate leaves out.
 
     Of a test marked ``thorough(keep=k, gate=g)``, k cases stay in ``make test`` (without ``keep``,
-    none) and g others run in the gate. Of a file's tests without ``gate`` a sixth of all others
-    run in the gate, first of tests that have a single case. The examples in docstrings of the
-    audit, each of which audits a program, run in the gate.
+    none) and g others run in the gate. Of what remains of a file's tests without ``gate``, the gate
+    runs a sixth. The examples in docstrings of the audit, each of which audits a program, run in
+    the gate.
     """
-    cases, others = {}, {}
+    tests, pools = {}, {}
     for item in items:
         if item.get_closest_marker("thorough"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
         elif item.path.is_relative_to(AUDIT):
             item.add_marker("gate")
-    for name, group in cases.items():
-        options = group[0].get_closest_marker("thorough").kwargs
-        kept = sample(group, options.get("keep", 0))
-        pool = others.setdefault(name if "gate" in options else group[0].path, ([], []))
-        pool[0].extend(item for item in group if item not in kept)
-        pool[1].append(options.get("gate"))
-    for left, (given, *_) in others.values():
-        gate = sample(left, -(-len(left) // 6) if given is None else given)
-        for item in left:
-            item.add_marker("gate" if item in gate else "slow")
+    for name, cases in tests.items():
+        options = cases[0].get_closest_marker("thorough").kwargs
+        kept = sample(cases, options.get("keep", 0))
+        pool = (name, options["gate"]) if "gate" in options else (cases[0].path, None)
+        pools.setdefault(pool, []).extend(case for case in cases if case not in kept)
+    for (_, count), cases in pools.items():
+        gate = sample(cases, -(-len(cases) // 6) if count is None else count)
+        for case in cases:
+            case.add_marker("gate" if case in gate else "slow")

@@ -113,6 +113,25 @@ def test_masks_whose_sum_overflows_become_smaller():
     assert check_applied(report, f, *arguments) == "masks"
 
 
+def test_an_overflow_that_a_residual_connection_carries_on():
+    """The fix is float32 for what is out of range, not for all of the function."""
+
+    def f(x, w):
+        x = jnp.tanh(x)
+        y = x @ w
+        x = x + y
+        x = x + jnp.tanh(x)
+        return jnp.cos(x * 2.0**-18)
+
+    args = normal(0, (8, 16)), normal(1, (16, 16)) * jnp.float32(2.0**14)
+    report = sw.audit(f, "fp16", trials=12)(*args)
+    worst = report.findings[0]
+    assert (worst.kind, worst.source) == ("overflow", "y = x @ w")
+    dot, add = worst.line, "the dot_general and add at lines"
+    assert str(worst.fix) == f"float32 for {add} {dot}, {dot + 1} and {dot + 2}"
+    assert check_applied(report, f, *args) == "beyond_range"
+
+
 def test_two_faults_that_one_fix_removes_are_two_findings():
     def f(w, average, step):
         moved = w + 1e-4 * step  # BF16 loses the step
@@ -272,7 +291,7 @@ def context():
         group=Group((backward,)), kind=KINDS["overflow"], now=None, low=None, norms=[indices],
         equations=equations, gradients=[backward], final=True, literal=literal,
         causes=Causes({backward.index: [indices]}, equations), masks=[-65504.0],
-        rewrites=[Rewrite("another function", indices, backward.index)],
+        beyond=equations, rewrites=[Rewrite("another function", indices, backward.index)],
     )  # fmt: skip
 
 

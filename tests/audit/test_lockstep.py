@@ -293,6 +293,16 @@ def test_a_nan_or_infinity_is_counted_where_it_is_created():
     assert [r.primitive for r in equations if r["overflowed"]] == ["div"]
 
 
+@pytest.mark.parametrize("saturate", [False, True])
+def test_what_rounds_to_the_largest_number_is_no_overflow(saturate):
+    """65504 + 16 is the first sum that FP16 rounds to infinity, or that is cut off."""
+    added = jnp.array([0.0, 1.0, 15.0, 17.0, 40.0])
+    report = sw.audit(lambda x: x + 65504, "fp16", saturate=saturate, trials=0)(added)
+    (stats,) = report.equations
+    assert stats["amax"] == 65544
+    assert stats["overflowed"] == 2
+
+
 def test_first_iteration_of_an_overflow_in_a_branch():
     def f(x):
         def body(c, i):

@@ -1,5 +1,7 @@
 """Conversions, tensor functions, the registry, and modules that aren't transformers."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -356,3 +358,40 @@ def test_a_decomposed_audit_sees_a_constant_that_vanishes():
     steps = [e for e in report.equations if e.primitive == "constant"]
     assert any(e["flushed"] for e in steps)
     assert report.error.non_finite
+
+
+@pytest.mark.parametrize("subtracted", [False, True])
+def test_an_added_constant_that_vanishes_is_named_and_replaced(subtracted):
+    """torch adds a Python number in float32 and rounds the sum: 1e-8 is lost beside 0 alone."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x / (x - -1e-8 if subtracted else x + 1e-8)
+
+    x = torch.tensor([0.0, 1e-3, 1.0])
+    report = st.audit(Model(), (x,), low="fp16", trials=6)
+    worst = report.findings[0]
+    assert (worst.kind, str(worst.fix)) in {
+        ("underflow", "6.1e-05 in place of 1e-08"), ("underflow", "-6.1e-05 in place of -1e-08")
+    }  # fmt: skip
+    assert worst.source.startswith("return x / (")
+    assert worst.non_finite_before == 1
+    assert worst.non_finite_after == 0
+    low = st.emulate(Model(), "fp16")(x)  # as torch's own, bit for bit
+    assert torch.equal(low, Model()(x.half()).float().nan_to_num()) or low[0].isnan()
+
+
+def test_a_models_parameters_are_rounded_where_its_class_is_written():
+    class Model(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x)
+
+    x = torch.ones(1, 4)
+    report = st.audit(Model(4, 4), (x,), low="fp16", trials=0)
+    lines, first = inspect.getsourcelines(Model)
+    rounded = [e for e in report.equations if e.primitive == "_to_copy"]
+    assert {(e.file, e.line) for e in rounded} == {(__file__, first)}
+    assert {e.function for e in rounded} == {"Model"}
+    product = next(e for e in report.equations if e.primitive == "linear")
+    assert product.function.endswith("Model.forward")
+    assert "super().forward(x)" in lines[product.line - first]

@@ -20,6 +20,10 @@ from ._regions import is_marked
 from ._registry import DRAWS, RULES, STAGED
 from ._torch import Node, torch
 
+A = torch.ops.aten
+# Operations whose second operand, if it's a Python number, may be lost in a narrow dtype.
+TERMS = {A.add.Tensor, A.add.Scalar, A.sub.Tensor, A.sub.Scalar, A.rsub.Scalar}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
@@ -159,6 +163,11 @@ def apply(
         return call(*arrays)
     whole = granularity == "operation" and arrays and target not in STAGED
     if whole and _rounds_several_times(call, arrays, dtypes):
+        if target in TERMS and at == (0,) and isinstance(static[1], float):
+            # an operand, so that an audit sees it, in the dtype in which torch computes
+            wide = np.float64 if arrays[0].dtype == jnp.float64 else np.float32
+            arrays.append(wide(static[1]))
+            call = dataclasses.replace(call, static=(None, None, *static[2:]), at=(0, 1))
         shape = jax.eval_shape(call, *arrays)
         name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
         outs = operation(name, Flat(call), dtypes, *arrays)

@@ -22,6 +22,7 @@ from ._convert import to_jax
 from ._export import Granularity
 from ._function import Arguments, function, traced
 from ._graph import converted
+from ._place import at_class
 from ._torch import Module, torch
 
 
@@ -85,9 +86,8 @@ def low_function(
         return x if plain is model or x.dtype != jnp.float32 else converted(x, dtype)
 
     def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
-        return _widened(
-            f({n: lowered(x) for n, x in params.items()}, *map(lowered, tensors)), dtype
-        )
+        given = at_class(model)(lambda: jax.tree.map(lowered, (params, tensors)))
+        return _widened(f(given[0], *given[1]), dtype)
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
     return LowFunction(in_low, own if params is None else params, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import re
 import types
@@ -12,12 +13,13 @@ from typing import Any
 from jax.extend import source_info_util
 
 from .._types import PyTree
-from ._torch import Node, torch
+from ._torch import Module, Node, torch
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 # Modules of torch's own that are models, whose lines say where in them a number is lost.
 _MODELS = tuple(_TORCH + os.path.join("nn", "modules", x) for x in ("transformer.py", "rnn.py"))
+_MODEL_NAMES = ("torch.nn.modules.transformer.", "torch.nn.modules.rnn.")
 
 source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
@@ -25,11 +27,25 @@ source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 def frames(node: Node) -> list[tuple[str, int, str]]:
     """Returns file, line and function of each call that led to a node, outermost first.
 
-    Frames of torch itself are left out, unless there are no others.
+    Frames of torch itself are left out, unless there are no others. ``forward`` gets its module's
+    class: ``T5Block.forward``.
     """
     found = [(f, int(n), name) for f, n, name in _FRAME.findall(node.stack_trace or "")]
     own = [x for x in found if not x[0].startswith(_TORCH) or x[0].startswith(_MODELS)]
+    classes = _classes(node)
+    for i in reversed(range(len(own))):
+        file, line, name = own[i]
+        if name == "forward" and classes:
+            own[i] = file, line, f"{classes.pop()}.forward"
     return own or found[-1:]
+
+
+def _classes(node: Node) -> list[str]:
+    """Returns the names of a node's modules' classes, without torch's own, outermost first."""
+    entries = (node.meta.get("nn_module_stack") or {}).values()
+    names = [x if isinstance(x, str) else f"{x.__module__}.{x.__qualname__}" for _, x in entries]
+    own = [x for x in names if not x.startswith("torch.nn.") or x.startswith(_MODEL_NAMES)]
+    return [x.rpartition(".")[2] for x in own]
 
 
 def line_of(node: Node) -> str:
@@ -63,6 +79,16 @@ def at(node: Node) -> Callable[[Callable[[], PyTree]], Any]:
         return function()
 
     return call
+
+
+def at_class(module: Module) -> Callable[[Callable[[], PyTree]], Any]:
+    """Returns a function that calls another one from the line where a module's class begins."""
+    try:
+        file, (lines, line) = inspect.getfile(type(module)), inspect.getsourcelines(type(module))
+    except (OSError, TypeError):  # written at a prompt
+        return lambda function: function()
+    line += next((i for i, x in enumerate(lines) if x.lstrip().startswith("class ")), 0)
+    return _caller(file, line, type(module).__name__)
 
 
 @functools.cache

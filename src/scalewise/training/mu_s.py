@@ -9,8 +9,9 @@ by its inputs (:func:`head`). A learning rate found at one width then serves oth
 small gradients: sum it, or scale it (:class:`StaticLossScale`), since E5M2 ends at 2^-16.
 
 Unit variance, norms behind branches and residuals that keep the variance are confirmed by published
-summaries of the paper; the factors of head and rates are as its authors' table gives them, from
-memory: the paper's programs aren't public.
+summaries of the paper. The factors of the head and of the rates are those of u-μP, which also
+combines unit scaling and μP (arXiv 2407.17465; ``linear_readout`` and ``lr_scale_func_adam`` of
+graphcore-research/unit-scaling): the programs of µS's authors aren't public.
 """
 
 from __future__ import annotations

@@ -205,7 +205,9 @@ def _flags(low, exact, reference, fmt, clean) -> Sequence[jax.Array]:
     size, finite = jnp.abs(low).astype(jnp.float64), jnp.isfinite(exact)
     non_finite = ~jnp.isfinite(low) & jnp.isfinite(reference)
     divided = clean & (size == jnp.inf) & ~finite  # infinite from finite inputs: usually x / 0
-    clamped = finite & (jnp.abs(exact) > fmt[2]) & (size >= fmt[2]) & jnp.isfinite(reference)
+    half = power_of_two(jnp.frexp(fmt[2])[1].astype(jnp.int64) - 2 - fmt[0].astype(jnp.int64))
+    beyond = jnp.abs(exact) > fmt[2] + half  # what is closer is rounded to the largest number
+    clamped = finite & beyond & (size >= fmt[2]) & jnp.isfinite(reference)
     overflowed = clamped | (non_finite & (finite | divided))
     return overflowed, non_finite & clean & ~finite & jnp.isnan(low), ~jnp.isfinite(low)
 

@@ -173,6 +173,18 @@ def _wider_result(context: Context) -> Iterator[Fix]:
         yield Fix(f"{WIDER[low.fmt].name} for this {group.first.primitive}", change)
 
 
+@register("beyond_range", "format")
+def _beyond_range(context: Context) -> Iterator[Fix]:
+    """Yields float32 for every operation whose result the format can't hold.
+
+    An overflow is carried on: by a residual connection, for example, to all layers behind it.
+    """
+    own, beyond = set(context.group.indices), context.beyond
+    indices = {e.index for e in beyond}
+    if context.kind.name == "overflow" and own & indices and not indices <= own:
+        yield widened(context.word, described(beyond, context.equations), beyond)
+
+
 @register("upstream", "format")
 def _upstream(context: Context) -> Iterator[Fix]:
     """Yields float32 for the operation that made the error carried in, then for those up to it."""

@@ -130,6 +130,7 @@ class Context:
         norms: the indices of each written-out norm's equations (see :func:`norms`).
         rewrites: expressions that a function of JAX computes better.
         masks: constants for masks of which the format holds one, but not the sum of two.
+        beyond: operations whose results exceed the format's maximum in float32 arithmetic.
         final: whether smaller fixes, and pairs of them, were tried, so that another format for the
             whole program may be.
         literal: the constant that the finding is about.
@@ -147,6 +148,7 @@ class Context:
     norms: Sequence[tuple[int, ...]] = ()
     rewrites: Sequence[Rewrite] = ()
     masks: Sequence[float] = ()
+    beyond: Equations = ()
     final: bool = False
     literal: Literal | None = None
     causes: Causes | None = None

@@ -135,6 +135,7 @@ class _Constants(Interpretation):
     def __init__(self, is_low: Callable[[ShapedArray], bool] = lambda aval: True):
         self.is_low = is_low  # whether arrays of a type are in the format
         self.uses: dict[tuple[str | None, int, str, float], list[Equation]] = {}
+        self.wide: set[float] = set()  # constants that a narrow operation has in a wider type
 
     def lift(self, x: Argument, aval: ShapedArray) -> _Value:
         return _Value(jnp.asarray(x))
@@ -153,16 +154,20 @@ class _Constants(Interpretation):
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         outs = equation.bind(*[x.data if isinstance(x, _Value) else x for x in inputs])
-        numbers = [
-            x.constant_value if self.is_low(a) else None
+        constants = [
+            (x.constant_value, self.is_low(a))
             for x, a in zip(inputs, equation.in_avals, strict=True)
             if isinstance(x, _Value)
         ]
+        numbers = [number if low else None for number, low in constants]
         moves = equation.name in MOVES
         kept = None
         if (moves or equation.name == "convert_element_type") and len(numbers) == 1:
             kept = numbers[0]
         else:
+            if any(is_float(a) and self.is_low(a) for a in equation.out_avals):
+                self.wide |= {x for x, low in constants if x is not None and not low}
+                numbers = [number for number, _ in constants]
             file, line, _ = equation.source or (None, 0, "")
             for number in numbers:
                 if number is not None:
@@ -232,14 +237,17 @@ def changed_and_masks(
 
     jax.eval_shape(interpret, arrays)
     trained = any(use[0].direction == "backward" for use in constants.uses.values())
-    found = [_literal(k, uses, fmt, saturate, trained) for k, uses in constants.uses.items()]
+    found = [
+        _literal(k, uses, fmt, saturate, trained, wide=k[-1] in constants.wide)
+        for k, uses in constants.uses.items()
+    ]
     top = float(fmt.max)
     masks = [x for *_, name, x in constants.uses if name in SELECTS and top / 2 < abs(x) <= top]
     return tuple(x for x in found if x is not None), tuple(dict.fromkeys(masks))
 
 
 def _literal(
-    key, uses: Sequence[Equation], fmt: Format, saturate: Saturation, trained: bool
+    key, uses: Sequence[Equation], fmt: Format, saturate: Saturation, trained: bool, wide: bool
 ) -> Literal | None:
     file, line, primitive, number = key
     if math.isnan(number) or number == 0:
@@ -249,6 +257,8 @@ def _literal(
     if change is None:
         return None
     what, kind, slight = change
+    if wide and kind == "precision":  # it's not rounded itself, but may be all of a result
+        return None
     masks = primitive in SELECTS
     source = source_line(file, line)
     direction = direction_of(uses[0], trained)

@@ -65,6 +65,7 @@ class Search(JointFixes):
                 float32 = float32.with_constant(literal.number, literal.number)
             self.results[key_of(float32)] = outcome = self._try(float32)
             self.float32_error = outcome.error
+            self.beyond = self._beyond(outcome)
         self._search_findings()
         paired = True
         while paired and self.trials > 0 and not self._done and not self._is_small:
@@ -77,6 +78,15 @@ class Search(JointFixes):
             self._list_unfixed()
         self.unfixed.sort(key=lambda x: not x.tried)
         return self.outcome.error
+
+    def _beyond(self, wide: Outcome) -> set[int]:
+        """Returns the narrow operations whose float32 results the format rounds to infinity."""
+        half = 2.0 ** (self.fmt.max_exponent - self.fmt.mantissa_bits - 1)
+        stays_wide = self.session.lockstep.stays_wide
+        return {
+            e.index for e in wide.equations
+            if e["amax"] > float(self.fmt.max) + half and not stays_wide(wide.recorded[e.index])
+        }  # fmt: skip
 
     def _is_worth_trying(self, group: Group, what: Finding) -> bool:
         """Returns False for a finding whose error is that of any program in the format."""
@@ -169,6 +179,7 @@ class Search(JointFixes):
         masks = [number for number in self.masks if number not in replaced]
         context = dataclasses.replace(
             context, gradients=gradients, norms=written, rewrites=self._rewrites, masks=masks,
+            beyond=[e for e in self.outcome.equations if e.index in self.beyond],
             slight=self._is_slight,
         )  # fmt: skip
         return proposals(run_of(self.session.low) or "", context)
@@ -220,8 +231,9 @@ class Search(JointFixes):
             helps = better(after.error, before, GAIN) and self._beats_narrower(fix, after)
             if helps:
                 helped.append((fix, after))
-            if fix is probe and not helps:  # if the widest doesn't help, a narrower one won't
-                pending = [fix for fix in pending if not fix.size]
+            if fix is probe and not helps:  # what is part of it won't help either
+                whole = set(fix.indices)
+                pending = [fix for fix in pending if not fix.size or not whole >= {*fix.indices}]
             least = enough(after.error, before) or self._is_least(after.error)
             if helps and least and fix is not probe:
                 break
@@ -273,15 +285,20 @@ class Search(JointFixes):
         )
 
     def _best(self, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
-        """Returns the cheapest of the fixes that help almost as much as the best one."""
+        """Returns the cheapest of the fixes that help almost as much as the best one; of those that
+        make numbers finite, all that leave an error of a rounding or less do."""
         if not helped:
             return None
         least = min(after.error for _, after in helped)
+        rounding = float(self.fmt.eps) if self.outcome.error.non_finite else 0.0
         close = [
             (fix, after)
             for fix, after in helped
             if after.error.non_finite <= least.non_finite
-            and (after.error.relative <= 2 * least.relative or self._is_least(after.error))
+            and (
+                after.error.relative <= max(2 * least.relative, rounding)
+                or self._is_least(after.error)
+            )
         ]
         return min(close, key=lambda x: x[0].size)
 

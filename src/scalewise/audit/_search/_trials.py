@@ -46,6 +46,7 @@ class Trials:
             the error is left, unfixed findings follow; untried ones come last.
         unfixed: findings with evidence but without a fix that helped.
         float32_error: with float32 for every operation, if that was run.
+        beyond: the operations whose results exceed the format's maximum in that run.
         current, outcome: the setting with the fixes accepted so far, and the outcome of its run.
         reserve: trials reserved for pairs: no finding is begun unless more are left.
         final: whether pairs were tried, so that the whole program may be changed.
@@ -65,6 +66,7 @@ class Trials:
     current: Any = dataclasses.field(init=False)
     outcome: Outcome = dataclasses.field(init=False)
     float32_error: OutputError = dataclasses.field(default_factory=lambda: OutputError(0, 0.0))
+    beyond: set[int] = dataclasses.field(default_factory=set)
     reserve: int = 0
     final: bool = False
     failed: list[Failed] = dataclasses.field(default_factory=list)
