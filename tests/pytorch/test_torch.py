@@ -395,3 +395,26 @@ def test_a_models_parameters_are_rounded_where_its_class_is_written():
     product = next(e for e in report.equations if e.primitive == "linear")
     assert product.function.endswith("Model.forward")
     assert "super().forward(x)" in lines[product.line - first]
+
+
+@pytest.mark.parametrize("less", [0, 1000])
+def test_the_reference_run_isnt_clamped_to_the_narrow_dtypes_maximum(less):
+    """Below, FP16's clamp hides an overflow; in float32 the model doesn't take this branch."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            y = x * x
+            if y.dtype == torch.float16:
+                limit = torch.finfo(y.dtype).max - less
+                y = torch.clamp(y, min=-limit, max=limit)
+            return y / y.abs().amax()
+
+    x = torch.tensor([400.0, 300.0, 20.0])
+    report = st.audit(Model(), (x,), low="fp16", trials=8)
+    want = Model()(x)
+    error = float((Model()(x.half()).float() - want).norm() / want.norm())
+    assert report.error.relative == pytest.approx(error, rel=1e-3)
+    worst = report.findings[0]
+    assert (worst.kind, worst.source) == ("overflow", "y = x * x")
+    assert str(worst.fix).endswith("limits of 65504 too" if not less else "limits of 64504 too")
+    assert worst.error_after < 1e-3 < 0.3 < worst.error_before

@@ -51,7 +51,9 @@ def audit(
         model: a ``torch.nn.Module``; it isn't changed.
         args, kwargs: arguments of the method.
         low: a format, or a name or dtype of one: the model then runs as for :func:`emulate`, and
-            what it computes in float32 by itself stays float32. Or a policy, a recipe or an
+            what it computes in float32 by itself stays float32. The reference run is the model in
+            float32: there, literals that are the largest number of its 16-bit dtype, or 1000 less,
+            as in transformers, are float32's. Or a policy, a recipe or an
             interpretation, as for :func:`scalewise.audit`; the model then runs in its own dtypes.
         loss: a JAX function of the model's results (see :func:`function`) that returns a scalar.
         grad: whether the gradients of the loss with respect to the parameters are audited too.

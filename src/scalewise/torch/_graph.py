@@ -21,8 +21,12 @@ from ._registry import DRAWS, RULES, STAGED
 from ._torch import Node, torch
 
 A = torch.ops.aten
-# Operations whose second operand, if it's a Python number, may be lost in a narrow dtype.
-TERMS = {A.add.Tensor, A.add.Scalar, A.sub.Tensor, A.sub.Scalar, A.rsub.Scalar}
+# Operations of which a Python number may be lost in a narrow dtype, or may be a dtype's limit.
+NUMBERS = {
+    A.add.Tensor, A.add.Scalar, A.sub.Tensor, A.sub.Scalar, A.rsub.Scalar, A.masked_fill.Scalar,
+    A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar, A.clamp.default, A.clamp_min.default,
+    A.clamp_max.default,
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,7 +157,7 @@ def apply(
         The results of the rule, in these dtypes.
     """
     function = RULES[target]
-    leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=lambda x: x is None)
+    leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=_is_none)
     is_array = [isinstance(x, jax.Array | np.ndarray) for x in leaves]
     at = tuple(i for i, array in enumerate(is_array) if array)
     arrays = [leaves[i] for i in at]
@@ -163,11 +167,8 @@ def apply(
         return call(*arrays)
     whole = granularity == "operation" and arrays and target not in STAGED
     if whole and _rounds_several_times(call, arrays, dtypes):
-        if target in TERMS and at == (0,) and isinstance(static[1], float):
-            # an operand, so that an audit sees it, in the dtype in which torch computes
-            wide = np.float64 if arrays[0].dtype == jnp.float64 else np.float32
-            arrays.append(wide(static[1]))
-            call = dataclasses.replace(call, static=(None, None, *static[2:]), at=(0, 1))
+        if target in NUMBERS:
+            call, arrays = _with_numbers(call, arrays, len(_leaves(args)))
         shape = jax.eval_shape(call, *arrays)
         name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
         outs = operation(name, Flat(call), dtypes, *arrays)
@@ -179,6 +180,24 @@ def apply(
         outs, tree = jax.tree.flatten(call(*arrays))
     outs = [y.astype(d) for y, d in zip(outs, dtypes, strict=True)]
     return jax.tree.unflatten(tree, outs)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _leaves(args: Any) -> list[Any]:
+    return jax.tree.leaves(args, is_leaf=_is_none)
+
+
+def _with_numbers(call: Call, arrays: list[Any], count: int) -> tuple[Call, list[Any]]:
+    """Returns a call whose first ``count`` arguments are operands, so that an audit sees them: a
+    Python number has the dtype in which torch computes."""
+    wide = np.float64 if any(x.dtype == jnp.float64 for x in arrays) else np.float32
+    at = [i for i, x in enumerate(call.static[:count]) if isinstance(x, float)]
+    static = [None if i in at else x for i, x in enumerate(call.static)]
+    numbers = [wide(call.static[i]) for i in at]
+    return dataclasses.replace(call, static=tuple(static), at=(*call.at, *at)), [*arrays, *numbers]
 
 
 def hashable(args: Any) -> Any:

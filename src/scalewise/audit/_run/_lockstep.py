@@ -31,6 +31,7 @@ from ._pair import (
 from ._rounding import FP32_PARAMS, is_wide
 from ._statistics import Statistics, add_events, add_record
 
+FP32_MAX = float(np.finfo(np.float32).max)
 MAX_EAGER = 2000  # results of a loop up to which its iterations run one by one, without compiling
 
 
@@ -49,6 +50,9 @@ class Lockstep(Evaluator):
         loops: compiled loops by path.
         constants: literals replaced in the low-precision run: number to number. One that is mapped
             to itself is left unrounded.
+        limits: literals that are the largest number of the program's own narrow dtype, or 1000 less
+            (to which transformers clamps), or the negative of one. In the reference run they are
+            float32's largest number, as if the program ran in float32.
         literals: scalars lifted so far.
         precomputed: by path, results that depend on no float and that weren't needed yet.
         operands: for each recorded equation, by operand, the recorded equations that it comes from
@@ -62,6 +66,7 @@ class Lockstep(Evaluator):
     recorded: list[Equation] = dataclasses.field(default_factory=list)
     loops: dict[tuple[int, ...], Callable] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
+    limits: set[float] = dataclasses.field(default_factory=set)
     literals: dict[tuple[float, np.dtype], Pair] = dataclasses.field(default_factory=dict)
     precomputed: dict[tuple[int, ...], list[jax.Array | None]] = dataclasses.field(
         default_factory=dict
@@ -86,11 +91,17 @@ class Lockstep(Evaluator):
         if not is_float(aval):
             return x
         value = float(x) if x.size == 1 else math.nan
+        wide = self._in_float32(x)
         if value in self.constants:
-            new = np.full(x.shape, self.constants[value])
-            kept = new == value
+            number = self.constants[value]
+            new, kept = np.full(x.shape, number), number == value or abs(number) == FP32_MAX
             low = jnp.asarray(new, self.carrier) if kept else self.low.constant(new, aval)
-            reference = self.reference.constant(x, aval)
+            reference = self.reference.constant(wide, aval)
+            return Pair(low, reference, np.bool_(False), constant=True)
+        if wide is not x:
+            if value == value:
+                self.limits.add(value)
+            low, reference = self.low.constant(x, aval), self.reference.constant(wide, aval)
             return Pair(low, reference, np.bool_(False), constant=True)
         key = (value, aval.dtype) if x.ndim == 0 and value == value else None
         if key is None or key not in self.literals:
@@ -106,6 +117,15 @@ class Lockstep(Evaluator):
             self.literals[key] = Pair(low, reference, np.bool_(tainted), constant=True)
         found = self.literals[key]  # a copy, since a value remembers what a trace makes of it
         return dataclasses.replace(found, low=jax.tree.map(lambda leaf: leaf, found.low))
+
+    def _in_float32(self, x: np.ndarray) -> np.ndarray:
+        """Returns a literal as it would be if the program had float32 in place of its own narrow
+        dtype: ``finfo(x.dtype).max`` is another number then."""
+        dtype = getattr(self.low, "low_dtype", None)
+        if dtype is None:
+            return x
+        is_limit = np.isin(np.abs(x), float(jnp.finfo(dtype).max) - np.array([0.0, 1000.0]))
+        return np.where(is_limit, np.copysign(FP32_MAX, x), x) if is_limit.any() else x
 
     def fork(self, state: State) -> State:
         return state.muted() if isinstance(state, Accumulator) else state
@@ -146,12 +166,13 @@ class Lockstep(Evaluator):
         if not isinstance(state, Accumulator):
             plan = make_plan(self.low, equation, inputs)
             index = self._index(plan, equation, state)
-            inputs = self.literals_of(inputs, state.formats[index])
+            inputs = self.literals_of(equation, inputs, state.formats[index])
             state, outs = self._apply_traced(state, plan, index, inputs)
         else:
             plan, step = self.planned(equation, inputs)
             index = self._index(plan, equation, state)
-            inputs = self.literals_of(inputs, state.formats[index]) if plan.recorded else inputs
+            if plan.recorded:
+                inputs = self.literals_of(equation, inputs, state.formats[index])
             op_params = state.op_params(index, plan.op_params)
             outs, record, events = self.evaluate((plan, step), inputs, op_params)
             if record is not None:
@@ -160,12 +181,17 @@ class Lockstep(Evaluator):
                 state.add_events(index, events, record is None)
         return state, self.with_origins(plan, index, inputs, outs)
 
-    def literals_of(self, inputs: Sequence[Value], fmt: jax.Array | np.ndarray) -> list[Value]:
+    def literals_of(
+        self, equation: Equation, inputs: Sequence[Value], fmt: jax.Array | np.ndarray
+    ) -> list[Value]:
         """Returns inputs in which literals aren't rounded, if the operation is in float32.
 
-        That is what a user gets who computes the line in float32.
+        That is what a user gets who computes the line in float32. One that is in float32 without a
+        fix keeps the program's own limits.
         """
         wide = is_wide(fmt)
+        if self.limits and self.stays_wide(equation):
+            return list(inputs)
         if not isinstance(self.low, TableEmulation) or (isinstance(fmt, np.ndarray) and not wide):
             return list(inputs)
 

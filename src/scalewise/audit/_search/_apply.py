@@ -18,6 +18,7 @@ from ...autoscale.recipes import recipe
 from ...emulate import Constant, EmulationWithDraws
 from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
 from .._run._interpretations import TableEmulation
+from .._run._lockstep import FP32_MAX
 from .._run._loss_scale import LossScaled
 from .._run._rounding import is_wide
 from ._setting import Setting
@@ -59,7 +60,7 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
         if value is None or value not in constants:
             return super().constant(x, aval)
         new = np.full(x.shape, constants[value])
-        if constants[value] == value:
+        if constants[value] == value or abs(constants[value]) == FP32_MAX:
             return self.unrounded(x, jnp.asarray(new, self.carrier))
         return self.unrounded(x, TableEmulation.constant(self, new, aval))
 

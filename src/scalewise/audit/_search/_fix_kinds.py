@@ -19,6 +19,7 @@ from ._setting import Setting
 from ._widening import described, widened, with_exact
 
 REWRITTEN_BEFORE = 3  # operations before a finding of which rewrites are tried
+FEW_MASKS = 8  # a larger number isn't the sum of a few masks
 SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
 WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
 
@@ -64,8 +65,10 @@ def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
 
 @register("masks", "format")
 def _masks(context: Context) -> Iterator[Fix]:
-    """Yields smaller constants for masks, of which two may have been added."""
-    for number in context.masks if context.kind.name == "overflow" else ():
+    """Yields smaller constants for masks, of which a few may have been added."""
+    largest = max((e["amax"] for e in context.group.equations), default=0.0)
+    is_sum = context.kind.name == "overflow" and largest <= FEW_MASKS * float(context.fmt.max)
+    for number in context.masks if is_sum else ():
         yield from _smaller_masks(number, context.fmt)
 
 
@@ -182,7 +185,10 @@ def _beyond_range(context: Context) -> Iterator[Fix]:
     own, beyond = set(context.group.indices), context.beyond
     indices = {e.index for e in beyond}
     if context.kind.name == "overflow" and own & indices and not indices <= own:
-        yield widened(context.word, described(beyond, context.equations), beyond)
+        text, limits = described(beyond, context.equations), context.limits
+        yield widened(context.word, text, beyond)
+        if limits:  # a program that clamps to its dtype's maximum doesn't where it is float32
+            yield widened(context.word, text, beyond, limits=limits)
 
 
 @register("upstream", "format")

@@ -50,6 +50,7 @@ class Fix:
             change is of another kind.
         without: a narrower fix; this one is accepted only if that one is measurably worse.
         indices: the operations that become float32.
+        limits: literals of the program's own narrow dtype that become float32's.
         cause: where the error is made, if that isn't where the finding is.
         kind: its entry in ``FIXES``.
         origin: the arithmetic of the audit that tried it.
@@ -60,6 +61,7 @@ class Fix:
     size: int = dataclasses.field(default=0, repr=False)
     without: Fix | None = dataclasses.field(default=None, repr=False)
     indices: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+    limits: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     cause: EquationStatistics | None = dataclasses.field(default=None, repr=False)
     kind: FixKind | None = dataclasses.field(default=None, repr=False)
     origin: Origin | None = dataclasses.field(default=None, repr=False)
@@ -131,6 +133,8 @@ class Context:
         rewrites: expressions that a function of JAX computes better.
         masks: constants for masks of which the format holds one, but not the sum of two.
         beyond: operations whose results exceed the format's maximum in float32 arithmetic.
+        limits: literals that are the largest number of the program's own narrow dtype, or its
+            negative.
         final: whether smaller fixes, and pairs of them, were tried, so that another format for the
             whole program may be.
         literal: the constant that the finding is about.
@@ -149,6 +153,7 @@ class Context:
     rewrites: Sequence[Rewrite] = ()
     masks: Sequence[float] = ()
     beyond: Equations = ()
+    limits: Sequence[float] = ()
     final: bool = False
     literal: Literal | None = None
     causes: Causes | None = None

@@ -34,7 +34,7 @@ from ...primitives import having
 from ...scaled import saturation
 from .._run._equation_statistics import direction_of
 
-SELECTS = having("selects")
+SELECTS = having("selects") | {"where", "masked_fill"}  # torch's have their own names
 MOVES = EXACT - SELECTS  # move or negate elements of one operand
 
 CALLERS_SHOWN = 3

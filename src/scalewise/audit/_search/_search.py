@@ -63,6 +63,7 @@ class Search(JointFixes):
             float32 = self.current.widened(range(len(self.current.formats)))
             for literal in self.literals:
                 float32 = float32.with_constant(literal.number, literal.number)
+            float32 = float32.without_limits(self._limits)
             self.results[key_of(float32)] = outcome = self._try(float32)
             self.float32_error = outcome.error
             self.beyond = self._beyond(outcome)
@@ -87,6 +88,10 @@ class Search(JointFixes):
             e.index for e in wide.equations
             if e["amax"] > float(self.fmt.max) + half and not stays_wide(wide.recorded[e.index])
         }  # fmt: skip
+
+    @property
+    def _limits(self) -> list[float]:
+        return sorted(self.session.lockstep.limits)
 
     def _is_worth_trying(self, group: Group, what: Finding) -> bool:
         """Returns False for a finding whose error is that of any program in the format."""
@@ -180,6 +185,7 @@ class Search(JointFixes):
         context = dataclasses.replace(
             context, gradients=gradients, norms=written, rewrites=self._rewrites, masks=masks,
             beyond=[e for e in self.outcome.equations if e.index in self.beyond],
+            limits=self._limits,
             slight=self._is_slight,
         )  # fmt: skip
         return proposals(run_of(self.session.low) or "", context)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from .._run._lockstep import FP32_MAX
 from .._run._rounding import FP32_PARAMS, FP64_PARAMS, scale_params
 from .._run._session import Outcome, Session
 
@@ -46,6 +48,13 @@ class Setting:
         for index in indices:
             formats[index] = scale_params(formats[index], power)
         return dataclasses.replace(self, formats=formats)
+
+    def without_limits(self, limits: Sequence[float]) -> Setting:
+        """Returns the setting with float32's largest number for literals that are a limit."""
+        setting = self
+        for number in limits:
+            setting = setting.with_constant(number, math.copysign(FP32_MAX, number))
+        return setting
 
     def with_constant(self, old: float, new: float) -> Setting:
         return dataclasses.replace(self, constants=(*self.constants, (old, new)))

@@ -188,7 +188,7 @@ class Trials:
                     continue
                 few = [e for line in rest for e in line]
                 text = described(few, self.outcome.equations)
-                narrow = widened(self._word, text, few, cause=fix.cause)
+                narrow = widened(self._word, text, few, cause=fix.cause, limits=fix.limits)
                 setting = self._untried(narrow)
                 if setting is None:
                     continue

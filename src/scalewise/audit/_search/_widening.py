@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .._run._equation_statistics import Equations, EquationStatistics
@@ -12,7 +11,12 @@ from ._setting import Setting
 
 
 def widened(
-    word: str, what: str, equations: Equations, *, cause: EquationStatistics | None = None
+    word: str,
+    what: str,
+    equations: Equations,
+    *,
+    cause: EquationStatistics | None = None,
+    limits: Sequence[float] = (),
 ) -> Fix:
     """Returns the fix that widens operations.
 
@@ -21,10 +25,18 @@ def widened(
         what: describes the operations.
         equations: the operations.
         cause: see :class:`Fix`.
+        limits: literals that are a limit of the program's dtype, which are then float32's.
     """
     indices = tuple(e.index for e in equations)
-    change = partial(Setting.widened, indices=indices)
-    return Fix(f"{word} for {what}", change, len(indices), indices=indices, cause=cause)
+    text = f"{word} for {what}"
+    if limits:
+        text += f", limits of {max(map(abs, limits)):g} too"
+
+    def change(now: Setting) -> Setting:
+        return now.widened(indices).without_limits(limits)
+
+    limits = tuple(limits)
+    return Fix(text, change, len(indices), indices=indices, limits=limits, cause=cause)
 
 
 def with_exact(some: Equations, every: Equations) -> list[EquationStatistics]:
