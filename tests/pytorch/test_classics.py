@@ -11,7 +11,7 @@ FIXES = {  # how they begin
     "T5 in FP16": "float32 for the dot_general, add, aten.clamp",  # `wo`, residual, clamp
     "mT5 in FP16": "float32 for the dot_general, add, aten.clamp",
     "Pegasus in FP16": "float32 for the linear and add at lines",  # and the residual stream
-    "Attention without a scale, FP16": "float32 for the dot_general and where at lines",
+    "Attention without a scale, FP16": "float32 for the dot_general",
     "A mask of -1e9, FP16": "-32752 in place of -1e+09",
     "Adam's epsilon in FP16": "6.1e-05 in place of 1e-08",
 }

@@ -238,8 +238,7 @@ class Search(JointFixes):
             if helps:
                 helped.append((fix, after))
             if fix is probe and not helps:  # what is part of it won't help either
-                whole = set(fix.indices)
-                pending = [fix for fix in pending if not fix.size or not whole >= {*fix.indices}]
+                pending = [x for x in pending if not x.size or not _is_part_of(x, fix)]
             least = enough(after.error, before) or self._is_least(after.error)
             if helps and least and fix is not probe:
                 break
@@ -407,6 +406,11 @@ class Search(JointFixes):
         if key_of(setting) not in self.results:
             self.results[key_of(setting)] = self._try(setting)
         return better(after.error, self.results[key_of(setting)].error, GAIN)
+
+
+def _is_part_of(fix: Fix, other: Fix) -> bool:
+    """Returns whether another fix makes the same change, and more."""
+    return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
 
 
 def _regains_updates(what: Finding) -> bool:
