@@ -29,6 +29,8 @@ from ...interpret import (
 from ...rounding import from_float64, to_float64
 from ._rounding import FP32_PARAMS, format_params, round_by
 
+FP32_MAX = float(np.finfo(np.float32).max)
+
 
 @dataclasses.dataclass(frozen=True)
 class TableEmulation(Emulation):
@@ -52,6 +54,18 @@ class TableEmulation(Emulation):
     def params_of(self, aval: ShapedArray) -> np.ndarray:
         """Returns the parameters of the format that arrays of this type are rounded to."""
         return format_params(self.fmt, self.saturate) if self.is_low(aval) else FP32_PARAMS
+
+    def in_float32(self, x: np.ndarray) -> np.ndarray:
+        """Returns a literal as it would be if the program had float32 in place of ``low_dtype``.
+
+        ``finfo(dtype).max`` and 1000 less, to which transformers clamps, become float32's largest
+        number; ``x`` itself is returned without such numbers.
+        """
+        if self.low_dtype is None:
+            return x
+        limits = float(jnp.finfo(self.low_dtype).max) - np.array([0.0, 1000.0])
+        is_limit = np.isin(np.abs(x), limits)
+        return np.where(is_limit, np.copysign(FP32_MAX, x), x) if is_limit.any() else x
 
     @functools.cached_property
     def carrier(self) -> DTypeLike:

@@ -16,7 +16,7 @@ from ._accumulator import Accumulator
 from ._equation import Plan, make_plan, only_reshapes
 from ._evaluate import Evaluator
 from ._flat import flat, is_flat, padded_size
-from ._interpretations import TableEmulation
+from ._interpretations import FP32_MAX, TableEmulation
 from ._pair import (
     ORIGINS,
     Decision,
@@ -31,7 +31,6 @@ from ._pair import (
 from ._rounding import FP32_PARAMS, is_wide
 from ._statistics import Statistics, add_events, add_record
 
-FP32_MAX = float(np.finfo(np.float32).max)
 MAX_EAGER = 2000  # results of a loop up to which its iterations run one by one, without compiling
 
 
@@ -91,15 +90,14 @@ class Lockstep(Evaluator):
         if not is_float(aval):
             return x
         value = float(x) if x.size == 1 else math.nan
-        wide = self._in_float32(x)
+        wide = self.low.in_float32(x) if isinstance(self.low, TableEmulation) else x
         if value in self.constants:
             number = self.constants[value]
             new, kept = np.full(x.shape, number), number == value or abs(number) == FP32_MAX
             low = jnp.asarray(new, self.carrier) if kept else self.low.constant(new, aval)
-            reference = self.reference.constant(wide, aval)
-            return Pair(low, reference, np.bool_(False), constant=True)
+            return Pair(low, self.reference.constant(wide, aval), np.bool_(False), constant=True)
         if wide is not x:
-            if value == value:
+            if x.size == 1:
                 self.limits.add(value)
             low, reference = self.low.constant(x, aval), self.reference.constant(wide, aval)
             return Pair(low, reference, np.bool_(False), constant=True)
@@ -117,15 +115,6 @@ class Lockstep(Evaluator):
             self.literals[key] = Pair(low, reference, np.bool_(tainted), constant=True)
         found = self.literals[key]  # a copy, since a value remembers what a trace makes of it
         return dataclasses.replace(found, low=jax.tree.map(lambda leaf: leaf, found.low))
-
-    def _in_float32(self, x: np.ndarray) -> np.ndarray:
-        """Returns a literal as it would be if the program had float32 in place of its own narrow
-        dtype: ``finfo(x.dtype).max`` is another number then."""
-        dtype = getattr(self.low, "low_dtype", None)
-        if dtype is None:
-            return x
-        is_limit = np.isin(np.abs(x), float(jnp.finfo(dtype).max) - np.array([0.0, 1000.0]))
-        return np.where(is_limit, np.copysign(FP32_MAX, x), x) if is_limit.any() else x
 
     def fork(self, state: State) -> State:
         return state.muted() if isinstance(state, Accumulator) else state

@@ -17,8 +17,7 @@ from ...autoscale import Boundaries, EveryOp, interpretation
 from ...autoscale.recipes import recipe
 from ...emulate import Constant, EmulationWithDraws
 from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
-from .._run._interpretations import TableEmulation
-from .._run._lockstep import FP32_MAX
+from .._run._interpretations import FP32_MAX, TableEmulation
 from .._run._loss_scale import LossScaled
 from .._run._rounding import is_wide
 from ._setting import Setting
@@ -52,13 +51,18 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
     setting: Setting | None = None
     indices: Indices = dataclasses.field(default_factory=dict)
     seen: set[tuple[int, ...]] = dataclasses.field(default_factory=set)  # paths interpreted so far
+    limits: set[float] = dataclasses.field(default_factory=set)  # as in the lockstep
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> Any:
         assert self.setting is not None
         constants = dict(self.setting.constants)
         value = float(x) if x.size == 1 else None
         if value is None or value not in constants:
-            return super().constant(x, aval)
+            wide = self.in_float32(x)
+            if wide is x:
+                return super().constant(x, aval)
+            self.limits.update(x.flat)
+            return self.unrounded(wide, TableEmulation.constant(self, x, aval))
         new = np.full(x.shape, constants[value])
         if constants[value] == value or abs(constants[value]) == FP32_MAX:
             return self.unrounded(x, jnp.asarray(new, self.carrier))
@@ -74,7 +78,8 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
             params = self.params_of(_float_type(equation))
         else:
             params = self.setting.formats[index]
-        if is_wide(params):  # an operation in float32 reads the program's own constants
+        keeps_limits = self.limits and not self.is_low(_float_type(equation))
+        if is_wide(params) and not keeps_limits:  # in float32 it reads the program's own constants
             inputs = [
                 dataclasses.replace(x, rounded=x.exact.astype(self.carrier))
                 if isinstance(x, Constant) and x.literal

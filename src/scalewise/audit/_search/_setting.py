@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._run._lockstep import FP32_MAX
+from .._run._interpretations import FP32_MAX
 from .._run._rounding import FP32_PARAMS, FP64_PARAMS, scale_params
 from .._run._session import Outcome, Session
 
