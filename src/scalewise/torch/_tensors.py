@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .. import scaled
 from .._resolve import as_format
 from .._types import BlockFormatLike, FormatLike, RoundingMode, Saturation
-from ..formats import BF16, FP16
+from ..formats import BF16, E5M2, FP16
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray, Scaling
 from ..scaled._casts import cast as cast_array
@@ -23,7 +23,7 @@ Key = jax.Array | int | None
 
 # torch's conversions of float32 to these formats round once, to nearest even, subnormals included,
 # as XLA's do. torch's results use freed memory again, where XLA's of 32 MB are mapped anew.
-EXACT_IN_TORCH = {FP16: torch.float16, BF16: torch.bfloat16}
+EXACT_IN_TORCH = {FP16: torch.float16, BF16: torch.bfloat16, E5M2: torch.float8_e5m2}
 
 
 class _StraightThrough(torch.autograd.Function):
