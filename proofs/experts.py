@@ -19,7 +19,6 @@ from scalewise.interpret import transform
 
 Lines = frozenset[tuple[str, int]]
 MARK = "# <- here"
-RECIPES = ("fp8", "mxfp8", "mxfp4_forward")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +50,7 @@ def marked(functions: Iterable[Callable]) -> Lines:
 
 def low_precision(case: Any, call: Callable, low: Any, lines: Lines = frozenset()) -> Callable:
     """Returns ``call`` in the arithmetic ``low``, but for some lines in the reference's format."""
-    if isinstance(low, sw.Recipe) or low in RECIPES:
+    if isinstance(low, sw.Recipe) or low in sw.recipes.CATALOGUE:
         return sw.autoscale(call, low)
     if "=" in low:
         return sw.autocast(call, low)

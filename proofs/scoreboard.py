@@ -40,7 +40,7 @@ from jax.core import Tracer
 from jax.experimental import checkify
 
 import scalewise as sw
-from proofs.experts import RECIPES, marked
+from proofs.experts import marked
 from proofs.gallery import ALL
 from scalewise.interpret import Equation, is_float, run, trace
 from scalewise.interpret._equation import LIBRARIES
@@ -125,7 +125,7 @@ def _transformed(case: Failure | Clean) -> Run:
     low = case.low
     if low == "float32":
         return case.call
-    if isinstance(low, sw.Recipe) or low in RECIPES:
+    if isinstance(low, sw.Recipe) or low in sw.recipes.CATALOGUE:
         return sw.autoscale(case.call, low)
     return sw.autocast(case.call, low) if "=" in low else sw.emulate(case.call, low)
 
