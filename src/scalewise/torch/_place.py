@@ -21,7 +21,10 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _MODELS = tuple(_TORCH + os.path.join("nn", "modules", x) for x in ("transformer.py", "rnn.py"))
 _MODEL_NAMES = ("torch.nn.modules.transformer.", "torch.nn.modules.rnn.")
 
-source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
+# An operation without a line of its own gets that of the call of scalewise, not one within it.
+_SCALEWISE = os.path.dirname(os.path.dirname(__file__))
+for _own in ("torch/", "interpret/", "audit/", "emulate/", "_callable.py", "_deprecated.py"):
+    source_info_util.register_exclusion(os.path.join(_SCALEWISE, *_own.split("/")))
 
 
 def frames(node: Node) -> list[tuple[str, int, str]]:
@@ -82,7 +85,10 @@ def at(node: Node) -> Callable[[Callable[[], PyTree]], Any]:
 
 
 def at_class(module: Module) -> Callable[[Callable[[], PyTree]], Any]:
-    """Returns a function that calls another one from the line where a module's class begins."""
+    """Returns a function that calls another one from the line where a module's class begins.
+
+    Without a file for the class, the call has no line of its own.
+    """
     try:
         file, (lines, line) = inspect.getfile(type(module)), inspect.getsourcelines(type(module))
     except (OSError, TypeError):  # written at a prompt

@@ -56,12 +56,12 @@ class TableEmulation(Emulation):
         return format_params(self.fmt, self.saturate) if self.is_low(aval) else FP32_PARAMS
 
     def in_float32(self, x: np.ndarray) -> np.ndarray:
-        """Returns a literal as it would be if the program had float32 in place of ``low_dtype``.
+        """Returns a literal as it would be if the program had float32 in place of 16 bits.
 
         ``finfo(dtype).max`` and 1000 less, to which transformers clamps, become float32's largest
         number; ``x`` itself is returned without such numbers.
         """
-        if self.low_dtype is None:
+        if self.low_dtype is None or jnp.finfo(self.low_dtype).bits > 16:
             return x
         limits = float(jnp.finfo(self.low_dtype).max) - np.array([0.0, 1000.0])
         is_limit = np.isin(np.abs(x), limits)

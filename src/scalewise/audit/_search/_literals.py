@@ -135,7 +135,7 @@ class _Constants(Interpretation):
     def __init__(self, is_low: Callable[[ShapedArray], bool] = lambda aval: True):
         self.is_low = is_low  # whether arrays of a type are in the format
         self.uses: dict[tuple[str | None, int, str, float], list[Equation]] = {}
-        self.wide: set[float] = set()  # constants that a narrow operation has in a wider type
+        self.wide: set[tuple] = set()  # uses by a narrow operation that has them in a wider type
 
     def lift(self, x: Argument, aval: ShapedArray) -> _Value:
         return _Value(jnp.asarray(x))
@@ -166,12 +166,13 @@ class _Constants(Interpretation):
             kept = numbers[0]
         else:
             if any(is_float(a) and self.is_low(a) for a in equation.out_avals):
-                self.wide |= {x for x, low in constants if x is not None and not low}
                 numbers = [number for number, _ in constants]
             file, line, _ = equation.source or (None, 0, "")
-            for number in numbers:
+            for number, (_, low) in zip(numbers, constants, strict=True):
                 if number is not None:
-                    self.uses.setdefault((file, line, equation.name, number), []).append(equation)
+                    use = (file, line, equation.name, number)
+                    self.uses.setdefault(use, []).append(equation)
+                    self.wide |= set() if low else {use}
         return state, [
             _Value(y, kept) if is_float(a) else y
             for y, a in zip(outs, equation.out_avals, strict=True)
@@ -238,7 +239,7 @@ def changed_and_masks(
     jax.eval_shape(interpret, arrays)
     trained = any(use[0].direction == "backward" for use in constants.uses.values())
     found = [
-        _literal(k, uses, fmt, saturate, trained, wide=k[-1] in constants.wide)
+        _literal(k, uses, fmt, saturate, trained, wide=k in constants.wide)
         for k, uses in constants.uses.items()
     ]
     top = float(fmt.max)

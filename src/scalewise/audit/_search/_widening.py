@@ -27,15 +27,14 @@ def widened(
         cause: see :class:`Fix`.
         limits: literals that are a limit of the program's dtype, which are then float32's.
     """
-    indices = tuple(e.index for e in equations)
+    indices, limits = tuple(e.index for e in equations), tuple(limits)
     text = f"{word} for {what}"
     if limits:
-        text += f", limits of {max(map(abs, limits)):g} too"
+        text += f", with {word}'s limit in place of {max(map(abs, limits)):g}"
 
     def change(now: Setting) -> Setting:
         return now.widened(indices).without_limits(limits)
 
-    limits = tuple(limits)
     return Fix(text, change, len(indices), indices=indices, limits=limits, cause=cause)
 
 
