@@ -159,7 +159,7 @@ SOURCES: dict[str, tuple[Item, ...]] = {
              "ops.l2_norm(method=\"two_segment_underflow\")",
              "norms.md#published-claims-and-results",
              NORMS + "test_the_published_methods_fail_where_known"),
-        Item("both corrected", "ops.l2_norm(method=\"two_segment_overflow_mended\")",
+        Item("both corrected", "ops.l2_norm(method=\"two_segment_overflow_corrected\")",
              "norms.md#where-methods-fail", NORMS + "test_the_published_methods_fail_where_known"),
         Item("scaling by powers of two", "ops.l2_norm(method=\"power_of_two\")",
              "norms.md#where-methods-fail",

@@ -30,7 +30,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 COLUMNS = (
     "format", "n", "case", "method", "worst", "mean", "overflows", "flushes", "failures", "count",
 )  # fmt: skip
-OURS = ("auto", "power_of_two", "two_segment_overflow_mended", "two_segment_underflow_mended")
+OURS = ("auto", "power_of_two", "two_segment_overflow_corrected", "two_segment_underflow_corrected")
 SWEEP = ("format", "n", "log2", "method", "worst")
 
 

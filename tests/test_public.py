@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-import optax
 import pytest
 
 import scalewise as sw
@@ -103,8 +102,6 @@ def test_a_string_has_one_meaning():
     assert names["format"] & names["recipe"] == {"fp16", "bf16"}  # as _resolve says
     assert names["recipe"] <= names["method"]  # the same recipes
     assert names["block format"] & names["recipe"] == {"mxfp4", "nvfp4"}
-    with pytest.warns(DeprecationWarning, match="use 'c=f16'"):
-        sw.training.step(function, optax.sgd(0.1), "f16")
 
 
 def test_types_of_arguments_list_what_there_is():

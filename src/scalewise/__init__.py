@@ -8,8 +8,6 @@ import ast
 import importlib
 from pathlib import Path
 
-from ._deprecated import warn_renamed
-
 
 def _public() -> dict[str, str]:
     """Each public name and the subpackage that defines it, as the stub says."""
@@ -20,7 +18,6 @@ def _public() -> dict[str, str]:
 
 _MODULES = _public()
 __all__ = sorted([*_MODULES, "__version__"])
-_RENAMED = {"Rooted": "SqrtStored"}
 
 
 def __getattr__(name: str) -> object:
@@ -32,9 +29,6 @@ def __getattr__(name: str) -> object:
         module = importlib.import_module(f".{_MODULES[name]}", __name__)
         # `audit`, `autocast`, ... are subpackages that can be called: `_callable.py`
         value = module if _MODULES[name] == name else getattr(module, name)
-    elif name in _RENAMED:
-        warn_renamed(f"scalewise.{name}", f"scalewise.{_RENAMED[name]}")
-        return __getattr__(_RENAMED[name])
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -67,14 +67,6 @@ def test_a_tight_tolerance_and_two_formats():
     found = sw.tune(model, tol=1e-7, formats=["bf16"])(*arguments())
     assert "dot_general" not in {p for _, p in found.formats}
 
-    def f(x):
-        return (x * 1.0) * 2.0 + jnp.sin(x)
-
-    with pytest.warns(DeprecationWarning, match=r"use tune\(f, tol=tolerance\)\(\*args\)"):
-        found = sw.tune(f, (jnp.ones(8),), 2e-2, ["e4m3fn", "bf16"])
-    assert set(found.formats.values()) <= {"e4m3fn", "bf16"}
-    assert found.policy is None or found.policy.compute == jnp.bfloat16
-
 
 def test_a_tolerance_of_zero_is_rejected():
     with pytest.raises(ValueError, match="tol is 0; expected a positive number"):

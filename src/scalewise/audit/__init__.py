@@ -1,7 +1,6 @@
 """Audits a function: which operation on which line loses accuracy, why, and a tried fix."""
 
 from .._callable import make_callable
-from .._deprecated import renamed_exports
 from ._audit import audit as audit
 from ._file import arguments as arguments
 from ._file import load_function as load_function
@@ -38,6 +37,3 @@ from ._tune import tune as tune
 from ._what_if import WhatIf as WhatIf
 
 make_callable(__name__)
-__getattr__ = renamed_exports(
-    __name__, {"Error": "OutputError", "Row": "EquationStatistics", "blamed": "user_errors"}
-)

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .._deprecated import renamed_arguments
 from .._resolve import resolve
 from .._types import FormatLike, PolicyLike, PyTree, RecipeLike, Saturation
 from ..autocast import Autocast, Policy
@@ -59,7 +58,6 @@ NAN_CAUSES = {
 UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
 
 
-@renamed_arguments(shadow="reference")
 def audit(
     f: Callable,
     low: FormatLike | PolicyLike | RecipeLike | Interpretation = "float16",

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
 
 import numpy as np
 from rich.console import Console
 
-from .._deprecated import warn_renamed
 from .._resolve import as_format
 from .._types import FormatLike, Json, PyTree
 from ..autocast import Autocast, Policy, Rule
@@ -25,7 +22,6 @@ from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
 from ._run._session import Outcome, OutputError, Session
 
-P = ParamSpec("P")
 Part = tuple[str, str]  # (user's function, primitive), which a rule of autocast can name
 
 
@@ -97,22 +93,6 @@ class Tuning(Saved):
         return as_csv(self)
 
 
-def _accept_old_calls(new: Callable[P, Callable[..., Tuning]]) -> Callable[P, Any]:
-    """Lets ``tune(f, args, tolerance)``, the call of the last release, return its tuning."""
-
-    @functools.wraps(new)
-    def tune(f: Callable, *old: Any, **options: Any) -> Any:
-        if not old and not {"args", "tolerance"} & options.keys():
-            return new(f, **options)  # pyright: ignore[reportCallIssue]
-        warn_renamed("tune(f, args, tolerance)", "tune(f, tol=tolerance)(*args)")
-        options |= dict(zip(("args", "tolerance", "formats"), old, strict=False))
-        args, tol = options.pop("args"), options.pop("tolerance")
-        return new(f, tol=tol, **options)(*args)  # pyright: ignore[reportCallIssue]
-
-    return tune
-
-
-@_accept_old_calls
 def tune(
     f: Callable, *, tol: float, formats: Sequence[FormatLike] = (BF16,)
 ) -> Callable[..., Tuning]:

@@ -1,7 +1,6 @@
 """Runs any JAX function on (data, scale) pairs: the transformation, its recipes, stored states."""
 
 from .._callable import make_callable
-from .._deprecated import renamed_exports
 from ..primitives import Family as Family
 from . import recipes as recipes
 from ._autoscale import autoscale as autoscale
@@ -29,4 +28,3 @@ from ._rules import RULES as RULES
 from ._schedule import Schedule as Schedule
 
 make_callable(__name__)
-__getattr__ = renamed_exports(__name__, {"Rooted": "SqrtStored", "Exceptions": "FormatOverrides"})

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._deprecated import renamed_attribute
 from .._types import AxisName, PyTree
 from ..formats import Format
 from ..interpret import Applied, Equation, State, Value, is_float, run, trace, transform
@@ -46,7 +45,6 @@ class AmaxHistory:
 
     amaxes: jax.Array
     operand_ids: tuple[str, ...] = dataclasses.field(metadata={"static": True})
-    sites = renamed_attribute("sites", "operand_ids")
 
     def after(self, newest: jax.Array) -> AmaxHistory:
         """Returns the history after one more step.

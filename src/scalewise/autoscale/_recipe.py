@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Literal, cast
 
-from .._deprecated import renamed_arguments, renamed_attribute, warn_renamed
 from .._resolve import as_format
 from .._types import FormatLike
 from ..devices import device, device_for
@@ -18,7 +17,6 @@ from ._overrides import Scope
 from ._units import require_native
 
 
-@renamed_arguments(smallest="min_size")
 @dataclasses.dataclass(frozen=True)
 class Storage:
     """How one array of a training state is stored between two steps.
@@ -49,7 +47,6 @@ class Storage:
             raise ValueError(f"Storage.root is 1 or 2 (the square root), not {self.root!r}")
 
 
-@renamed_arguments(smallest="min_size", storage="residuals", store="rounds")
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """The formats and scales by which :func:`autoscale` rounds.
@@ -142,9 +139,6 @@ class Recipe:
     products: Products | None = None
 
     def __post_init__(self):
-        if self.arithmetic == "storage":
-            warn_renamed("Recipe(arithmetic='storage')", "arithmetic='narrow'", stacklevel=5)
-            object.__setattr__(self, "arithmetic", "narrow")
         self._take_products()
         if self.device is not None:
             object.__setattr__(self, "device", device(self.device).name)
@@ -281,8 +275,6 @@ class Recipe:
         """Returns the storage of the first pattern found in a path; None for a smaller array."""
         found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
         return found if found is not None and at_least(size, found.min_size) else None
-
-    stored_as = renamed_attribute("stored_as", "state_storage")
 
 
 CHOICES: dict[str, tuple[str | None, ...]] = {

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from .._deprecated import renamed_arguments
 from ._catalogue import E2M1FN, E2M3FN, E3M2FN, E4M3FN, E5M2, E8M0, FP32, unknown_name
 from ._format import Format
 
 
-@renamed_arguments(whole="tensor_scale")
 @dataclasses.dataclass(frozen=True)
 class BlockFormat:
     """A format of arrays that stores blocks of elements with a common scale.

@@ -90,7 +90,7 @@ def two_segment_underflow(s: Setting, a: jax.Array, eps: jax.Array | None) -> ja
     return jnp.where(x == 0, direct(s, a, eps), jnp.where(g > beta, root, taylor))
 
 
-def two_segment_overflow_mended(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+def two_segment_overflow_corrected(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
     """The same with a beta for n squares in their order, and the exact root instead of Taylor."""
     A = s.arithmetic
     x = _largest(a)
@@ -103,7 +103,7 @@ def two_segment_overflow_mended(s: Setting, a: jax.Array, eps: jax.Array | None)
     return _root(A, *_plus(A, total, k, eps))
 
 
-def two_segment_underflow_mended(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
+def two_segment_underflow_corrected(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
     """The same where Q may be zero and epsilon negative: the two sums are added, then rooted.
 
     The small ones' sum is scaled by a power of two; the two meet at the exponent of the larger.
@@ -177,16 +177,16 @@ def blue(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
 SEGMENTED = (
     "two_segment_overflow",
     "two_segment_underflow",
-    "two_segment_overflow_mended",
-    "two_segment_underflow_mended",
+    "two_segment_overflow_corrected",
+    "two_segment_underflow_corrected",
 )
 METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where none is asked for
     "direct": (direct, "sequential"),
     "max_normalised": (max_normalised, "sequential"),
     "two_segment_overflow": (two_segment_overflow, "sequential"),
     "two_segment_underflow": (two_segment_underflow, "sequential"),
-    "two_segment_overflow_mended": (two_segment_overflow_mended, "pairwise"),
-    "two_segment_underflow_mended": (two_segment_underflow_mended, "pairwise"),
+    "two_segment_overflow_corrected": (two_segment_overflow_corrected, "pairwise"),
+    "two_segment_underflow_corrected": (two_segment_underflow_corrected, "pairwise"),
     "power_of_two": (power_of_two, "pairwise"),
     "wide_scalar": (wide_scalar, "sequential"),
     "blue": (blue, "sequential"),

@@ -61,8 +61,8 @@ def l2_norm(
         keepdims: whether those axes stay, with length 1.
         method: ``"auto"``; ``"direct"``; ``"max_normalised"`` (LAPACK before 3.10);
             ``"two_segment_overflow"``, ``"two_segment_underflow"``: as published, mistakes and all
-            (docs/norms.md); the same ``..._mended``; ``"power_of_two"``; ``"wide_scalar"`` (narrow
-            vector, float32 scalar); ``"blue"`` (three accumulators, LAPACK 3.10).
+            (docs/norms.md); the same ``..._corrected``; ``"power_of_two"``; ``"wide_scalar"``
+            (narrow vector, float32 scalar); ``"blue"`` (three accumulators, LAPACK 3.10).
         arithmetic: the format of every intermediate, of up to 25 significant bits, or a name or
             dtype of one. Default: that of x's dtype. An unsigned one rounds towards zero in
             ``"auto"``, so that nothing it has to hold is negative, and needs no sign elsewhere.
@@ -70,8 +70,8 @@ def l2_norm(
             Default: sequential where published so, else pairwise; ``"auto"`` has its own.
         block: terms in a run, for ``"blocked"``.
         beta: the threshold of a ``"two_segment_..."`` method; by default the published one, or
-            :func:`beta_high` or :func:`beta_low` in the ``..._mended`` ones, where an upper one is
-            rounded down to a power of two.
+            :func:`beta_high` or :func:`beta_low` in the ``..._corrected`` ones, where an upper
+            one is rounded down to a power of two.
 
     Returns:
         x's dtype, numbers of the format. NaN in x gives NaN; else an infinity gives infinity, or

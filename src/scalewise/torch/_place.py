@@ -23,7 +23,7 @@ _MODEL_NAMES = ("torch.nn.modules.transformer.", "torch.nn.modules.rnn.")
 
 # An operation without a line of its own gets that of the call of scalewise, not one within it.
 _SCALEWISE = os.path.dirname(os.path.dirname(__file__))
-for _own in ("torch/", "interpret/", "audit/", "emulate/", "_callable.py", "_deprecated.py"):
+for _own in ("torch/", "interpret/", "audit/", "emulate/", "_callable.py"):
     source_info_util.register_exclusion(os.path.join(_SCALEWISE, *_own.split("/")))
 
 

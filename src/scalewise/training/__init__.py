@@ -1,6 +1,5 @@
 """Mixed-precision training: loss scaling, narrow weights and moments, whole steps and runs."""
 
-from .._deprecated import renamed_exports
 from . import _optax as _optax
 from . import mu_s as mu_s
 from ._compare import DEMO as DEMO
@@ -54,5 +53,3 @@ from ._weights import apply_updates as apply_updates
 from ._weights import compensated as compensated
 from ._weights import master_weights as master_weights
 from ._weights import stochastic_rounding as stochastic_rounding
-
-__getattr__ = renamed_exports(__name__, {"Death": "Divergence", "stored_in": "store_state"})

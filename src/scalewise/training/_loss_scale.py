@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from .._deprecated import renamed_arguments
 from .._types import AxisName, PyTree
 from ._conditional_update import update_if
 from ._finite import all_finite, at_least_float32, is_float_array, tree_where
@@ -64,7 +63,6 @@ class StaticLossScale:
         )
 
 
-@renamed_arguments(smallest="min_scale", largest="max_scale")
 @dataclasses.dataclass(frozen=True)
 class DynamicLossScale:
     """A loss scale that follows the largest value for which gradients stay finite.

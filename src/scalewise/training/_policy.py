@@ -9,19 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from .._deprecated import warn_renamed
 from .._resolve import resolve
-from ..autocast import DTYPES, Policy, autocast
+from ..autocast import Policy, autocast
 from ..autocast import policy as policy_
 from ..autoscale import Recipe, Schedule, autoscale
-from ..autoscale.recipes import CATALOGUE
 
 
 def named_policy(policy: str) -> Policy | Recipe:
     """Returns the policy or recipe that a string names."""
-    if policy.lower() in DTYPES and policy not in CATALOGUE:
-        warn_renamed(f"step(..., {policy!r})", repr(f"c={policy}"), stacklevel=5)
-        return policy_(policy)
     return resolve(policy, "policy", "recipe", where="step")
 
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from .._deprecated import renamed_arguments
 from .._types import AxisName, FormatLike, PolicyLike, PyTree, RecipeLike
 from ..autoscale import AmaxHistory, Recipe, Schedule, WithHistory
 from ..interpret import per_device
@@ -42,7 +41,6 @@ WEIGHTS: dict[str, Callable] = {
 }
 
 
-@renamed_arguments(wire="comm_format")
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
     """A training step, made by :func:`step`: ``init(model)`` once, then called for each batch.
@@ -215,7 +213,6 @@ class Step:
         return self.transform(whole)(*[step] * self.scheduled, params, rest, arrays)
 
 
-@renamed_arguments(wire="comm_format")
 def step(
     loss: Callable,
     optimizer: optax.GradientTransformation,

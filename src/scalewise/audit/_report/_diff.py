@@ -13,7 +13,6 @@ from ..._output import Printed, TargetError, check_source
 from ..._output._text import Text
 from ..._types import Json
 from ..._user_file import InputError
-from .._deprecated import RenamedKeys, with_new_keys
 
 REQUIRED = ("function", "low", "findings", "equations", "error")
 EXPECTED = "expected a file that report.save wrote"
@@ -73,7 +72,7 @@ def load_report(path: str | os.PathLike[str]) -> dict[str, Json]:
     path = Path(path)
     try:
         check_source(path)
-        data = with_new_keys(json.loads(path.read_text(encoding="utf-8")))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"can't read {str(path)!r}: {error.strerror}") from None
     except TargetError as error:
@@ -82,7 +81,7 @@ def load_report(path: str | os.PathLike[str]) -> dict[str, Json]:
         raise InputError(f"{str(path)!r} is no JSON: expected a report saved as .json") from None
     if not isinstance(data, dict) or any(name not in data for name in REQUIRED):
         raise InputError(f"{str(path)!r} is no report: {EXPECTED}")
-    return RenamedKeys(data)
+    return data
 
 
 def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Difference:

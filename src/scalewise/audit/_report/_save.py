@@ -10,7 +10,6 @@ from typing import Any
 
 from ..._output import Printed, check_writable, replacing
 from ..._types import Json
-from .._deprecated import RenamedKeys
 
 
 def writable(path: str | os.PathLike[str]) -> Path:
@@ -67,7 +66,7 @@ class Saved(Printed):
 def plain(x: Any) -> Any:
     """Returns what JSON can hold; non-finite numbers are "inf", "-inf", "nan"."""
     if isinstance(x, dict):
-        return RenamedKeys({str(k): plain(v) for k, v in x.items()})
+        return {str(k): plain(v) for k, v in x.items()}
     if isinstance(x, list | tuple):
         return [plain(v) for v in x]
     if isinstance(x, float) and not math.isfinite(x):

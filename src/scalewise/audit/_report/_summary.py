@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from .._deprecated import renamed
 from .._run._equation_statistics import EquationStatistics
 from .._run._loss_scale import shares
 from .._run._session import OutputError
@@ -75,9 +74,6 @@ class Summary:
     untried: int = 0
     latent: tuple[str, ...] = ()
     infinite: int = 0
-
-    rows, shadow = renamed("rows"), renamed("shadow")
-    idle, error_wide = renamed("idle"), renamed("error_wide")
 
     @property
     def updates_lost(self) -> float:

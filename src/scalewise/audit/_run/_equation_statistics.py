@@ -7,13 +7,13 @@ import math
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import jax.extend.core as jex
 import numpy as np
 
 from ...interpret import Equation, is_float
 from ...primitives import having
-from .._deprecated import RenamedKeys
 from ._gradients import Operands, gradients
 from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
 
@@ -165,7 +165,7 @@ def equation_statistics(
     for i, equation in enumerate(equations):
         if not counts[i][0]:
             continue
-        numbers = RenamedKeys(zip(COUNTS, counts[i][:FIRST], strict=True))
+        numbers: dict[str, Any] = dict(zip(COUNTS, counts[i][:FIRST], strict=True))
         numbers["first"] = counts[i][FIRST]
         numbers |= zip(PEAKS, counts[i][FIRST + 1 :], strict=True)
         numbers |= zip(SUMS, sums[i], strict=True)

@@ -12,7 +12,6 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ...interpret import Argument, Equation, Interpretation, Program, Value, is_float, lifted
-from .._deprecated import renamed
 from ._accumulator import Accumulator
 from ._equation import Plan
 from ._equation_statistics import EquationStatistics, equation_statistics
@@ -39,8 +38,6 @@ class OutputError:
 
     non_finite: int
     relative: float
-
-    broken = renamed("broken")
 
     def __float__(self) -> float:
         return math.inf if self.non_finite else self.relative

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from ..._types import Saturation
 from ...formats import Format
-from .._deprecated import renamed
 from ._fixes import Fix
 from ._groups import Group
 from ._kinds import kind_of
@@ -70,9 +69,6 @@ class Finding:
     order: int = 0
     callers: tuple[str, ...] = ()
     part: str = ""
-
-    rows, broken_before = renamed("rows"), renamed("broken_before")
-    broken_after, broken_alone = renamed("broken_after"), renamed("broken_alone")
 
     @property
     def where(self) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..._deprecated import warn_renamed
 from ...formats import Format
 from .._run._equation_statistics import Equations, EquationStatistics
 from .._run._interpretations import TableEmulation
@@ -102,20 +101,6 @@ class Fix:
 
     def __str__(self) -> str:
         return self.text
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, str):
-            warn_renamed("Finding.fix == str", "str(finding.fix)")
-            return self.text == other
-        return self is other
-
-    __hash__ = object.__hash__
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(str, name):
-            raise AttributeError(f"'Fix' object has no attribute {name!r}")
-        warn_renamed(f"Finding.fix.{name}", f"str(finding.fix).{name}")
-        return getattr(self.text, name)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..._deprecated import renamed_arguments
 from ..._types import Json
 
 WINDOW = 50  # number of last steps over which the final loss is averaged
@@ -24,7 +23,6 @@ class Divergence:
     why: str
 
 
-@renamed_arguments(death="divergence")
 @dataclass(frozen=True)
 class Record:
     """The measurements of one method.

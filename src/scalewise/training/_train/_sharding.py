@@ -11,7 +11,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
-from ..._deprecated import renamed_attribute
 from ..._types import PyTree
 from ..._user_file import InputError
 from ._digest import is_whole
@@ -39,8 +38,6 @@ class Sharding:
     mesh: Mesh
     state: Callable[[str, tuple[int, ...]], PartitionSpec]
     batch: PartitionSpec
-
-    about = renamed_attribute("about", "mesh_shape")
 
     @property
     def mesh_shape(self) -> dict[str, int]:
