@@ -24,6 +24,7 @@ EXACT = having("exact") & names(lambda row: row.family is Family.HOMOGENEOUS)
 KEEPS_SCALE = having("keeps_scale") | EXACT
 # Operations among these whose results a constant may make much smaller than their operands.
 BOUNDED = having("selects")
+ADDS = having("adds")
 
 
 @jax.tree_util.register_pytree_node_class
@@ -112,7 +113,7 @@ def propagated_bound(
     match name:
         case "mul":
             return sum(bounds)
-        case "add" | "sub" | "add_any":
+        case _ if name in ADDS:
             return max(bounds) + 1
         case "rem":
             return bounds[0]

@@ -26,6 +26,7 @@ from ..scaled import at_least, is_known
 from ._value import ScaledValue
 
 RECOMPUTED, STABLE = having("recomputed"), having("stable")
+SAME_ORDER = having("same_order")
 COSTLY, REDUCTIONS = having("costly"), having("reduces")
 FEW = 16  # the least elements per result of a reduction that makes a statistic
 DEEPEST = 48  # most operations between a value and its source
@@ -123,10 +124,10 @@ def _odd(x: ScaledValue) -> bool:
             kept = params.degree(equation) % 2 == 1
         case "mul":
             kept = all(i.constant_value > 0 for i in floats if i.constant_value is not None)
-        case "convert_element_type" | "reshape" | "copy":
+        case "convert_element_type":
             kept = True
-        case _:
-            kept = False
+        case name:
+            kept = name in SAME_ORDER
     return kept and _odd(arrays[0])
 
 

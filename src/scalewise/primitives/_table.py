@@ -117,7 +117,7 @@ sin                                  contractive  -          elementwise direct 
 tanh                                 contractive  -          elementwise direct stable costly
 
 # Sort.
-approx_top_k                         ordered      -          own_dtype
+approx_top_k                         ordered      -
 sort                                 ordered      -          exact indexes
 top_k                                ordered      -          exact indexes
 
