@@ -117,18 +117,6 @@ def test_fp16_accumulation_is_numpys_halves():
     np.testing.assert_array_equal(got, want)
 
 
-def test_14_bits_are_cured_by_promotion_every_128_terms():
-    """As DeepSeek-V3 reports: K = 4096, U(0, 1): 7 % off; with promotion next to nothing."""
-    a, b = (jnp.asarray(RNG.random(s), jnp.float8_e4m3fn) for s in ((8, 4096), (4096, 8)))
-    exact = np.asarray(a).astype(np.float64) @ np.asarray(b).astype(np.float64)
-    errors = {}
-    for name, core in (("core", ops.FP8_CORE), ("promoted", ops.FP8_CORE_PROMOTED)):
-        got = np.asarray(ops.matmul(a, b, accumulator=core, out=jnp.float32))
-        errors[name] = np.abs(got / exact - 1).max()
-    assert 0.05 < errors["core"] < 0.09  # 6.95 % and 0.06 % there, 6.95 % and 0.075 % here
-    assert errors["promoted"] < 0.001
-
-
 @pytest.mark.thorough
 def test_shapes_are_matmuls_and_gradients_the_exact_ones():
     shapes = [

@@ -6,13 +6,21 @@ from collections.abc import Callable
 
 from .._resolve import as_format
 from .._types import FormatLike, Saturation
+from ..devices import architecture_of
 from ..formats import FP64
 from ..interpret import transform
 from ..scaled import saturation
+from ._device import OnDevice
 from ._draws import EmulationWithDraws
 
 
-def emulate(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Callable:
+def emulate(
+    f: Callable,
+    fmt: FormatLike | None = None,
+    *,
+    saturate: Saturation = False,
+    device: str | None = None,
+) -> Callable:
     """Returns ``f`` as a machine computes it whose only floating-point format is ``fmt``.
 
     Arguments, constants and the float result of each equation are rounded to the nearest number of
@@ -31,8 +39,13 @@ def emulate(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Ca
 
     Args:
         f: any function of pytrees made of JAX primitives.
-        fmt: a format of up to 25 significant bits, or FP64; or a name or dtype of one.
+        fmt: a format of up to 25 significant bits, or FP64; or a name or dtype of one. None, with a
+            device: every operation computes in the program's own dtypes.
         saturate: what overflow does, as for :func:`scalewise.round_to`.
+        device: computes every product and convolution, for whose operands the device has matrix
+            units, as these add it up, bit for bit (:func:`scalewise.devices.matrix_unit`): with
+            one accumulator over all of K, in ascending order. Libraries such as cuBLAS may split
+            K. Operands in float32 are multiplied as TF32, as XLA does by default.
 
     Returns:
         A function of the same signature; float results have ``f``'s own dtypes and are numbers of
@@ -40,7 +53,7 @@ def emulate(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Ca
 
     Raises:
         TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
-        ValueError: an unknown format, or one too wide.
+        ValueError: an unknown format or device, a format too wide, or neither of the two.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
@@ -51,10 +64,16 @@ def emulate(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Ca
         >>> float(sw.emulate(norm, "bf16")(jnp.full(4096, 16.0)))
         1024.0
     """
+    if device is not None:
+        architecture_of(device)
+    if fmt is None:
+        if device is None:
+            raise ValueError("emulate: expected a format, a device, or both; got neither")
+        return transform(f, OnDevice(device), name="emulate")
     fmt = as_format(fmt, "emulate")
     if fmt.mantissa_bits > 24 and fmt != FP64:
         raise ValueError(
             f"emulate: {fmt.name} has {fmt.precision} significant bits; expected at most 25, or "
             "FP64 itself, since results are carried in float64"
         )
-    return transform(f, EmulationWithDraws(fmt, saturation(saturate, fmt)), name="emulate")
+    return transform(f, EmulationWithDraws(fmt, saturation(saturate, fmt), device), name="emulate")

@@ -26,6 +26,7 @@ from ..interpret import (
 )
 from ..primitives import having
 from ..rounding import from_float64, round_to, to_float64
+from ._device import unit_of, unit_result
 
 EXACT = having("exact")
 
@@ -52,6 +53,7 @@ class Emulation(Interpretation):
 
     fmt: Format
     saturate: Saturation = False
+    device: str | None = None  # whose matrix units compute the products, if it has some for `fmt`
 
     def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)
@@ -73,7 +75,11 @@ class Emulation(Interpretation):
         warn_kernel(equation, "emulate")
         # rounds each equation of an update function, but no equation of a reduction's operator
         inside = self if equation.name == "scatter_apply" else None
-        outs = rebind(equation, inputs, jnp.float64, inside)
+        unit = None if self.device is None else unit_of(equation, self.device, self.fmt)
+        if unit is None:
+            outs = rebind(equation, inputs, jnp.float64, inside)
+        else:
+            outs = [unit_result(equation, unit, inputs)]
         if is_exact(equation):
             return state, outs
         return state, map_floats(lambda y, _: self._round(y), outs, equation.out_avals)

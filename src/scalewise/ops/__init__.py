@@ -3,11 +3,12 @@
 from . import functions as functions
 from ._arithmetic import Arithmetic as Arithmetic
 from ._auto import ulp_bound as ulp_bound
-from ._contractions import FP8_CORE as FP8_CORE
-from ._contractions import FP8_CORE_PROMOTED as FP8_CORE_PROMOTED
 from ._contractions import Accumulator as Accumulator
+from ._contractions import conv_general_dilated as conv_general_dilated
 from ._contractions import dot as dot
+from ._contractions import dot_general as dot_general
 from ._contractions import matmul as matmul
+from ._matrix_units import unit_product as unit_product
 from ._methods import METHODS as _PUBLISHED
 from ._methods import beta_high as beta_high
 from ._methods import beta_low as beta_low

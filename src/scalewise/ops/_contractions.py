@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from functools import partial
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +16,11 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .._resolve import as_format
 from .._types import RoundingMode
-from ..formats import FP32, Format, rounding_mode
+from ..devices import MatrixUnit, element_of
+from ..formats import FP32, TF32, BlockFormat, Format, rounding_mode
 from ..formats import format as format_
-from ..rounding import from_float64, round_bits, to_float64
+from ..rounding import from_float64, round_bits, round_to, to_float64
+from ._matrix_units import unit_product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,35 +66,48 @@ class Accumulator:
             raise ValueError(f"Accumulator: chunk is {self.chunk!r}; expected positive, or None")
 
 
-# FP8 tensor cores of the H100 as DeepSeek-V3 found them (arXiv 2412.19437, 3.3.2): about 14 bits,
-# truncated, and the same with a promotion to float32 after every 128 terms.
-FP8_CORE = Accumulator(Format("e8m13", 8, 13), "toward_zero")
-FP8_CORE_PROMOTED = dataclasses.replace(FP8_CORE, chunk=128)
+Sums: TypeAlias = Accumulator | MatrixUnit
+"""How products are added: by a machine with one format of sums, or by a GPU's matrix unit."""
 
 
 def matmul(
     a: ArrayLike,
     b: ArrayLike,
     *,
-    accumulator: Accumulator | Format | str | None = None,
+    accumulator: Sums | Format | str | None = None,
     out: DTypeLike | None = None,
+    scales: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> jax.Array:
     """Returns ``a @ b`` with exact products, summed in an accumulator and rounded once to ``out``.
 
     Args:
         a, b: float arrays of one dtype, with shapes as for ``jnp.matmul``.
-        accumulator: how products are added; a format means in that format, one after the other.
-            Default: XLA's own product in float32 (float64 for float64).
+        accumulator: how products are added; a format means in that format, one after the other; a
+            :class:`scalewise.devices.MatrixUnit` as that instruction adds them. Default: XLA's own
+            product in float32 (float64 for float64).
+        scales: of block formats, for a matrix unit that multiplies them: the scales of a's blocks,
+            ``[..., M, K / size]``, and of b's, ``[..., K / size, N]``; ``a`` and ``b`` are then
+            their elements.
         out: dtype of the result. Default: that of a.
 
     Returns:
-        A product's double rounding through float64 is the only thing in which a sum can differ from
-        the machine's, where a term lies 2^-29 below the sum or more. The gradient is that of the
+        With a matrix unit the bits that the unit returns, for operands rounded to its formats. With
+        another accumulator, a sum can differ from the machine's only by double rounding through
+        float64, where a term lies 2^-29 below the sum or more. The gradient is that of the
         exact product, computed in float32. Over no terms: zero.
 
     Raises:
         TypeError: operands that aren't float arrays of one dtype.
-        ValueError: shapes that don't match, or an accumulator there can't be.
+        ValueError: shapes that don't match, an accumulator there can't be, or ``scales`` without a
+            unit for block formats, or such a unit without scales.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from scalewise.devices import matrix_unit
+        >>> a, b = jnp.full((1, 4096), 0.1), jnp.full((4096, 1), 1.0)
+        >>> fast, promoted = (matrix_unit("h100", "e4m3fn", promote=p) for p in (None, 128))
+        >>> [float(matmul(a, b, accumulator=u)[0, 0]) for u in (fast, promoted)]  # exactly: 416
+        [394.0, 416.0]
     """
     a, b = jnp.asarray(a), jnp.asarray(b)
     if a.dtype != b.dtype or not jnp.issubdtype(a.dtype, jnp.floating):
@@ -103,7 +121,18 @@ def matmul(
     batch = jnp.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     left = jnp.broadcast_to(left, batch + left.shape[-2:])
     right = jnp.broadcast_to(right, batch + right.shape[-2:])
-    y = _matmul(accumulator, np.dtype(a.dtype if out is None else out), left, right)
+    blocks = isinstance(accumulator, MatrixUnit) and isinstance(accumulator.left, BlockFormat)
+    if blocks != (scales is not None):
+        raise ValueError(
+            f"matmul: scales are {'missing' if blocks else 'given'}; expected scales with a matrix "
+            f"unit for block formats alone, not with accumulator {accumulator}"
+        )
+    out = np.dtype(a.dtype if out is None else out)
+    if scales is not None:
+        factors = (jnp.broadcast_to(s, batch + jnp.shape(s)[-2:]) for s in scales)
+        y = _by_unit(accumulator, out, left, right, *factors)
+    else:
+        y = _matmul(accumulator, out, left, right)
     y = y[..., 0] if b.ndim == 1 else y
     if a.ndim == 1:
         y = y[0] if b.ndim == 1 and not batch else y[..., 0, :] if b.ndim > 1 else y[..., 0]
@@ -114,7 +143,7 @@ def dot(
     a: ArrayLike,
     b: ArrayLike,
     *,
-    accumulator: Accumulator | Format | str | None = None,
+    accumulator: Sums | Format | str | None = None,
     out: DTypeLike | None = None,
 ) -> jax.Array:
     """Returns the dot product of two vectors, computed as :func:`matmul` does.
@@ -127,15 +156,99 @@ def dot(
     return matmul(a, b, accumulator=accumulator, out=out)
 
 
+def dot_general(
+    a: ArrayLike,
+    b: ArrayLike,
+    dimension_numbers: lax.DotDimensionNumbers,
+    *,
+    accumulator: Sums | Format | str | None = None,
+    out: DTypeLike | None = None,
+) -> jax.Array:
+    """Returns the contraction that :func:`jax.lax.dot_general` names, as :func:`matmul` adds it.
+
+    Several contracted axes are added in the order in which ``dimension_numbers`` lists them, the
+    last one fastest.
+    """
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    (contracted_a, contracted_b), (batch_a, batch_b) = dimension_numbers
+    free = [
+        [i for i in range(x.ndim) if i not in (*contracted, *batch)]
+        for x, contracted, batch in ((a, contracted_a, batch_a), (b, contracted_b, batch_b))
+    ]
+    batch = [a.shape[i] for i in batch_a]
+    rows, columns = ([x.shape[i] for i in axes] for x, axes in zip((a, b), free, strict=True))
+    terms = math.prod(a.shape[i] for i in contracted_a)
+    left = a.transpose(*batch_a, *free[0], *contracted_a)
+    right = b.transpose(*batch_b, *contracted_b, *free[1])
+    y = matmul(
+        left.reshape(*batch, math.prod(rows), terms),
+        right.reshape(*batch, terms, math.prod(columns)),
+        accumulator=accumulator,
+        out=out,
+    )
+    return y.reshape(*batch, *rows, *columns)
+
+
+def conv_general_dilated(
+    x: ArrayLike,
+    kernel: ArrayLike,
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    *,
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: lax.ConvDimensionNumbers,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    accumulator: Sums | Format | str | None = None,
+    out: DTypeLike | None = None,
+) -> jax.Array:
+    """Returns the convolution that :func:`jax.lax.conv_general_dilated` names, as a product.
+
+    Each window of ``x`` is a row of a matrix, whose product with the kernel :func:`matmul` adds up:
+    over features first, then over the window's axes, the last one fastest.
+
+    Args:
+        padding: pairs of numbers, one for each spatial axis.
+        dimension_numbers: of class ``jax.lax.ConvDimensionNumbers``.
+    """
+    lhs, rhs, result = dimension_numbers
+    x, kernel = jnp.asarray(x).transpose(lhs), jnp.asarray(kernel).transpose(rhs)
+    n = x.ndim - 2
+    ones = (1,) * n
+    holes = [d - 1 for d in lhs_dilation or ones]
+    edges = [(*pair, hole) for pair, hole in zip(padding, holes, strict=True)]
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), (0, 0, 0), *edges])
+    for axis in range(n):  # of x: [batch, features, axes before and their windows, ..., axis, ...]
+        size, dilation = kernel.shape[2 + axis], (rhs_dilation or ones)[axis]
+        reach = x.shape[2 + 2 * axis] - (size - 1) * dilation
+        starts = np.arange(0, max(reach, 0), window_strides[axis])
+        index = starts[:, None] + dilation * np.arange(size)
+        x = jnp.take(x, index, axis=2 + 2 * axis)
+    windows = range(3, 3 + 2 * n, 2)
+    groups = feature_group_count * batch_group_count
+    parts_x = jnp.split(x, groups, axis=1 if batch_group_count == 1 else 0)
+    parts_k = jnp.split(kernel, groups, axis=0)
+    products = [
+        dot_general(
+            part, weights, (((1, *windows), range(1, n + 2)), ((), ())),
+            accumulator=accumulator, out=out,
+        )
+        for part, weights in zip(parts_x, parts_k, strict=True)
+    ]  # fmt: skip
+    y = jnp.moveaxis(jnp.concatenate(products, axis=-1), -1, 1)
+    return y.transpose(np.argsort(result))
+
+
 Pairs = tuple[jax.Array, jax.Array]  # the factors of products
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _matmul(
-    accumulator: Accumulator | None, out: np.dtype, a: jax.Array, b: jax.Array
-) -> jax.Array:
+def _matmul(accumulator: Sums | None, out: np.dtype, a: jax.Array, b: jax.Array) -> jax.Array:
     if accumulator is None:
         return _plain(a, b).astype(out)
+    if isinstance(accumulator, MatrixUnit):
+        return _by_unit(accumulator, out, a, b)
     return _accumulated(accumulator, out, a, b)
 
 
@@ -150,6 +263,25 @@ def _plain(a: jax.Array, b: jax.Array) -> jax.Array:
     """Multiplies in float32 at least: widening operands is exact and runs on every backend."""
     wide = jnp.float64 if a.dtype == jnp.float64 else jnp.float32
     return jnp.matmul(a.astype(wide), b.astype(wide), precision=lax.Precision.HIGHEST)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _by_unit(
+    unit: MatrixUnit, out: np.dtype, a: jax.Array, b: jax.Array, *scales: jax.Array
+) -> jax.Array:
+    """Multiplies ``[..., M, K]`` by ``[..., K, N]``, both with the same leading axes."""
+    operands = [
+        x if fmt == TF32 else round_to(x, fmt)
+        for x, fmt in ((a, element_of(unit.left)), (b, element_of(unit.right)))
+    ]
+    with jax.enable_x64(True):
+
+        def product(a: jax.Array, b: jax.Array, *scales: jax.Array) -> jax.Array:
+            return unit_product(unit, a, b, scales or None)  # pyright: ignore[reportArgumentType]
+
+        for _ in range(a.ndim - 2):
+            product = jax.vmap(product)
+        return from_float64(_to_dtype(product(*operands, *scales), out), out)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

@@ -283,6 +283,23 @@ def conv_groups(equation: Equation) -> tuple[int, int]:
     return read(equation, "feature_group_count"), read(equation, "batch_group_count")
 
 
+class Window(NamedTuple):
+    """How a convolution moves its kernel over the spatial axes, in the order of these axes."""
+
+    strides: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    lhs_dilation: tuple[int, ...]
+    rhs_dilation: tuple[int, ...]
+
+
+def conv_window(equation: Equation) -> Window:
+    """Returns the strides, padding and dilations of a convolution."""
+    return Window(
+        read(equation, "window_strides"), read(equation, "padding"),
+        read(equation, "lhs_dilation"), read(equation, "rhs_dilation"),
+    )  # fmt: skip
+
+
 def precision(equation: Equation) -> jax.lax.PrecisionLike:
     """Returns the ``precision`` of a contraction."""
     return read(equation, "precision")

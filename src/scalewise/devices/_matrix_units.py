@@ -1,0 +1,258 @@
+"""How the matrix units of GPUs add up products: one description for each instruction.
+
+The rules are those of MMA-Sim (Xie et al., arXiv 2511.10909), whose authors compared ten GPUs with
+them bit by bit. :mod:`scalewise.ops` computes what a description says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Literal, TypeAlias
+
+from ..formats import BLOCK_FORMATS, CATALOGUE, FP16, FP32, FP64, BlockFormat, Format
+from ._table import DEVICES
+
+SOURCE = "MMA-Sim, arXiv 2511.10909"
+Method: TypeAlias = Literal["fused", "fma", "pairwise", "two_stage", "two_stage_fp8"]
+
+# A float32 of which 13 fractional bits are kept: the accumulator of Hopper's and Ada's FP8 units.
+E8M13 = Format("e8m13", exponent_bits=8, mantissa_bits=13)
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixUnit:
+    """The arithmetic of one instruction of a matrix unit, and the order of a product over K.
+
+    Terms are added in ascending order of K, ``terms`` of them by one instruction, whose result is
+    an addend of the next. Each ``method`` adds so:
+
+    - ``"fused"``: the exponents of a term's factors add up to its exponent, without normalising
+      (a zero has -126). Terms and accumulator are cut off, toward zero, ``fraction_bits`` below the
+      largest exponent, added exactly, and the sum becomes a number of ``result``: cut off, or
+      rounded to nearest even for FP16.
+    - ``"fma"``: one fused multiply-add after the other, rounded to nearest even.
+    - ``"pairwise"``: products and their sums in pairs, each rounded to nearest even, then one
+      addition to the accumulator.
+    - ``"two_stage"``: products are cut off as above and added; the sum is rounded down 31 bits, the
+      accumulator 24 bits, below the larger of their exponents, and their sum to nearest even.
+      ``"two_stage_fp8"`` adds products of even and of odd position apart first.
+
+    Attributes:
+        architecture: of the device: ``"hopper"``.
+        instruction: the family of instructions that has this arithmetic: ``"wgmma"``.
+        left, right: formats of the operands. Of float32 operands a TF32 unit cuts off 13 bits.
+        terms: number of products that one step adds.
+        fraction_bits: see ``"fused"``; None where nothing is cut off.
+        result: format of the accumulator.
+        method: how a step adds.
+        flush: whether subnormal operands, products and sums become 0.
+        promote: number of terms after which the accumulator is added to a float32 sum, rounded to
+            nearest, and starts anew; None for one accumulator over all of K.
+        splits: number of equal parts of K, added up in float32 in ascending order.
+        source: the publication that states the rules.
+
+    Raises:
+        ValueError: ``promote`` or ``splits`` isn't positive, or ``promote`` no multiple of
+            ``terms``.
+
+    Example:
+        >>> unit = matrix_unit("h100", "e4m3fn")
+        >>> unit.terms, unit.fraction_bits, unit.result.name
+        (32, 13, 'e8m13')
+        >>> dataclasses.replace(unit, promote=128).promote  # as DeepGEMM does
+        128
+    """
+
+    architecture: str
+    instruction: str
+    left: Format | BlockFormat
+    right: Format | BlockFormat
+    terms: int
+    fraction_bits: int | None
+    result: Format = FP32
+    method: Method = "fused"
+    flush: bool = False
+    promote: int | None = None
+    splits: int = 1
+    source: str = SOURCE
+
+    def __post_init__(self):
+        for name in ("promote", "splits"):
+            value = getattr(self, name)
+            if not (value is None and name == "promote") and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
+                raise ValueError(f"MatrixUnit: {name} is {value!r}; expected a positive integer")
+        if self.promote is not None and self.promote % self.terms:
+            raise ValueError(
+                f"MatrixUnit: promote is {self.promote}; expected a multiple of {self.terms}, "
+                "the terms of one instruction"
+            )
+
+    def __str__(self) -> str:
+        operands = " x ".join(dict.fromkeys((self.left.name, self.right.name)))
+        return f"{self.architecture} {self.instruction} {operands}"
+
+
+# Architectures by the devices of the table that have them; others are asked for by their own names.
+ARCHITECTURES = {"a100": "ampere", "h100": "hopper", "h200": "hopper", "b200": "blackwell",
+                 "mi300x": "cdna3"}  # fmt: skip
+_FP8 = ("e4m3fn", "e5m2")
+_FP8_FNUZ = ("e4m3fnuz", "e5m2fnuz")
+_NARROW = (*_FP8, "e3m2fn", "e2m3fn", "e2m1fn")  # operands of `f8f6f4`
+_MX = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4")
+
+
+def element_of(fmt: Format | BlockFormat) -> Format:
+    """Returns the format of the elements of a block format; a Format is returned as it is."""
+    return fmt.element if isinstance(fmt, BlockFormat) else fmt
+
+
+def _units(
+    architecture: str,
+    instruction: str,
+    names: tuple[str, ...],
+    terms: int,
+    fraction_bits: int | None = None,
+    result: Format = FP32,
+    method: Method = "fused",
+    flush: bool = False,
+) -> list[MatrixUnit]:
+    """Returns units for all pairs of formats of one width, which an instruction may mix."""
+    known = CATALOGUE | BLOCK_FORMATS
+    mixed = element_of(known[names[0]]).bits <= 8
+    pairs = [(a, b) for a in names for b in names if mixed or a == b]
+    return [
+        MatrixUnit(
+            architecture,
+            instruction,
+            known[a],
+            known[b],
+            terms,
+            fraction_bits,
+            result,
+            method,
+            flush,
+        )
+        for a, b in pairs
+    ]
+
+
+_SIXTEEN = ("fp16", "bf16")
+_FP16_RESULTS = {"fp16", *_NARROW}
+UNITS: tuple[MatrixUnit, ...] = (
+    *_units("volta", "mma", ("fp16",), 4, 23),
+    *_units("turing", "mma", ("fp16",), 8, 24),
+    *(
+        unit
+        for name in ("ampere", "ada")
+        for unit in (
+            *_units(name, "mma", _SIXTEEN, 8, 24),
+            *_units(name, "mma", ("tf32",), 4, 24),
+            *_units(name, "mma", ("fp64",), 1, result=FP64, method="fma"),
+        )
+    ),
+    *_units("ada", "mma", _FP8, 16, 13, E8M13),
+    *_units("hopper", "wgmma", _SIXTEEN, 16, 25),
+    *_units("hopper", "wgmma", ("tf32",), 8, 25),
+    *_units("hopper", "wgmma", _FP8, 32, 13, E8M13),
+    *_units("hopper", "mma", ("fp64",), 1, result=FP64, method="fma"),
+    *(
+        unit
+        for name, instruction in (("blackwell", "tcgen05.mma"), ("rtx blackwell", "mma"))
+        for unit in (
+            *_units(name, instruction, _SIXTEEN, 16, 25),
+            *_units(name, instruction, ("tf32",), 8, 25),
+            *_units(name, f"{instruction} f8f6f4", _NARROW, 32, 25),
+            *_units(name, f"{instruction} mxf8f6f4", _MX, 32, 25),
+            *_units(name, f"{instruction} mxf4nvf4", ("mxfp4",), 64, 35),
+            *_units(name, f"{instruction} mxf4nvf4", ("nvfp4",), 64, 35),
+            *_units(name, "mma", ("fp64",), 1, result=FP64, method="fma"),
+        )
+    ),
+    *_units("cdna1", "mfma", ("fp32",), 1, method="fma"),
+    *_units("cdna1", "mfma", ("fp16",), 4, method="pairwise"),
+    *_units("cdna1", "mfma", ("bf16",), 2, method="pairwise"),
+    *_units("cdna2", "mfma", ("fp32",), 1, method="fma"),
+    *_units("cdna2", "mfma", ("fp64",), 1, result=FP64, method="fma"),
+    *_units("cdna2", "mfma", _SIXTEEN, 4, method="pairwise", flush=True),
+    *_units("cdna3", "mfma", ("fp32",), 1, method="fma"),
+    *_units("cdna3", "mfma", ("fp64",), 1, result=FP64, method="fma"),
+    *_units("cdna3", "mfma", _SIXTEEN, 8, 24, method="two_stage"),
+    *_units("cdna3", "mfma", ("tf32",), 4, 24, method="two_stage"),
+    *_units("cdna3", "mfma", _FP8_FNUZ, 16, 24, method="two_stage_fp8"),
+)
+# Two operands in MXFP4 are multiplied by the instruction that is the faster, the last one.
+_BY_NAME = {(u.architecture, u.left.name, u.right.name): u for u in UNITS}
+
+
+def architecture_of(device: str) -> str:
+    """Returns the architecture of a device's matrix units, ``"hopper"`` for ``"h100"``.
+
+    Raises:
+        ValueError: a TPU or CPU, for which no rules were published, or an unknown name.
+    """
+    name = str(device).lower().replace("_", " ")
+    known = sorted({unit.architecture for unit in UNITS})
+    if (found := ARCHITECTURES.get(name, name)) in known:
+        return found
+    if name in DEVICES:
+        raise ValueError(
+            f"matrix units of {DEVICES[name].title} aren't modelled: nobody has published how they "
+            f"add; expected one of {', '.join([*ARCHITECTURES, *known])}"
+        )
+    near = difflib.get_close_matches(name, [*ARCHITECTURES, *known], n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(
+        f"no matrix units are known of {device!r}{hint}; expected one of "
+        + ", ".join([*ARCHITECTURES, *known])
+    )
+
+
+def matrix_unit(
+    device: str,
+    left: Format | BlockFormat | str,
+    right: Format | BlockFormat | str | None = None,
+    *,
+    result: Literal["fp32", "fp16"] = "fp32",
+    promote: int | None = None,
+    splits: int = 1,
+) -> MatrixUnit:
+    """Returns the unit of a device that multiplies two formats.
+
+    Args:
+        device: a device (``"h100"``) or an architecture (``"volta"``, ``"rtx blackwell"``).
+        left, right: formats or block formats of the operands, or names; ``right`` is that of
+            ``left`` by default.
+        result: ``"fp16"`` for an accumulator in FP16, which the units of NVIDIA have for FP16 and
+            narrower operands.
+        promote, splits: see :class:`MatrixUnit`.
+
+    Raises:
+        ValueError: no such unit, or a device whose units' arithmetic nobody has published.
+
+    Example:
+        >>> str(matrix_unit("h100", "bf16")), matrix_unit("volta", "fp16").terms
+        ('hopper wgmma bf16', 4)
+    """
+    right = left if right is None else right
+    names = [x if isinstance(x, str) else x.name for x in (left, right)]
+    architecture = architecture_of(device)
+    unit = _BY_NAME.get((architecture, names[0], names[1]))
+    if unit is None:
+        pairs = ", ".join(
+            dict.fromkeys(
+                " x ".join(sorted({u.left.name, u.right.name}))
+                for u in UNITS
+                if u.architecture == architecture
+            )
+        )
+        raise ValueError(f"{device} has no unit for {' x '.join(names)}; it has units for {pairs}")
+    if result == "fp16":
+        if unit.method != "fused" or unit.left.name not in _FP16_RESULTS:
+            raise ValueError(f"{unit} has no accumulator in fp16")
+        unit = dataclasses.replace(unit, result=FP16)
+    elif result != "fp32":
+        raise ValueError(f"result is {result!r}; expected 'fp32' or 'fp16'")
+    return dataclasses.replace(unit, promote=promote, splits=splits)

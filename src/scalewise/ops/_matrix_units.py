@@ -1,0 +1,271 @@
+"""Matrix products as the matrix units of GPUs compute them, bit for bit.
+
+The rules are those of :class:`scalewise.devices.MatrixUnit`. Numbers are carried in float64: every
+term, cut off, and every sum of them has at most 53 bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..devices import MatrixUnit
+from ..formats import FP16, FP32, TF32, BlockFormat, Format
+from ..rounding import round_bits, to_float64
+from ._arithmetic import Arithmetic
+
+ZERO = 2.0**-126  # the units' exponent of a zero
+GROUP = 16  # products of FP4 that `mxf4nvf4` adds exactly
+
+
+@dataclasses.dataclass(frozen=True)
+class _Terms:
+    """Operands of one side: numbers, and powers of two that are their exponents to the unit.
+
+    Attributes:
+        values, powers: float64 ``[steps, terms, rows, columns]``, one of the last two of size 1.
+    """
+
+    values: jax.Array
+    powers: jax.Array
+
+
+jax.tree_util.register_dataclass(_Terms, ["values", "powers"], [])
+
+
+def power(x: jax.Array, smallest: float) -> jax.Array:
+    """Returns 2^floor(log2|x|), at least ``smallest``; 2^-126 for zeros. For float64 arrays."""
+    bits = lax.bitcast_convert_type(x, np.int64) & np.int64(0x7FF0000000000000)
+    floor = lax.bitcast_convert_type(bits, np.float64)
+    return jnp.where(x == 0, np.float64(ZERO), jnp.maximum(floor, np.float64(smallest)))
+
+
+def truncate(x: jax.Array) -> jax.Array:
+    """Returns float64 numbers without their fractions."""
+    return jnp.where(x < 0, jnp.ceil(x), jnp.floor(x))
+
+
+def cut(x: jax.Array, fraction_bits: int, smallest: float = 2.0**-126) -> jax.Array:
+    """Cuts numbers off toward zero, so many bits below their leading bits; infinite from 2^128."""
+    unit = jnp.maximum(power(x, smallest), np.float64(smallest)) * np.float64(2.0**-fraction_bits)
+    y = jnp.where(jnp.abs(x) < unit, 0.0, truncate(x / unit) * unit)
+    return jnp.where(jnp.abs(x) >= 2.0**128, jnp.copysign(np.float64(np.inf), x), y)
+
+
+def _finish(result: Format) -> Callable[[jax.Array], jax.Array]:
+    """Returns the function that makes a sum a number of the result's format."""
+    if result == FP16:
+        return lambda x: jnp.where(jnp.abs(x) <= 2.0**-25, 0.0, round_bits(x, FP16))
+    return partial(cut, fraction_bits=result.mantissa_bits)
+
+
+def _fused(unit: MatrixUnit, c: jax.Array, left: _Terms, right: _Terms) -> jax.Array:
+    """Adds one step's products to the accumulator. ``left``: ``[terms, M, 1]``."""
+    terms = range(0, left.values.shape[0], GROUP if unit.terms == 64 else 1)
+    products = [left.values[k] * right.values[k] for k in range(left.values.shape[0])]
+    if unit.terms == 64:
+        products = [sum(products[k + 1 : k + GROUP], products[k]) for k in terms]
+    largest = power(c, 2.0**-14 if unit.result == FP16 else 2.0**-126)
+    for k in terms:
+        largest = jnp.maximum(largest, left.powers[k] * right.powers[k])
+    unit_bits = np.float64(2.0 ** (unit.fraction_bits or 0))
+    scale = unit_bits / largest
+    total, plain = truncate(c * scale), c
+    for product in products:
+        total = total + truncate(product * scale)
+        plain = plain + product
+    return jnp.where(jnp.isfinite(plain), _finish(unit.result)(total / scale), plain)
+
+
+def _two_stage(unit: MatrixUnit, c: jax.Array, left: _Terms, right: _Terms) -> jax.Array:
+    """The same for CDNA 3: the products are added first, then their sum and the accumulator."""
+    terms = range(left.values.shape[0])
+    products = [left.values[k] * right.values[k] for k in terms]
+    plain = sum(products, c)
+    parts = 2 if unit.method == "two_stage_fp8" else 1
+    unit_bits = np.float64(2.0 ** (unit.fraction_bits or 0))
+    sums, tops = [], []
+    for part in range(parts):
+        own = terms[part::parts]
+        top = jnp.zeros_like(c)
+        for k in own:
+            top = jnp.maximum(top, left.powers[k] * right.powers[k])
+        scale = unit_bits / top
+        cut_off = (truncate(products[k] * scale) for k in own)
+        sums.append(sum(cut_off, jnp.zeros_like(c)) / scale)
+        tops.append(top)
+    top = tops[0]
+    if parts == 2:
+        top = jnp.maximum(*tops)
+        scale = unit_bits / top
+        sums = [jnp.floor(s * scale) / scale for s in sums]
+    own = power(c, 2.0**-126)
+    most = jnp.maximum(top, own)
+    fine, coarse = np.float64(2.0**31) / most, np.float64(2.0**24) / most
+    kept = jnp.floor(c * coarse) / coarse
+    if parts == 2:
+        kept = jnp.where(own >= most * np.float64(2.0**-25), kept, 0.0)
+    y = round_bits(jnp.floor(sum(sums, jnp.zeros_like(c)) * fine) / fine + kept, FP32)
+    # a product of 2^128 counts as infinite, of both signs as NaN
+    over = [jnp.where(jnp.abs(p) >= 2.0**128, p * np.float64(np.inf), 0.0) for p in products]
+    y = y + sum(over, jnp.zeros_like(c))
+    return jnp.where(jnp.isfinite(plain), y, plain)
+
+
+def _multiply_add(unit: MatrixUnit, c: jax.Array, left: _Terms, right: _Terms) -> jax.Array:
+    """One fused multiply-add after the other."""
+    for k in range(left.values.shape[0]):
+        c = fused_multiply_add(unit.result, left.values[k], right.values[k], c)
+    return c
+
+
+def fused_multiply_add(fmt: Format, a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    """Returns ``a * b + c``, rounded once to FP32 or FP64; of float64 arrays.
+
+    In FP64 where the product's last bit isn't below 2^-1022.
+    """
+    if fmt == FP32:
+        return Arithmetic(FP32).fma(a, b, c)
+    # a product beyond 2^900 is computed divided by 2^1040, and the addend's sign decides a tie
+    half = np.float64(2.0**-520)
+    large = jnp.abs(a * half) * jnp.abs(b * half) > 2.0**-140
+    first, second = jnp.where(large, a * half, a), jnp.where(large, b * half, b)
+    small = jnp.copysign(jnp.maximum(jnp.abs(c) * half * half, 2.0**-900), c)
+    product, addend = first * second, jnp.where(large & (c != 0), small, c)
+    high, low = _two_sum(product, addend)
+    rest, least = _two_sum(low, _product_error(first, second, product))
+    bits = lax.bitcast_convert_type(rest, np.int64)
+    outward = jnp.where((least > 0) == (rest > 0), np.int64(1), np.int64(-1))
+    odd = jnp.where((least != 0) & (bits & 1 == 0), bits + outward, bits)
+    exact = high + lax.bitcast_convert_type(odd, np.float64)
+    exact = jnp.where(large, exact / half / half, exact)
+    special = ~(jnp.isfinite(a) & jnp.isfinite(b) & jnp.isfinite(c))
+    return jnp.where(special, jnp.where(jnp.isfinite(a) & jnp.isfinite(b), c, a * b + c), exact)
+
+
+def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the rounded sum and its error (Knuth)."""
+    total = a + b
+    shared = total - a
+    return total, (a - (total - shared)) + (b - shared)
+
+
+def _product_error(a: jax.Array, b: jax.Array, product: jax.Array) -> jax.Array:
+    """Returns ``a * b - product`` exactly, by splitting factors into halves (Dekker, 1971)."""
+
+    def halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        high = lax.reduce_precision(x, 11, 25)
+        return high, x - high
+
+    (a1, a2), (b1, b2) = halves(a), halves(b)
+    return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2
+
+
+def _pairwise(unit: MatrixUnit, c: jax.Array, left: _Terms, right: _Terms) -> jax.Array:
+    """Products and sums in pairs, each rounded to float32."""
+
+    def rounded(x: jax.Array) -> jax.Array:
+        y = round_bits(x, FP32)
+        return jnp.where(jnp.abs(y) < 2.0**-126, y * 0.0, y) if unit.flush else y
+
+    sums = [rounded(left.values[k] * right.values[k]) for k in range(left.values.shape[0])]
+    while len(sums) > 1:
+        sums = [rounded(a + b) for a, b in zip(sums[::2], sums[1::2], strict=True)]
+    return rounded(c + sums[0])
+
+
+_STEPS = {
+    "fused": _fused, "fma": _multiply_add, "pairwise": _pairwise,
+    "two_stage": _two_stage, "two_stage_fp8": _two_stage,
+}  # fmt: skip
+
+
+def _operand(
+    unit: MatrixUnit, x: jax.Array, fmt: Format | BlockFormat, scales: jax.Array | None, axis: int
+) -> _Terms:
+    """Returns the terms of one operand, ``[K, rows]``, in the steps of the unit.
+
+    Args:
+        axis: where the rows of the result are: 0 for the left operand.
+    """
+    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    values = to_float64(x)
+    if element == TF32:  # the units cut float32 off
+        bits = lax.bitcast_convert_type(x.astype(np.float32), np.int32) & np.int32(-1 << 13)
+        values = to_float64(lax.bitcast_convert_type(bits, np.float32))
+    smallest = float(element.smallest_normal) if unit.left != FP32 else 2.0**-126
+    if unit.flush:
+        values = jnp.where(jnp.abs(values) < smallest, 0.0, values)
+    powers = power(values, smallest)
+    if isinstance(fmt, BlockFormat) and scales is not None:
+        factors = to_float64(jnp.abs(scales) if fmt.scale.signed else scales)
+        tops = power(factors, float(fmt.scale.smallest_normal))
+        of_element = (jnp.repeat(t, fmt.size, axis=0) for t in (factors, tops))
+        factors, tops = (t[: values.shape[0]] for t in of_element)
+        values, powers = values * factors, powers * tops
+        if unit.terms == 64:
+            powers = tops  # of a group, whatever the elements
+    fill = -values.shape[0] % unit.terms
+    if fill:
+        values = jnp.pad(values, ((0, fill), (0, 0)))
+        powers = jnp.pad(powers, ((0, fill), (0, 0)), constant_values=ZERO)
+    shape = (-1, unit.terms, values.shape[1])
+    return jax.tree.map(
+        lambda t: jnp.expand_dims(t.reshape(shape), 3 - axis), _Terms(values, powers)
+    )
+
+
+def unit_product(
+    unit: MatrixUnit,
+    a: jax.Array,
+    b: jax.Array,
+    scales: tuple[jax.Array, jax.Array] | None = None,
+    initial: jax.Array | None = None,
+) -> jax.Array:
+    """Returns ``a @ b`` as a matrix unit adds it up, as a float64 array.
+
+    Call it under ``jax.enable_x64(True)``.
+
+    Args:
+        unit: the instruction, and the order over K.
+        a, b: ``[M, K]`` and ``[K, N]``, numbers of the unit's formats; elements of block formats.
+        scales: of block formats, ``[M, K / size]`` and ``[K / size, N]``.
+        initial: the accumulator at the beginning, ``[M, N]``; zeros by default.
+    """
+    of_a, of_b = (scales[0].T, scales[1]) if scales else (None, None)
+    left = _operand(unit, a.T, unit.left, of_a, 0)
+    right = _operand(unit, b, unit.right, of_b, 1)
+    zero = jnp.zeros((a.shape[0], b.shape[1]), np.float64)
+    step = partial(_STEPS[unit.method], unit)
+
+    def run(c: jax.Array, terms: tuple[_Terms, _Terms]) -> jax.Array:
+        return lax.scan(lambda c, t: (step(c, *t), None), c, terms)[0]
+
+    def added(c: jax.Array, terms: tuple[_Terms, _Terms], size: int, inner: Callable) -> jax.Array:
+        """Adds up parts of ``size`` steps in float32, each computed by ``inner`` from zero."""
+
+        def add(total: jax.Array, part: tuple[_Terms, _Terms]) -> tuple[jax.Array, None]:
+            return round_bits(total + inner(zero, part), FP32), None
+
+        return lax.scan(add, c, jax.tree.map(lambda t: _parts(t, size), terms))[0]
+
+    inner: Callable = run
+    if unit.promote is not None:
+        inner = partial(added, size=unit.promote // unit.terms, inner=run)
+    c = zero if initial is None else to_float64(initial)
+    if unit.splits > 1:
+        steps = -(-left.values.shape[0] // unit.splits)
+        return added(c, (left, right), steps, inner)
+    return inner(c, (left, right))
+
+
+def _parts(t: jax.Array, size: int) -> jax.Array:
+    """Splits the first axis into parts of ``size``, filled with zeros."""
+    fill = -t.shape[0] % size
+    return jnp.pad(t, [(0, fill)] + [(0, 0)] * (t.ndim - 1)).reshape(-1, size, *t.shape[1:])
