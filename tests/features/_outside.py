@@ -62,9 +62,9 @@ def recomputed(t):
 @outside
 def within_a_loop(t):
     f = t(layer)
-    return jax.grad(lambda w, x: jnp.mean(jax.lax.scan(lambda x, _: (f(w, x), None), x, None, 3)[0]))(
-        W, X
-    )
+    return jax.grad(
+        lambda w, x: jnp.mean(jax.lax.scan(lambda x, _: (f(w, x), None), x, None, 3)[0])
+    )(W, X)
 
 
 @outside
@@ -141,7 +141,9 @@ def exported_with_symbolic_shapes(t):
 
 @outside
 def pmapped(t):
-    return jax.pmap(t(lambda w, x: jax.lax.pmean(layer(w, x), "i")), axis_name="i")(W[None], X[None])
+    return jax.pmap(t(lambda w, x: jax.lax.pmean(layer(w, x), "i")), axis_name="i")(
+        W[None], X[None]
+    )
 
 
 @outside
@@ -165,5 +167,56 @@ def gradient_of_gradient(t):
 
 
 @outside
-def linearly_transposed(t):
-    return jax.linear_transpose(t(lambda x: x @ W), X)(X @ W)[0]
+def forward_mode(t):
+    f = t(layer)
+    y, pushforward = jax.linearize(f, W, X)
+    tangents = jnp.stack([X, 2 * X])
+    mapped = jax.vmap(lambda dx: jax.jvp(lambda x: f(W, x), (X,), (dx,))[1])(tangents)
+    return jax.jvp(f, (W, X), (V, X)), y, pushforward(V, X), mapped
+
+
+@outside
+def jacobian_by_columns(t):
+    return jax.jacfwd(t(layer), 1)(W, X[0]), jax.jit(jax.jacfwd(t(loss)))(W, X)
+
+
+@outside
+def hessian(t):
+    f = t(lambda b: jnp.sum(jnp.tanh(b @ W) ** 2))
+    return jax.hessian(f)(B), jax.jacrev(jax.jacrev(f))(B)
+
+
+@outside
+def hessian_vector_product(t):
+    f = t(loss)
+    return jax.jvp(jax.grad(f), (W, X), (V, X))[1], jax.grad(
+        lambda w: jnp.vdot(jax.grad(f)(w, X), V)
+    )(W)
+
+
+@outside
+def third_derivative(t):
+    return jax.grad(jax.grad(jax.grad(t(lambda x: jnp.sin(x) * x))))(jnp.float32(0.5))
+
+
+@outside
+def gradient_of_complex_numbers(t):
+    f = t(lambda w, x: jax.lax.complex(x @ w, x))
+    return jax.grad(lambda w: jnp.sum(jnp.abs(f(w, X)) ** 2))(W), jax.grad(
+        t(lambda z: jnp.sum(jnp.abs(z) ** 2))
+    )(X + 1j * X)
+
+
+@outside
+def gradient_of_a_mapped_gradient(t):
+    rows = jax.vmap(jax.grad(t(lambda w, r: jnp.sum(jnp.tanh(r @ w) ** 2)), 1), (None, 0))
+    return jax.grad(lambda w: jnp.sum(rows(w, X) ** 2))(W)
+
+
+@outside
+def gradient_over_a_mesh(t):
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    f = t(lambda w, x: jax.lax.pmean(loss(w, x), "i"))
+    mapped = jax.shard_map(f, mesh=mesh, in_specs=(spec(), spec("i")), out_specs=spec())
+    return jax.grad(mapped)(W, X)

@@ -16,7 +16,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 from jax._src import core, dispatch, mesh, source_info_util
-from jax._src.interpreters import pxla
+from jax._src.interpreters import batching, pxla
 from jax.core import ShapedArray
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh
@@ -26,6 +26,7 @@ from .._types import AxisName
 from ..primitives.params import Jaxpr, Parameter
 
 Tree = TypeVar("Tree")  # of a pytree
+AxisData = batching.AxisData  # the size and name of an axis that ``vmap`` maps over
 
 
 def open_jaxpr(jaxpr: Jaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
@@ -203,6 +204,11 @@ def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
 def in_mesh(abstract: AbstractMesh) -> AbstractContextManager[object]:
     """Returns a context in which new arrays belong to a mesh, if there is any."""
     return nullcontext() if abstract.empty else mesh.use_abstract_mesh(abstract)
+
+
+def has_name(axis: AxisData) -> bool:
+    """Returns whether the program can name the axis that ``vmap`` maps over."""
+    return axis.name is not core.no_axis_name
 
 
 def needs_devices(primitive: jex.Primitive) -> None:
