@@ -123,7 +123,7 @@ def dtypes_of_8_bits(t):
 def complex_numbers(t):
     def f(w, x):
         z = lax.complex(x @ w, x)
-        turned = z * jnp.exp(1j * jnp.float32(0.3)) @ jnp.conj(z).T
+        turned = z * jnp.exp(jnp.complex64(0.3j)) @ jnp.conj(z).T
         return jnp.real(turned), jnp.imag(turned), jnp.abs(z), jnp.angle(z[:, :2])
 
     return t(f)(W, X)
@@ -222,7 +222,7 @@ def scatters(t):
             x.at[0, rows].get(mode="fill", fill_value=0),
         )  # fmt: skip
 
-    return t(f)(W, jnp.asarray(X), ROWS)
+    return t(f)(W, X, ROWS)
 
 
 @feature

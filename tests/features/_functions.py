@@ -261,7 +261,8 @@ def optimizer_step(t):
         updates, state = optimizer.update(grads, state, w)
         return optax.apply_updates(w, updates), value
 
-    return t(step)(W, optimizer.init(jnp.asarray(W)), X)
+    with jax.numpy_dtype_promotion("standard"):
+        return t(step)(W, optimizer.init(W), X)
 
 
 @feature

@@ -62,9 +62,11 @@ def recomputed(t):
 @outside
 def within_a_loop(t):
     f = t(layer)
-    return jax.grad(
-        lambda w, x: jnp.mean(jax.lax.scan(lambda x, _: (f(w, x), None), x, None, 3)[0])
-    )(W, X)
+
+    def looped(w, x):
+        return jnp.mean(jax.lax.scan(lambda x, _: (f(w, x), None), x, None, 3)[0])
+
+    return jax.grad(looped)(W, X)
 
 
 @outside
@@ -141,9 +143,8 @@ def exported_with_symbolic_shapes(t):
 
 @outside
 def pmapped(t):
-    return jax.pmap(t(lambda w, x: jax.lax.pmean(layer(w, x), "i")), axis_name="i")(
-        W[None], X[None]
-    )
+    f = t(lambda w, x: jax.lax.pmean(layer(w, x), "i"))
+    return jax.pmap(f, axis_name="i")(W[None], X[None])
 
 
 @outside
@@ -156,9 +157,8 @@ def mapped_over_a_mesh(t):
 
 @outside
 def vectorized(t):
-    return jnp.vectorize(t(lambda w, b: jnp.tanh(w @ b)), signature="(i,j),(j)->(i)")(
-        jnp.stack([W, V]), B
-    )
+    f = jnp.vectorize(t(lambda w, b: jnp.tanh(w @ b)), signature="(i,j),(j)->(i)")
+    return f(jnp.stack([W, V]), jnp.stack([B, 2 * B]))
 
 
 @outside
@@ -202,9 +202,8 @@ def third_derivative(t):
 @outside
 def gradient_of_complex_numbers(t):
     f = t(lambda w, x: jax.lax.complex(x @ w, x))
-    return jax.grad(lambda w: jnp.sum(jnp.abs(f(w, X)) ** 2))(W), jax.grad(
-        t(lambda z: jnp.sum(jnp.abs(z) ** 2))
-    )(X + 1j * X)
+    g = t(lambda z: jnp.sum(jnp.abs(z) ** 2))
+    return jax.grad(lambda w: jnp.sum(jnp.abs(f(w, X)) ** 2))(W), jax.grad(g)(jax.lax.complex(X, X))
 
 
 @outside

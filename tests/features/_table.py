@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from arrays import normal
@@ -13,14 +14,16 @@ FEATURES: dict[str, Callable[[Transform], Any]] = {}
 # Features that transform, export or lower the function after scalewise has: an audit returns none.
 OUTSIDE: set[str] = set()
 
-W = np.asarray(normal(0, (16, 16))) / 4
-V = np.asarray(normal(1, (16, 16))) / 4
-X = np.asarray(normal(2, (8, 16)))
-B = np.asarray(normal(3, (16,)))
-S = np.asarray(X.T @ X / 8 + 2 * np.eye(16), np.float32)  # positive definite
-ROWS = np.asarray([3, 0, 2, 2, 7, 5, 1, 4], np.int32)
-MASK = np.asarray(X > 0)
-INT8 = np.asarray(np.round(W * 127 / np.abs(W).max()), np.int8)
+W = normal(0, (16, 16)) / 4
+V = normal(1, (16, 16)) / 4
+X = normal(2, (8, 16))
+B = normal(3, (16,))
+S = jnp.asarray(
+    np.asarray(X).T @ np.asarray(X) / 8 + 2 * np.eye(16), np.float32
+)  # positive definite
+ROWS = jnp.asarray([3, 0, 2, 2, 7, 5, 1, 4], jnp.int32)
+MASK = X > 0
+INT8 = jnp.round(W * 127 / jnp.max(jnp.abs(W))).astype(jnp.int8)
 
 
 def feature(f: Callable[[Transform], Any]) -> Callable[[Transform], Any]:

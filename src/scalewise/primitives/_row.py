@@ -27,9 +27,7 @@ class Family(enum.Enum):
     SPARSE = "a product of a sparse matrix, whose operands stay wide"
     CALL = "its body is interpreted"
     NO_FLOATS = "no floats"
-    KERNEL = (
-        "a kernel, foreign program or Python function: can't be transformed, gets plain numbers"
-    )
+    KERNEL = "a kernel, foreign program or Python function: gets plain numbers"
     REFERENCE = "interpreted on the values in the array"
     INTERNAL = "exists only while JAX traces, differentiates or compares"
 
