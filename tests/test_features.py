@@ -106,7 +106,7 @@ def skip_unavailable(name):
 @pytest.mark.filterwarnings("ignore:.*(can.t be transformed|no units|has no rule)")
 @pytest.mark.parametrize("interpretation", INTERPRETATIONS)
 @pytest.mark.parametrize("name", FEATURES)
-@pytest.mark.thorough(keep=14, gate=30)
+@pytest.mark.thorough(keep=12, gate=24)
 def test_a_feature_under_an_interpretation(name, interpretation):
     skip_unavailable(name)
     want, contracts = expected(name)
@@ -121,7 +121,7 @@ def test_a_feature_under_an_interpretation(name, interpretation):
 @pytest.mark.filterwarnings("ignore:.*(can.t be transformed|no units|has no rule)")
 @pytest.mark.parametrize("low", AUDITS)
 @pytest.mark.parametrize("name", [n for n in FEATURES if n not in OUTSIDE])
-@pytest.mark.thorough(keep=2, gate=8)
+@pytest.mark.thorough(keep=2, gate=6)
 def test_a_feature_is_audited(name, low):
     def audited(f):
         def call(*args, **kwargs):

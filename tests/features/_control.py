@@ -331,6 +331,6 @@ def stop_gradient(t):
 def boolean_masks(t):
     def f(w, x, mask):
         y = jnp.where(mask, x @ w, -jnp.inf)
-        return jax.nn.softmax(y, where=mask), mask & (y > 0) | ~mask
+        return jax.nn.softmax(y, where=mask), mask & (x > 0.5) | ~mask
 
     return t(f)(W, X, MASK)

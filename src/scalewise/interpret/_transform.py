@@ -65,8 +65,8 @@ class _Call:
     """A call of a program under an interpretation, with a derivative of its own.
 
     Attributes:
-        outer: the constants that belong to an outer trace, which travel as operands, by index.
-        moving: the operands that may be differentiated, by index.
+        outer: the constants that belong to an outer trace, which travel as operands, by index. They
+            aren't kept here, where they would outlive that trace.
     """
 
     def __init__(
@@ -141,7 +141,12 @@ class _Call:
 
 
 class _Derivative:
-    """The derivative of a call, linear in the tangents of some operands."""
+    """The derivative of a call, linear in the tangents of some operands.
+
+    Attributes:
+        moving: these operands, by index.
+        in_avals, out_avals: the types of their tangents and of the results'.
+    """
 
     def __init__(self, call: _Call, moving: Sequence[int]):
         self.call, self.moving = call, moving
@@ -182,11 +187,13 @@ class _Derivative:
             tree: the structure of the constants: the forward pass's residuals, and the operands.
             transposed: True for the backward pass.
         """
-        types = (self.in_avals, self.out_avals)[:: -1 if transposed else 1]
+        in_avals, out_avals = self.in_avals, self.out_avals
+        if transposed:
+            in_avals, out_avals = out_avals, in_avals
 
         def run(constants, arrays):
             residuals, _ = jax.tree.unflatten(tree, constants)
-            return self.interpreted(residuals, arrays, *types, transposed)
+            return self.interpreted(residuals, arrays, out_avals, transposed)
 
         def derivative(constants, indices, tangents, arrays):
             def at(some):
@@ -195,9 +202,16 @@ class _Derivative:
 
             return jax.jvp(at, (tuple(constants[i] for i in indices),), (tuple(tangents),))[1]
 
-        return Linear(run, lambda: self.linear(tree, not transposed), derivative, *types)
+        transpose = functools.partial(self.linear, tree, not transposed)
+        return Linear(run, transpose, derivative, in_avals, out_avals)
 
-    def interpreted(self, residuals, arrays, in_avals, out_avals, transposed) -> list[jax.Array]:
+    def interpreted(
+        self,
+        residuals: PyTree,
+        arrays: Sequence[jax.Array],
+        out_avals: Sequence[ShapedArray],
+        transposed: bool,
+    ) -> list[jax.Array]:
         """Interprets the derivative, or its transpose."""
         call, by = self.call, self.call.interpretation
 
@@ -222,7 +236,9 @@ class _Derivative:
                 _compat.vary(y, _compat.varying(a)) for y, a in zip(outs, out_avals, strict=True)
             ]
 
-    def rerun(self, operands: Sequence[Argument], arrays, transposed) -> list[jax.Array]:
+    def rerun(
+        self, operands: Sequence[Argument], arrays: Sequence[jax.Array], transposed: bool
+    ) -> list[jax.Array]:
         """Interprets the derivative as a program of the operands, itself differentiable."""
         call = self.call
 
