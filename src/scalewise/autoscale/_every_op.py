@@ -336,7 +336,7 @@ class EveryOp(TakesStored):
         """Returns a contraction's operands, which are narrow already, and the result's exponent."""
         a, b = values
         # without a static scale: the result's is found from the data
-        exponent = SCALE_RULES["dot_general"].scale(EXPONENTS, a.exponent, b.exponent, 0)
+        exponent = SCALE_RULES["dot_general"].scale(EXPONENTS, a.exponent, b.exponent, 1)
         return ((a.data, None), (b.data, None)), exponent
 
     def product(

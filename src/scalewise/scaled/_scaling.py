@@ -287,7 +287,7 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> Scales:
         scale = jnp.maximum(usable * np.asarray(1 / largest, dtype), lowest)
         return jnp.where(magnitude == 0, jnp.ones_like(scale), scale), 1 / scale
     integer = np.uint64 if signed is np.int64 else np.uint32
-    top = _top(fmt)
+    top = top_exponent(fmt)
     one = 1 << mantissa_bits  # the lowest bit of the exponent field
     field = lax.bitcast_convert_type(magnitude, integer) & integer(2 * bias * one + one)
     # scale and inverse are normal numbers: their fields are from 1 to 2 * bias
@@ -300,7 +300,7 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> Scales:
     return scale, inverse
 
 
-def _top(fmt: Format) -> int:
+def top_exponent(fmt: Format) -> int:
     """Returns the exponent of the binade to which a largest magnitude is brought.
 
     It is the last but one, but at most 14 in a format that also has numbers below 1.
