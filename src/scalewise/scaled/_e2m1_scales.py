@@ -45,7 +45,8 @@ class FourOverSix(_FractionalScales):
     E2M1 has no numbers between 4 and 6, so that numbers a little below a block's largest have large
     errors if that is scaled to 6 ("Four Over Six", arXiv 2512.02010). For block formats of E2M1
     with scales that aren't powers of two (NVFP4). Of a tensor scale, the largest block scale
-    becomes 256 instead of 448, so that 3/2 of it is representable too.
+    becomes 256 instead of 448, so that 3/2 of it is representable too. Where both errors are equal
+    to 16 bits, the largest magnitude becomes 6.
     """
 
     name = "four_over_six"

@@ -19,6 +19,7 @@ from ..rounding import round_to
 from ._amax import amax
 from ._least_squares import least_squares_scale
 from ._power import layout
+from ._quotient import quotient
 from ._strategy import Axes, Scales, Scaling
 
 
@@ -281,10 +282,10 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> Scales:
     dtype = magnitude.dtype
     signed, mantissa_bits, bias = layout(dtype)
     if not power_of_two:
-        largest = float(fmt.max)
+        largest = jnp.asarray(float(fmt.max), dtype)
         lowest = np.asarray(2.0 ** (2 - bias), dtype)
-        usable = jnp.where(jnp.isfinite(magnitude), magnitude, jnp.asarray(largest, dtype))
-        scale = jnp.maximum(usable * np.asarray(1 / largest, dtype), lowest)
+        usable = jnp.where(jnp.isfinite(magnitude), magnitude, largest)
+        scale = jnp.maximum(quotient(usable, largest), lowest)
         return jnp.where(magnitude == 0, jnp.ones_like(scale), scale), 1 / scale
     integer = np.uint64 if signed is np.int64 else np.uint32
     top = top_exponent(fmt)
