@@ -130,6 +130,11 @@ class Quest(Scaling):
     Hadamard transform makes numbers nearly normal. The authors' kernels round down: 0.0226, and
     they give no gradient to what is cut off.
 
+    Numbers whose mean exceeds their standard deviation aren't nearly normal: all would be cut off.
+    The root mean square then takes its place. The transform of a row that is zero but for its first
+    element is such a block: all of its numbers are equal. The authors' kernels take the standard
+    deviation alone, so that such a block becomes zero.
+
     Attributes:
         sigmas: the multiple; by default the best for normal numbers and E2M1.
         exponent: ``"nearest"`` power of two by ratio, or ``"floor"``.
@@ -157,7 +162,10 @@ class Quest(Scaling):
         finite = jnp.where(jnp.isfinite(x), x, 0)
         # through a scale of its own: the squares neither overflow nor flush
         unit, inverse = to_top(amax(finite, axes, True), element, True)
-        spread = jnp.std(finite * inverse, axis=tuple(axes), keepdims=True)
+        unit_data = finite * inverse
+        mean = jnp.mean(unit_data, axis=tuple(axes), keepdims=True)
+        spread = jnp.std(unit_data, axis=tuple(axes), keepdims=True)
+        spread = jnp.where(jnp.abs(mean) > spread, jnp.hypot(mean, spread), spread)
         nearest = math.sqrt(2) if self.exponent == "nearest" else 1.0
         spread = spread * np.asarray(nearest * self.sigmas / float(element.max), x.dtype)
         exponent = exponent_of(spread) + exponent_of(unit)
