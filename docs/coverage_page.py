@@ -23,7 +23,6 @@ KINDS = {
     Family.NO_FLOATS: "passes through",
     Family.KERNEL: "warns, float32",
     Family.SPARSE: "warns, float32 fallback",
-    Family.CALLBACK: "refused",
     Family.REFERENCE: "mutable array",
     Family.INTERNAL: "internal",
     Family.FALLBACK: "float32 fallback",

@@ -73,13 +73,6 @@ def _keep() -> None:
     sw.autoscale(lambda x: x @ x, recipe)(jnp.ones((8, 8)))
 
 
-def _callback() -> None:
-    def f(x):
-        return jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((4,), "float32"), x)
-
-    sw.autoscale(f, "fp8")(jnp.ones(4))
-
-
 def _format() -> None:
     sw.round_to(jnp.ones(3), "e4m3n")
 
@@ -166,8 +159,6 @@ CASES = (
     Case("`keep` names nothing", _keep, "a misspelt scope; or the program has no such scope: Flax "
          "NNX and Equinox don't name their modules", "take one of the scopes that are listed, or "
          "put `with jax.named_scope(\"head\"):` around the operations"),
-    Case("A Python function inside of the program", _callback, "a callback returns numbers whose "
-         "scale can't be known", "name it in `keep`: it then gets plain float32 numbers"),
     Case("A device without units for the formats", _device, "`native_products=True` and a device "
          "that can't multiply the recipe's formats", "take another recipe; `scalewise formats "
          "--device h100` lists what the device multiplies"),

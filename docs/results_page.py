@@ -164,7 +164,7 @@ def kinds() -> str:
     return f"JAX {json.loads((HERE / 'scaling_kinds.json').read_text())['JAX']}"
 
 
-ON_21, ON_22 = said("2026-11-21, JAX 0.10.2"), said("2026-11-22, JAX 0.10.2")
+ON_21, ON_22, ON_23 = (said(f"2026-11-{day}, JAX 0.10.2") for day in (21, 22, 23))
 CLAIMS = (
     Claim(demo, "make demo", "index.md", ("demo/summary.json",),
           lambda: made([summary()["environment"]])),
@@ -205,6 +205,8 @@ CLAIMS = (
           ON_22),
     Claim(said("A training step in FP8 is bounded at 1.3 to 1.75 times bfloat16's speed on an "
                "H100 (compiled, never run)"), "make gpu-hlo", "gpu.md", (), ON_22),
+    Claim(said("Figures of five papers, computed again: NVFP4's errors, averages, harmonic sums"),
+          "python -m proofs.published", "recipes.md#how-they-are-tested", (), ON_23),
     Claim(said("Speed of casts beside other libraries"), "make bench", "benchmarks.md#casts", (),
           ON_21),
     Claim(said("Loss scaling costs at most 1.1 times a training step"),

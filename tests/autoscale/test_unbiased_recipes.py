@@ -105,6 +105,20 @@ def test_quests_error_of_normal_numbers(exponent, error):
     assert np.mean(ratios) == pytest.approx(error, rel=0.03)
 
 
+def test_quest_keeps_blocks_whose_mean_exceeds_their_deviation():
+    """The transform of a row that is zero but for its first element has equal numbers."""
+    offsets = np.float32([[0], [1], [3], [-100], [1e-30]])
+    x = np.ones((5, 32), np.float32) * 5 + offsets * np.asarray(normal(3, (5, 32)))
+    x = np.concatenate([x, x[:1] * 1e20, np.abs(normal(4, (3, 32))) + 1])
+    got = np.asarray(sw.quantize(x, "mxfp4", scaling=sw.Quest()).value(), np.float64)
+    ratios = np.mean((got - x) ** 2, 1) / np.mean(np.float64(x) ** 2, 1)
+    assert np.all(ratios < 0.06)
+    one_hot = np.zeros((3, 64), np.float32)
+    one_hot[[0, 1, 2], [0, 32, 5]] = 3
+    product = sw.autoscale(lambda x: x @ np.eye(64, dtype=np.float32), "quartet")(one_hot)
+    np.testing.assert_allclose(product, one_hot, atol=0.6)
+
+
 @pytest.mark.parametrize(
     ("fmt", "scaling"),
     [

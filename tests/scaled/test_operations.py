@@ -137,13 +137,39 @@ def test_contractions_with_unit_data_give_unit_data():
     dims = (((1,), (0,)), ((), ()))
     same = scaled.dot_general(a, b, dims)
     np.testing.assert_array_equal(same.data, y.data)
-    plain = scaled.matmul(a, b, static=0, dtype=jnp.float32)
+    plain = scaled.matmul(a, b, static=1, dtype=jnp.float32)
     assert (float(plain.scale), plain.data.dtype) == (2.0**-60, jnp.float32)
     x, k = array(0, 4.0, (2, 3, 8, 8)), array(1, 0.5, (5, 3, 3, 3))
     z = scaled.conv(x, k, (1, 1), "SAME")
     want = jax.lax.conv_general_dilated(x.value(), k.value(), (1, 1), "SAME")
     np.testing.assert_allclose(z.value(), want, rtol=2 * HALF, atol=2.0**-7)
     assert float(z.scale) == 2 * 4  # sqrt(27), rounded
+
+
+def test_the_static_scale_of_a_product_is_a_number_or_a_function_of_the_operands():
+    a, b = array(0, 4.0, (4, 16)), array(1, 0.5, (16, 4))
+    want = exact(a) @ exact(b)
+    for static in (3.0, 8, np.float32(0.25), lambda x, y: 2.0 * x.shape[1], lambda x, y: 48):
+        s = static(a, b) if callable(static) else static
+        y = jax.jit(lambda a, b, static=static: scaled.matmul(a, b, static=static))(a, b)
+        assert float(y.scale) == pytest.approx(4 * 0.5 * s)
+        np.testing.assert_allclose(exact(y), want, rtol=2 * HALF, atol=0.02)
+    e = array(0, 3, (4, 16))
+    assert int(scaled.matmul(e, b, static=0.25).exponent) == 0
+
+
+@pytest.mark.parametrize(
+    ("static", "error"),
+    [(0, ValueError), (-1.0, ValueError), (np.inf, ValueError), (np.nan, ValueError),
+     ("4", TypeError), (True, TypeError), (np.ones(2), TypeError), (lambda x, y: None, TypeError),
+     (lambda x, y: jnp.max(x.data), TypeError)],
+)  # fmt: skip
+def test_wrong_static_scales_are_refused(static, error):
+    a, b = array(0, 4.0, (4, 16)), array(1, 0.5, (16, 4))
+    with pytest.raises(error, match="matmul: static is"):
+        jax.jit(lambda a, b: scaled.matmul(a, b, static=static))(a, b)
+    with pytest.raises(ValueError, match=r"static is 3.0; expected a power of two"):
+        scaled.matmul(array(0, 3, (4, 16)), b, static=3)
 
 
 def test_operands_in_8_bits():
@@ -286,10 +312,31 @@ def test_dynamic_rescaling_changes_no_value(measure):
         np.testing.assert_array_equal(exact(b), exact(a))
         size = float(jnp.max(jnp.abs(b.data)))
         assert (2.0**14 <= size < 2.0**15) if measure == "max" else 1 < size < 2.0**16
-    e4m3 = scaled.dynamic_rescale(a, "l2", dtype="e4m3fn")
-    assert e4m3.data.dtype == jnp.float8_e4m3fn
     zeros = scaled.dynamic_rescale(sw.ScaledArray(jnp.zeros(3, jnp.float16), 2.0), measure)
     assert zeros.value().tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("measure", ["l1", "l2", "max", "least_squares"])
+@pytest.mark.parametrize("fmt", ["e4m3fn", "e5m2", "e4m3fnuz", "e2m3fn", "e2m1fn", "fp16", "bf16"])
+@pytest.mark.thorough(keep=7, gate=12)
+def test_dynamic_rescaling_to_every_format(fmt, measure):
+    """The error is that of the format, behind each kind of scale, with and without outliers."""
+    fmt = sw.format(fmt)
+    x = normal(0, (512,)).at[7].set(3000.0)
+    for data in (x.at[7].set(1), x if fmt.bits > 6 else x.at[7].set(20)):
+        for a in (sw.ScaledArray(data * 100, -0.03), sw.ScaledArray.from_exponent(data, 12)):
+            want = np.asarray(a.value(), np.float64)
+            for b in (scaled.dynamic_rescale(a, measure, dtype=fmt),
+                      scaled.as_scaled(a.value(), measure, dtype=fmt)):  # fmt: skip
+                if fmt.dtype is not None and fmt.bits >= 8:
+                    assert b.data.dtype == fmt.dtype
+                wrong = np.abs(np.asarray(b.value(), np.float64) - want)
+                top = float(fmt.max) * np.abs(np.float64(scale_of(b)))
+                step = float(fmt.smallest) * np.abs(scale_of(b))
+                allowed = float(fmt.eps) / 2 * np.abs(want) + step / 2
+                saturated = np.maximum(np.abs(want) - top, 0)
+                assert (wrong <= 1.01 * np.maximum(allowed, saturated)).all()
+                assert np.count_nonzero(saturated) <= (0 if measure == "max" else 25)
 
 
 # -- the same under autoscale ----------------------------------------------------------------------

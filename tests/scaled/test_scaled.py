@@ -67,10 +67,30 @@ def test_a_scale_far_out_of_range_doesnt_overflow_on_the_way():
     assert float(a.value()[0]) == 2.0**126
 
 
-def test_a_scale_of_integers_is_deprecated():
-    with pytest.warns(DeprecationWarning, match="use ScaledArray.from_exponent"):
-        a = sw.ScaledArray(jnp.ones(2), jnp.int32(3))
-    assert (a.scale, int(a.exponent), a.value().tolist()) == (None, 3, [8, 8])
+@pytest.mark.parametrize("make", [int, float, np.int32, np.float32, np.int8, np.array, jnp.int32])
+def test_a_scale_is_a_number_of_any_type(make):
+    def value(scale):
+        return sw.ScaledArray(jnp.array([1.0, 8.0]), scale).value()
+
+    assert value(make(3)).tolist() == [3, 24]
+    assert jax.jit(value)(make(3)).tolist() == [3, 24]
+    assert jax.jit(lambda: value(make(-3)))().tolist() == [-3, -24]
+
+
+@pytest.mark.parametrize(
+    ("scale", "error", "match"),
+    [
+        (1e300, ValueError, r"scale is 1e.300, beyond the largest float32; .*from_exponent"),
+        (1 << 2000, ValueError, "beyond the largest float32"),
+        (True, TypeError, "scale is True; expected a real number"),
+        (1j, TypeError, "scale is 1j; expected a real number"),
+        ("max", TypeError, "scale is 'max'; expected a real number"),
+        (jnp.array([True]), TypeError, "expected a real number"),
+    ],
+)
+def test_what_is_no_scale_is_refused(scale, error, match):
+    with pytest.raises(error, match=match):
+        sw.ScaledArray(jnp.ones(1), scale)
 
 
 def test_a_pytree_through_jit_scan_and_vmap():
@@ -126,9 +146,50 @@ def test_rebalance_moves_a_factor():
     np.testing.assert_array_equal(b.value(), a.value())
     assert float(b.scale) == 4 * float(a.scale)
     c = sw.ScaledArray.from_exponent(jnp.array([1.0, 3.0], jnp.float16), 200)
-    d = sw.rebalance(c, 3)
+    d = sw.rebalance(c, 8)
     assert int(d.exponent) == 203
     np.testing.assert_array_equal(d.data, [0.125, 0.375])
+
+
+REBALANCED = [
+    sw.ScaledArray(jnp.float16([3, 5]), 2.0),
+    sw.ScaledArray(jnp.float16([3, 5]), -3),
+    sw.ScaledArray(jnp.float16([3, 5])),
+    sw.ScaledArray(jnp.float16([3, 5]), 0),
+    sw.ScaledArray(jnp.ones(2), jnp.array([2, 4], jnp.float8_e8m0fnu)),
+    sw.ScaledArray.from_exponent(jnp.float16([3, 5]), 7),
+    sw.ScaledArray.from_exponent(jnp.float16([3, 5]), [7, -9]),
+    sw.ScaledArray(jnp.ones(64, jnp.float8_e5m2), jnp.array([1, 8], jnp.float8_e8m0fnu), (0, 32)),
+]
+
+
+@pytest.mark.parametrize("a", REBALANCED)
+@pytest.mark.parametrize("factor", [2, 0.5, 2.0**-7, np.int32(8)])
+@pytest.mark.thorough(keep=8)
+def test_a_factor_means_the_same_for_all_kinds_of_scales(a, factor):
+    for b in (sw.rebalance(a, factor), jax.jit(sw.rebalance)(a, factor)):
+        np.testing.assert_array_equal(
+            np.asarray(b.data, np.float64), np.asarray(a.data, np.float64) / factor
+        )
+        np.testing.assert_array_equal(b.value(), a.value())
+
+
+@pytest.mark.parametrize("factor", [0, np.nan, np.inf, 3.0, -2.0, [1.0, 2.0, 3.0], "2"])
+def test_factors_that_cannot_be_moved(factor):
+    a = sw.ScaledArray.from_exponent(jnp.float16([3, 5]), 7)
+    with pytest.raises((TypeError, ValueError), match="rebalance: factor"):
+        sw.rebalance(a, np.asarray(factor) if isinstance(factor, list) else factor)
+
+
+def test_a_traced_factor_that_cannot_be_moved_changes_no_value():
+    rebalance = jax.jit(sw.rebalance)
+    a = sw.ScaledArray.from_exponent(jnp.float32([3, 5]), 7)
+    for factor in (0.0, np.nan, np.inf, 3.0, -5.0):
+        np.testing.assert_array_equal(rebalance(a, factor).value(), a.value())
+    assert int(rebalance(a, 3.0).exponent) == 8
+    b = sw.ScaledArray(jnp.float32([3, 5]), 2.0)
+    np.testing.assert_array_equal(rebalance(b, 0.0).value(), b.value())
+    np.testing.assert_allclose(rebalance(b, -3.0).data, [-1, -5 / 3])
 
 
 @pytest.mark.parametrize("name", ["e2m1fn", "e3m2fn", "dlfloat16", "ue5m3"])

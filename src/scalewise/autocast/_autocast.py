@@ -163,8 +163,8 @@ def autocast(f: Callable, policy: PolicyLike = "float16") -> Callable:
 
     Returns:
         A function of the same signature. Float results have ``f``'s own dtypes, or the policy's.
-        It composes with ``jit``, ``vmap`` and ``grad`` (reverse mode from outside, any mode
-        inside): ``grad(autocast(f))`` equals ``autocast(grad(f))``.
+        It composes with ``jit``, ``vmap`` and derivatives of every mode and order:
+        ``grad(autocast(f))`` equals ``autocast(grad(f))``.
 
     Raises:
         TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).

@@ -49,8 +49,8 @@ def autoscale(
             it each step, for a run that other seeds repeat and that continues where it stopped.
 
     Returns:
-        The transformed function. It composes with ``jit``, ``grad`` (reverse mode from outside,
-        any mode inside) and ``vmap``. Float outputs have ``f``'s own dtypes, with two exceptions.
+        The transformed function. It composes with ``jit``, ``vmap`` and derivatives of every
+        mode and order. Float outputs have ``f``'s own dtypes, with two exceptions.
         Outputs that ``recipe.state`` names are ScaledArrays (or SqrtStored). If an argument is a
         ScaledArray with one exponent, outputs are ScaledArrays whose exponents follow it, and whose
         largest magnitudes of data are from 1 to 2. With ``rounds="every_op"`` (``"scalify"``) and
@@ -62,8 +62,7 @@ def autoscale(
     Raises:
         TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree);
             ``recipe`` isn't a recipe.
-        ValueError: no recipe has that name; floats pass through a Python function
-            (``jax.pure_callback``, ``io_callback``) that the recipe's ``keep`` doesn't name.
+        ValueError: no recipe has that name.
 
     Example:
         >>> import jax, jax.numpy as jnp, scalewise as sw

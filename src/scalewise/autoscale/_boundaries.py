@@ -14,13 +14,22 @@ from jax.core import ShapedArray
 
 from .._types import PyTree
 from ..formats import Format
-from ..interpret import Applied, Argument, Boundary, Equation, State, Value, with_common_axes
+from ..interpret import (
+    KERNELS,
+    Applied,
+    Argument,
+    Boundary,
+    Equation,
+    State,
+    Value,
+    with_common_axes,
+)
 from ..primitives import Family, params
 from ..scaled import ScaledArray, at_least
 from ._narrow import StoredValue, has_exponent, holds, is_stored, store_array, store_value
 from ._operand_settings import Operand
 from ._operands import OperandRounding
-from ._overrides import OPAQUE, refuse_opaque
+from ._overrides import warn_opaque
 from ._predict import of_argument, predict
 from ._products import DeferredProduct
 from ._recompute import is_statistic, lineage
@@ -164,8 +173,8 @@ class Boundaries(OperandRounding):
         transposed = _transposed_product(equation, inputs)
         if transposed is not None:
             return state, [transposed]
-        if equation.name in OPAQUE and self.overrides.find(equation, "rounded") is not None:
-            refuse_opaque(equation)
+        if equation.name in KERNELS and self.overrides.find(equation, "rounded") is not None:
+            warn_opaque(equation)
         rule = RULES[equation.name]
         inputs = [load(x) for x in inputs]
         origin = _origin(equation, inputs, rule.family)
@@ -178,6 +187,8 @@ class Boundaries(OperandRounding):
                     self._record_residual(equation, x, fmt)
             inputs = late
         outs = rule.rule(self, equation, inputs)
+        if not outs:  # a debugging callback
+            return state, outs
         if equation.name == "add_any" and at_least(outs[0].data.size, MATERIALIZED_SIZE):
             data = force_materialize(outs[0].data, inputs[0].data)
             outs = [dataclasses.replace(outs[0], data=data, memo={})]

@@ -16,16 +16,34 @@ from ..interpret import Equation, Value, gather_invariant
 from ..primitives import params
 from ._families import RuleContext, fallback, homogeneous, structural, wrap
 from ._products import DeferredProduct, is_narrow
-from ._value import ScaledValue, materialize, per_slice, wide_dtype
+from ._value import INTEGERS, ScaledValue, materialize, per_slice, wide_dtype
 
 
 def contraction(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     dtype = by.flight_dtype(equation.out_avals[0])
-    values = [_materialize_stack(x) for x in inputs]
+    values = [_materialize_stack(x) for x in _with_integers(equation, inputs)]
+    if not all(isinstance(x, ScaledValue) for x in values):
+        return fallback(by, equation, inputs)
     operands, exponent = by.operands(equation, values)
     if equation.name == "dot_general" and any(map(is_narrow, operands)):
         return [DeferredProduct(equation, operands, dtype, exponent, device=by.device)]
     return [ScaledValue(by.product(equation, operands, dtype), exponent)]
+
+
+def _with_integers(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value]:
+    """Returns the operands of a product with its integers as floats, which are never rounded.
+
+    Products of integers alone, and of complex numbers, are returned unchanged.
+    """
+    real = [jnp.issubdtype(a.dtype, jnp.integer) or a.dtype == bool for a in equation.in_avals]
+    if not any(isinstance(x, ScaledValue) for x in inputs) or not any(real):
+        return inputs
+
+    def as_float(x: jax.Array) -> ScaledValue:  # bfloat16 holds all integers of 8 bits
+        dtype = jnp.bfloat16 if x.dtype.itemsize == 1 else jnp.float32
+        return ScaledValue(jnp.asarray(x).astype(dtype), memo={INTEGERS: True})
+
+    return [as_float(x) if exact else x for x, exact in zip(inputs, real, strict=True)]
 
 
 def all_gather(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
@@ -128,5 +146,7 @@ def features(equation: Equation) -> int:
     return math.prod(shape[a] for a in params.contracted_axes(equation)[1])
 
 
-def _materialize_stack(x: ScaledValue) -> ScaledValue:
-    return dataclasses.replace(x, data=materialize(x), exponent=0) if per_slice(x) else x
+def _materialize_stack(x: Value) -> Value:
+    if not isinstance(x, ScaledValue) or not per_slice(x):
+        return x
+    return dataclasses.replace(x, data=materialize(x), exponent=0)

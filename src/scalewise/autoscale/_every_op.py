@@ -57,7 +57,7 @@ from ._every_op_value import (
     widest_dtype,
 )
 from ._narrow import TakesStored, has_exponent, has_scale, is_stored, store_array
-from ._overrides import refuse_opaque
+from ._overrides import warn_opaque
 from ._predict import terms_of
 from ._products import Factor, multiply
 from ._recipe import Recipe
@@ -211,9 +211,12 @@ class EveryOp(TakesStored):
 
     def _applied(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if not self.keeps_float32:
-            refuse_opaque(equation)
-        rule = FALLBACK if equation.name in COLLECTIVES else RULES[equation.name]
+            warn_opaque(equation)
+        rule = RULES[equation.name]
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
+        mixed = rule.family is Family.CONTRACTION and len(floats) < len(equation.in_avals[:2])
+        if mixed or equation.name in COLLECTIVES:
+            rule = FALLBACK
         moves = rule.family is Family.STRUCTURAL and len(floats) == 1
         moves_constant = moves and floats[0].constant_value is not None
         if all(map(is_independent, floats)) and not moves_constant:
@@ -336,7 +339,7 @@ class EveryOp(TakesStored):
         """Returns a contraction's operands, which are narrow already, and the result's exponent."""
         a, b = values
         # without a static scale: the result's is found from the data
-        exponent = SCALE_RULES["dot_general"].scale(EXPONENTS, a.exponent, b.exponent, 0)
+        exponent = SCALE_RULES["dot_general"].scale(EXPONENTS, a.exponent, b.exponent, 1)
         return ((a.data, None), (b.data, None)), exponent
 
     def product(

@@ -10,7 +10,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jax.interpreters import batching, mlir
 
 from .._types import PyTree
-from ..interpret import is_partitioned, outlined
+from ..interpret import is_exported, is_partitioned, outlined
 
 Tree = TypeVar("Tree")  # of narrow arrays
 
@@ -23,7 +23,8 @@ def stored_copy(data: jax.Array) -> jax.Array:
     On every platform but a CPU the copy is written in row-major order, whichever order a product
     asks for. XLA then writes the copy and its transpose in one kernel; otherwise it might transpose
     the wide original first. A program that XLA partitions is left as it is: the partitioner does
-    not split an array with a prescribed layout, but gathers it.
+    not split an array with a prescribed layout, but gathers it. So is an exported one, since no
+    later release need understand the prescription.
     """
     return stored_p.bind(data)
 
@@ -51,7 +52,7 @@ def _row_major(data: jax.Array) -> jax.Array:
 
 
 def _lower_for_device(ctx, data):
-    if ctx.avals_in[0].ndim < 2 or is_partitioned(ctx):
+    if ctx.avals_in[0].ndim < 2 or is_partitioned(ctx) or is_exported(ctx):
         return [data]
     return mlir.lower_fun(_row_major, multiple_results=False)(ctx, data)
 

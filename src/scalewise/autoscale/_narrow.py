@@ -193,11 +193,10 @@ class TakesStored(Interpretation):
         data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
         return type_like(leaf.shape, leaf.dtype, data)
 
-    def cotangent(self, argument: Argument, gradient: jax.Array) -> PyTree:
+    def tangent(self, argument: Argument, tangent: PyTree) -> jax.Array:
         if not is_stored(argument):
-            return gradient
-        # the chain rule through data and scale gives a gradient of the data's dtype, as JAX expects
-        return jax.vjp(lambda a: a.value(), argument)[1](gradient)[0]
+            return tangent
+        return jax.jvp(lambda a: a.value(), (argument,), (tangent,))[1]
 
 
 def has_exponent(x: object) -> bool:

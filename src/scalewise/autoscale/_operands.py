@@ -36,7 +36,7 @@ from ._residuals import STORED, Residuals, load
 from ._roles import NARROWED, ROLE, between_activations, role_of, roles
 from ._rules import RULES
 from ._saturation import block_axis, is_saturated, largest_beside
-from ._value import Exponent, ScaledValue, leading, wide_dtype
+from ._value import INTEGERS, Exponent, ScaledValue, leading, wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,8 @@ class OperandRounding(Residuals):
             if own is not None and (few or (attention and own.element.bits <= 8)):
                 fmt = self.recipe.residuals
             fmt = self.overrides.find(equation, fmt)
-            if fmt is None or (isinstance(fmt, Format) and holds(value.data.dtype, fmt)):
+            kept = fmt is None or INTEGERS in value.memo
+            if kept or (isinstance(fmt, Format) and holds(value.data.dtype, fmt)):
                 chosen.append(None)
             elif own is not None and fmt == own.format:
                 chosen.append(own)
@@ -173,7 +174,7 @@ class OperandRounding(Residuals):
         setting = products.operand("forward", role)
         used = [a for axes in params.dot_dimensions(equation) for a in axes[i]]
         contracted = tuple(a for a in range(value.data.ndim) if a not in used)
-        if setting is None or not contracted:
+        if setting is None or not contracted or INTEGERS in value.memo:
             return values
         purpose = "forward", setting, contracted, reread
         if purpose not in value.memo:

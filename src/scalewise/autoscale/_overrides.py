@@ -7,16 +7,10 @@ from collections.abc import Iterable
 from typing import TypeAlias, TypeVar
 
 from ..formats import BlockFormat, Format
-from ..interpret import KERNELS, Equation, warn_kernel
-from ..primitives import Family, names
+from ..interpret import Equation, warn_kernel
 
 # The transformations that JAX writes into a name stack around the user's names.
 TRANSFORMS = re.compile(r"\b(?:transpose|jvp|vmap|jit|rematted_computation|checkpoint|remat)\b")
-
-# Primitives that call Python functions, whose effect on a scale is unknown.
-CALLBACKS = names(lambda row: row.family is Family.CALLBACK)
-OPAQUE = CALLBACKS | KERNELS
-
 
 Default = TypeVar("Default")
 Scope: TypeAlias = str | re.Pattern[str]  # what names equations in ``Recipe.keep``
@@ -56,21 +50,14 @@ class FormatOverrides:
             )
 
 
-def refuse_opaque(equation: Equation) -> None:
-    """Raises ValueError for floats that enter a Python function which ``keep`` doesn't name.
+def warn_opaque(equation: Equation) -> None:
+    """Warns if floats pass through a kernel or Python function that ``keep`` doesn't name.
 
-    Warns if floats enter a kernel. Neither can have a rule: both compute on unrounded plain
-    numbers, whatever the recipe says.
+    Neither can have a rule: both compute on unrounded plain numbers, whatever the recipe says.
     """
     warn_kernel(
         equation, "autoscale", f" Name it in the recipe, keep={{{equation.name!r}: 'fp32'}}, if so."
     )
-    if equation.name in CALLBACKS:
-        raise ValueError(
-            f"autoscale: {equation.where()}: {equation.name} calls a Python function, whose "
-            "effect on scales is unknown. Give it plain float32 numbers by the recipe's "
-            f"keep={{{equation.name!r}: 'fp32'}}, or write it in JAX"
-        )
 
 
 def scope_parts(scope: str) -> list[str]:

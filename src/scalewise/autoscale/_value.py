@@ -25,6 +25,8 @@ Exponent: TypeAlias = int | jax.Array
 Memo: TypeAlias = dict[Hashable, Any]
 """What was made of a value so far, by purpose: narrow copies, and facts about its uses."""
 
+INTEGERS = "integers"  # key of a value's memo: the program has it as integers
+
 Origin = Literal["stored", "residual", "forward", "backward"]
 
 

@@ -9,6 +9,7 @@ from . import _loops as _loops
 from ._calls import CONTROL as CONTROL
 from ._compat import gather_invariant as gather_invariant
 from ._compat import has_explicit_mesh as has_explicit_mesh
+from ._compat import is_exported as is_exported
 from ._compat import is_partitioned as is_partitioned
 from ._compat import needs_devices as needs_devices
 from ._compat import per_device as per_device

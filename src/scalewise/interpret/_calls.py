@@ -115,6 +115,27 @@ def _mapped(interpretation, equation: Equation, state, inputs):
     return mapped(state, inputs)
 
 
+def _reshard(interpretation, equation: Equation, state, inputs):
+    """Reshards an array of a value; its other leaves follow to a mesh with axes of other types.
+
+    ``jax.sharding.auto_axes`` and ``explicit_axes`` reshard from one such mesh to another.
+    """
+    (value,), (before,) = inputs, equation.in_avals
+    target = params.target_sharding(equation)
+
+    def leaf(x):
+        if jnp.shape(x) == before.shape:
+            return equation.bind(x)[0]
+        if target.mesh == before.sharding.mesh:
+            return x
+        whole = target.update(spec=jax.sharding.PartitionSpec(*[None] * jnp.ndim(x)))
+        return equation.with_params(dst_sharding=whole).bind(x)[0]
+
+    with _compat.in_mesh(before.sharding.mesh):
+        leaves, tree = jax.tree.flatten(value)  # computes a deferred value
+    return state, [jax.tree.unflatten(tree, map(leaf, leaves))]
+
+
 def _same(interpretation, equation: Equation, state, inputs):
     """Leaves values unchanged that JAX marks as varying over axes of a mesh.
 
@@ -126,5 +147,5 @@ def _same(interpretation, equation: Equation, state, inputs):
 CONTROL.update(dict.fromkeys(params.BODIES, _call))
 CONTROL.update(
     remat2=_remat, checkpoint=_remat, jit=_jit, pjit=_jit, shard_map=_shard_map,
-    pvary=_same, pcast=_same,
+    pvary=_same, pcast=_same, reshard=_reshard,
 )  # fmt: skip

@@ -8,22 +8,25 @@ at JAX's version, so that a new release needs no table of versions. The oldest s
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar, cast
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jax._src import core, dispatch, source_info_util
-from jax._src.interpreters import pxla
+from jax._src import core, dispatch, mesh, source_info_util
+from jax._src.interpreters import batching, pxla
 from jax.core import ShapedArray
 from jax.interpreters import mlir
+from jax.sharding import AbstractMesh
 from jax.typing import ArrayLike, DTypeLike
 
 from .._types import AxisName
 from ..primitives.params import Jaxpr, Parameter
 
 Tree = TypeVar("Tree")  # of a pytree
+AxisData = batching.AxisData  # the size and name of an axis that ``vmap`` maps over
 
 
 def open_jaxpr(jaxpr: Jaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
@@ -183,10 +186,29 @@ def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
         ctx: the context that a lowering rule gets.
     """
     axes = ctx.module_context.axis_context
-    manual, mesh = getattr(axes, "manual_axes", frozenset()), getattr(axes, "mesh", None)
-    if mesh is not None:
-        return mesh.size > 1 and frozenset(mesh.axis_names) != frozenset(manual)
+    manual, split = getattr(axes, "manual_axes", frozenset()), getattr(axes, "mesh", None)
+    if split is not None:
+        return split.size > 1 and frozenset(split.axis_names) != frozenset(manual)
     return getattr(axes, "num_devices", None) != 1
+
+
+def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
+    """Returns whether a program is lowered by ``jax.export``, which allows only stable operations.
+
+    Args:
+        ctx: the context that a lowering rule gets.
+    """
+    return ctx.module_context.lowering_parameters.for_export
+
+
+def in_mesh(abstract: AbstractMesh) -> AbstractContextManager[object]:
+    """Returns a context in which new arrays belong to a mesh, if there is any."""
+    return nullcontext() if abstract.empty else mesh.use_abstract_mesh(abstract)
+
+
+def has_name(axis: AxisData) -> bool:
+    """Returns whether the program can name the axis that ``vmap`` maps over."""
+    return axis.name is not core.no_axis_name
 
 
 def needs_devices(primitive: jex.Primitive) -> None:

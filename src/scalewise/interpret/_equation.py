@@ -143,8 +143,9 @@ class Equation:
         return max(sum(map(count_work, nested_jaxprs(self.eqn))), 1)
 
     def where(self) -> str:
-        """Returns ``file:line (function)``, for error messages and reports."""
-        return "{}:{} ({})".format(*self.source) if self.source else "an unknown source line"
+        """Returns the user's ``file:line (function)``, for error messages and warnings."""
+        line = self.caller or self.source
+        return "{}:{} ({})".format(*line) if line else "an unknown source line"
 
     def bind(self, *inputs: ArrayLike) -> list[jax.Array]:
         """Binds the primitive to plain arrays of the equation's own types."""

@@ -31,6 +31,11 @@ def is_float(aval: HasDtype) -> bool:
     return _is_floating(aval.dtype)
 
 
+def is_inexact(aval: HasDtype) -> bool:
+    """Returns whether arrays of this abstract type can be differentiated: floats and complex."""
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
 def map_floats(
     f: Callable[[Value, ShapedArray], Value],
     values: Iterable[Value],

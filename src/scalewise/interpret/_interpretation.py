@@ -98,9 +98,9 @@ class Interpretation:
         """Returns ``value`` as it waits for a backward pass that is a program of its own."""
         return value
 
-    def cotangent(self, argument: Argument, gradient: jax.Array) -> PyTree:
-        """Returns the gradient in the form of the argument that it belongs to."""
-        return gradient
+    def tangent(self, argument: Argument, tangent: PyTree) -> jax.Array:
+        """Returns the tangent of the array that an argument stands for, from the argument's."""
+        return tangent
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         """Runs one equation on values; inputs and outputs that aren't floats are plain arrays."""

@@ -1,4 +1,4 @@
-"""Operations whose bodies aren't interpreted: hand-written kernels, foreign functions, solvers."""
+"""Operations whose bodies aren't interpreted: kernels, foreign and Python functions, solvers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import warnings
 
 from ..primitives import Family, names, params
 from ._equation import CONTRACTIONS, Equation, all_equations
+from ._floats import is_float
 
 KERNELS = names(lambda row: row.family is Family.KERNEL) | {"custom_linear_solve"}
 
 
 def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> None:
-    """Warns, with the source line, if an equation's computation can't be transformed.
+    """Warns, with the source line, if an equation computes floats from floats and can't be
+    transformed.
 
     Python shows a warning of the same text once.
 
@@ -20,7 +22,10 @@ def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> No
         transformation: its name begins the message.
         advice: ends the message.
     """
-    if equation.name in KERNELS and equation.lifted and _hides(equation):
+    if equation.name not in KERNELS:
+        return
+    through = all(any(map(is_float, avals)) for avals in (equation.in_avals, equation.out_avals))
+    if through and _hides(equation):
         warnings.warn(
             f"{transformation}: {equation.where()}: {equation.name} can't be transformed: it gets "
             f"plain numbers, and its inside computes in the program's own dtypes.{advice}",

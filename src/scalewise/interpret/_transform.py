@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.core import ShapedArray, Tracer
+from jax.custom_derivatives import SymbolicZero
+from jax.dtypes import float0
 
 from .._types import PyTree, TreeDef
 from ..primitives.params import Jaxpr
 from . import _compat
-from ._floats import Value, is_float, map_floats, with_items
+from ._equation import all_equations
+from ._floats import Value, is_float, is_inexact, map_floats, with_items
 from ._interpret import interpret_jaxpr
 from ._interpretation import Argument, Interpretation
-from ._program import Program, check_callable, trace
+from ._linear import Linear, differentiated_by
+from ._program import check_callable, trace
 
 STATELESS = ()
 
@@ -30,8 +38,7 @@ def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Call
 
     Differentiating the result differentiates ``f`` first, by JAX's own rules and ``f``'s own
     custom derivatives, and interprets forward and backward pass afterwards: ``grad(T(f))`` equals
-    ``T(grad(f))``. Reverse mode only: JAX refuses forward mode from outside
-    (``jax.custom_vjp``); inside ``f`` every mode works.
+    ``T(grad(f))``, in forward and reverse mode and for derivatives of derivatives.
 
     Args:
         f: any function of pytrees. Leaves that are arrays (or that the interpretation accepts as
@@ -48,36 +55,46 @@ def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Call
     @functools.wraps(f)
     def interpreted(*args, **kwargs):
         program = trace(f, interpretation, args, kwargs, name=name)
-        return program.outputs(_Call(interpretation, program, name).run())
+        outs = _Call.run(interpretation, program.jaxpr, program.paths, name, program.arrays)
+        return program.outputs(outs)
 
     return interpreted
 
 
 class _Call:
-    """A call of a program under an interpretation, with a forward and a backward pass of its own.
+    """A call of a program under an interpretation, with a derivative of its own.
 
     Attributes:
-        outer: the constants that belong to an outer trace, which travel as operands, by index.
-        floats: the operands that are floats, by index.
-        pullback: the structure and the types of the forward pass's residuals, once it is traced.
+        outer: the constants that belong to an outer trace, which travel as operands, by index. They
+            aren't kept here, where they would outlive that trace.
     """
 
-    def __init__(self, interpretation: Interpretation, program: Program, name: str):
-        self.interpretation, self.paths, self.name = interpretation, program.paths, name
-        self.body, self.consts = _compat.open_jaxpr(program.jaxpr)
-        self.outer = [i for i, c in enumerate(self.consts) if isinstance(c, Tracer)]
+    def __init__(
+        self, interpretation: Interpretation, jaxpr: Jaxpr, paths: Sequence[str], name: str
+    ):
+        self.interpretation, self.paths, self.name = interpretation, paths, name
+        self.body, consts = _compat.open_jaxpr(jaxpr)
+        self.outer = [i for i, c in enumerate(consts) if isinstance(c, Tracer)]
+        self.consts = with_items(consts, self.outer, [None] * len(self.outer))
         hoisted = [self.body.constvars[i] for i in self.outer]
-        self.operands = [*(self.consts[i] for i in self.outer), *program.arrays]
         self.operand_avals = _compat.avals_of([*hoisted, *self.body.invars])
         self.out_avals = _compat.avals_of(self.body.outvars)
-        self.floats = [i for i, a in enumerate(self.operand_avals) if is_float(a)]
-        self.pullback: tuple[TreeDef, list[ShapedArray]] | None = None
 
-    def run(self) -> list[PyTree]:
-        """Calls the program under a custom derivative that interprets the program's own vjp."""
-        call = jax.custom_vjp(self.call)
-        call.defvjp(self.forward, self.backward)
-        return call(self.operands)
+    @classmethod
+    def run(
+        cls,
+        interpretation: Interpretation,
+        jaxpr: Jaxpr,
+        paths: Sequence[str],
+        name: str,
+        arrays: Sequence[Argument],
+    ) -> list[PyTree]:
+        """Calls a program under a custom derivative that interprets the program's own."""
+        call = cls(interpretation, jaxpr, paths, name)
+        consts = _compat.open_jaxpr(jaxpr)[1]
+        interpreted = jax.custom_jvp(call.call)
+        interpreted.defjvp(call.pushforward, symbolic_zeros=True)
+        return interpreted([*(consts[i] for i in call.outer), *arrays])
 
     def closed(self, hoisted: Sequence[jax.Array]) -> Jaxpr:
         return jex.ClosedJaxpr(self.body, with_items(self.consts, self.outer, hoisted))
@@ -103,57 +120,151 @@ class _Call:
             program, values = self.closed(operands[:n]), self.lifted(operands)[n:]
             return self.emit(interpret_jaxpr(self.interpretation, program, STATELESS, values)[1])
 
-    def primal(self, *operands: jax.Array):
-        """Returns the float results, the others, and the pullback of the float operands."""
-
-        def of_floats(*xs):
-            outs = self.plain(with_items(operands, self.floats, xs))
-            return (
-                [y for y, a in zip(outs, self.out_avals, strict=True) if is_float(a)],
-                [y for y, a in zip(outs, self.out_avals, strict=True) if not is_float(a)],
-            )
-
-        ys, pull, rest = jax.vjp(of_floats, *[operands[i] for i in self.floats], has_aux=True)
-        return ys, rest, pull
-
-    def forward(self, operands: list[Argument]):
-        by, out_avals = self.interpretation, self.out_avals
-        avals = map(_strong, self.operand_avals)
-        jaxpr, shapes = jax.make_jaxpr(self.primal, return_shape=True)(*avals)
-        n_floats, n_outs = len(shapes[0]), len(out_avals)
-        residual_avals = _compat.avals_of(_compat.open_jaxpr(jaxpr)[0].outvars[n_outs:])
-        self.pullback = jax.tree.structure(shapes[2]), residual_avals
-        with by.context():
-            _, values = interpret_jaxpr(by, jaxpr, STATELESS, self.lifted(operands))
-            ys, rest = iter(values[:n_floats]), iter(values[n_floats:n_outs])
-            outs = self.emit([next(ys) if is_float(a) else next(rest) for a in out_avals])
-            residuals = map_floats(by.residual, values[n_outs:], residual_avals)
-        return outs, (residuals, operands)
-
-    def backward(self, saved, cotangents: Sequence[PyTree]):
-        by, (residuals, operands) = self.interpretation, saved
-        assert self.pullback is not None
-        tree, residual_avals = self.pullback
-        for ct, path in zip(cotangents, self.paths, strict=True):
-            if by.is_argument(ct):
+    def pushforward(self, primals: tuple[list[Argument]], tangents: tuple[list[PyTree]]):
+        """Returns the results, and their tangents for the operands' (zeros are symbolic)."""
+        (operands,), (changes,) = primals, tangents
+        by = self.interpretation
+        moving = [i for i, t in enumerate(changes) if not all(map(_is_zero, jax.tree.leaves(t)))]
+        given = [by.tangent(operands[i], jax.tree.map(_instantiated, changes[i])) for i in moving]
+        derivative = _Derivative(self, moving)
+        outs, residuals = derivative.forward(lax.stop_gradient(operands))
+        for y, path in zip(outs, self.paths, strict=True):
+            if by.is_argument(y):
                 raise TypeError(
                     f"{self.name}: output {path} is stored narrow and can't be differentiated; "
                     "differentiate inside, or leave that output out of the recipe's state"
                 )
-        pairs = zip(cotangents, self.out_avals, strict=True)
-        cts = [c for c, a in pairs if is_float(a)]
+        constants, tree = jax.tree.flatten((residuals, operands))
+        moved = iter(derivative.linear(tree)(constants, given))
+        outs = differentiated_by(self.pushforward, outs, operands)
+        return outs, [next(moved) if is_inexact(a) else _no_tangent(a) for a in self.out_avals]
 
-        def pull(residuals, cts):
-            return jax.tree.unflatten(tree, residuals)(cts)
 
-        avals = [_strong(jax.typeof(c)) for c in cts]
-        jaxpr = jax.make_jaxpr(pull)(residual_avals, avals)
-        result: list[PyTree] = [None] * len(operands)
+class _Derivative:
+    """The derivative of a call, linear in the tangents of some operands.
+
+    Attributes:
+        moving: these operands, by index.
+        in_avals, out_avals: the types of their tangents and of the results'.
+    """
+
+    def __init__(self, call: _Call, moving: Sequence[int]):
+        self.call, self.moving = call, moving
+        self.in_avals = [call.operand_avals[i].update(weak_type=False) for i in moving]
+        self.out_avals = [a.update(weak_type=False) for a in call.out_avals if is_inexact(a)]
+
+    def forward(self, operands: Sequence[Argument]) -> tuple[list[PyTree], list[Value]]:
+        """Returns the results, and the interpreted values that the derivative reads."""
+        call, by = self.call, self.call.interpretation
+        avals = [_strong(a) for a in call.operand_avals]
+
+        def primal(*operands):
+            ys, pushforward, rest = jax.linearize(
+                partial(self.split, operands), *[operands[i] for i in self.moving], has_aux=True
+            )
+            return ys, rest, pushforward
+
+        jaxpr, shapes = jax.make_jaxpr(primal, return_shape=True)(*avals)
+        n_outs, n_moved = len(call.out_avals), len(shapes[0])
+        self.tree = jax.tree.structure(shapes[2])
+        self.residual_avals = _compat.avals_of(_compat.open_jaxpr(jaxpr)[0].outvars[n_outs:])
         with by.context():
-            cts = [by.lift(c, a) for c, a in zip(cts, avals, strict=True)]
-            _, grads = interpret_jaxpr(by, jaxpr, STATELESS, [*residuals, *cts])
-            for i, g in zip(self.floats, grads, strict=True):
-                g = by.lower(g, self.operand_avals[i])
-                g = _compat.vary(g, _compat.varying(self.operand_avals[i]))
-                result[i] = by.cotangent(operands[i], g)
-        return (result,)
+            _, values = interpret_jaxpr(by, jaxpr, STATELESS, call.lifted(operands))
+            moved, rest = iter(values[:n_moved]), iter(values[n_moved:n_outs])
+            outs = call.emit([next(moved if is_inexact(a) else rest) for a in call.out_avals])
+            return outs, map_floats(by.residual, values[n_outs:], self.residual_avals)
+
+    def split(self, operands: Sequence[jax.Array], *moved: jax.Array):
+        """Returns the results that may be differentiated, and the others."""
+        outs = self.call.plain(with_items(operands, self.moving, moved))
+        pairs = list(zip(outs, self.call.out_avals, strict=True))
+        return [y for y, a in pairs if is_inexact(a)], [y for y, a in pairs if not is_inexact(a)]
+
+    def linear(self, tree: TreeDef, transposed: bool = False) -> Linear:
+        """Returns the derivative, or its transpose, as a function of constants and arrays.
+
+        Args:
+            tree: the structure of the constants: the forward pass's residuals, and the operands.
+            transposed: True for the backward pass.
+        """
+        in_avals, out_avals = self.in_avals, self.out_avals
+        if transposed:
+            in_avals, out_avals = out_avals, in_avals
+
+        def run(constants, arrays):
+            residuals, _ = jax.tree.unflatten(tree, constants)
+            return self.interpreted(residuals, arrays, out_avals, transposed)
+
+        def derivative(constants, indices, tangents, arrays):
+            def at(some):
+                operands = jax.tree.unflatten(tree, with_items(constants, indices, some))[1]
+                return self.rerun(operands, arrays, transposed)
+
+            return jax.jvp(at, (tuple(constants[i] for i in indices),), (tuple(tangents),))[1]
+
+        transpose = functools.partial(self.linear, tree, not transposed)
+        return Linear(run, transpose, derivative, in_avals, out_avals)
+
+    def interpreted(
+        self,
+        residuals: PyTree,
+        arrays: Sequence[jax.Array],
+        out_avals: Sequence[ShapedArray],
+        transposed: bool,
+    ) -> list[jax.Array]:
+        """Interprets the derivative, or its transpose."""
+        call, by = self.call, self.call.interpretation
+
+        def program(residuals, arrays):
+            pushforward = jax.tree.unflatten(self.tree, residuals)
+            if transposed:
+                return jax.linear_transpose(pushforward, *self.in_avals)(arrays)
+            return pushforward(*arrays)
+
+        types = [_strong(jax.typeof(x)) for x in arrays]
+        jaxpr = jax.make_jaxpr(program)(self.residual_avals, types)
+        if any(e.primitive.name == "custom_lin" for e in all_equations(jaxpr)):
+            raise TypeError(
+                f"{call.name}: the function has a custom_vjp, which has no forward mode: use "
+                "reverse mode (jax.grad, jax.vjp, jax.jacrev)"
+            )
+        with by.context():
+            given = map_floats(by.lift, arrays, types)
+            _, outs = interpret_jaxpr(by, jaxpr, STATELESS, [*residuals, *given])
+            outs = map_floats(by.lower, outs, out_avals)
+            return [
+                _compat.vary(y, _compat.varying(a)) for y, a in zip(outs, out_avals, strict=True)
+            ]
+
+    def rerun(
+        self, operands: Sequence[Argument], arrays: Sequence[jax.Array], transposed: bool
+    ) -> list[jax.Array]:
+        """Interprets the derivative as a program of the operands, itself differentiable."""
+        call = self.call
+
+        def program(operands, arrays):
+            of_moving = partial(self.split, operands)
+            moved = [operands[i] for i in self.moving]
+            if transposed:
+                return list(jax.vjp(of_moving, *moved, has_aux=True)[1](arrays))
+            return jax.jvp(of_moving, moved, list(arrays), has_aux=True)[1]
+
+        types = [_strong(jax.typeof(x)) for x in arrays]
+        jaxpr = jax.make_jaxpr(program)([_strong(a) for a in call.operand_avals], types)
+        paths = [""] * len(_compat.open_jaxpr(jaxpr)[0].outvars)
+        return _Call.run(call.interpretation, jaxpr, paths, call.name, [*operands, *arrays])
+
+
+def _is_zero(tangent: object) -> bool:
+    return isinstance(tangent, SymbolicZero)
+
+
+def _instantiated(tangent):
+    if not _is_zero(tangent):
+        return tangent
+    return _no_tangent(tangent) if tangent.dtype == float0 else jnp.zeros_like(tangent)
+
+
+def _no_tangent(aval) -> np.ndarray:
+    """Returns the tangent of an array that can't be differentiated."""
+    return np.zeros(aval.shape, float0)

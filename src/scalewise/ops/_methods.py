@@ -48,7 +48,10 @@ def direct(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
 
 
 def max_normalised(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
-    """x ||a / x||, x the largest: LAPACK's before 3.10. Epsilon is divided by x twice."""
+    """x ||a / x||, x the largest: LAPACK's before 3.10. Epsilon is divided by x twice.
+
+    As published: that overflows where epsilon exceeds x^2 max, and the norm is then infinite.
+    """
     A = s.arithmetic
     x = _largest(a)
     safe = jnp.where(x > 0, x, A.const(1))

@@ -20,6 +20,7 @@ from ..rounding import round_bits, to_float64
 from .functions import FUNCTIONS, Elementary
 
 LIBRARY_ERROR = 2.0**-40  # 4,096 ulps of float64: far more than NumPy's functions err
+SMALLEST = math.ulp(0.0)  # float64's smallest number
 DIGITS = 300  # bits in mpmath: more than what x - tanh(x) cancels
 BINADE = 1 << 23
 
@@ -141,7 +142,8 @@ def _rows(fmt: Format, names: list[str], domains: tuple[str, ...]) -> Iterator[F
 def reference(fmt: Format, function: Elementary, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the exact values, rounded to float64 and rounded to the format.
 
-    NaN where the function isn't a real number.
+    NaN where the function isn't a real number. A value below float64's range is its smallest
+    number: a result that became zero has a relative error of 1.
     """
     with np.errstate(all="ignore"):
         if function.library is None:
@@ -150,6 +152,7 @@ def reference(fmt: Format, function: Elementary, x: np.ndarray) -> tuple[np.ndar
             exact = function.library(x)
             low, high = exact * (1 - LIBRARY_ERROR), exact * (1 + LIBRARY_ERROR)
             doubtful = fmt.encode(low) != fmt.encode(high)
+            doubtful |= (exact == 0) & (x != 0)  # zero, or a number below float64's range
         rounded = fmt.decode(fmt.encode(exact))
     for i in np.flatnonzero(doubtful):
         exact[i], rounded[i] = _precisely(fmt, function, float(x[i]))
@@ -176,7 +179,8 @@ def _precisely(fmt: Format, function: Elementary, x: float) -> tuple[float, floa
                 near = np.nextafter(near, np.inf)
             elif y < near:
                 near = np.nextafter(near, -np.inf)
-        return float(y), float(fmt.decode(fmt.encode(near)))
+        value = float(y) or (math.copysign(SMALLEST, float(mpmath.sign(y))) if y else 0.0)
+        return value, float(fmt.decode(fmt.encode(near)))
 
 
 def _computed(

@@ -27,8 +27,7 @@ class Family(enum.Enum):
     SPARSE = "a product of a sparse matrix, whose operands stay wide"
     CALL = "its body is interpreted"
     NO_FLOATS = "no floats"
-    KERNEL = "a kernel or foreign program, which can't be transformed and gets plain numbers"
-    CALLBACK = "calls a Python function; computed on plain numbers if the recipe's `keep` names it"
+    KERNEL = "a kernel, foreign program or Python function: gets plain numbers"
     REFERENCE = "interpreted on the values in the array"
     INTERNAL = "exists only while JAX traces, differentiates or compares"
 

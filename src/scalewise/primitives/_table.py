@@ -335,7 +335,7 @@ threefry4x32                         no_floats    -
 to_edtype                            no_floats    -
 xor                                  no_floats    -          direct
 
-# Kernels and foreign programs, whose inside isn't interpreted.
+# Kernels, foreign programs and Python functions, whose inside isn't interpreted.
 buffer_callback                      kernel       -          host
 call_exported                        kernel       -
 call_hi_primitive                    kernel       -
@@ -357,19 +357,17 @@ ffi_call                             kernel       -          own_dtype
 fused_call                           kernel       -
 fusible                              kernel       -
 inline_mgpu_p                        kernel       -
+io_callback                          kernel       -          own_dtype host
 mosaic_gpu_p                         kernel       -
 mpmd_map                             kernel       -
 pallas_call                          kernel       -          own_dtype
+pure_callback                        kernel       -          own_dtype host
 rnn_bwd                              kernel       -
 rnn_fwd                              kernel       -
 scaled_matmul                        kernel       -
 scaled_matmul_wrapper                kernel       -
 tpu_custom_call                      kernel       -
 xla_metadata_call                    kernel       -
-
-# Call Python.
-io_callback                          callback     -          own_dtype host
-pure_callback                        callback     -          own_dtype host
 
 # Read and write mutable arrays.
 accum_grad_in_ref                    reference    -

@@ -187,6 +187,11 @@ class ShardMap(NamedTuple):
     axes: frozenset[str]
 
 
+def target_sharding(equation: Equation) -> jax.sharding.NamedSharding:
+    """Returns the sharding of a ``reshard``'s result."""
+    return read(equation, "dst_sharding")
+
+
 def shard_map(equation: Equation) -> ShardMap:
     """Returns the parameters of a ``shard_map``."""
     axes = frozenset(read(equation, "newly_manual_axes", "manual_axes"))

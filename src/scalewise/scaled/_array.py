@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
+from jax.core import ShapedArray, Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from ..rounding import EncodedArray
-from ._power import ldexp
+from ._power import exponent_of, ldexp, power_of_two
 
 
 def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -31,17 +31,20 @@ class ScaledArray:
     Attributes:
         data: the stored numbers, of any float dtype or an
             :class:`scalewise.rounding.EncodedArray`, any shape.
-        scale: what the data are multiplied by: a number, an array of any float dtype (E8M0, say),
-            or a ScaledArray (two levels of scales, as in NVFP4); None for no scale. 0 makes every
-            element zero. Its shape broadcasts to that of data, except along the blocked axis, where
-            it has one entry per block.
+        scale: what the data are multiplied by: a number of either sign, an array (E8M0 and other
+            floats are kept as they are, integers become floats), or a ScaledArray (two levels of
+            scales, as in NVFP4); None for no scale. 0 makes every element zero. Its shape
+            broadcasts to that of data, except along the blocked axis, where it has one entry per
+            block.
         block: None, or (axis, size): one scale per ``size`` consecutive elements along ``axis``;
             the last block may be shorter.
         exponent: in place of a scale, int32 exponents of two, which may leave the range of every
             float dtype; their shape is subject to the same rule. See :meth:`from_exponent`.
 
     Raises:
-        ValueError: both a scale and an exponent, one that doesn't broadcast, or an invalid block.
+        TypeError: a scale that isn't of real numbers, or an exponent that isn't of integers.
+        ValueError: both a scale and an exponent, one that doesn't broadcast, a Python number out of
+            the range of :attr:`dtype`, or an invalid block.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,18 +59,11 @@ class ScaledArray:
     exponent: jax.Array | None = None
 
     def __post_init__(self):
-        if isinstance(self.scale, int | float | np.generic | np.ndarray):
-            dtype = self.dtype if isinstance(self.scale, int | float) else None
-            object.__setattr__(self, "scale", jnp.asarray(self.scale, dtype))
-        if isinstance(self.scale, jax.Array) and jnp.issubdtype(self.scale.dtype, jnp.integer):
-            warnings.warn(
-                "ScaledArray(data, scale) with a scale of integers is deprecated and will be an "
-                "error: use ScaledArray.from_exponent(data, exponent)",
-                DeprecationWarning,
-                stacklevel=3,
+        stored = isinstance(self.scale, EncodedArray | ScaledArray | jax.ShapeDtypeStruct)
+        if self.scale is not None and not stored:
+            object.__setattr__(
+                self, "scale", as_number("ScaledArray: scale", self.scale, self.dtype)
             )
-            object.__setattr__(self, "exponent", self.scale)
-            object.__setattr__(self, "scale", None)
         if self.exponent is not None:
             if self.scale is not None:
                 raise ValueError("ScaledArray: expected a scale or an exponent, not both")
@@ -260,25 +256,35 @@ class ScaledArray:
 def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     """Returns the same value with a factor moved from the data to the scale.
 
-    The result is ``(data / factor, scale * factor)``, or ``(data / 2**n, exponent + n)``.
+    The result is ``(data / factor, scale * factor)``; an exponent is a scale of ``2**exponent``.
 
     Args:
         a: any ScaledArray that isn't stored in codes.
-        factor: multiplies the scale. For an array with exponents: the integer ``n``; the value then
-            doesn't change at all unless data leaves its range.
+        factor: a finite number other than 0, or an array of them that broadcasts to the data. For
+            an array with an exponent: a positive power of two; beside a traced factor that isn't one,
+            the power of two at or below its magnitude is moved.
 
     Returns:
-        A ScaledArray whose data is of the same dtype.
+        A ScaledArray whose data is of the same dtype; a scale of fewer than 32 bits becomes a wide
+        one, so that it isn't rounded. Where the factor is a power of two, the value is the same to
+        the bit unless data leaves its range.
+
+    Raises:
+        ValueError: data or scale in codes, an invalid factor, or one whose shape doesn't fit.
+
+    Example:
+        >>> a = ScaledArray.from_exponent(jnp.float16([6, 8]), 10)
+        >>> b = rebalance(a, 4)
+        >>> b.data.tolist(), int(b.exponent), b.value().tolist() == a.value().tolist()
+        ([1.5, 2.0], 12, True)
     """
     if isinstance(a.data, EncodedArray) or isinstance(a.scale, EncodedArray):
         raise ValueError("rebalance: data or scale is stored in codes; quantize the value again")
     wide = a.data.astype(a.dtype)
-    if a.exponent is not None:
-        step = jnp.asarray(factor, jnp.int32)
-        data = ldexp(wide, -step).astype(a.data.dtype)
-        return ScaledArray.from_exponent(data, a.exponent + step, a.block)
-    factor = jnp.asarray(factor, a.dtype)
+    factor = _movable(a, factor)
     data = (wide / factor).astype(a.data.dtype)
+    if a.exponent is not None:
+        return ScaledArray.from_exponent(data, a.exponent + exponent_of(factor), a.block)
     if isinstance(a.scale, ScaledArray):  # of two levels, the upper one is multiplied
         upper = a.tensor_scale
         assert upper is not None
@@ -286,8 +292,50 @@ def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     elif a.scale is None:
         scale = factor
     else:
-        scale = (a.scale.astype(a.dtype) * factor).astype(a.scale.dtype)
+        scale = a.scale.astype(a.dtype) * factor
     return ScaledArray(data, scale, a.block)
+
+
+def as_number(name: str, x: Any, dtype: DTypeLike) -> jax.Array:
+    """Returns a number, or an array of them, as floats: arrays of floats as they are, others in a
+    dtype.
+    """
+    if isinstance(x, int | float) and float(jnp.finfo(dtype).max) < abs(x) < np.inf:
+        raise ValueError(
+            f"{name} is {x!r}, beyond the largest {np.dtype(dtype).name}; exponents have no bound: "
+            "use ScaledArray.from_exponent"
+        )
+    found = x if isinstance(x, jax.Array) else np.asarray(x)
+    if isinstance(x, int | float) and not isinstance(x, bool):
+        return jnp.asarray(x, dtype)
+    if jnp.issubdtype(found.dtype, jnp.floating):
+        return jnp.asarray(x)
+    if not jnp.issubdtype(found.dtype, jnp.integer):
+        raise TypeError(f"{name} is {x!r}; expected a real number, or an array of them")
+    return jnp.asarray(x).astype(dtype)
+
+
+def _movable(a: ScaledArray, factor: ArrayLike) -> jax.Array:
+    """Returns a factor that data can be divided by; 1 where a traced one is zero or not finite."""
+    known = None if isinstance(factor, Tracer) else factor
+    factor = as_number("rebalance: factor", factor, a.dtype).astype(a.dtype)
+    pairs = zip(reversed(factor.shape), reversed(a.shape), strict=False)
+    fits = factor.ndim <= a.ndim and all(n in (1, m) for n, m in pairs)
+    if not fits or (factor.ndim and a.block is not None):
+        expected = "a number beside blocks" if a.block else f"one that broadcasts to {a.shape}"
+        raise ValueError(f"rebalance: factor has the shape {factor.shape}; expected {expected}")
+    two = a.exponent is not None
+    if known is not None:
+        numbers = np.asarray(known, np.float64)
+        if not np.all(np.isfinite(numbers) & (numbers != 0)):
+            raise ValueError(f"rebalance: factor is {known}; expected finite numbers other than 0")
+        if two and not np.all(np.frexp(numbers)[0] == 0.5):
+            raise ValueError(
+                f"rebalance: factor is {known}; expected a positive power of two, which multiplies "
+                "a scale that is an exponent"
+            )
+    factor = jnp.where(jnp.isfinite(factor) & (factor != 0), factor, 1)
+    return power_of_two(exponent_of(jnp.abs(factor)), a.dtype) if two else factor
 
 
 def dequantize(a: ScaledArray) -> jax.Array:

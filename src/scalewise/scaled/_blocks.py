@@ -21,7 +21,8 @@ from ..rounding._nearest import is_plain
 from ._amax import amax_by_keys
 from ._array import ScaledArray
 from ._e2m1_scales import FourOverSix, MsEden
-from ._power import layout, power_of_two, shrink
+from ._power import layout, nonzero, power_of_two, shrink
+from ._quotient import quotient
 from ._scaling import Amax, to_top
 from ._sizes import is_known
 from ._strategy import Axes, Scales, Scaling
@@ -149,7 +150,8 @@ def quantize_blocks(
         if isinstance(scaling, FourOverSix):
             choose = partial(_smaller_error, blocks, fmt.element, axis + 1, tile)
         scale, factor = _scales(finite, tainted, fmt, axis + 1, scaling, choose)
-        scaled = blocks / jnp.expand_dims(factor, axis + 1).astype(blocks.dtype)
+        divisor = jnp.expand_dims(factor, axis + 1).astype(blocks.dtype)
+        scaled = nonzero(quotient(blocks, divisor), blocks, options["rounding"])
         if isinstance(scaling, MsEden):
             scale = scaling.corrected(scale, scaled, fmt, axis + 1, options["key"])
             options["key"] = None
@@ -281,7 +283,11 @@ def _smaller_error(
     tile: tuple[int, int] | None,
     factors: Sequence[jax.Array],
 ) -> jax.Array:
-    """Returns whether the second of two factors of each block has the smaller squared error."""
+    """Returns whether the second of two factors of each block has the smaller squared error.
+
+    It has to be smaller by more than the errors' own rounding: where both are equal, as for blocks
+    of a few small integers, the first is taken whatever the scale, as in the authors' code.
+    """
     finite, errors = jnp.where(jnp.isfinite(blocks), blocks, 0), []
     factors = [f.astype(blocks.dtype) for f in factors]
     for factor in factors:
@@ -291,7 +297,7 @@ def _smaller_error(
         errors.append(jnp.sum(jnp.square(wrong), axis, keepdims=True))
     if tile is not None:
         errors = [_over_tiles(jnp.sum, e, tile) for e in errors]
-    return jnp.squeeze(errors[1] < errors[0], axis)
+    return jnp.squeeze(errors[1] < errors[0] * np.asarray(1 - 2.0**-16, blocks.dtype), axis)
 
 
 def _scales(
@@ -318,7 +324,7 @@ def _scales(
             room = float(fmt.scale.max) / scaling.largest_block_scale
             largest = largest * np.asarray(room, largest.dtype)
         whole, _ = to_top(largest.astype(jnp.float32), fmt.scale, False)
-        scale = scale / whole.astype(scale.dtype)
+        scale = quotient(scale, whole.astype(scale.dtype))
     # float32's subnormals would be flushed, and zeros divided by 0
     smallest = max(float(fmt.scale.smallest), float(jnp.finfo(jnp.float32).tiny))
     smallest = np.asarray(smallest, scale.dtype)

@@ -10,12 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from ._array import ScaledArray
-from ._operand import ScaledOperand, common_dtype, operands, scaled_result, stored
+from ._operand import ScaledOperand, common_dtype, operands, scaled_result
 from ._operations import Operand
-from ._rules import RULES, static_exponent
+from ._rules import EXPONENTS, RULES, Algebra, static_scale
+
+Static = float | Callable[[Operand, Operand], float]
+"""A number that the data of a product are divided by, or a function of the operands' shapes."""
 
 DimensionNumbers = tuple[tuple[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int]]]
 
@@ -26,15 +30,43 @@ def _contraction(
     b: Operand,
     terms: Callable[[Sequence[int], Sequence[int]], int],
     product: Callable[[jax.Array, jax.Array], jax.Array],
-    static: int | None,
+    static: Static | None,
     dtype: DTypeLike | None,
 ) -> ScaledArray:
     x, y = operands(name, a, b)
-    s = static_exponent(terms(x.data.shape, y.data.shape)) if static is None else static
+    if static is None:
+        s = static_scale(terms(x.data.shape, y.data.shape))
+    else:
+        s = _static(name, static(a, b) if callable(static) else static, x.algebra)
     scale = RULES[name].scale(x.algebra, x.scale, y.scale, s)
-    data = product(*_widened(x, y)) * 2.0**-s
-    kept = stored(data, dtype, _result_dtype(x, y))
-    return scaled_result(kept, scale, x.algebra, kept.dtype)
+    data = product(*_widened(x, y)) / s
+    dtype = _result_dtype(x, y) if dtype is None else dtype
+    return scaled_result(data, scale, x.algebra, dtype)
+
+
+def _static(name: str, s: object, algebra: Algebra) -> float:
+    """Returns a static scale as a float.
+
+    Raises:
+        TypeError: no number, or one that is known only at run time.
+        ValueError: a number that is no scale: zero, negative, not finite, or beside exponents no
+            power of two.
+    """
+    known = isinstance(s, int | float | np.number | np.ndarray | jax.Array)
+    if not known or isinstance(s, bool | Tracer) or np.ndim(s):
+        raise TypeError(
+            f"{name}: static is {s!r}; expected a number, or a function of the operands that "
+            "returns one, known from their shapes alone"
+        )
+    number = float(s)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name}: static is {number!r}; expected a positive, finite number")
+    if algebra is EXPONENTS and math.frexp(number)[0] != 0.5:
+        raise ValueError(
+            f"{name}: static is {number!r}; expected a power of two, since an operand's scale is "
+            "an exponent"
+        )
+    return number
 
 
 def _widened(x: ScaledOperand, y: ScaledOperand) -> tuple[jax.Array, jax.Array]:
@@ -49,7 +81,7 @@ def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> np.dtype:
 
 
 def matmul(
-    a: Operand, b: Operand, *, static: int | None = None, dtype: DTypeLike | None = None
+    a: Operand, b: Operand, *, static: Static | None = None, dtype: DTypeLike | None = None
 ) -> ScaledArray:
     """Returns ``a @ b`` with the scale ``sA sB s``: the data are ``(a.data @ b.data) / s``.
 
@@ -57,9 +89,14 @@ def matmul(
 
     Args:
         a, b: operands with shapes as for ``jnp.matmul``.
-        static: log2 of s; by default that of sqrt(K), rounded, for K contracted numbers (unit
-            scaling), so that unit data give unit data.
+        static: s, or a function of a and b that returns it from their shapes; by default sqrt(K),
+            rounded to a power of two, for K contracted numbers (unit scaling), so that unit data
+            give unit data.
         dtype: of the result's data; by default the operands', FP16 for two of 8 bits.
+
+    Raises:
+        TypeError: static isn't a number known from shapes.
+        ValueError: static isn't positive and finite, or no power of two beside exponents.
 
     Example:
         >>> a = ScaledArray(jnp.ones((4, 64), jnp.float16), 2.0**20)
@@ -75,7 +112,7 @@ def dot_general(
     b: Operand,
     dimension_numbers: DimensionNumbers,
     *,
-    static: int | None = None,
+    static: Static | None = None,
     dtype: DTypeLike | None = None,
 ) -> ScaledArray:
     """Returns ``lax.dot_general`` with the scale ``sA sB s``; see :func:`matmul`.
@@ -101,7 +138,7 @@ def conv(
     window_strides: Sequence[int],
     padding: str | Sequence[tuple[int, int]],
     *,
-    static: int | None = None,
+    static: Static | None = None,
     dtype: DTypeLike | None = None,
     **options: Any,
 ) -> ScaledArray:
@@ -109,8 +146,8 @@ def conv(
 
     Args:
         a, kernel, window_strides, padding: as for ``lax.conv_general_dilated``.
-        static: log2 of s; by default sqrt of the products in each sum: the kernel's size over its
-            output features.
+        static: as for :func:`matmul`; by default from the number of products in each sum, the
+            kernel's size over its output features.
         dtype: as for :func:`matmul`.
         options: of ``lax.conv_general_dilated``, such as ``dimension_numbers``.
     """

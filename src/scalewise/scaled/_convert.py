@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from .._types import PyTree
-from ..formats import FP16
+from .._types import FormatLike, PyTree
+from ..formats import FP16, Format
+from ..formats import format as format_
 from ..rounding import EncodedArray
 from . import scaled_tree
 from ._array import ScaledArray, rebalance
@@ -24,7 +25,7 @@ Measure = Literal["max", "l1", "l2", "least_squares"]
 
 
 def as_scaled(
-    tree: PyTree, scale: ArrayLike | Measure | None = None, *, dtype: DTypeLike | None = None
+    tree: PyTree, scale: ArrayLike | Measure | None = None, *, dtype: FormatLike | None = None
 ) -> PyTree:
     """Returns a pytree with each float array as a ScaledArray of the same value.
 
@@ -35,8 +36,9 @@ def as_scaled(
             data: ``"l2"`` (root mean square), ``"l1"`` (mean magnitude), ``"max"``,
             ``"least_squares"``. None: 1 for arrays; numbers without axes get their power of two, so
             that data are from 1 to 2.
-        dtype: of the data, by default the array's own; data are rounded to it once, after they are
-            divided by the scale.
+        dtype: of the data, or a format, by default the array's own; data are rounded to it once,
+            after they are divided by the scale. Found scales bring them into its range; what still
+            lies beyond its largest number becomes that.
 
     Raises:
         ValueError: an unknown measure.
@@ -52,7 +54,7 @@ def as_scaled(
     return scaled_tree.map(lambda x: _as_scaled(x, scale, dtype), tree)
 
 
-def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: DTypeLike | None) -> PyTree:
+def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: FormatLike | None) -> PyTree:
     number = isinstance(x, float)
     if is_scaled(x) or not (number or isinstance(x, jax.Array | np.ndarray | np.generic)):
         return x
@@ -60,18 +62,28 @@ def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: DTypeLike | 
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     wide = x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
-    if isinstance(scale, str):
-        data, power = _found(wide, scale)
+    if isinstance(scale, str):  # a scale that is found from the data
+        fmt = _format(dtype, x)
+        data, power = _found(wide, scale, fmt)
+        return ScaledArray(stored(data, dtype or x.dtype, saturate="finite"), power)
     elif scale is None and not x.ndim:
         data, power = split_power(wide)
     else:
         power = jnp.asarray(1 if scale is None else scale, wide.dtype)
         data = jnp.where(power == 0, 0, wide / jnp.where(power == 0, 1, power))
-    return ScaledArray(stored(data, dtype, x.dtype), power)
+    return ScaledArray(stored(data, x.dtype if dtype is None else dtype), power)
 
 
-def _found(wide: jax.Array, measure: str) -> tuple[jax.Array, jax.Array]:
-    data, exponent = scaled_down(wide, measure, FP16)
+def _format(dtype: FormatLike | None, x: jax.Array) -> Format:
+    """Returns the format that data are brought into: the given one, or the data's own below 32
+    bits, or FP16.
+    """
+    fmt = format_(x.dtype if dtype is None else dtype)
+    return fmt if dtype is not None or fmt.bits < 32 else FP16
+
+
+def _found(wide: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
+    data, exponent = scaled_down(wide, measure, fmt)
     power = power_of_two(jnp.where(exponent == ZERO_EXPONENT, 0, exponent), wide.dtype)
     return data, power
 
@@ -93,7 +105,7 @@ def asarray(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
 
 
 def dynamic_rescale(
-    tree: PyTree, measure: Measure = "l2", *, dtype: DTypeLike | None = None
+    tree: PyTree, measure: Measure = "l2", *, dtype: FormatLike | None = None
 ) -> PyTree:
     """Returns a pytree with each ScaledArray rebalanced so that its data are of unit size.
 
@@ -103,9 +115,10 @@ def dynamic_rescale(
     Args:
         tree: of ScaledArrays with one scale each, and other leaves, which stay as they are.
         measure: what becomes of unit size: ``"l2"`` the root mean square, ``"l1"`` the mean
-            magnitude; ``"max"`` brings the largest magnitude to FP16's last but one binade;
-            ``"least_squares"`` minimises the squared error of a cast to FP16.
-        dtype: of the data, which are cast to it afterwards; by default they keep theirs.
+            magnitude; ``"max"`` brings the largest magnitude to the format's last but one binade,
+            or to 2^14; ``"least_squares"`` minimises the squared error of a cast to the format.
+        dtype: of the data, or a format, to which they are rounded once; numbers beyond its largest
+            become that. By default they keep theirs; float32 data are then scaled for FP16.
 
     Raises:
         ValueError: an unknown measure.
@@ -123,14 +136,12 @@ def dynamic_rescale(
             return x
         if isinstance(x.data, EncodedArray):
             raise ValueError("dynamic_rescale: data in codes; use sw.quantize(x, fmt) again")
-        _, power = _found(x.data.astype(x.dtype), measure)
-        if x.exponent is not None:
-            y = rebalance(x, jnp.log2(power).astype(jnp.int32))
-        else:
-            y = rebalance(x, power)
-        if dtype is None:
-            return y
-        return dataclasses.replace(y, data=stored(y.data.astype(y.dtype), dtype, y.dtype))
+        wide = x.data.astype(x.dtype)
+        _, power = _found(wide, measure, _format(dtype, x.data))
+        y = rebalance(dataclasses.replace(x, data=wide), power)
+        target = x.data.dtype if dtype is None else dtype
+        data = stored(y.data.astype(y.dtype), target, saturate="finite")
+        return dataclasses.replace(y, data=data)
 
     return scaled_tree.map(rescaled, tree)
 

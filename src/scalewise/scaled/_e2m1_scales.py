@@ -45,7 +45,8 @@ class FourOverSix(_FractionalScales):
     E2M1 has no numbers between 4 and 6, so that numbers a little below a block's largest have large
     errors if that is scaled to 6 ("Four Over Six", arXiv 2512.02010). For block formats of E2M1
     with scales that aren't powers of two (NVFP4). Of a tensor scale, the largest block scale
-    becomes 256 instead of 448, so that 3/2 of it is representable too.
+    becomes 256 instead of 448, so that 3/2 of it is representable too. Where both errors are equal
+    to 16 bits, the largest magnitude becomes 6.
     """
 
     name = "four_over_six"
@@ -129,6 +130,11 @@ class Quest(Scaling):
     Hadamard transform makes numbers nearly normal. The authors' kernels round down: 0.0226, and
     they give no gradient to what is cut off.
 
+    Numbers whose mean exceeds their standard deviation aren't nearly normal: all would be cut off.
+    The root mean square then takes its place. The transform of a row that is zero but for its first
+    element is such a block: all of its numbers are equal. The authors' kernels take the standard
+    deviation alone, so that such a block becomes zero.
+
     Attributes:
         sigmas: the multiple; by default the best for normal numbers and E2M1.
         exponent: ``"nearest"`` power of two by ratio, or ``"floor"``.
@@ -156,7 +162,10 @@ class Quest(Scaling):
         finite = jnp.where(jnp.isfinite(x), x, 0)
         # through a scale of its own: the squares neither overflow nor flush
         unit, inverse = to_top(amax(finite, axes, True), element, True)
-        spread = jnp.std(finite * inverse, axis=tuple(axes), keepdims=True)
+        unit_data = finite * inverse
+        mean = jnp.mean(unit_data, axis=tuple(axes), keepdims=True)
+        spread = jnp.std(unit_data, axis=tuple(axes), keepdims=True)
+        spread = jnp.where(jnp.abs(mean) > spread, jnp.hypot(mean, spread), spread)
         nearest = math.sqrt(2) if self.exponent == "nearest" else 1.0
         spread = spread * np.asarray(nearest * self.sigmas / float(element.max), x.dtype)
         exponent = exponent_of(spread) + exponent_of(unit)

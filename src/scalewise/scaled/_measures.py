@@ -9,7 +9,7 @@ from jax import lax
 
 from ..formats import Format
 from ._power import exponent_of, layout, power_of_two
-from ._scaling import LeastSquares
+from ._scaling import LeastSquares, top_exponent
 from ._sizes import is_known
 
 ZERO_EXPONENT = -(1 << 20)  # the exponent of zeros, below all others
@@ -20,7 +20,8 @@ MEASURES = ("max", "l1", "l2", "least_squares")
 def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.Array]:
     """Returns ``data / 2**exponent`` with an exponent that brings float data well into a format.
 
-    The largest magnitude (``"max"``) is brought to between 2^14 and 2^15, the top of FP16's range.
+    The largest magnitude (``"max"``) is brought to the format's last but one binade, but at most to
+    2^14 to 2^15, which is FP16's.
     By the root mean square (``"l2"``), the mean (``"l1"``) or the smallest squared error
     (``"least_squares"``) the data are brought to unit size. NaN and infinities don't count.
 
@@ -28,7 +29,7 @@ def scaled_down(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, 
         data: float32 or float64. For ``"l2"``, squares below float32's smallest number count as
             zeros.
         measure: one of the four.
-        fmt: the format that ``"least_squares"`` rounds to.
+        fmt: the format that ``"max"`` and ``"least_squares"`` scale for.
 
     Returns:
         The data, and an int32 exponent from -126 to 126; :data:`ZERO_EXPONENT` for zeros alone.
@@ -54,7 +55,7 @@ def _exponent(data: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, ja
         return _log2(mean) >> 1, mean == 0
     top = jnp.max(size, initial=0.0)
     if measure == "max":
-        return _log2(top) - np.int32(14), top == 0
+        return _log2(top) - np.int32(top_exponent(fmt)), top == 0
     if measure == "least_squares":
         return exponent_of(LeastSquares().scale(data, fmt, range(data.ndim))[0]), top == 0
     exponent = lax.clamp(LOWEST, _log2(top), HIGHEST)

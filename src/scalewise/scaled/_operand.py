@@ -7,13 +7,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
 from .. import rounding
-from .._types import FormatLike
+from .._types import FormatLike, Saturation
 from ..formats import format as format_
 from ._array import ScaledArray
-from ._measures import split_power
+from ._measures import ZERO_EXPONENT, split_power
 from ._power import exponent_of, ldexp
 from ._rules import EXPONENTS, FACTORS, Algebra, Scale
 
@@ -68,21 +68,22 @@ def _operand(name: str, x: ScaledArray | ArrayLike) -> ScaledOperand:
     if not isinstance(x, ScaledArray):
         x = _plain(name, x)
     data = x.data.astype(x.dtype)
-    dtype = np.dtype(x.dtype if isinstance(x.data, rounding.EncodedArray) else x.data.dtype)
+    kept = isinstance(x.data, jax.Array) and jnp.issubdtype(x.data.dtype, jnp.floating)
+    dtype = np.dtype(x.data.dtype if kept else x.dtype)  # results of codes and integers are wide
     if x.exponent is not None:
         if x.block is None and x.exponent.ndim == 0:
             return ScaledOperand(data, x.exponent, EXPONENTS, dtype)
-        top = jnp.max(x.exponent, initial=-(1 << 20))
+        top = jnp.max(x.exponent, initial=ZERO_EXPONENT)
         below = dataclasses.replace(x, data=data, exponent=x.exponent - top)
         return ScaledOperand(below.value(), top, EXPONENTS, dtype)
     if x.scale is None:
         return ScaledOperand(data, jnp.asarray(1, x.dtype), FACTORS, dtype)
     scale = x.scale.value() if isinstance(x.scale, ScaledArray) else x.scale.astype(x.dtype)
-    if x.block is None and scale.ndim == 0:
-        return ScaledOperand(data, scale, FACTORS, dtype)
+    # One scale remains, finite and not negative: rules take roots of scales, compare and invert
+    # them. Data take the rest of it; those behind a scale of zero are zeros.
     top = jnp.max(jnp.where(jnp.isfinite(scale), jnp.abs(scale), 0), initial=0)
-    top = jnp.where(top > 0, top, 1)
-    below = dataclasses.replace(x, data=data, scale=scale / top)
+    top = jnp.where((top > 0) | jnp.all(scale == 0), top, 1)
+    below = dataclasses.replace(x, data=data, scale=scale / jnp.where(top == 0, 1, top))
     return ScaledOperand(below.value(), top, FACTORS, dtype)
 
 
@@ -95,7 +96,7 @@ def _plain(name: str, x: ArrayLike) -> ScaledArray:
     if x.ndim:
         return ScaledArray(x)
     mantissa, power = split_power(x.astype(jnp.float64 if x.dtype == jnp.float64 else jnp.float32))
-    return ScaledArray(mantissa.astype(x.dtype), power)
+    return ScaledArray(mantissa.astype(x.dtype), jnp.where(x == 0, 0, power))
 
 
 def _with_exponent(x: ScaledOperand) -> ScaledOperand:
@@ -105,9 +106,8 @@ def _with_exponent(x: ScaledOperand) -> ScaledOperand:
     if x.algebra is EXPONENTS:
         return x
     mantissa, power = split_power(x.scale)
-    return dataclasses.replace(
-        x, data=x.data * mantissa, scale=exponent_of(power), algebra=EXPONENTS
-    )
+    exponent = jnp.where(x.scale == 0, ZERO_EXPONENT, exponent_of(power))
+    return dataclasses.replace(x, data=x.data * mantissa, scale=exponent, algebra=EXPONENTS)
 
 
 def common_dtype(*xs: ScaledOperand) -> np.dtype:
@@ -124,19 +124,21 @@ def common_dtype(*xs: ScaledOperand) -> np.dtype:
     return np.dtype(np.float16 if size == 1 else np.float32)
 
 
-def stored(data: jax.Array, dtype: DTypeLike | FormatLike | None, default: np.dtype) -> jax.Array:
-    """Returns wide data rounded once to a dtype, or the default one."""
-    dtype = default if dtype is None else np.dtype(format_(dtype).dtype or np.float32)
-    if np.dtype(dtype).itemsize == 1:
-        return rounding.cast(data, dtype)
-    return data.astype(dtype)
+def stored(
+    data: jax.Array, dtype: FormatLike, *, saturate: Saturation = False
+) -> jax.Array | rounding.EncodedArray:
+    """Returns wide data rounded once to a dtype or a format."""
+    fmt = format_(dtype)
+    if fmt.dtype is None or fmt.bits <= 8 or saturate:
+        return rounding.encode(data, fmt, saturate=saturate)
+    return data.astype(fmt.dtype)
 
 
 def scaled_result(
-    data: jax.Array, scale: jax.Array, algebra: Algebra, dtype: DTypeLike
+    data: jax.Array, scale: jax.Array, algebra: Algebra, dtype: FormatLike
 ) -> ScaledArray:
     """Returns a result of wide data, rounded once to a dtype, and a scale."""
-    data = stored(data, None, np.dtype(dtype))
+    kept = stored(data, dtype)
     if algebra is EXPONENTS:
-        return ScaledArray.from_exponent(data, scale)
-    return ScaledArray(data, scale)
+        return ScaledArray.from_exponent(kept, scale)
+    return ScaledArray(kept, scale)

@@ -26,7 +26,7 @@ from ._array import ScaledArray
 from ._casts import saturation
 from ._measures import split_power
 from ._operand import ScaledOperand, common_dtype, operands, scaled_result
-from ._rules import EXPONENTS, FACTORS, RULES, static_exponent
+from ._rules import EXPONENTS, FACTORS, RULES, static_scale
 
 Operand = ScaledArray | ArrayLike
 Axis = int | Sequence[int] | None
@@ -132,7 +132,7 @@ def concatenate(xs: Sequence[Operand], axis: int = 0) -> ScaledArray:
     return scaled_result(data, scale, algebra, common_dtype(*found))
 
 
-def _one(name: str, a: Operand, f: Callable, *static: int) -> ScaledArray:
+def _one(name: str, a: Operand, f: Callable, *static: float) -> ScaledArray:
     """Applies ``f`` to an operand; its static arguments are those of the rule."""
     (x,) = operands(name, a)
     scale = RULES[name].scale(x.algebra, x.scale, *static)
@@ -250,14 +250,14 @@ def sum(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray
     """Returns the sum over axes with the scale ``sA s``: s is sqrt(n), rounded to a power of two,
     for n terms, the size of a sum of n independent numbers of unit size.
     """
-    s = static_exponent(_terms(a, axis))
-    return _one("sum", a, lambda x: _over(jnp.sum, x.data, axis, keepdims) * 2.0**-s, s)
+    s = static_scale(_terms(a, axis))
+    return _one("sum", a, lambda x: _over(jnp.sum, x.data, axis, keepdims) / s, s)
 
 
 def mean(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the mean over axes with the scale ``sA / s``, s as for :func:`sum`."""
-    s = static_exponent(_terms(a, axis))
-    return _one("mean", a, lambda x: _over(jnp.mean, x.data, axis, keepdims) * 2.0**s, s)
+    s = static_scale(_terms(a, axis))
+    return _one("mean", a, lambda x: _over(jnp.mean, x.data, axis, keepdims) * s, s)
 
 
 def max(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:

@@ -70,7 +70,13 @@ def shrink(x: jax.Array, factor: jax.Array, rounding: str) -> jax.Array:
     Raises:
         ValueError: an unknown rounding.
     """
-    y = x * factor
+    return nonzero(x * factor, x, rounding)
+
+
+def nonzero(y: jax.Array, x: jax.Array, rounding: str) -> jax.Array:
+    """Returns ``y``, or where ``x`` isn't zero and ``y`` underflows, a number that a directed
+    rounding sees.
+    """
     if rounding_mode(rounding).underflows_to_zero:
         return y
     least = np.asarray(2.0 ** (2 - layout(x.dtype)[2]), x.dtype)

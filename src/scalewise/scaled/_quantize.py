@@ -17,7 +17,8 @@ from ..rounding import encode, has_float64, round_to
 from ._array import ScaledArray
 from ._blocks import quantize_blocks
 from ._casts import saturation
-from ._power import exponent_of, shrink
+from ._power import exponent_of, nonzero, shrink
+from ._quotient import quotient
 from ._scaling import Amax
 from ._strategy import Scaling, check_scaling
 
@@ -75,9 +76,8 @@ def quantize(
     Returns:
         Data as :func:`scalewise.rounding.encode` stores them. The scale broadcasts over them; it
         is of x's dtype, or in a block format of the block's own; with NVFP4 it is a ScaledArray
-        itself. Each element is rounded once where the scale is a power of two (``x / scale`` is
-        exact, but for what lies more than the dtype's own range below the largest magnitude); else
-        ``x / scale`` has been rounded to x's dtype before.
+        itself. Each element is ``x / scale`` rounded once, in formats of at most 10 mantissa bits
+        (but for what lies more than the dtype's own range below the largest magnitude).
 
     Raises:
         TypeError: x isn't a real floating-point array.
@@ -168,8 +168,10 @@ def _quantized(
     scaling = Amax() if scaling is None else scaling
     over = tuple(a for a in range(x.ndim) if a not in axes)
     scale, inverse = scaling.scale(measured, fmt, over, keepdims=axis is not None)
-    exact = scaling.power_of_two
-    data = shrink(x, jnp.broadcast_to(inverse, x.shape), rounding) if exact else x / scale
+    if scaling.power_of_two:
+        data = shrink(x, jnp.broadcast_to(inverse, x.shape), rounding)
+    else:
+        data = nonzero(quotient(x, scale), x, rounding)
     if saturate is None:
         saturate = "finite" if scaling.may_exceed(fmt) else False
     if nan_scale and fmt.nan_code is None:

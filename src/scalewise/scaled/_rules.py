@@ -33,7 +33,7 @@ class Algebra(Generic[S]):
         times, over, larger: of two scales.
         power, root: of a scale and a Python integer. A root of an exponent is rounded down; what is
             left remains with the data.
-        static: returns the scale ``2**n`` for a Python integer n.
+        static: returns the scale that a Python float is, a power of two.
     """
 
     one: S
@@ -42,7 +42,7 @@ class Algebra(Generic[S]):
     larger: Callable[[S, S], S]
     power: Callable[[S, int], S]
     root: Callable[[S, int], S]
-    static: Callable[[int], S]
+    static: Callable[[float], S]
 
 
 def _larger_exponent(a: Exponent, b: Exponent) -> Exponent:
@@ -58,7 +58,7 @@ FACTORS: Algebra[Scale] = Algebra(
     larger=jnp.maximum,
     power=lambda a, n: a**n,
     root=lambda a, n: a ** (1 / n),
-    static=lambda n: 2.0**n,
+    static=float,
 )
 """Scales are numbers that the data are multiplied by."""
 
@@ -69,7 +69,7 @@ EXPONENTS: Algebra[Exponent] = Algebra(
     larger=_larger_exponent,
     power=lambda a, n: a * n,
     root=lambda a, n: a // n,
-    static=lambda n: n,
+    static=lambda s: math.frexp(s)[1] - 1,
 )
 """Scales are exponents of two: Python integers or int32 arrays."""
 
@@ -80,7 +80,7 @@ class ScaleRule:
 
     Attributes:
         formula: the scale of the result in terms of the operands' (sA, sB), n (a degree) and s (a
-            power of two known from shapes alone).
+            number known from shapes alone).
         scale: the same as a function of an :class:`Algebra`, the operands' scales, and n or s.
 
     Example:
@@ -123,6 +123,6 @@ RULES: dict[str, ScaleRule] = {
 """The rule of each operation of :mod:`scalewise.scaled`."""
 
 
-def static_exponent(terms: int) -> int:
-    """Returns log2 of ``sqrt(terms)``, rounded: the static scale of a sum of so many terms."""
-    return round(math.log2(max(1, terms)) / 2)
+def static_scale(terms: int) -> float:
+    """Returns ``sqrt(terms)``, rounded to a power of two: the static scale of a sum of so many."""
+    return 2.0 ** round(math.log2(max(1, terms)) / 2)

@@ -19,6 +19,7 @@ from ..rounding import round_to
 from ._amax import amax
 from ._least_squares import least_squares_scale
 from ._power import layout
+from ._quotient import quotient
 from ._strategy import Axes, Scales, Scaling
 
 
@@ -281,13 +282,13 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> Scales:
     dtype = magnitude.dtype
     signed, mantissa_bits, bias = layout(dtype)
     if not power_of_two:
-        largest = float(fmt.max)
+        largest = jnp.asarray(float(fmt.max), dtype)
         lowest = np.asarray(2.0 ** (2 - bias), dtype)
-        usable = jnp.where(jnp.isfinite(magnitude), magnitude, jnp.asarray(largest, dtype))
-        scale = jnp.maximum(usable * np.asarray(1 / largest, dtype), lowest)
+        usable = jnp.where(jnp.isfinite(magnitude), magnitude, largest)
+        scale = jnp.maximum(quotient(usable, largest), lowest)
         return jnp.where(magnitude == 0, jnp.ones_like(scale), scale), 1 / scale
     integer = np.uint64 if signed is np.int64 else np.uint32
-    top = _top(fmt)
+    top = top_exponent(fmt)
     one = 1 << mantissa_bits  # the lowest bit of the exponent field
     field = lax.bitcast_convert_type(magnitude, integer) & integer(2 * bias * one + one)
     # scale and inverse are normal numbers: their fields are from 1 to 2 * bias
@@ -300,7 +301,7 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> Scales:
     return scale, inverse
 
 
-def _top(fmt: Format) -> int:
+def top_exponent(fmt: Format) -> int:
     """Returns the exponent of the binade to which a largest magnitude is brought.
 
     It is the last but one, but at most 14 in a format that also has numbers below 1.

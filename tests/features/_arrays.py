@@ -1,0 +1,309 @@
+"""Kinds of arrays: integers, mixed dtypes, empty arrays; moved, sorted and indexed elements."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import sparse
+
+from ._control import loss
+from ._table import INT8, MASK, ROWS, B, V, W, X, feature
+
+STEP = np.float32(np.abs(W).max() / 127)
+
+
+def product(a, b, result=jnp.float32):
+    """Returns a matrix product of operands of any two dtypes."""
+    return lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=result)
+
+
+@feature
+def weights_of_8_bit_integers(t):
+    def f(q, scale, x):
+        return product(x, q) * scale, product(x.astype(jnp.bfloat16), q) * scale
+
+    return t(f)(INT8, STEP, X)
+
+
+@feature
+def gradient_beside_8_bit_integers(t):
+    def f(x, v, q):
+        return jnp.mean(jnp.tanh(product(x @ v, q) * STEP) ** 2)
+
+    return t(jax.grad(f, (0, 1)))(X, V, INT8)
+
+
+@feature
+def weights_of_4_bit_integers(t):
+    q = jnp.asarray(np.clip(np.round(W * 8), -8, 7), jnp.int4)
+    return t(lambda q, x: (product(x, q), x @ q.astype(x.dtype)))(q, X)
+
+
+@feature
+def weights_of_unsigned_integers(t):
+    q = jnp.asarray(np.abs(INT8), jnp.uint8)
+    return t(lambda q, x: product(q.T, x.T))(q, X[:, :16])
+
+
+@feature
+def products_with_booleans(t):
+    def f(x, mask):
+        some = mask.astype(x.dtype)
+        return product(x, mask.T), some.T @ x, x * mask, jnp.sum(mask, dtype=x.dtype)
+
+    with jax.numpy_dtype_promotion("standard"):
+        return t(f)(X, MASK)
+
+
+@feature
+def products_of_integers(t):
+    return t(lambda q, x: (product(q, q, jnp.int32), product(q, q), x @ W))(INT8, X)
+
+
+@feature
+def ragged_product_with_integers(t):
+    sizes = jnp.asarray([3, 5], jnp.int32)
+    return t(lambda x, q, n: lax.ragged_dot(x, q.astype(x.dtype), n))(
+        X, jnp.stack([INT8, INT8]), sizes
+    )
+
+
+@feature
+def convolution_with_integers(t):
+    def f(x, k):
+        x = x.reshape(2, 4, 16)
+        return lax.conv_general_dilated(
+            x, k.astype(x.dtype), (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+        )
+
+    return t(f)(X, INT8.reshape(1, 16, 16))
+
+
+@feature
+def arithmetic_with_integers(t):
+    def f(x, rows):
+        r = rows[:, None]
+        powers = jnp.abs(x) ** (r % 3), jnp.ldexp(x, r % 4), x // 2, x % 3
+        return x * r, r / (jnp.abs(x) + 1), jnp.where(r > 2, x, r), jnp.maximum(x, r), powers
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return t(f)(X, ROWS)
+
+
+@feature
+def conversions(t):
+    def f(w, x):
+        y = (x @ w).astype(jnp.bfloat16).astype(jnp.float32)
+        q = jnp.round(x * 4).astype(jnp.int8)
+        return y, q, q.astype(jnp.float32) * 0.25, (x > 0).astype(jnp.float32), x.astype(bool)
+
+    return t(f)(W, X)
+
+
+@feature
+def dtypes_mixed(t):
+    def f(w, x):
+        y = product(x.astype(jnp.bfloat16), w)
+        z = product(x, w.astype(jnp.float16))
+        return y + z, product(x.astype(jnp.float16), w.astype(jnp.float16), jnp.float16)
+
+    return t(f)(W, X)
+
+
+@feature
+def dtypes_of_8_bits(t):
+    def f(w, x):
+        w = w.astype(jnp.float8_e4m3fn)
+        return x @ w.astype(x.dtype), product(x.astype(jnp.float8_e4m3fn), w)
+
+    return t(f)(W, X)
+
+
+@feature
+def complex_numbers(t):
+    def f(w, x):
+        z = lax.complex(x @ w, x)
+        turned = z * jnp.exp(jnp.complex64(0.3j)) @ jnp.conj(z).T
+        return jnp.real(turned), jnp.imag(turned), jnp.abs(z), jnp.angle(z[:, :2])
+
+    return t(f)(W, X)
+
+
+@feature
+def complex_with_float(t):
+    with jax.numpy_dtype_promotion("standard"):
+        return t(lambda w, x: jnp.abs((x @ w) * (1 + 2j)) + jnp.real(w[:8] @ (w * 1j)))(W, X)
+
+
+@feature
+def empty_arrays(t):
+    def f(w, x, none):
+        rows, columns = none @ w, x[:, :0] @ w[:0]
+        return rows, columns, jnp.sum(none), jnp.sum(columns + x @ w), jnp.sort(none, 0)
+
+    return t(f)(W, X, X[:0])
+
+
+@feature
+def gradients_of_empty_arrays(t):
+    def f(w, x, none):
+        return loss(w, x) + jnp.sum(jnp.tanh(none @ w) ** 2) + jnp.sum(jnp.max(none, 1))
+
+    return t(jax.grad(f, (0, 2)))(W, X, X[:0])
+
+
+@feature
+def empty_states(t):
+    return t(lambda state, w, x: (state, loss(w, x)))({"a": (), "b": [], "c": None}, W, X)
+
+
+@feature
+def arrays_without_axes(t):
+    return t(jax.value_and_grad(lambda a, b: jnp.tanh(a * b) + jnp.dot(a, b)))(
+        jnp.float32(0.3), jnp.float32(2)
+    )
+
+
+@feature
+def sorting(t):
+    def f(w, x):
+        y = x @ w
+        keys, values = lax.sort((x[:, 0], y[:, 0]), num_keys=1)
+        return keys, values, jnp.sort(y, 1), lax.top_k(x, 3), jnp.argsort(x[:, 0])
+
+    return t(f)(W, X)
+
+
+@feature
+def gradient_of_sorting(t):
+    return t(jax.grad(lambda w, x: jnp.mean(jnp.sort(x, 0)[:3] @ w) ** 2))(W, X)
+
+
+@feature
+def sorting_integers_beside_floats(t):
+    return t(lambda x, rows: lax.sort((rows, x[:, 0], rows * 2), num_keys=2))(X, ROWS)
+
+
+@feature
+def quantiles(t):
+    def f(x):
+        inside = jnp.searchsorted(jnp.linspace(-2.0, 2.0, 9), x[0])
+        return jnp.median(x), jnp.quantile(x, 0.3), jnp.percentile(x, 60.0, axis=1), inside
+
+    return t(f)(X)
+
+
+@feature
+def unique_and_nonzero(t):
+    def f(x, rows):
+        numbers, counts = jnp.unique(rows, size=8, fill_value=-1, return_counts=True)
+        where = jnp.nonzero(x[0] > 0, size=8, fill_value=0)[0]
+        return numbers, counts, where, x[0][where], jnp.bincount(rows, length=8)
+
+    return t(f)(X, ROWS)
+
+
+@feature
+def argmax_and_one_hot(t):
+    def f(w, x):
+        best = jnp.argmax(x, 1)
+        return best, jax.nn.one_hot(best, 16) @ w, jnp.take_along_axis(x, best[:, None], 1)
+
+    return t(f)(W, X)
+
+
+@feature
+def scatters(t):
+    def f(w, x, rows):
+        y = x @ w
+        return (
+            x.at[rows].set(y), x.at[rows].add(y), x.at[rows[:3]].multiply(y[:3]),
+            x.at[rows].min(y), x.at[rows].max(y), x.at[rows[:2]].apply(jnp.sin),
+            x.at[0, rows].get(mode="fill", fill_value=0),
+        )  # fmt: skip
+
+    return t(f)(W, X, ROWS)
+
+
+@feature
+def gradients_of_indexing(t):
+    def f(w, x, rows):
+        y = (x @ w)[rows, rows * 2]
+        return jnp.sum(jnp.zeros(8).at[rows].add(y) ** 2) + jnp.sum(jnp.take(w, rows, 0) ** 2)
+
+    return t(jax.grad(f))(W, X, ROWS)
+
+
+@feature
+def dynamic_slices(t):
+    def f(w, x, i):
+        part = lax.dynamic_slice(x @ w, (i, 0), (3, 16))
+        return lax.dynamic_update_slice(x, part, (i + 1, jnp.int32(0)))
+
+    return t(jax.jit(f))(W, X, jnp.int32(2))
+
+
+@feature
+def segment_sums(t):
+    def f(w, x, rows):
+        y = jax.ops.segment_sum(x @ w, rows // 2, num_segments=4)
+        return y, jax.ops.segment_max(x, rows // 4, num_segments=2)
+
+    return t(f)(W, X, ROWS)
+
+
+@feature
+def ragged_products(t):
+    sizes = jnp.asarray([3, 1, 4], jnp.int32)
+
+    def f(w, x, n):
+        return jnp.mean(jnp.tanh(lax.ragged_dot(x, w, n)) ** 2)
+
+    return t(jax.grad(f))(jnp.stack([W, V, W.T]), X, sizes)
+
+
+@feature
+def moved_elements(t):
+    def f(w, x):
+        y = jnp.pad(x @ w, ((1, 2), (0, 0)), mode="reflect")
+        y = jnp.concatenate([jnp.flip(y, 0), jnp.roll(y, 3, 1)]).reshape(2, 11, 16)
+        return jnp.tile(jnp.moveaxis(y, 0, 1), (1, 2, 1)), jnp.repeat(y, 2, 0), jnp.split(y, 2, 2)
+
+    return t(f)(W, X)
+
+
+@feature
+def bits(t):
+    def f(x):
+        ints = lax.bitcast_convert_type(x, jnp.int32)
+        rounded = lax.reduce_precision(x, 8, 10)
+        return ints >> 28, jnp.signbit(rounded), lax.population_count(ROWS), jnp.sign(x)
+
+    return t(f)(X)
+
+
+@feature
+def integers_of_all_widths(t):
+    def f(w, x):
+        counts = [jnp.arange(4, dtype=d) * 3 for d in ("uint8", "int16", "uint32", "int32")]
+        return [c // 2 for c in counts], [c.astype(x.dtype) * x[0, :4] for c in counts], x @ w
+
+    return t(f)(W, X)
+
+
+@feature
+def sparse_arrays(t):
+    dense = np.where(np.abs(W) > 0.3, W, 0)
+
+    def f(x):
+        return sparse.BCOO.fromdense(dense, nse=64) @ x.T
+
+    return t(f)(X)
+
+
+@feature
+def vectors_and_einsum(t):
+    def f(w, b, x):
+        return jnp.einsum("bi,ij,bj->b", x, w, x), jnp.outer(b, b) @ w, b @ b, jnp.kron(b[:2], b)
+
+    return t(f)(W, B, X)

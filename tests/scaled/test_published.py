@@ -1,0 +1,24 @@
+"""Some of the figures that papers have published; ``python -m proofs.published`` computes all."""
+
+import pytest
+from proofs import published
+
+SAMPLE = {
+    "quartet2": lambda: published.quartet2(512),
+    "averages": lambda: published.averages(16),
+    "harmonic": published.harmonic,
+    "unit_scaling": published.unit_scaling,
+    "requantised": lambda: published.requantised(512),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLE))
+@pytest.mark.thorough(keep=2, gate=5)
+def test_our_figure_is_the_published_one(name):
+    figures = list(SAMPLE[name]())
+    assert figures
+    assert [f for f in figures if not f.agrees] == []
+
+
+def test_a_figure_beyond_its_tolerance_differs():
+    assert not published.Figure("error", 9.0, 9.3, 0.02).agrees
