@@ -11,6 +11,7 @@ from typing import Any, ParamSpec
 import numpy as np
 from rich.console import Console
 
+from .._check import Positive, checked
 from .._deprecated import warn_renamed
 from .._resolve import as_format
 from .._types import FormatLike, Json, PyTree
@@ -112,9 +113,10 @@ def _accept_old_calls(new: Callable[P, Callable[..., Tuning]]) -> Callable[P, An
     return tune
 
 
+@checked
 @_accept_old_calls
 def tune(
-    f: Callable, *, tol: float, formats: Sequence[FormatLike] = (BF16,)
+    f: Callable, *, tol: Positive, formats: Sequence[FormatLike] = (BF16,)
 ) -> Callable[..., Tuning]:
     """Returns a function of ``f``'s arguments that searches for the cheapest formats that keep the
     outputs of ``f`` within a tolerance.
@@ -143,8 +145,6 @@ def tune(
         >>> sorted(p for _, p in found.formats)
         ['convert_element_type', 'mul', 'reduce_sum']
     """
-    if not tol > 0:
-        raise ValueError(f"tune: tol is {tol!r}; expected a positive number")
     narrow = sorted((as_format(x, "tune") for x in formats), key=lambda fmt: fmt.bits)
 
     def tuned(*args: PyTree, **kwargs: PyTree) -> Tuning:

@@ -31,8 +31,8 @@ def audit(
         str | None,
         typer.Option("--reference", "--shadow", help="float32 or float64."),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Runs that may be spent on trying fixes.")] = 24,
-    steps: Annotated[int, typer.Option(help="Calls, the first result as first argument.")] = 1,
+    trials: Annotated[int, typer.Option(min=0, help="Runs to try fixes with.")] = 24,
+    steps: Annotated[int, typer.Option(min=1, help="Calls, each with the last result.")] = 1,
     batches: Annotated[
         str | None,
         typer.Option(help="A function of that file: step number to the second argument."),

@@ -24,9 +24,9 @@ def compare(
         Path | None,
         typer.Option(help="A text file or folder. Default: the sources of Python's library."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Number of steps of each recipe.")] = 300,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps of each recipe.")] = 300,
     seed: Annotated[int, typer.Option(help="Seed of parameters and batches.")] = 0,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, counted up from --seed.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, counted up from --seed.")] = 1,
     out: Annotated[
         Path | None,
         typer.Option(help="New or empty folder for the files. Default: runs/<time>."),

@@ -21,7 +21,7 @@ def train(
         Path | None,
         typer.Option(help="A text file or folder. Default: the sources of Python's library."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Number of steps in all.")] = 300,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps in all.")] = 300,
     seed: Annotated[int, typer.Option(help="Seed of parameters and batches.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for metrics and checkpoints. Default: runs/<time>.")
@@ -29,7 +29,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out, or begin it.")
     ] = False,
-    every: Annotated[int, typer.Option(help="Number of steps between two checkpoints.")] = 100,
+    every: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = 100,
     clip: Annotated[float | None, typer.Option(help="Clip gradients to this global norm.")] = None,
     accumulate: Annotated[
         int | None, typer.Option(help="Number of microbatches in a step.")

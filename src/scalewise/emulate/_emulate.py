@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .._check import checked
 from .._resolve import as_format
 from .._types import FormatLike, Saturation
 from ..formats import FP64
@@ -12,6 +13,7 @@ from ..scaled import saturation
 from ._draws import EmulationWithDraws
 
 
+@checked
 def emulate(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Callable:
     """Returns ``f`` as a machine computes it whose only floating-point format is ``fmt``.
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
+from .._check import checked
 from .._types import Saturation
 from ..formats import Format
 from ..interpret import (
@@ -40,6 +41,7 @@ def is_exact(equation: Equation) -> bool:
     return equation.name in EXACT and not of_complex
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Emulation(Interpretation):
     """Rounds each result to a format; values are float64 arrays that hold numbers of the format.

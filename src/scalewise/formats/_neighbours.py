@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from .._check import AnyFloat, checked
 from . import _codes
+from ._catalogue import format as format_
 from ._format import Format
 
 
-def next_up(fmt: Format, x: float) -> float:
+@checked
+def next_up(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
     """Returns the smallest number of the format above ``x``, as IEEE 754's nextUp.
 
     Args:
-        fmt: any format.
+        fmt: any format, or a name or dtype of one.
         x: any number, whether the format represents it or not.
 
     Returns:
@@ -24,6 +29,7 @@ def next_up(fmt: Format, x: float) -> float:
         >>> next_up(E4M3FN, 1.0), next_up(E4M3FN, 1.06), next_up(E4M3FN, -0.0)
         (1.125, 1.125, 0.001953125)
     """
+    fmt = format_(fmt)
     if math.isnan(x):
         return x
     if x < 0 and fmt.signed:
@@ -34,7 +40,8 @@ def next_up(fmt: Format, x: float) -> float:
     return _above(fmt, x)
 
 
-def next_down(fmt: Format, x: float) -> float:
+@checked
+def next_down(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
     """Returns the largest number of the format below ``x``, as IEEE 754's nextDown.
 
     That is ``-next_up(-x)`` in a signed format. In an unsigned format without a number below
@@ -45,6 +52,7 @@ def next_down(fmt: Format, x: float) -> float:
         >>> next_down(E5M2, 1.0), next_down(E5M2, 0.0) == -(2.0**-16)
         (0.875, True)
     """
+    fmt = format_(fmt)
     if math.isnan(x):
         return x
     if fmt.signed:
@@ -53,7 +61,8 @@ def next_down(fmt: Format, x: float) -> float:
     return math.nan if below is None else below
 
 
-def ulp(fmt: Format, x: float) -> float:
+@checked
+def ulp(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
     """Returns the spacing of the format's numbers in the binade of ``x`` (Goldberg's ulp).
 
     Below the smallest normal number this is the spacing of the subnormals, and above the largest
@@ -64,6 +73,7 @@ def ulp(fmt: Format, x: float) -> float:
         >>> ulp(FP16, 1.5), ulp(FP16, 65504.0), ulp(FP16, 0.0) == 2.0**-24
         (0.0009765625, 32.0, True)
     """
+    fmt = format_(fmt)
     if not math.isfinite(x):
         return math.nan
     exponent = math.frexp(x)[1] - 1 if x else fmt.min_exponent
@@ -75,7 +85,7 @@ def _number(fmt: Format, code: int) -> float:
     return float(_codes.decode(fmt, code))
 
 
-def _last_not_above(fmt: Format, x: float) -> int:
+def _last_not_above(fmt: Format | str | np.dtype | type, x: AnyFloat) -> int:
     """Returns the largest positive finite code whose number is at most ``x``; -1 if none is."""
     low, high = -1, fmt.max_code
     while low < high:
@@ -87,7 +97,7 @@ def _last_not_above(fmt: Format, x: float) -> int:
     return low
 
 
-def _above(fmt: Format, x: float) -> float:
+def _above(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
     """Returns the smallest number above an ``x`` >= 0; infinity or NaN if there is none."""
     code = _last_not_above(fmt, x)
     if code < fmt.max_code:
@@ -95,7 +105,7 @@ def _above(fmt: Format, x: float) -> float:
     return math.inf if fmt.infinities else math.nan
 
 
-def _below(fmt: Format, x: float) -> float | None:
+def _below(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float | None:
     """Returns the largest positive number or zero below an ``x`` > 0; None if there is none."""
     code = _last_not_above(fmt, x)
     if code >= 0 and _number(fmt, code) == x:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
+from .._check import CONVERTED, Count, checked
 from .._resolve import as_format
-from .._types import RoundingMode
+from .._types import FloatDType, RoundingMode
 from ..formats import FP32, Format, rounding_mode
 from ..formats import format as format_
 from ..rounding import from_float64, round_bits, to_float64
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Accumulator:
     """How a machine accumulates products: one after the other in a format, optionally in chunks.
@@ -41,10 +44,10 @@ class Accumulator:
         [2048.0, 4096.0]
     """
 
-    fmt: Format
+    fmt: Annotated[Format, CONVERTED]
     rounding: RoundingMode = "nearest_even"
-    chunk: int | None = None
-    into: Format = FP32
+    chunk: Count | None = None
+    into: Annotated[Format, CONVERTED] = FP32
 
     def __post_init__(self):
         for name in ("fmt", "into"):
@@ -57,8 +60,6 @@ class Accumulator:
                 )
         if rounding_mode(self.rounding, self.fmt).random:
             raise ValueError("Accumulator: rounding is 'stochastic', but there is no key to draw")
-        if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
-            raise ValueError(f"Accumulator: chunk is {self.chunk!r}; expected positive, or None")
 
 
 # FP8 tensor cores of the H100 as DeepSeek-V3 found them (arXiv 2412.19437, 3.3.2): about 14 bits,
@@ -67,12 +68,13 @@ FP8_CORE = Accumulator(Format("e8m13", 8, 13), "toward_zero")
 FP8_CORE_PROMOTED = dataclasses.replace(FP8_CORE, chunk=128)
 
 
+@checked
 def matmul(
     a: ArrayLike,
     b: ArrayLike,
     *,
     accumulator: Accumulator | Format | str | None = None,
-    out: DTypeLike | None = None,
+    out: FloatDType | None = None,
 ) -> jax.Array:
     """Returns ``a @ b`` with exact products, summed in an accumulator and rounded once to ``out``.
 
@@ -110,12 +112,13 @@ def matmul(
     return y
 
 
+@checked
 def dot(
     a: ArrayLike,
     b: ArrayLike,
     *,
     accumulator: Accumulator | Format | str | None = None,
-    out: DTypeLike | None = None,
+    out: FloatDType | None = None,
 ) -> jax.Array:
     """Returns the dot product of two vectors, computed as :func:`matmul` does.
 

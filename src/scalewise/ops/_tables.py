@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._check import checked
 from .._extras import require
 from .._resolve import as_format
 from .._types import FormatLike
@@ -74,13 +76,14 @@ class CastErrors:
     mean_relative: float
 
 
-DOMAINS = ("all", "normal")
+Domain = Literal["all", "normal"]
 
 
+@checked
 def function_table(
     fmt: FormatLike,
     names: Iterable[str] | None = None,
-    domain: str | Iterable[str] = "all",
+    domain: Domain | Sequence[Domain] = "all",
 ) -> Iterator[FunctionErrors]:
     """Yields the errors of elementary functions over every input of a domain.
 
@@ -110,12 +113,10 @@ def function_table(
         )
     names = list(FUNCTIONS if names is None else names)
     if unknown := [n for n in names if n not in FUNCTIONS]:
-        raise ValueError(f"no function is called {unknown[0]!r}; there are {', '.join(FUNCTIONS)}")
-    domains = (domain,) if isinstance(domain, str) else tuple(domain)
-    if unknown := [d for d in domains if d not in DOMAINS]:
         raise ValueError(
-            f"function_table: domain is {unknown[0]!r}; expected one of 'all', 'normal'"
+            f"function_table: names has {unknown[0]!r}; expected some of {', '.join(FUNCTIONS)}"
         )
+    domains = (domain,) if isinstance(domain, str) else tuple(domain)
     return _rows(fmt, names, domains)
 
 
@@ -225,7 +226,10 @@ def _compare(
     )
 
 
-def cast_table(fmt: FormatLike, distribution: str = "float32") -> list[CastErrors]:
+@checked
+def cast_table(
+    fmt: FormatLike, distribution: Literal["float32", "log_uniform"] = "float32"
+) -> list[CastErrors]:
     """Returns the errors of the cast from all positive float32 numbers in the format's range.
 
     No sample: every bit pattern from the format's smallest number to its largest. Negative ones are
@@ -245,10 +249,6 @@ def cast_table(fmt: FormatLike, distribution: str = "float32") -> list[CastError
         >>> round(normal.mean_relative, 7)
         0.0001761
     """
-    if distribution not in ("float32", "log_uniform"):
-        raise ValueError(
-            f"cast_table: distribution is {distribution!r}; expected 'float32' or 'log_uniform'"
-        )
     fmt = as_format(fmt, "cast_table")
     if fmt.bits > 19:
         raise ValueError(f"cast_table: {fmt.name} is no narrow format; expected up to 19 bits")

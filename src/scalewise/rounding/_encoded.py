@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
+from .._check import checked
 from ..formats import Format
 from ..formats import format as format_
 from ._decode import decoded
@@ -96,7 +98,8 @@ def is_packed(fmt: Format) -> bool:
     return fmt.bits in WIDTHS
 
 
-def encode(x: Any, fmt: Format | str, **options: Any) -> jax.Array | EncodedArray:
+@checked
+def encode(x: ArrayLike, fmt: Format | str, **options: Any) -> jax.Array | EncodedArray:
     """Rounds ``x`` once and stores it in the format's dtype, or as an EncodedArray of codes.
 
     Args:

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.typing import ArrayLike, DTypeLike
 
+from .._check import checked
 from ..rounding import EncodedArray
 from ._power import ldexp
 
@@ -257,6 +258,7 @@ class ScaledArray:
         return self
 
 
+@checked
 def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     """Returns the same value with a factor moved from the data to the scale.
 
@@ -290,6 +292,7 @@ def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     return ScaledArray(data, scale, a.block)
 
 
+@checked
 def dequantize(a: ScaledArray) -> jax.Array:
     """Returns the plain array of a quantized one, as :meth:`ScaledArray.value` does.
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import DTypeLike
 
+from .._check import checked
+from .._types import FloatDType
 from ._array import ScaledArray
 from ._operand import ScaledOperand, common_dtype, operands, scaled_result, stored
 from ._operations import Operand
@@ -27,9 +28,11 @@ def _contraction(
     terms: Callable[[Sequence[int], Sequence[int]], int],
     product: Callable[[jax.Array, jax.Array], jax.Array],
     static: int | None,
-    dtype: DTypeLike | None,
+    dtype: FloatDType | None,
 ) -> ScaledArray:
     x, y = operands(name, a, b)
+    if not (x.data.ndim and y.data.ndim):
+        raise ValueError(f"{name}: shapes are {x.data.shape} and {y.data.shape}; expected axes")
     s = static_exponent(terms(x.data.shape, y.data.shape)) if static is None else static
     scale = RULES[name].scale(x.algebra, x.scale, y.scale, s)
     data = product(*_widened(x, y)) * 2.0**-s
@@ -48,8 +51,9 @@ def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> np.dtype:
     return jnp.dtype(jnp.float16) if dtype.itemsize == 1 else dtype
 
 
+@checked
 def matmul(
-    a: Operand, b: Operand, *, static: int | None = None, dtype: DTypeLike | None = None
+    a: Operand, b: Operand, *, static: int | None = None, dtype: FloatDType | None = None
 ) -> ScaledArray:
     """Returns ``a @ b`` with the scale ``sA sB s``: the data are ``(a.data @ b.data) / s``.
 
@@ -70,13 +74,14 @@ def matmul(
     return _contraction("matmul", a, b, lambda m, n: m[-1], jnp.matmul, static, dtype)
 
 
+@checked
 def dot_general(
     a: Operand,
     b: Operand,
     dimension_numbers: DimensionNumbers,
     *,
     static: int | None = None,
-    dtype: DTypeLike | None = None,
+    dtype: FloatDType | None = None,
 ) -> ScaledArray:
     """Returns ``lax.dot_general`` with the scale ``sA sB s``; see :func:`matmul`.
 
@@ -95,14 +100,15 @@ def dot_general(
     return _contraction("dot_general", a, b, terms, product, static, dtype)
 
 
+@checked
 def conv(
     a: Operand,
     kernel: Operand,
     window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
+    padding: Literal["SAME", "VALID", "SAME_LOWER"] | Sequence[tuple[int, int]],
     *,
     static: int | None = None,
-    dtype: DTypeLike | None = None,
+    dtype: FloatDType | None = None,
     **options: Any,
 ) -> ScaledArray:
     """Returns ``lax.conv_general_dilated`` with the scale ``sA sB s``; see :func:`matmul`.

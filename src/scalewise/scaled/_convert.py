@@ -8,9 +8,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
-from .._types import PyTree
+from .._check import checked, is_array
+from .._types import FloatDType, PyTree
 from ..formats import FP16
 from ..rounding import EncodedArray
 from . import scaled_tree
@@ -23,8 +24,9 @@ from .scaled_tree import is_scaled
 Measure = Literal["max", "l1", "l2", "least_squares"]
 
 
+@checked
 def as_scaled(
-    tree: PyTree, scale: ArrayLike | Measure | None = None, *, dtype: DTypeLike | None = None
+    tree: PyTree, scale: ArrayLike | Measure | None = None, *, dtype: FloatDType | None = None
 ) -> PyTree:
     """Returns a pytree with each float array as a ScaledArray of the same value.
 
@@ -52,9 +54,10 @@ def as_scaled(
     return scaled_tree.map(lambda x: _as_scaled(x, scale, dtype), tree)
 
 
-def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: DTypeLike | None) -> PyTree:
+def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: FloatDType | None) -> PyTree:
     number = isinstance(x, float)
-    if is_scaled(x) or not (number or isinstance(x, jax.Array | np.ndarray | np.generic)):
+    known = isinstance(x, jax.Array | np.ndarray | np.generic) and is_array(x)
+    if is_scaled(x) or not (number or known):
         return x
     x = jnp.asarray(x, jnp.float32 if number else None)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -76,7 +79,8 @@ def _found(wide: jax.Array, measure: str) -> tuple[jax.Array, jax.Array]:
     return data, power
 
 
-def asarray(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
+@checked
+def asarray(tree: PyTree, dtype: FloatDType | None = None) -> PyTree:
     """Returns a pytree with each ScaledArray as the plain array of its value.
 
     Args:
@@ -92,8 +96,9 @@ def asarray(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
     return scaled_tree.map(plain, tree)
 
 
+@checked
 def dynamic_rescale(
-    tree: PyTree, measure: Measure = "l2", *, dtype: DTypeLike | None = None
+    tree: PyTree, measure: Measure = "l2", *, dtype: FloatDType | None = None
 ) -> PyTree:
     """Returns a pytree with each ScaledArray rebalanced so that its data are of unit size.
 

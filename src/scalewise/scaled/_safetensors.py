@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 from jax.typing import ArrayLike
 
+from .._check import checked
 from .._output import check_source, replacing
 from .._types import Json
 from ..formats import E2M1FN, Format, check_codes
@@ -46,6 +47,7 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_HEADER = 100_000_000  # the format's own limit
 
 
+@checked
 def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Tensor]) -> None:
     """Writes arrays to a file; on failure, a file that was there stays unchanged.
 
@@ -77,6 +79,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Tensor]) -> N
             file.write(np.ascontiguousarray(x).tobytes())
 
 
+@checked
 def load_safetensors(path: str | os.PathLike) -> dict[str, Loaded]:
     """Returns the arrays of a file, of the classes that :func:`save_safetensors` was given.
 

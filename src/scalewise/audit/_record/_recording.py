@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from ..._check import checked
 from ..._output import Printed, check_writable
 from ..._types import Json
 from ...interpret import Equation
@@ -178,6 +179,7 @@ def recordable(path: str | os.PathLike[str]) -> Path:
     return path
 
 
+@checked
 def load_recording(path: str | os.PathLike[str]) -> Recording:
     """Reads a recording that :meth:`Recording.save` wrote.
 

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from ..._check import Count, checked
 from ..._output import tolerant
 from ..._types import PyTree
 from ..._user_file import InputError
@@ -21,7 +22,6 @@ from .._compare import (
     Folder,
     Program,
     call_user,
-    check_positive,
     corpus,
     endless_batches,
     load_program,
@@ -73,17 +73,18 @@ class Trained:
     signal: int = 0
 
 
+@checked
 def train(
     program: str | Path | Program,
     recipe: str = "float32",
     *,
     data: str | Path | bytes | None = None,
-    steps: int = 300,
+    steps: Count = 300,
     seed: int = 0,
     out: str | Path | Folder | None = None,
     resume: bool = False,
-    every: int = 100,
-    keep: int = 3,
+    every: Count = 100,
+    keep: Count = 3,
     console: Console | None = None,
     watch: Watch | None = None,
     sharding: Sharding | None = None,
@@ -134,7 +135,6 @@ def train(
     """
     check_processes(sharding)
     console = (console or Console()) if is_first() else Console(quiet=True)
-    check_positive(steps=steps, every=every, keep=keep)
     program = load_program(program)
     text = data if isinstance(data, bytes) else corpus(data)
     train_step = step_for(program, recipe, **options)
