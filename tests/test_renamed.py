@@ -102,9 +102,6 @@ def test_renamed_fields(make, value, old, new):
 
 def test_renamed_choices_of_a_recipe():
     recipe = sw.recipes.scalify
-    with pytest.warns(DeprecationWarning, match="arithmetic=.storage.. is deprecated.*.narrow."):
-        narrow = dataclasses.replace(recipe, arithmetic="storage")
-    assert narrow == dataclasses.replace(recipe, arithmetic="narrow")
     with pytest.warns(DeprecationWarning, match="Recipe.stored_as is deprecated.*state_storage"):
         assert recipe.stored_as("", 1) is None
 

@@ -108,7 +108,8 @@ def rule_of(hint: Any) -> Rule:
     if origin in (typing.Union, types.UnionType):
         return _union(args)
     if origin is Literal:
-        kinds, words = tuple({type(x) for x in args}), " or ".join(map(repr, args))
+        kinds, words = tuple({type(x) for x in args}), ", ".join(map(repr, args))
+        words = f"one of {words}" if len(args) > 1 else words
         one_of = lambda x: any(type(x) is type(y) and x == y for y in args)  # noqa: E731
         return Rule(lambda x: isinstance(x, kinds), words, one_of)
     if origin is tuple and Ellipsis not in args:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal, cast
 
 from .._check import CONVERTED, Natural, Pattern, checked
-from .._deprecated import renamed_arguments, renamed_attribute, warn_renamed
+from .._deprecated import renamed_arguments, renamed_attribute
 from .._resolve import as_format
 from .._types import FormatLike
 from ..devices import device, device_for
@@ -143,9 +143,6 @@ class Recipe:
     products: Products | None = None
 
     def __post_init__(self):
-        if self.arithmetic == "storage":
-            warn_renamed("Recipe(arithmetic='storage')", "arithmetic='narrow'", stacklevel=5)
-            object.__setattr__(self, "arithmetic", "narrow")
         self._take_products()
         if self.device is not None:
             object.__setattr__(self, "device", device(self.device).name)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._refusal import FAILED, refusal, tell
+from ._refusal import FAILED, check_program, refusal, tell
 
 
 def compare(
@@ -33,6 +33,8 @@ def compare(
     ] = None,
 ) -> None:
     """Train a program under several recipes; show losses, times and memory side by side."""
+    with refusal(ValueError):
+        check_program(program, data)
     from scalewise import training  # JAX takes a second to import: not for --help
 
     with refusal(training.InputError):

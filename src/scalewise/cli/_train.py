@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ._refusal import FAILED, refusal, tell
+from ._refusal import FAILED, check_program, refusal, tell
 
 STATE = {"weights": r"^\.params", "optimizer": r"^\.optimizer.*\.(mu|nu|trace|m|v)\b"}
 
@@ -44,6 +44,8 @@ def train(
     ] = None,
 ) -> None:
     """Train a program under a recipe or policy; a killed run resumes to the same bits."""
+    with refusal(ValueError):
+        check_program(program, data)
     from scalewise import training  # JAX takes a second to import: not for --help
     from scalewise.audit import Monitor
 

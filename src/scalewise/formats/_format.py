@@ -95,7 +95,7 @@ class Format:
                 refuse(field, f"an integer from {low} to {high}")
         if self.bias is None:
             object.__setattr__(self, "bias", 2 ** (self.exponent_bits - 1) - 1)
-        if abs(self.bias) > 2**16:  # 2^bias would take too long
+        if abs(self.bias or 0) > 2**16:  # 2^bias would take too long
             refuse("bias", "an integer with which float64 holds every number")
         if self.negative_zero is None:
             default = self.signed and self.zero and self.nan != "negative_zero"

@@ -11,9 +11,11 @@ from . import _codes
 from ._catalogue import format as format_
 from ._format import Format
 
+FormatSpec = Format | str | np.dtype | type
+
 
 @checked
-def next_up(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
+def next_up(fmt: FormatSpec, x: AnyFloat) -> float:
     """Returns the smallest number of the format above ``x``, as IEEE 754's nextUp.
 
     Args:
@@ -41,7 +43,7 @@ def next_up(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
 
 
 @checked
-def next_down(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
+def next_down(fmt: FormatSpec, x: AnyFloat) -> float:
     """Returns the largest number of the format below ``x``, as IEEE 754's nextDown.
 
     That is ``-next_up(-x)`` in a signed format. In an unsigned format without a number below
@@ -62,7 +64,7 @@ def next_down(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
 
 
 @checked
-def ulp(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
+def ulp(fmt: FormatSpec, x: AnyFloat) -> float:
     """Returns the spacing of the format's numbers in the binade of ``x`` (Goldberg's ulp).
 
     Below the smallest normal number this is the spacing of the subnormals, and above the largest
@@ -85,7 +87,7 @@ def _number(fmt: Format, code: int) -> float:
     return float(_codes.decode(fmt, code))
 
 
-def _last_not_above(fmt: Format | str | np.dtype | type, x: AnyFloat) -> int:
+def _last_not_above(fmt: Format, x: float) -> int:
     """Returns the largest positive finite code whose number is at most ``x``; -1 if none is."""
     low, high = -1, fmt.max_code
     while low < high:
@@ -97,7 +99,7 @@ def _last_not_above(fmt: Format | str | np.dtype | type, x: AnyFloat) -> int:
     return low
 
 
-def _above(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
+def _above(fmt: Format, x: float) -> float:
     """Returns the smallest number above an ``x`` >= 0; infinity or NaN if there is none."""
     code = _last_not_above(fmt, x)
     if code < fmt.max_code:
@@ -105,7 +107,7 @@ def _above(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float:
     return math.inf if fmt.infinities else math.nan
 
 
-def _below(fmt: Format | str | np.dtype | type, x: AnyFloat) -> float | None:
+def _below(fmt: Format, x: float) -> float | None:
     """Returns the largest positive number or zero below an ``x`` > 0; None if there is none."""
     code = _last_not_above(fmt, x)
     if code >= 0 and _number(fmt, code) == x:

@@ -291,14 +291,27 @@ def _log_uniform(fmt: Format, domain: str, low: float) -> CastErrors:
 
 
 def _cast_errors(fmt: Format, first: int, last: int) -> tuple[int, np.ndarray, np.ndarray]:
-    """Returns count, sums and maxima of (absolute, relative) errors over float32's bit patterns."""
+    """Returns count, sums and maxima of (absolute, relative) errors over float32's bit patterns.
+
+    Rounding commutes with powers of two where both formats have normal numbers: all binades
+    but the last two have the first one's errors, scaled.
+    """
+    normal = max(int(np.float32(float(fmt.smallest_normal)).view(np.uint32)), BINADE)
+    parts, start, whole = [], first, None  # whole: the errors of a binade, over its first number
     with jax.enable_x64(True):
-        parts = [
-            _chunk(fmt, np.uint32(start), np.uint32(min(start + BINADE - 1, last)))
-            for start in range(first, last + 1, BINADE)
-        ]
-    sums = np.sum([np.asarray(s) for s, _ in parts], axis=0)
-    return last - first + 1, sums, np.max([np.asarray(m) for _, m in parts], axis=0)
+        while start <= last:
+            end = min((start // BINADE + 1) * BINADE - 1, last)
+            unit = np.array([float(np.uint32(start).view(np.float32)), 1.0])
+            regular = start >= normal and start % BINADE == 0 and end + 1 + BINADE <= last
+            if whole is None or not regular:
+                chunk = _chunk(fmt, np.uint32(start), np.uint32(end))
+                parts.append([np.asarray(x) for x in chunk])
+                whole = [x / unit for x in parts[-1]] if regular else whole
+            else:
+                parts.append([x * unit for x in whole])
+            start = end + 1
+    sums, maxima = zip(*parts, strict=True)
+    return last - first + 1, np.sum(sums, axis=0), np.max(maxima, axis=0)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -96,7 +96,7 @@ def round_to(
         if fits(fmt, carrier_of(x.dtype)) or not contains(fmt, x.dtype, saturate):
             dtype = result_dtype(x.dtype, fmt, saturate, "round_to")
             x = _compiled(x, noise, (fmt, saturate, mode.name, subnormals, gradient, dtype))
-    return _as_jax_has_it(x, fmt)
+    return _as_jax_has_it(jnp.asarray(x), fmt)
 
 
 @checked

@@ -205,7 +205,7 @@ def _from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.ravel(blocks)[: math.prod(shape)].reshape(shape)
 
 
-def _check_block(owner: str, block: object, bits: int) -> None:
+def _check_block(owner: str, block: int, bits: int) -> None:
     if block < 2 or (bits == 4 and block % 2):
         even = "an even number" if bits == 4 else "an integer"
         raise ValueError(f"{owner}: block is {block!r}; expected {even} of at least 2")

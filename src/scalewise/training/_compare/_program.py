@@ -69,12 +69,13 @@ def load_program(program: str | Path | Program) -> Program:
     missing = [p for name, p in PROTOCOL.items() if not callable(getattr(module, name, None))]
     if missing:
         raise InputError(f"{file} defines no {' and no '.join(missing)}")
-    return Program(
-        file.stem,
-        *(getattr(module, name) for name in PROTOCOL),
-        loss_of=getattr(module, "loss_of", None),
-        optimizer=getattr(module, "OPTIMIZER", None),
-    )
+    parts = [getattr(module, name) for name in PROTOCOL]
+    others = {"loss_of": getattr(module, "loss_of", None)}
+    try:
+        return Program(file.stem, *parts, **others, optimizer=getattr(module, "OPTIMIZER", None))
+    except TypeError as error:
+        why = str(error).replace("Program: optimizer", "OPTIMIZER").replace("Program: ", "")
+        raise InputError(f"{file}: {why}") from None
 
 
 def _program_file(program: str | Path) -> Path:
