@@ -38,6 +38,10 @@ def train(
         str | None,
         typer.Option(help="Update of narrow weights: master, stochastic, compensated, plain."),
     ] = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option("--allow-changes", help="Resume with an edited program or other settings."),
+    ] = False,
     monitor: Annotated[
         str | None,
         typer.Option(help="A format: every 10 steps, measure weights and moments in it."),
@@ -65,6 +69,7 @@ def train(
                 accumulate=accumulate,
                 weights=weights,
                 watch=watch,
+                allow_changes=allow_changes,
             )
         except (training.CheckpointError, training.TrainingError) as error:
             tell(str(error))

@@ -34,7 +34,7 @@ from .._state import TrainState
 from .._step import Step
 from ._checkpoint import Checkpoints
 from ._digest import state_digest
-from ._identity import identify, run_folder, write_identity
+from ._identity import check_program, program_text, read_identity, run_folder, write_identity
 from ._processes import call_on_first, claimed_by_first, is_first
 from ._recipes import step_for
 from ._run import Run, Watch
@@ -88,6 +88,7 @@ def train(
     console: Console | None = None,
     watch: Watch | None = None,
     sharding: Sharding | None = None,
+    allow_changes: bool = False,
     **options: Any,
 ) -> Trained:
     """Trains a program under a recipe, with metrics and checkpoints in a folder.
@@ -120,6 +121,8 @@ def train(
             join that step's line of metrics (see ``scalewise.audit.Monitor.numbers``).
         sharding: how state and batches are split over devices; None for JAX's default device.
             With it ``program.init`` is traced, so that no device ever has the whole state.
+        allow_changes: whether a run may be resumed with other settings or another step than it was
+            begun with: an edited learning rate, loss or batch size, another version of JAX.
         options: further arguments of :func:`step` (``clip``, ``accumulate``, ``weights``, ...).
 
     Returns:
@@ -146,9 +149,11 @@ def train(
         "data": hashlib.sha256(text).hexdigest()[:16],
         **({} if sharding is None else {"mesh": sharding.mesh_shape}),
     }
+    expected = {} if allow_changes else settings
     folders: list[Folder | None] = []  # of the first process
-    call_on_first(lambda: folders.append(run_folder(out, resume, settings)))
-    state = _initial(program, train_step, text, seed, sharding)
+    call_on_first(lambda: folders.append(run_folder(out, resume, expected)))
+    batch = next(endless_batches(program, text, seed))
+    state = _initial(program, train_step, batch, seed, sharding)
     with (
         tolerant(console),
         claimed_by_first(folders[0] if folders else None) as folder,
@@ -157,12 +162,15 @@ def train(
         run = Run(
             program, recipe, train_step, state, checkpoints, console, settings, watch, sharding
         )
+        traced = run.trace(batch)
         if folder is not None and checkpoints is not None:
-            identity = call_on_first(lambda: identify(folder, settings))
-            run.restore(checkpoints, identity)
-            if identity is None:
-                call_on_first(lambda: write_identity(folder, settings, run.identity))
-        interrupt = run.train(folder, text, seed, steps, every)
+            written = program_text(traced.jaxpr)
+            if not allow_changes:
+                call_on_first(lambda: check_program(folder, written))
+            identity = call_on_first(lambda: read_identity(folder, expected))
+            run.restore(checkpoints, identity, expected)
+            call_on_first(lambda: write_identity(folder, settings, written, run.identity))
+        interrupt = run.train(traced, folder, text, seed, steps, every)
         return _result(run, interrupt, folder)
 
 
@@ -180,10 +188,9 @@ def _checkpoints(folder: Folder | None, keep: int) -> Iterator[Checkpoints | Non
 
 
 def _initial(
-    program: Program, train_step: Step, text: bytes, seed: int, sharding: Sharding | None
+    program: Program, train_step: Step, batch: PyTree, seed: int, sharding: Sharding | None
 ) -> TrainState:
     """Returns the training state before the first step."""
-    batch = next(endless_batches(program, text, seed))
 
     def params() -> PyTree:
         initial = call_user(program.init, f"{program.name}.init", seed)
