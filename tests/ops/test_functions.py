@@ -180,3 +180,22 @@ def test_invalid_arguments_are_rejected(arguments, message):
     assert message in result.stderr
     with pytest.raises(TypeError, match="exp takes real floating-point arrays, not int32"):
         functions.exp(jnp.arange(3))
+
+
+@pytest.mark.parametrize("name", ["e2m1fn", "e4m3fn", "e5m2"])
+def test_the_table_of_casts_counts_every_number(name):
+    """The table repeats a binade's errors; here each binade is computed."""
+    fmt = format_(name)
+    first, last = (
+        int(np.float32(float(x)).view(np.uint32)) for x in (fmt.smallest_normal, fmt.max)
+    )
+    worst = total = count = 0
+    for start in range(first, last + 1, 1 << 23):
+        x = np.arange(start, min(start + (1 << 23), last + 1), 7, dtype=np.uint32)
+        x = x.view(np.float32).astype(np.float64)
+        error = np.abs(fmt.decode(fmt.encode(x)) - x) / x
+        worst, total, count = max(worst, error.max()), total + error.sum(), count + len(x)
+    found = cast_table(name)[1]
+    assert found.count == last - first + 1
+    assert found.mean_relative == pytest.approx(total / count, rel=1e-4)
+    assert found.max_relative == pytest.approx(worst, rel=1e-4)
