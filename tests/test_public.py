@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import optax
 import pytest
 
 import scalewise as sw
@@ -85,7 +86,7 @@ def function(x):
         (lambda: sw.autocast(function, "fp8"), "'fp8' is a recipe, no dtype to compute in"),
         (lambda: sw.audit(function, "five-bytes"), "audit: 'five-bytes' is a method of comparison"),
         (lambda: sw.audit(function, "fp17"), "audit: no policy, format or recipe is called"),
-        (lambda: sw.training.step(function, None, "e5m2"), "step: 'e5m2' is a format, not a poli"),
+        (lambda: sw.training.step(function, optax.sgd(1.0), "e5m2"), "step: 'e5m2' is a format"),
         (lambda: sw.training.method("c=bf16"), "'c=bf16' is a policy, not a method of compariso"),
     ],
 )  # fmt: skip

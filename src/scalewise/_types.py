@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from ._check import Range
 from .formats import BlockFormat, Format
 
 if TYPE_CHECKING:
@@ -30,6 +32,11 @@ FormatLike: TypeAlias = Format | str | DTypeLike
 
 BlockFormatLike: TypeAlias = BlockFormat | Format | str | DTypeLike
 """A format or a block format (``"mxfp8_e4m3"``), or a name of one."""
+
+FloatDType: TypeAlias = Annotated[
+    DTypeLike, Range(lambda dtype: "float" in jnp.dtype(dtype).name, "a floating-point dtype")
+]
+"""A dtype of floating-point numbers."""
 
 PolicyLike: TypeAlias = "Policy | str | DTypeLike"
 """A policy, its string (``"p=f32,c=bf16,o=f32"``), or the dtype to compute in."""

@@ -17,6 +17,20 @@ class InputError(ValueError):
     """Raised for input that can't be used; the message is one sentence that says what can."""
 
 
+def function_file(target: str) -> tuple[Path, str]:
+    """Returns the file and the name of ``path/to/file.py:name``.
+
+    Raises:
+        InputError: no such file, or no name.
+    """
+    path, colon, name = target.rpartition(":")
+    if not colon or not name:
+        raise InputError(f"{target!r} names no function: expected path/to/file.py:function")
+    if not Path(path).is_file():
+        raise InputError(f"no file at {path!r}: expected a Python file")
+    return Path(path), name
+
+
 def load_module(file: Path) -> ModuleType:
     """Runs a Python file and returns it as a module, under a name of its own in ``sys.modules``.
 

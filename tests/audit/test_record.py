@@ -281,3 +281,39 @@ def test_a_difference_beyond_the_sample_is_told_by_bits_and_means():
     assert "0 in the sample" in str(other)
     assert 1e-5 < largest(far).difference < 1e-3
     assert math.isinf(compare(record(jnp.log)(x), record(jnp.log)(0 * x)).output_difference)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dtype", 7), ("dtype", "float17"), ("file", 5), ("shape", "abc"), ("shape", [-1]),
+        ("shape", [1.5]), ("line", "3"), ("line", -1), ("primitive", None), ("result", True),
+    ],
+)  # fmt: skip
+def test_recordings_with_fields_of_other_types_are_refused(recordings, tmp_path, field, value):
+    path = recordings[1].save(tmp_path / "a.safetensors")
+    tensors = sw.scaled.load_safetensors(path)
+    header = json.loads(bytes(np.asarray(tensors["recording"])))
+    header["arrays"][0][field] = value
+    tensors["recording"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    sw.scaled.save_safetensors(path, tensors)
+    with pytest.raises(ValueError, match=rf"is no recording.*RecordedArray: {field} is"):
+        load_recording(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("lengths", lambda x: -x), ("lengths", lambda x: x * 2), ("counts", lambda x: -x - 1),
+        ("samples", lambda x: x[:1]), ("numbers", lambda x: x[:, :2]),
+        ("recording", lambda x: np.frombuffer(b"[" * 200_000, np.uint8)),
+        ("recording", lambda x: np.frombuffer(b"[]", np.uint8)),
+    ],
+)  # fmt: skip
+def test_recordings_with_other_tables_are_refused(recordings, tmp_path, name, change):
+    path = recordings[1].save(tmp_path / "a.safetensors")
+    tensors = sw.scaled.load_safetensors(path)
+    tensors[name] = np.array(change(np.asarray(tensors[name])))
+    sw.scaled.save_safetensors(path, tensors)
+    with pytest.raises(ValueError, match="is no recording"):
+        load_recording(path)

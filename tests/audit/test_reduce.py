@@ -1,10 +1,12 @@
 """Findings reduced to files of a few operations, which are run."""
 
+import ast
 import contextlib
 import dataclasses
 import io
 import re
 import runpy
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ import pytest
 
 import scalewise as sw
 from scalewise.audit import Reduction
+from scalewise.audit._reduce._render import _comment
 from scalewise.autocast import Policy, Rule
 
 
@@ -234,3 +237,13 @@ def test_a_saved_report_has_no_program(tmp_path):
     assert isinstance(report.reduce(), Reduction)
     with pytest.raises(ValueError, match=r"expected a name that ends with .py"):
         report.reduce().save(tmp_path / "case.txt")
+
+
+def test_a_file_name_in_generated_code_stays_a_comment():
+    names = ["a\nimport os.py", "b\r.py", "c\u2028d.py", "e\u202ef.py", "g\x00h.py", "é.py"]
+    for name in names:
+        equation = types.SimpleNamespace(caller=None, source=(f"/x/{name}", 3, "f"))
+        text = _comment(equation)
+        assert len(f"y = 1{text}".splitlines()) == 1
+        assert text.isprintable()
+        assert ast.dump(ast.parse(f"y = 1{text}")) == ast.dump(ast.parse("y = 1"))

@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +16,7 @@ from scalewise import training
 from scalewise._output import replacing
 from scalewise.audit import diff
 from scalewise.cli import app
+from scalewise.scaled import save_safetensors
 from scalewise.training import InputError
 
 PROGRAM = """
@@ -227,3 +230,48 @@ def test_the_exit_code_contains_the_signal(folder, monkeypatch):
     ended = training.Trained("net", "float32", 3, 1.0, 1.0, 0, True, "d" * 64, "run", None, 15)
     monkeypatch.setattr(training, "train", lambda *_, **__: ended)
     assert run("train", "net.py").exit_code == 128 + 15
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["audit", "none.py:f"], ["record", "none.py:f"], ["audit", "hf:none.json"],
+        ["diff", "none.json", "b.json"], ["train", "none.py"], ["compare", "none.py"],
+        ["train", "mlp", "--data", "none.txt"], ["cast", "none.npy", "--to", "fp16"],
+    ],
+)  # fmt: skip
+def test_a_mistyped_path_is_found_before_jax_is_imported(tmp_path, arguments):
+    code = f"""
+import sys
+from scalewise.cli import app
+try:
+    app({arguments!r})
+except SystemExit as error:
+    print(error.code, "jax" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["2", "False"]
+    assert done.stderr.startswith("scalewise: ")
+    assert "none." in done.stderr
+
+
+@pytest.mark.parametrize("shape", ["(True,)", "(1.0,)", "(-1,)"])
+def test_shapes_in_npy_headers_are_natural_numbers(tmp_path, shape):
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    content = b"\x93NUMPY\1\0" + len(head).to_bytes(2, "little") + head + bytes(4)
+    (tmp_path / "a.npy").write_bytes(content)
+    done = CliRunner().invoke(app, ["cast", str(tmp_path / "a.npy"), "--to", "fp16"])
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit)
+
+
+def test_formats_and_optimizers_that_cannot_be_used(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_safetensors("x.safetensors", {"w": np.ones((2, 4), np.float32)})
+    done = CliRunner().invoke(app, ["cast", "x.safetensors", "--to", "fp64"])
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit)
+    source = PROGRAM + "\nimport optax\nOPTIMIZER = optax.adam\n"
+    (tmp_path / "adam.py").write_text(source)
+    with pytest.raises(InputError, match=r"adam.py: OPTIMIZER is <function adam"):
+        training.load_program("adam.py")

@@ -231,10 +231,8 @@ def test_user_defined_format_matches_ieee_754():
             r"bias is 5000; expected -1009 to 1072, with",
         ),
         (lambda: Format("x", 11, 4, bias=0), r"bias is 0; expected 1023 to 1071, with which floa"),
-        (lambda: Format("x", 4, 3, bias=1.5), r"bias is 1.5; expected an integer"),
         (lambda: Format("x", 7, 0), r"nan is 'ieee'; expected 'all_ones', 'negative_zero' or 'n"),
         (lambda: Format("x", 4, 3, zero=False), r"zero is False; expected True where there are"),
-        (lambda: Format("x", 4, 3, nan="some"), r"nan is 'some'; expected 'ieee', 'all_ones'"),
         (lambda: formats.p3109(2, 1), "bits is 2; expected 3 to 16"),
         (
             lambda: formats.FP16.decode([70000]),

@@ -1,6 +1,8 @@
 """Atomic files, locked folders, failing streams, pages that show control characters."""
 
+import base64
 import errno
+import hashlib
 import io
 import os
 import resource
@@ -11,6 +13,7 @@ import sys
 
 import numpy as np
 import pytest
+from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
@@ -230,3 +233,23 @@ def test_control_characters_are_visible():
     assert Text.assemble(("\u2066b", "bold"), "c").plain == "\\u2066bc"
     page = page_environment("scalewise.training._compare").from_string("{{ name }}|{{ 3 }}")
     assert page.render(name="<\u202e>") == "&lt;\\u202e&gt;|3"
+
+
+def test_a_page_allows_only_the_scripts_of_its_template(tmp_path):
+    """A script that a value brings along, marked as safe by mistake, isn't in the policy."""
+    template = '<meta charset="utf-8">\n<style>p { color: red }</style>{{ x }}<script>ours</script>'
+    package = tmp_path / "pages_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "a.j2").write_text(template)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        pages = page_environment("pages_of_a_test")
+    finally:
+        sys.path.remove(str(tmp_path))
+    html = pages.rendered("a.j2", x=Markup("<script>theirs</script><style>b {}</style>"))
+    for text, allowed in (
+        ("ours", True), ("theirs", False), ("p { color: red }", True), ("b {}", False),
+    ):  # fmt: skip
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert (f"'sha256-{digest}'" in html) is allowed

@@ -60,6 +60,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "vit.json").write_text(json.dumps(VIT))
     (tmp_path / "other.json").write_text(json.dumps(GPT2 | {"model_type": "gpt3"}))
     (tmp_path / "class.json").write_text(json.dumps(GPT2 | {"architectures": ["GPT2Model3"]}))
+    for name in ("pipeline", "GPT2Tokenizer", "logging", "__name__", "GPT2Config"):  # no models
+        (tmp_path / f"{name}.json").write_text(json.dumps(GPT2 | {"architectures": [name]}))
     (tmp_path / "heads.json").write_text(json.dumps(GPT2 | {"n_head": 3}))
     (tmp_path / "plain.json").write_text("{}")
     (tmp_path / "text.json").write_text("a text")
@@ -113,7 +115,11 @@ def test_a_config_and_a_folder_of_transformers(folder):
         (["hf:text.json"], "text.json is no config of transformers: it is no JSON"),
         (["hf:plain.json"], "it has no model_type"),
         (["hf:other.json"], "has no model_type 'gpt3'; did you mean"),
-        (["hf:class.json"], "has no class 'GPT2Model3'"),
+        *(
+            ([f"hf:{name}.json"], f"has no class of models '{name}'")
+            for name in ("pipeline", "GPT2Tokenizer", "logging", "__name__", "GPT2Config")
+        ),
+        (["hf:class.json"], "has no class of models 'GPT2Model3'"),
         (["hf:heads.json"], "heads.json: the model can't be built: ValueError:"),
         (["hf:empty"], "empty has no weights (.safetensors); for random ones"),
         (["hf:gpt2.json", "--args", "inputs"], "--args names a function of a file"),

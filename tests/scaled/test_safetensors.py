@@ -185,3 +185,18 @@ def test_codes_and_scales_that_nothing_writes_are_refused(tmp_path, old, new):
     path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
     with pytest.raises(ValueError, match=r"its scales can't be read|is no complete safetensors"):
         load_safetensors(path)
+
+
+@pytest.mark.parametrize("name", ["__metadata__", "\ud800", "a\udc00b", 3, None, b"w"])
+def test_names_that_no_reader_takes_are_refused(tmp_path, name):
+    for value in (np.ones(3), sw.quantize(np.ones(3, np.float32), "e4m3fn")):
+        with pytest.raises((TypeError, ValueError), match="save_safetensors: arrays is"):
+            save_safetensors(tmp_path / "a.safetensors", {"3": np.ones(2), name: value})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["", " ", "é", "\0", "a\nb", "\U0001f600", '"', "__metadata"])
+def test_unusual_names_are_read_by_the_official_reader(tmp_path, name):
+    reader = pytest.importorskip("safetensors.numpy")
+    save_safetensors(tmp_path / "a.safetensors", {name: np.arange(3.0)})
+    assert reader.load_file(tmp_path / "a.safetensors")[name].tolist() == [0, 1, 2]

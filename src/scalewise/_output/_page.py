@@ -24,11 +24,15 @@ def visible(text: str) -> str:
     return CONTROL.sub(lambda m: f"\\x{ord(m[0]):02x}", text)
 
 
-def policy(html: str) -> str:
-    """Returns the Content-Security-Policy that allows only a page's own style and script."""
+def policy(template: str) -> str:
+    """Returns the Content-Security-Policy that allows the style and script of a template alone.
+
+    It is made from the template before any value is inserted, so that a script that a value brings
+    into the page isn't run.
+    """
     sources = {}
     for tag in ("style", "script"):
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
+        found = re.findall(rf"<{tag}>(.*?)</{tag}>", template, re.DOTALL)
         digests = (base64.b64encode(hashlib.sha256(x.encode()).digest()).decode() for x in found)
         sources[tag] = " ".join(f"'sha256-{d}'" for d in digests) or "'none'"
     return f"{POLICY}; style-src {sources['style']}; script-src {sources['script']}"

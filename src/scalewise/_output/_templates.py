@@ -28,10 +28,12 @@ class Pages(Environment):
             lstrip_blocks=True,
         )
 
-    def rendered(self, name: str, **values: object) -> str:
-        """Renders the template `name` with these values."""
+    def rendered(self, name: str, *, styles: str = "", **values: object) -> str:
+        """Renders the template `name` with these values; ``styles`` has those that they contain."""
+        assert self.loader is not None
+        source = self.loader.get_source(self, name)[0]
         html = self.get_template(name).render(**values)
         head = '<meta charset="utf-8">\n'
         assert html.count(head) == 1
-        tag = f'<meta http-equiv="Content-Security-Policy" content="{policy(html)}">\n'
+        tag = f'<meta http-equiv="Content-Security-Policy" content="{policy(source + styles)}">\n'
         return html.replace(head, head + tag)

@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .._resolve import resolve
+from .._check import Count, Natural, checked
+from .._resolve import as_format, resolve
 from .._types import FormatLike, PolicyLike, PyTree, RecipeLike, Saturation
 from ..autocast import Autocast, Policy
 from ..autoscale import Boundaries, EveryOp, Recipe, interpretation
@@ -58,14 +59,15 @@ NAN_CAUSES = {
 UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
 
 
+@checked
 def audit(
     f: Callable,
     low: FormatLike | PolicyLike | RecipeLike | Interpretation = "float16",
     *,
     reference: FormatLike | None = None,
     saturate: Saturation = False,
-    trials: int = 40,
-    steps: int = 1,
+    trials: Natural = 40,
+    steps: Count = 1,
     batches: Iterable[PyTree] | Callable[[int], PyTree] | None = None,
 ) -> Callable:
     """Returns a function of ``f``'s arguments that returns a :class:`Report` of running ``f`` in
@@ -110,11 +112,9 @@ def audit(
         >>> worst.kind, worst.primitive, worst.error_before
         ('overflow', 'reduce_sum', inf)
     """
-    if not callable(f):
-        raise TypeError(f"audit(f, ...) takes a function, not a {type(f).__name__}: {f!r}")
-    if trials < 0:
-        raise ValueError(f"audit: trials is {trials}; expected 0 or more")
     low_run = low_interpretation(low, saturate)
+    if reference is not None:
+        _reference_format(reference)
 
     def audited(*args: PyTree, **kwargs: PyTree) -> Report:
         try:
@@ -200,10 +200,14 @@ def _reference_dtype(reference: Any, program: Program) -> np.dtype:
         avals = [a for a in [*program.in_avals, *program.out_avals] if is_float(a)]
         wide = any(a.dtype == jnp.float64 for a in avals)
         return np.dtype(np.float64 if wide else np.float32)
-    fmt = format_(reference)
+    return np.dtype(np.float64 if _reference_format(reference) == FP64 else np.float32)
+
+
+def _reference_format(reference: FormatLike) -> Format:
+    fmt = as_format(reference, "audit: reference")
     if fmt not in (FP32, FP64):
         raise ValueError(f"audit: reference={reference!r}; expected 'float32' or 'float64'")
-    return np.dtype(np.float64 if fmt == FP64 else np.float32)
+    return fmt
 
 
 def _check_program(program: Program, f: Callable) -> None:

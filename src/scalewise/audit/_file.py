@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._user_file import InputError, describe_error, load_module
+from .._user_file import InputError, describe_error, function_file, load_module
 from ._run._equation_statistics import display_name
 
 
@@ -24,12 +24,7 @@ def load_function(target: str) -> tuple[Callable, ModuleType]:
     Raises:
         InputError: no such file, the file fails, or it defines no function of that name.
     """
-    path, colon, name = target.rpartition(":")
-    if not colon or not name:
-        raise InputError(f"{target!r} names no function: expected path/to/file.py:function")
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"no file at {path!r}: expected a Python file")
+    file, name = function_file(target)
     module = load_module(file)
     function = getattr(module, name, None)
     if not callable(function):

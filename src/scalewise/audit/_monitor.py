@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._check import Count, Natural, Pattern, checked
 from .._resolve import as_format
 from .._types import FormatLike, PyTree
 from ..formats import Format
@@ -24,7 +25,7 @@ from ._report._trace import is_latent, near_maximum
 from ._what_if import Candidate, WhatIf, WhatIfLike, candidate
 from ._what_if import what_if as lost_to
 
-Groups = int | Mapping[str, str]
+Groups = Natural | Mapping[str, Pattern]
 MOMENTS = {  # fields of optax's states with an array for each parameter
     "mu", "nu", "nu_max", "trace", "sum_of_squares", "m", "v", "v_row", "v_col", "e_g", "e_x",
 }  # fmt: skip
@@ -51,6 +52,7 @@ class Reading:
     what_if: dict[str, WhatIf] = dataclasses.field(default_factory=dict)
 
 
+@checked
 def readings(
     tree: PyTree,
     fmt: FormatLike = "float16",
@@ -85,7 +87,7 @@ def readings(
     """
     fmt = as_format(fmt, "readings")
     tried = _candidates(what_if, "readings")
-    named = {} if isinstance(groups, int) else groups
+    named = groups if isinstance(groups, Mapping) else {}
     found: dict[str, list[jax.Array]] = {name: [] for name in named}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if hasattr(leaf, "dtype") and is_float(leaf):
@@ -110,7 +112,7 @@ def _candidates(what_if: Any, where: str) -> list[Candidate]:
 
 
 def _group(path: Sequence[Any], groups: Groups) -> str | None:
-    if isinstance(groups, int):
+    if not isinstance(groups, Mapping):
         n = max(groups, 1)
         moment = next((key for key in path[n:] if _names_moment(key)), None)
         text = jax.tree_util.keystr((*path[:n], *([moment] if moment else [])))
@@ -154,6 +156,7 @@ def _read_array(x: jax.Array, fmt: Format) -> list[jax.Array]:
     return [jnp.max(amax).astype(jnp.float32), *(jnp.sum(c.astype(jnp.float32)) for c in counts)]
 
 
+@checked
 class Monitor:
     """Takes :func:`readings` every so many steps of a training loop, and writes or returns them.
 
@@ -188,13 +191,11 @@ class Monitor:
         self,
         fmt: FormatLike = "float16",
         *,
-        every: int = 10,
+        every: Count = 10,
         groups: Groups = 1,
         out: str | os.PathLike[str] | None = None,
         what_if: Sequence[WhatIfLike] = (),
     ):
-        if every < 1:
-            raise ValueError(f"Monitor: every is {every}; expected 1 or more")
         self.every = every
         self._fmt = as_format(fmt, "Monitor")
         _candidates(what_if, "Monitor")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from rich.console import Console
 
+from .._check import Positive, checked
 from .._resolve import as_format
 from .._types import FormatLike, Json, PyTree
 from ..autocast import Autocast, Policy, Rule
@@ -93,8 +94,9 @@ class Tuning(Saved):
         return as_csv(self)
 
 
+@checked
 def tune(
-    f: Callable, *, tol: float, formats: Sequence[FormatLike] = (BF16,)
+    f: Callable, *, tol: Positive, formats: Sequence[FormatLike] = (BF16,)
 ) -> Callable[..., Tuning]:
     """Returns a function of ``f``'s arguments that searches for the cheapest formats that keep the
     outputs of ``f`` within a tolerance.
@@ -123,8 +125,6 @@ def tune(
         >>> sorted(p for _, p in found.formats)
         ['convert_element_type', 'mul', 'reduce_sum']
     """
-    if not tol > 0:
-        raise ValueError(f"tune: tol is {tol!r}; expected a positive number")
     narrow = sorted((as_format(x, "tune") for x in formats), key=lambda fmt: fmt.bits)
 
     def tuned(*args: PyTree, **kwargs: PyTree) -> Tuning:

@@ -97,7 +97,7 @@ def _sums(x: jax.Array, tried: Candidate, unit: jax.Array) -> jax.Array:
         stored = quantize(x, tried.fmt, scaling=tried.scaling)
         rounded, data = stored.value(), stored.data
         if not jnp.issubdtype(data.dtype, jnp.floating):
-            data = decode(data, element)
+            data = decode(data, element)  # pyright: ignore[reportArgumentType]
         largest = jnp.abs(data.astype(jnp.float32)) == float(element.max)
         saturated = (largest & (jnp.abs(rounded) < jnp.abs(x))) | ~jnp.isfinite(x)
     kept = jnp.isfinite(x) & jnp.isfinite(rounded)

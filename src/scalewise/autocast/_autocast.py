@@ -14,6 +14,7 @@ from jax import lax
 from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
+from .._check import checked
 from .._types import PolicyLike, PyTree
 from ..interpret import (
     Applied,
@@ -143,6 +144,7 @@ def widest(dtypes: set[np.dtype]) -> np.dtype:
     return wide if same else jnp.dtype(jnp.float32)
 
 
+@checked
 def autocast(f: Callable, policy: PolicyLike = "float16") -> Callable:
     """Returns ``f`` in mixed precision: narrow products, float32 where range or long sums need it.
 

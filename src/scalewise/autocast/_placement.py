@@ -8,6 +8,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
+from .._check import checked
 from .._types import PolicyLike, PyTree
 from ..interpret import Equation, transform
 from ._autocast import Autocast, converted
@@ -33,6 +34,7 @@ class Placement:
     count: int
 
 
+@checked
 def placements(f: Callable, policy: PolicyLike = "float16") -> Callable:
     """Returns a function of ``f``'s arguments that lists the dtype of each operation.
 
@@ -46,6 +48,8 @@ def placements(f: Callable, policy: PolicyLike = "float16") -> Callable:
         [('dot_general', 'bfloat16'), ('tanh', 'bfloat16'), ('exp', 'float32')]
     """
 
+    chosen = policy_(policy)
+
     def show(*args: PyTree, **kwargs: PyTree) -> tuple[Placement, ...]:
         counts: dict[tuple[str, str, str, str], int] = {}
 
@@ -53,7 +57,6 @@ def placements(f: Callable, policy: PolicyLike = "float16") -> Callable:
             key = (equation.name, str(dtype), equation.direction, equation.where())
             counts[key] = counts.get(key, 0) + 1
 
-        chosen = policy_(policy)
         program = transform(converted(f, chosen), Autocast(chosen, record), name="autocast")
         jax.eval_shape(program, *args, **kwargs)
         found = [Placement(*key, count=n) for key, n in counts.items()]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence, Set
 from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 
+from .._check import Pattern, checked
 from .._resolve import kind_of
 from .._types import PolicyLike
 from ..interpret import Equation
@@ -19,7 +21,6 @@ from ..primitives import names
 LOW = names(lambda row: row.autocast == "low")
 FULL = names(lambda row: row.full)
 Run = Literal["low", "full", "follow"]
-RUNS = ("low", "full", "follow")
 DTYPES = {
     "f16": "float16", "fp16": "float16", "half": "float16", "float16": "float16",
     "bf16": "bfloat16", "bfloat16": "bfloat16",
@@ -29,6 +30,7 @@ DTYPES = {
 FIELDS = {key: field for field in ("params", "compute", "output") for key in (field, field[0])}
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """One exception to the lists: operations that meet every condition given run so.
@@ -43,21 +45,12 @@ class Rule:
 
     run: Run
     primitive: str | None = None
-    scope: str | None = None
+    scope: Pattern | None = None
     function: str | None = None
 
     def __post_init__(self):
-        if self.run not in RUNS:
-            raise ValueError(
-                f"Rule.run is {self.run!r}; expected one of {', '.join(map(repr, RUNS))}"
-            )
         if self.primitive is self.scope is self.function is None:
             raise ValueError("Rule takes at least one of primitive, scope and function")
-        if self.scope is not None:
-            try:
-                re.compile(self.scope)
-            except re.error as error:
-                raise ValueError(f"Rule.scope: {self.scope!r}: {error}") from None
 
     def matches(self, equation: Equation) -> bool:
         """Returns whether an operation meets every condition."""
@@ -75,6 +68,7 @@ ComputeDtype: TypeAlias = Any
 """Given as a dtype or a name (``"bf16"``), read as an ``np.dtype``, or None."""
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """What :func:`autocast` runs in which dtype.
@@ -92,14 +86,14 @@ class Policy:
     compute: ComputeDtype = jnp.float16
     params: ComputeDtype = None
     output: ComputeDtype = None
-    low: frozenset[str] = LOW
-    full: frozenset[str] = FULL
-    rules: tuple[Rule, ...] = ()
+    low: Set[str] = LOW
+    full: Set[str] = FULL
+    rules: Sequence[Rule] = ()
 
     def __post_init__(self):
         for field in ("compute", "params", "output"):
             value = getattr(self, field)
-            if value is not None or field == "compute":
+            if field == "compute" or value is not None:
                 object.__setattr__(self, field, _dtype(value, field))
         object.__setattr__(self, "low", frozenset(self.low))
         object.__setattr__(self, "full", frozenset(self.full))
@@ -107,9 +101,6 @@ class Policy:
         both = self.low & self.full
         if both:
             raise ValueError(f"Policy: {', '.join(sorted(both))}: both in low and in full")
-        for rule in self.rules:
-            if not isinstance(rule, Rule):
-                raise TypeError(f"Policy.rules holds Rules, not {rule!r}")
 
     def run(self, equation: Equation) -> Run:
         """Returns how an operation runs, by the first rule that matches it or by the lists."""
@@ -125,6 +116,7 @@ class Policy:
         return ",".join(f"{k}={v.name}" for k, v in named if v is not None)
 
 
+@checked
 def policy(text: PolicyLike) -> Policy:
     """Returns a policy from a string, or the policy itself.
 
@@ -165,6 +157,8 @@ def policy(text: PolicyLike) -> Policy:
 def _dtype(value: ComputeDtype, field: str) -> np.dtype:
     name = value.lower() if isinstance(value, str) else value
     try:
+        if name is None:  # which NumPy reads as float64
+            raise TypeError
         name = DTYPES[name] if isinstance(name, str) else jnp.dtype(name).name
         if name not in DTYPES.values():
             raise KeyError(name)

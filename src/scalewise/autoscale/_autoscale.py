@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._check import checked
 from .._types import RecipeLike
 from ..interpret import check_callable, transform
 from ..scaled import ScaledArray
@@ -24,6 +25,7 @@ from .recipes import fp16
 from .recipes import recipe as recipe_
 
 
+@checked
 def autoscale(
     f: Callable, recipe: RecipeLike | Schedule = fp16, *, keyed: bool = False
 ) -> Callable:

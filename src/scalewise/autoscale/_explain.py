@@ -9,6 +9,7 @@ from typing import Literal
 import jax
 import numpy as np
 
+from .._check import checked
 from .._types import BlockFormatLike, PyTree, RecipeLike
 from ..formats import BlockFormat, Format
 from ..formats import format as format_
@@ -92,6 +93,7 @@ def _cells(row: ExplanationRow) -> tuple[str, ...]:
     return row.kind, row.name, shape, row.format, row.scale, row.direction, source
 
 
+@checked
 def explain(f: Callable, recipe: RecipeLike = fp16) -> Callable[..., Explanation]:
     """Returns a function of ``f``'s arguments that lists what ``autoscale(f, recipe)`` stores.
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from .._check import checked
 from .._types import PyTree, RecipeLike
 from ..formats import BlockFormat, Format
 from ..interpret import Argument, Interpretation, type_like
@@ -139,6 +140,7 @@ def _nonzero(data: jax.Array | EncodedArray, x: jax.Array, fmt: Format) -> jax.A
     return encode(jnp.where((wide == 0) & (x != 0), tiny, wide), fmt)
 
 
+@checked
 def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
     """A pytree with the leaves that the recipe's ``state`` names stored narrow.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from .._check import CONVERTED, Count, Natural, checked
 from .._resolve import as_format
 from .._types import BlockFormatLike, FormatLike, RoundingMode
-from ..formats import BLOCK_FORMATS, CATALOGUE, E8M0, ROUNDINGS, BlockFormat, Format
+from ..formats import BLOCK_FORMATS, CATALOGUE, E8M0, BlockFormat, Format
 from ..scaled import Amax, Scaling, check_scaling
 
 Role = Literal["activation", "weight", "gradient"]
@@ -15,6 +16,7 @@ CURRENT = Amax()
 _NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Operand:
     """How one operand of a product is rounded.
@@ -41,30 +43,18 @@ class Operand:
         TypeError, ValueError: an unknown format or mode, or a contradictory combination.
     """
 
-    format: Format | BlockFormat
+    format: Annotated[Format | BlockFormat, CONVERTED]
     scaling: Scaling = CURRENT
     per: Literal["tensor", "channel"] = "tensor"
     rounding: RoundingMode = "nearest_even"
-    tile: int = 1
-    hadamard: int = 0
+    tile: Count = 1
+    hadamard: Natural = 0
     signs: Literal["fixed", "random"] = "fixed"
 
     def __post_init__(self):
         object.__setattr__(self, "format", as_format(self.format, "Operand.format", blocks=True))
         check_scaling(self.scaling, "Operand.scaling")
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(
-                f"Operand.rounding is {self.rounding!r}; expected one of {', '.join(ROUNDINGS)}"
-            )
-        for name, expected in {"per": ("tensor", "channel"), "signs": ("fixed", "random")}.items():
-            if getattr(self, name) not in expected:
-                raise ValueError(
-                    f"Operand.{name} is {getattr(self, name)!r}; "
-                    f"expected {expected[0]!r} or {expected[1]!r}"
-                )
-        if not _is_count(self.tile) or self.tile < 1:
-            raise ValueError(f"Operand.tile is {self.tile!r}; expected a positive integer")
-        if not _is_count(self.hadamard) or self.hadamard & (self.hadamard - 1) or self.hadamard < 0:
+        if self.hadamard & (self.hadamard - 1):
             raise ValueError(f"Operand.hadamard is {self.hadamard!r}; expected 0 or a power of two")
         self.scaling.check(self.format)
         if self.scaling.draws and (self.tile > 1 or self.rounding != "nearest_even"):
@@ -118,6 +108,7 @@ class Operand:
 OperandPair = tuple[Operand | BlockFormatLike | None, Operand | BlockFormatLike | None]
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Products:
     """How the operands of the three products of a layer ``y = x @ w`` are rounded.
@@ -248,7 +239,3 @@ def _transform(operand: Operand | None) -> tuple[int, str]:
     if operand is None or operand.hadamard < 2:
         return 0, "fixed"
     return operand.hadamard, operand.signs
-
-
-def _is_count(x: object) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
+from .._check import CONVERTED, Natural, Pattern, checked
 from .._resolve import as_format
 from .._types import FormatLike
 from ..devices import device, device_for
@@ -17,6 +18,7 @@ from ._overrides import Scope
 from ._units import require_native
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Storage:
     """How one array of a training state is stored between two steps.
@@ -33,20 +35,19 @@ class Storage:
             number, for arrays that are divisors. Square roots are always stored so.
     """
 
-    format: Format | BlockFormat
+    format: Annotated[Format | BlockFormat, CONVERTED]
     root: Literal[1, 2] = 1
     axis: int | tuple[int, ...] | None = None
-    min_size: int = 0
+    min_size: Natural = 0
     nonzero: bool = False
 
     def __post_init__(self):
         fmt = as_format(self.format, "Storage.format", blocks=True)
         storable(fmt.element if isinstance(fmt, BlockFormat) else fmt)
         object.__setattr__(self, "format", fmt)
-        if self.root not in (1, 2):
-            raise ValueError(f"Storage.root is 1 or 2 (the square root), not {self.root!r}")
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """The formats and scales by which :func:`autoscale` rounds.
@@ -119,19 +120,19 @@ class Recipe:
         ValueError: an unknown format or name, or a contradictory combination.
     """
 
-    forward: Format | BlockFormat | None = FP16
-    backward: Format | BlockFormat | None = FP16
-    residuals: Format | None = FP16
-    carry: Format | None = None
-    collective: Format | None = None
-    state: tuple[tuple[str, Storage], ...] = ()
-    min_size: int = 8192
+    forward: Annotated[Format | BlockFormat | None, CONVERTED] = FP16
+    backward: Annotated[Format | BlockFormat | None, CONVERTED] = FP16
+    residuals: Annotated[Format | None, CONVERTED] = FP16
+    carry: Annotated[Format | None, CONVERTED] = None
+    collective: Annotated[Format | None, CONVERTED] = None
+    state: tuple[tuple[Pattern, Storage], ...] = ()
+    min_size: Natural = 8192
     rounds: Literal["boundaries", "every_op"] = "boundaries"
     scaling: Scaling = CURRENT
     per: Literal["tensor", "channel"] = "tensor"
-    features: int = 4
+    features: Natural = 4
     flight: Literal["program", "float32"] = "program"
-    keep: Mapping[Scope, Format] | tuple[tuple[Scope, Format], ...] = ()
+    keep: Mapping[Scope, FormatLike] | tuple[tuple[Scope, FormatLike], ...] = ()
     rescale: Literal["max", "l1", "l2", "least_squares"] | None = None
     arithmetic: Literal["float32", "narrow", "auto"] = "float32"
     device: str | None = None
@@ -148,32 +149,9 @@ class Recipe:
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, storable(as_format(value, f"Recipe.{field}")))
-        for field, accepted in CHOICES.items():
-            if getattr(self, field) not in accepted:
-                raise ValueError(
-                    f"Recipe.{field} is {getattr(self, field)!r}; "
-                    f"expected one of {', '.join(map(repr, accepted))}"
-                )
         pairs = tuple(self.keep.items() if isinstance(self.keep, Mapping) else self.keep)
-        for name, _ in pairs:
-            if not isinstance(name, str | re.Pattern):
-                raise TypeError(
-                    f"Recipe.keep names {name!r}; expected the name of a primitive or of a scope, "
-                    "or a pattern (re.compile)"
-                )
         object.__setattr__(self, "keep", tuple((name, _operand(f)) for name, f in pairs))
         self._check_combinations()
-        for entry in self.state:
-            if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[1], Storage)):
-                raise ValueError(
-                    f"Recipe.state holds pairs (regular expression, Storage), not {entry!r}"
-                )
-            try:
-                re.compile(entry[0])
-            except re.error as error:
-                raise ValueError(
-                    f"Recipe.state: {entry[0]!r} is no regular expression: {error}"
-                ) from None
 
     def __repr__(self) -> str:
         """The fields that differ from the defaults; a catalogue format is its name."""
@@ -186,8 +164,6 @@ class Recipe:
         """Checks ``products``, and sets ``forward`` and ``backward`` to their formats."""
         if self.products is None:
             return
-        if not isinstance(self.products, Products):
-            raise TypeError(f"Recipe.products is {self.products!r}; expected Products or None")
         if self.rounds != "boundaries" or self.scaling != CURRENT or self.per != "tensor":
             raise ValueError(
                 "Recipe.products says how operands are rounded: rounds='every_op', scaling and per "
@@ -275,15 +251,6 @@ class Recipe:
         """Returns the storage of the first pattern found in a path; None for a smaller array."""
         found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
         return found if found is not None and at_least(size, found.min_size) else None
-
-
-CHOICES: dict[str, tuple[str | None, ...]] = {
-    "rounds": ("boundaries", "every_op"),
-    "per": ("tensor", "channel"),
-    "flight": ("program", "float32"),
-    "rescale": (None, "max", "l1", "l2", "least_squares"),
-    "arithmetic": ("float32", "narrow", "auto"),
-}
 
 
 def _operand(fmt: FormatLike | BlockFormat | None) -> Format | BlockFormat | None:

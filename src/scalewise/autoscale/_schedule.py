@@ -13,11 +13,13 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
+from .._check import Count, checked
 from .._types import PyTree, RecipeLike
 from ._recipe import Recipe
 from .recipes import recipe as recipe_
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """Recipes that follow each other: a warm-up in a wider one, BF16 for the last 10 % of steps.
@@ -40,11 +42,9 @@ class Schedule:
     """
 
     phases: Mapping[int | float, RecipeLike] | tuple[tuple[int | float, RecipeLike], ...]
-    steps: int | None = None
+    steps: Count | None = None
 
     def __post_init__(self):
-        if self.steps is not None and not (isinstance(self.steps, int) and self.steps > 0):
-            raise ValueError(f"Schedule.steps is {self.steps!r}; expected a positive integer")
         given = self.phases.items() if isinstance(self.phases, Mapping) else self.phases
         phases = tuple((self._step(start), recipe_(r)) for start, r in given)
         object.__setattr__(self, "phases", phases)

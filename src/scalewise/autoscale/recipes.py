@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .._check import checked
 from .._resolve import unknown
 from .._types import RecipeLike
 from ..formats import BF16, E4M3FN, E5M2, FP16, FP32, MXFP4, MXFP8_E4M3, MXFP8_E5M2, BlockFormat
@@ -138,6 +139,7 @@ scalify = Recipe(rounds="every_op", residuals=FP16)
 CATALOGUE: dict[str, Recipe] = {n: x for n, x in globals().items() if isinstance(x, Recipe)}
 
 
+@checked
 def recipe(name: RecipeLike) -> Recipe:
     """Returns a recipe by name, or the recipe itself.
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .._output import TargetError, rescue_folder, sentence
-from ._refusal import UNUSABLE, refusal, tell
+from .._output import TargetError, check_source, rescue_folder, sentence
+from ._refusal import UNUSABLE, check_target, refusal, tell
 
 
 def audit(
@@ -31,8 +31,8 @@ def audit(
         str | None,
         typer.Option("--reference", "--shadow", help="float32 or float64."),
     ] = None,
-    trials: Annotated[int, typer.Option(help="Runs that may be spent on trying fixes.")] = 24,
-    steps: Annotated[int, typer.Option(help="Calls, the first result as first argument.")] = 1,
+    trials: Annotated[int, typer.Option(min=0, help="Runs to try fixes with.")] = 24,
+    steps: Annotated[int, typer.Option(min=1, help="Calls, each with the last result.")] = 1,
     batches: Annotated[
         str | None,
         typer.Option(help="A function of that file: step number to the second argument."),
@@ -63,6 +63,8 @@ def audit(
 
     Exits with 1 if outputs aren't finite, with 2 if the audit or writing a file fails.
     """
+    with refusal(ValueError):
+        check_target(target)
     from scalewise.audit import writable  # JAX takes a second to import: not for --help
     from scalewise.autoscale.recipes import recipe as named
 
@@ -141,6 +143,9 @@ def diff(
     everything: Annotated[bool, typer.Option("--all", help="Show all lines.")] = False,
 ) -> None:
     """Show what changed between two audits' findings and errors, or between two recordings."""
+    with refusal():
+        for path in (before, after):
+            check_source(path)
     # JAX takes a second to import
     from scalewise.audit import compare, writable
     from scalewise.audit import diff as diff_reports

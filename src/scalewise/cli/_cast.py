@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .._output import replacing
+from .._output import check_source, replacing
 from ._refusal import refusal
 
 
@@ -28,6 +28,8 @@ def cast(
     A .npy file is cast without scales; in a block format it becomes a .safetensors file, which
     holds the scales. In a .safetensors file each tensor gets one scale, or one for each block.
     """
+    with refusal():
+        check_source(data)
     import numpy as np  # numpy and JAX take time to import: not for --help
 
     from .._resolve import as_format

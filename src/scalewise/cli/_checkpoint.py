@@ -96,7 +96,7 @@ def _npy_header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of headers that Python 2 wrote
             shape, transposed, dtype = readers[version](file)
-        if any(n < 0 for n in shape):
+        if any(type(n) is not int or n < 0 for n in shape):
             raise ValueError(f"a shape of {shape}")
     except OSError:
         raise

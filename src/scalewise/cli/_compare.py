@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ._refusal import FAILED, refusal, tell
+from ._refusal import FAILED, check_program, refusal, tell
 
 
 def compare(
@@ -24,15 +24,17 @@ def compare(
         Path | None,
         typer.Option(help="A text file or folder. Default: the sources of Python's library."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Number of steps of each recipe.")] = 300,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps of each recipe.")] = 300,
     seed: Annotated[int, typer.Option(help="Seed of parameters and batches.")] = 0,
-    seeds: Annotated[int, typer.Option(help="Number of seeds, counted up from --seed.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, counted up from --seed.")] = 1,
     out: Annotated[
         Path | None,
         typer.Option(help="New or empty folder for the files. Default: runs/<time>."),
     ] = None,
 ) -> None:
     """Train a program under several recipes; show losses, times and memory side by side."""
+    with refusal(ValueError):
+        check_program(program, data)
     from scalewise import training  # JAX takes a second to import: not for --help
 
     with refusal(training.InputError):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ._refusal import refusal
+from ._refusal import check_target, refusal
 
 
 def record(
@@ -27,6 +27,8 @@ def record(
 
     Exits with 1 if an operation makes a non-finite number, with 2 if the run or writing fails.
     """
+    with refusal(ValueError):
+        check_target(target)
     # JAX takes a second to import: not for --help
     from scalewise.audit import arguments, load_function, recordable, user_errors
     from scalewise.audit import record as run_recorded

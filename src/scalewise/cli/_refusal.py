@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TextIO
 
 import typer
 
 from .._extras import MissingPackageError
 from .._output import TargetError, sentence
+from .._user_file import function_file
 
 UNUSABLE, FAILED = 2, 1  # exit codes: bad input; good input, but the command failed
 
@@ -34,6 +36,22 @@ def refusal(*kinds: type[Exception]) -> Iterator[None]:
         raise typer.Exit(UNUSABLE) from None
 
 
+def check_target(target: str) -> None:
+    """Raises ValueError if the file of a function or model is missing, before JAX is imported."""
+    if not target.startswith("hf:"):
+        function_file(target)
+    elif not Path(target.removeprefix("hf:")).exists():
+        raise ValueError(f"no file at {target.removeprefix('hf:')!r}: expected a config (.json)")
+
+
+def check_program(program: str, data: Path | None) -> None:
+    """Raises ValueError if a program's file or its data is missing, before JAX is imported."""
+    if program.endswith(".py") and not Path(program).is_file():
+        raise ValueError(f"no program {program!r}; expected a Python file, or an example's name")
+    if data is not None and not data.exists():
+        raise ValueError(f"no data at {str(data)!r}; expected a text file or a folder")
+
+
 def tell(message: str) -> None:
     """Prints one sentence to stderr, unless stderr is closed."""
     with suppress(OSError, ValueError):
@@ -53,7 +71,7 @@ def run(app: Callable[[], object]) -> None:
         try:
             app()
         finally:
-            if sys.stdout is not None:
+            if sys.stdout is not None and not sys.stdout.closed:
                 sys.stdout.flush()
     except MissingPackageError as error:
         tell(str(error))

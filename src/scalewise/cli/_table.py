@@ -35,7 +35,7 @@ def functions(
     with refusal(ValueError):
         _check(to)
         title = f"{fmt}: errors over every input"
-        _show(title, FunctionErrors, function_table(fmt, names, domain), to)
+        _show(title, FunctionErrors, function_table(fmt, names, domain), to)  # pyright: ignore[reportArgumentType]
 
 
 @table.command("ranges")
@@ -69,7 +69,7 @@ def cast(
         title = f"float32 to {fmt}: errors over every number"
         if distribution == "log_uniform":
             title = f"real numbers to {fmt}: expected errors of log-uniform samples"
-        _show(title, CastErrors, cast_table(fmt, distribution), to)
+        _show(title, CastErrors, cast_table(fmt, distribution), to)  # pyright: ignore[reportArgumentType]
 
 
 def _check(to: Path | None) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ._refusal import FAILED, refusal, tell
+from ._refusal import FAILED, check_program, refusal, tell
 
 STATE = {"weights": r"^\.params", "optimizer": r"^\.optimizer.*\.(mu|nu|trace|m|v)\b"}
 
@@ -21,7 +21,7 @@ def train(
         Path | None,
         typer.Option(help="A text file or folder. Default: the sources of Python's library."),
     ] = None,
-    steps: Annotated[int, typer.Option(help="Number of steps in all.")] = 300,
+    steps: Annotated[int, typer.Option(min=1, help="Number of steps in all.")] = 300,
     seed: Annotated[int, typer.Option(help="Seed of parameters and batches.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for metrics and checkpoints. Default: runs/<time>.")
@@ -29,7 +29,7 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out, or begin it.")
     ] = False,
-    every: Annotated[int, typer.Option(help="Number of steps between two checkpoints.")] = 100,
+    every: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = 100,
     clip: Annotated[float | None, typer.Option(help="Clip gradients to this global norm.")] = None,
     accumulate: Annotated[
         int | None, typer.Option(help="Number of microbatches in a step.")
@@ -38,12 +38,18 @@ def train(
         str | None,
         typer.Option(help="Update of narrow weights: master, stochastic, compensated, plain."),
     ] = None,
+    allow_changes: Annotated[
+        bool,
+        typer.Option("--allow-changes", help="Resume with an edited program or other settings."),
+    ] = False,
     monitor: Annotated[
         str | None,
         typer.Option(help="A format: every 10 steps, measure weights and moments in it."),
     ] = None,
 ) -> None:
     """Train a program under a recipe or policy; a killed run resumes to the same bits."""
+    with refusal(ValueError):
+        check_program(program, data)
     from scalewise import training  # JAX takes a second to import: not for --help
     from scalewise.audit import Monitor
 
@@ -63,6 +69,7 @@ def train(
                 accumulate=accumulate,
                 weights=weights,
                 watch=watch,
+                allow_changes=allow_changes,
             )
         except (training.CheckpointError, training.TrainingError) as error:
             tell(str(error))

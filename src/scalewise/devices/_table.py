@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 
+from .._check import checked
 from ..formats import BlockFormat, Format
 
 Pair = tuple[str, str]
@@ -126,6 +127,7 @@ DEVICES: dict[str, Device] = {
 }  # fmt: skip
 
 
+@checked
 def device(name: str | Device) -> Device:
     """Returns the device of a name; a Device is returned as it is.
 

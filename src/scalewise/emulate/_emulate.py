@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .._check import checked
 from .._resolve import as_format
 from .._types import FormatLike, Saturation
 from ..devices import architecture_of
@@ -14,6 +15,7 @@ from ._device import OnDevice
 from ._draws import EmulationWithDraws
 
 
+@checked
 def emulate(
     f: Callable,
     fmt: FormatLike | None = None,
@@ -76,4 +78,6 @@ def emulate(
             f"emulate: {fmt.name} has {fmt.precision} significant bits; expected at most 25, or "
             "FP64 itself, since results are carried in float64"
         )
-    return transform(f, EmulationWithDraws(fmt, saturation(saturate, fmt), device), name="emulate")
+    return transform(
+        f, EmulationWithDraws(fmt, saturation(saturate, fmt), device=device), name="emulate"
+    )

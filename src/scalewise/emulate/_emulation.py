@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
+from .._check import checked
 from .._types import Saturation
 from ..formats import Format
 from ..interpret import (
@@ -41,6 +42,7 @@ def is_exact(equation: Equation) -> bool:
     return equation.name in EXACT and not of_complex
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Emulation(Interpretation):
     """Rounds each result to a format; values are float64 arrays that hold numbers of the format.
@@ -53,7 +55,8 @@ class Emulation(Interpretation):
 
     fmt: Format
     saturate: Saturation = False
-    device: str | None = None  # whose matrix units compute the products, if it has some for `fmt`
+    # whose matrix units compute the products, if it has some for `fmt`
+    device: str | None = dataclasses.field(default=None, kw_only=True)
 
     def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)

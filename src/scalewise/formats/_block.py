@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from .._check import Count, checked
 from ._catalogue import E2M1FN, E2M3FN, E3M2FN, E4M3FN, E5M2, E8M0, FP32, unknown_name
 from ._format import Format
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class BlockFormat:
     """A format of arrays that stores blocks of elements with a common scale.
@@ -34,23 +36,14 @@ class BlockFormat:
     name: str
     element: Format
     scale: Format = E8M0
-    size: int = 32
+    size: Count = 32
     tensor_scale: Format | None = None
 
     def __post_init__(self):
-        if not isinstance(self.scale, Format):
-            raise ValueError(
-                f"BlockFormat({self.name!r}): scale is {self.scale!r}; expected a format of the "
-                "blocks' scales, such as E8M0 or E4M3FN"
-            )
         if self.tensor_scale not in (None, FP32):
             raise ValueError(
                 f"BlockFormat({self.name!r}): tensor_scale is {self.tensor_scale.name}; "
                 "expected FP32 or None"
-            )
-        if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
-            raise ValueError(
-                f"BlockFormat({self.name!r}): size is {self.size!r}; expected a positive integer"
             )
 
     @property
@@ -70,6 +63,7 @@ NVFP4 = BlockFormat("nvfp4", E2M1FN, scale=E4M3FN, size=16, tensor_scale=FP32)
 BLOCK_FORMATS = {f.name: f for f in (MXFP8_E4M3, MXFP8_E5M2, MXFP6_E2M3, MXFP6_E3M2, MXFP4, NVFP4)}
 
 
+@checked
 def block_format(spec: BlockFormat | str) -> BlockFormat:
     """Returns a block format by name; a BlockFormat is returned as it is.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from .._check import checked
 from ._format import CATALOGUE_DTYPES, Format, register_dtype
 
 FP64 = Format("fp64", 11, 52)
@@ -59,6 +60,7 @@ ALIASES = {
 }  # fmt: skip
 
 
+@checked
 def format(spec: Any) -> Format:
     """Returns a format by name, alias or dtype; a Format is returned as it is.
 
@@ -108,6 +110,7 @@ def unknown_name(spec: Any, kind: str) -> str:
     return resolver.unknown(name, kind, where=kind)
 
 
+@checked
 def p3109(bits: int, precision: int, signed: bool = True, extended: bool = True) -> Format:
     """Returns a format of the IEEE P3109 family (interim report 3.0, section 4).
 

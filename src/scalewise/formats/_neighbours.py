@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
+from .._check import AnyFloat, checked
 from . import _codes
+from ._catalogue import format as format_
 from ._format import Format
 
+FormatSpec = Format | str | np.dtype | type
 
-def next_up(fmt: Format, x: float) -> float:
+
+@checked
+def next_up(fmt: FormatSpec, x: AnyFloat) -> float:
     """Returns the smallest number of the format above ``x``, as IEEE 754's nextUp.
 
     Args:
-        fmt: any format.
+        fmt: any format, or a name or dtype of one.
         x: any number, whether the format represents it or not.
 
     Returns:
@@ -24,6 +31,7 @@ def next_up(fmt: Format, x: float) -> float:
         >>> next_up(E4M3FN, 1.0), next_up(E4M3FN, 1.06), next_up(E4M3FN, -0.0)
         (1.125, 1.125, 0.001953125)
     """
+    fmt = format_(fmt)
     if math.isnan(x):
         return x
     if x < 0 and fmt.signed:
@@ -34,7 +42,8 @@ def next_up(fmt: Format, x: float) -> float:
     return _above(fmt, x)
 
 
-def next_down(fmt: Format, x: float) -> float:
+@checked
+def next_down(fmt: FormatSpec, x: AnyFloat) -> float:
     """Returns the largest number of the format below ``x``, as IEEE 754's nextDown.
 
     That is ``-next_up(-x)`` in a signed format. In an unsigned format without a number below
@@ -45,6 +54,7 @@ def next_down(fmt: Format, x: float) -> float:
         >>> next_down(E5M2, 1.0), next_down(E5M2, 0.0) == -(2.0**-16)
         (0.875, True)
     """
+    fmt = format_(fmt)
     if math.isnan(x):
         return x
     if fmt.signed:
@@ -53,7 +63,8 @@ def next_down(fmt: Format, x: float) -> float:
     return math.nan if below is None else below
 
 
-def ulp(fmt: Format, x: float) -> float:
+@checked
+def ulp(fmt: FormatSpec, x: AnyFloat) -> float:
     """Returns the spacing of the format's numbers in the binade of ``x`` (Goldberg's ulp).
 
     Below the smallest normal number this is the spacing of the subnormals, and above the largest
@@ -64,6 +75,7 @@ def ulp(fmt: Format, x: float) -> float:
         >>> ulp(FP16, 1.5), ulp(FP16, 65504.0), ulp(FP16, 0.0) == 2.0**-24
         (0.0009765625, 32.0, True)
     """
+    fmt = format_(fmt)
     if not math.isfinite(x):
         return math.nan
     exponent = math.frexp(x)[1] - 1 if x else fmt.min_exponent

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+from .._check import checked
 from .._types import RoundingMode
 from ..formats import ROUNDINGS, Format
 from ..rounding import from_float64, round_bits, to_float64
@@ -22,6 +23,7 @@ DETERMINISTIC = tuple(name for name, mode in ROUNDINGS.items() if not mode.rando
 NARROW_RANGE, WIDE_RANGE = 62, 510
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Arithmetic:
     """``+ - * /``, the square root and ``a * b + c`` of numbers of a format, correctly rounded.

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._check import Count, checked
 from ..formats import Format
 from ..rounding import round_bits
 from ..scaled import power_of_two
@@ -112,7 +113,8 @@ def _top(fmt: Format) -> int:
     return (fmt.max_exponent + full) // 2
 
 
-def ulp_bound(fmt: Format, n: int) -> float:
+@checked
+def ulp_bound(fmt: Format, n: Count) -> float:
     """A bound on the error of ``auto``'s norm of n numbers, in ulps of the result.
 
     Half an ulp is the least that any result in the format can promise. To it comes half the

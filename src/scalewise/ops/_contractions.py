@@ -6,16 +6,17 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
+from .._check import CONVERTED, Count, checked
 from .._resolve import as_format
-from .._types import RoundingMode
+from .._types import FloatDType, RoundingMode
 from ..devices import MatrixUnit, element_of
 from ..formats import FP32, TF32, BlockFormat, Format, rounding_mode
 from ..formats import format as format_
@@ -23,6 +24,7 @@ from ..rounding import from_float64, round_bits, round_to, to_float64
 from ._matrix_units import unit_product
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Accumulator:
     """How a machine accumulates products: one after the other in a format, optionally in chunks.
@@ -46,10 +48,10 @@ class Accumulator:
         [2048.0, 4096.0]
     """
 
-    fmt: Format
+    fmt: Annotated[Format, CONVERTED]
     rounding: RoundingMode = "nearest_even"
-    chunk: int | None = None
-    into: Format = FP32
+    chunk: Count | None = None
+    into: Annotated[Format, CONVERTED] = FP32
 
     def __post_init__(self):
         for name in ("fmt", "into"):
@@ -62,20 +64,19 @@ class Accumulator:
                 )
         if rounding_mode(self.rounding, self.fmt).random:
             raise ValueError("Accumulator: rounding is 'stochastic', but there is no key to draw")
-        if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
-            raise ValueError(f"Accumulator: chunk is {self.chunk!r}; expected positive, or None")
 
 
 Sums: TypeAlias = Accumulator | MatrixUnit
 """How products are added: by a machine with one format of sums, or by a GPU's matrix unit."""
 
 
+@checked
 def matmul(
     a: ArrayLike,
     b: ArrayLike,
     *,
     accumulator: Sums | Format | str | None = None,
-    out: DTypeLike | None = None,
+    out: FloatDType | None = None,
     scales: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> jax.Array:
     """Returns ``a @ b`` with exact products, summed in an accumulator and rounded once to ``out``.
@@ -139,12 +140,13 @@ def matmul(
     return y
 
 
+@checked
 def dot(
     a: ArrayLike,
     b: ArrayLike,
     *,
     accumulator: Sums | Format | str | None = None,
-    out: DTypeLike | None = None,
+    out: FloatDType | None = None,
 ) -> jax.Array:
     """Returns the dot product of two vectors, computed as :func:`matmul` does.
 
@@ -162,7 +164,7 @@ def dot_general(
     dimension_numbers: lax.DotDimensionNumbers,
     *,
     accumulator: Sums | Format | str | None = None,
-    out: DTypeLike | None = None,
+    out: FloatDType | None = None,
 ) -> jax.Array:
     """Returns the contraction that :func:`jax.lax.dot_general` names, as :func:`matmul` adds it.
 
@@ -201,7 +203,7 @@ def conv_general_dilated(
     feature_group_count: int = 1,
     batch_group_count: int = 1,
     accumulator: Sums | Format | str | None = None,
-    out: DTypeLike | None = None,
+    out: FloatDType | None = None,
 ) -> jax.Array:
     """Returns the convolution that :func:`jax.lax.conv_general_dilated` names, as a product.
 

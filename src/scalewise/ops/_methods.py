@@ -13,6 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from .._check import Count, checked
 from .._resolve import as_format
 from .._types import FormatLike
 from ..formats import FP32
@@ -232,7 +233,8 @@ def _nearest(arithmetic: Arithmetic, x: float) -> jax.Array:
     return arithmetic.const(float(fmt.decode(fmt.encode(x))))
 
 
-def beta_high(fmt: FormatLike, n: int, *, order: str = "pairwise", block: int = 32) -> float:
+@checked
+def beta_high(fmt: FormatLike, n: Count, *, order: str = "pairwise", block: Count = 32) -> float:
     """Returns a power of two below which n numbers have a sum of squares that can't overflow.
 
     A rounded sum of n numbers below 2^e stays at ``2^(e + g)`` or below, where g depends on the
@@ -252,12 +254,12 @@ def beta_high(fmt: FormatLike, n: int, *, order: str = "pairwise", block: int = 
         (128.0, 16.0, 2.0)
     """
     fmt = as_format(fmt, "beta_high")
-    _check_count("beta_high", n)
-    check_order(order, block)
+    check_order(order)
     return 2.0 ** _safe_exponent(Setting(Arithmetic(fmt), order, block), n)
 
 
-def beta_low(fmt: FormatLike, n: int = 1) -> float:
+@checked
+def beta_low(fmt: FormatLike, n: Count = 1) -> float:
     """Returns a power of two from which on squares keep all bits of the format.
 
     The square of a number from 2^b on is at least 2^(2b). It is rounded with the relative error of
@@ -274,13 +276,7 @@ def beta_low(fmt: FormatLike, n: int = 1) -> float:
         >>> beta_low("fp16") == 2.0**-6
         True
     """
-    _check_count("beta_low", n)
     return 2.0 ** math.ceil((as_format(fmt, "beta_low").min_exponent + 1) / 2)
-
-
-def _check_count(name: str, n: int) -> None:
-    if not isinstance(n, int) or n < 1:
-        raise ValueError(f"{name}: n is {n!r}; expected a positive integer")
 
 
 def _safe_exponent(s: Setting, n: int) -> int:

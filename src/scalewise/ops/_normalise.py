@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from .._check import NonNegative, checked
 from .._resolve import as_format
 from .._types import FormatLike
 from ._arithmetic import Arithmetic
@@ -29,12 +30,13 @@ class Normalisation:
     centred: bool
 
 
+@checked
 def rms_norm(
     x: ArrayLike,
     weight: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     *,
-    eps: float = 1e-6,
+    eps: NonNegative = 1e-6,
     axis: int = -1,
     arithmetic: FormatLike | None = None,
 ) -> jax.Array:
@@ -70,12 +72,13 @@ def rms_norm(
     return _apply("rms_norm", x, (weight, bias), eps, axis, arithmetic, centred=False)
 
 
+@checked
 def layer_norm(
     x: ArrayLike,
     weight: ArrayLike | None = None,
     bias: ArrayLike | None = None,
     *,
-    eps: float = 1e-5,
+    eps: NonNegative = 1e-5,
     axis: int = -1,
     arithmetic: FormatLike | None = None,
 ) -> jax.Array:
@@ -119,8 +122,6 @@ def _apply(
     fmt = as_format(x.dtype if fmt is None else fmt, name)
     if not fmt.signed:
         raise ValueError(f"{name}: {fmt.name} has no sign; expected a signed format")
-    if not isinstance(eps, (int, float)) or not 0 <= eps < math.inf:
-        raise ValueError(f"{name}: eps is {eps!r}; expected a finite number, not negative")
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(f"{name}: axis is {axis!r}; expected one of {x.ndim} dimensions")
     arithmetic = arithmetic_of(fmt)

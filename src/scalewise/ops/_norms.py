@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from .._check import Count, Positive, checked
 from .._resolve import as_format
 from .._types import FormatLike
 from ..formats import Format
@@ -34,6 +34,7 @@ class Norm:
     beta: float | None = None
 
 
+@checked
 def l2_norm(
     x: ArrayLike,
     eps: ArrayLike = 0.0,
@@ -43,8 +44,8 @@ def l2_norm(
     method: str = "auto",
     arithmetic: FormatLike | None = None,
     order: str | None = None,
-    block: int = 32,
-    beta: float | None = None,
+    block: Count = 32,
+    beta: Positive | None = None,
 ) -> jax.Array:
     """Returns ``sqrt(sum(x^2) + eps)`` as a machine with one float format computes it.
 
@@ -121,8 +122,6 @@ def _norm(
     if beta is not None:
         if method not in SEGMENTED:
             raise ValueError(f"l2_norm: beta is for two_segment methods, not for {method!r}")
-        if not isinstance(beta, (int, float)) or not 0 < beta < math.inf:
-            raise ValueError(f"l2_norm: beta is {beta!r}; expected a positive number")
         beta = float(beta)
     if method == "auto":
         if order is not None:
@@ -135,7 +134,7 @@ def _norm(
     else:
         names = ", ".join(map(repr, ("auto", *METHODS)))
         raise ValueError(f"l2_norm: method is {method!r}; expected one of {names}")
-    check_order(order, block)
+    check_order(order)
     nonnegative = isinstance(eps, (int, float, np.number)) and float(eps) >= 0
     return Norm(method, arithmetic, order, block, nonnegative, beta)
 

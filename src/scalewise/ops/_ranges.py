@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._check import checked
 from .._extras import require
 from .._resolve import as_format
 from .._types import FormatLike
+from ..formats import Format
 from ._tables import DIGITS
 from .functions import FUNCTIONS, Elementary, Mpf
 
@@ -34,6 +36,7 @@ class FunctionRange:
     flushes: tuple[Interval, ...]
 
 
+@checked
 def function_ranges(fmt: FormatLike, names: Iterable[str] | None = None) -> Iterator[FunctionRange]:
     """Yields the inputs of a format at which each elementary function overflows or becomes zero.
 
@@ -56,7 +59,13 @@ def function_ranges(fmt: FormatLike, names: Iterable[str] | None = None) -> Iter
         raise ValueError(f"function_ranges: {fmt.name} is no format of up to 16 bits with a zero")
     names = list(FUNCTIONS if names is None else names)
     if unknown := [n for n in names if n not in FUNCTIONS]:
-        raise ValueError(f"no function is called {unknown[0]!r}; there are {', '.join(FUNCTIONS)}")
+        raise ValueError(
+            f"function_ranges: names has {unknown[0]!r}; expected some of {', '.join(FUNCTIONS)}"
+        )
+    return _ranges(fmt, names)
+
+
+def _ranges(fmt: Format, names: list[str]) -> Iterator[FunctionRange]:
     values = fmt.values()
     x = np.unique(values[np.isfinite(values)])
     for name in names:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from .._types import FormatLike
+from .._check import Natural, checked
+from .._types import FloatDType, FormatLike
 from ..formats import format as format_
 from ..rounding import round_to
 from ._contractions import Accumulator, matmul
@@ -26,12 +27,13 @@ from ._sums import Axis, as_rows
 from .functions import COMPUTE, float_array
 
 
+@checked
 def sum(
     x: ArrayLike,
     *,
     axis: Axis = None,
     keepdims: bool = False,
-    compute: DTypeLike | None = None,
+    compute: FloatDType | None = None,
     arithmetic: FormatLike | None = None,
     accumulator: Accumulator | None = None,
 ) -> jax.Array:
@@ -67,12 +69,13 @@ def sum(
     return jnp.expand_dims(y, axes) if keepdims else y
 
 
+@checked
 def mean(
     x: ArrayLike,
     *,
     axis: Axis = None,
     keepdims: bool = False,
-    compute: DTypeLike | None = None,
+    compute: FloatDType | None = None,
     arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """Returns the mean in x's dtype without overflow on the way: in FP16, 65504 for 65504s.
@@ -85,13 +88,14 @@ def mean(
     return _stored(jnp.mean(wide, axis=axis, keepdims=keepdims), x.dtype)
 
 
+@checked
 def var(
     x: ArrayLike,
     *,
     axis: Axis = None,
     keepdims: bool = False,
-    ddof: int = 0,
-    compute: DTypeLike | None = None,
+    ddof: Natural = 0,
+    compute: FloatDType | None = None,
     arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """Returns the variance in x's dtype, in two passes, so that a large mean cancels nothing.
@@ -104,11 +108,12 @@ def var(
     return _stored(jnp.var(wide, axis=axis, keepdims=keepdims, ddof=ddof), x.dtype)
 
 
+@checked
 def softmax(
     x: ArrayLike,
     *,
     axis: int | tuple[int, ...] = -1,
-    compute: DTypeLike | None = None,
+    compute: FloatDType | None = None,
     arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """Returns ``exp(x) / sum(exp(x))`` in x's dtype, computed wide and rounded once.
@@ -142,11 +147,12 @@ def softmax(
     return _stored(powers / jnp.where(total == 0, jnp.ones_like(total), total), x.dtype)
 
 
+@checked
 def log_softmax(
     x: ArrayLike,
     *,
     axis: int | tuple[int, ...] = -1,
-    compute: DTypeLike | None = None,
+    compute: FloatDType | None = None,
     arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """Returns ``x - logsumexp(x)`` in x's dtype; minus infinity for a row of minus infinities.
@@ -162,12 +168,13 @@ def log_softmax(
     return _stored(shifted - logarithm, x.dtype)
 
 
+@checked
 def logsumexp(
     x: ArrayLike,
     *,
     axis: Axis = -1,
     keepdims: bool = False,
-    compute: DTypeLike | None = None,
+    compute: FloatDType | None = None,
     arithmetic: FormatLike | None = None,
 ) -> jax.Array:
     """Returns ``log(sum(exp(x)))`` in x's dtype; minus infinity for none or minus infinities.
@@ -180,8 +187,9 @@ def logsumexp(
     return _stored(jax.nn.logsumexp(wide, axis=axis, keepdims=keepdims), x.dtype)
 
 
+@checked
 def cross_entropy(
-    logits: ArrayLike, labels: ArrayLike, *, axis: int = -1, compute: DTypeLike | None = None
+    logits: ArrayLike, labels: ArrayLike, *, axis: int = -1, compute: FloatDType | None = None
 ) -> jax.Array:
     """Returns ``logsumexp(logits) - logits[label]``, in the dtype of the computation.
 
@@ -199,6 +207,8 @@ def cross_entropy(
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"cross_entropy takes integer labels, not {labels.dtype}")
+    if not -logits.ndim <= axis < logits.ndim:
+        raise ValueError(f"cross_entropy: axis is {axis}; logits have {logits.ndim} dimensions")
     expected = tuple(np.delete(logits.shape, axis).tolist())
     if labels.shape != expected:
         raise ValueError(
@@ -215,7 +225,7 @@ def cross_entropy(
 
 
 def _widened(
-    x: ArrayLike, compute: DTypeLike | None, name: str, *others: object
+    x: ArrayLike, compute: FloatDType | None, name: str, *others: object
 ) -> tuple[jax.Array, jax.Array]:
     x = float_array(x, name)
     if len([way for way in (compute, *others) if way is not None]) > 1:

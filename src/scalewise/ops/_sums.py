@@ -9,13 +9,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .._check import Count, checked
 from ._arithmetic import Arithmetic
 
 Axis = int | tuple[int, ...] | None
 ORDERS = ("sequential", "blocked", "pairwise", "compensated")
 
 
-def accumulate(arithmetic: Arithmetic, terms: jax.Array, order: str, block: int = 32) -> jax.Array:
+@checked
+def accumulate(
+    arithmetic: Arithmetic, terms: jax.Array, order: str, block: Count = 32
+) -> jax.Array:
     """Returns the sum of numbers of a format along the last axis, each addition rounded.
 
     Args:
@@ -33,7 +37,7 @@ def accumulate(arithmetic: Arithmetic, terms: jax.Array, order: str, block: int 
     Raises:
         ValueError: another order, or a block that isn't positive.
     """
-    check_order(order, block)
+    check_order(order)
     n = terms.shape[-1]
     if n == 0:
         return jnp.zeros(terms.shape[:-1], terms.dtype)
@@ -53,12 +57,10 @@ def accumulate(arithmetic: Arithmetic, terms: jax.Array, order: str, block: int 
     return _kahan(arithmetic, terms)
 
 
-def check_order(order: str, block: int) -> None:
-    """Raises ValueError for an unknown order or an invalid block."""
+def check_order(order: str) -> None:
+    """Raises ValueError for an unknown order."""
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}; expected one of {', '.join(map(repr, ORDERS))}")
-    if not isinstance(block, int) or isinstance(block, bool) or block < 1:
-        raise ValueError(f"block is {block!r}; expected a positive integer")
 
 
 def as_rows(x: jax.Array, axis: Axis) -> tuple[jax.Array, tuple[int, ...]]:

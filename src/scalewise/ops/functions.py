@@ -14,19 +14,27 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 from scipy.special import erf, erfc
 
+from .._check import checked
+from .._types import FloatDType
 from ..formats import CATALOGUE
 from ..formats import format as format_
 from ..rounding import round_to
 
+
+class _Dtypes(dict[np.dtype, np.dtype]):
+    def __missing__(self, dtype: object) -> np.dtype:
+        raise TypeError(f"COMPUTE[{dtype!r}]: expected one of {', '.join(map(str, self))}")
+
+
 # The dtype in which a storage dtype's numbers are computed: at least float32.
-COMPUTE: dict[np.dtype, np.dtype] = {
-    np.dtype(f.dtype): np.dtype(np.float32) if f.bits < 32 else np.dtype(f.dtype)
+COMPUTE = _Dtypes(
+    (np.dtype(f.dtype), np.dtype(np.float32) if f.bits < 32 else np.dtype(f.dtype))
     for f in CATALOGUE.values()
     if f.dtype is not None
-}
+)
 
 
 def float_array(x: ArrayLike, name: str) -> jax.Array:
@@ -65,7 +73,8 @@ class Elementary:
     exact: str | Callable[[Mpmath, Mpf], Mpf]
     library: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def __call__(self, x: ArrayLike, *, compute: DTypeLike | None = None) -> jax.Array:
+    @checked
+    def __call__(self, x: ArrayLike, *, compute: FloatDType | None = None) -> jax.Array:
         """Returns the function's values in x's dtype; overflow gives infinity, or NaN without one.
 
         Args:
@@ -85,6 +94,7 @@ class Elementary:
         return round_to(y, format_(x.dtype)).astype(x.dtype)
 
 
+@checked
 def isinf_sign(x: ArrayLike) -> jax.Array:
     """1 for infinity, -1 for minus infinity, else 0, as int32, NaN and all formats included.
 

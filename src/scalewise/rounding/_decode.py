@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
+from .._check import checked
 from ..formats import Format, check_codes
 from ..formats import format as format_
 from ._bits import F32, fits, from_units
 
 
-def decode(codes: Any, fmt: Format | str) -> jax.Array:
+@checked
+def decode(codes: ArrayLike, fmt: Format | str) -> jax.Array:
     """Returns the numbers of codes, exactly. Works under jit, vmap and sharding.
 
     Args:

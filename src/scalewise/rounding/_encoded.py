@@ -8,9 +8,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
+from .._check import checked
 from ..formats import Format
 from ..formats import format as format_
+from ._carrier import has_float64
 from ._decode import decoded
 from ._pack import WIDTHS, pack, unpack
 from ._round import cast
@@ -96,7 +99,8 @@ def is_packed(fmt: Format) -> bool:
     return fmt.bits in WIDTHS
 
 
-def encode(x: Any, fmt: Format | str, **options: Any) -> jax.Array | EncodedArray:
+@checked
+def encode(x: ArrayLike, fmt: Format | str, **options: Any) -> jax.Array | EncodedArray:
     """Rounds ``x`` once and stores it in the format's dtype, or as an EncodedArray of codes.
 
     Args:
@@ -112,6 +116,8 @@ def encode(x: Any, fmt: Format | str, **options: Any) -> jax.Array | EncodedArra
     stored = cast(x, fmt, **options)
     if stored.dtype == fmt.dtype:
         return stored
+    if fmt.bits > 32 and not has_float64():
+        raise ValueError(f"{fmt.name} is stored in 64 bits; enable JAX's x64, or expected up to 32")
     if not is_packed(fmt):
         return EncodedArray(stored, fmt, 0)
     if stored.ndim == 0:

@@ -10,14 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
+from jax.typing import ArrayLike
 
+from .._check import Natural, checked
 from ..formats import Format, check_codes
 from ..formats import format as format_
 
 WIDTHS = (3, 4, 6)  # a whole number of such codes fills 3 bytes or less
 
 
-def pack(codes: Any, fmt: Format | str) -> jax.Array:
+@checked
+def pack(codes: ArrayLike, fmt: Format | str) -> jax.Array:
     """Packs the codes of a narrow format into bytes, without gaps along the last axis.
 
     The first code takes the lowest bits, as in ONNX's FLOAT4E2M1 and little-endian bit order
@@ -55,7 +58,8 @@ def pack(codes: Any, fmt: Format | str) -> jax.Array:
     return whole[..., : -(-length * fmt.bits // 8)]
 
 
-def unpack(packed: Any, fmt: Format | str, size: int) -> jax.Array:
+@checked
+def unpack(packed: ArrayLike, fmt: Format | str, size: Natural) -> jax.Array:
     """Returns the codes that :func:`pack` packed.
 
     Args:
@@ -78,8 +82,6 @@ def unpack(packed: Any, fmt: Format | str, size: int) -> jax.Array:
     packed = jnp.asarray(packed)
     if packed.dtype != jnp.uint8:
         raise TypeError(f"unpack: packed is {packed.dtype}; expected uint8")
-    if size < 0:
-        raise ValueError(f"unpack: size is {size!r}; expected 0 or more")
     need = -(-size * fmt.bits // 8)
     if packed.ndim == 0 or packed.shape[-1] != need:
         raise ValueError(

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
+from .._check import checked
 from ..formats import Format, Rounding, check_saturate, rounding_mode
 from ..formats import format as format_
 from ._bits import F32, F64, Carrier, carrier_of, fits, round_bits
@@ -28,8 +30,9 @@ Gradient = Literal["identity", "clipped"]
 EXACT_CONVERTS = frozenset({"fp16", "bf16"})
 
 
+@checked
 def round_to(
-    x: Any,
+    x: ArrayLike,
     fmt: Format | str | Any,
     *,
     rounding: str = "nearest_even",
@@ -93,11 +96,12 @@ def round_to(
         if fits(fmt, carrier_of(x.dtype)) or not contains(fmt, x.dtype, saturate):
             dtype = result_dtype(x.dtype, fmt, saturate, "round_to")
             x = _compiled(x, noise, (fmt, saturate, mode.name, subnormals, gradient, dtype))
-    return _as_jax_has_it(x, fmt)
+    return _as_jax_has_it(jnp.asarray(x), fmt)
 
 
+@checked
 def cast(
-    x: Any,
+    x: ArrayLike,
     fmt: Format | str | Any,
     *,
     rounding: str = "nearest_even",

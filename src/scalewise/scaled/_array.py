@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import ShapedArray, Tracer
 from jax.typing import ArrayLike, DTypeLike
 
+from .._check import checked
 from ..rounding import EncodedArray
 from ._power import exponent_of, ldexp, power_of_two
 
@@ -253,6 +254,7 @@ class ScaledArray:
         return self
 
 
+@checked
 def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     """Returns the same value with a factor moved from the data to the scale.
 
@@ -261,7 +263,7 @@ def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     Args:
         a: any ScaledArray that isn't stored in codes.
         factor: a finite number other than 0, or an array of them that broadcasts to the data. For
-            an array with an exponent: a positive power of two; beside a traced factor that isn't one,
+            an array with an exponent: a positive power of two; of a traced factor that isn't one,
             the power of two at or below its magnitude is moved.
 
     Returns:
@@ -338,6 +340,7 @@ def _movable(a: ScaledArray, factor: ArrayLike) -> jax.Array:
     return power_of_two(exponent_of(jnp.abs(factor)), a.dtype) if two else factor
 
 
+@checked
 def dequantize(a: ScaledArray) -> jax.Array:
     """Returns the plain array of a quantized one, as :meth:`ScaledArray.value` does.
 

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
+from .._check import checked
 from .._types import Saturation
 from ..formats import E8M0, BlockFormat, Format
 from ..rounding import EncodedArray, cast, encode, round_to
@@ -31,6 +32,7 @@ from ._strategy import Axes, Scales, Scaling
 EXPONENTS = ("floor", "ceil", "even", "rceil")
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Mx(Scaling):
     """Scales by the largest finite magnitude to a power of two, as OCP Microscaling 1.0, 6.3, does.

@@ -10,6 +10,7 @@ from typing import cast as typed
 from jax.typing import ArrayLike
 
 from .. import rounding
+from .._check import checked
 from .._resolve import as_format
 from .._types import FormatLike, Saturation
 from ..formats import (
@@ -46,6 +47,7 @@ SATURATION_RULES: dict[str, Mapping[Format, Mode]] = {
 """What each published rule of saturation means for each format that it covers."""
 
 
+@checked
 def saturation(rule: Saturation, fmt: FormatLike | BlockFormat) -> Mode:
     """Returns the mode of saturation, False, True or ``"finite"``, that a rule means for a format.
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.typing import DTypeLike
 
+from .._check import checked
+from .._types import FloatDType
 from ._array import ScaledArray
 from ._operand import ScaledOperand, common_dtype, operands, scaled_result
 from ._operations import Operand
@@ -31,9 +32,11 @@ def _contraction(
     terms: Callable[[Sequence[int], Sequence[int]], int],
     product: Callable[[jax.Array, jax.Array], jax.Array],
     static: Static | None,
-    dtype: DTypeLike | None,
+    dtype: FloatDType | None,
 ) -> ScaledArray:
     x, y = operands(name, a, b)
+    if not (x.data.ndim and y.data.ndim):
+        raise ValueError(f"{name}: shapes are {x.data.shape} and {y.data.shape}; expected axes")
     if static is None:
         s = static_scale(terms(x.data.shape, y.data.shape))
     else:
@@ -80,8 +83,9 @@ def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> np.dtype:
     return jnp.dtype(jnp.float16) if dtype.itemsize == 1 else dtype
 
 
+@checked
 def matmul(
-    a: Operand, b: Operand, *, static: Static | None = None, dtype: DTypeLike | None = None
+    a: Operand, b: Operand, *, static: Static | None = None, dtype: FloatDType | None = None
 ) -> ScaledArray:
     """Returns ``a @ b`` with the scale ``sA sB s``: the data are ``(a.data @ b.data) / s``.
 
@@ -107,13 +111,14 @@ def matmul(
     return _contraction("matmul", a, b, lambda m, n: m[-1], jnp.matmul, static, dtype)
 
 
+@checked
 def dot_general(
     a: Operand,
     b: Operand,
     dimension_numbers: DimensionNumbers,
     *,
     static: Static | None = None,
-    dtype: DTypeLike | None = None,
+    dtype: FloatDType | None = None,
 ) -> ScaledArray:
     """Returns ``lax.dot_general`` with the scale ``sA sB s``; see :func:`matmul`.
 
@@ -132,14 +137,15 @@ def dot_general(
     return _contraction("dot_general", a, b, terms, product, static, dtype)
 
 
+@checked
 def conv(
     a: Operand,
     kernel: Operand,
     window_strides: Sequence[int],
-    padding: str | Sequence[tuple[int, int]],
+    padding: Literal["SAME", "VALID", "SAME_LOWER"] | Sequence[tuple[int, int]],
     *,
     static: Static | None = None,
-    dtype: DTypeLike | None = None,
+    dtype: FloatDType | None = None,
     **options: Any,
 ) -> ScaledArray:
     """Returns ``lax.conv_general_dilated`` with the scale ``sA sB s``; see :func:`matmul`.

@@ -8,9 +8,10 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
-from .._types import FormatLike, PyTree
+from .._check import checked, is_array
+from .._types import FloatDType, FormatLike, PyTree
 from ..formats import FP16, Format
 from ..formats import format as format_
 from ..rounding import EncodedArray
@@ -24,6 +25,7 @@ from .scaled_tree import is_scaled
 Measure = Literal["max", "l1", "l2", "least_squares"]
 
 
+@checked
 def as_scaled(
     tree: PyTree, scale: ArrayLike | Measure | None = None, *, dtype: FormatLike | None = None
 ) -> PyTree:
@@ -56,7 +58,8 @@ def as_scaled(
 
 def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: FormatLike | None) -> PyTree:
     number = isinstance(x, float)
-    if is_scaled(x) or not (number or isinstance(x, jax.Array | np.ndarray | np.generic)):
+    known = isinstance(x, jax.Array | np.ndarray | np.generic) and is_array(x)
+    if is_scaled(x) or not (number or known):
         return x
     x = jnp.asarray(x, jnp.float32 if number else None)
     if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -88,7 +91,8 @@ def _found(wide: jax.Array, measure: str, fmt: Format) -> tuple[jax.Array, jax.A
     return data, power
 
 
-def asarray(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
+@checked
+def asarray(tree: PyTree, dtype: FloatDType | None = None) -> PyTree:
     """Returns a pytree with each ScaledArray as the plain array of its value.
 
     Args:
@@ -104,6 +108,7 @@ def asarray(tree: PyTree, dtype: DTypeLike | None = None) -> PyTree:
     return scaled_tree.map(plain, tree)
 
 
+@checked
 def dynamic_rescale(
     tree: PyTree, measure: Measure = "l2", *, dtype: FormatLike | None = None
 ) -> PyTree:

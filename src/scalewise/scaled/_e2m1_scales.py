@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._check import Positive, checked
 from ..formats import E2M1FN, E8M0, BlockFormat, Format
 from ..rounding import EncodedArray, encode, round_to
 from ._amax import amax
@@ -55,6 +56,7 @@ class FourOverSix(_FractionalScales):
         return Amax(power_of_two=False).scale(x, fmt, axes, keepdims)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class MsEden(_FractionalScales):
     """Corrects each block's scale so that nearest rounding is unbiased after a random rotation.
@@ -120,6 +122,7 @@ class MsEden(_FractionalScales):
         return stored
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Quest(Scaling):
     """Scales by a multiple of a block's standard deviation, rounded to a power of two.
@@ -140,16 +143,10 @@ class Quest(Scaling):
         exponent: ``"nearest"`` power of two by ratio, or ``"floor"``.
     """
 
-    sigmas: float = 2.92247856
+    sigmas: Positive = 2.92247856
     exponent: Literal["nearest", "floor"] = "nearest"
     name = "quest"
     for_blocks = True
-
-    def __post_init__(self):
-        if not 0 < self.sigmas < np.inf:
-            raise ValueError(f"Quest: sigmas is {self.sigmas!r}; expected a positive number")
-        if self.exponent not in ("nearest", "floor"):
-            raise ValueError(f"Quest: exponent is {self.exponent!r}; expected 'nearest' or 'floor'")
 
     def check(self, fmt: Format | BlockFormat) -> None:
         if getattr(fmt, "scale", None) != E8M0:

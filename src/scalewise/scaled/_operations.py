@@ -20,6 +20,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from .. import rounding as _rounding
+from .._check import checked
 from .._resolve import as_format
 from .._types import FormatLike, RoundingMode, Saturation
 from ._array import ScaledArray
@@ -44,6 +45,7 @@ def _aligned(name: str, f: Callable, a: Operand, b: Operand) -> ScaledArray:
     return scaled_result(f(x.at(scale), y.at(scale)), scale, x.algebra, dtype)
 
 
+@checked
 def add(a: Operand, b: Operand, *, rule: Literal["max", "l2"] = "max") -> ScaledArray:
     """Returns ``a + b`` with the scale ``max(sA, sB)``.
 
@@ -63,6 +65,7 @@ def add(a: Operand, b: Operand, *, rule: Literal["max", "l2"] = "max") -> Scaled
     return _sum_of_two("add", jnp.add, a, b, rule)
 
 
+@checked
 def sub(a: Operand, b: Operand, *, rule: Literal["max", "l2"] = "max") -> ScaledArray:
     """Returns ``a - b`` with the scale ``max(sA, sB)``; arguments as for :func:`add`."""
     return _sum_of_two("sub", jnp.subtract, a, b, rule)
@@ -81,6 +84,7 @@ def _sum_of_two(name: str, f: Callable, a: Operand, b: Operand, rule: str) -> Sc
     return scaled_result(f(x.at(scale), y.at(scale)), scale, x.algebra, dtype)
 
 
+@checked
 def mul(a: Operand, b: Operand) -> ScaledArray:
     """Returns ``a * b`` with the scale ``sA sB``.
 
@@ -90,6 +94,7 @@ def mul(a: Operand, b: Operand) -> ScaledArray:
     return scaled_result(x.data * y.data, scale, x.algebra, dtype)
 
 
+@checked
 def div(a: Operand, b: Operand) -> ScaledArray:
     """Returns ``a / b`` with the scale ``sA / sB``; a zero divisor gives infinities or NaN."""
     x, y, _, dtype = _pair("div", a, b)
@@ -101,6 +106,7 @@ def div(a: Operand, b: Operand) -> ScaledArray:
     return scaled_result(x.data / divisor, scale, x.algebra, dtype)
 
 
+@checked
 def maximum(a: Operand, b: Operand) -> ScaledArray:
     """Returns the larger of each two elements with the scale ``max(sA, sB)``.
 
@@ -110,16 +116,19 @@ def maximum(a: Operand, b: Operand) -> ScaledArray:
     return _aligned("maximum", jnp.maximum, a, b)
 
 
+@checked
 def minimum(a: Operand, b: Operand) -> ScaledArray:
     """Returns the smaller of each two elements with the scale ``max(sA, sB)``."""
     return _aligned("minimum", jnp.minimum, a, b)
 
 
+@checked
 def where(condition: ArrayLike, a: Operand, b: Operand) -> ScaledArray:
     """Returns ``a`` where the condition holds, else ``b``, with the scale ``max(sA, sB)``."""
     return _aligned("where", lambda x, y: jnp.where(condition, x, y), a, b)
 
 
+@checked
 def concatenate(xs: Sequence[Operand], axis: int = 0) -> ScaledArray:
     """Returns the arrays joined along an axis with the largest of their scales."""
     if not xs:
@@ -139,21 +148,25 @@ def _one(name: str, a: Operand, f: Callable, *static: float) -> ScaledArray:
     return scaled_result(f(x), scale, x.algebra, x.dtype)
 
 
+@checked
 def neg(a: Operand) -> ScaledArray:
     """Returns ``-a`` with the scale ``sA``."""
     return _one("neg", a, lambda x: -x.data)
 
 
+@checked
 def abs(a: Operand) -> ScaledArray:
     """Returns magnitudes with the scale ``sA``."""
     return _one("abs", a, lambda x: jnp.abs(x.data))
 
 
+@checked
 def relu(a: Operand) -> ScaledArray:
     """Returns ``max(a, 0)`` with the scale ``sA``."""
     return _one("relu", a, lambda x: jax.nn.relu(x.data))
 
 
+@checked
 def gelu(a: Operand, *, approximate: bool = True) -> ScaledArray:
     """Returns ``a`` times the normal distribution function of ``a``, with the scale ``sA``.
 
@@ -171,11 +184,13 @@ def gelu(a: Operand, *, approximate: bool = True) -> ScaledArray:
     return _one("gelu", a, lambda x: jnp.where(x.data == 0, x.data, x.data * factor(x)))
 
 
+@checked
 def square(a: Operand) -> ScaledArray:
     """Returns ``a^2`` with the scale ``sA^2``."""
     return _one("square", a, lambda x: jnp.square(x.data), 2)
 
 
+@checked
 def integer_pow(a: Operand, n: int) -> ScaledArray:
     """Returns ``a^n`` for a Python integer with the scale ``sA^n``."""
     if not isinstance(n, int):
@@ -183,6 +198,7 @@ def integer_pow(a: Operand, n: int) -> ScaledArray:
     return _one("integer_pow", a, lambda x: lax.integer_pow(x.data, n), n)
 
 
+@checked
 def sqrt(a: Operand) -> ScaledArray:
     """Returns square roots with the scale ``sqrt(sA)``; of an odd exponent, half stays with the
     data.
@@ -190,6 +206,7 @@ def sqrt(a: Operand) -> ScaledArray:
     return _one("sqrt", a, lambda x: jnp.sqrt(_even(x)), 2)
 
 
+@checked
 def rsqrt(a: Operand) -> ScaledArray:
     """Returns inverse square roots with the scale ``1 / sqrt(sA)``, as :func:`sqrt`."""
     return _one("rsqrt", a, lambda x: lax.rsqrt(_even(x)), 2)
@@ -202,31 +219,37 @@ def _even(x: ScaledOperand) -> jax.Array:
     return x.data * jnp.where(x.scale % 2 == 1, 2, 1).astype(x.data.dtype)
 
 
+@checked
 def exp(a: Operand) -> ScaledArray:
     """Returns the exponential with the scale 1, computed from the value in float32."""
     return _one("exp", a, lambda x: jnp.exp(x.value()))
 
 
+@checked
 def tanh(a: Operand) -> ScaledArray:
     """Returns the hyperbolic tangent with the scale 1, computed from the value in float32."""
     return _one("tanh", a, lambda x: jnp.tanh(x.value()))
 
 
+@checked
 def sigmoid(a: Operand) -> ScaledArray:
     """Returns the logistic function with the scale 1, computed from the value in float32."""
     return _one("sigmoid", a, lambda x: jax.nn.sigmoid(x.value()))
 
 
+@checked
 def sin(a: Operand) -> ScaledArray:
     """Returns the sine with the scale 1, computed from the value in float32."""
     return _one("sin", a, lambda x: jnp.sin(x.value()))
 
 
+@checked
 def cos(a: Operand) -> ScaledArray:
     """Returns the cosine with the scale 1, computed from the value in float32."""
     return _one("cos", a, lambda x: jnp.cos(x.value()))
 
 
+@checked
 def log(a: Operand) -> ScaledArray:
     """Returns the logarithm with the scale 1: ``log(data) + log(sA)``, whatever the scale's
     range.
@@ -242,10 +265,17 @@ def log(a: Operand) -> ScaledArray:
 
 def _terms(a: Operand, axis: Axis) -> int:
     shape = jnp.shape(a.data if isinstance(a, ScaledArray) else a)  # pyright: ignore
-    axes = range(len(shape)) if axis is None else (axis,) if isinstance(axis, int) else axis
+    axes = (
+        range(len(shape))
+        if axis is None
+        else (axis,)
+        if isinstance(axis, int | np.integer)
+        else axis
+    )
     return math.prod(shape[i] for i in axes)
 
 
+@checked
 def sum(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the sum over axes with the scale ``sA s``: s is sqrt(n), rounded to a power of two,
     for n terms, the size of a sum of n independent numbers of unit size.
@@ -254,17 +284,20 @@ def sum(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray
     return _one("sum", a, lambda x: _over(jnp.sum, x.data, axis, keepdims) / s, s)
 
 
+@checked
 def mean(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the mean over axes with the scale ``sA / s``, s as for :func:`sum`."""
     s = static_scale(_terms(a, axis))
     return _one("mean", a, lambda x: _over(jnp.mean, x.data, axis, keepdims) * s, s)
 
 
+@checked
 def max(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the largest element over axes with the scale ``sA``."""
     return _one("max", a, lambda x: _over(jnp.max, x.data, axis, keepdims))
 
 
+@checked
 def min(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the smallest element over axes with the scale ``sA``."""
     return _one("min", a, lambda x: _over(jnp.min, x.data, axis, keepdims))
@@ -275,6 +308,7 @@ def _over(reduce: Callable, data: jax.Array, axis: Axis, keepdims: bool) -> jax.
     return reduce(data, axis=axis, keepdims=keepdims)
 
 
+@checked
 def softmax(a: Operand, axis: int = -1) -> ScaledArray:
     """Returns the softmax along an axis with the scale ``1 / sum(data)``, one for each row.
 
@@ -288,6 +322,7 @@ def softmax(a: Operand, axis: int = -1) -> ScaledArray:
     return scaled_result(data, scale, FACTORS, x.dtype)
 
 
+@checked
 def cast(
     a: Operand,
     fmt: FormatLike | DTypeLike,

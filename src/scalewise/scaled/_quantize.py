@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from .._check import checked
 from .._resolve import as_format
 from .._types import BlockFormatLike, RoundingMode, Saturation
 from ..formats import CATALOGUE, FP32, BlockFormat, Format
@@ -38,6 +39,7 @@ def storable(fmt: Format) -> Format:
     return fmt
 
 
+@checked
 def quantize(
     x: ArrayLike | ScaledArray,
     fmt: BlockFormatLike,
@@ -188,11 +190,11 @@ def _axes(x: jax.Array, axis: int | Sequence[int] | None, block: bool) -> tuple[
     """Returns the axes that keep scales, or the axis of the blocks, counted from 0."""
     if block:
         axis = -1 if axis is None else axis
-        if not isinstance(axis, int):
+        if not isinstance(axis, int | np.integer):
             raise ValueError(f"quantize: blocks lie along one axis; axis is {axis!r}")
     if axis is None:
         return ()
-    kept = (axis,) if isinstance(axis, int) else tuple(axis)
+    kept = (axis,) if isinstance(axis, int | np.integer) else tuple(axis)
     if not all(-x.ndim <= a < x.ndim for a in kept):
         raise ValueError(f"quantize: axis is {axis!r}, but x has shape {x.shape}")
     return tuple(a % x.ndim for a in kept)

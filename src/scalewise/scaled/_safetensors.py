@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 from jax.typing import ArrayLike
 
+from .._check import Range, checked
 from .._output import check_source, replacing
 from .._types import Json
 from ..formats import E2M1FN, Format, check_codes
@@ -46,7 +47,15 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_HEADER = 100_000_000  # the format's own limit
 
 
-def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Tensor]) -> None:
+def _is_name(text: str) -> bool:
+    return text != "__metadata__" and not any("\ud800" <= c <= "\udfff" for c in text)
+
+
+Name: TypeAlias = Annotated[str, Range(_is_name, "a name (UTF-8, not '__metadata__')")]
+
+
+@checked
+def save_safetensors(path: str | os.PathLike, arrays: Mapping[Name, Tensor]) -> None:
     """Writes arrays to a file; on failure, a file that was there stays unchanged.
 
     Args:
@@ -54,8 +63,8 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Tensor]) -> N
         arrays: names to NumPy or JAX arrays, EncodedArrays or ScaledArrays.
 
     Raises:
-        ValueError: a dtype that safetensors doesn't have, a name that is taken by a scale, or a
-            path that is not a regular file.
+        TypeError, ValueError: a dtype or a name that safetensors doesn't have, a name that is taken
+            by a scale, or a path that is not a regular file.
         OSError: the file can't be written.
     """
     path = Path(path)
@@ -77,6 +86,7 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[str, Tensor]) -> N
             file.write(np.ascontiguousarray(x).tobytes())
 
 
+@checked
 def load_safetensors(path: str | os.PathLike) -> dict[str, Loaded]:
     """Returns the arrays of a file, of the classes that :func:`save_safetensors` was given.
 
@@ -199,6 +209,8 @@ def _header(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, st
         offset += x.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
+    if len(text) > MOST_HEADER:
+        raise ValueError(f"{path.name}: a header of {len(text):,} bytes; at most {MOST_HEADER:,}")
     return len(text).to_bytes(8, "little") + text
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._check import Count, Positive, checked
 from ..formats import Format
 from ..rounding import round_to
 from ._amax import amax
@@ -23,6 +24,7 @@ from ._quotient import quotient
 from ._strategy import Axes, Scales, Scaling
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Amax(Scaling):
     """Scales by the largest magnitude, in one pass over the data.
@@ -39,14 +41,11 @@ class Amax(Scaling):
     """
 
     power_of_two: bool = True
-    headroom: float = 1.0
+    headroom: Positive = 1.0
     name = "amax"
     source = "amax"
     saturates = False
     reuses_copy = True
-
-    def __post_init__(self):
-        _positive("Amax", "headroom", self.headroom)
 
     def __repr__(self) -> str:
         room = "" if self.headroom == 1 else f", headroom={self.headroom!r}"
@@ -68,6 +67,7 @@ class Amax(Scaling):
         return to_top(magnitude, fmt, self.power_of_two)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Rms(Scaling):
     """Scales by a multiple of the root mean square; larger elements saturate.
@@ -80,12 +80,9 @@ class Rms(Scaling):
         power_of_two: as in :class:`Amax`.
     """
 
-    sigmas: float = 8.0
+    sigmas: Positive = 8.0
     power_of_two: bool = True
     name = "rms"
-
-    def __post_init__(self):
-        _positive("Rms", "sigmas", self.sigmas)
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         # through a scale of its own: the squares neither overflow nor flush
@@ -100,6 +97,7 @@ class Rms(Scaling):
         return to_top(_kept(magnitude, axes, keepdims), fmt, self.power_of_two)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class LeastSquares(Scaling):
     """Scales with the smallest squared error of the rounded elements among several candidates.
@@ -115,13 +113,9 @@ class LeastSquares(Scaling):
         power_of_two: whether the scale is a power of two.
     """
 
-    candidates: int | None = None
+    candidates: Count | None = None
     power_of_two: bool = True
     name = "least_squares"
-
-    def __post_init__(self):
-        if self.candidates is not None:
-            _positive_integer("LeastSquares", "candidates", self.candidates)
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         if not self.power_of_two:
@@ -147,6 +141,7 @@ class LeastSquares(Scaling):
         return _kept(best[1], axes, keepdims), _kept(best[2], axes, keepdims)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Unit(Scaling):
     """Scales by a standard deviation predicted from shapes: unit scaling (arXiv 2303.11257).
@@ -159,12 +154,9 @@ class Unit(Scaling):
         terms: how many products each element is the sum of; 1 for weights, inputs, activations.
     """
 
-    terms: float = 1.0
+    terms: Positive = 1.0
     name = "unit"
     source = "shapes"
-
-    def __post_init__(self):
-        _positive("Unit", "terms", self.terms)
 
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         exponent = round(math.log2(self.terms) / 2)
@@ -178,6 +170,7 @@ class Unit(Scaling):
         return Unit(self.terms * 4.0**spread)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Fixed(Scaling):
     """Scales every array by the same power of two, without reading it; by default not at all.
@@ -203,6 +196,7 @@ class Fixed(Scaling):
         return Unit(4.0**self.exponent).scale(x, fmt, axes, keepdims)
 
 
+@checked
 @jax.tree_util.register_pytree_node_class
 class Delayed(Scaling):
     """Scales by the largest magnitude of the last few arrays (delayed scaling), one per tensor.
@@ -224,8 +218,7 @@ class Delayed(Scaling):
     source = "history"
     reuses_copy = True
 
-    def __init__(self, history: int = 16, *, power_of_two: bool = True):
-        _positive_integer("Delayed", "history", history)
+    def __init__(self, history: Count = 16, *, power_of_two: bool = True):
         self.amaxes: np.ndarray | jax.Array = np.zeros(history, np.float32)
         self.power_of_two = power_of_two
 
@@ -312,13 +305,3 @@ def top_exponent(fmt: Format) -> int:
 
 def _kept(x: jax.Array, axes: Axes, keepdims: bool) -> jax.Array:
     return x if keepdims else jnp.squeeze(x, tuple(axes))
-
-
-def _positive(owner: str, field: str, value: float) -> None:
-    if not value > 0 or not math.isfinite(value):
-        raise ValueError(f"{owner}: {field} is {value!r}; expected a positive number")
-
-
-def _positive_integer(owner: str, field: str, value: object) -> None:
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{owner}: {field} is {value!r}; expected a positive integer")

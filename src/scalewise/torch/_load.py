@@ -126,9 +126,11 @@ def _of_transformers(path: Path) -> Any:
 
 def _model(transformers: Any, config: Any, values: Mapping[str, Any], path: Path) -> Any:
     names = values.get("architectures") or []
-    kind = getattr(transformers, names[0], None) if names else transformers.AutoModel
-    if kind is None:
-        raise InputError(f"transformers {transformers.__version__} has no class {names[0]!r}")
+    kind: Any = getattr(transformers, str(names[0]), None) if names else transformers.AutoModel
+    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    if names and not known:  # the config may be a stranger's
+        version = transformers.__version__
+        raise InputError(f"transformers {version} has no class of models {names[0]!r}")
     if not path.is_dir():
         return kind(config) if names else kind.from_config(config)
     if not list(path.glob("*.safetensors")):

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._check import checked
 from .._types import AxisName, PyTree
 
 
+@checked
 def all_finite(tree: PyTree, *, axis_name: AxisName = None) -> jax.Array:
     """Returns a scalar boolean array: True if every float in a pytree is finite.
 

@@ -13,11 +13,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from .._check import Count, checked
 from .._types import PyTree
 from ._finite import at_least_float32, is_float_array
 from ._loss_scale import LossScale, LossScaleState
 
 
+@checked
 def layer_scaled(
     layer: Callable[[PyTree, PyTree], PyTree],
 ) -> Callable[[jax.Array, PyTree, PyTree], PyTree]:
@@ -75,7 +77,8 @@ def layer_scaled(
     return scaled
 
 
-def layer_scales(scaling: LossScale, layers: int) -> LossScaleState:
+@checked
+def layer_scales(scaling: LossScale, layers: Count) -> LossScaleState:
     """Returns the state of one loss scale for each layer: every field is an array of that length.
 
     ``scaling.update(state, counts == 0)`` updates each scale by the number of non-finite gradients
@@ -88,6 +91,4 @@ def layer_scales(scaling: LossScale, layers: int) -> LossScaleState:
         >>> scaling.update(state, jnp.array([True, False, True])).scale.tolist()
         [8.0, 4.0, 8.0]
     """
-    if not (isinstance(layers, int) and layers >= 1):
-        raise ValueError(f"layer_scales: layers is {layers!r}; expected 1, 2, ...")
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (layers,)), scaling.init())

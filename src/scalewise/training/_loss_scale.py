@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from .._check import Count, Fraction, Positive, Range, checked
 from .._types import AxisName, PyTree
 from ._conditional_update import update_if
 from ._finite import all_finite, at_least_float32, is_float_array, tree_where
@@ -36,6 +37,7 @@ class LossScaleState(NamedTuple):
     skipped_in_a_row: jax.Array
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class StaticLossScale:
     """A constant loss scale; steps with a non-finite gradient are left out.
@@ -44,10 +46,7 @@ class StaticLossScale:
         scale: positive; multiplying by a power of two is exact.
     """
 
-    scale: float = 2.0**15
-
-    def __post_init__(self):
-        _positive(self, "scale")
+    scale: Positive = 2.0**15
 
     def init(self) -> LossScaleState:
         """Returns the state before the first step."""
@@ -63,6 +62,7 @@ class StaticLossScale:
         )
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class DynamicLossScale:
     """A loss scale that follows the largest value for which gradients stay finite.
@@ -79,24 +79,14 @@ class DynamicLossScale:
         max_scale: an upper bound on the scale.
     """
 
-    initial: float = 2.0**16
-    growth: float = 2.0
-    backoff: float = 0.5
-    interval: int = 2000
-    min_scale: float = 2.0**-24
-    max_scale: float = 2.0**32
+    initial: Positive = 2.0**16
+    growth: Annotated[float, Range(lambda x: 1 < x < math.inf, "a finite number over 1")] = 2.0
+    backoff: Fraction = 0.5
+    interval: Count = 2000
+    min_scale: Positive = 2.0**-24
+    max_scale: Positive = 2.0**32
 
     def __post_init__(self):
-        for field in ("initial", "growth", "backoff", "min_scale", "max_scale"):
-            _positive(self, field)
-        if not self.growth > 1:
-            raise ValueError(f"DynamicLossScale.growth is {self.growth}; expected a number over 1")
-        if not self.backoff < 1:
-            raise ValueError(
-                f"DynamicLossScale.backoff is {self.backoff}; expected a number under 1"
-            )
-        if not (isinstance(self.interval, int) and self.interval >= 1):
-            raise ValueError(f"DynamicLossScale.interval is {self.interval!r}; expected 1, 2, ...")
         if not self.min_scale <= self.initial <= self.max_scale:
             raise ValueError(
                 f"DynamicLossScale: initial {self.initial} isn't between "
@@ -121,12 +111,14 @@ class DynamicLossScale:
 LossScale = StaticLossScale | DynamicLossScale
 
 
+@checked
 def scale_loss(loss: jax.Array, state: LossScaleState) -> jax.Array:
     """Returns ``loss * scale`` in float32 (float64 for a float64 loss), to be differentiated."""
     loss = at_least_float32(loss)
     return loss * state.scale.astype(loss.dtype)
 
 
+@checked
 def unscale(gradients: PyTree, state: LossScaleState) -> PyTree:
     """Returns gradients times ``1 / scale`` in float32 (float64 stays); exact for a power of two.
 
@@ -159,11 +151,12 @@ class LossScaledState(NamedTuple):
     inner: optax.OptState
 
 
+@checked
 def loss_scaled(
     optimizer: optax.GradientTransformation,
     scaling: LossScale | None = None,
     *,
-    clip: float | None = None,
+    clip: Positive | None = None,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer to take gradients of a scaled loss and leave out non-finite steps.
@@ -202,13 +195,6 @@ def loss_scaled(
         (0.0, 4.0, 1)
     """
     scaling = DynamicLossScale() if scaling is None else scaling
-    if not isinstance(scaling, StaticLossScale | DynamicLossScale):
-        raise TypeError(
-            "loss_scaled(optimizer, scaling) takes a StaticLossScale or a DynamicLossScale, not "
-            f"a {type(scaling).__name__}: {scaling!r}"
-        )
-    if clip is not None and not clip > 0:
-        raise ValueError(f"loss_scaled: clip is {clip!r}; expected a number over 0, or None")
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> LossScaledState:
@@ -239,6 +225,7 @@ def loss_scaled(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+@checked
 def loss_scale_of(tree: PyTree) -> LossScaleState:
     """Returns the only :class:`LossScaleState` in a pytree such as an optimizer's state.
 
@@ -268,11 +255,3 @@ def _scales(tree: PyTree) -> list[LossScaleState]:
 
 def _state(scale: float) -> LossScaleState:
     return LossScaleState(jnp.float32(scale), jnp.int32(0), jnp.int32(0), jnp.int32(0))
-
-
-def _positive(noun: object, field: str) -> None:
-    number = getattr(noun, field)
-    if not (isinstance(number, int | float) and math.isfinite(number) and number > 0):
-        raise ValueError(
-            f"{type(noun).__name__}.{field} is {number!r}; expected a finite number over 0"
-        )

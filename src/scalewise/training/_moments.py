@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from .._check import checked
 from .._resolve import as_format
 from .._types import BlockFormatLike, PyTree
 from ..autoscale import Recipe, Storage, is_stored, store_array
@@ -44,6 +45,7 @@ STATES: Mapping[str, Mapping[str, StateFormat]] = {
 }
 
 
+@checked
 def store_state(
     optimizer: optax.GradientTransformation,
     storages: Mapping[str, StateFormat] | str = NARROW_ADAM,
@@ -102,6 +104,7 @@ def store_state(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+@checked
 def widen(tree: PyTree) -> PyTree:
     """Returns a pytree with its stored leaves (ScaledArray, SqrtStored...) as plain arrays."""
     return jax.tree.map(lambda x: x.value() if _is_stored(x) else x, tree, is_leaf=_is_stored)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
+from .._check import checked
 from .._resolve import as_format
 from .._types import AxisName, FormatLike, PyTree
 from ..formats import Format
@@ -16,6 +17,7 @@ from ..scaled import Amax
 from ._finite import at_least_float32, is_float_array
 
 
+@checked
 def mean_over(tree: PyTree, axis_name: AxisName, fmt: FormatLike | None = None) -> PyTree:
     """Returns the mean of each float array over a mapped axis, the same bits on every device.
 

@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._check import Count, Natural, checked
 from ..formats import E4M3FN
 from ..rounding import decode, encode
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class TableStorage:
     """Stores each number as the nearest entry of a table, times its block's largest magnitude.
@@ -42,15 +44,10 @@ class TableStorage:
     bits: Literal[8, 4] = 8
     signed: bool = True
     table: Literal["dynamic", "linear"] = "dynamic"
-    block: int = 256
-    min_size: int = 4096
+    block: Count = 256
+    min_size: Natural = 4096
 
     def __post_init__(self):
-        if self.bits not in (8, 4) or self.table not in ("dynamic", "linear"):
-            raise ValueError(
-                f"TableStorage: bits is {self.bits!r} and table {self.table!r}; expected 8 or 4, "
-                "and 'dynamic' or 'linear'"
-            )
         if self.table == "linear" and self.signed:
             raise ValueError("TableStorage: the linear table is for signed=False")
         _check_block("TableStorage", self.block, self.bits)
@@ -103,6 +100,7 @@ class TableStored:
         return cls(*children, *static)
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class ExpandedStorage:
     """Stores E4M3 numbers after each block's range is expanded to E4M3's (COAT, arXiv 2410.19313).
@@ -117,15 +115,11 @@ class ExpandedStorage:
         min_size: arrays with fewer elements aren't stored so.
     """
 
-    steps: int = 16
-    block: int = 128
-    min_size: int = 4096
+    steps: Count = 16
+    block: Count = 128
+    min_size: Natural = 4096
 
     def __post_init__(self):
-        if not isinstance(self.steps, int) or self.steps < 1:
-            raise ValueError(
-                f"ExpandedStorage: steps is {self.steps!r}; expected a positive integer"
-            )
         _check_block("ExpandedStorage", self.block, 8)
 
     def store(self, x: jax.Array) -> ExpandedStored:
@@ -211,7 +205,7 @@ def _from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.ravel(blocks)[: math.prod(shape)].reshape(shape)
 
 
-def _check_block(owner: str, block: object, bits: int) -> None:
-    if not isinstance(block, int) or block < 2 or (bits == 4 and block % 2):
+def _check_block(owner: str, block: int, bits: int) -> None:
+    if block < 2 or (bits == 4 and block % 2):
         even = "an even number" if bits == 4 else "an integer"
         raise ValueError(f"{owner}: block is {block!r}; expected {even} of at least 2")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from .._check import Count, Positive, checked
 from .._types import AxisName, FormatLike, PolicyLike, PyTree, RecipeLike
 from ..autoscale import AmaxHistory, Recipe, Schedule, WithHistory
 from ..interpret import per_device
@@ -213,6 +214,7 @@ class Step:
         return self.transform(whole)(*[step] * self.scheduled, params, rest, arrays)
 
 
+@checked
 def step(
     loss: Callable,
     optimizer: optax.GradientTransformation,
@@ -221,12 +223,12 @@ def step(
     scaling: LossScale | None = None,
     weights: Weights | None = None,
     moments: Mapping[str, StateFormat] | str | None = None,
-    clip: float | None = None,
-    accumulate: int = 1,
+    clip: Positive | None = None,
+    accumulate: Count = 1,
     has_aux: bool = False,
     axis_name: AxisName = None,
     comm_format: FormatLike | None = None,
-    warn_after: int | None = None,
+    warn_after: Count | None = None,
 ) -> Step:
     """Returns a mixed-precision training step for a loss function and an optax optimizer.
 
@@ -288,12 +290,6 @@ def step(
     delayed = policy if isinstance(policy, Recipe) and policy.scaling.source == "history" else None
     if weights is None:
         weights = "master" if params is not None and params.itemsize < 4 else "plain"
-    if weights not in WEIGHTS:
-        raise ValueError(
-            f"step: weights is {weights!r}; expected one of {', '.join(map(repr, WEIGHTS))}"
-        )
-    if not (isinstance(accumulate, int) and accumulate >= 1):
-        raise ValueError(f"step: accumulate is {accumulate!r}; expected 1, 2, ...")
     if moments is not None:
         optimizer = store_state(optimizer, moments)
     if scaling is None:
@@ -301,8 +297,6 @@ def step(
     whole = loss_scaled(WEIGHTS[weights](optimizer), scaling, clip=clip, axis_name=axis_name)
     if comm_format is not None and axis_name is None:
         raise ValueError("step: comm_format needs axis_name, the axes that gradients are sent over")
-    if warn_after is not None and not (isinstance(warn_after, int) and warn_after >= 1):
-        raise ValueError(f"step: warn_after is {warn_after!r}; expected 1, 2, ... or None")
     return Step(
         loss,
         whole,

@@ -14,7 +14,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
+from .._check import checked, is_array, shown
 from .._types import PyTree
 from ..rounding import round_to
 from ._finite import at_least_float32, is_float_array
@@ -27,6 +29,7 @@ class MasterState(NamedTuple):
     inner: optax.OptState
 
 
+@checked
 def master_weights(
     optimizer: optax.GradientTransformation,
 ) -> optax.GradientTransformationExtraArgs:
@@ -72,6 +75,7 @@ class StochasticState(NamedTuple):
     inner: optax.OptState
 
 
+@checked
 def stochastic_rounding(
     optimizer: optax.GradientTransformation, *, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
@@ -117,6 +121,7 @@ class CompensatedState(NamedTuple):
     inner: optax.OptState
 
 
+@checked
 def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer to add each weight's rounding error to its next update.
 
@@ -150,12 +155,19 @@ def compensated(optimizer: optax.GradientTransformation) -> optax.GradientTransf
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+@checked
 def apply_updates(params: PyTree, updates: PyTree) -> PyTree:
     """Returns ``params + updates``, summed in float32, rounded once to each parameter's dtype."""
 
-    def leaf(p: jax.Array, u: jax.Array) -> jax.Array:
-        return (at_least_float32(p) + u.astype(at_least_float32(p).dtype)).astype(p.dtype)
+    def leaf(p: jax.Array, u: ArrayLike) -> jax.Array:
+        return (at_least_float32(p) + jnp.asarray(u, at_least_float32(p).dtype)).astype(p.dtype)
 
+    kinds = jax.tree.structure(params), jax.tree.structure(updates)
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"apply_updates: updates are {kinds[1]}; expected params' {kinds[0]}")
+    for x in jax.tree.leaves((params, updates)):
+        if not is_array(x):
+            raise TypeError(f"apply_updates: params or updates hold {shown(x)}; expected arrays")
     return jax.tree.map(leaf, params, updates)
 
 

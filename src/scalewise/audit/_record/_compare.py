@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from ..._check import checked
 from ..._types import Json
 from .._report._save import Saved, plain
 from ._difference import relative_difference
@@ -186,6 +187,7 @@ class Comparison(Saved):
         )
 
 
+@checked
 def compare(
     a: Recording | str | os.PathLike[str], b: Recording | str | os.PathLike[str]
 ) -> Comparison:

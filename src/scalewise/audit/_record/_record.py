@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
 
+from ..._check import checked
 from ..._types import PyTree
 from ...interpret import Program, State, Value, trace
 from .._file import name_of
@@ -21,6 +22,7 @@ from ._recorder import Recorder
 from ._recording import Recording, recorded_arrays
 
 
+@checked
 def record(f: Callable, *, fused: bool = False) -> Callable:
     """Returns a function of ``f``'s arguments that runs ``f`` and returns a :class:`Recording`.
 
@@ -57,8 +59,6 @@ def record(f: Callable, *, fused: bool = False) -> Callable:
         >>> found.first_non_finite.primitive, found.first_non_finite.infinite
         ('mul', 64)
     """
-    if not callable(f):
-        raise TypeError(f"record(f) takes a function, not a {type(f).__name__}: {f!r}")
 
     def recorded(*args: PyTree, **kwargs: PyTree) -> Recording:
         recorder = Recorder()

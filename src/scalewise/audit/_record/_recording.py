@@ -8,12 +8,13 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
+from ..._check import AnyFloat, Natural, Range, checked
 from ..._output import Printed, check_writable
 from ..._types import Json
 from ...interpret import Equation
@@ -32,6 +33,17 @@ TEXTS = (
 COUNTERS = ("visits", "first", "clock", "checksum", *COUNTS)
 
 
+def _is_dtype(name: str) -> bool:
+    try:
+        return "<" in name or jnp.dtype(name).name == name  # key<fry>: of random keys
+    except TypeError:
+        return False
+
+
+DtypeName = Annotated[str, Range(_is_dtype, "the name of a dtype")]
+
+
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordedArray:
     """One result of one equation, or an argument or output, over all iterations of loops.
@@ -58,30 +70,30 @@ class RecordedArray:
     """
 
     primitive: str
-    result: int
+    result: Natural
     path: str
-    shape: tuple[int, ...]
-    dtype: str
+    shape: tuple[Natural, ...]
+    dtype: DtypeName
     file: str | None
-    line: int
+    line: Natural
     function: str
     caller: str
     scope: str
     direction: str
-    visits: int
+    visits: Natural
     first: int
     clock: int
     checksum: int
-    nan: int
-    infinite: int
-    zeros: int
-    subnormal: int
-    created: int
-    minimum: float
-    maximum: float
-    smallest: float
-    mean: float
-    rms: float
+    nan: Natural
+    infinite: Natural
+    zeros: Natural
+    subnormal: Natural
+    created: Natural
+    minimum: AnyFloat
+    maximum: AnyFloat
+    smallest: AnyFloat
+    mean: AnyFloat
+    rms: AnyFloat
     samples: np.ndarray
 
     @property
@@ -107,6 +119,7 @@ class RecordedArray:
         return display_name(self.function)
 
 
+@checked
 @dataclasses.dataclass(frozen=True, eq=False)
 class Recording(Printed):
     """Statistics of what a device computed in a run of a function, by equation, in program order.
@@ -127,7 +140,7 @@ class Recording(Printed):
     versions: tuple[tuple[str, str], ...]
     fused: bool
     arrays: tuple[RecordedArray, ...]
-    jit_difference: float | None = None
+    jit_difference: AnyFloat | None = None
 
     @cached_property
     def first_non_finite(self) -> RecordedArray | None:
@@ -178,6 +191,7 @@ def recordable(path: str | os.PathLike[str]) -> Path:
     return path
 
 
+@checked
 def load_recording(path: str | os.PathLike[str]) -> Recording:
     """Reads a recording that :meth:`Recording.save` wrote.
 
@@ -188,8 +202,10 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
     tensors: dict[str, Any] = load_safetensors(path)
     try:
         header = json.loads(bytes(tensors["recording"]))
-        ends = np.cumsum(tensors["lengths"])
-        samples = np.split(tensors["samples"], ends[:-1], axis=1)
+        lengths, table = tensors["lengths"], np.asarray(tensors["samples"], np.float64)
+        if (lengths < 0).any() or table.shape != (2, lengths.sum()):
+            raise ValueError(f"lengths {lengths} for samples of shape {table.shape}")
+        samples = np.split(table, np.cumsum(lengths)[:-1], axis=1)
         arrays = [
             RecordedArray(
                 **(text | {"shape": tuple(text["shape"])}),
@@ -203,7 +219,7 @@ def load_recording(path: str | os.PathLike[str]) -> Recording:
         ]
         versions = tuple((str(name), str(version)) for name, version in header["versions"])
         return Recording(**(header | {"arrays": tuple(arrays), "versions": versions}))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{str(path)!r} is no recording: expected a file that Recording.save wrote "
             f"({type(error).__name__}: {error})"

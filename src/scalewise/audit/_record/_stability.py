@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ import numpy as np
 from jax.core import ShapedArray
 from rich.console import Console
 
+from ..._check import Range, checked
 from ..._output import Printed
 from ..._resolve import as_format
 from ..._types import FormatLike, PyTree
@@ -77,8 +78,16 @@ class Stability(Printed):
         show(self, console or Console(), everything=everything)
 
 
+Several = Annotated[int, Range(lambda n: n >= 2, "an integer of at least 2")]
+
+
+@checked
 def stability(
-    f: Callable, low: FormatLike = "float16", *, runs: int = 5, seed: int = 0
+    f: Callable,
+    low: FormatLike = "float16",
+    *,
+    runs: Several = 5,
+    seed: int = 0,
 ) -> Callable:
     """Returns a function of ``f``'s arguments that returns a :class:`Stability`.
 
@@ -111,11 +120,7 @@ def stability(
         >>> found.outputs[0].digits < 0.5
         True
     """
-    if not callable(f):
-        raise TypeError(f"stability(f, ...) takes a function, not a {type(f).__name__}: {f!r}")
     fmt = as_format(low, "stability")
-    if runs < 2:
-        raise ValueError(f"stability: runs is {runs}; expected 2 or more")
 
     def measured(*args: PyTree, **kwargs: PyTree) -> Stability:
         program = trace(f, Recorder(), args, kwargs, name="stability", as_jit=True)

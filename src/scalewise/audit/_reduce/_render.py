@@ -198,7 +198,11 @@ def _literal(origin: Origin, holds: Callable[[float], bool] | None) -> str:
 
 def _comment(equation: Equation) -> str:
     own = equation.caller or equation.source
-    return f"  # {Path(own[0]).name}:{own[1]}" if own else ""
+    if not own:
+        return ""
+    # a file's name may hold a line break, after which the rest would be code
+    name = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in Path(own[0]).name)
+    return f"  # {name}:{own[1]}"
 
 
 def evaluate(piece: Slice, arrays: Mapping[str, Any], cast: Any, dtype: Any) -> Any:

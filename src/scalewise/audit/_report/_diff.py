@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..._check import checked
 from ..._output import Printed, TargetError, check_source
 from ..._output._text import Text
 from ..._types import Json
@@ -84,6 +85,7 @@ def load_report(path: str | os.PathLike[str]) -> dict[str, Json]:
     return data
 
 
+@checked
 def diff(before: str | os.PathLike[str], after: str | os.PathLike[str]) -> Difference:
     """Compares two reports that were saved as JSON.
 

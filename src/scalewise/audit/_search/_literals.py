@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
+from ..._check import checked
 from ..._resolve import as_format
 from ..._types import FormatLike, PyTree, Saturation
 from ...emulate import EXACT
@@ -179,6 +180,7 @@ class _Constants(Interpretation):
         ]
 
 
+@checked
 def literals(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Callable:
     """Finds the constants of ``f`` that a format turns into 0, 1, infinity, NaN, its largest number
     or an inexact subnormal number.

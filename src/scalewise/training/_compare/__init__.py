@@ -10,7 +10,6 @@ from ._methods import Method as Method
 from ._methods import method as method
 from ._program import Program as Program
 from ._program import call_user as call_user
-from ._program import check_positive as check_positive
 from ._program import endless_batches as endless_batches
 from ._program import load_program as load_program
 from ._program import parameter_count as parameter_count

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from rich.console import Console
 
+from ..._check import Count, checked
 from ..._output import rescue_folder, sentence, tolerant
 from ..._types import PyTree
 from ..._user_file import InputError
@@ -29,7 +30,6 @@ from ._page import page
 from ._program import (
     Program,
     call_user,
-    check_positive,
     check_step,
     endless_batches,
     load_program,
@@ -40,14 +40,15 @@ from ._run import Run
 from ._terminal import announce, show
 
 
+@checked
 def compare(
     program: str | Path | Program,
     recipes: Sequence[str | Method] = DEMO,
     *,
     data: str | Path | bytes | None = None,
-    steps: int = 300,
+    steps: Count = 300,
     seed: int = 0,
-    seeds: int = 1,
+    seeds: Count = 1,
     out: str | Path | Folder | None = None,
     console: Console | None = None,
 ) -> Comparison:
@@ -84,7 +85,6 @@ def compare(
     """
     console = console or Console()
     methods = _checked_methods(recipes)
-    check_positive(steps=steps, seeds=seeds)
     program = load_program(program)
     text = data if isinstance(data, bytes) else corpus(data)
     folder = None if out is None else Folder.at(out)

@@ -3,12 +3,14 @@
 import sysconfig
 from pathlib import Path
 
+from ..._check import Count, checked
 from ..._user_file import InputError
 
 LIMIT = 2_000_000  # bytes: enough for some thousand steps
 
 
-def corpus(path: str | Path | None = None, limit: int = LIMIT) -> bytes:
+@checked
+def corpus(path: str | Path | None = None, limit: Count = LIMIT) -> bytes:
     """Returns the first `limit` bytes of a file, or of a folder's files in sorted order.
 
     Args:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from ..._check import checked
 from ..._resolve import unknown
 from ..._types import PyTree
 from ..._user_file import InputError
@@ -22,6 +23,7 @@ from .._step import step
 from ._program import Program, Step, params_of
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Method:
     """One way to run a training step.
@@ -247,6 +249,7 @@ METHODS: dict[str, Method] = {
 DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs if none is named
 
 
+@checked
 def method(name: str | Method) -> Method:
     """Returns the method of that name, or the method itself.
 

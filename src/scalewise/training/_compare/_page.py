@@ -3,7 +3,7 @@
 from markupsafe import Markup
 
 from ..._output import page_environment
-from ._curves import curves_svg, scales_svg
+from ._curves import STYLE, curves_svg, scales_svg
 from ._results import WINDOW, Comparison
 from ._terminal import cells
 
@@ -25,6 +25,7 @@ def page(comparison: Comparison) -> tuple[str, str]:
     scaled = [record for record in comparison.records if record.scales]
     html = page_environment("scalewise.training._compare").rendered(
         "report.html.j2",
+        styles=f"<style>{STYLE}</style>",
         comparison=comparison,
         headings=[h.replace("float32", comparison.reference.name) for h in HEADINGS],
         rows=[(record, cells(comparison, record)) for record in comparison.records],

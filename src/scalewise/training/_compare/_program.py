@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import optax
 
+from ..._check import checked
 from ..._types import PyTree
 from ..._user_file import InputError, describe_error, load_module, missing_module
 
@@ -24,6 +25,7 @@ PACKAGE = Path(__file__).parents[2]
 EXAMPLES = (PACKAGE / "examples", PACKAGE.parents[1] / "examples")
 
 
+@checked
 @dataclass(frozen=True)
 class Program:
     """A training program, written without regard to precision.
@@ -46,6 +48,7 @@ class Program:
     optimizer: optax.GradientTransformation | None = None
 
 
+@checked
 def load_program(program: str | Path | Program) -> Program:
     """Returns the program that a Python file defines by ``init``, ``train_step`` and ``batches``.
 
@@ -66,12 +69,13 @@ def load_program(program: str | Path | Program) -> Program:
     missing = [p for name, p in PROTOCOL.items() if not callable(getattr(module, name, None))]
     if missing:
         raise InputError(f"{file} defines no {' and no '.join(missing)}")
-    return Program(
-        file.stem,
-        *(getattr(module, name) for name in PROTOCOL),
-        loss_of=getattr(module, "loss_of", None),
-        optimizer=getattr(module, "OPTIMIZER", None),
-    )
+    parts = [getattr(module, name) for name in PROTOCOL]
+    others = {"loss_of": getattr(module, "loss_of", None)}
+    try:
+        return Program(file.stem, *parts, **others, optimizer=getattr(module, "OPTIMIZER", None))
+    except TypeError as error:
+        why = str(error).replace("Program: optimizer", "OPTIMIZER").replace("Program: ", "")
+        raise InputError(f"{file}: {why}") from None
 
 
 def _program_file(program: str | Path) -> Path:
@@ -135,13 +139,6 @@ def endless_batches(program: Program, data: bytes, seed: int) -> Iterator[PyTree
             yield batch
             batch = call_user(next, what, epoch, None)
         seed += 1
-
-
-def check_positive(**numbers: int) -> None:
-    """Raises InputError for a number of steps, seeds, ... below 1."""
-    for name, number in numbers.items():
-        if number < 1:
-            raise InputError(f"{name} is {number}; expected 1, 2, ...")
 
 
 def params_of(state: PyTree) -> PyTree:

@@ -1,15 +1,15 @@
-"""Checkpoints of a training state: written atomically by Orbax, verified when they are read.
+"""Checkpoints of a training state: committed by Orbax, verified by digests when they are read.
 
-A checkpoint is a flat list of arrays, a description of them, a digest of each array's bytes and a
-digest of the description. The digests tell a good checkpoint from a damaged one, from one of
-another step, run, model or recipe, and from one under another checkpoint's name.
-
-Arrays that are split over devices are written and read part by part, each by the process that has
-it. All processes of a run call the same methods and see the same folder.
+A checkpoint is a flat list of arrays and a description of them, with a digest of each array's bytes
+and one of the description, which tell a good checkpoint from a damaged one, and from one of another
+step, run, model or recipe. Arrays that are split over devices are written and read part by part.
+All processes of a run call the same methods and see the same folder.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import shutil
@@ -27,16 +27,19 @@ import jax
 import numpy as np
 
 from ..._extras import require
+from ..._output import check_source
 from ..._types import Json, PyTree
 from ..._user_file import InputError
 from ._digest import digests, is_key, is_whole, without_keys
-from ._identity import check_settings
-from ._meta import KIND, DamagedError, ForeignError, Meta, read_meta
+from ._identity import Settings, check_settings
 from ._processes import all_gather_json, call_on_first, is_first
 from ._sharding import placed_like
 
 if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
+
+FAMILY = "scalewise train, "
+KIND = FAMILY + "3"
 
 
 def _orbax() -> ModuleType:
@@ -48,16 +51,13 @@ class CheckpointError(RuntimeError):
     """Raised if a checkpoint can't be written; the message names the last good one."""
 
 
+class DamagedError(Exception):
+    """Raised if a checkpoint is damaged; the message says why, as half a sentence."""
+
+
 @dataclass(frozen=True)
 class Restored:
-    """The content of a checkpoint that was read.
-
-    Attributes:
-        step: the number of steps made.
-        state: the training state.
-        run: the identity of the run.
-        damaged: a sentence for each checkpoint that is damaged.
-    """
+    """A good checkpoint's step, state and run, and a sentence for each damaged one."""
 
     step: int
     state: PyTree
@@ -87,30 +87,20 @@ class Checkpoints:
                 f"no checkpoint can be written to {self._folder}: {_sentence(error)}"
             ) from error
 
-    def steps(self) -> list[int]:
-        """Returns the steps that have a checkpoint, in ascending order."""
-        return sorted(self._manager.all_steps())
-
-    def save(self, step: int, state: PyTree, about: Mapping[str, Json], run: str) -> None:
-        """Writes a checkpoint atomically.
-
-        Args:
-            step: the number of steps made.
-            state: the training state.
-            about: the settings of the run.
-            run: the identity of the run.
+    def save(self, step: int, state: PyTree, about: Settings, run: str) -> None:
+        """Writes the checkpoint of a step of a run with these settings, atomically.
 
         Raises:
             CheckpointError: it can't be written (a full disk, say); earlier ones are unchanged.
         """
-        ocp = _orbax()
+        ocp, manager = _orbax(), self._manager
         arrays = [np.asarray(x) if is_whole(x) else x for x in without_keys(jax.tree.leaves(state))]
-        meta = Meta(KIND, run, step, dict(about), _described(state), digests(arrays))
+        meta = {"kind": KIND, "run": run, "step": step, "about": about,
+                "arrays": _described(state), "digests": digests(arrays)}  # fmt: skip
         items = ocp.args.Composite(
             state=ocp.args.StandardSave(_named(arrays)),
-            meta=ocp.args.JsonSave(meta.sealed().as_dict()),
+            meta=ocp.args.JsonSave(meta | {"seal": _seal(meta)}),
         )
-        manager = self._manager
         try:
             with _closed_loops_ignored():
                 if not manager.save(step, args=items, force=True):
@@ -120,26 +110,19 @@ class Checkpoints:
             for left in self._folder.glob(f"{step}.orbax-checkpoint-tmp*") if is_first() else ():
                 shutil.rmtree(left, ignore_errors=True)
             manager.reload()
-            good = [s for s in self.steps() if s != step]
+            good = [s for s in sorted(manager.all_steps()) if s != step]
             last = f"the last good one is of step {good[-1]}" if good else "there is none before it"
             raise CheckpointError(
                 f"the checkpoint of step {step} can't be written to {self._folder}: "
                 f"{_sentence(error)}; {last}"
             ) from error
 
-    def restore(
-        self, template: PyTree, about: Mapping[str, Json], run: str | None
-    ) -> Restored | None:
-        """Reads the newest good checkpoint, and renames damaged ones.
-
-        A checkpoint is identified by its description. It counts as damaged if its folder has
-        another checkpoint's name (swapped, copied, a symbolic link), if it belongs to another run,
-        or if the bytes of its arrays differ from those written. Damaged ones are renamed to
-        ``<step>.damaged`` if there is a good one; otherwise nothing is changed.
+    def restore(self, template: PyTree, about: Settings, run: str | None) -> Restored | None:
+        """Reads the newest good checkpoint, and renames damaged ones to ``<step>.damaged``.
 
         Args:
             template: a state with the expected structure.
-            about: the settings, which have to be those of the run: model, recipe, seed, data.
+            about: the settings, which have to be those of the run; {} to accept any.
             run: the identity of the run; None to take over the one that most checkpoints have.
 
         Returns:
@@ -147,47 +130,44 @@ class Checkpoints:
 
         Raises:
             InputError: another program wrote a checkpoint, the settings differ, or all checkpoints
-                are damaged.
+                are damaged; nothing is renamed.
         """
         damaged: dict[Path, str] = {}
-        metas: dict[Path, Meta] = {}
+        metas: dict[Path, dict[str, Json]] = {}
         for folder in self._folders():
             try:
-                metas[folder] = self._meta(folder)
+                metas[folder] = _read_meta(folder)
             except DamagedError as error:
                 damaged[folder] = _damage(folder, error)
-        seen = {folder.name: meta.seal for folder, meta in metas.items()}
+        seen = {folder.name: meta["seal"] for folder, meta in metas.items()}
         if any(other != seen for other in all_gather_json(seen)):
             raise InputError(
                 f"the processes of this run see different checkpoints in {self._folder}: give them "
                 "a folder on a file system that all of them share"
             )
         if run is None and metas:
-            runs = [meta.run for meta in metas.values()]
+            runs = [meta["run"] for meta in metas.values()]
             run = max(runs, key=runs.count)
-        found: tuple[Meta, PyTree] | None = None
+        found: tuple[int, PyTree] | None = None
         for folder, meta in metas.items():
             try:
-                if meta.run != run:
+                if meta["run"] != run:
                     raise DamagedError("it belongs to another run")
                 if found is None:
-                    check_settings(meta.about, about, self._folder)
-                    found = meta, self._state(folder, meta, template)
+                    check_settings(meta["about"], about, self._folder)
+                    found = meta["step"], _read_state(folder, meta, template)
             except DamagedError as error:
                 damaged[folder] = _damage(folder, error)
-        if found is None and damaged:
-            raise InputError(
-                f"no checkpoint in {self._folder} is whole: "
-                + "; ".join(damaged[folder] for folder in self._folders())
-            )
-        if found is None:
+        if found is None or run is None:
+            if damaged:
+                whole = "; ".join(damaged[folder] for folder in self._folders())
+                raise InputError(f"no checkpoint in {self._folder} is whole: {whole}")
             return None
         sentences = [
             f"{damaged[folder]}; set aside as {call_on_first(partial(_set_aside, folder))}"
             for folder in sorted(damaged, key=lambda p: -int(p.name))
         ]
-        meta, state = found
-        return Restored(meta.step, state, meta.run, sentences)
+        return Restored(*found, run, sentences)
 
     def close(self) -> None:
         """Closes Orbax's manager."""
@@ -201,43 +181,70 @@ class Checkpoints:
         named = [p for p in self._folder.iterdir() if p.name.isascii() and p.name.isdigit()]
         return sorted((p for p in named if p.name == str(int(p.name))), key=lambda p: -int(p.name))
 
-    def _meta(self, folder: Path) -> Meta:
-        try:
-            return read_meta(folder)
-        except ForeignError as error:
-            raise InputError(
-                f"{folder} is no checkpoint of scalewise train: {error}; expected a folder that "
-                "scalewise train wrote"
-            ) from None
 
-    def _state(self, folder: Path, meta: Meta, template: PyTree) -> PyTree:
-        ocp = _orbax()
-        if meta.arrays != _described(template):
-            raise InputError(
-                f"{self._folder}: the checkpoint of step {meta.step} holds other arrays than this "
-                f"model's: {_first_difference(meta.arrays, _described(template))}"
-            )
-        leaves, treedef = jax.tree.flatten(template)
-        data = without_keys(leaves)
-        names, arrays, failed = _named(list(map(_expected, data))), [], None
-        try:
-            if is_first():
-                _probe(folder / "state", list(names))
-            with _closed_loops_ignored(), ocp.StandardCheckpointer() as checkpointer:
-                found = checkpointer.restore(folder / "state", names)
-            arrays = [
-                np.asarray(found[name]) if is_whole(x) else found[name]
-                for name, x in zip(names, data, strict=True)
-            ]
-        except Exception as error:
-            failed = error
-        sentences = all_gather_json(failed and _sentence(failed))
-        if why := next(filter(None, sentences), None):
-            raise DamagedError(why) from failed
-        for entry, found, digest in zip(meta.arrays, digests(arrays), meta.digests, strict=True):
-            if found != digest:
-                raise DamagedError(f"{entry[0]} has other bytes than were written")
-        return jax.tree.unflatten(treedef, map(_typed, leaves, map(placed_like, data, arrays)))
+def _seal(meta: Mapping[str, Json]) -> str:
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+
+
+def _read_meta(folder: Path) -> dict[str, Json]:
+    """Reads a checkpoint's description and verifies its digest; the folder's name is the step.
+
+    Raises:
+        DamagedError: the description is missing, was changed, or is of another step.
+        InputError: another program, or another version of this one, wrote the checkpoint.
+    """
+    if folder.is_symlink() or not folder.is_dir():
+        raise DamagedError("it is a symbolic link or no folder, and was not written so")
+    file, names = folder / "meta" / "metadata", set[str]()
+    try:
+        names = {path.name for path in folder.iterdir()}
+        check_source(file)
+        meta = json.loads(file.read_bytes().decode())
+        seal = _seal({k: v for k, v in meta.items() if k != "seal"})
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        if names and not names & {"meta", "state"}:
+            raise _foreign(folder, "it has neither scalewise's description nor its state") from None
+        raise DamagedError(f"its description can't be read ({_sentence(error)})") from None
+    kind = meta.get("kind")
+    if isinstance(kind, str) and kind.startswith(FAMILY) and kind != KIND:
+        raise _foreign(folder, f"it is of the kind {kind!r}; this version reads {KIND!r}")
+    if seal != meta.get("seal"):
+        raise DamagedError("its description is not the one that was written")
+    if str(meta["step"]) != folder.name:
+        raise DamagedError(f"it is the checkpoint of step {meta['step']} under another name")
+    return meta
+
+
+def _foreign(folder: Path, why: str) -> InputError:
+    return InputError(
+        f"{folder} is no checkpoint of scalewise train: {why}; expected a folder that scalewise "
+        "train wrote"
+    )
+
+
+def _read_state(folder: Path, meta: Mapping[str, Json], template: PyTree) -> PyTree:
+    ocp, described = _orbax(), _described(template)
+    if meta["arrays"] != described:
+        raise InputError(
+            f"{folder.parent}: the checkpoint of step {meta['step']} holds other arrays than this "
+            f"model's: {_first_difference(meta['arrays'], described)}"
+        )
+    leaves, treedef = jax.tree.flatten(template)
+    data = without_keys(leaves)
+    names, arrays, failed = _named(list(map(_expected, data))), [], None
+    try:
+        with _closed_loops_ignored(), ocp.StandardCheckpointer() as checkpointer:
+            found = checkpointer.restore(folder / "state", names)
+        pairs = zip(data, (found[name] for name in names), strict=True)
+        arrays = [np.asarray(y) if is_whole(x) else y for x, y in pairs]
+    except Exception as error:
+        failed = error
+    if why := next(filter(None, all_gather_json(failed and _sentence(failed))), None):
+        raise DamagedError(why) from failed
+    for entry, found, digest in zip(meta["arrays"], digests(arrays), meta["digests"], strict=True):
+        if found != digest:
+            raise DamagedError(f"{entry[0]} has other bytes than were written")
+    return jax.tree.unflatten(treedef, map(_typed, leaves, map(placed_like, data, arrays)))
 
 
 def _expected(x: PyTree) -> PyTree:
@@ -245,30 +252,6 @@ def _expected(x: PyTree) -> PyTree:
     if is_whole(x):
         return np.empty(x.shape, x.dtype)
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-
-
-def _probe(folder: Path, names: list[str]) -> None:
-    """Reads all entries of a state's folder, and raises the first error.
-
-    Orbax reads all arrays at once. If one fails, the reads still in progress find their event loop
-    closed, and each of them prints a traceback.
-    """
-    import tensorstore as ts
-
-    if not folder.is_dir():
-        raise OSError("its state is missing")
-    if not (folder / "manifest.ocdbt").exists():
-        return  # not a database of tensorstore's; Orbax raises an error that says so
-    spec = {"driver": "ocdbt", "base": f"{folder.as_uri()}/"}
-    store = ts.KvStore.open(spec).result()
-    keys = sorted(store.list().result())
-    for first in range(0, len(keys), 16):
-        for future in [store.read(key) for key in keys[first : first + 16]]:
-            future.result()
-    found = {key.split(b"/")[0].decode(errors="replace") for key in keys}
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise OSError(f"{len(missing)} of its {len(names)} arrays are missing")
 
 
 @contextmanager
@@ -280,8 +263,7 @@ def _closed_loops_ignored() -> Iterator[None]:
     before = sys.unraisablehook
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
-        error = unraisable.exc_value
-        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        if str(unraisable.exc_value) != "Event loop is closed":
             before(unraisable)
 
     sys.unraisablehook = hook

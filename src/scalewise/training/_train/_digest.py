@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,41 +34,28 @@ def digests(arrays: Sequence[jax.Array | np.ndarray]) -> list[str]:
     All processes have to call this function; all get the same digests.
     """
     parts = [_parts(x) if isinstance(x, jax.Array) and not is_whole(x) else [] for x in arrays]
-    everywhere = [parts] if all(map(is_whole, arrays)) else all_gather_json(parts)
+    everywhere = all_gather_json(parts) if any(parts) else [parts]
     return [
-        _sha(np.asarray(x)) if is_whole(x) else _joined(process[i] for process in everywhere)
+        _sha(np.ascontiguousarray(x).tobytes())
+        if is_whole(x)
+        else _sha("\n".join(sorted(line for process in everywhere for line in process[i])).encode())
         for i, x in enumerate(arrays)
     ]
 
 
 def state_digest(tree: PyTree) -> str:
-    """Returns the SHA-256 over the bytes of every array in a pytree, in order.
-
-    If an array is split over devices, it is the SHA-256 over the digests of all arrays.
-    """
-    arrays = without_keys(jax.tree.leaves(tree))
-    total = hashlib.sha256()
-    if all(map(is_whole, arrays)):
-        for x in arrays:
-            total.update(np.ascontiguousarray(x).tobytes())
-    else:
-        total.update("\n".join(digests(arrays)).encode())
-    return total.hexdigest()
+    """Returns the SHA-256 over the digests of every array in a pytree, in order."""
+    return _sha("\n".join(digests(without_keys(jax.tree.leaves(tree)))).encode())
 
 
 def _parts(x: jax.Array) -> list[str]:
     """Returns place and digest of each part of an array that this process answers for."""
     return [
-        f"{[(s.start or 0, s.stop) for s in shard.index]} {_sha(np.asarray(shard.data))}"
+        f"{[(s.start or 0, s.stop) for s in shard.index]} {_sha(np.asarray(shard.data).tobytes())}"
         for shard in x.addressable_shards
         if shard.replica_id == 0
     ]
 
 
-def _joined(parts: Iterable[list[str]]) -> str:
-    lines = sorted(line for part in parts for line in part)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _sha(x: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

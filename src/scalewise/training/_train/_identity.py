@@ -1,23 +1,41 @@
-"""``run.json``: the settings of a run, and the identity that its checkpoints carry."""
+"""``run.json``: the settings of a run, its program, and the identity that its checkpoints carry."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import secrets
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from ..._output import check_source
 from ..._types import Json
 from ..._user_file import InputError
 from .._compare import Folder
 
-FILE = "run.json"
+FILE, PROGRAM = "run.json", "step.jaxpr"
+Settings: TypeAlias = dict[str, Json]
 
 
-def run_folder(
-    out: str | Path | Folder | None, resume: bool, settings: dict[str, Json]
-) -> Folder | None:
+def program_text(jaxpr: ClosedJaxpr) -> str:
+    """Returns a step's jaxpr as text, with a digest of its constants and no memory addresses."""
+    constants = hashlib.sha256()
+    for x in jaxpr.consts:
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        constants.update(np.asarray(jax.random.key_data(x) if is_key else x).tobytes())
+    text = re.sub(r"\b0x[0-9a-f]+", "0x", jaxpr.pretty_print(source_info=False, name_stack=False))
+    return f"jax {jax.__version__}\nconstants {constants.hexdigest()}\n{text}\n"
+
+
+def run_folder(out: str | Path | Folder | None, resume: bool, settings: Settings) -> Folder | None:
     """Returns the folder of a run, None if it has none; creates and writes nothing.
 
     Raises:
@@ -30,12 +48,16 @@ def run_folder(
     folder = Folder(out.path if isinstance(out, Folder) else Path(out), new=False)
     if folder.path.exists() and not folder.path.is_dir():
         raise InputError(f"{out} is no folder of scalewise train: it is no folder")
-    _read_identity(folder, settings)
+    read_identity(folder, settings)
     return folder
 
 
-def identify(folder: Folder, settings: dict[str, Json]) -> str | None:
-    """Returns the identity of the run in a locked folder; writes a new one to an empty folder.
+def read_identity(folder: Folder, settings: Settings) -> str | None:
+    """Returns the identity of the run in a folder: a new one for an empty folder.
+
+    Args:
+        folder: of the run.
+        settings: those that have to be the same.
 
     Returns:
         The identity; None if ``run.json`` is damaged, so that the checkpoints have to tell it.
@@ -43,26 +65,11 @@ def identify(folder: Folder, settings: dict[str, Json]) -> str | None:
     Raises:
         InputError: the folder holds another run.
     """
-    there = (folder.path / FILE).exists()
-    identity = _read_identity(folder, settings)
-    if not there:
-        identity = secrets.token_hex(16)
-        write_identity(folder, settings, identity)
-    return identity
-
-
-def write_identity(folder: Folder, settings: dict[str, Json], identity: str) -> None:
-    """Writes ``run.json``."""
-    folder.write_json(FILE, settings | {"run": identity})
-
-
-def _read_identity(folder: Folder, settings: dict[str, Json]) -> str | None:
-    """Returns the identity in ``run.json``; None if there is none, or if it is damaged."""
     file = folder.path / FILE
     if not file.exists():
         if folder.entries():
             raise InputError(f"{folder.path} is no folder of scalewise train: it has no {FILE}")
-        return None
+        return secrets.token_hex(16)
     check_source(file)
     try:
         found = json.loads(file.read_bytes().decode())
@@ -72,6 +79,28 @@ def _read_identity(folder: Folder, settings: dict[str, Json]) -> str | None:
         return None
     check_settings(found, settings, folder.path)
     return found["run"]
+
+
+def write_identity(folder: Folder, settings: Settings, program: str, identity: str) -> None:
+    """Writes ``run.json`` and the step's program."""
+    folder.write_json(FILE, settings | {"run": identity})  # first: a folder without it is foreign
+    folder.write(PROGRAM, program)
+
+
+def check_program(folder: Folder, program: str) -> None:
+    """Raises InputError, with the first line that differs, if a run had another step."""
+    file = folder.path / PROGRAM
+    if not file.exists():
+        return
+    check_source(file)
+    before = file.read_bytes().decode(errors="replace").splitlines()
+    for old, new in zip_longest(before, program.splitlines(), fillvalue=""):
+        if old != new:
+            raise InputError(
+                f"{folder.path} is a run of another program (learning rate, loss, batch size or "
+                f"version of JAX): {old.strip()[:150]!r} is now {new.strip()[:150]!r}; allow it "
+                "with --allow-changes, or begin another folder with --out"
+            )
 
 
 def check_settings(written: Mapping[str, Json], given: Mapping[str, Json], folder: Path) -> None:

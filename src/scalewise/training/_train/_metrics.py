@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
+from ..._check import checked
 from ..._output import check_source
 from ..._types import Json
 from .._compare import Folder, finite_or_none
@@ -19,6 +20,7 @@ from .._compare import Folder, finite_or_none
 NAME = "metrics.jsonl"
 
 
+@checked
 class Log:
     """Writes ``metrics.jsonl`` in a run's folder, and TensorBoard events if tensorboardX is there.
 

@@ -15,8 +15,6 @@ from ..._user_file import InputError
 from .._compare import Folder
 from .._interrupt import Interrupted, signal_of
 
-FIRST = 256  # bytes of the first message: most values need no second one
-
 
 def is_first() -> bool:
     """Returns whether this process is the one that writes metrics and ``run.json``."""
@@ -24,45 +22,24 @@ def is_first() -> bool:
 
 
 def all_gather_json(value: Json) -> list[Json]:
-    """Returns the values of all processes, in the order of the processes; all have to call it.
-
-    Args:
-        value: anything that JSON can hold.
-    """
+    """Returns the values of all processes, in the order of the processes; all have to call it."""
     if jax.process_count() == 1:
         return [value]
-    text = json.dumps(value).encode()
-    heads = _all_gather_bytes(f"{len(text)} ".encode() + text, FIRST)
-    sizes = [int(head.split(b" ")[0]) for head in heads]
-    if len(f"{max(sizes)} ") + max(sizes) > FIRST:
-        rows = _all_gather_bytes(text, max(sizes))
-    else:
-        rows = [head.split(b" ", 1)[1] for head in heads]
-    return [json.loads(row[:size]) for row, size in zip(rows, sizes, strict=True)]
-
-
-def _all_gather_bytes(text: bytes, size: int) -> list[bytes]:
-    """Returns the first ``size`` bytes of each process's text, padded with zeros."""
     from jax.experimental.multihost_utils import process_allgather
 
-    row = np.zeros(size, np.uint8)
-    row[: len(text)] = np.frombuffer(text, np.uint8)[:size]
-    rows = np.asarray(process_allgather(row), np.uint8)
-    return [row.tobytes() for row in rows.reshape(-1, size)]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = np.asarray(process_allgather(np.int32(len(text)))).ravel()
+    rows = np.asarray(process_allgather(np.pad(text, (0, max(sizes) - len(text)))), np.uint8)
+    return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
 
 
 def call_on_first(call: Callable[[], Json]) -> Json:
     """Calls ``call`` in the first process only, and returns its result in every process.
 
-    Args:
-        call: returns anything that JSON can hold.
-
     Raises:
         InputError: in all other processes, if ``call`` raised an exception in the first one, which
             raises that exception itself.
     """
-    if jax.process_count() == 1:
-        return call()
     value, failed = None, None
     if is_first():
         try:
@@ -88,9 +65,6 @@ def claimed_by_first(folder: Folder | None) -> Iterator[Folder | None]:
         The folder under the name that it got.
     """
     with ExitStack() as stack:
-        if jax.process_count() == 1:
-            yield None if folder is None else stack.enter_context(folder.claimed())
-            return
 
         def claim() -> str | None:
             return folder and str(stack.enter_context(folder.claimed()).path.absolute())
@@ -101,8 +75,6 @@ def claimed_by_first(folder: Folder | None) -> Iterator[Folder | None]:
 
 def checked_everywhere(check_interrupt: Callable[[], None]) -> Callable[[], None]:
     """Returns a function that raises an interrupt of any process in all of them, at one step."""
-    if jax.process_count() == 1:
-        return check_interrupt
 
     def check() -> None:
         own: KeyboardInterrupt | None = None
@@ -111,9 +83,7 @@ def checked_everywhere(check_interrupt: Callable[[], None]) -> Callable[[], None
         except KeyboardInterrupt as error:
             own = error
         signals = all_gather_json(0 if own is None else signal_of(own))
-        if own is not None:
-            raise own
         if any(signals):
-            raise Interrupted(max(signals))
+            raise own or Interrupted(max(signals))
 
     return check

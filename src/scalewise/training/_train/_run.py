@@ -21,7 +21,7 @@ from .._progress import Progress
 from .._state import Metrics, TrainState
 from .._step import Step
 from ._checkpoint import CheckpointError, Checkpoints
-from ._identity import FILE
+from ._identity import FILE, Settings
 from ._metrics import Log
 from ._processes import all_gather_json, checked_everywhere, is_first
 from ._sharding import Sharding
@@ -54,7 +54,7 @@ class Run:
     state: TrainState
     checkpoints: Checkpoints | None
     console: Console
-    settings: dict[str, Json]
+    settings: Settings
     watch: Watch | None
     sharding: Sharding | None
     identity: str = ""
@@ -63,14 +63,20 @@ class Run:
     left_out: int = 0
     losses: list[float] = dataclasses.field(default_factory=list)
 
-    def restore(self, checkpoints: Checkpoints, identity: str | None) -> None:
+    def trace(self, batch: PyTree) -> jax.stages.Traced:
+        """Returns the traced step."""
+        what = f"{self.program.name}.loss_of"
+        return call_user(self._jitted().trace, what, self.state, self._placed(batch))
+
+    def restore(self, checkpoints: Checkpoints, identity: str | None, about: Settings) -> None:
         """Continues from the newest good checkpoint of the run, if there is any.
 
         Args:
             checkpoints: of the run's folder.
             identity: of the run; None to take over the identity that most checkpoints have.
+            about: the settings that its checkpoints have to have.
         """
-        found = checkpoints.restore(self.state, self.settings, identity)
+        found = checkpoints.restore(self.state, about, identity)
         self.identity = identity or ""
         if found is None:
             if identity is None:
@@ -86,7 +92,13 @@ class Run:
         self.console.print(f"resumed after step {self.done}", highlight=False)
 
     def train(
-        self, folder: Folder | None, text: bytes, seed: int, steps: int, every: int
+        self,
+        traced: jax.stages.Traced,
+        folder: Folder | None,
+        text: bytes,
+        seed: int,
+        steps: int,
+        every: int,
     ) -> KeyboardInterrupt | None:
         """Makes the steps that are left, and saves the state.
 
@@ -101,7 +113,9 @@ class Run:
         with held_interrupts() as check_interrupt:
             try:
                 if self.done < steps:
-                    self._train(batches, steps, every, log, checked_everywhere(check_interrupt))
+                    self._train(
+                        traced, batches, steps, every, log, checked_everywhere(check_interrupt)
+                    )
             except KeyboardInterrupt as error:
                 interrupt = error
             except OSError as error:
@@ -125,6 +139,7 @@ class Run:
 
     def _train(
         self,
+        traced: jax.stages.Traced,
         batches: Iterator[PyTree],
         steps: int,
         every: int,
@@ -132,9 +147,8 @@ class Run:
         check_interrupt: Callable[[], None],
     ) -> None:
         batch = next(batches)
-        jitted, what = self._jitted(), f"{self.program.name}.loss_of"
         with self.console.status(f"compiling {self.program.name} under {self.recipe}"):
-            compiled = call_user(jitted.lower, what, self.state, self._placed(batch)).compile()
+            compiled = traced.lower().compile()
         name = self.program.name
         with Progress(self.console, [name], steps, self.done) as progress:
             while True:

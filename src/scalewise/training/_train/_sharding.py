@@ -11,11 +11,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 
+from ..._check import checked
 from ..._types import PyTree
 from ..._user_file import InputError
 from ._digest import is_whole
 
 
+@checked
 @dataclass(frozen=True)
 class Sharding:
     """How :func:`train` splits a run over a mesh, whose devices may belong to several processes.

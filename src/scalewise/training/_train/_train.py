@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from ..._check import Count, checked
 from ..._output import tolerant
 from ..._types import PyTree
 from ..._user_file import InputError
@@ -21,7 +22,6 @@ from .._compare import (
     Folder,
     Program,
     call_user,
-    check_positive,
     corpus,
     endless_batches,
     load_program,
@@ -34,7 +34,7 @@ from .._state import TrainState
 from .._step import Step
 from ._checkpoint import Checkpoints
 from ._digest import state_digest
-from ._identity import identify, run_folder, write_identity
+from ._identity import check_program, program_text, read_identity, run_folder, write_identity
 from ._processes import call_on_first, claimed_by_first, is_first
 from ._recipes import step_for
 from ._run import Run, Watch
@@ -73,20 +73,22 @@ class Trained:
     signal: int = 0
 
 
+@checked
 def train(
     program: str | Path | Program,
     recipe: str = "float32",
     *,
     data: str | Path | bytes | None = None,
-    steps: int = 300,
+    steps: Count = 300,
     seed: int = 0,
     out: str | Path | Folder | None = None,
     resume: bool = False,
-    every: int = 100,
-    keep: int = 3,
+    every: Count = 100,
+    keep: Count = 3,
     console: Console | None = None,
     watch: Watch | None = None,
     sharding: Sharding | None = None,
+    allow_changes: bool = False,
     **options: Any,
 ) -> Trained:
     """Trains a program under a recipe, with metrics and checkpoints in a folder.
@@ -119,6 +121,8 @@ def train(
             join that step's line of metrics (see ``scalewise.audit.Monitor.numbers``).
         sharding: how state and batches are split over devices; None for JAX's default device.
             With it ``program.init`` is traced, so that no device ever has the whole state.
+        allow_changes: whether a run may be resumed with other settings or another step than it was
+            begun with: an edited learning rate, loss or batch size, another version of JAX.
         options: further arguments of :func:`step` (``clip``, ``accumulate``, ``weights``, ...).
 
     Returns:
@@ -134,7 +138,6 @@ def train(
     """
     check_processes(sharding)
     console = (console or Console()) if is_first() else Console(quiet=True)
-    check_positive(steps=steps, every=every, keep=keep)
     program = load_program(program)
     text = data if isinstance(data, bytes) else corpus(data)
     train_step = step_for(program, recipe, **options)
@@ -146,9 +149,11 @@ def train(
         "data": hashlib.sha256(text).hexdigest()[:16],
         **({} if sharding is None else {"mesh": sharding.mesh_shape}),
     }
+    expected = {} if allow_changes else settings
     folders: list[Folder | None] = []  # of the first process
-    call_on_first(lambda: folders.append(run_folder(out, resume, settings)))
-    state = _initial(program, train_step, text, seed, sharding)
+    call_on_first(lambda: folders.append(run_folder(out, resume, expected)))
+    batch = next(endless_batches(program, text, seed))
+    state = _initial(program, train_step, batch, seed, sharding)
     with (
         tolerant(console),
         claimed_by_first(folders[0] if folders else None) as folder,
@@ -157,12 +162,15 @@ def train(
         run = Run(
             program, recipe, train_step, state, checkpoints, console, settings, watch, sharding
         )
+        traced = run.trace(batch)
         if folder is not None and checkpoints is not None:
-            identity = call_on_first(lambda: identify(folder, settings))
-            run.restore(checkpoints, identity)
-            if identity is None:
-                call_on_first(lambda: write_identity(folder, settings, run.identity))
-        interrupt = run.train(folder, text, seed, steps, every)
+            written = program_text(traced.jaxpr)
+            if not allow_changes:
+                call_on_first(lambda: check_program(folder, written))
+            identity = call_on_first(lambda: read_identity(folder, expected))
+            run.restore(checkpoints, identity, expected)
+            call_on_first(lambda: write_identity(folder, settings, written, run.identity))
+        interrupt = run.train(traced, folder, text, seed, steps, every)
         return _result(run, interrupt, folder)
 
 
@@ -180,10 +188,9 @@ def _checkpoints(folder: Folder | None, keep: int) -> Iterator[Checkpoints | Non
 
 
 def _initial(
-    program: Program, train_step: Step, text: bytes, seed: int, sharding: Sharding | None
+    program: Program, train_step: Step, batch: PyTree, seed: int, sharding: Sharding | None
 ) -> TrainState:
     """Returns the training state before the first step."""
-    batch = next(endless_batches(program, text, seed))
 
     def params() -> PyTree:
         initial = call_user(program.init, f"{program.name}.init", seed)

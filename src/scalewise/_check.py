@@ -1,0 +1,260 @@
+"""One check of arguments at each public entrance, made from the annotations.
+
+``@checked`` on a function or class raises a TypeError or ValueError that names the argument, its
+value and what is expected, before anything else runs. An annotation without a rule here (a pytree,
+a type that only type checkers import) accepts every value. Integers may be NumPy's, numbers may be
+arrays without dimensions, traced ones too, and ``float`` stands for a finite number.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import inspect
+import math
+import operator
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+T = TypeVar("T", bound=Callable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The values of a type that an argument may have, and a phrase that describes them."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+Count = Annotated[int, Range(lambda n: n >= 1, "a positive integer")]
+Natural = Annotated[int, Range(lambda n: n >= 0, "an integer of at least 0")]
+Positive = Annotated[float, Range(lambda x: 0 < x < math.inf, "a positive finite number")]
+NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "a finite number of at least 0")]
+Fraction = Annotated[float, Range(lambda x: 0 < x < 1, "a number between 0 and 1")]
+CONVERTED = "__post_init__ converts the field, and checks it"  # Annotated[Format, CONVERTED]
+Pattern = Annotated[str, Range(lambda text: _is_pattern(text), "a regular expression")]
+AnyFloat = Annotated[float, Range(lambda x: True, "a number")]
+
+
+class Rule(NamedTuple):
+    """Whether a value is of a type, whether such a value is in range, and what is expected."""
+
+    of_type: Callable[[Any], bool]
+    words: str
+    in_range: Callable[[Any], bool] = lambda value: True
+
+
+def checked(entry: T) -> T:
+    """Checks the arguments of a function, or of a class's ``__init__``, by their annotations."""
+    if not isinstance(entry, type):
+        return _checked(entry, entry.__name__)
+    init: Any = entry.__init__
+    setattr(entry, "__init__", _checked(init, entry.__name__))  # noqa: B010
+    return entry  # pyright: ignore
+
+
+def _checked(function: Any, name: str) -> Any:
+    parameters = inspect.signature(function).parameters.values()
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    positional = [p.name for p in named if p.kind is not p.KEYWORD_ONLY]
+
+    names = getattr(inspect.unwrap(function), "__globals__")  # noqa: B009
+
+    @functools.cache
+    def rules() -> dict[str, Rule]:
+        hints = {p.name: _evaluated(p.annotation, names) for p in named}
+        return {key: rule_of(hint) for key, hint in hints.items() if _has_rule(hint)}
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        known = rules()
+        for argument, value in (*zip(positional, args, strict=False), *kwargs.items()):
+            rule = known.get(argument)
+            if rule is not None and not (rule.of_type(value) and rule.in_range(value)):
+                kind = ValueError if rule.of_type(value) else TypeError
+                raise kind(f"{name}: {argument} is {shown(value)}; expected {rule.words}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _has_rule(hint: Any) -> bool:
+    plain = hint in (None, Any, object, inspect.Parameter.empty)
+    return not plain and CONVERTED not in getattr(hint, "__metadata__", ())
+
+
+def _evaluated(annotation: Any, names: dict[str, Any]) -> Any:
+    """Returns an annotation's type; None if only type checkers import it."""
+    try:
+        return eval(annotation, names) if isinstance(annotation, str) else annotation
+    except (NameError, AttributeError, TypeError):
+        return None
+
+
+def rule_of(hint: Any) -> Rule:
+    """Returns the rule of an annotation."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        allowed, base = args[1], rule_of(args[0])
+        return Rule(base.of_type, allowed.words, lambda x: _is_traced(x) or allowed.holds(x))
+    if origin in (typing.Union, types.UnionType):
+        return _union(args)
+    if origin is Literal:
+        kinds, words = tuple({type(x) for x in args}), ", ".join(map(repr, args))
+        words = f"one of {words}" if len(args) > 1 else words
+        one_of = lambda x: any(type(x) is type(y) and x == y for y in args)  # noqa: E731
+        return Rule(lambda x: isinstance(x, kinds), words, one_of)
+    if origin is tuple and Ellipsis not in args:
+        parts = [rule_of(x) for x in args]
+        words = f"a tuple of {', '.join(part.words for part in parts)}"
+        return Rule(
+            lambda x: isinstance(x, tuple) and len(x) == len(parts),
+            words,
+            lambda x: all(p.of_type(y) and p.in_range(y) for p, y in zip(parts, x, strict=True)),
+        )
+    if origin in COLLECTIONS:
+        item = rule_of(args[0])
+
+        def all_of(x: Any) -> bool:
+            items = x if isinstance(x, tuple | list | set | frozenset) else ()
+            return all(item.of_type(y) and item.in_range(y) for y in items)
+
+        words = f"a {COLLECTIONS[origin]} of items that are each {item.words}"
+        return Rule(lambda x: isinstance(x, origin) and not isinstance(x, str), words, all_of)
+    if origin in (dict, collections.abc.Mapping):
+        return _mapping(args)
+    return _plain(origin or hint)
+
+
+COLLECTIONS = {
+    tuple: "tuple", frozenset: "frozenset", collections.abc.Set: "set",
+    collections.abc.Sequence: "sequence", collections.abc.Iterable: "collection",
+}  # fmt: skip
+
+
+def _mapping(args: tuple[Any, ...]) -> Rule:
+    key, value = map(rule_of, args)
+
+    def entries(x: Any) -> bool:
+        pairs = [(key, k) for k in x] + [(value, v) for v in x.values()]
+        return all(rule.of_type(y) and rule.in_range(y) for rule, y in pairs)
+
+    words = f"a dict from {key.words} to {value.words}"
+    return Rule(lambda x: isinstance(x, collections.abc.Mapping), words, entries)
+
+
+def _union(args: tuple[Any, ...]) -> Rule:
+    """Returns the rule of a union, in which the parts of ArrayLike and DTypeLike are one each."""
+    rules, rest = [], [x for x in args if x is not type(None)]
+    if np.ndarray in args:
+        rules.append(Rule(is_array, "an array of numbers"))
+        rest = [x for x in rest if not _is_part_of_array(x)]
+    if np.dtype in args:
+        rules.append(Rule(_is_dtype, "a dtype"))
+        rest = [x for x in rest if typing.get_origin(x) is not type and x is not np.dtype]
+        rest = [x for x in rest if getattr(x, "__name__", "") != "SupportsDType"]
+        if rest == [str]:  # of a format, say, a string is a name, which its reader looks up
+            rest = []
+    rules += [rule_of(x) for x in rest]
+    if type(None) in args:
+        rules.append(Rule(lambda x: x is None, "None"))
+    words = " or ".join(dict.fromkeys(rule.words for rule in rules))
+    return Rule(
+        lambda x: any(r.of_type(x) for r in rules),
+        words,
+        lambda x: any(r.of_type(x) and r.in_range(x) for r in rules),
+    )
+
+
+def _plain(kind: Any) -> Rule:
+    """Returns the rule of a class."""
+    if kind in PLAIN:
+        return PLAIN[kind]
+    if kind in (Any, object) or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return Rule(lambda x: True, "any value")
+    if kind.__name__.endswith("Array") and kind.__module__.startswith("jax"):
+        return Rule(lambda x: isinstance(x, kind | np.ndarray) and is_array(x), "an array")
+    name = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
+    return Rule(lambda x: isinstance(x, kind), name)
+
+
+def is_integer(value: Any) -> bool:
+    """Returns whether a value is an integer, and no bool."""
+    try:
+        return not isinstance(value, bool) and isinstance(operator.index(value), int)
+    except TypeError:
+        return False
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, int | float):
+        return not isinstance(value, bool)
+    kind = getattr(value, "dtype", None)
+    return kind is not None and np.ndim(value) == 0 and (kind.kind in "iuf" or "float" in str(kind))
+
+
+def is_array(value: Any) -> bool:
+    """Returns whether JAX makes an array of numbers of a value; lists of numbers count, too."""
+    if isinstance(value, bool | int | float | complex):
+        return True
+    if isinstance(value, list | tuple):
+        return all(map(is_array, value))
+    dtype = getattr(value, "dtype", None)
+    if dtype is None:
+        return hasattr(value, "__jax_array__")
+    return hasattr(value, "shape") and getattr(dtype, "kind", "f") not in "OSUMm"  # keys have none
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
+def _is_part_of_array(hint: Any) -> bool:
+    name = getattr(hint, "__name__", "").rpartition(".")[2]
+    parts = (np.ndarray, np.bool_, np.number, bool, int, float, complex)
+    return hint in parts or name in ("Array", "TypedNdArray", "LiteralArray")
+
+
+def _is_dtype(value: Any) -> bool:
+    if value is None or isinstance(value, list | tuple | dict):  # np.dtype takes them all
+        return False
+    try:
+        return np.dtype(value).kind not in "OSUMm"
+    except (TypeError, ValueError):
+        return False
+
+
+def _is_traced(value: Any) -> bool:
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.core.Tracer)
+
+
+PLAIN: dict[Any, Rule] = {
+    int: Rule(is_integer, "an integer"),
+    float: Rule(_is_number, "a finite number", lambda x: _is_traced(x) or math.isfinite(x)),
+    bool: Rule(lambda x: isinstance(x, bool | np.bool_), "True or False"),
+    str: Rule(lambda x: isinstance(x, str), "a string"),
+    type(None): Rule(lambda x: x is None, "None"),
+    collections.abc.Callable: Rule(callable, "a function"),
+}
+
+
+def shown(value: Any) -> str:
+    """Returns a value as an error message shows it."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None and shape:
+        return f"an array of dtype {dtype} and shape {shape}"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."
