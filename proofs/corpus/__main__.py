@@ -11,7 +11,8 @@ import argparse
 import sys
 import time
 
-from .entries import CLEAN, ENTRIES, half, load
+from .entries import CLEAN, ENTRIES, HALVES, half, load
+from .score import ASPECTS, clean_totals, names_of, record, run, totals, work
 from .truth import clean_problems, measure
 
 
@@ -44,17 +45,59 @@ def truth(names: list[str]) -> int:
     return wrong
 
 
+def score(seconds: float, again: bool) -> int:
+    """Prints and records the totals of the scored half and of the clean programs, no names."""
+    parts = {}
+    for part in ("scored", "clean"):
+        start = time.monotonic()
+        found = run(names_of(part), seconds, again)
+        seconds -= time.monotonic() - start
+        parts[part] = clean_totals(found) if part == "clean" else totals(found)
+        print(f"{part}: {parts[part]} of {len(names_of(part))}", flush=True)
+    record(parts)
+    return 0
+
+
+def seen(names: list[str], seconds: float, again: bool) -> int:
+    """Prints details of the seen half, and records its totals."""
+    if any(half(name) == "scored" for name in names if name in ENTRIES):
+        print("these programs are only scored")
+        return 1
+    found = run([x for x in names_of("seen") if not names or x in names], seconds, again)
+    for name, one in found.items():
+        marks = " ".join(f"{x}:{'yes' if one.get(x) else 'NO'}" for x in ASPECTS)
+        entry = ENTRIES[name]
+        print(f"## {name} ({entry.low}) {marks} {one['seconds']:.1f} s")
+        print(f"   truth: {' or '.join(entry.at)}; {' '.join(entry.kinds)}; {entry.source}")
+        print(f"   said: {one['said']}")
+        if one.get("fix_said"):
+            print(f"   fix: {one['fix_said']}")
+    print(totals(found))
+    if not names:
+        record({"seen": totals(found)})
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("command", choices=("truth", "count"))
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("command", choices=("truth", "count", "score", "seen", "work"))
+    parser.add_argument("names", nargs="*", help="of programs or areas")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which to stop")
+    parser.add_argument("--again", action="store_true", help="forget earlier results")
     given = parser.parse_args()
     load()
     if given.command == "count":
         halves = [half(name) for name in ENTRIES]
-        print(len(ENTRIES), {x: halves.count(x) for x in set(halves)}, len(CLEAN), "clean")
-        return 0
-    return int(truth(given.names) > 0)
+        print({x: halves.count(x) for x in HALVES}, len(CLEAN), "clean")
+    elif given.command == "truth":
+        return int(truth(given.names) > 0)
+    elif given.command == "score":
+        return score(given.seconds, given.again)
+    elif given.command == "seen":
+        return seen(given.names, given.seconds, given.again)
+    else:
+        work(given.names)
+    return 0
 
 
 if __name__ == "__main__":

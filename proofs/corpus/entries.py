@@ -21,6 +21,7 @@ CLEAN_AREAS = (
     "clean_arrays", "clean_equinox", "clean_flax", "clean_haiku", "clean_keras", "clean_numpyro",
     "clean_optax",
 )  # fmt: skip
+OPTIONAL = ("keras", "numpyro")  # without them their programs are left out
 HALVES = ("seen", "scored")
 SYNONYMS = {  # kinds of finding that say the same
     "overflow": ("overflow",),
@@ -163,9 +164,11 @@ def half(name: str) -> str:
 def load(areas: tuple[str, ...] = AREAS + CLEAN_AREAS) -> None:
     """Imports the areas, so that their programs are in the registries, with experts' programs."""
     for area in areas:
-        if not __import__("pathlib").Path(__file__).with_name(f"{area}.py").exists():
-            continue  # TEMP
-        importlib.import_module(f"proofs.corpus.{area}")
+        try:
+            importlib.import_module(f"proofs.corpus.{area}")
+        except ModuleNotFoundError as missing:
+            if missing.name not in OPTIONAL:
+                raise
     for name, entry in ENTRIES.items():
         fixed = getattr(sys.modules[entry.call.__module__], f"{name}_fixed", None)
         ENTRIES[name] = dataclasses.replace(entry, fixed=fixed)

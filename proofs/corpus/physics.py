@@ -86,7 +86,7 @@ def gravity_fixed(places, masses):
 
 @failing(
     "https://arxiv.org/abs/2010.16225", "bf16", "swamping",
-    "field = field + 2e-3 * (", 
+    "field = field + 2e-3 * (",
     args=lambda: (1.0 + jnp.sin(jnp.linspace(0.0, 6.2, 64)) * 0.3,), steps=80, change=True,
 )  # fmt: skip
 def diffusion_step(field):
