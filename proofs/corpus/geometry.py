@@ -83,28 +83,6 @@ def twist_angle_fixed(turn):
 
 
 @failing(
-    "https://github.com/ebruneton/precomputed_atmospheric_scattering/issues/21", "float32",
-    "cancellation precision",
-    "discriminant = along * along - (height * height - radius * radius)",
-    "near = -along - jax.lax.sqrt(", "along = height * cosine",
-    args=lambda: (6.36e6 + uniform(16, low=8.0, high=90.0), uniform(16, seed=1, low=-0.9, high=-0.3)),
-)  # fmt: skip
-def ground_distance(height, cosine):
-    radius = 6.36e6
-    along = height * cosine
-    discriminant = along * along - (height * height - radius * radius)
-    near = -along - jax.lax.sqrt(discriminant)
-    return near
-
-
-def ground_distance_fixed(height, cosine):
-    radius = 6.36e6
-    along = height * cosine
-    product = (height - radius) * (height + radius)
-    return product / (-along + jnp.sqrt(jnp.maximum(along * along - product, 0.0)))
-
-
-@failing(
     "https://github.com/pytorch/pytorch/issues/69512", "fp16", "overflow",
     "lengths = jnp.sum(a * a, axis=-1) * jnp.sum(b * b, axis=-1)",
     args=lambda: (normal(8, 512), normal(8, 512, seed=1)),
