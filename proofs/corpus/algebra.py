@@ -22,11 +22,14 @@ def corrected_covariance_fixed(covariance, noise):
 
 
 @failing(
-    "https://github.com/acts-project/traccc/issues/975", "float32", "cancellation precision",
-    "filtered = (jnp.eye(2) - gain @ observe) @ covariance", "gain = covariance @ observe.T / innovation",
+    "https://github.com/acts-project/traccc/issues/975",
+    "float32",
+    "cancellation precision",
+    "filtered = (jnp.eye(2) - gain @ observe) @ covariance",
+    "gain = covariance @ observe.T / innovation",
     "innovation = observe @ covariance @ observe.T + noise",
     args=lambda: (jnp.float32([[4e5, 1.2e5], [1.2e5, 9e5]]), jnp.float32(1e-3)),
-)  # fmt: skip
+)
 def gain_update(covariance, noise):
     observe = jnp.array([[1.0, 0.5]])
     innovation = observe @ covariance @ observe.T + noise
@@ -36,11 +39,15 @@ def gain_update(covariance, noise):
 
 
 @failing(
-    "https://github.com/jax-ml/jax/issues/13105", "float32", "cancellation precision",
-    "gram = design.T @ design", "moments = design.T @ y",
-    "slope = (n * moments[1] - gram[0, 1] * moments[0])", "gram[0, 0] * gram[1, 1] - gram[0, 1] ** 2",
+    "https://github.com/jax-ml/jax/issues/13105",
+    "float32",
+    "cancellation precision",
+    "gram = design.T @ design",
+    "moments = design.T @ y",
+    "slope = (n * moments[1] - gram[0, 1] * moments[0])",
+    "gram[0, 0] * gram[1, 1] - gram[0, 1] ** 2",
     args=lambda: (20000.0 + jnp.arange(64.0), normal(64, scale=0.3)),
-)  # fmt: skip
+)
 def normal_equations(x, noise):
     """Fits a line by the normal equations in closed form."""
     y = 0.5 * (x - 20000.0) + noise
@@ -91,10 +98,16 @@ def demixing_volume_fixed(pivots):
 
 
 @failing(
-    "https://github.com/JuliaSmoothOptimizers/Krylov.jl/issues/968", "fp16", "overflow nan",
-    "squared = jnp.vdot(residual, residual)", "curvature = jnp.vdot(direction, operator @ direction)",
-    args=lambda: (4.0 * jnp.eye(24) + jnp.eye(24, k=1) + jnp.eye(24, k=-1), 40.0 * jnp.arange(1.0, 25.0)),
-)  # fmt: skip
+    "https://github.com/JuliaSmoothOptimizers/Krylov.jl/issues/968",
+    "fp16",
+    "overflow nan",
+    "squared = jnp.vdot(residual, residual)",
+    "curvature = jnp.vdot(direction, operator @ direction)",
+    args=lambda: (
+        4.0 * jnp.eye(24) + jnp.eye(24, k=1) + jnp.eye(24, k=-1),
+        40.0 * jnp.arange(1.0, 25.0),
+    ),
+)
 def conjugate_gradient_step(operator, b):
     residual = direction = b
     squared = jnp.vdot(residual, residual)
@@ -110,10 +123,12 @@ def conjugate_gradient_step_fixed(operator, b):
 
 
 @failing(
-    "https://github.com/deepspeedai/DeepSpeed/pull/8533", "fp16", "overflow nan",
+    "https://github.com/deepspeedai/DeepSpeed/pull/8533",
+    "fp16",
+    "overflow nan",
     "size = jnp.sqrt(jnp.sum(gradient * gradient))",
     args=lambda: (normal(12, 16, scale=400.0),),
-)  # fmt: skip
+)
 def newton_schulz(gradient):
     size = jnp.sqrt(jnp.sum(gradient * gradient))
     x = gradient / size
@@ -145,10 +160,13 @@ def relaxation(solution, b, scale):
 
 
 @failing(
-    "https://github.com/GPflow/GPflow/issues/900", "float32", "cancellation precision nan",
-    "pivot = kernel[1, 1] - kernel[0, 1] ** 2 / kernel[0, 0]", "kernel = jnp.exp(-0.5 * gaps**2 / 4.0)",
+    "https://github.com/GPflow/GPflow/issues/900",
+    "float32",
+    "cancellation precision nan",
+    "pivot = kernel[1, 1] - kernel[0, 1] ** 2 / kernel[0, 0]",
+    "kernel = jnp.exp(-0.5 * gaps**2 / 4.0)",
     args=lambda: (jnp.float32([0.3, 0.3006, 1.0]), jnp.float32([0.1, 0.4, 0.2])),
-)  # fmt: skip
+)
 def kernel_pivot(x, y):
     """The second pivot of the Cholesky factor of a kernel of two close points."""
     gaps = x[:, None] - x[None, :]

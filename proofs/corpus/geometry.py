@@ -29,10 +29,14 @@ def expanded_distances_fixed(x, y):
 
 
 @failing(
-    "https://github.com/JuliaStats/Distances.jl/pull/161", "bf16", "cancellation",
-    "norms = jnp.sum(x**2, axis=1)", "gram = x @ x.T", "norms[:, None] + norms[None, :] - 2.0 * gram",
+    "https://github.com/JuliaStats/Distances.jl/pull/161",
+    "bf16",
+    "cancellation",
+    "norms = jnp.sum(x**2, axis=1)",
+    "gram = x @ x.T",
+    "norms[:, None] + norms[None, :] - 2.0 * gram",
     args=lambda: (crowd(20, 2, 0.5, 4.0),),
-)  # fmt: skip
+)
 def kernel_of_crowd(x):
     norms = jnp.sum(x**2, axis=1)
     gram = x @ x.T

@@ -3,15 +3,19 @@
 import jax
 import jax.numpy as jnp
 
-from .entries import failing, integers, normal, uniform
+from .entries import failing, normal
 
 
 @failing(
-    "https://github.com/modelscope/DiffSynth-Studio/issues/562", "bf16",
-    "precision cancellation decision", "angles = scaled[:, None] * rates", "scaled = 500.0 + 37.3 * index",
-    "jnp.cos(angles)", "jnp.sin(angles)",
+    "https://github.com/modelscope/DiffSynth-Studio/issues/562",
+    "bf16",
+    "precision cancellation decision",
+    "angles = scaled[:, None] * rates",
+    "scaled = 500.0 + 37.3 * index",
+    "jnp.cos(angles)",
+    "jnp.sin(angles)",
     args=lambda: (jnp.arange(12.0), normal(12, 16)),
-)  # fmt: skip
+)
 def flow_timesteps(index, x):
     rates = jnp.exp(-jnp.log(1e4) * jnp.arange(8.0) / 8.0)
     scaled = 500.0 + 37.3 * index
@@ -91,12 +95,18 @@ def replay_positions_fixed(first, rewards):
 
 
 @failing(
-    "https://github.com/sgl-project/sglang/pull/33764", "bf16", "decision precision",
+    "https://github.com/sgl-project/sglang/pull/33764",
+    "bf16",
+    "decision precision",
     "logits = x @ gate + (8.0 + bias)",
-    args=lambda: (normal(256, 32), normal(32, 16, seed=1, scale=0.02), normal(16, 4, seed=2, scale=2.0),
-                  normal(16, seed=3, scale=0.03)),
+    args=lambda: (
+        normal(256, 32),
+        normal(32, 16, seed=1, scale=0.02),
+        normal(16, 4, seed=2, scale=2.0),
+        normal(16, seed=3, scale=0.03),
+    ),
     limit=0.2,
-)  # fmt: skip
+)
 def biased_router(x, gate, experts, bias):
     logits = x @ gate + (8.0 + bias)
     chosen = jnp.argmax(logits, axis=-1)
@@ -125,10 +135,14 @@ def flat_router_fixed(logits, experts):
 
 
 @failing(
-    "https://github.com/Comfy-Org/ComfyUI/pull/16001", "bf16", "decision precision cancellation",
-    "sigmas = 1.0 - (1.0 - grid) / 8.0", "shifted = 3.0 * sigmas / (1.0 + 2.0 * sigmas)", "steps = shifted[1:] - shifted[:-1]",
+    "https://github.com/Comfy-Org/ComfyUI/pull/16001",
+    "bf16",
+    "decision precision cancellation",
+    "sigmas = 1.0 - (1.0 - grid) / 8.0",
+    "shifted = 3.0 * sigmas / (1.0 + 2.0 * sigmas)",
+    "steps = shifted[1:] - shifted[:-1]",
     args=lambda: (jnp.linspace(1.0, 0.5, 33), normal(32)),
-)  # fmt: skip
+)
 def shifted_schedule(grid, velocity):
     sigmas = 1.0 - (1.0 - grid) / 8.0
     shifted = 3.0 * sigmas / (1.0 + 2.0 * sigmas)

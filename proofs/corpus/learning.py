@@ -26,10 +26,13 @@ def stale_importance_fixed(new, old, advantage):
 
 
 @failing(
-    "https://github.com/openai/spinningup/issues/101", "fp16", "underflow overflow nan cancellation precision",
-    "jnp.log(1.0 - squashed**2 + 1e-6)", "squashed = jnp.tanh(raw)",
+    "https://github.com/openai/spinningup/issues/101",
+    "fp16",
+    "underflow overflow nan cancellation precision",
+    "jnp.log(1.0 - squashed**2 + 1e-6)",
+    "squashed = jnp.tanh(raw)",
     args=lambda: (jnp.float32([[0.3, 5.2, -4.6], [6.0, -0.2, 1.4]]), normal(2, 3)),
-)  # fmt: skip
+)
 def squashed_policy(raw, noise):
     squashed = jnp.tanh(raw)
     correction = jnp.log(1.0 - squashed**2 + 1e-6)
@@ -42,10 +45,14 @@ def squashed_policy_fixed(raw, noise):
 
 
 @failing(
-    "https://github.com/huggingface/trl/issues/6626", "fp16", "underflow nan overflow",
-    "weights = 0.9 ** jnp.arange(256.0)", "weighted = weights * rewards", "jnp.cumsum(weighted[::-1])[::-1] / weights",
+    "https://github.com/huggingface/trl/issues/6626",
+    "fp16",
+    "underflow nan overflow",
+    "weights = 0.9 ** jnp.arange(256.0)",
+    "weighted = weights * rewards",
+    "jnp.cumsum(weighted[::-1])[::-1] / weights",
     args=lambda: (uniform(256),),
-)  # fmt: skip
+)
 def advantages_by_position(rewards):
     weights = 0.9 ** jnp.arange(256.0)
     weighted = weights * rewards
@@ -61,10 +68,16 @@ def advantages_by_position_fixed(rewards):
 
 
 @failing(
-    "https://github.com/HorizonRobotics/alf/pull/1330", "fp16", "overflow",
-    "error = jnp.square(target - value)", "jnp.mean(error) / 16.0",
-    args=lambda: (normal(16, scale=300.0, mean=2000.0), normal(16, seed=1, scale=300.0, mean=2400.0)),
-)  # fmt: skip
+    "https://github.com/HorizonRobotics/alf/pull/1330",
+    "fp16",
+    "overflow",
+    "error = jnp.square(target - value)",
+    "jnp.mean(error) / 16.0",
+    args=lambda: (
+        normal(16, scale=300.0, mean=2000.0),
+        normal(16, seed=1, scale=300.0, mean=2400.0),
+    ),
+)
 def value_loss(value, target):
     error = jnp.square(target - value)
     return jnp.sqrt(jnp.mean(error) / 16.0)

@@ -158,10 +158,12 @@ def gaussian_code_fixed(mean, log_variance):
 
 
 @failing(
-    "https://github.com/stan-dev/math/issues/3150", "float32", "cancellation precision underflow nan overflow",
+    "https://github.com/stan-dev/math/issues/3150",
+    "float32",
+    "cancellation precision underflow nan overflow",
     "below = jnp.log(ndtr(z))",
     args=lambda: (-uniform(12, low=6.0, high=16.0),),
-)  # fmt: skip
+)
 def log_tail(z):
     below = jnp.log(ndtr(z))
     return below

@@ -22,10 +22,16 @@ def causal_sentinel_fixed(scores, allowed, values):
 
 
 @failing(
-    "https://github.com/pyg-team/pytorch_geometric/issues/646", "fp16", "overflow nan",
-    "filled = jnp.where(present, features, -1e9)", "shifted = filled - jnp.max(",
-    args=lambda: (normal(4, 6, 8), jnp.arange(6)[None, :, None] < jnp.array([6, 3, 1, 0])[:, None, None]),
-)  # fmt: skip
+    "https://github.com/pyg-team/pytorch_geometric/issues/646",
+    "fp16",
+    "overflow nan",
+    "filled = jnp.where(present, features, -1e9)",
+    "shifted = filled - jnp.max(",
+    args=lambda: (
+        normal(4, 6, 8),
+        jnp.arange(6)[None, :, None] < jnp.array([6, 3, 1, 0])[:, None, None],
+    ),
+)
 def masked_neighbours(features, present):
     """Weighs neighbours by a softmax; a node without any weighs all alike."""
     filled = jnp.where(present, features, -1e9)

@@ -7,20 +7,26 @@ from .entries import failing, normal, uniform
 
 
 @failing(
-    "https://github.com/CliMA/ClimaAtmos.jl/issues/955", "float32", "swamping precision cancellation",
+    "https://github.com/CliMA/ClimaAtmos.jl/issues/955",
+    "float32",
+    "swamping precision cancellation",
     "later = time + 0.02",
-    args=lambda: (jnp.float32(3.3696e6), jnp.float32(0.3)), steps=50, change=True,
-)  # fmt: skip
+    args=lambda: (jnp.float32(3.3696e6), jnp.float32(0.3)),
+    steps=50,
+    change=True,
+)
 def model_clock(time, rate):
     later = time + 0.02
     return later, jnp.exp(-rate)
 
 
 @failing(
-    "https://github.com/patrick-kidger/diffrax/issues/632", "float32", "swamping precision cancellation",
+    "https://github.com/patrick-kidger/diffrax/issues/632",
+    "float32",
+    "swamping precision cancellation",
     "t = t + dt",
     args=lambda: (jnp.float32(1.0), jnp.float32(4096.0), jnp.float32(1e-4)),
-)  # fmt: skip
+)
 def euler_at_late_times(y, t0, dt):
     """Integrates a decay from a late time to a little after it, with the step between the times."""
 

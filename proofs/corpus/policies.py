@@ -27,12 +27,18 @@ def unscaled_gradients(params, x, y):
 
 
 @failing(
-    "https://github.com/huggingface/transformers/pull/19229", "c=f16", "overflow",
+    "https://github.com/huggingface/transformers/pull/19229",
+    "c=f16",
+    "overflow",
     "forwarded = (dense(x, wi) * gate) @ wo",
-    args=lambda: (normal(6, 16), normal(16, 64, seed=1, scale=2.0), normal(64, 16, seed=2, scale=60.0),
-                  jnp.full(64, 20.0)),
+    args=lambda: (
+        normal(6, 16),
+        normal(16, 64, seed=1, scale=2.0),
+        normal(64, 16, seed=2, scale=60.0),
+        jnp.full(64, 20.0),
+    ),
     better="c=bf16",
-)  # fmt: skip
+)
 def t5_block_under_autocast(x, wi, wo, gate):
     forwarded = (dense(x, wi) * gate) @ wo
     return forwarded / jnp.sqrt(jnp.mean((forwarded / 1024.0) ** 2) + 1e-3)

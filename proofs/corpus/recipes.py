@@ -86,11 +86,13 @@ def fp4_outlier_channel(params, x):
 
 
 @failing(
-    "https://github.com/NVIDIA/TransformerEngine/issues/1169", "fp8_current", "cancellation precision",
+    "https://github.com/NVIDIA/TransformerEngine/issues/1169",
+    "fp8_current",
+    "cancellation precision",
     "value = positive @ w",
     args=lambda: (10.0 + uniform(16, 64), normal(64, 8, seed=1)),
     better=kept(sw.recipes.fp8_current, critic="bf16"),
-)  # fmt: skip
+)
 def offset_features(positive, w):
     """A product of features with a large mean, which is taken out of the result."""
     with jax.named_scope("critic"):

@@ -55,10 +55,13 @@ def crossfeed_filter(xs, b, gap):
 
 
 @failing(
-    "https://github.com/pschatzmann/arduino-audio-tools/issues/138", "fp16", "precision swamping cancellation",
-    "phase = phase + step", "jnp.sin(phase)",
+    "https://github.com/pschatzmann/arduino-audio-tools/issues/138",
+    "fp16",
+    "precision swamping cancellation",
+    "phase = phase + step",
+    "jnp.sin(phase)",
     args=lambda: (jnp.float32(0.7853), uniform(600)),
-)  # fmt: skip
+)
 def unwrapped_oscillator(step, gain):
     def body(phase, level):
         phase = phase + step

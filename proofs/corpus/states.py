@@ -66,12 +66,18 @@ def epoch_loss(total, x):
 
 
 @failing(
-    "https://github.com/scikit-learn/scikit-learn/pull/12338", "bf16", "swamping precision cancellation",
+    "https://github.com/scikit-learn/scikit-learn/pull/12338",
+    "bf16",
+    "swamping precision cancellation",
     "return mean + (jnp.mean(x, axis=0) - mean) * 16.0 / count",
-    args=lambda: (normal(8, mean=4.0, scale=0.1), jnp.float32(16384.0),
-                  normal(16, 8, seed=1, mean=5.0)),
-    steps=200, change=True,
-)  # fmt: skip
+    args=lambda: (
+        normal(8, mean=4.0, scale=0.1),
+        jnp.float32(16384.0),
+        normal(16, 8, seed=1, mean=5.0),
+    ),
+    steps=200,
+    change=True,
+)
 def running_observation_mean(mean, count, x):
     return mean + (jnp.mean(x, axis=0) - mean) * 16.0 / count
 
