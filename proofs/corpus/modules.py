@@ -9,36 +9,6 @@ import optax
 from .entries import failing, normal, uniform
 
 
-class Gated(nn.Module):
-    """A gated feed-forward layer, as in T5 v1.1."""
-
-    @nn.compact
-    def __call__(self, x):
-        gate = nn.gelu(nn.Dense(32, use_bias=False, name="wi_0")(x))
-        up = nn.Dense(32, use_bias=False, name="wi_1")(x)
-        product = gate * up
-        wo = self.param("wo", nn.initializers.zeros, (32, 16))
-        return product @ wo
-
-
-def gated_params():
-    return {"params": {
-        "wi_0": {"kernel": normal(16, 32, scale=12.0)},
-        "wi_1": {"kernel": normal(16, 32, seed=1, scale=400.0)},
-        "wo": normal(32, 16, seed=2, scale=0.005),
-    }}  # fmt: skip
-
-
-@failing(
-    "https://github.com/huggingface/transformers/issues/9295", "fp16", "overflow",
-    "product = gate * up", "return product @ wo",
-    args=lambda: (gated_params(), normal(4, 16)), inside=(Gated.__call__,),
-)  # fmt: skip
-def t5_gated_layer(params, x):
-    hidden = Gated().apply(params, x)
-    return hidden / (jnp.max(jnp.abs(hidden), axis=-1, keepdims=True) + 1e-3)
-
-
 class Attention(eqx.Module):
     query: jax.Array
     key: jax.Array
