@@ -150,12 +150,6 @@ def nnx_mlp_forward(state, x):
     return merged(nnx_mlp, state)(x)
 
 
-@clean(GUIDE + "nnx_basics.html", POLICY, split_args(nnx_mlp, normal(8, 8), normal(8, 4, seed=1)))
-def nnx_regression_step(state, x, y):
-    gradients = jax.grad(lambda s: jnp.mean((merged(nnx_mlp, s)(x) - y) ** 2))(state)
-    return jax.tree.map(lambda p, g: p - 0.125 * g, state, gradients)
-
-
 def nnx_block():
     return nnx.MultiHeadAttention(2, 16, decode=False, rngs=nnx.Rngs(0))
 

@@ -18,8 +18,8 @@ AREAS = (
     "signals", "graphs", "modules",
 )  # fmt: skip
 CLEAN_AREAS = (
-    "clean_arrays", "clean_equinox", "clean_flax", "clean_haiku", "clean_keras", "clean_numpyro",
-    "clean_optax",
+    "clean_arrays", "clean_equinox", "clean_flax", "clean_haiku", "clean_keras", "clean_models",
+    "clean_numpyro", "clean_optax",
 )  # fmt: skip
 OPTIONAL = ("keras", "numpyro")  # without them their programs are left out
 HALVES = ("seen", "scored")
