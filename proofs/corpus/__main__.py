@@ -96,7 +96,7 @@ def main() -> int:
     elif given.command == "seen":
         return seen(given.names, given.seconds, given.again)
     else:
-        work(given.names)
+        work(sys.stdin.read().split())
     return 0
 
 
