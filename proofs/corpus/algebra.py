@@ -44,7 +44,7 @@ def gain_update(covariance, noise):
     "cancellation precision",
     "gram = design.T @ design",
     "moments = design.T @ y",
-    "slope = (n * moments[1] - gram[0, 1] * moments[0])",
+    "slope = n * moments[1] - gram[0, 1] * moments[0]",
     "gram[0, 0] * gram[1, 1] - gram[0, 1] ** 2",
     args=lambda: (20000.0 + jnp.arange(64.0), normal(64, scale=0.3)),
 )
