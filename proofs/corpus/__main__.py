@@ -85,6 +85,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which to stop")
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     given = parser.parse_args()
+    if given.command == "work":
+        work(sys.stdin.read().splitlines())
+        return 0
     load()
     if given.command == "count":
         halves = [half(name) for name in ENTRIES]
@@ -95,8 +98,6 @@ def main() -> int:
         return score(given.seconds, given.again)
     elif given.command == "seen":
         return seen(given.names, given.seconds, given.again)
-    else:
-        work(sys.stdin.read().split())
     return 0
 
 

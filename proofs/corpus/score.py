@@ -16,11 +16,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 import scalewise as sw
 
-from .entries import CLEAN, ENTRIES, Clean, Entry, half
+from .entries import CLEAN, ENTRIES, Clean, Entry, half, load
 from .truth import change, error, limits, measure, reference, representable
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +26,7 @@ RESULTS = ROOT / "docs" / "corpus.json"
 LIMIT = 120  # processor seconds that an audit may take
 TOLERANCE = 3.0  # the error that the audit's fixes leave, as a multiple of what the expert's leave
 ROUNDING = {"fp16": 2.0**-10, "bf16": 2.0**-7, "float32": 1e-6}  # an error that is always enough
+BATCH = 24  # programs that a process audits
 ASPECTS = ("line", "kind", "fix")
 
 
@@ -95,11 +94,15 @@ def fix_problem(entry: Entry, report: sw.Report) -> str:
     return ""
 
 
+def area_of(name: str) -> str:
+    """Returns the name of the module with a program."""
+    return (ENTRIES.get(name) or CLEAN[name]).call.__module__.split(".")[-1]
+
+
 def fingerprint(name: str) -> str:
     """Returns a hash of the package's code and of the program's module."""
-    module = (ENTRIES.get(name) or CLEAN[name]).call.__module__
     files = [*sorted((ROOT / "src" / "scalewise").rglob("*.py")), Path(__file__)]
-    files.append(Path(__file__).with_name(f"{module.split('.')[-1]}.py"))
+    files.append(Path(__file__).with_name(f"{area_of(name)}.py"))
     whole = hashlib.sha256(name.encode())
     for file in files:
         whole.update(file.read_bytes())
@@ -111,16 +114,20 @@ def kept(name: str) -> Path:
     return ROOT / ".prove" / "corpus" / f"{fingerprint(name)}.json"
 
 
-def work(names: Sequence[str]) -> None:
-    """Audits programs and keeps their results; an audit beyond the limit ends the process."""
-    for name in names:
+def work(todo: Sequence[str]) -> None:
+    """Audits programs, each given as ``area name``, and keeps their results.
+
+    An audit beyond the limit ends the process.
+    """
+    programs = [line.split() for line in todo]
+    load(tuple(dict.fromkeys(area for area, _ in programs)))
+    for _, name in programs:
         file = kept(name)
         signal.setitimer(signal.ITIMER_PROF, LIMIT)
         found = row(name)
         signal.setitimer(signal.ITIMER_PROF, 0)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(found), "utf-8")
-        jax.clear_caches()
 
 
 def run(names: Iterable[str], seconds: float, again: bool = False) -> dict[str, dict[str, Any]]:
@@ -130,12 +137,12 @@ def run(names: Iterable[str], seconds: float, again: bool = False) -> dict[str, 
         for name in names:
             kept(name).unlink(missing_ok=True)
     while time.monotonic() < end:
-        todo = [name for name in names if not kept(name).exists()][:8]
+        todo = [name for name in names if not kept(name).exists()][:BATCH]
         if not todo:
             break
         done = subprocess.run(
             [sys.executable, "-m", "proofs.corpus", "work"],
-            cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, input="\n".join(todo), text=True,
+            cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, input="\n".join(f"{area_of(name)} {name}" for name in todo), text=True,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
         )  # fmt: skip
         if done.returncode:
