@@ -142,9 +142,14 @@ def run(names: Iterable[str], seconds: float, again: bool = False) -> dict[str, 
             break
         done = subprocess.run(
             [sys.executable, "-m", "proofs.corpus", "work"],
-            cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, input="\n".join(f"{area_of(name)} {name}" for name in todo), text=True,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False,
-        )  # fmt: skip
+            input="\n".join(f"{area_of(name)} {name}" for name in todo),
+            cwd=ROOT,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
         if done.returncode:
             ended = next((name for name in todo if not kept(name).exists()), None)
             if ended is None:
