@@ -58,13 +58,15 @@ def score(seconds: float, again: bool) -> int:
     return 0
 
 
-def seen(names: list[str], seconds: float, again: bool) -> int:
-    """Prints details of the seen half, and records its totals."""
+def seen(names: list[str], seconds: float, again: bool, wrong: bool = False) -> int:
+    """Prints details of the seen half, or of what is wrong there, and records its totals."""
     if any(half(name) == "scored" for name in names if name in ENTRIES):
         print("these programs are only scored")
         return 1
     found = run([x for x in names_of("seen") if not names or x in names], seconds, again)
     for name, one in found.items():
+        if wrong and all(one.get(x) for x in ASPECTS):
+            continue
         marks = " ".join(f"{x}:{'yes' if one.get(x) else 'NO'}" for x in ASPECTS)
         entry = ENTRIES[name]
         print(f"## {name} ({entry.low}) {marks} {one['seconds']:.1f} s")
@@ -83,6 +85,7 @@ def main() -> int:
     parser.add_argument("command", choices=("truth", "count", "score", "seen", "work"))
     parser.add_argument("names", nargs="*", help="of programs or areas")
     parser.add_argument("--seconds", type=float, default=3600.0, help="after which to stop")
+    parser.add_argument("--wrong", action="store_true", help="only where the audit is wrong")
     parser.add_argument("--again", action="store_true", help="forget earlier results")
     given = parser.parse_args()
     if given.command == "work":
@@ -97,7 +100,7 @@ def main() -> int:
     elif given.command == "score":
         return score(given.seconds, given.again)
     elif given.command == "seen":
-        return seen(given.names, given.seconds, given.again)
+        return seen(given.names, given.seconds, given.again, given.wrong)
     return 0
 
 

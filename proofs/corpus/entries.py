@@ -176,14 +176,14 @@ def load(areas: tuple[str, ...] = AREAS + CLEAN_AREAS) -> None:
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0, mean: float = 0.0) -> np.ndarray:
     """Returns normally distributed float32 numbers."""
-    return np.float32(mean + scale * np.random.default_rng(seed).standard_normal(shape))
+    return np.asarray(mean + scale * np.random.default_rng(seed).standard_normal(shape), np.float32)
 
 
 def uniform(*shape: int, seed: int = 0, low: float = 0.0, high: float = 1.0) -> np.ndarray:
     """Returns uniformly distributed float32 numbers."""
-    return np.float32(np.random.default_rng(seed).uniform(low, high, shape))
+    return np.asarray(np.random.default_rng(seed).uniform(low, high, shape), np.float32)
 
 
 def integers(*shape: int, seed: int = 0, high: int = 10) -> np.ndarray:
     """Returns int32 numbers from 0 to ``high - 1``."""
-    return np.int32(np.random.default_rng(seed).integers(0, high, shape))
+    return np.asarray(np.random.default_rng(seed).integers(0, high, shape), np.int32)
