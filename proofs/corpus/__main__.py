@@ -75,7 +75,7 @@ def seen(names: list[str], seconds: float, again: bool, wrong: bool = False) -> 
         if one.get("fix_said"):
             print(f"   fix: {one['fix_said']}")
     print(totals(found))
-    if not names:
+    if found and not names:
         record({"seen": totals(found)})
     return 0
 
