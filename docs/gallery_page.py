@@ -83,7 +83,14 @@ def corpus_line(part: str, found: dict[str, Any]) -> str:
     right = [f"{found[x]}/{count}" if x in found else "" for x in ASPECTS]
     false = f"{found['false']}/{count}" if "false" in found else ""
     seconds = [f"{found[x]:.1f}" for x in ("median_seconds", "max_seconds")]
-    cells = [f"{NAMES[part]}: {count}", *right, false, *seconds, found["date"], found["commit"]]
+    cells = [
+        f"{NAMES[part]}: {count} of {found['of']}",
+        *right,
+        false,
+        *seconds,
+        found["date"],
+        found["commit"],
+    ]
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -196,5 +196,5 @@ def record(parts: dict[str, dict[str, Any]]) -> None:
     ).stdout.strip()
     old = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     stamp = {"date": datetime.date.today().isoformat(), "commit": commit}
-    new = old | {part: found | stamp for part, found in parts.items()}
+    new = old | {x: found | stamp | {"of": len(names_of(x))} for x, found in parts.items()}
     RESULTS.write_text(json.dumps(new, indent=1) + "\n", "utf-8")
