@@ -12,7 +12,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest test-torch check unit thorough format prove fuzz nightly parity references bench scoreboard docs gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest test-torch check unit thorough format prove corpus fuzz nightly parity references bench scoreboard docs gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -83,6 +83,12 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(PYTEST) -m slow
 	OPTIMIZED=1 $(PYTEST) -m "not slow and not gate" $(addprefix tests/,autocast autoscale cli training)
 
+corpus: $(VENV)/.ready   ## the audit's totals on other people's failures: docs/corpus.json
+	$(BIN)/python -m pip install --quiet --group corpus
+	$(BIN)/python -m proofs.corpus truth
+	$(BIN)/python -m proofs.corpus score $(ARGS)
+	$(BIN)/python -m proofs.corpus seen $(ARGS)
+
 fuzz: $(VENV)/.ready     ## random programs, malformed files and damaged run folders, seeded
 	$(BIN)/python -m proofs.fuzz $(ARGS)
 
@@ -95,6 +101,7 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m proofs.side_by_side --again; \
 	run $(BIN)/python -m proofs.recipe_training; \
 	run $(BIN)/python -m proofs.gallery --record; \
+	run $(MAKE) corpus; \
 	run $(MAKE) scoreboard; \
 	run $(MAKE) prove; \
 	run $(MAKE) references; \
