@@ -71,7 +71,7 @@ def test_forward_mode_of_a_custom_vjp_is_refused_with_a_reason():
 
     f.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
     np.testing.assert_allclose(jax.grad(sw.autoscale(f))(1.0), np.cos(1.0), rtol=1e-6)
-    with pytest.raises(TypeError, match="autoscale: the function has a custom_vjp, .* no forward"):
+    with pytest.raises(TypeError, match=r"autoscale: the function has a custom_vjp, .* no forward"):
         jax.jvp(sw.autoscale(f), (1.0,), (1.0,))
 
 
