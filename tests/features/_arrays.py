@@ -116,7 +116,9 @@ def dtypes_of_8_bits(t):
         w = w.astype(jnp.float8_e4m3fn)
         return x @ w.astype(x.dtype), product(x.astype(jnp.float8_e4m3fn), w)
 
-    return t(f)(W, X)
+    # numbers of that dtype, since `emulate` and `autoscale` compute in dtypes of their own
+    w, x = (a.astype(jnp.float8_e4m3fn).astype(jnp.float32) for a in (W, X))
+    return t(f)(w, x)
 
 
 @feature

@@ -119,7 +119,7 @@ def pallas_kernel(t):
 
 @feature
 def shard_map(t):
-    mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Auto,))
 
     def f(w, x):
         def body(w, x):
@@ -140,7 +140,7 @@ def pmap_inside(t):
 
 @feature
 def sharding_constraint(t):
-    mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Auto,))
 
     def f(w, x):
         return lax.with_sharding_constraint(x @ w, NamedSharding(mesh, P("i")))
@@ -150,7 +150,7 @@ def sharding_constraint(t):
 
 @feature
 def auto_axes(t):
-    mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Explicit,))
+    mesh = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Explicit,))
 
     def f(w, x):
         inner = jax.sharding.auto_axes(lambda w, x: jnp.tanh(x @ w), out_sharding=P("i", None))
@@ -164,7 +164,7 @@ def auto_axes(t):
 
 @feature
 def explicit_axes(t):
-    mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Auto,))
 
     def f(w, x):
         inner = jax.sharding.explicit_axes(
