@@ -104,7 +104,10 @@ class Recipe:
             ``"l1"``, ``"l2"`` and ``"least_squares"``: after each operation that can change the
             magnitude, by that measure. None: after contractions, sums, powers, quotients and
             functions without a rule, in an optimizer, and where a propagated scale could overflow
-            the format; elsewhere scales are propagated.
+            the format; elsewhere scales are propagated. ``"never"``: all scales follow from those
+            of the arguments and from shapes, as :data:`scalewise.scaled.RULES` say, and data are
+            never read to find one (but for :func:`rescale`); functions without a rule have results
+            of scale 1; data beyond the format's largest number saturate.
         arithmetic: with ``rounds="every_op"``, the dtype in which contractions accumulate:
             ``"float32"``, ``"narrow"`` (the device's own product of that dtype, whose sums may
             overflow), or ``"auto"``, which chooses at run time the narrow dtype if the operands'
@@ -135,7 +138,7 @@ class Recipe:
     features: int = 4
     flight: Literal["program", "float32"] = "program"
     keep: Mapping[Scope, Format] | tuple[tuple[Scope, Format], ...] = ()
-    rescale: Literal["max", "l1", "l2", "least_squares"] | None = None
+    rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None = None
     arithmetic: Literal["float32", "narrow", "auto"] = "float32"
     device: str | None = None
     native_products: bool = False
@@ -289,7 +292,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "rounds": ("boundaries", "every_op"),
     "per": ("tensor", "channel"),
     "flight": ("program", "float32"),
-    "rescale": (None, "max", "l1", "l2", "least_squares"),
+    "rescale": (None, "max", "l1", "l2", "least_squares", "never"),
     "arithmetic": ("float32", "narrow", "auto"),
 }
 
