@@ -105,6 +105,45 @@ def test_quests_error_of_normal_numbers(exponent, error):
     assert np.mean(ratios) == pytest.approx(error, rel=0.03)
 
 
+def test_headroom_removes_the_bias_of_stochastic_rounding():
+    """A block scale that is rounded down saturates its block's largest numbers in each draw."""
+
+    def gradient(x, w, g):
+        return jax.grad(lambda w: jnp.sum((x @ w) * g))(w)
+
+    x, w, g = (jnp.asarray(normal(i, (64, 64))) for i in range(3))
+    biases = []
+    for recipe in (sw.recipes.fp4_all_the_way, sw.recipes.fp4_all_the_way.with_headroom()):
+        run = sw.autoscale(gradient, recipe, keyed=True)
+
+        def total(keys, run=run):
+            step = lambda c, key: (c + run(key, x, w, g), None)  # noqa: E731
+            return jax.lax.scan(step, jnp.zeros_like(w), keys)[0]
+
+        keys = jax.random.split(jax.random.key(7), 400)
+        exact = gradient(x, w, g)
+        halves = [jax.jit(total)(k) / 200 - exact for k in (keys[:200], keys[200:])]
+        # the draws of two halves are independent: their errors' product has none in expectation
+        square = jnp.sum(halves[0] * halves[1]) / jnp.sum(jnp.square(exact))
+        biases.append(float(jnp.sqrt(jnp.maximum(square, 0))))
+    assert 0.01 < biases[0] < 0.03
+    assert biases[1] < 0.006
+
+
+def test_headroom_changes_what_is_drawn_alone():
+    nvfp4, wider = sw.recipes.nvfp4, sw.recipes.nvfp4.with_headroom()
+    assert wider.products.forward == nvfp4.products.forward
+    assert wider.products.weight_gradient[0] == nvfp4.products.weight_gradient[0]
+    margin = sw.Amax(power_of_two=False, headroom=17 / 16)
+    assert wider.products.weight_gradient[1].scaling == margin
+    eden = sw.recipes.quartet2.with_headroom().products.weight_gradient[0]
+    assert (eden.scaling, eden.rounding, eden.hadamard) == (margin, "stochastic", 128)
+    assert sw.recipes.tetrajet2.with_headroom() == sw.recipes.tetrajet2
+    assert sw.recipes.mxfp4.with_headroom() == sw.recipes.mxfp4
+    with pytest.raises(ValueError, match="has no products to change"):
+        sw.recipes.fp8.with_headroom()
+
+
 def test_quest_keeps_blocks_whose_mean_exceeds_their_deviation():
     """The transform of a row that is zero but for its first element has equal numbers."""
     offsets = np.float32([[0], [1], [3], [-100], [1e-30]])

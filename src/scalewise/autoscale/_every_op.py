@@ -40,8 +40,10 @@ from ..scaled import (
     LOWEST,
     ZERO_EXPONENT,
     ScaledArray,
+    exponent_of,
     power_of_two,
     scaled_down,
+    split_power,
 )
 from ..scaled import RULES as SCALE_RULES
 from ._align import aligned, chosen, finite_factor
@@ -60,6 +62,7 @@ from ._narrow import TakesStored, has_exponent, has_scale, is_stored, store_arra
 from ._overrides import warn_opaque
 from ._predict import terms_of
 from ._products import Factor, multiply
+from ._propagate import propagating_rule, static_exponent
 from ._recipe import Recipe
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES
@@ -115,14 +118,20 @@ class EveryOp(TakesStored):
         if has_exponent(x):
             return self.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
         if self.outputs != "arrays" and has_scale(x):
-            mantissa, exponent = jnp.frexp(x.scale.astype(jnp.float32))
-            return self.lifted(ScaledValue(x.data.astype(jnp.float32) * mantissa, exponent))
+            mantissa, power = split_power(x.scale.astype(jnp.float32))
+            data = x.data.astype(jnp.float32) * mantissa
+            return self.lifted(ScaledValue(data, exponent_of(power)))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
         return self.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))))
 
     def lifted(self, x: ScaledValue) -> ScaledValue:
-        """Returns a float argument with a scale of its own."""
-        return self.rescaled(x, full_range=True)
+        """Returns a float argument with a scale of its own, or with the one that it came with."""
+        return self.clipped(x) if self.propagates else self.rescaled(x, full_range=True)
+
+    @property
+    def propagates(self) -> bool:
+        """Whether scales follow from operands' scales and from shapes alone, never from data."""
+        return self.recipe.rescale == "never"
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
         if x.size != 1:
@@ -148,7 +157,8 @@ class EveryOp(TakesStored):
 
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
         """Returns a result with narrow data, rescaled once more by the recipe's measure."""
-        value = self.rescaled(widened(self.read(self.stack(value, aval))))
+        value = widened(self.read(self.stack(value, aval)))
+        value = self.clipped(value) if self.propagates else self.rescaled(value)
         exponent = jnp.asarray(value.exponent, jnp.int32)
         if self.outputs == "exponents":
             return ScaledArray.from_exponent(value.data, exponent)
@@ -171,8 +181,8 @@ class EveryOp(TakesStored):
     def select(
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
-        cases = chosen(predicate, [widened(on_false), widened(on_true)])
-        (b, a), exponent = aligned(cases, TOP)
+        cases: list[Value] = [widened(on_false), widened(on_true)]
+        (b, a), exponent = aligned(cases if self.propagates else chosen(predicate, cases), TOP)
         assert exponent is not None
         result = self.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
         return ScaledValue(result.data, jnp.asarray(exponent, jnp.int32), "forward")
@@ -212,7 +222,7 @@ class EveryOp(TakesStored):
     def _applied(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if not self.keeps_float32:
             warn_opaque(equation)
-        rule = RULES[equation.name]
+        rule = propagating_rule(equation.name) if self.propagates else RULES[equation.name]
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         mixed = rule.family is Family.CONTRACTION and len(floats) < len(equation.in_avals[:2])
         if mixed or equation.name in COLLECTIVES:
@@ -237,7 +247,7 @@ class EveryOp(TakesStored):
         operands, common = wide, None
         if equation.name == "mul":
             operands = [finite_factor(x) for x in wide]
-        if equation.name == "select_n":
+        if equation.name == "select_n" and not self.propagates:
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             operands, common = aligned(wide, constant_limit(self.recipe))
@@ -284,11 +294,11 @@ class EveryOp(TakesStored):
             return x
         if self.keeps_float32 and not is_independent(x):
             return x
-        if exact:
+        if exact and not self.propagates:
             data, found = scaled_down(x.data, "max", self.fmt)
             return ScaledValue(data, jnp.where(found == ZERO_EXPONENT, found, found + x.exponent))
         if self.dtype not in x.memo:
-            x.memo[self.dtype] = self.rescaled(x, full_range=True)
+            x.memo[self.dtype] = self.lifted(x)
         independent = is_independent(x)
         return dataclasses.replace(x.memo[self.dtype], independent=independent)
 
@@ -306,6 +316,10 @@ class EveryOp(TakesStored):
             y = ScaledValue(y.data, common)
         if is_rescale(equation):
             return self.rescaled(y)
+        if self.propagates:
+            static = static_exponent(equation)
+            data = y.data * y.data.dtype.type(2.0**-static) if static else y.data
+            return self.clipped(dataclasses.replace(y, data=data, exponent=y.exponent + static))
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         if family in (Family.STRUCTURAL, Family.ORDERED) or y.constant_value is not None:
             return self.rounded(y, max(map(bound_of_data, floats)))
@@ -378,6 +392,10 @@ class EveryOp(TakesStored):
             (data,) = outlined(rounded, (self.fmt, bound > TOP), data.astype(jnp.float32))
         return EveryOpValue(data, x.exponent, x.origin, x.constant_value, bound=min(bound, TOP))
 
+    def clipped(self, x: ScaledValue) -> ScaledValue:
+        """Returns the value rounded at its scale; data beyond the format's largest saturate."""
+        return self.rounded(x, TOP + 1)
+
     def rescaled(self, x: ScaledValue, *, full_range: bool = False) -> ScaledValue:
         """Returns the value, rounded once, with an exponent found from the data."""
         measure = self._measure(full_range)
@@ -394,4 +412,4 @@ class EveryOp(TakesStored):
         # propagated scales assume data of unit size
         if self.recipe.rescale is None and full_range and self.recipe.arithmetic == "float32":
             return "max"
-        return self.recipe.rescale or "l2"
+        return "l2" if self.propagates else self.recipe.rescale or "l2"

@@ -99,6 +99,14 @@ class Operand:
         """Whether the rounding itself depends on a key."""
         return self.rounding == "stochastic" or self.scaling.draws
 
+    def with_headroom(self, headroom: float) -> Operand:
+        """Returns the operand with a margin in its blocks' scales, if it is drawn and has any that
+        aren't powers of two; see :meth:`Recipe.with_headroom`.
+        """
+        if not self.draws or self.per_tensor or getattr(self.format, "scale", E8M0) == E8M0:
+            return self
+        return dataclasses.replace(self, scaling=Amax(False, headroom), rounding="stochastic")
+
     @property
     def is_random(self) -> bool:
         """Whether the rounded numbers depend on a key."""

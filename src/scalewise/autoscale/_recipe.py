@@ -13,7 +13,7 @@ from .._types import FormatLike
 from ..devices import device, device_for
 from ..formats import BF16, FP16, BlockFormat, Format
 from ..scaled import SCALINGS, Scaling, at_least, check_scaling, storable
-from ._operand_settings import CURRENT, OperandPair, Products, shown
+from ._operand_settings import CURRENT, Operand, OperandPair, Products, shown
 from ._overrides import Scope
 from ._units import require_native
 
@@ -102,7 +102,10 @@ class Recipe:
             ``"l1"``, ``"l2"`` and ``"least_squares"``: after each operation that can change the
             magnitude, by that measure. None: after contractions, sums, powers, quotients and
             functions without a rule, in an optimizer, and where a propagated scale could overflow
-            the format; elsewhere scales are propagated.
+            the format; elsewhere scales are propagated. ``"never"``: all scales follow from those
+            of the arguments and from shapes, as :data:`scalewise.scaled.RULES` say, and data are
+            never read to find one (but for :func:`rescale`); functions without a rule have results
+            of scale 1; data beyond the format's largest number saturate.
         arithmetic: with ``rounds="every_op"``, the dtype in which contractions accumulate:
             ``"float32"``, ``"narrow"`` (the device's own product of that dtype, whose sums may
             overflow), or ``"auto"``, which chooses at run time the narrow dtype if the operands'
@@ -133,7 +136,7 @@ class Recipe:
     features: Natural = 4
     flight: Literal["program", "float32"] = "program"
     keep: Mapping[Scope, FormatLike] | tuple[tuple[Scope, FormatLike], ...] = ()
-    rescale: Literal["max", "l1", "l2", "least_squares"] | None = None
+    rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None = None
     arithmetic: Literal["float32", "narrow", "auto"] = "float32"
     device: str | None = None
     native_products: bool = False
@@ -241,6 +244,30 @@ class Recipe:
             raise ValueError("Recipe.with_products: this recipe has no products to change")
         products = dataclasses.replace(self.products, **changes)
         return dataclasses.replace(self, products=products, forward=FP16, backward=FP16)
+
+    def with_headroom(self, headroom: float = 17 / 16) -> Recipe:
+        """Returns the recipe with a margin in the scales of blocks that are rounded stochastically.
+
+        A block scale in E4M3 that is rounded down saturates its block's largest numbers, by up to
+        1/17, which no random draw makes up for; a margin of 17/16 prevents that, so that these
+        operands are unbiased. MS-EDEN's operands are rounded stochastically instead: its correction
+        is unbiased in the limit of many dimensions alone.
+
+        Example:
+            >>> import scalewise as sw
+            >>> sw.recipes.nvfp4.with_headroom().products.input_gradient[0].scaling
+            Amax(power_of_two=False, headroom=1.0625)
+        """
+        if self.products is None:
+            raise ValueError("Recipe.with_headroom: this recipe has no products to change")
+        pairs: dict[str, OperandPair] = {}
+        for name in ("forward", "input_gradient", "weight_gradient"):
+            a, b = (
+                x.with_headroom(headroom) if isinstance(x, Operand) else x
+                for x in getattr(self.products, name)
+            )
+            pairs[name] = a, b
+        return self.with_products(**pairs)
 
     @property
     def overrides(self) -> tuple[tuple[Scope, Format | BlockFormat | None], ...]:

@@ -25,6 +25,7 @@ from ._measures import HIGHEST as HIGHEST
 from ._measures import LOWEST as LOWEST
 from ._measures import ZERO_EXPONENT as ZERO_EXPONENT
 from ._measures import scaled_down as scaled_down
+from ._measures import split_power as split_power
 from ._operations import abs as abs
 from ._operations import add as add
 from ._operations import cast as cast
@@ -63,6 +64,7 @@ from ._rules import EXPONENTS as EXPONENTS
 from ._rules import FACTORS as FACTORS
 from ._rules import RULES as RULES
 from ._rules import ScaleRule as ScaleRule
+from ._rules import static_scale as static_scale
 from ._safetensors import load_safetensors as load_safetensors
 from ._safetensors import save_safetensors as save_safetensors
 from ._scaling import Amax as Amax

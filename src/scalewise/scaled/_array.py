@@ -263,7 +263,7 @@ def rebalance(a: ScaledArray, factor: ArrayLike) -> ScaledArray:
     Args:
         a: any ScaledArray that isn't stored in codes.
         factor: a finite number other than 0, or an array of them that broadcasts to the data. For
-            an array with an exponent: a positive power of two; of a traced factor that isn't one,
+            an array with an exponent: a positive power of two. Of a traced factor that isn't one,
             the power of two at or below its magnitude is moved.
 
     Returns:

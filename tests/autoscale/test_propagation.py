@@ -1,0 +1,115 @@
+"""``rescale="never"``: scales follow from scales and shapes, on every row of the coverage table."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from arrays import normal
+from primitives import FLOATS, OTHERS
+from scalewise import scaled
+from scalewise.scaled import scaled_tree
+
+NEVER = dataclasses.replace(sw.recipes.scalify, rescale="never")
+ROWS = FLOATS | OTHERS
+# A loop's trips and a branch are chosen by data, and what they carry depends on the choice.
+CHOSEN_BY_DATA = {"while", "cond", "custom_linear_solve"}
+
+
+def lift(x):
+    x = jnp.asarray(x)
+    return sw.ScaledArray.from_exponent(x, 0) if x.dtype == jnp.float32 else x
+
+
+@pytest.mark.filterwarnings("ignore:.*can.t be transformed")
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.thorough(keep=16, gate=40)
+def test_no_scale_is_found_from_data(name):
+    """Data of any size give the same exponents; one that is found follows their size."""
+    f, arguments = ROWS[name]
+    lifted = [jax.tree.map(lift, a) for a in arguments]
+
+    @jax.jit
+    def exponents(factor):
+        def resized(x):
+            return dataclasses.replace(x, data=x.data * factor) if scaled.is_scaled(x) else x
+
+        out = sw.autoscale(f, NEVER)(*scaled_tree.map(resized, lifted))
+        return [y.exponent for y in scaled_tree.leaves(out) if scaled.is_scaled(y)]
+
+    found = [exponents(jnp.float32(factor)) for factor in (1, 2.0**5, 2.0**-5, 0)]
+    if name not in CHOSEN_BY_DATA:
+        assert all(other == found[0] for other in found)
+
+
+@pytest.mark.filterwarnings("ignore:.*can.t be transformed")
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.thorough(keep=8, gate=20)
+def test_numbers_of_unit_size_keep_their_values(name):
+    if name in ("bitcast_convert_type", "nextafter", "eig", "lu"):
+        pytest.skip("bits, neighbours, and the order of pivots and roots depend on the last bit")
+    f, arguments = ROWS[name]
+    arguments = [jnp.asarray(a) for a in arguments]
+    got = jax.jit(sw.autoscale(f, NEVER))(*arguments)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(f(*arguments)), strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        np.testing.assert_array_equal(np.isfinite(a), np.isfinite(b))
+        if name not in ("ceil", "floor", "round", "argmax", "argmin"):
+            assert np.abs(a - b).max() <= 0.02 * max(np.abs(b).max(), 0.1)
+
+
+def data(seed, shape=(4, 16)):
+    return jnp.float16(normal(seed, shape))
+
+
+A = sw.ScaledArray(data(0), 2.0**-20)
+B = sw.ScaledArray(data(1), 2.0**9)
+POSITIVE = sw.ScaledArray(jnp.abs(data(2)) + 1, 2.0**-30)
+PUBLISHED = {
+    "add": (lambda a, b: a + b, scaled.add, (A, B)),
+    "sub": (lambda a, b: a - b, scaled.sub, (A, B)),
+    "mul": (lambda a, b: a * b, scaled.mul, (A, B)),
+    "div": (lambda a, b: a / b, scaled.div, (A, POSITIVE)),
+    "maximum": (jnp.maximum, scaled.maximum, (A, B)),
+    "minimum": (jnp.minimum, scaled.minimum, (A, B)),
+    "concatenate": (lambda a, b: jnp.concatenate([a, b]), lambda a, b: scaled.concatenate([a, b]),
+                    (A, B)),
+    "neg": (jnp.negative, scaled.neg, (A,)),
+    "abs": (jnp.abs, scaled.abs, (A,)),
+    "relu": (jax.nn.relu, scaled.relu, (A,)),
+    "max": (jnp.max, scaled.max, (A,)),
+    "min": (jnp.min, scaled.min, (A,)),
+    "square": (jnp.square, scaled.square, (A,)),
+    "integer_pow": (lambda a: a**3, lambda a: scaled.integer_pow(a, 3), (A,)),
+    "sqrt": (jnp.sqrt, scaled.sqrt, (POSITIVE,)),
+    "rsqrt": (jax.lax.rsqrt, scaled.rsqrt, (POSITIVE,)),
+    "sum": (lambda a: jnp.sum(a, 1), lambda a: scaled.sum(a, 1), (A,)),
+    "matmul": (lambda a, b: a @ b.T, lambda a, b: scaled.matmul(a, b.T), (A, B)),
+    "exp": (jnp.exp, scaled.exp, (A,)),
+    "log": (jnp.log, scaled.log, (POSITIVE,)),
+    "tanh": (jnp.tanh, scaled.tanh, (A,)),
+    "sigmoid": (jax.nn.sigmoid, scaled.sigmoid, (A,)),
+    "sin": (jnp.sin, scaled.sin, (A,)),
+    "cos": (jnp.cos, scaled.cos, (A,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.thorough(keep=8, gate=24)
+def test_the_scales_are_those_of_the_scaled_operations(name):
+    """So relu keeps 2^-20, also where half of the data are negative."""
+    f, operation, arguments = PUBLISHED[name]
+    got, want = sw.autoscale(f, NEVER)(*arguments), operation(*arguments)
+    assert float(got.scale) == float(want.scale)
+    np.testing.assert_allclose(got.data, want.data, rtol=0, atol=2.0**-24)  # never flushed to zero
+
+
+def test_a_marked_place_is_rescaled():
+    f = sw.autoscale(lambda a: sw.rescale(a * a), NEVER)
+    y = f(sw.ScaledArray(data(0) * 64, 1.0))
+    assert float(y.scale) > 2.0**8
+    with pytest.raises(ValueError, match=r"rescale is 'always'; expected one of .*'never'"):
+        dataclasses.replace(NEVER, rescale="always")
