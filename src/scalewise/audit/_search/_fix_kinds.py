@@ -250,6 +250,9 @@ def _float32_addition(context: Context) -> Iterator[Fix]:
     here, found = context.group.first, context.group.equations
     text = f"this {here.primitive}, its result kept in {context.word}"
     yield widened(context.word, text, found)
+    line = like(here, context.equations, "file", "line", "direction")
+    if here.file and len(line) > len(found):
+        yield widened(context.word, f"line {here.line}, its result kept in {context.word}", line)
 
 
 def like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:

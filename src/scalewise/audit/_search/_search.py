@@ -10,24 +10,13 @@ from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
 from ._causes import DEPTH
 from ._findings import Finding, constant_finding
-from ._fixes import FIXES, Context, Fix, proposals
+from ._fixes import Context, Fix, proposals
 from ._groups import Group
 from ._joint import JointFixes
 from ._kinds import KINDS
 from ._literals import Literal
-from ._measure import (
-    CLEAR,
-    ENOUGH,
-    GAIN,
-    LOST,
-    better,
-    enough,
-    gain,
-    key_of,
-    lost_updates,
-    near,
-    same,
-)  # fmt: skip
+from ._lost_updates import search_lost_updates
+from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, same
 from ._norms import norms
 from ._pairs import RESERVE, Failed
 from ._recipe_fix_kinds import run_of
@@ -73,8 +62,8 @@ class Search(JointFixes):
             paired = self._try_pairs() or self._try_lines()
             self.reserve, self.final = 0, not paired
             self._search_findings()
-        self._search_lost_updates()
-        self.found.sort(key=lambda x: (_regains_updates(x), gain(x)), reverse=True)
+        search_lost_updates(self)
+        self.found.sort(key=_order, reverse=True)
         if not self._done and not self._is_small:
             self._list_unfixed()
         self.unfixed.sort(key=lambda x: not x.tried)
@@ -126,30 +115,6 @@ class Search(JointFixes):
                 tried.clear()
                 failures.clear()
                 self._search_constants()
-
-    def _search_lost_updates(self) -> None:
-        """Tries a wider format for additions of the optimizer, if most of them change nothing.
-
-        One step's outputs hardly show that the weights stay what they are, so a fix is accepted for
-        the additions that count with it.
-        """
-        if not isinstance(self.current, Setting):
-            return
-        groups = self._groups(self.outcome)
-        found = [
-            g for g in groups
-            if g.first.direction == "optimizer" and g.first.is_output and g.swamped >= LOST
-        ]  # fmt: skip
-        for group in sorted(found, key=lambda g: g.indices, reverse=True):  # the weights' come last
-            lost = lost_updates(self.outcome.equations)
-            if lost < LOST or self.trials <= 0:
-                return
-            what = self._finding(group)
-            fix = next(proposals("lost_updates", self._context(group, what)))
-            after = self._try(fix.change(self.current))
-            few = lost_updates(after.equations) < GAIN * lost
-            if few and after.error.non_finite <= self.outcome.error.non_finite:
-                self._accept(fix, after, [dataclasses.replace(what, fix=self._accepted(fix))])
 
     def _search_constants(self) -> None:
         """Tries fixes for the constants that the format changes and that have none yet."""
@@ -413,9 +378,12 @@ def _is_part_of(fix: Fix, other: Fix) -> bool:
     return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
 
 
-def _regains_updates(what: Finding) -> bool:
-    """Returns True if a finding's fix was accepted for the optimizer's additions."""
-    return what.fix is not None and what.fix.kind is FIXES["float32_addition"]
+def _order(what: Finding) -> tuple[int, bool, float]:
+    """Returns a key that sorts findings: numbers made finite, then changes of carried state that a
+    fix regains, then the error that a fix removes."""
+    made_finite, removed = gain(what)
+    regains = what.kind == "swamping" and what.fix is not None and removed <= 0
+    return made_finite, regains, removed
 
 
 def _amplification(made: EquationStatistics, by: EquationStatistics) -> str:
