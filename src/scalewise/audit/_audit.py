@@ -311,7 +311,8 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         scaled=isinstance(session.low, Boundaries | EveryOp),
         trials=trials - search.trials,
         untried=_untried(search),
-        latent=_latent(session, outcome, fmt),
+        latent=_latent(session, search.outcome, fmt),
+        lost_changes=tuple(search.lost_changes),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         reducer=_reducer(session, outcome),
     )

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from jax.typing import ArrayLike
 
 from ...interpret import Argument, is_float
 from ._session import Outcome, Session
@@ -52,7 +53,7 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
     return session.with_errors(outcome)
 
 
-def _norm(x: np.ndarray) -> float:
+def _norm(x: ArrayLike) -> float:
     with np.errstate(all="ignore"):
         return float(np.sqrt(np.square(np.asarray(x, np.float64)).sum()))
 

@@ -11,9 +11,9 @@ from ._fixes import Context, Fix, proposals
 from ._groups import Group
 from ._kinds import KINDS
 from ._literals import Literal
-from ._measure import LOST, key_of, lost_updates
+from ._measure import key_of, lost_updates
 from ._setting import Setting
-from ._thresholds import CHANGE_LOST, CHANGE_REGAINED, NOT_WORSE
+from ._thresholds import CHANGE_LOST, CHANGE_REGAINED, NOT_WORSE, UPDATES_LOST
 from ._trials import Trials
 from ._updates import Update, decays, lost_contributions, updates
 
@@ -23,11 +23,13 @@ MOST = 12  # findings about lost changes: each takes up to four trials
 
 @dataclasses.dataclass(frozen=True)
 class _Lost:
-    """One finding, the constant it is about if any, and what a fix must halve."""
+    """One finding, what a fix must halve, the change that is lost in a sentence, and the constant
+    that loses it if there is one."""
 
     what: Finding
     group: Group
     measure: Measure
+    change: str = ""
     literal: Literal | None = None
 
 
@@ -43,6 +45,7 @@ def search_lost_updates(search: Trials) -> None:
         if lost is None:
             return
         seen.add(_key(lost.what))
+        search.lost_changes += [lost.change] if lost.change else []
         search.unfixed = [x for x in search.unfixed if x.equations != lost.what.equations]
         if not _fixed(search, lost):
             tried = search.trials > 0 and isinstance(search.current, Setting)
@@ -68,20 +71,23 @@ def _lost(search: Trials) -> Iterator[_Lost]:
             what = constant_finding(literal)
             text = f"{what.evidence}; it scales what the next call gets"
             group = _group_of(groups, indices)
-            yield _Lost(dataclasses.replace(what, evidence=text), group, _of(search, indices), literal)
+            yield _Lost(
+                dataclasses.replace(what, evidence=text), group, _of(search, indices), text, literal
+            )
     trained = session.steps > 1 or any(e.direction == "backward" for e in outcome.equations)
     found = [x for x in updates(session, outcome) if x.lost and (trained or not x.whole)]
     for update in found:
         if update.indices:
             group = _group_of(groups, update.indices)
-            yield _Lost(_finding(search, group, update), group, _of(search, update.indices))
+            measure = _of(search, update.indices)
+            yield _Lost(_finding(search, group, update), group, measure, str(update))
     for index in lost_contributions(outcome):
         group = _group_of(groups, (index,))
         yield _Lost(_finding(search, group), group, _swamped(group))
-    if lost_updates(outcome.equations) >= LOST:
+    if lost_updates(outcome.equations) >= UPDATES_LOST:
         for group in groups[::-1]:
             e = group.first
-            if e.direction == "optimizer" and e.is_output and group.swamped >= LOST:
+            if e.direction == "optimizer" and e.is_output and group.swamped >= UPDATES_LOST:
                 yield _Lost(_finding(search, group), group, lambda x: lost_updates(x.equations))
 
 

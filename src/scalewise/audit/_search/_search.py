@@ -13,14 +13,14 @@ from ._findings import Finding, constant_finding
 from ._fixes import Context, Fix, proposals
 from ._groups import Group
 from ._joint import JointFixes
-from ._kinds import KINDS
+from ._kinds import KINDS, made_here
 from ._literals import Literal
 from ._lost_updates import search_lost_updates
 from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, same
 from ._norms import norms
 from ._pairs import RESERVE, Failed
 from ._recipe_fix_kinds import run_of
-from ._setting import Setting
+from ._thresholds import AMPLIFIED_SHOWN
 
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
 # an operation's own rounding isn't a finding: without others, and beside others.
@@ -305,14 +305,17 @@ class Search(JointFixes):
             return dataclasses.replace(moved, evidence=evidence)
         if not KINDS[what.kind].carried_in:
             return self._amplified_after(moved, fix)
-        event, evidence = KINDS[moved.kind].event, f"error made here {cause.introduced:.2g}"
+        if moved.kind == "cancellation":  # exact itself: what it leaves is the error carried in
+            return moved
+        event, evidence = KINDS[moved.kind].event, made_here(cause)
         if event:
             evidence = f"{moved.evidence}, {evidence}"
         if what.kind == "decision":
             kind, evidence = what.kind, f"{evidence}; at {what.where} {what.evidence}"
         else:
-            kind = moved.kind if event else "amplified"
-            evidence += _amplification(cause, self._causes.equations[what.equations[0]])
+            amplified = _amplification(cause, self._causes.equations[what.equations[0]])
+            kind = "amplified" if amplified and not event else moved.kind
+            evidence += amplified
         return dataclasses.replace(moved, kind=kind, evidence=evidence)
 
     def _amplified_after(self, what: Finding, fix: Fix) -> Finding:
@@ -328,8 +331,10 @@ class Search(JointFixes):
         cancels = self._finding(Group((by,)))
         if cancels.kind == "cancellation" and (by.file, by.line) == here:
             return cancels
-        moved = self._finding(Group((made,)))
-        evidence = f"error made here {made.introduced:.2g}{_amplification(made, by)}"
+        moved, amplified = self._finding(Group((made,))), _amplification(made, by)
+        if not amplified:
+            return what
+        evidence = made_here(made) + amplified
         return dataclasses.replace(moved, kind="amplified", evidence=evidence)
 
     def _decided_after(self, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
@@ -387,12 +392,14 @@ def _order(what: Finding) -> tuple[int, bool, float]:
 
 
 def _amplification(made: EquationStatistics, by: EquationStatistics) -> str:
-    """Returns by how much an operation's error exceeds the one that it is made of.
+    """Returns by how much an operation's error exceeds the one that it is made of; "" if it
+    doesn't.
 
     In a loop the numbers may shrink from one iteration to the next, and the errors of all of them
     together don't compare.
     """
     where = f"by {by.primitive} at {by.short}"
-    if not made.inherited or made.looped or by.looped:
-        return f", amplified {where}"
-    return f", amplified {by.inherited / made.inherited:.0f} times {where}"
+    factor = by.inherited / made.inherited if made.inherited else 0.0
+    if made.looped or by.looped:
+        return f", amplified {where}" if factor > 1 else ""
+    return f", amplified {factor:.0f} times {where}" if factor >= AMPLIFIED_SHOWN else ""

@@ -106,18 +106,23 @@ def updates(session: Session, outcome: Outcome) -> list[Update]:
         new, old = _wide(outcome.reference[output]), _wide(references[argument])
         low = _wide(outcome.low[output]) - _wide(lows[argument])
         with np.errstate(all="ignore"):
-            size, change, error = map(np.linalg.norm, map(np.ravel, (new, new - old, new - old - low)))
+            size, change, error = map(_norm, (new, new - old, new - old - low))
         if 4 * eps * size < change < math.inf:
             indices = _rounds(outcome.origins[output], causes)
             made = max((causes.equations[i].introduced for i in indices), default=0.0)
             path = outcome.outputs[output][0]
-            shares = (float(x / change) for x in (error, made * size))
-            found.append(Update(path, indices, float(change / size), *shares, whole))
+            found.append(
+                Update(path, indices, change / size, error / change, made * size / change, whole)
+            )
     return found
 
 
 def _wide(x) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
+
+
+def _norm(x: np.ndarray) -> float:
+    return float(np.sqrt(np.square(x).sum()))
 
 
 def _rounds(indices: Sequence[int], causes: Causes) -> tuple[int, ...]:
