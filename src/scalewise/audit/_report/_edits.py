@@ -8,6 +8,7 @@ import inspect
 import io
 import linecache
 import sys
+import textwrap
 import tokenize
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -37,7 +38,8 @@ class Edit:
     after: tuple[str, ...]
 
     def __str__(self) -> str:
-        marked = [f"- {x}" for x in self.before] + [f"+ {x}" for x in self.after]
+        lines = textwrap.dedent("\n".join([*self.before, *self.after])).split("\n")
+        marked = [f"{'-' if i < len(self.before) else '+'} {x}" for i, x in enumerate(lines)]
         return "\n".join([f"{Path(self.file).name}:{self.line}", *marked])
 
 

@@ -171,7 +171,7 @@ def _swamping(group: Group, fmt: Format) -> str:
 
 @register("cancellation", lambda g, _: g.cancels, carried_in=True)
 def _cancellation(group: Group, fmt: Format) -> str:
-    bits = max(e["bits"] for e in group.equations if e["cancelled"])
+    bits = max(e["bits"] for e in group.equations if e["cancelled"] or not group.cancels)
     error = group.worst("inherited")
     return f"{bits:.0f} of {fmt.precision} bits cancel; relative error left {error:.2g}"
 
