@@ -69,7 +69,7 @@ def edits(report: Summary, finding: Finding) -> list[Edit]:
     if any(e.caller for e in chosen):
         return []
     places = sorted({(e.file, e.line) for e in chosen if e.file})
-    found = [_widened(file, line) for file, line in places]
+    found = list(dict.fromkeys(_widened(file, line) for file, line in places))
     return [x for x in found if x] if all(found) else []
 
 

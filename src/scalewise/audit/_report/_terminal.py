@@ -142,9 +142,7 @@ def errors(report: Summary, finding: Finding) -> str:
         return "No number of it is finite in both runs."
     if KINDS[finding.kind].out_of_range and not math.isnan(finding.error_before):
         cost = error(finding.error_before, finding.non_finite_before)
-        return (
-            f"Outputs' error with it: {cost}; of its finite numbers: {finding.inherited:.2g}."
-        )
+        return f"Outputs' error with it: {cost}; of its finite numbers: {finding.inherited:.2g}."
     made, total = f"{finding.introduced:.2g}", f"{finding.inherited:.2g}"
     return f"Error made here {made}, with the error carried in {total}."
 

@@ -86,7 +86,7 @@ def _operands(node: ast.expr, names: Mapping[str, Any], top: bool = False) -> It
             for i, x in enumerate(arguments):
                 axis = i > 0 and len(arguments) == 2 and isinstance(x, ast.UnaryOp | ast.Tuple)
                 yield from _operands(x, names) if not axis else ()
-        case ast.Call() if not top:
+        case ast.Call(ast.Name() | ast.Attribute()) if not top:
             yield node
         case _ if _is_leaf(node):
             yield node

@@ -328,9 +328,10 @@ class Search(JointFixes):
         if found is None:
             return what
         made, by = found
-        cancels = self._finding(Group((by,)))
-        if cancels.kind == "cancellation" and (by.file, by.line) == here:
-            return cancels
+        for e in (by, *self._causes.path(by.index)):  # where the digits are lost, on this line
+            cancels = self._finding(Group((e,)))
+            if cancels.kind == "cancellation" and (e.file, e.line) == here:
+                return cancels
         moved, amplified = self._finding(Group((made,))), _amplification(made, by)
         if not amplified:
             return what
