@@ -77,8 +77,8 @@ def test_a_root_of_a_plain_sum_is_no_norm():
         return jnp.sqrt(jnp.sum(x))
 
     report = sw.audit(f, "fp16", trials=4)(jnp.full(64, 6e4))
-    assert str(report.findings[0].fix).startswith("scale its result by 2^")
-    assert check_applied(report, f, jnp.full(64, 6e4)) == "scaled_result"
+    assert str(report.findings[0].fix).startswith("bf16 for this ")
+    assert check_applied(report, f, jnp.full(64, 6e4)) == "wider_result"
 
 
 @pytest.mark.parametrize(("low", "other", "x"), [("fp16", "bf16", 12.0), ("e4m3fn", "e5m2", 7.0)])
@@ -304,6 +304,9 @@ def test_a_fix_can_be_applied(context, name, run):
     origin = Origin(low, table if target is None else None)
     now = low if target is not None else table
     context = dataclasses.replace(context, low=low, now=now)
+    if name == "logarithm":
+        product = dataclasses.replace(context.group.first, primitive="reduce_prod")
+        context = dataclasses.replace(context, group=Group((product,)))
     kinds = [dataclasses.replace(context, kind=kind) for kind in KINDS.values()]
     fixes = [fix for each in kinds for fix in FIXES[name].propose(each)]
     assert fixes
@@ -368,7 +371,7 @@ def test_three_faults_that_hide_each_other():
     lines = [f.__code__.co_firstlineno + 1 for f in (scaled_up, squared, exponential)]
     assert worst.line == lines[0]
     assert worst.kind == "overflow"
-    assert str(worst.fix) == "float32 for lines {}, {} and {}".format(*lines)
+    assert str(worst.fix).endswith("lines {}, {} and {}".format(*lines))
     assert (worst.non_finite_before, worst.non_finite_after) == (64, 0)
     assert report.error_fixed.relative < 1e-3
     fixed = worst.fix.apply(model)(jnp.linspace(280.0, 320.0, 64))

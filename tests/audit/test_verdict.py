@@ -66,11 +66,12 @@ def test_fixes_that_help_partly(overflow):
         (0.3, "error 0.3, 614 times one rounding (0.00049): 30% of the outputs)"),
     ):
         bad = dataclasses.replace(overflow, error=OutputError(0, error))
-        assert bad.verdict.startswith("No: norm does not compute in fp16 (")
+        what = "does not compute" if math.isnan(error) else "loses accuracy"
+        assert bad.verdict.startswith(f"No: norm {what} in fp16 (")
         assert said in bad.verdict
     small = OutputError(0, 0.03)
     one = dataclasses.replace(overflow, error=small, outputs=(("['w']", OutputError(0, 0.4)),))
-    assert "does not compute in fp16 (error 0.03, " in one.verdict
+    assert "loses accuracy in fp16 (error 0.03, " in one.verdict
     assert "; output['w'] has error 0.4)" in one.verdict
     usable = dataclasses.replace(overflow, error=small, outputs=(("", small),))
     assert usable.verdict.startswith("norm computes in fp16 with error 0.03, ")

@@ -35,6 +35,7 @@ from ._reduce._reduction import Reduction
 from ._report._report import SEMANTICS, Report
 from ._report._trace import latent
 from ._run._evaluate import release
+from ._run._floors import with_floors
 from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
 from ._run._session import Outcome, Session
@@ -55,6 +56,8 @@ NAN_CAUSES = {
     **dict.fromkeys(("acos", "asin", "atanh"), "of a number beyond 1"),
     "div": "0 / 0, or infinity / infinity",
 }
+# Errors up to so many eps need no runs that tell whether an output's true value is 0.
+FLOORS_FROM = 8.0
 # Primitives that give other numbers at each call, and what to do instead.
 UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
 
@@ -133,6 +136,7 @@ def audit(
         outcome = session.run()
         _check_reference(session, outcome, f)
         _check_repeatable(session, outcome, f)
+        outcome = with_floors(session, outcome, FLOORS_FROM * float(nominal_format(low_run).eps))
         return _report(f, args, kwargs, session, outcome, trials)
 
     return audited
@@ -309,7 +313,8 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         scaled=isinstance(session.low, Boundaries | EveryOp),
         trials=trials - search.trials,
         untried=_untried(search),
-        latent=_latent(session, outcome, fmt),
+        latent=_latent(session, search.outcome, fmt),
+        lost_changes=tuple(search.lost_changes),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         reducer=_reducer(session, outcome),
     )

@@ -9,13 +9,14 @@ from ..._output import page_environment
 from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._kinds import KINDS
+from ._edits import edits
 from ._panels import legend, panels
 from ._source import SourceFile, sources
 from ._summary import Summary
 from ._table import by_scope
 from ._terminal import alone, error, errors, function, scales
 from ._trace import before_first_event
-from ._verdict import no_fix, tried, verdict
+from ._verdict import cause, no_fix, tried, verdict
 
 
 def page(report: Summary) -> str:
@@ -28,6 +29,7 @@ def page(report: Summary) -> str:
     environment.filters["function"] = lambda f: function(report, f)
     environment.filters["errors"] = lambda f: errors(report, f)
     environment.filters["severe"] = lambda f: "severe" if KINDS[f.kind].severe else ""
+    environment.filters["edits"] = lambda f: "\n\n".join(map(str, edits(report, f)))
     shown = sources(report.equations, report.findings)
     return environment.rendered(
         "report.html.j2",
@@ -37,6 +39,7 @@ def page(report: Summary) -> str:
         panels=panels(report),
         legend=legend(report),
         groups=by_scope(report.equations),
+        cause=cause(report),
         trace=before_first_event(report.equations),
         scales=scales(report),
         no_fix=no_fix(report),

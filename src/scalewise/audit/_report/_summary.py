@@ -45,6 +45,8 @@ class Summary:
         latent: operations whose largest value is within a factor of 4 of overflowing the format of
             its result, or of being cut off as an operand whose scale isn't found from its numbers,
             a sentence each.
+        lost_changes: changes of what the next call gets (weights, averages) that the rounding
+            loses, a sentence each.
         infinite: how many numbers of the outputs are infinite in the reference run.
     """
 
@@ -73,6 +75,7 @@ class Summary:
     trials: int = 0
     untried: int = 0
     latent: tuple[str, ...] = ()
+    lost_changes: tuple[str, ...] = ()
     infinite: int = 0
 
     @property

@@ -14,6 +14,7 @@ from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._kinds import KINDS
 from .._search._literals import called_at
+from ._edits import edits
 from ._summary import Summary
 from ._trace import before_first_event
 from ._verdict import counted, no_fix, tried, verdict
@@ -94,6 +95,9 @@ def _findings(report: Summary, console: Console) -> None:
         line = f"     {finding.fix}: error {before} -> {after}"
         style = "yellow" if finding.non_finite_after else "green"
         console.print(Text(line + alone(finding), style=style))
+        for edit in edits(report, finding):
+            for text in str(edit).splitlines():
+                console.print(Text(f"       {text}", style="dim"))
     if len(report.findings) > SHOWN:
         console.print(Text(f"and {len(report.findings) - SHOWN} more", style="dim"))
 
@@ -136,6 +140,9 @@ def errors(report: Summary, finding: Finding) -> str:
     here = _equations(report, finding)
     if here and all(e.sqnr == -math.inf for e in here):
         return "No number of it is finite in both runs."
+    if KINDS[finding.kind].out_of_range and not math.isnan(finding.error_before):
+        cost = error(finding.error_before, finding.non_finite_before)
+        return f"Outputs' error with it: {cost}; of its finite numbers: {finding.inherited:.2g}."
     made, total = f"{finding.introduced:.2g}", f"{finding.inherited:.2g}"
     return f"Error made here {made}, with the error carried in {total}."
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from .._run._session import OutputError
 from .._search._findings import Finding
-from .._search._measure import LOST, is_slight, near
+from .._search._measure import is_slight, near
+from .._search._thresholds import UPDATES_LOST, unusable
 from ._summary import Summary
 
-# From this error an output isn't usable; in formats of few bits, from so many roundings.
-UNUSABLE, ROUNDINGS = 0.1, 4.0
-TRAINING = re.compile("train|step|update|optimi|learn|fit", re.IGNORECASE)
+TRAINING = re.compile("train|optimi|learn|fit", re.IGNORECASE)
+STEP = re.compile("step|update", re.IGNORECASE)  # of a training loop or of a simulation
 
 
 def verdict(report: Summary) -> str:
@@ -35,6 +35,14 @@ def verdict(report: Summary) -> str:
     if report.untried and report.trials:
         parts.append(f"no trials were left for {counted(report.untried, 'more finding')}")
     return "; ".join(filter(None, parts)) + "."
+
+
+def cause(report: Summary) -> str:
+    """Returns the cause of what goes wrong in one sentence, with numbers; "" without one."""
+    found = _lost(report) or next((x for x in report.findings if x.fix is not None), None)
+    if found is None or _is_harmless(report, report.error):
+        return ""
+    return f"{named(found)[:1].upper()}{named(found)[1:]}: {found.evidence}."
 
 
 def no_fix(report: Summary) -> str:
@@ -74,29 +82,33 @@ def against_rounding(error: OutputError, precision: int) -> str:
 
 
 def _is_harmless(report: Summary, error: OutputError) -> bool:
-    """Returns True if the error is within one rounding, and the optimizer's additions count."""
+    """Returns True if the error is within one rounding, and no change of carried state is lost."""
     small = error.non_finite == 0 and error.relative <= 2.0**-report.precision
-    return small and report.updates_lost < LOST
+    return small and report.updates_lost < UPDATES_LOST and not report.lost_changes
 
 
 def _answer(report: Summary) -> str:
     error, low = report.error, report.low
     yes, no = ("trains", "train") if _trains(report) else ("computes", "compute")
-    refused = f"No: {report.function} does not {no} in {low}"
     size = against_rounding(error, report.precision)
     if error.non_finite or math.isnan(error.relative):
-        return f"{refused} ({size if error.non_finite else 'its error is NaN'})"
-    if error.relative >= _unusable(report.precision):
+        size = size if error.non_finite else "its error is NaN"
+        return f"No: {report.function} does not {no} in {low} ({size})"
+    refused = f"No: {report.function} loses accuracy in {low}"
+    if error.relative >= unusable(report.precision):
         return f"{refused} ({size}: {_share(error.relative)} the outputs)"
-    if report.updates_lost >= LOST:
+    if report.updates_lost >= UPDATES_LOST:
         lost = f"{report.updates_lost:.0%} of the optimizer's additions change nothing"
         return f"No: {report.function} hardly {yes} in {low} ({lost}; {size})"
+    if report.lost_changes:
+        lost = report.lost_changes[0]
+        return f"No: {report.function} loses changes of its state in {low} ({lost}; {size})"
     if error.relative == 0:
         return f"Yes: {report.function} {yes} in {low} without error"
     if _is_harmless(report, error):
         return f"Yes: {report.function} {yes} in {low} with {size}"
     path, worst = max(report.outputs, key=lambda x: x[1], default=("", error))
-    if worst.relative >= _unusable(report.precision):
+    if worst.relative >= unusable(report.precision):
         return f"{refused} ({size}; output{path} has error {worst.relative:.2g})"
     return f"{report.function} {yes} in {low} with {size}"
 
@@ -105,17 +117,15 @@ def _trains(report: Summary) -> bool:
     """Returns True for a training step: a gradient, and an optimizer that reads it.
 
     Another method may read a gradient too, a simulation of forces say. It counts as an optimizer
-    if it is optax's, or if the function is called so.
+    if it is optax's, or if the function is called so; for a step of something, if there is a
+    product's weight gradient.
     """
     if not {"backward", "optimizer"} <= {e.direction for e in report.equations}:
         return False
     files = {e.file for e in report.equations if e.file and e.direction == "optimizer"}
-    return any("optax" in Path(x).parts for x in files) or bool(TRAINING.search(report.function))
-
-
-def _unusable(precision: int) -> float:
-    """Returns the error from which an output isn't usable."""
-    return min(max(UNUSABLE, ROUNDINGS * 2.0**-precision), 1.0)
+    if any("optax" in Path(x).parts for x in files) or TRAINING.search(report.function):
+        return True
+    return bool(STEP.search(report.function)) and any(x.gradient for x in report.equations)
 
 
 def _share(relative: float) -> str:
@@ -154,11 +164,15 @@ def _remedy(report: Summary) -> str:
 
 
 def _lost(report: Summary) -> Finding | None:
-    """Returns the finding about the optimizer's additions, if most of them change nothing."""
-    if report.updates_lost < LOST or report.error.non_finite:
+    """Returns the finding about a change of carried state that is lost, if its error is harmless
+    beside that."""
+    if report.error.non_finite or report.error.relative >= unusable(report.precision):
         return None
-    found = (x for x in (*report.findings, *report.unfixed) if x.direction == "optimizer")
-    return next((x for x in found if x.kind == "swamping"), None)
+    found = [*report.findings, *report.unfixed]
+    texts = [x for x in found if any(lost in x.evidence for lost in report.lost_changes)]
+    if report.updates_lost >= UPDATES_LOST:
+        texts = [x for x in found if x.kind == "swamping" and x.direction == "optimizer"] or texts
+    return next(iter(texts), None)
 
 
 def _rest(report: Summary) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.typing import ArrayLike
 
 from ...interpret import Argument, Equation, Interpretation, Program, Value, is_float, lifted
@@ -53,6 +54,7 @@ class Outcome:
     Attributes:
         recorded, statistics: the equations, and the statistics of each.
         operands, flow: the equations that its operands come from, see :class:`Lockstep`.
+        origins: the equations that each float output comes from.
         produced: the equations that the outputs come from.
         error, outputs: of all outputs, and of each by its path.
         reference_nans: the paths of outputs with NaN in the reference run.
@@ -63,6 +65,7 @@ class Outcome:
     statistics: Statistics
     operands: Operands
     flow: Operands
+    origins: tuple[tuple[int, ...], ...]
     produced: frozenset[int]
     error: OutputError
     outputs: tuple[tuple[str, OutputError], ...]
@@ -96,6 +99,7 @@ class Session:
         runs: how many runs were made.
         arguments: the lifted arguments, once they are needed.
         code: compiled code that runs with other interpretations share (see :class:`Lockstep`).
+        floors: the least norm that each float output's error is relative to; () for 0.
     """
 
     program: Program
@@ -108,6 +112,7 @@ class Session:
     code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(
         default_factory=lambda: new_code()
     )
+    floors: tuple[float, ...] = ()
     lockstep: Lockstep = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -118,10 +123,10 @@ class Session:
         """How many arrays the first argument has."""
         return sum(path.startswith("[0]") for path in self.program.arguments)
 
-    def _inputs(self, step: int, state: list[Value], lockstep: Lockstep) -> list[Value]:
+    def _inputs(
+        self, step: int, state: list[Value], arguments: list[Value], lockstep: Lockstep
+    ) -> list[Value]:
         """Returns the arguments of a step as pairs."""
-        if self.arguments is None:
-            self.arguments = lifted(self.program, self.lockstep, self.program.arrays)
         n = len(state)
         if step and self.batches:
             avals, batch = self.program.in_avals[n:], self.batches[step]
@@ -130,13 +135,22 @@ class Session:
                     lockstep.lift(x, a) if is_float(a) else x
                     for x, a in zip(batch, avals, strict=False)
                 ]
-            return [*state, *pairs, *self.arguments[n + len(batch) :]]
-        return [*state, *self.arguments[n:]]
+            return [*state, *pairs, *arguments[n + len(batch) :]]
+        return [*state, *arguments[n:]]
+
+    def _arguments(self) -> list[Value]:
+        """Returns the program's arguments as pairs."""
+        if self.arguments is None:
+            self.arguments = lifted(self.program, self.lockstep, self.program.arrays)
+        return self.arguments
 
     def with_low(self, low: Interpretation) -> Session:
         """Returns the same program with another low interpretation; its run is counted here."""
         self.runs += 1
-        return Session(self.program, low, self.reference, self.steps, self.batches, code=self.code)
+        return Session(
+            self.program, low, self.reference, self.steps, self.batches,
+            code=self.code, floors=self.floors,
+        )  # fmt: skip
 
     @property
     def adjustable(self) -> bool:
@@ -162,16 +176,24 @@ class Session:
         return table
 
     def run(
-        self, formats: np.ndarray | None = None, constants: Mapping[float, float] | None = None
+        self,
+        formats: np.ndarray | None = None,
+        constants: Mapping[float, float] | None = None,
+        arrays: Sequence[Argument] | None = None,
     ) -> Outcome:
         """Runs the program in both interpretations.
 
         Args:
             formats: the format of each equation's results; None for :meth:`formats`.
             constants: literals replaced in the low-precision run (see :class:`Lockstep`).
+            arrays: other arguments than the program's.
         """
         self.runs += 1
         lockstep = self.lockstep
+        if arrays is not None:
+            arguments = lifted(self.program, lockstep, arrays)
+        else:
+            arguments = self._arguments()
         if constants:  # compiled loops contain their literals
             lockstep = dataclasses.replace(lockstep, constants=dict(constants), loops={})
         with jax.enable_x64(True):
@@ -181,7 +203,7 @@ class Session:
         values: list[Value] = []
         for step in range(self.steps):
             state = values[: self.state_size] if step else []
-            inputs = self._inputs(step, state, lockstep)
+            inputs = self._inputs(step, state, arguments, lockstep)
             values = lockstep.interpret(self.program, accumulator, inputs)[1]
         self.lockstep.settled = True
         with jax.enable_x64(True):
@@ -189,28 +211,55 @@ class Session:
         return self._outcome(tuple(lockstep.recorded), statistics, values)
 
     def _outcome(self, recorded, statistics, values) -> Outcome:
-        as_arrays = is_elementwise(self.low)
-        pairs = [
-            (path, shaped(jax.tree.map(np.asarray, v) if as_arrays else v, a), a)
-            for path, v, a in zip(self.program.paths, values, self.program.out_avals, strict=True)
-            if is_float(a)
-        ]
-        lows = tuple(v.low if self.adjustable else self.low.lower(v.low, a) for _, v, a in pairs)
-        references = tuple(v.reference for _, v, _ in pairs)
-        table = [_distance(y, s) for y, s in zip(lows, references, strict=True)]
-        errors = [OutputError(int(n), _ratio(noise, signal)) for noise, signal, n, _ in table]
-        total = math.sqrt(sum(min(e.relative, 1e150) ** 2 for e in errors) / max(len(errors), 1))
-        return Outcome(
+        avals = self.program.out_avals
+        lows, references = self._both(values, avals)
+        floats = [(p, v) for p, v, a in zip(self.program.paths, values, avals, strict=True)
+                  if is_float(a)]  # fmt: skip
+        error = OutputError(0, 0.0)
+        outcome = Outcome(
             recorded=recorded,
             statistics=statistics,
             operands=self.lockstep.operands,
             flow=self.lockstep.flow,
+            origins=tuple(origins([v]) for _, v in floats),
             produced=frozenset(origins(values)),
-            error=OutputError(sum(e.non_finite for e in errors), total),
-            outputs=tuple((p, e) for (p, _, _), e in zip(pairs, errors, strict=True)),
-            reference_nans=tuple(p for (p, _, _), r in zip(pairs, table, strict=True) if r[3]),
+            error=error,
+            outputs=tuple((p, error) for p, _ in floats),
+            reference_nans=(),
             low=lows,
             reference=references,
+        )
+        return self.with_errors(outcome)
+
+    def _both(self, values: Sequence[Value], avals: Sequence[ShapedArray]):
+        """Returns the float arrays of the low-precision run, and those of the reference run."""
+        as_arrays = is_elementwise(self.low)
+        pairs = [
+            (shaped(jax.tree.map(np.asarray, v) if as_arrays else v, a), a)
+            for v, a in zip(values, avals, strict=True) if is_float(a)
+        ]  # fmt: skip
+        lows = (v.low if self.adjustable else self.low.lower(v.low, a) for v, a in pairs)
+        return tuple(lows), tuple(v.reference for v, _ in pairs)
+
+    def state_arrays(self) -> tuple[tuple[ArrayLike, ...], tuple[ArrayLike, ...]]:
+        """Returns the float arguments in both runs."""
+        return self._both(self._arguments(), self.program.in_avals)
+
+    def with_errors(self, outcome: Outcome) -> Outcome:
+        """Returns an outcome with the errors of its outputs, relative to at least the floors."""
+        table = list(map(_distance, outcome.low, outcome.reference))
+        floors = self.floors or (0.0,) * len(table)
+        errors = [
+            OutputError(int(n), _ratio(noise, max(signal, floor * floor)))
+            for (noise, signal, n, _), floor in zip(table, floors, strict=True)
+        ]
+        total = math.sqrt(sum(min(e.relative, 1e150) ** 2 for e in errors) / max(len(errors), 1))
+        paths = [path for path, _ in outcome.outputs]
+        return dataclasses.replace(
+            outcome,
+            error=OutputError(sum(e.non_finite for e in errors), total),
+            outputs=tuple(zip(paths, errors, strict=True)),
+            reference_nans=tuple(p for p, row in zip(paths, table, strict=True) if row[3]),
         )
 
 

@@ -111,7 +111,7 @@ def constant_finding(literal: Literal) -> Finding:
         kind=literal.kind,
         file=literal.file,
         line=literal.line,
-        function="",
+        function=literal.function,
         source=literal.source,
         primitive=literal.primitive,
         scope=literal.scope,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 from ...autocast import Autocast
@@ -19,6 +19,7 @@ from ._setting import Setting
 from ._widening import described, widened, with_exact
 
 REWRITTEN_BEFORE = 3  # operations before a finding of which rewrites are tried
+PRODUCTS = ("reduce_prod", "cumprod")
 FEW_MASKS = 8  # a larger number isn't the sum of a few masks
 SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
 WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
@@ -36,7 +37,8 @@ def _constant(context: Context) -> Iterator[Fix]:
     replace = partial(Setting.with_constant, old=number)
     if literal.rounded == 0:
         new = math.copysign(float(fmt.smallest_normal), number)
-        yield Fix(f"{new:.3g} in place of {written}", partial(replace, new=new))
+        change = partial(replace, new=new)
+        yield Fix(f"{new:.3g} in place of {written}", change, replaces=(number, new))
     elif abs(number) > float(fmt.max):
         yield from _smaller_masks(number, fmt)
     yield Fix(f"{written} kept in {context.word}", partial(replace, new=number))
@@ -46,7 +48,12 @@ def _constant(context: Context) -> Iterator[Fix]:
         indices = tuple(e.index for e in line)
         alone = Fix("", partial(Setting.widened, indices=indices))
         text = f"{context.word} for line {literal.line}, its {written} too"
-        yield Fix(text, lambda now: replace(now, new=number).widened(indices), without=alone)
+        yield Fix(
+            text,
+            lambda now: replace(now, new=number).widened(indices),
+            indices=indices,
+            without=alone,
+        )
         function = like(line[0], context.equations, "file", "function")
         if len(function) > len(line):
             yield widened(context.word, f"all of {line[0].name}", function)
@@ -57,7 +64,7 @@ def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
     for part in (2, 8):
         new = math.copysign(float(fmt.max) / part, number)
         change = partial(Setting.with_constant, old=number, new=new)
-        yield Fix(f"{new:.5g} in place of {written(number)}", change)
+        yield Fix(f"{new:.5g} in place of {written(number)}", change, replaces=(number, new))
 
 
 # -- one format -----------------------------------------------------------------------------------
@@ -108,6 +115,18 @@ def _norm(context: Context) -> Iterator[Fix]:
             yield Fix(f"ops.l2_norm in place of {text} of a sum of squares", change)
 
 
+@register("logarithm", "format")
+def _logarithm(context: Context) -> Iterator[Fix]:
+    """Yields a sum of logarithms in place of a product that the format can't hold."""
+    group = context.group
+    product = group.first.primitive in PRODUCTS or (
+        group.first.primitive == "mul" and _accumulates(context, {"mul"})
+    )
+    if context.kind.out_of_range and product:
+        change = partial(Setting.with_format, indices=group.indices, params=FP64_PARAMS)
+        yield Fix("sum(log(x)) in place of prod(x), kept as a logarithm", change)
+
+
 @register("rewrite", "format")
 def _rewrite(context: Context) -> Iterator[Fix]:
     """Yields a function of JAX in place of an expression that loses digits or overflows."""
@@ -141,23 +160,12 @@ def _is_carried_in(context: Context) -> bool:
     return context.kind.name == "nan" or context.kind.carried_in
 
 
-@register("scaled_result", "format")
-def _scaled_result(context: Context) -> Iterator[Fix]:
-    power = scale_power(context.group.equations, context.fmt)
-    if _accumulates(context):  # a scale only delays the overflow
-        return
-    limit = context.fmt.max_exponent - context.fmt.min_exponent  # larger ones leave no margin
-    located = context.group.first.file is not None
-    if context.kind.out_of_range and 0 < abs(power) <= limit and located:
-        change = partial(Setting.scaled, indices=context.group.indices, power=power)
-        yield Fix(f"scale its result by 2^{power}", change)
-
-
-def _accumulates(context: Context) -> bool:
-    """Returns True if the finding may be a running sum: in a loop, an addition to its own result of
-    the iteration before, or to what no known operation has computed."""
+def _accumulates(context: Context, primitives: Collection[str] = ADDITIONS) -> bool:
+    """Returns True if the finding may be a running sum (of other primitives, a product): in a loop,
+    an addition to its own result of the iteration before, or to what no known operation has
+    computed."""
     operands = context.causes.operands if context.causes is not None else {}
-    added = [e.index for e in context.group.equations if e.looped and e.primitive in ADDITIONS]
+    added = [e.index for e in context.group.equations if e.looped and e.primitive in primitives]
     return any(not operand or i in operand for i in added for operand in operands.get(i, ()))
 
 
@@ -250,11 +258,26 @@ def _float32_addition(context: Context) -> Iterator[Fix]:
     here, found = context.group.first, context.group.equations
     text = f"this {here.primitive}, its result kept in {context.word}"
     yield widened(context.word, text, found)
+    line = like(here, context.equations, "file", "line", "direction")
+    if here.file and len(line) > len(found):
+        yield widened(context.word, f"line {here.line}, its result kept in {context.word}", line)
 
 
 def like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
     """Returns the equations of which the attributes ``names`` are those of ``here``."""
     return [e for e in equations if all(getattr(e, n) == getattr(here, n) for n in names)]
+
+
+@register("scaled_result", "format")
+def _scaled_result(context: Context) -> Iterator[Fix]:
+    power = scale_power(context.group.equations, context.fmt)
+    if _accumulates(context):  # a scale only delays the overflow
+        return
+    limit = context.fmt.max_exponent - context.fmt.min_exponent  # larger ones leave no margin
+    located = context.group.first.file is not None
+    if context.kind.out_of_range and 0 < abs(power) <= limit and located:
+        change = partial(Setting.scaled, indices=context.group.indices, power=power)
+        yield Fix(f"scale its result by 2^{power}", change)
 
 
 @register("wider_format", "format")

@@ -50,6 +50,7 @@ class Fix:
         without: a narrower fix; this one is accepted only if that one is measurably worse.
         indices: the operations that become float32.
         limits: literals of the program's own narrow dtype that become float32's.
+        replaces: a constant and the number that takes its place.
         cause: where the error is made, if that isn't where the finding is.
         kind: its entry in ``FIXES``.
         origin: the arithmetic of the audit that tried it.
@@ -61,6 +62,7 @@ class Fix:
     without: Fix | None = dataclasses.field(default=None, repr=False)
     indices: tuple[int, ...] = dataclasses.field(default=(), repr=False)
     limits: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    replaces: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
     cause: EquationStatistics | None = dataclasses.field(default=None, repr=False)
     kind: FixKind | None = dataclasses.field(default=None, repr=False)
     origin: Origin | None = dataclasses.field(default=None, repr=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from ...formats import Format
 from .._run._equation_statistics import TOTALS, Equations, EquationStatistics
@@ -105,11 +106,17 @@ def _is_out_of_range(equation: EquationStatistics) -> bool:
     return bool(equation["nan"] or equation["overflowed"])
 
 
+def _zero_by_zero(group: Group, overflowed: float) -> bool:
+    """Returns True if results are NaN though nothing before has overflowed: 0 / 0."""
+    nan = group.total("nan") > 0 and group.first.primitive == "div"
+    return nan and group.first.index < overflowed
+
+
 def groups(equations: Equations, fmt: Format, causes: Causes | None = None) -> list[Group]:
     """Returns equations grouped by source line, primitive and part of a step, heaviest first.
 
-    A result that is infinite because a number was flushed to zero before (``log(p)``, ``1 / v``)
-    isn't its own cause: its weight goes to the equation that flushed the number.
+    A result that is infinite or NaN because a number was flushed to zero before (``log(p)``,
+    ``1 / v``, ``v / v``) isn't its own cause: its weight goes to the equation that flushed it.
     """
     found: dict[tuple, list[EquationStatistics]] = {}
     for e in equations:
@@ -120,8 +127,9 @@ def groups(equations: Equations, fmt: Format, causes: Causes | None = None) -> l
     result = [Group(tuple(x), max(map(factor, x)), noticeable) for x in found.values()]
     weights = [g.weight(fmt) for g in result]
     by_index = {e.index: i for i, g in enumerate(result) for e in g.equations}
+    over = min((e.index for e in equations if e["overflowed"]), default=math.inf)
     for i, group in enumerate(result):
-        singular = causes is not None and group.is_singular(fmt)
+        singular = causes is not None and (group.is_singular(fmt) or _zero_by_zero(group, over))
         cause = causes.flushed_before(group.first.index) if causes and singular else None
         if cause is not None and by_index.get(cause.index, i) != i:
             at = by_index[cause.index]

@@ -9,7 +9,9 @@ from collections.abc import Callable
 from ..._types import Saturation
 from ...formats import Format
 from ...primitives import having
+from .._run._equation_statistics import EquationStatistics
 from ._groups import Group
+from ._thresholds import EXACT
 
 FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which a finding is an underflow, or a swamping
 # The same for the operands that a recipe rounds: in any program a few of them saturate, and small
@@ -169,7 +171,7 @@ def _swamping(group: Group, fmt: Format) -> str:
 
 @register("cancellation", lambda g, _: g.cancels, carried_in=True)
 def _cancellation(group: Group, fmt: Format) -> str:
-    bits = max(e["bits"] for e in group.equations)
+    bits = max(e["bits"] for e in group.equations if e["cancelled"] or not group.cancels)
     error = group.worst("inherited")
     return f"{bits:.0f} of {fmt.precision} bits cancel; relative error left {error:.2g}"
 
@@ -183,4 +185,13 @@ def _amplified(group: Group, fmt: Format) -> str:
 @register("precision", lambda *_: True)  # the last: what is left
 def _precision(group: Group, fmt: Format) -> str:
     made, unit = group.worst("introduced"), float(fmt.eps) / 2
+    if made < EXACT * unit:
+        return made_here(max(group.equations, key=lambda e: e.inherited))
     return f"error made here {made:.2g}, {made / unit:.2g} times half a unit in the last place"
+
+
+def made_here(equation: EquationStatistics) -> str:
+    """Returns how much of a result's error its own rounding makes."""
+    if equation.introduced > 0:
+        return f"error made here {equation.introduced:.2g}"
+    return f"no error made here, {equation.inherited:.2g} carried in"

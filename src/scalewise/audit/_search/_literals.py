@@ -58,6 +58,7 @@ class Literal:
         kind: the kind of a finding about it.
         slight: whether it only loses bits, because it is subnormal in the format.
         callers: ``path:line`` of each of the user's lines that call a library's ``file``.
+        function: the one that uses it.
     """
 
     number: float
@@ -73,6 +74,7 @@ class Literal:
     kind: str = "precision"
     slight: bool = False
     callers: tuple[str, ...] = ()
+    function: str = ""
 
     @property
     def error(self) -> float:
@@ -267,7 +269,8 @@ def _literal(
     direction = direction_of(uses[0], trained)
     place = (file, line, source, primitive, masks, direction, uses[0].scope)
     callers = dict.fromkeys("{}:{}".format(*use.caller) for use in uses if use.caller)
-    return Literal(number, rounded, what, *place, kind, slight, tuple(callers))
+    function = uses[0].source[2] if uses[0].source else ""
+    return Literal(number, rounded, what, *place, kind, slight, tuple(callers), function)
 
 
 def _change(number: float, rounded: float, fmt: Format) -> tuple[str, str, bool] | None:

@@ -16,7 +16,6 @@ ENOUGH = 0.5  # a fix that halves the error is accepted before wider ones are tr
 SLIGHT = 16.0  # up to so many eps, no fix may undo a whole policy or recipe
 CLEAR = 0.2  # where all operations round, a fix of one is accepted if it leaves a fifth
 MUCH = 0.05  # a fix that leaves a twentieth of the error is accepted before others are tried
-LOST = 0.5  # share of the optimizer's additions that change nothing, from which nothing is trained
 GAIN = 0.95  # a fix must cut the error by at least 5 %
 
 

@@ -94,6 +94,8 @@ class _Finder:
             elif self.name(i) == "sub" and self.constant(i) == 1 and sigmoids:
                 text = "log_sigmoid(-x) in place of log(1 - sigmoid(x))"
                 yield Rewrite(text, (*sigmoids, i), root)
+            elif self.name(i) == "sub" and self.constant(i) == 1:
+                yield Rewrite("log1p(-x) in place of log(1 - x)", (i,), root)
             elif self.name(i) == "reduce_sum":
                 yield from self._sum_of_exponentials(root, i)
             elif self.name(i) in ("div", "mul") and self.constant(i) is not None:

@@ -10,28 +10,17 @@ from .._run._equation_statistics import EquationStatistics
 from .._run._session import Outcome, OutputError
 from ._causes import DEPTH
 from ._findings import Finding, constant_finding
-from ._fixes import FIXES, Context, Fix, proposals
+from ._fixes import Context, Fix, proposals
 from ._groups import Group
 from ._joint import JointFixes
-from ._kinds import KINDS
+from ._kinds import KINDS, made_here
 from ._literals import Literal
-from ._measure import (
-    CLEAR,
-    ENOUGH,
-    GAIN,
-    LOST,
-    better,
-    enough,
-    gain,
-    key_of,
-    lost_updates,
-    near,
-    same,
-)  # fmt: skip
+from ._lost_updates import search_lost_updates
+from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, same
 from ._norms import norms
 from ._pairs import RESERVE, Failed
 from ._recipe_fix_kinds import run_of
-from ._setting import Setting
+from ._thresholds import AMPLIFIED_SHOWN
 
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
 # an operation's own rounding isn't a finding: without others, and beside others.
@@ -73,8 +62,8 @@ class Search(JointFixes):
             paired = self._try_pairs() or self._try_lines()
             self.reserve, self.final = 0, not paired
             self._search_findings()
-        self._search_lost_updates()
-        self.found.sort(key=lambda x: (_regains_updates(x), gain(x)), reverse=True)
+        search_lost_updates(self)
+        self.found.sort(key=_order, reverse=True)
         if not self._done and not self._is_small:
             self._list_unfixed()
         self.unfixed.sort(key=lambda x: not x.tried)
@@ -126,30 +115,6 @@ class Search(JointFixes):
                 tried.clear()
                 failures.clear()
                 self._search_constants()
-
-    def _search_lost_updates(self) -> None:
-        """Tries a wider format for additions of the optimizer, if most of them change nothing.
-
-        One step's outputs hardly show that the weights stay what they are, so a fix is accepted for
-        the additions that count with it.
-        """
-        if not isinstance(self.current, Setting):
-            return
-        groups = self._groups(self.outcome)
-        found = [
-            g for g in groups
-            if g.first.direction == "optimizer" and g.first.is_output and g.swamped >= LOST
-        ]  # fmt: skip
-        for group in sorted(found, key=lambda g: g.indices, reverse=True):  # the weights' come last
-            lost = lost_updates(self.outcome.equations)
-            if lost < LOST or self.trials <= 0:
-                return
-            what = self._finding(group)
-            fix = next(proposals("lost_updates", self._context(group, what)))
-            after = self._try(fix.change(self.current))
-            few = lost_updates(after.equations) < GAIN * lost
-            if few and after.error.non_finite <= self.outcome.error.non_finite:
-                self._accept(fix, after, [dataclasses.replace(what, fix=self._accepted(fix))])
 
     def _search_constants(self) -> None:
         """Tries fixes for the constants that the format changes and that have none yet."""
@@ -340,14 +305,17 @@ class Search(JointFixes):
             return dataclasses.replace(moved, evidence=evidence)
         if not KINDS[what.kind].carried_in:
             return self._amplified_after(moved, fix)
-        event, evidence = KINDS[moved.kind].event, f"error made here {cause.introduced:.2g}"
+        if moved.kind == "cancellation":  # exact itself: what it leaves is the error carried in
+            return moved
+        event, evidence = KINDS[moved.kind].event, made_here(cause)
         if event:
             evidence = f"{moved.evidence}, {evidence}"
         if what.kind == "decision":
             kind, evidence = what.kind, f"{evidence}; at {what.where} {what.evidence}"
         else:
-            kind = moved.kind if event else "amplified"
-            evidence += _amplification(cause, self._causes.equations[what.equations[0]])
+            amplified = _amplification(cause, self._causes.equations[what.equations[0]])
+            kind = "amplified" if amplified and not event else moved.kind
+            evidence += amplified
         return dataclasses.replace(moved, kind=kind, evidence=evidence)
 
     def _amplified_after(self, what: Finding, fix: Fix) -> Finding:
@@ -360,11 +328,14 @@ class Search(JointFixes):
         if found is None:
             return what
         made, by = found
-        cancels = self._finding(Group((by,)))
-        if cancels.kind == "cancellation" and (by.file, by.line) == here:
-            return cancels
-        moved = self._finding(Group((made,)))
-        evidence = f"error made here {made.introduced:.2g}{_amplification(made, by)}"
+        for e in (by, *self._causes.path(by.index)):  # where the digits are lost, on this line
+            cancels = self._finding(Group((e,)))
+            if cancels.kind == "cancellation" and (e.file, e.line) == here:
+                return cancels
+        moved, amplified = self._finding(Group((made,))), _amplification(made, by)
+        if not amplified:
+            return what
+        evidence = made_here(made) + amplified
         return dataclasses.replace(moved, kind="amplified", evidence=evidence)
 
     def _decided_after(self, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
@@ -413,18 +384,23 @@ def _is_part_of(fix: Fix, other: Fix) -> bool:
     return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
 
 
-def _regains_updates(what: Finding) -> bool:
-    """Returns True if a finding's fix was accepted for the optimizer's additions."""
-    return what.fix is not None and what.fix.kind is FIXES["float32_addition"]
+def _order(what: Finding) -> tuple[int, bool, float]:
+    """Returns a key that sorts findings: numbers made finite, then changes of carried state that a
+    fix regains, then the error that a fix removes."""
+    made_finite, removed = gain(what)
+    regains = what.kind == "swamping" and what.fix is not None and removed <= 0
+    return made_finite, regains, removed
 
 
 def _amplification(made: EquationStatistics, by: EquationStatistics) -> str:
-    """Returns by how much an operation's error exceeds the one that it is made of.
+    """Returns by how much an operation's error exceeds the one that it is made of; "" if it
+    doesn't.
 
     In a loop the numbers may shrink from one iteration to the next, and the errors of all of them
     together don't compare.
     """
     where = f"by {by.primitive} at {by.short}"
-    if not made.inherited or made.looped or by.looped:
-        return f", amplified {where}"
-    return f", amplified {by.inherited / made.inherited:.0f} times {where}"
+    factor = by.inherited / made.inherited if made.inherited else 0.0
+    if made.looped or by.looped:
+        return f", amplified {where}" if factor > 1 else ""
+    return f", amplified {factor:.0f} times {where}" if factor >= AMPLIFIED_SHOWN else ""

@@ -45,6 +45,7 @@ class Trials:
         found: findings with a fix that helped, the largest effect on the outputs first. If much of
             the error is left, unfixed findings follow; untried ones come last.
         unfixed: findings with evidence but without a fix that helped.
+        lost_changes: changes of carried state that are lost, a sentence each.
         float32_error: with float32 for every operation, if that was run.
         beyond: the operations whose results exceed the format's maximum in that run.
         current, outcome: the setting with the fixes accepted so far, and the outcome of its run.
@@ -63,6 +64,7 @@ class Trials:
     masks: Sequence[float] = ()
     found: list[Finding] = dataclasses.field(default_factory=list)
     unfixed: list[Finding] = dataclasses.field(default_factory=list)
+    lost_changes: list[str] = dataclasses.field(default_factory=list)
     current: Any = dataclasses.field(init=False)
     outcome: Outcome = dataclasses.field(init=False)
     float32_error: OutputError = dataclasses.field(default_factory=lambda: OutputError(0, 0.0))

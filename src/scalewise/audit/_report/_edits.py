@@ -1,0 +1,280 @@
+"""Changes of a user's source that make a fix: the edited lines as a diff."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import io
+import linecache
+import sys
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._search._findings import Finding
+from ._summary import Summary
+from ._widen import in_float32
+
+# Arguments of libraries that keep numbers in float32, and what to pass; the first that the called
+# function has is taken.
+WIDE_ARGUMENTS = {
+    "force_fp32_for_softmax": "True", "accumulator_dtype": "jnp.float32", "dtype": "jnp.float32",
+    "mu_dtype": "jnp.float32",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """A statement of a file, before and after."""
+
+    file: str
+    line: int
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = textwrap.dedent("\n".join([*self.before, *self.after])).split("\n")
+        marked = [f"{'-' if i < len(self.before) else '+'} {x}" for i, x in enumerate(lines)]
+        return "\n".join([f"{Path(self.file).name}:{self.line}", *marked])
+
+
+def edits(report: Summary, finding: Finding) -> list[Edit]:
+    """Returns the edits that make a finding's fix; [] if it isn't known how to write it.
+
+    A constant is replaced where it is written, a library's by the argument that changes it. Lines
+    that are computed in float32 get their operands converted.
+    """
+    fix = finding.fix
+    if fix is None or (finding.file is None and not finding.callers):
+        return []
+    user = [_place(x) for x in finding.callers] or [(str(finding.file), finding.line)]
+    if fix.replaces is not None and fix.replaces[0] != fix.replaces[1]:
+        found = (
+            _first(_constant(*place, *fix.replaces) for place in user)
+            or _first(_argument(finding, *place, fix.replaces) for place in user)
+            or _first(_anywhere(file, *fix.replaces) for file, _ in user)
+        )
+        return [found] if found else []
+    if not fix.indices:
+        return []
+    if finding.callers:
+        found = _first(_argument(finding, *place, None) for place in user)
+        return [found] if found else []
+    chosen = [e for e in report.equations if e.index in set(fix.indices)]
+    if any(e.caller for e in chosen):
+        return []
+    places = sorted({(e.file, e.line) for e in chosen if e.file})
+    found = list(dict.fromkeys(_widened(file, line) for file, line in places))
+    return [x for x in found if x] if all(found) else []
+
+
+def _first(found: Iterator[Edit | None]) -> Edit | None:
+    return next(filter(None, found), None)
+
+
+def _place(caller: str) -> tuple[str, int]:
+    file, _, line = caller.rpartition(":")
+    return file, int(line)
+
+
+def _tree(file: str) -> ast.Module | None:
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return None
+
+
+def _statement(file: str, line: int) -> ast.stmt | None:
+    """Returns the innermost statement around a line."""
+    tree = _tree(file)
+    around = [
+        node for node in ast.walk(tree) if isinstance(node, ast.stmt)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ] if tree else []  # fmt: skip
+    return max(around, key=lambda node: node.lineno, default=None)
+
+
+def _edited(file: str, first: int, last: int, change: Callable[[str], str]) -> Edit | None:
+    """Returns the edit of some lines; None if they stay what they are."""
+    before = linecache.getlines(file)[first - 1 : last]
+    after = change("".join(before)).splitlines()
+    lines = [x.rstrip("\n") for x in before]
+    return Edit(file, first, tuple(lines), tuple(after)) if after != lines else None
+
+
+# -- constants ------------------------------------------------------------------------------------
+
+
+def _constant(file: str, line: int, old: float, new: float) -> Edit | None:
+    """Returns the edit of a constant in the statement of a line."""
+    node = _statement(file, line)
+    if node is None or hasattr(node, "body"):
+        return _edited(file, line, line, lambda text: _replaced(text, old, new))
+    return _edited(
+        file, node.lineno, node.end_lineno or line, lambda text: _replaced(text, old, new)
+    )
+
+
+def _anywhere(file: str, old: float, new: float) -> Edit | None:
+    """Returns the edit of a constant that stands in one line of a file only: of a name for it."""
+    lines = linecache.getlines(file)
+    places = [n for n, text in enumerate(lines, 1) if _replaced(text, old, new) != text]
+    if len(places) != 1:
+        return None
+    return _edited(file, places[0], places[0], lambda text: _replaced(text, old, new))
+
+
+def _replaced(text: str, old: float, new: float) -> str:
+    """Returns source with the last literal of a number replaced."""
+    indent = len(text) - len(text.lstrip())
+    found = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text[indent:]).readline):
+            if token.type == tokenize.NUMBER and _equal(ast.literal_eval(token.string), abs(old)):
+                found.append(token)
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        pass
+    if not found:
+        return text
+    lines = text.splitlines(keepends=True)
+    (row, start), (_, end) = found[-1].start, found[-1].end
+    shift = indent if row == 1 else 0
+    own = lines[row - 1]
+    lines[row - 1] = own[: start + shift] + f"{abs(new):.5g}" + own[end + shift :]
+    return "".join(lines)
+
+
+def _equal(a: Any, b: float) -> bool:
+    with np.errstate(all="ignore"):
+        return isinstance(a, float | int) and a is not True and np.float32(a) == np.float32(b)
+
+
+# -- arguments of libraries -----------------------------------------------------------------------
+
+
+def _argument(
+    finding: Finding, file: str, line: int, replaces: tuple[float, float] | None
+) -> Edit | None:
+    """Returns the edit of a call of the library whose line is at fault: it gets an argument.
+
+    With a constant, the call has a parameter with it as its default or argument. Without one, the
+    function that is called is at fault itself, and has an argument for float32.
+    """
+    tree = _tree(file)
+    if tree is None:
+        return None
+    names, found = _imports(tree), []
+    for node in ast.walk(tree):
+        called = _resolved(node.func, names) if isinstance(node, ast.Call) else None
+        if isinstance(node, ast.Call) and called is not None and _is_of(called, finding):
+            argument = _new_argument(called, node, finding, replaces)
+            found += [(node, argument)] if argument else []
+    own = next((x for x in tree.body if x.lineno <= line <= (x.end_lineno or 0)), None)
+    near = [x for x in found if own is not None and own.lineno <= x[0].lineno <= own.end_lineno]
+    shared = [x for x in found if not _in_function(tree, x[0])]
+    found = near or shared or found
+    if not found or (not near and len(found) > 1):  # which of several isn't known
+        return None
+    before = [x for x in found if x[0].lineno <= line]
+    node, (name, value) = max(before or found, key=lambda x: x[0].lineno)
+    return _with_argument(file, node, name, value)
+
+
+def _in_function(tree: ast.Module, node: ast.expr) -> bool:
+    functions = (x for x in tree.body if isinstance(x, ast.FunctionDef | ast.ClassDef))
+    return any(x.lineno <= node.lineno <= (x.end_lineno or 0) for x in functions)
+
+
+def _with_argument(file: str, node: ast.Call, name: str, value: str) -> Edit | None:
+    given = next((x.value for x in node.keywords if x.arg == name), None)
+    at = given or node
+
+    def change(text: str) -> str:
+        lines = text.splitlines(keepends=True)
+        row = (at.end_lineno or at.lineno) - node.lineno
+        end = len(lines[row].encode()[: at.end_col_offset].decode())
+        if given is not None and given.lineno == given.end_lineno:
+            start = len(lines[row].encode()[: given.col_offset].decode())
+            lines[row] = lines[row][:start] + value + lines[row][end:]
+        else:
+            comma = ", " if node.args or node.keywords else ""
+            lines[row] = f"{lines[row][: end - 1]}{comma}{name}={value}{lines[row][end - 1 :]}"
+        return "".join(lines)
+
+    return _edited(file, node.lineno, node.end_lineno or node.lineno, change)
+
+
+def _new_argument(
+    called: Any, node: ast.Call, finding: Finding, replaces: tuple[float, float] | None
+) -> tuple[str, str] | None:
+    """Returns the name and the value of the argument that a call gets."""
+    try:
+        parameters = inspect.signature(called).parameters
+    except (TypeError, ValueError):
+        return None
+    if replaces is None:
+        own = inspect.getsourcefile(inspect.unwrap(called)) == finding.file
+        moment = "moment" in finding.function  # optax keeps these functions in another file
+        names = [
+            x for x in WIDE_ARGUMENTS
+            if x in parameters and (own or (moment and x.endswith("or_dtype")))
+        ]  # fmt: skip
+        return (names[0], WIDE_ARGUMENTS[names[0]]) if names else None
+    old, new = replaces
+    given = {x.arg: x.value for x in node.keywords}
+    for name, parameter in parameters.items():
+        value = parameter.default
+        if name in given:
+            value = getattr(given[name], "value", None)
+        if _equal(value, old):
+            return name, f"{new:.5g}"
+    return None
+
+
+def _imports(tree: ast.Module) -> Mapping[str, Any]:
+    """Returns the modules and functions that a file imports, if they are loaded."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for x in node.names:
+                own = x.name if x.asname else x.name.partition(".")[0]
+                found[x.asname or own] = sys.modules.get(own)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for x in node.names:
+                module = sys.modules.get(f"{node.module}.{x.name}")
+                own = module or getattr(sys.modules.get(node.module), x.name, None)
+                found[x.asname or x.name] = own
+    return found
+
+
+def _resolved(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Returns what a dotted name stands for; None if that isn't known."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute):
+        base = _resolved(node.value, names)
+        return getattr(base, node.attr, None) if base is not None else None
+    return None
+
+
+def _is_of(called: Any, finding: Finding) -> bool:
+    """Returns True if a function belongs to the package of a finding's file."""
+    package = str(getattr(called, "__module__", None)).partition(".")[0]
+    return package in Path(finding.file or "").parts
+
+
+# -- lines in float32 -----------------------------------------------------------------------------
+
+
+def _widened(file: str, line: int) -> Edit | None:
+    """Returns the edit that converts the operands of a line to float32."""
+    node, tree = _statement(file, line), _tree(file)
+    if node is None or tree is None:
+        return None
+    names, last = _imports(tree), node.end_lineno or line
+    return _edited(file, node.lineno, last, lambda text: in_float32(text, node, names))

@@ -1,0 +1,106 @@
+"""Floors of the outputs' errors: outputs of which the reference run has only rounding errors.
+
+The gradient of a key's bias under softmax attention is 0, and each run returns other rounding
+errors of about 1e-9 for it, whose relative difference says nothing. Such outputs are found by
+runs with arguments changed by one rounding of the reference run, and one in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from ...interpret import Argument, is_float, lifted, run
+from ._interpretations import Reference
+from ._session import Outcome, Session
+
+# An output of which a quarter changes with the arguments' last bits has no digit in the reference
+# run: two draws of rounding errors differ by 1.4 times their size. An output of which the reference
+# run has one decimal digit changes by a tenth.
+NOISE = 0.25
+RUNS = 2  # changed arguments: a single number may come out nearly the same by chance once
+
+
+def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
+    """Returns an outcome whose errors have floors, if an output's relative error exceeds a limit.
+
+    The error of an output without digits is measured against what its numbers were made of: the
+    size at which the reference run's roundings would be as large as its change, or the size of the
+    outputs next to it, whichever is larger. The session keeps the floors for later runs.
+    """
+    if not any(error.relative > limit for _, error in outcome.outputs):
+        return outcome
+    norms = [_norm(x) for x in outcome.reference]
+    changes = [0.0] * len(norms)
+    for seed in range(RUNS):
+        again = session.run(arrays=_changed(session, seed)).reference
+        pairs = zip(again, outcome.reference, strict=True)
+        changes = [max(c, _norm(y - x)) for c, (y, x) in zip(changes, pairs, strict=True)]
+    if not any(c >= NOISE * n for c, n in zip(changes, norms, strict=True)):
+        return outcome
+    changes = _of_rounding(session, outcome, changes)
+    paths = [path for path, _ in outcome.outputs]
+    known = {
+        path: norm / math.sqrt(max(x.size, 1))
+        for path, norm, change, x in zip(paths, norms, changes, outcome.reference, strict=True)
+        if change < NOISE * norm
+    }
+    eps = float(np.finfo(session.reference.dtype).eps)
+    session.floors = tuple(
+        0.0 if path in known or not change < math.inf
+        else max(change / eps, _beside(path, known) * math.sqrt(x.size))
+        for path, change, x in zip(paths, changes, outcome.reference, strict=True)
+    )  # fmt: skip
+    return session.with_errors(outcome)
+
+
+def _of_rounding(session: Session, outcome: Outcome, changes: list[float]) -> list[float]:
+    """Returns the changes, without those that aren't roundings': of decisions, that the changed
+    arguments turn where they are exact. Float64 decides such as float32 does."""
+    if session.reference.dtype != np.float32 or session.steps > 1:
+        return changes
+    wide, program = Reference(np.dtype(np.float64)), session.program
+    with wide.context():
+        values = lifted(program, wide, program.arrays)
+        outs = jax.jit(lambda values: run(program, wide, (), values=values)[1])(values)
+    floats = [y for y, a in zip(outs, program.out_avals, strict=True) if is_float(a)]
+    exact = [
+        _norm(np.asarray(x, np.float64) - np.asarray(y))
+        for x, y in zip(outcome.reference, floats, strict=True)
+    ]
+    return [min(pair) for pair in zip(changes, exact, strict=True)]
+
+
+def _norm(x: ArrayLike) -> float:
+    with np.errstate(all="ignore"):
+        return float(np.sqrt(np.square(np.asarray(x, np.float64)).sum()))
+
+
+def _changed(session: Session, seed: int) -> Sequence[Argument]:
+    """Returns the arguments, each number moved up or down by one rounding of the reference run."""
+    random = np.random.default_rng(seed)
+    eps = float(np.finfo(session.reference.dtype).eps)
+    found: list[Argument] = []
+    for x, aval in zip(session.program.arrays, session.program.in_avals, strict=True):
+        if is_float(aval) and np.ndim(x) == len(aval.shape) and hasattr(x, "dtype"):
+            signs = random.choice((-eps, eps), aval.shape)
+            wide = np.asarray(x).astype(np.float64) * (1 + signs)
+            dtype = session.reference.dtype if session.adjustable else aval.dtype
+            x = wide.astype(dtype)
+        found.append(x)
+    return found
+
+
+def _beside(path: str, known: dict[str, float]) -> float:
+    """Returns the root mean square of the outputs with digits that are nearest in the tree."""
+    keys = path
+    while keys:
+        keys = keys[: max(keys.rfind("["), keys.rfind("."), 0)]
+        near = [size for other, size in known.items() if other.startswith(keys)]
+        if near:
+            return math.sqrt(sum(x * x for x in near) / len(near))
+    return 0.0

@@ -1,0 +1,125 @@
+"""Fixes as edits of the source: each is made in a copy, and the copy is run."""
+
+import importlib.util
+import linecache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from scalewise.audit._report._edits import edits
+from scalewise.audit._report._verdict import unusable
+
+SOURCE = """import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+EPS = 1e-9
+OPTIMIZER = optax.adam(1e-3)
+NORM = nn.LayerNorm(epsilon=1e-8)
+
+
+def masked(x):
+    return jax.nn.softmax(jnp.where(x > 0, x, -1e9))
+
+
+def named(x):
+    return x / (x * x + EPS)
+
+
+def adam(w):
+    g = jax.tree.map(lambda w: 1e-6 * w, w)
+    return OPTIMIZER.update(g, OPTIMIZER.init(w), w)[0]
+
+
+def layer(x):
+    return NORM.apply({"params": {"scale": jnp.ones(8), "bias": jnp.zeros(8)}}, x)
+
+
+def distance(x, y):
+    return jnp.sum(x * x, -1) + jnp.sum(y * y, -1) - 2 * jnp.sum(
+        x * y, -1
+    )
+"""
+ZERO = jnp.zeros((2, 8)).at[1].set(jnp.arange(8.0))
+NORMAL = jax.random.normal(jax.random.key(0), (4, 64)) + 8
+CASES = {
+    "masked": ("fp16", (-jnp.ones((2, 4)),), "-32752"),
+    "named": ("fp16", (jnp.arange(3.0),), "EPS = 6.1"),
+    "adam": ("fp16", (jnp.arange(1.0, 5.0),), "optax.adam(1e-3, eps=6.1"),
+    "layer": ("fp16", (ZERO,), "nn.LayerNorm(epsilon="),
+    "distance": ("bf16", (NORMAL, NORMAL + 0.25), "jnp.float32(x) * jnp.float32(x)"),
+}
+
+
+def loaded(path):
+    linecache.checkcache()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_edit_makes_the_fix(name, tmp_path):
+    """The edited program has at most twice the error that the fix was measured with."""
+    with jax.numpy_dtype_promotion("standard"):  # as in a user's program
+        check_edit(name, tmp_path)
+
+
+def check_edit(name, tmp_path):
+    low, args, text = CASES[name]
+    path = tmp_path / f"before_{name}.py"
+    path.write_text(SOURCE)
+    f = getattr(loaded(path), name)
+    report = sw.audit(f, low)(*args)
+    finding = next(x for x in report.findings if x.fix)
+    found = edits(report, finding)
+    assert text in "\n".join(line for x in found for line in x.after)
+    lines = SOURCE.splitlines()
+    for edit in sorted(found, key=lambda x: -x.line):
+        at = slice(edit.line - 1, edit.line - 1 + len(edit.before))
+        assert tuple(lines[at]) == edit.before
+        lines[at] = edit.after
+    after = tmp_path / f"after_{name}.py"
+    after.write_text("\n".join(lines))
+    g = getattr(loaded(after), name)
+    dtype = jnp.float16 if low == "fp16" else jnp.bfloat16
+    rounded = jax.tree.map(lambda x: x.astype(dtype), args)
+    if name == "distance":  # in the program's own dtypes, compared with float64
+        exact = [np.asarray(x).astype(np.float64) for x in rounded]
+        want = np.sum((exact[0] - exact[1]) ** 2, -1)
+        before, got = (np.asarray(h(*rounded)).astype(np.float64) for h in (f, g))
+        assert np.max(np.abs(got - want) / want) < 0.02 < 0.5 < np.max(np.abs(before - want) / want)
+    else:
+        again = sw.audit(g, low, trials=0)(*args).error
+        if "dtype" in text or name == "layer":
+            again = min(again, sw.audit(lambda x: g(x.astype(dtype)), low, trials=0)(*args).error)
+        assert again.non_finite == 0
+        assert again.relative <= max(2 * finding.error_after, 2.0**-8)
+
+
+def test_an_edit_that_is_not_known_is_none():
+    report = sw.audit(lambda x: jnp.sum(x, dtype=x.dtype), "fp16")(jnp.full(64, 6e4))
+    assert all(isinstance(edits(report, x), list) for x in report.findings)
+
+
+def test_a_covered_line_is_not_latent():
+    def f(x):
+        e = jnp.exp(x)
+        return e / jnp.sum(e)
+
+    report = sw.audit(f, "fp16")(jnp.array([11.5, 10.5, 9.8]))
+    lines = {x.line for x in report.findings}
+    assert report.findings
+    assert not any(f":{n}:" in text for n in lines for text in report.latent)
+
+
+def test_the_limit_of_a_verdict_depends_on_the_format():
+    """A tenth in formats of 8 bits of precision; in wider ones about half of the digits."""
+    assert unusable(8) == pytest.approx(0.1)
+    assert unusable(4) == 0.25
+    assert 2.0**-12 < unusable(24) < 2.0**-11 < 2.0**-5.5 < unusable(11) < 2.0**-4

@@ -1,0 +1,125 @@
+"""Changes of carried state that the rounding loses, and outputs whose true value is 0."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import scalewise as sw
+from scalewise.audit._search._updates import carried
+from scalewise.emulate import Emulation
+from scalewise.formats import BF16
+from scalewise.interpret import trace
+
+W = jax.random.normal(jax.random.key(0), (16, 4))
+X = jax.random.normal(jax.random.key(1), (32, 16))
+
+
+def average(decay):
+    def f(state, x):
+        return {"n": state["n"] + 1, "mean": decay * state["mean"] + (1 - decay) * x}
+
+    return f
+
+
+STATE = {"n": jnp.float32(3), "mean": W + 3}
+
+
+@pytest.mark.parametrize(("decay", "lost"), [(0.9999, True), (0.999, True), (0.5, False)])
+def test_an_average_that_forgets_nothing(decay, lost):
+    """In BF16 a decay of 0.9999 is 1: after 200 steps the average is still what it was."""
+    report = sw.audit(average(decay), "bf16")(STATE, W)
+    assert report.error.relative < 2.0**-8  # one step hardly shows it
+    assert bool(report.findings) == bool(report.lost_changes) == lost
+    assert report.verdict.startswith("No: f loses changes of its state") == lost
+    if not lost:
+        return
+    assert report.findings[0].line == average.__code__.co_firstlineno + 2
+    low, fixed, plain = (
+        sw.emulate(average(decay), "bf16"),
+        report.apply_fixes(average(decay)),
+        average(decay),
+    )
+    before, (a, b, c) = np.asarray(W + 3), (f(STATE, W) for f in (low, fixed, plain))
+    rounded = np.asarray(sw.round_to(W + 3, "bf16"))
+    want = np.linalg.norm(c["mean"] - before)
+    assert np.linalg.norm(a["mean"] - rounded) < 0.5 * want
+    assert np.linalg.norm(b["mean"] - rounded) == pytest.approx(want, rel=0.2)
+
+
+def sgd(rate):
+    def step(w, x):
+        return w - rate * jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w)
+
+    return step
+
+
+@pytest.mark.parametrize(("rate", "lost"), [(1e-4, True), (0.3, False)])
+def test_updates_below_a_rounding_of_the_weights(rate, lost):
+    report = sw.audit(sgd(rate), "bf16")(W, X)
+    assert bool(report.lost_changes) == lost == bool(report.findings)
+
+
+def test_a_polyak_average_is_drowned_though_few_additions_are_lost():
+    def f(state, x):
+        w, slow = state
+        w = sgd(0.3)(w, x)
+        return w, optax.incremental_update(w, slow, 0.002)
+
+    (finding,) = sw.audit(f, "bf16")((W, W + 0.1), X).findings
+    assert finding.kind == "swamping"
+    assert "output[1]" in finding.evidence
+    assert finding.callers[0].endswith(f":{f.__code__.co_firstlineno + 3}")
+    assert not sw.audit(f, "p=f32,c=bf16,o=f32")((W, W + 0.1), X).findings
+
+
+def test_a_layer_is_no_state():
+    """Its result has the shape of its argument, and changes it by little."""
+    report = sw.audit(lambda x: x + 1e-6 * jnp.tanh(x), "bf16")(W)
+    assert not report.lost_changes
+    assert not report.findings
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "want"),
+    [
+        (lambda s, x: (s, x.sum()), ({"w": W, "b": W[0]}, X), {0: 0, 1: 1}),
+        (lambda s, x: {"b": s["b"], "w": s["w"]}, ({"w": W, "b": W[0]}, X), {0: 0, 1: 1}),
+        (lambda x, s: (x, s), (X, (W, W[0])), {0: 0, 1: 1, 2: 2}),
+        (lambda w, x: w * 2, (W, X), {0: 0}),
+        (lambda w, x: (x, w.sum()), (W, X), {}),
+    ],
+)
+def test_outputs_that_are_the_next_arguments(f, args, want):
+    program = trace(f, Emulation(BF16), args, {}, name="audit")
+    assert {x.output: x.argument for x in carried(program)} == want
+
+
+def attention(p, x):
+    q, k, v = (x @ p[n] + p[f"{n}_bias"][None] for n in "qkv")
+    return jnp.sum((jax.nn.softmax(q @ k.T / 4.0) @ v) ** 2)
+
+
+def test_a_gradient_of_0_is_compared_at_the_size_of_what_it_is_made_of():
+    """Softmax doesn't change if each row of its argument does, so that a key's bias has none."""
+    keys = jax.random.split(jax.random.key(3), 4)
+    p = {n: jax.random.normal(k, (16, 16)) / 4 for n, k in zip("qkv", keys, strict=False)}
+    p |= {f"{n}_bias": jnp.full(16, 0.1) for n in "qkv"}
+    x = jax.random.normal(keys[3], (8, 16))
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda a: a.astype(jnp.float64), (p, x))
+        exact = jax.grad(attention)(*wide)
+    assert np.linalg.norm(exact["k_bias"]) < 1e-12 < 1e-2 < np.linalg.norm(exact["q_bias"])
+    report = sw.audit(jax.grad(attention), "c=bf16")(p, x)
+    errors = dict(report.outputs)
+    assert errors["['k_bias']"].relative < 0.03
+    assert not report.findings
+    assert report.trials == 0
+    assert not report.verdict.startswith("No")
+
+
+def test_an_output_with_digits_has_no_floor():
+    """It is small and a cancellation, but float32 knows it."""
+    report = sw.audit(lambda x: (jnp.sum(x), (1 + x) - 1), "bf16", trials=0)(jnp.full(8, 1e-3))
+    assert dict(report.outputs)["[1]"].relative == pytest.approx(1.0, rel=0.01)
