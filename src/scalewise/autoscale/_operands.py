@@ -78,11 +78,8 @@ class OperandRounding(Residuals):
             if own is not None and (few or (attention and own.element.bits <= 8)):
                 fmt = self.recipe.residuals
             fmt = self.overrides.find(equation, fmt)
-            if (
-                fmt is None
-                or INTEGERS in value.memo
-                or (isinstance(fmt, Format) and holds(value.data.dtype, fmt))
-            ):
+            narrow = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
+            if fmt is None or narrow or INTEGERS in value.memo:
                 chosen.append(None)
             elif own is not None and fmt == own.format:
                 chosen.append(own)
