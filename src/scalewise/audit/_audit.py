@@ -298,7 +298,7 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         literals=changed,
         arguments=_arguments(session.program, fmt) if session.adjustable else (),
         ranges=_ranges(session.program),
-        benign=_benign(outcome, changed),
+        benign=_benign(session, outcome, changed),
         error=outcome.error,
         error_fixed=error_fixed,
         error_float32=search.float32_error,
@@ -390,9 +390,16 @@ def _low_name(low: Interpretation) -> str:
     return type(low).__name__
 
 
-def _benign(outcome: Outcome, changed) -> tuple[str, ...]:
-    """Returns a sentence for each mask, and for each operation non-finite in the reference run."""
-    lines = [f"{x.where}: {x}, as a mask" for x in changed if x.masks]
+def _benign(session: Session, outcome: Outcome, changed) -> tuple[str, ...]:
+    """Returns a sentence for each output with a floor, for each mask, and for each operation
+    non-finite in the reference run."""
+    floors = session.floors or (0.0,) * len(outcome.outputs)
+    lines = [
+        f"output{path}: 0 but for rounding errors, in the reference run too; its error is relative "
+        f"to the numbers that it is made of"
+        for (path, _), floor in zip(outcome.outputs, floors, strict=True) if floor
+    ]  # fmt: skip
+    lines += [f"{x.where}: {x}, as a mask" for x in changed if x.masks]
     for e in outcome.equations:
         if e["reference_non_finite"] and not outcome.reference_nans:
             where = f"{e.file}:{e.line}" if e.file else "unknown line"

@@ -61,12 +61,20 @@ def with_floors(session: Session, outcome: Outcome, limit: float) -> Outcome:
 def _of_rounding(session: Session, outcome: Outcome, changes: list[float]) -> list[float]:
     """Returns the changes, without those that aren't roundings': of decisions, that the changed
     arguments turn where they are exact. Float64 decides such as float32 does."""
-    if session.reference.dtype != np.float32 or session.steps > 1:
+    if session.reference.dtype != np.float32:
         return changes
     wide, program = Reference(np.dtype(np.float64)), session.program
     with wide.context():
         values = lifted(program, wide, program.arrays)
-        outs = jax.jit(lambda values: run(program, wide, (), values=values)[1])(values)
+        call = jax.jit(lambda values: run(program, wide, (), values=values)[1])
+        outs, n = call(values), session.state_size
+        for step in range(1, session.steps):
+            batch = session.batches[step] if session.batches else []
+            avals = program.in_avals[n:]
+            new = [
+                wide.lift(x, a) if is_float(a) else x for x, a in zip(batch, avals, strict=False)
+            ]
+            outs = call([*outs[:n], *new, *values[n + len(batch) :]])
     floats = [y for y, a in zip(outs, program.out_avals, strict=True) if is_float(a)]
     exact = [
         _norm(np.asarray(x, np.float64) - np.asarray(y))
