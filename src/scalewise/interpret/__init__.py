@@ -32,9 +32,9 @@ from ._interpretation import RoundedOperand as RoundedOperand
 from ._interpretation import State as State
 from ._kernels import KERNELS as KERNELS
 from ._kernels import warn_kernel as warn_kernel
+from ._objects import pure_call as pure_call
 from ._outline import by_platform as by_platform
 from ._outline import outlined as outlined
-from ._objects import pure_call as pure_call
 from ._program import Program as Program
 from ._program import check_callable as check_callable
 from ._program import check_updates as check_updates
