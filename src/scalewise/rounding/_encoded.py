@@ -12,11 +12,12 @@ import numpy as np
 from ..formats import Format
 from ..formats import format as format_
 from ._decode import decoded
+from ._flax import stored_array
 from ._pack import WIDTHS, pack, unpack
 from ._round import cast
 
 
-@jax.tree_util.register_pytree_node_class
+@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
 class EncodedArray:
     """An array stored as codes, for formats without a dtype of whole bytes.

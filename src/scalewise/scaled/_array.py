@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.typing import ArrayLike, DTypeLike
 
-from ..rounding import EncodedArray
+from ..rounding import EncodedArray, serializable, stored_array
 from ._power import ldexp
 
 
@@ -23,7 +23,7 @@ def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda self, *other: operate(self.value(), *other)
 
 
-@jax.tree_util.register_pytree_node_class
+@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledArray:
     """An array stored as ``data * scale``, or as ``data * 2**exponent``.
@@ -56,6 +56,7 @@ class ScaledArray:
     exponent: jax.Array | None = None
 
     def __post_init__(self):
+        serializable()
         if isinstance(self.scale, int | float | np.generic | np.ndarray):
             dtype = self.dtype if isinstance(self.scale, int | float) else None
             object.__setattr__(self, "scale", jnp.asarray(self.scale, dtype))
@@ -250,6 +251,7 @@ class ScaledArray:
 
     @classmethod
     def tree_unflatten(cls, block, children):
+        serializable()
         self = object.__new__(cls)  # leaves may be any object while a tree is mapped: no checks
         names = ("data", "scale", "exponent", "block")
         for name, value in zip(names, (*children, block), strict=True):

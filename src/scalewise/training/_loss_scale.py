@@ -187,9 +187,9 @@ def loss_scaled(
     ``update`` also takes the unscaled loss as optax's ``value=``. If that isn't finite, the step is
     left out and the loss scale stays, since no other scale would have helped.
 
-    ``update`` also takes ``finite_batch=``, a boolean: False for a batch with NaN or infinity, whose
-    loss was scaled by ``loss_scale_of(state).of_batch(False)``. If its gradients aren't finite, the
-    step is left out and the scale for finite batches stays.
+    ``update`` also takes ``finite_batch=``, a boolean: False for a batch with NaN or infinity,
+    whose loss was scaled by ``loss_scale_of(state).of_batch(False)``. If its gradients aren't
+    finite, the step is left out and the scale for finite batches stays.
 
     Args:
         optimizer: any optax transformation.

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..formats import E4M3FN
-from ..rounding import decode, encode
+from ..rounding import decode, encode, stored_array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class TableStorage:
         return TableStored(codes, scale, self, x.shape)
 
 
-@jax.tree_util.register_pytree_node_class
+@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableStored:
     """An array as :class:`TableStorage` stores it.
@@ -149,7 +149,7 @@ class ExpandedStorage:
         return ExpandedStored(data, scale[:, 0], center[:, 0], power[:, 0], x.shape)
 
 
-@jax.tree_util.register_pytree_node_class
+@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExpandedStored:
     """An array as :class:`ExpandedStorage` stores it.
