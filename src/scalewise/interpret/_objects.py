@@ -121,7 +121,7 @@ def _unbound(nnx: Any, f: Callable, args: Sequence[PyTree], kwargs: Mapping[str,
 @jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class _Results:
-    """What a function returned, and its NNX arguments after the call."""
+    """A function's result, and its NNX arguments after the call."""
 
     out: PyTree
     objects: PyTree
