@@ -145,9 +145,9 @@ def bound(recipe):
     operands are independent and add as squares. A gradient here has up to three products in a row,
     so that six such errors give 0.42 sqrt(6) u, about u. A stochastic rounding has twice the mean
     square. The rest, a factor of 1.6, is for small arrays, gradients that nearly cancel, and
-    numbers that a scale makes subnormal. Where every operation rounds, there are up to nine times as
-    many roundings. muS scales by constants, for models of its own whose gradients need no scale: half of
-    the numbers here are subnormal in E5M2, with an error of up to 2^-17, a quarter of their size.
+    numbers that a scale makes subnormal. Where every operation rounds, there are up to nine times
+    as many roundings. muS scales by constants, for models of its own whose gradients need no scale:
+    many numbers here are subnormal in E5M2.
     """
     formats = [recipe.forward, recipe.backward, recipe.residuals]
     worst = max(unit_error(fmt) for fmt in formats if fmt is not None)
