@@ -432,3 +432,9 @@ def test_a_warning_names_data_that_is_not_finite():
     state, run, x = train.init(jnp.float32(1)), jax.jit(train), jnp.array([jnp.inf])
     with pytest.warns(UserWarning, match=r"loss scale is 65536\. The batch holds NaN or infinity"):
         jax.block_until_ready(run(run(state, x)[0], x))
+
+
+def test_an_object_in_the_batch_is_refused():
+    train = step(lambda w, x, rngs: w * x, optax.sgd(0.1))
+    with pytest.raises(TypeError, match="the batch holds a Flax NNX object"):
+        train(train.init(jnp.float32(1)), jnp.float32(1), nnx.Rngs(0))

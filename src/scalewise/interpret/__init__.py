@@ -32,6 +32,7 @@ from ._interpretation import RoundedOperand as RoundedOperand
 from ._interpretation import State as State
 from ._kernels import KERNELS as KERNELS
 from ._kernels import warn_kernel as warn_kernel
+from ._objects import has_objects as has_objects
 from ._objects import pure_call as pure_call
 from ._outline import by_platform as by_platform
 from ._outline import outlined as outlined

@@ -97,13 +97,19 @@ def pure_call(
         yield Call(pure, args, kwargs, whole, finish)
 
 
+def has_objects(tree: PyTree) -> bool:
+    """Returns whether a pytree holds a Flax NNX object (a module, a metric, random streams)."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and any(_is_object(nnx, x) for x in _flatten(nnx, tree)[0])
+
+
 def _is_object(nnx: Any, x: object) -> bool:
-    return isinstance(x, nnx.Pytree | nnx.Variable)
+    return isinstance(x, nnx.Pytree)
 
 
 def _flatten(nnx: Any, tree: PyTree):
     """Flattens a pytree down to its objects; objects that are pytrees already count as leaves."""
-    kinds = nnx.Pytree | nnx.Variable | nnx.NodeStates
+    kinds = nnx.Pytree | nnx.NodeStates
     return jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, kinds))
 
 

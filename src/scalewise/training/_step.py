@@ -15,7 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 from .._deprecated import renamed_arguments
 from .._types import AxisName, FormatLike, PolicyLike, PyTree, RecipeLike
 from ..autoscale import AmaxHistory, Recipe, Schedule, WithHistory
-from ..interpret import per_device
+from ..interpret import has_objects, per_device
 from ._finite import all_finite, at_least_float32, tree_where
 from ._loss_scale import (
     DynamicLossScale,
@@ -103,6 +103,11 @@ class Step:
             batch: the loss function's arguments beside the model, one or several, pytrees whose
                 arrays have the examples along their first axis.
         """
+        if has_objects(batch):
+            raise TypeError(
+                "step: the batch holds a Flax NNX object, whose updates would be lost; keep it in "
+                "the model, or pass its values"
+            )
         finite_batch = all_finite(batch, axis_name=self.axis_name)
         before = loss_scale_of(state.optimizer).of_batch(finite_batch)
         gradients, loss, rest, aux, newest = self._gradients(state, batch, before)
