@@ -172,11 +172,10 @@ CASES = (
          "the path of a file, or one of the examples"),
     Case("A folder that isn't empty", _folder, "a new run would mix its files with others",
          "another folder; or `resume=True` if the run in it should go on"),
+    Case("An update that would be lost", _lost_update, "the function changes an object of its "
+         "arguments in place and gets a copy, as under `jax.jit`", "return the object"),
 )  # fmt: skip
 WARNINGS = (
-    Case("An update that is lost", _lost_update, "the function changes an object in place, as a "
-         "Flax NNX step does, and gets a copy, as under `jax.jit`", "return the object, or "
-         "transform the loss inside of the step"),
     Case("A device without units", _units, "the named device can't multiply these formats",
          "nothing, if 16-bit products are fine; else another recipe or `native_products=True`"),
 )  # fmt: skip

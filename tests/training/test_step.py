@@ -391,3 +391,50 @@ def test_steps_left_out_in_a_row_are_counted_and_cause_a_warning():
     assert rows == [(1, 1), (2, 2), (3, 3), (4, 4), (0, 4), (1, 5)]
     with pytest.raises(ValueError, match=r"warn_after is 0; expected 1, 2, \.\.\. or None"):
         step(loss, optax.sgd(0.1), warn_after=0)
+
+
+@pytest.mark.parametrize("bad", [jnp.inf, jnp.nan])
+def test_batches_that_are_not_finite_leave_the_loss_scale_alone(bad):
+    """The loss stays finite, and the gradient is NaN under every scale."""
+
+    def loss(w, x):
+        return jnp.mean(jnp.tanh(jnp.where(x == x, w * x, 1.0)))
+
+    train = step(loss, optax.sgd(0.1), scaling=DynamicLossScale())
+    state, run = train.init(jnp.float32(1)), jax.jit(train)
+    x = jnp.array([1.0, bad, 0.5], jnp.float32)
+    for i in range(60):
+        state, metrics = run(state, x)
+        assert (bool(metrics.finite), int(metrics.skipped_in_a_row)) == (False, i + 1)
+    state, metrics = run(state, jnp.array([1.0, 2.0, 0.5], jnp.float32))
+    assert (bool(metrics.finite), float(metrics.scale)) == (True, 2.0**16)
+
+
+def test_infinities_of_a_mask_do_not_keep_the_loss_scale_from_falling():
+    def loss(w, batch):
+        scores = jnp.where(batch["mask"] == 0, w * batch["x"], -1e9)
+        return 1e33 * jnp.sum(jax.nn.softmax(scores) * batch["x"])  # overflows under 2^16
+
+    train = step(loss, optax.sgd(0.0), scaling=DynamicLossScale())
+    state, run = train.init(jnp.float32(1)), jax.jit(train)
+    mask = jnp.array([0, 0, -jnp.inf], jnp.float32)
+    for _ in range(20):
+        state, metrics = run(state, {"x": jnp.array([1.0, 2.0, 3.0]), "mask": mask})
+    assert bool(metrics.finite)
+    assert 1 < float(metrics.scale) < 2.0**17
+
+
+def test_a_warning_names_data_that_is_not_finite():
+    train = step(
+        lambda w, x: jnp.sum(jnp.tanh(w * x)), optax.sgd(0.1),
+        scaling=DynamicLossScale(), warn_after=2,
+    )  # fmt: skip
+    state, run, x = train.init(jnp.float32(1)), jax.jit(train), jnp.array([jnp.inf])
+    with pytest.warns(UserWarning, match=r"loss scale is 65536\. The batch holds NaN or infinity"):
+        jax.block_until_ready(run(run(state, x)[0], x))
+
+
+def test_an_object_in_the_batch_is_refused():
+    train = step(lambda w, x, rngs: w * x, optax.sgd(0.1))
+    with pytest.raises(TypeError, match="the batch holds a Flax NNX object"):
+        train(train.init(jnp.float32(1)), jnp.float32(1), nnx.Rngs(0))

@@ -199,12 +199,18 @@ class Monitor:
         self.every = every
         self._fmt = as_format(fmt, "Monitor")
         _candidates(what_if, "Monitor")
-        options = {"fmt": self._fmt, "groups": groups, "what_if": what_if}
-        self._read: Callable = jax.jit(functools.partial(readings, **options))
+        self._options = {"fmt": self._fmt, "groups": groups, "what_if": what_if}
         self._largest: dict[str, tuple[float, int]] = {}  # with the step, by group
         self._out = None if out is None else Path(out)
         self._log: Any = None  # a `training.Log`
         self._pending: tuple[int, dict[str, Reading]] | None = None
+
+    @functools.cached_property
+    def _read(self) -> Callable:
+        return jax.jit(functools.partial(readings, **self._options))
+
+    def __getstate__(self) -> dict[str, Any]:  # without the compiled function and the open file
+        return {k: v for k, v in self.__dict__.items() if k != "_read"} | {"_log": None}
 
     def __call__(self, step: int, tree: Any) -> None:
         """Reads ``tree`` if ``step`` is a multiple of ``every``."""

@@ -23,6 +23,7 @@ from ..interpret import (
     Equation,
     Interpretation,
     State,
+    check_updates,
     is_float,
     map_floats,
     rebind,
@@ -182,7 +183,8 @@ def autocast(f: Callable, policy: PolicyLike = "float16") -> Callable:
         inf
     """
     chosen = policy_(policy)
-    return transform(converted(f, chosen), Autocast(chosen), name="autocast")
+    prepare = functools.partial(converted, policy=chosen)
+    return transform(f, Autocast(chosen), name="autocast", prepare=prepare)
 
 
 def converted(f: Callable, policy: Policy) -> Callable:
@@ -204,6 +206,9 @@ def converted(f: Callable, policy: Policy) -> Callable:
     @functools.wraps(f)
     def between(*args: PyTree, **kwargs: PyTree) -> PyTree:
         args, kwargs = cast((args, kwargs), policy.params)
-        return cast(f(*args, **kwargs), policy.output)
+        before = jax.tree.leaves((args, kwargs))
+        out = f(*args, **kwargs)
+        check_updates((args, kwargs), [*before, *jax.tree.leaves(out)], f, "autocast")
+        return cast(out, policy.output)
 
     return between

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -57,7 +58,8 @@ def placements(f: Callable, policy: PolicyLike = "float16") -> Callable:
             key = (equation.name, str(dtype), equation.direction, equation.where())
             counts[key] = counts.get(key, 0) + 1
 
-        program = transform(converted(f, chosen), Autocast(chosen, record), name="autocast")
+        prepare = functools.partial(converted, policy=chosen)
+        program = transform(f, Autocast(chosen, record), name="autocast", prepare=prepare)
         jax.eval_shape(program, *args, **kwargs)
         found = [Placement(*key, count=n) for key, n in counts.items()]
         if any(p.direction == "backward" for p in found):

@@ -17,11 +17,23 @@ from jax import lax
 
 from .._types import AxisName, PyTree
 from ..formats import Format
-from ..interpret import Applied, Equation, State, Value, is_float, run, trace, transform
+from ..interpret import (
+    Applied,
+    Equation,
+    Program,
+    State,
+    Value,
+    is_float,
+    pure_call,
+    run,
+    trace,
+    transform,
+)
 from ..primitives import Family
 from ..scaled import Amax, Axes, Delayed, ScaledArray, Scales, Scaling, amax, quantize, to_top
 from ._blocks import Blocks
 from ._boundaries import Boundaries
+from ._narrow import is_stored
 from ._operand_settings import Operand
 from ._overrides import FormatOverrides
 from ._recipe import Recipe
@@ -172,7 +184,7 @@ class WithHistory:
 
     def init(self, *args: PyTree, **kwargs: PyTree) -> AmaxHistory:
         """Returns the history after one step on these arguments; the step's outputs are dropped."""
-        program, boundaries = self._program(args, kwargs, as_jit=True)
+        program, boundaries = self._program(self.f, args, kwargs, as_jit=True)
         operand_ids: dict[str, jax.Array] = {}
         counting = dataclasses.replace(boundaries, magnitudes=operand_ids)
         jax.eval_shape(lambda arrays: run(program, counting, (), arrays)[0], program.arrays)
@@ -212,7 +224,15 @@ class WithHistory:
                 f"{NAME}: step(history, ...) takes the AmaxHistory that init made, "
                 f"not a {type(history).__name__}"
             )
-        program, boundaries = self._program(args, kwargs)
+        with pure_call(self.f, args, kwargs, is_stored) as call:
+            program, boundaries = self._program(call.f, call.args, call.kwargs)
+            outs, newest = self._observed(history, program, boundaries)
+            return call.finish(program.outputs(outs)), newest
+
+    def _observed(
+        self, history: AmaxHistory, program: Program, boundaries: DelayedBoundaries
+    ) -> tuple[list[PyTree], jax.Array]:
+        """Returns a program's float and other outputs, and this call's largest magnitudes."""
         program = dataclasses.replace(program, arrays=_undifferentiated(list(program.arrays)))
         earlier = dict(zip(history.operand_ids, jnp.max(history.amaxes, axis=1), strict=True))
         here = dataclasses.replace(boundaries, earlier=earlier)
@@ -226,13 +246,13 @@ class WithHistory:
             here.emit(v, a, path) if is_float(a) else v
             for v, a, path in zip(values, program.out_avals, program.paths, strict=True)
         ]
-        return program.outputs(outs), _column(history.operand_ids, newest)
+        return outs, _column(history.operand_ids, newest)
 
-    def _program(self, args, kwargs, as_jit: bool = False):
+    def _program(self, f: Callable, args, kwargs, as_jit: bool = False):
         boundaries = DelayedBoundaries(
             self.recipe, overrides=FormatOverrides(self.recipe.overrides)
         )
-        return trace(self.f, boundaries, args, kwargs, name=NAME, as_jit=as_jit), boundaries
+        return trace(f, boundaries, args, kwargs, name=NAME, as_jit=as_jit), boundaries
 
 
 def _foreign(why: str) -> ValueError:

@@ -15,7 +15,7 @@ from .._check import checked
 from .._types import PyTree, RecipeLike
 from ..formats import BlockFormat, Format
 from ..interpret import Argument, Interpretation, type_like
-from ..rounding import EncodedArray, encode
+from ..rounding import EncodedArray, encode, stored_array
 from ..scaled import ScaledArray, quantize
 from ._recipe import Storage
 from ._value import Exponent, ScaledValue, leading
@@ -79,7 +79,7 @@ def holds(dtype: DTypeLike, fmt: Format) -> bool:
     return jnp.dtype(dtype).itemsize * 8 <= fmt.bits
 
 
-@jax.tree_util.register_pytree_node_class
+@stored_array
 class SqrtStored:
     """An array stored as its square root: ``value = root.value() ** 2``.
 

@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from .._check import Count, checked
 from .._types import PyTree, RecipeLike
+from ..interpret import pure_call
 from ._recipe import Recipe
 from .recipes import recipe as recipe_
 
@@ -103,7 +104,16 @@ class Schedule:
                 return functions[[r for _, r in self._pairs()].index(chosen)](*args, **kwargs)
             starts = np.asarray(self.starts, np.int32)
             phase = jnp.sum(step.astype(jnp.int32) >= starts, dtype=jnp.int32) - 1
-            return lax.switch(phase, [functools.partial(f, *args, **kwargs) for f in functions])
+            now = functions[0]
+            with pure_call(lambda *args, **kwargs: now(*args, **kwargs), args, kwargs) as call:
+
+                def branch(f: Callable) -> PyTree:
+                    nonlocal now
+                    now = f
+                    return call.whole(call.f(*call.args, **call.kwargs))
+
+                branches = [functools.partial(branch, f) for f in functions]
+                return call.finish(lax.switch(phase, branches))
 
         return scheduled
 

@@ -61,6 +61,10 @@ class Rounding:
     underflows_to_zero: bool
     random: bool
 
+    def __reduce_ex__(self, protocol):  # pickled by name, since the functions have none
+        known = ROUNDINGS.get(self.name) is self
+        return (_mode, (self.name,)) if known else super().__reduce_ex__(protocol)
+
 
 _MODES = (
     Rounding(
@@ -136,6 +140,11 @@ _MODES = (
         random=True,
     ),
 )
+
+
+def _mode(name: str) -> Rounding:
+    return ROUNDINGS[name]
+
 
 ROUNDINGS: dict[str, Rounding] = {mode.name: mode for mode in _MODES}
 """Every rounding mode by its name."""

@@ -33,10 +33,13 @@ from ._interpretation import RoundedOperand as RoundedOperand
 from ._interpretation import State as State
 from ._kernels import KERNELS as KERNELS
 from ._kernels import warn_kernel as warn_kernel
+from ._objects import has_objects as has_objects
+from ._objects import pure_call as pure_call
 from ._outline import by_platform as by_platform
 from ._outline import outlined as outlined
 from ._program import Program as Program
 from ._program import check_callable as check_callable
+from ._program import check_updates as check_updates
 from ._program import lifted as lifted
 from ._program import run as run
 from ._program import trace as trace

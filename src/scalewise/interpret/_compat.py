@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax._src import core, dispatch, mesh, source_info_util
 from jax._src.interpreters import batching, pxla
+from jax._src.state.types import AbstractRef
 from jax.core import ShapedArray
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh
@@ -40,11 +41,26 @@ def avals_of(variables: Iterable[jex.Var | jex.Literal]) -> list[ShapedArray]:
     return [cast(ShapedArray, v.aval) for v in variables]
 
 
-def without_references(jaxpr: Jaxpr) -> Jaxpr:
-    """Returns a closed jaxpr with values for the mutable arrays it makes (``jax.new_ref``)."""
-    if not any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects):
-        return jaxpr
-    return pxla._discharge_internal_refs(jaxpr)
+def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, list[core.Ref], list[int]]:
+    """Returns a closed jaxpr with values in place of mutable arrays (``jax.new_ref``).
+
+    Returns:
+        The jaxpr. Each mutable array among its inputs is an array now, and so are those that it
+        closed over, which are further inputs. Further outputs are their values after the call.
+        The mutable arrays that it closed over; and for each further output the number of its input.
+    """
+    held = any(isinstance(c, core.Ref) for c in jaxpr.consts)
+    if held or any(isinstance(a, AbstractRef) for a in jaxpr.in_avals):
+        jaxpr, _, mutable = pxla._discharge_refs(jaxpr)
+        return jaxpr, mutable.in_mut, [i for i in mutable.out_mut if i is not None]
+    if any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects):
+        jaxpr = pxla._discharge_internal_refs(jaxpr)
+    return jaxpr, [], []
+
+
+def is_reference(x: object) -> bool:
+    """Returns whether ``x`` is a mutable array, or the trace of one."""
+    return isinstance(x, core.Ref) or isinstance(getattr(x, "aval", None), AbstractRef)
 
 
 class provenance:

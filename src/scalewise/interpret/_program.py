@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import ShapedArray, Tracer
 from jax.typing import ArrayLike
 
@@ -22,6 +23,7 @@ from ._floats import Value, is_float, with_items
 from ._integers import Integers, integers
 from ._interpret import interpret_body
 from ._interpretation import Argument, Interpretation, State
+from ._objects import Call, pure_call
 
 ARRAYS = jax.Array | np.ndarray | np.generic
 PLAIN_KEYS = jax.tree_util.DictKey | jax.tree_util.SequenceKey
@@ -38,6 +40,8 @@ class Program:
         paths: the path of each output that is an array.
         out_tree: the structure of the outputs.
         static: the outputs that aren't arrays, by their index among all outputs.
+        references: the mutable arrays that the function changes; their new values are the last
+            arrays that the jaxpr returns.
     """
 
     jaxpr: Jaxpr
@@ -46,10 +50,17 @@ class Program:
     paths: Sequence[str]
     out_tree: TreeDef
     static: Mapping[int, object] = dataclasses.field(default_factory=dict)
+    references: Sequence[jax.Ref] = ()
 
     def outputs(self, arrays: Sequence[Argument]) -> PyTree:
-        """Returns the function's result, with these arrays in it."""
-        rest = iter(arrays)
+        """Returns the function's result, with these arrays in it; updates the mutable arrays.
+
+        JAX stores no differentiated value in a mutable array that isn't differentiated itself.
+        """
+        last = len(arrays) - len(self.references)
+        for reference, array in zip(self.references, arrays[last:], strict=True):
+            reference[...] = lax.stop_gradient(jnp.asarray(array, reference.dtype))
+        rest = iter(arrays[:last])
         count = self.out_tree.num_leaves
         leaves = [self.static[i] if i in self.static else next(rest) for i in range(count)]
         return jax.tree.unflatten(self.out_tree, leaves)
@@ -115,12 +126,19 @@ def trace(
     Raises:
         TypeError: ``f`` returns an object that isn't an array but holds some.
     """
+    with pure_call(f, args, kwargs) as call:
+        return _trace(call, interpretation, name, as_jit)
+
+
+def _trace(call: Call, interpretation: Interpretation, name: str, as_jit: bool) -> Program:
     where, tree = jax.tree_util.tree_flatten_with_path(
-        (tuple(args), dict(kwargs)), is_leaf=interpretation.is_argument
+        (tuple(call.args), dict(call.kwargs)), is_leaf=interpretation.is_argument
     )
     leaves = [leaf for _, leaf in where]
     arrays = [
-        i for i, x in enumerate(leaves) if isinstance(x, ARRAYS) or interpretation.is_argument(x)
+        i
+        for i, x in enumerate(leaves)
+        if isinstance(x, ARRAYS) or _compat.is_reference(x) or interpretation.is_argument(x)
     ]
     numbers = [i for i, leaf in enumerate(leaves) if _is_number(leaf)]
     within = [i for i in numbers if len(where[i][0]) > 2]
@@ -128,7 +146,7 @@ def trace(
     first: Exception | None = None
     for way in ways:
         try:
-            return _traced(f, interpretation, where, tree, sorted([*arrays, *way]), name)
+            return _traced(call.f, interpretation, where, tree, sorted([*arrays, *way]), name)
         except Exception as error:
             first = first or error
     assert first is not None
@@ -151,7 +169,7 @@ def _traced(
         a, k = jax.tree.unflatten(tree, with_items(skeleton, traced, arrays))
         before = jax.tree.leaves((a, k))
         outs, out_tree = jax.tree_util.tree_flatten_with_path(f(*a, **k))
-        _warn_of_lost_updates((a, k), [*before, *(leaf for _, leaf in outs)], f, name)
+        check_updates((a, k), [*before, *(leaf for _, leaf in outs)], f, name)
         static = {i: leaf for i, (_, leaf) in enumerate(outs) if not isinstance(leaf, ARRAYS)}
         for i, leaf in static.items():
             _check_static(leaf, outs[i][0], f, name)
@@ -161,10 +179,34 @@ def _traced(
 
     arrays = [jnp.asarray(x) if _is_number(x) else x for x in (where[i][1] for i in traced)]
     jaxpr = jax.make_jaxpr(flat)(*[interpretation.abstract(x) for x in arrays])
-    jaxpr = _compat.without_references(jaxpr)
     ((out_tree, static, paths),) = found
     arguments = [_argument(where[i][0]) for i in traced]
-    return Program(jaxpr, arrays, arguments, paths, out_tree, static)
+    return _without_references(Program(jaxpr, arrays, arguments, paths, out_tree, static))
+
+
+def _without_references(program: Program) -> Program:
+    """Returns a program of arrays, for one that reads and writes mutable arrays."""
+    closed, held, changed = _compat.without_references(program.jaxpr)
+    arrays = [*program.arrays, *held]
+    arguments = [*program.arguments, *("a closed-over mutable array" for _ in held)]
+    body, consts = _compat.open_jaxpr(closed)
+    n = len(body.outvars) - len(changed)
+    last = list(zip(body.outvars[n:], changed, strict=True))
+    last = [(v, i) for v, i in last if v is not body.invars[i]]
+    if changed:
+        body = body.replace(
+            outvars=[*body.outvars[:n], *(v for v, _ in last)],
+            debug_info=body.debug_info.with_unknown_names(),
+        )
+        closed = jex.ClosedJaxpr(body, consts)
+    return dataclasses.replace(
+        program,
+        jaxpr=closed,
+        arrays=[x[...] if _compat.is_reference(x) else x for x in arrays],
+        arguments=arguments,
+        paths=[*program.paths, *(f"argument{arguments[i]}" for _, i in last)],
+        references=[arrays[i] for _, i in last],
+    )
 
 
 def run(
@@ -240,30 +282,36 @@ def _is_number(leaf: object) -> bool:
     return isinstance(leaf, int | float | complex) and not isinstance(leaf, bool)
 
 
-def _warn_of_lost_updates(
-    arguments: PyTree, known: Sequence[object], f: Callable, name: str
-) -> None:
-    """Warns if a function has put arrays into an object of its arguments that it doesn't return.
+def check_updates(arguments: PyTree, known: Sequence[object], f: Callable, name: str) -> None:
+    """Raises TypeError if a function puts arrays into an object of its arguments, unreturned.
 
     The function gets copies, as under ``jax.jit``, so that the caller's objects stay unchanged.
     Dictionaries and lists don't count, since functions use them for arrays of their own.
+
+    Args:
+        arguments: the copies, after the call.
+        known: their leaves before the call, and those of the function's result.
+        f, name: the function and the transformation, for the message.
     """
     ids = set(map(id, known))
     for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
         own = all(isinstance(key, PLAIN_KEYS) for key in path)
         if own or not isinstance(leaf, Tracer) or id(leaf) in ids:
             continue
-        warnings.warn(
+        raise TypeError(
             f"{name}: {getattr(f, '__name__', f)} updates its argument {_argument(path)} in place "
-            "and doesn't return it, so the update is lost. Return the updated object, or transform "
-            "a function without updates: the loss, inside of the training step",
-            stacklevel=2,
+            "and doesn't return it, so that the update would be lost, as under jax.jit. Return the "
+            "updated object. (Flax NNX objects and mutable arrays, jax.new_ref, are updated.)"
         )
-        return
 
 
 def _check_static(leaf: object, path: jax.tree_util.KeyPath, f: Callable, name: str) -> None:
     """Raises TypeError for an output that isn't a pytree but holds traced arrays."""
+    if _compat.is_reference(leaf):
+        raise TypeError(
+            f"{name}: output{jax.tree_util.keystr(tuple(path))} of {getattr(f, '__name__', f)} is "
+            "a mutable array; return its value, x[...]"
+        )
     inner = [getattr(leaf, "__dict__", None)]
     inner += [cell.cell_contents for cell in getattr(leaf, "__closure__", None) or ()]
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(inner)):

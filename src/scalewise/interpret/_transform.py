@@ -23,6 +23,7 @@ from ._floats import Value, is_float, is_inexact, map_floats, with_items
 from ._interpret import interpret_jaxpr
 from ._interpretation import Argument, Interpretation
 from ._linear import Linear, differentiated_by
+from ._objects import pure_call
 from ._program import check_callable, trace
 
 STATELESS = ()
@@ -33,7 +34,13 @@ def _strong(aval: ShapedArray) -> ShapedArray:
     return aval.update(weak_type=False)
 
 
-def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Callable:
+def transform(
+    f: Callable,
+    interpretation: Interpretation,
+    *,
+    name: str,
+    prepare: Callable[[Callable], Callable] = lambda f: f,
+) -> Callable:
     """Returns ``f`` with every equation run under an interpretation.
 
     Differentiating the result differentiates ``f`` first, by JAX's own rules and ``f``'s own
@@ -43,20 +50,23 @@ def transform(f: Callable, interpretation: Interpretation, *, name: str) -> Call
     Args:
         f: any function of pytrees. Leaves that are arrays (or that the interpretation accepts as
             arrays) are traced; all others, of arguments and of results, are passed on as they are,
-            so flags and Python numbers stay what they are.
+            so flags and Python numbers stay what they are. Mutable arrays (``jax.new_ref``) and
+            Flax NNX objects are read before the call, and updated after it.
         interpretation: applied to each equation.
         name: the transformation's name, for error messages.
+        prepare: returns the function to be traced, for ``f`` as a function of pytrees alone.
 
     Raises:
         TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree).
     """
     check_callable(f, name)
 
-    @functools.wraps(f)
+    @functools.wraps(f, updated=())
     def interpreted(*args, **kwargs):
-        program = trace(f, interpretation, args, kwargs, name=name)
-        outs = _Call.run(interpretation, program.jaxpr, program.paths, name, program.arrays)
-        return program.outputs(outs)
+        with pure_call(f, args, kwargs, interpretation.is_argument) as call:
+            program = trace(prepare(call.f), interpretation, call.args, call.kwargs, name=name)
+            outs = _Call.run(interpretation, program.jaxpr, program.paths, name, program.arrays)
+            return call.finish(program.outputs(outs))
 
     return interpreted
 

@@ -15,11 +15,12 @@ from ..formats import Format
 from ..formats import format as format_
 from ._carrier import has_float64
 from ._decode import decoded
+from ._flax import stored_array
 from ._pack import WIDTHS, pack, unpack
 from ._round import cast
 
 
-@jax.tree_util.register_pytree_node_class
+@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
 class EncodedArray:
     """An array stored as codes, for formats without a dtype of whole bytes.

@@ -15,7 +15,7 @@ from jax.core import ShapedArray, Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from .._check import checked
-from ..rounding import EncodedArray
+from ..rounding import EncodedArray, serializable, stored_array
 from ._power import exponent_of, ldexp, power_of_two
 
 
@@ -24,7 +24,7 @@ def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda self, *other: operate(self.value(), *other)
 
 
-@jax.tree_util.register_pytree_node_class
+@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
 class ScaledArray:
     """An array stored as ``data * scale``, or as ``data * 2**exponent``.
@@ -60,6 +60,7 @@ class ScaledArray:
     exponent: jax.Array | None = None
 
     def __post_init__(self):
+        serializable()
         stored = isinstance(self.scale, EncodedArray | ScaledArray | jax.ShapeDtypeStruct)
         if self.scale is not None and not stored:
             object.__setattr__(
@@ -247,6 +248,7 @@ class ScaledArray:
 
     @classmethod
     def tree_unflatten(cls, block, children):
+        serializable()
         self = object.__new__(cls)  # leaves may be any object while a tree is mapped: no checks
         names = ("data", "scale", "exponent", "block")
         for name, value in zip(names, (*children, block), strict=True):

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 from .._check import Count, Positive, checked
 from ..formats import Format
@@ -240,6 +241,16 @@ class Delayed(Scaling):
         if isinstance(self.amaxes, np.ndarray) and not self.amaxes.any():
             return f"Delayed(history={len(self.amaxes)}{power})"
         return f"Delayed(amaxes={self.amaxes!r}{power})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Delayed) or self.power_of_two != other.power_of_two:
+            return False
+        if isinstance(self.amaxes, Tracer) or isinstance(other.amaxes, Tracer):
+            return self.amaxes is other.amaxes
+        return np.array_equal(self.amaxes, other.amaxes)
+
+    def __hash__(self) -> int:
+        return hash((len(self.amaxes), self.power_of_two))
 
     def tree_flatten(self):
         return (self.amaxes,), self.power_of_two

@@ -14,6 +14,7 @@ from typing import Annotated, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from .._check import Count, Fraction, Positive, Range, checked
 from .._types import AxisName, PyTree
@@ -29,12 +30,19 @@ class LossScaleState(NamedTuple):
         good_steps: number of finite steps since the scale last changed, int32.
         skipped: number of steps left out so far, int32.
         skipped_in_a_row: number of steps left out since the last finite one, int32.
+        tainted_scale: the scale for batches that hold NaN or infinity, float32. They have one of
+            their own, since a non-finite gradient of such a batch says nothing about ``scale``.
     """
 
     scale: jax.Array
     good_steps: jax.Array
     skipped: jax.Array
     skipped_in_a_row: jax.Array
+    tainted_scale: jax.Array
+
+    def of_batch(self, finite: ArrayLike) -> LossScaleState:
+        """Returns the state with, as ``scale``, the scale for a batch that is finite, or isn't."""
+        return self._replace(scale=jnp.where(finite, self.scale, self.tainted_scale))
 
 
 @checked
@@ -54,12 +62,7 @@ class StaticLossScale:
 
     def update(self, state: LossScaleState, finite: jax.Array) -> LossScaleState:
         """Returns the state after a step whose gradients were all finite, or not."""
-        return LossScaleState(
-            state.scale,
-            jnp.where(finite, state.good_steps + 1, 0),
-            state.skipped + jnp.where(finite, 0, 1),
-            jnp.where(finite, 0, state.skipped_in_a_row + 1),
-        )
+        return _counted(state, finite, jnp.where(finite, state.good_steps + 1, 0))
 
 
 @checked
@@ -73,9 +76,9 @@ class DynamicLossScale:
         backoff: factor on the scale after a non-finite gradient; between 0 and 1.
         interval: number of finite steps in a row before the scale grows.
         min_scale: a lower bound on the scale. Gradients beyond 65504 need a scale under 1 in FP16.
-            NaN in the data moves the scale to its bound, within 40 steps by default, from which it
-            recovers by one factor of ``growth`` in ``interval`` finite steps. Set the bound to 1 if
-            no gradient exceeds 65504, and watch ``skipped_in_a_row`` in the metrics.
+            NaN gradients of finite data move the scale to its bound, within 40 steps by default,
+            from which it recovers by one factor of ``growth`` in ``interval`` finite steps. Set the
+            bound to 1 if no gradient exceeds 65504, and watch ``skipped_in_a_row`` in the metrics.
         max_scale: an upper bound on the scale.
     """
 
@@ -103,12 +106,19 @@ class DynamicLossScale:
         grows = good >= self.interval
         factor = jnp.where(finite, jnp.where(grows, self.growth, 1.0), self.backoff)
         scale = jnp.clip(state.scale * factor.astype(jnp.float32), self.min_scale, self.max_scale)
-        skipped = state.skipped + jnp.where(finite, 0, 1)
-        in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
-        return LossScaleState(scale, jnp.where(grows, 0, good), skipped, in_a_row)
+        return _counted(state, finite, jnp.where(grows, 0, good))._replace(scale=scale)
 
 
 LossScale = StaticLossScale | DynamicLossScale
+
+
+def _counted(state: LossScaleState, finite: jax.Array, good_steps: jax.Array) -> LossScaleState:
+    """Returns the state after one more step, with the same scales."""
+    return state._replace(
+        good_steps=good_steps,
+        skipped=state.skipped + jnp.where(finite, 0, 1),
+        skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
+    )
 
 
 @checked
@@ -168,6 +178,10 @@ def loss_scaled(
     ``update`` also takes the unscaled loss as optax's ``value=``. If that isn't finite, the step is
     left out and the loss scale stays, since no other scale would have helped.
 
+    ``update`` also takes ``finite_batch=``, a boolean: False for a batch with NaN or infinity,
+    whose loss was scaled by ``loss_scale_of(state).of_batch(False)``. If its gradients aren't
+    finite, the step is left out and the scale for finite batches stays.
+
     Args:
         optimizer: any optax transformation.
         scaling: how the loss scale changes; :class:`DynamicLossScale` by default.
@@ -201,25 +215,27 @@ def loss_scaled(
         return LossScaledState(scaling.init(), inner.init(params))
 
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
-        value = extra.get("value", jnp.float32(0))
+        value, finite_batch = extra.get("value", jnp.float32(0)), extra.pop("finite_batch", True)
+        before = state.loss_scale.of_batch(finite_batch)
         finite_loss = all_finite(jnp.asarray(value), axis_name=axis_name)
         if clip is None:
             finite = finite_loss & all_finite(updates, axis_name=axis_name)
-            unscaled = unscale(updates, state.loss_scale)
+            unscaled = unscale(updates, before)
         else:
             norm = _norm(updates)
             finite = finite_loss & all_finite(norm, axis_name=axis_name)
-            unscaled = _times(updates, jnp.minimum(1 / state.loss_scale.scale, clip / norm))
+            unscaled = _times(updates, jnp.minimum(1 / before.scale, clip / norm))
 
         def step(updates: PyTree, state: PyTree, params: PyTree, extra: dict[str, PyTree]):
             return inner.update(updates, state, params, **extra)
 
         updates, after = update_if(finite, step, state.inner, unscaled, state.inner, params, extra)
-        before = state.loss_scale
-        same_scale = before._replace(
-            skipped=before.skipped + 1, skipped_in_a_row=before.skipped_in_a_row + 1
+        same_scale = _counted(before, finite, before.good_steps)
+        used = tree_where(finite_loss, scaling.update(before, finite), same_scale)
+        scale = used._replace(
+            scale=jnp.where(finite_batch, used.scale, state.loss_scale.scale),
+            tainted_scale=jnp.where(finite_batch, before.tainted_scale, used.scale),
         )
-        scale = tree_where(finite_loss, scaling.update(before, finite), same_scale)
         return updates, LossScaledState(scale, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -254,4 +270,5 @@ def _scales(tree: PyTree) -> list[LossScaleState]:
 
 
 def _state(scale: float) -> LossScaleState:
-    return LossScaleState(jnp.float32(scale), jnp.int32(0), jnp.int32(0), jnp.int32(0))
+    first = jnp.float32(scale)
+    return LossScaleState(first, jnp.int32(0), jnp.int32(0), jnp.int32(0), first)

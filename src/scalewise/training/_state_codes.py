@@ -16,7 +16,7 @@ import numpy as np
 
 from .._check import Count, Natural, checked
 from ..formats import E4M3FN
-from ..rounding import decode, encode
+from ..rounding import decode, encode, stored_array
 
 
 @checked
@@ -66,7 +66,7 @@ class TableStorage:
         return TableStored(codes, scale, self, x.shape)
 
 
-@jax.tree_util.register_pytree_node_class
+@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
 class TableStored:
     """An array as :class:`TableStorage` stores it.
@@ -143,7 +143,7 @@ class ExpandedStorage:
         return ExpandedStored(data, scale[:, 0], center[:, 0], power[:, 0], x.shape)
 
 
-@jax.tree_util.register_pytree_node_class
+@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExpandedStored:
     """An array as :class:`ExpandedStorage` stores it.

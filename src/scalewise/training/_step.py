@@ -15,8 +15,8 @@ from jax.typing import ArrayLike, DTypeLike
 from .._check import Count, Positive, checked
 from .._types import AxisName, FormatLike, PolicyLike, PyTree, RecipeLike
 from ..autoscale import AmaxHistory, Recipe, Schedule, WithHistory
-from ..interpret import per_device
-from ._finite import at_least_float32, tree_where
+from ..interpret import has_objects, per_device
+from ._finite import all_finite, at_least_float32, tree_where
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -102,8 +102,14 @@ class Step:
             batch: the loss function's arguments beside the model, one or several, pytrees whose
                 arrays have the examples along their first axis.
         """
-        before = loss_scale_of(state.optimizer)
-        gradients, loss, rest, aux, newest = self._gradients(state, batch)
+        if has_objects(batch):
+            raise TypeError(
+                "step: the batch holds a Flax NNX object, whose updates would be lost; keep it in "
+                "the model, or pass its values"
+            )
+        finite_batch = all_finite(batch, axis_name=self.axis_name)
+        before = loss_scale_of(state.optimizer).of_batch(finite_batch)
+        gradients, loss, rest, aux, newest = self._gradients(state, batch, before)
         if self.axis_name is not None:
             members = self._members()
             mean = mean_over(gradients, self.axis_name, self.comm_format)
@@ -111,7 +117,7 @@ class Step:
             loss = jax.lax.pmean(loss, self.axis_name)
             newest = jax.tree.map(lambda n: jax.lax.pmax(n, self.axis_name), newest)
         updates, optimizer = self.optimizer.update(
-            gradients, state.optimizer, state.params, value=loss
+            gradients, state.optimizer, state.params, value=loss, finite_batch=finite_batch
         )
         after = loss_scale_of(optimizer)
         finite = after.skipped == before.skipped
@@ -127,16 +133,15 @@ class Step:
             step=state.step + 1,
         )
         if self.warn_after is not None:
-            _warn_of_skipped(self.warn_after, after)
+            _warn_of_skipped(self.warn_after, after, finite_batch)
         in_a_row = after.skipped_in_a_row
         return new, Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
 
     def _gradients(
-        self, state: TrainState, batch: PyTree
+        self, state: TrainState, batch: PyTree, scaling: LossScaleState
     ) -> tuple[PyTree, jax.Array, PyTree, PyTree, jax.Array | None]:
         """Returns scaled gradients, loss, other arrays, aux, and the operands' amaxes or None."""
-        scaling, members = loss_scale_of(state.optimizer), self._members()
-        differentiate = self._differentiate(state.structure, members, state.step)
+        differentiate = self._differentiate(state.structure, self._members(), state.step)
         params = self._own(state.params)
 
         def one(rest: PyTree, batch: PyTree) -> tuple[PyTree, PyTree]:
@@ -239,7 +244,8 @@ def step(
 
     A step with a non-finite gradient changes only the loss scale: weights, moments, statistics and
     the history of delayed scaling keep their bits. If the loss itself isn't finite, before it is
-    scaled, the loss scale stays as well.
+    scaled, or the batch holds NaN or infinity, the loss scale stays as well. (Batches with
+    infinities whose gradients may be finite, as of a mask, have a loss scale of their own.)
 
     Args:
         loss: ``(model, batch) -> scalar``, or ``(model, inputs, labels, ...) -> scalar``, where
@@ -312,22 +318,29 @@ def step(
     )
 
 
-def _warn_of_skipped(limit: int, state: LossScaleState) -> None:
+def _warn_of_skipped(limit: int, state: LossScaleState, finite_batch: jax.Array) -> None:
     """Makes the host warn when ``limit`` steps in a row were left out."""
 
-    def warn(scale: jax.Array) -> None:
+    def warn(scale: jax.Array, finite_batch: jax.Array) -> None:
+        why = (
+            "A smaller scale doesn't help against NaN in the weights: run scalewise.audit on the "
+            "step"
+            if finite_batch
+            else "The batch holds NaN or infinity, which says nothing about the scale, so that it "
+            "stays: look at the data"
+        )
         warnings.warn(
             f"training.step: {limit} steps in a row were left out, their gradients or losses not "
-            f"finite; the loss scale is {float(scale):g}. A smaller scale doesn't help against "
-            "NaN in the data or the weights: look at the batch, or run scalewise.audit on the step",
+            f"finite; the loss scale is {float(scale):g}. {why}",
             stacklevel=2,
         )
 
     jax.lax.cond(
         state.skipped_in_a_row == limit,
-        lambda scale: jax.debug.callback(warn, scale),
-        lambda scale: None,
+        lambda *args: jax.debug.callback(warn, *args),
+        lambda *args: None,
         state.scale,
+        finite_batch,
     )
 
 

@@ -128,7 +128,9 @@ class FixedFunction:
                 raise ValueError(OTHER_PROGRAM)
             return outs
         if isinstance(low, Autocast | LossScaled):
-            f = converted(f, (low.low if isinstance(low, LossScaled) else low).policy)
+            policy = (low.low if isinstance(low, LossScaled) else low).policy
+            prepare = functools.partial(converted, policy=policy)
+            return transform(f, low, name="fix.apply", prepare=prepare)(*args, **kwargs)
         return transform(f, low, name="fix.apply")(*args, **kwargs)
 
 

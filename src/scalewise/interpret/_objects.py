@@ -1,0 +1,157 @@
+"""Flax NNX objects among a function's arguments, as pytrees that go in and come out.
+
+A function may update such an object in place: a model's parameters, an optimizer's state, the
+counters of random streams. Flax's own protocol takes the objects apart outside of a transformation,
+puts them together inside, and does both again in the other direction after the call. Flax isn't
+imported here: a caller that passes one of its objects has imported it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+import jax
+
+from .._types import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A call without side effects: ``call.finish(call.f(*call.args, **call.kwargs))``.
+
+    Attributes:
+        f: a function of pytrees. Arrays of objects that it didn't change are left out of its
+            results.
+        args, kwargs: its arguments.
+        whole: returns the results of ``f`` with the arrays that were left out.
+        finish: updates the caller's objects from the results of ``f``; returns the caller's result.
+    """
+
+    f: Callable
+    args: Sequence[PyTree]
+    kwargs: Mapping[str, PyTree]
+    whole: Callable[[PyTree], PyTree] = lambda outs: outs
+    finish: Callable[[PyTree], PyTree] = lambda outs: outs
+
+
+@contextlib.contextmanager
+def pure_call(
+    f: Callable,
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
+    is_leaf: Callable[[object], bool] | None = None,
+) -> Iterator[Call]:
+    """Yields a call whose arguments and results are pytrees, for one that may have NNX objects.
+
+    Arrays that the function leaves as they were keep their bits: they aren't among the results, so
+    that no transformation rounds them.
+
+    Args:
+        f: any function; a method or a callable object of NNX counts as an argument, too.
+        args, kwargs: its arguments.
+        is_leaf: whether a node stands for one array in ``f`` (a ScaledArray).
+    """
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None:
+        f, args, kwargs = _unbound(nnx, f, args, kwargs)
+    if nnx is None or not any(_is_object(nnx, x) for x in _flatten(nnx, (args, kwargs))[0]):
+        yield Call(f, args, kwargs)
+        return
+    tag = object()
+
+    @functools.wraps(f, updated=())
+    def pure(*args: PyTree, **kwargs: PyTree) -> _Results:
+        before = {id(x): _Kept(i) for i, x in enumerate(jax.tree.leaves((args, kwargs)))}
+        given = nnx.from_tree((args, kwargs), ctxtag=tag, is_inner=True)
+        out = f(*given[0], **given[1])
+        leaves, _ = _flatten(nnx, given)
+        objects = [x for x in leaves if _is_object(nnx, x)]
+        objects, out = nnx.to_tree((objects, out), ctxtag=tag)
+        return _Results(out, jax.tree.map(lambda x: before.get(id(x), x), objects))
+
+    with nnx.update_context(tag):
+        leaves, tree = _flatten(nnx, (args, kwargs))
+        where = [i for i, x in enumerate(leaves) if _is_object(nnx, x)]
+        for i, x in zip(where, nnx.to_tree([leaves[i] for i in where], ctxtag=tag), strict=True):
+            leaves[i] = x
+        args, kwargs = jax.tree.unflatten(tree, leaves)
+        arrays = jax.tree.leaves((args, kwargs), is_leaf=is_leaf)
+
+        def whole(outs: _Results) -> _Results:
+            def leaf(x: PyTree) -> PyTree:
+                return arrays[x.index] if isinstance(x, _Kept) else x
+
+            return _Results(outs.out, jax.tree.map(leaf, outs.objects))
+
+        def finish(outs: _Results) -> PyTree:
+            outs = whole(outs)
+            results = (outs.objects, outs.out)
+            return nnx.from_tree(results, ctxtag=tag, is_inner=False)[1]
+
+        yield Call(pure, args, kwargs, whole, finish)
+
+
+def has_objects(tree: PyTree) -> bool:
+    """Returns whether a pytree holds a Flax NNX object (a module, a metric, random streams)."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and any(_is_object(nnx, x) for x in _flatten(nnx, tree)[0])
+
+
+def _is_object(nnx: Any, x: object) -> bool:
+    return isinstance(x, nnx.Pytree)
+
+
+def _flatten(nnx: Any, tree: PyTree):
+    """Flattens a pytree down to its objects; objects that are pytrees already count as leaves."""
+    kinds = nnx.Pytree | nnx.NodeStates
+    return jax.tree.flatten(tree, is_leaf=lambda x: isinstance(x, kinds))
+
+
+def _unbound(nnx: Any, f: Callable, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]):
+    """Returns a function whose arguments include the object that ``f`` is, or is a method of."""
+    while isinstance(f, functools.partial):
+        f, args, kwargs = f.func, (*f.args, *args), {**f.keywords, **kwargs}
+    if isinstance(f, MethodType) and _is_object(nnx, f.__self__):
+        return f.__func__, (f.__self__, *args), kwargs
+    if _is_object(nnx, f):
+        return type(f).__call__, (f, *args), kwargs
+    return f, args, kwargs
+
+
+@jax.tree_util.register_pytree_with_keys_class
+@dataclasses.dataclass(frozen=True)
+class _Results:
+    """A function's result, and its NNX arguments after the call."""
+
+    out: PyTree
+    objects: PyTree
+
+    def tree_flatten_with_keys(self):
+        return ((_Key(""), self.out), (_Key("argument"), self.objects)), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[PyTree, PyTree]):
+        return cls(*children)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Key:
+    """A key of a pytree that ``jax.tree_util.keystr`` prints as this word."""
+
+    word: str
+
+    def __str__(self) -> str:
+        return self.word
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """Stands for an array that a function left as it was, by its index among the arguments'."""
+
+    index: int
