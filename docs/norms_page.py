@@ -125,8 +125,10 @@ THRESHOLDS = """
 squares that can't overflow: a rounded sum of n numbers below 2^e stays at 2^(e + g), where g is
 ceil(log2 n) pairwise, one more with compensation, and min(ceil(log2 n), p) + 1 one after the
 other; 2 β + g has to be at most the largest exponent. That is not always the largest such power:
-for pairwise sums in FP16 with an even g (n = 1, 4, 16, 64, 256) twice it is safe too. `sw.ops.beta_low(fmt, n)`
-is the smallest power of two whose square is a normal number with a bit to spare, for each of the n numbers.
+for pairwise sums in FP16 with an even g (n = 1, 4, 16, 64, 256) twice it is safe too.
+`sw.ops.beta_low(fmt, n)`
+is the smallest power of two whose square is a normal number with a bit to spare, for each of the n
+numbers.
 `l2_norm(x, beta=...)` gives another threshold to a `two_segment` method, published or not.
 `max_normalised`, kept as published, divides ε by the largest element twice and is infinite where
 that overflows.

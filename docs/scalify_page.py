@@ -41,7 +41,8 @@ and JAX newer than 0.4.35. A difference: `autoscale(f, "scalify")` finds a scale
 after products of matrices, sums, powers and quotients, since scales that are only propagated lost
 the gradients of a transformer ([side_by_side.md](side_by_side.md)); arguments and results are
 scaled anew as well. `dataclasses.replace(sw.recipes.scalify, rescale="never")` only propagates:
-every scale follows from the arguments' scales and from shapes by the rules below, data are never read to find
+every scale follows from the arguments' scales and from shapes by the rules below, data are never
+read to find
 one, and functions without a rule have results of scale 1. `sw.rescale` then marks the exceptions.
 
 ## A training loop
@@ -116,7 +117,8 @@ assert abs(float(scaled.log(far).value()[0]) - 346.98) < 0.2
 
 `autoscale` applies the same functions (`scalewise.scaled.RULES`) to exponents of two: `mul`, `div`,
 powers, roots, products of matrices (without s, but for `rescale="never"`), and the larger exponent
-where elements meet. Its values in flight are float32 under most recipes; under `"scalify"` they are the FP16
+where elements meet. Its values in flight are float32 under most recipes; under `"scalify"` they
+are the FP16
 data of these operations.
 
 ## Five kinds of scaling
