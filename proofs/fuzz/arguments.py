@@ -248,7 +248,7 @@ def fault(entry, given, argument, value) -> str | None:
     except (TypeError, ValueError) as error:
         where = traceback.extract_tb(error.__traceback__)[-1].filename
         text = str(error)
-        known = argument in text or repr(value) in text or entry.__name__ in text
+        known = argument in text or repr(value)[:60] in text or entry.__name__ in text
         known |= entry.__name__ == "encode" and text.startswith("cast takes")  # which it calls
         if Path(sw.__file__).parent not in Path(where).parents:
             return f"{call}: raised in {where}: {text}"
