@@ -1,7 +1,7 @@
 """Wrong arguments to public functions and classes: refused at the entrance, by name.
 
 A call raises a TypeError or ValueError, in scalewise and not in a library below, whose message
-names the argument or shows the value. What an annotation accepts is listed here, apart from
+names the argument or shows the value. ``accepted`` lists the values that are right, apart from
 ``scalewise._check``.
 
     python -m proofs.fuzz arguments --count 1000
@@ -34,8 +34,8 @@ POOL = [
 X = np.ones((4, 32), np.float32)
 S = sw.quantize(X, "e4m3fn")
 SGD = optax.sgd(0.1)
-STORED = sw.Recipe(state=((".*", sw.Storage("e4m3fn")),))
-LOSS = training.loss_scaled(SGD, training.StaticLossScale()).init({"w": X}).loss_scale
+STORED = sw.Recipe(state=((".*", sw.Storage(sw.formats.E4M3FN)),))
+LOSS = training.StaticLossScale().init()
 
 
 def loss(params, batch):
