@@ -258,8 +258,16 @@ def fault(entry, given, argument, value) -> str | None:
     return f"{call} is accepted"
 
 
-# Calls that take long if a random number of steps, say, is a right one.
-EXPENSIVE = {"train", "compare", "function_table", "function_ranges", "cast_table", "corpus"}
+# Calls that take long if a random number of steps, say, is a right one, or need a mapped axis.
+EXPENSIVE = {
+    "mean_over",
+    "train",
+    "compare",
+    "function_table",
+    "function_ranges",
+    "cast_table",
+    "corpus",
+}
 
 
 def random_value(rng: random.Random, depth: int = 2):
