@@ -249,6 +249,7 @@ def fault(entry, given, argument, value) -> str | None:
         where = traceback.extract_tb(error.__traceback__)[-1].filename
         text = str(error)
         known = argument in text or repr(value)[:60] in text or entry.__name__ in text
+        known |= getattr(value, "name", None) is not None and str(value.name) in text
         known |= entry.__name__ == "encode" and text.startswith("cast takes")  # which it calls
         if Path(sw.__file__).parent not in Path(where).parents:
             return f"{call}: raised in {where}: {text}"
