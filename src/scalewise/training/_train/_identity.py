@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping
+from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,7 +32,7 @@ def program_text(jaxpr: Any) -> str:
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         constants.update(np.asarray(jax.random.key_data(x) if is_key else x).tobytes())
     text = re.sub(r"\b0x[0-9a-f]+", "0x", jaxpr.pretty_print(source_info=False, name_stack=False))
-    return f"jax {jax.__version__}\nconstants {constants.hexdigest()}\n{text}\n"
+    return f"jax {version('jax')}\nconstants {constants.hexdigest()}\n{text}\n"
 
 
 def run_folder(out: str | Path | Folder | None, resume: bool, settings: Settings) -> Folder | None:
