@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from .._check import checked
-from .._types import FloatDType
+from .._types import FormatLike
 from ._array import ScaledArray
 from ._operand import ScaledOperand, common_dtype, operands, scaled_result, stored
 from ._operations import Operand
@@ -28,7 +28,7 @@ def _contraction(
     terms: Callable[[Sequence[int], Sequence[int]], int],
     product: Callable[[jax.Array, jax.Array], jax.Array],
     static: int | None,
-    dtype: FloatDType | None,
+    dtype: FormatLike | None,
 ) -> ScaledArray:
     x, y = operands(name, a, b)
     if not (x.data.ndim and y.data.ndim):
@@ -53,7 +53,7 @@ def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> np.dtype:
 
 @checked
 def matmul(
-    a: Operand, b: Operand, *, static: int | None = None, dtype: FloatDType | None = None
+    a: Operand, b: Operand, *, static: int | None = None, dtype: FormatLike | None = None
 ) -> ScaledArray:
     """Returns ``a @ b`` with the scale ``sA sB s``: the data are ``(a.data @ b.data) / s``.
 
@@ -81,7 +81,7 @@ def dot_general(
     dimension_numbers: DimensionNumbers,
     *,
     static: int | None = None,
-    dtype: FloatDType | None = None,
+    dtype: FormatLike | None = None,
 ) -> ScaledArray:
     """Returns ``lax.dot_general`` with the scale ``sA sB s``; see :func:`matmul`.
 
@@ -108,7 +108,7 @@ def conv(
     padding: Literal["SAME", "VALID", "SAME_LOWER"] | Sequence[tuple[int, int]],
     *,
     static: int | None = None,
-    dtype: FloatDType | None = None,
+    dtype: FormatLike | None = None,
     **options: Any,
 ) -> ScaledArray:
     """Returns ``lax.conv_general_dilated`` with the scale ``sA sB s``; see :func:`matmul`.

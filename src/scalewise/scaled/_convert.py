@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from .._check import checked, is_array
-from .._types import FloatDType, PyTree
+from .._types import FormatLike, PyTree
 from ..formats import FP16
 from ..rounding import EncodedArray
 from . import scaled_tree
@@ -26,7 +26,7 @@ Measure = Literal["max", "l1", "l2", "least_squares"]
 
 @checked
 def as_scaled(
-    tree: PyTree, scale: ArrayLike | Measure | None = None, *, dtype: FloatDType | None = None
+    tree: PyTree, scale: ArrayLike | Measure | None = None, *, dtype: FormatLike | None = None
 ) -> PyTree:
     """Returns a pytree with each float array as a ScaledArray of the same value.
 
@@ -54,7 +54,7 @@ def as_scaled(
     return scaled_tree.map(lambda x: _as_scaled(x, scale, dtype), tree)
 
 
-def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: FloatDType | None) -> PyTree:
+def _as_scaled(x: PyTree, scale: ArrayLike | Measure | None, dtype: FormatLike | None) -> PyTree:
     number = isinstance(x, float)
     known = isinstance(x, jax.Array | np.ndarray | np.generic) and is_array(x)
     if is_scaled(x) or not (number or known):
@@ -80,7 +80,7 @@ def _found(wide: jax.Array, measure: str) -> tuple[jax.Array, jax.Array]:
 
 
 @checked
-def asarray(tree: PyTree, dtype: FloatDType | None = None) -> PyTree:
+def asarray(tree: PyTree, dtype: FormatLike | None = None) -> PyTree:
     """Returns a pytree with each ScaledArray as the plain array of its value.
 
     Args:
@@ -98,7 +98,7 @@ def asarray(tree: PyTree, dtype: FloatDType | None = None) -> PyTree:
 
 @checked
 def dynamic_rescale(
-    tree: PyTree, measure: Measure = "l2", *, dtype: FloatDType | None = None
+    tree: PyTree, measure: Measure = "l2", *, dtype: FormatLike | None = None
 ) -> PyTree:
     """Returns a pytree with each ScaledArray rebalanced so that its data are of unit size.
 
