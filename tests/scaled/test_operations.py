@@ -260,7 +260,7 @@ def test_trees_as_scaled_and_back():
     given = scaled.as_scaled(tree["w"], 1e6)
     np.testing.assert_allclose(given.data, tree["w"] / 1e6)
     assert scaled.as_scaled(tree["w"], 0).value().tolist() == [0.0] * 8
-    with pytest.raises(ValueError, match="scale is 'rms'; expected .* 'max', 'l1'"):
+    with pytest.raises(ValueError, match=r"scale is 'rms'; expected .* 'max', 'l1'"):
         scaled.as_scaled(tree, "rms")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from .._check import checked, is_array
-from .._types import FormatLike, PyTree
+from .._types import FloatDType, FormatLike, PyTree
 from ..formats import FP16
 from ..rounding import EncodedArray
 from . import scaled_tree
@@ -80,7 +80,7 @@ def _found(wide: jax.Array, measure: str) -> tuple[jax.Array, jax.Array]:
 
 
 @checked
-def asarray(tree: PyTree, dtype: FormatLike | None = None) -> PyTree:
+def asarray(tree: PyTree, dtype: FloatDType | None = None) -> PyTree:
     """Returns a pytree with each ScaledArray as the plain array of its value.
 
     Args:
