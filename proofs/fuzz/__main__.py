@@ -12,7 +12,13 @@ import importlib
 import sys
 import time
 
-TARGETS = {"programs": 1000, "files": 500, "folders": 100}  # how many cases a full run has
+# How many cases a full run has.
+TARGETS = {
+    "programs": 1000,
+    "files": 10_000,
+    "folders": 100,
+    "arguments": 1000,
+}
 
 
 def run(target: str, count: int, seed: int, first: int = 0) -> int:

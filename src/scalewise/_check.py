@@ -197,7 +197,7 @@ def is_integer(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     if isinstance(value, int | float):
         return not isinstance(value, bool)
-    kind = getattr(value, "dtype", None)
+    kind = getattr(value, "dtype", None) if hasattr(value, "shape") else None
     return kind is not None and np.ndim(value) == 0 and (kind.kind in "iuf" or "float" in str(kind))
 
 

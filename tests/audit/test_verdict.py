@@ -150,11 +150,6 @@ def test_only_finite_errors_are_green(overflow):
     assert isinstance(overflow.findings[0].fix, Fix)
 
 
-def test_negative_trials_are_refused():
-    with pytest.raises(ValueError, match="audit: trials is -3; expected 0 or more"):
-        sw.audit(jnp.sin, "fp16", trials=-3)
-
-
 @pytest.mark.slow
 def test_a_gradient_that_is_as_good_as_its_policy_lets_it_be_has_no_cause():
     """Float32 for all matrix products is no finding: it would undo the policy."""

@@ -440,20 +440,7 @@ class TestState:
             TypeError,
             "a recipe is a .* got a int: 16",
         ),
-        (
-            lambda: sw.autoscale("mlp"),
-            TypeError,
-            r"takes a function, not a str",
-        ),
         (lambda: sw.Recipe(forward="e4m3fm"), ValueError, "no format is called 'e4m3fm'; did you"),
-        (
-            lambda: sw.Recipe(rounds="always"),
-            ValueError,
-            "Recipe.rounds is 'always'; expected one of 'boundaries'",
-        ),
-        (lambda: sw.Recipe(state=(("(", sw.Storage(FP16)),)), ValueError, "no regular expression"),
-        (lambda: sw.Recipe(state=("w",)), ValueError, "holds pairs .* not 'w'"),
-        (lambda: sw.Storage(FP16, root=3), ValueError, "Storage.root is 1 or 2"),
         (
             lambda: sw.Storage("half!"),
             ValueError,

@@ -87,7 +87,5 @@ def test_every_result_under_every_op(capsys):
 
 
 def test_invalid_arguments_are_refused():
-    with pytest.raises(TypeError, match=r"explain\(f, ...\) takes a function, not an? int: 1"):
-        sw.explain(1)
     with pytest.raises(ValueError, match="keep names 'nowhere'"):
         sw.explain(loss, dataclasses.replace(sw.recipes.fp8, keep={"nowhere": "fp32"}))(PARAMS, X)

@@ -12,9 +12,9 @@ import scalewise as sw
 
 @pytest.mark.parametrize("scaling", ["amax", sw.Amax, sw.Delayed, 3])
 def test_a_scaling_that_is_no_instance_of_a_strategy_is_refused(scaling):
-    with pytest.raises(TypeError, match=r"Recipe.scaling is .*instance"):
+    with pytest.raises(TypeError, match=r"Recipe: scaling is .*a Scaling"):
         sw.Recipe(scaling=scaling)
-    with pytest.raises(TypeError, match=r"quantize: scaling is .*instance"):
+    with pytest.raises(TypeError, match=r"quantize: scaling is .*a Scaling"):
         sw.quantize(jnp.ones(3), "e4m3fn", scaling=scaling)
 
 

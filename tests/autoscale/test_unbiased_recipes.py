@@ -333,13 +333,8 @@ assert jnp.linalg.norm(got - want) < 0.5 * jnp.linalg.norm(want)
         (lambda: sw.Operand("nvfp4", sw.Quest()), "Quest is for blocks with powers of two"),
         (lambda: sw.MsEden(clip=0), "clip is 0; expected a number in"),
         (lambda: sw.Quest(0), "sigmas is 0; expected a positive"),
-        (lambda: sw.Quest(exponent="up"), "exponent is 'up'; expected 'nearest' or 'floor'"),
         (lambda: sw.Amax(headroom=-1), "headroom is -1; expected a positive"),
         (lambda: sw.quantize(X, "nvfp4", scaling=sw.MsEden()), "expected key, a JAX random key"),
-        (
-            lambda: dataclasses.replace(sw.recipes.nvfp4.products, backward_from="copy"),
-            "expected 'original' or 'forward'",
-        ),
         (
             lambda: dataclasses.replace(
                 sw.recipes.mxfp4.products,

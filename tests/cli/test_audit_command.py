@@ -147,10 +147,6 @@ def test_several_steps_with_their_batches(folder):
         (("audit", "net.py:norm", "--args", "big", "--out", "no/a.csv"), "there is no folder 'no'"),
         (("audit", "net.py:norm", "--args", "big", "--batches", "batch"), "leave the second"),
         (
-            ("audit", "net.py:norm", "--args", "big", "--trials", "-3"),
-            "trials is -3; expected 0",
-        ),
-        (
             ("audit", "net.py:step", "--data", "no_pair"),
             "returned a tuple of 1; expected",
         ),
@@ -158,9 +154,7 @@ def test_several_steps_with_their_batches(folder):
         (("diff", "net.py", "net.py"), "'net.py' is no JSON: expected a report saved as .json"),
         (("record", "net.py:norm", "--args", "big", "--out", "a.npz"), "ends with .safetensors"),
         (("record", "net.py:nor"), "net.py defines no function 'nor'"),
-        (("diff", "a.json", "b.json", "--out", "c.csv"), "--out: expected two recordings"),
         (("diff", "gone.safetensors", "net.safetensors"), "No such file or directory"),
-        (("diff", "a.json", "net.py"), "can't read 'a.json': No such file"),
     ],
 )
 def test_errors_are_one_sentence(folder, arguments, message):
@@ -171,7 +165,7 @@ def test_errors_are_one_sentence(folder, arguments, message):
     assert len(done.output.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [["net.py:norm", "--framework", "torch"], ["hf:config.json"]])
+@pytest.mark.parametrize("arguments", [["net.py:norm", "--framework", "torch"], ["hf:net.py"]])
 def test_a_torch_model_needs_torch(folder, arguments, monkeypatch):
     for name in [x for x in sys.modules if x.split(".")[:2] == ["scalewise", "torch"]]:
         monkeypatch.delitem(sys.modules, name)

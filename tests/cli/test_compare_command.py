@@ -63,10 +63,6 @@ def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
             ("line.py", "--recipe", "fp61"),
             "no method of comparison is called 'fp61'",
         ),
-        (
-            ("nothing.py",),
-            "no program 'nothing.py'; expected a Python file, or the name of an example",
-        ),
         (("text",), "no program at 'text'"),
         (("bare.py",), "defines no init(seed) -> state and no train_step(state, batch)"),
         (("broken.py",), "broken.py doesn't run: SyntaxError"),

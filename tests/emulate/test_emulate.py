@@ -168,7 +168,6 @@ def test_a_program_written_in_half_precision():
             ValueError,
             "e11m30 has 31 significant bits; expected at most 25",
         ),
-        (lambda: sw.emulate("sin", "fp16"), TypeError, "emulate.f, .... takes a function, not a s"),
     ],
 )
 def test_invalid_arguments_are_refused(call, error, message):

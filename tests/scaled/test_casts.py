@@ -82,7 +82,7 @@ def test_the_proofs_execute_no_code_of_the_rules():
     packages = {p.parent.name for p in sources if "scalewise" in p.parts}
     assert packages == {"scalewise", "formats", "rounding"}
     assert "_casts.py" not in {p.name for p in sources}
-    assert inspect.unwrap(sw.cast) is rounding.cast
+    assert inspect.unwrap(sw.cast) is inspect.unwrap(rounding.cast)
     assert inspect.signature(sw.round_to) == inspect.signature(rounding.round_to)
 
 
@@ -99,7 +99,6 @@ def test_other_functions_take_rules_too():
 @pytest.mark.parametrize(
     ("rule", "fmt", "message"),
     [
-        ("onnx-18", "e4m3fn", "saturate is 'onnx-18'; expected one of False, True, 'finite', 'onn"),
         ("onnx", "e3m4", "saturate='onnx' says nothing of e3m4; it covers fp64, fp32"),
         ("onnx-19", "e8m0", "saturate='onnx-19' says nothing of e8m0"),
     ],

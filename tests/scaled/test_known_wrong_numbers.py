@@ -91,5 +91,5 @@ def test_blocks_that_do_not_divide_an_axis_end_in_a_shorter_one():
 
 
 def test_a_block_format_without_a_format_for_its_scales_is_refused():
-    with pytest.raises(ValueError, match=r"BlockFormat.*scale is None; expected a format"):
+    with pytest.raises(TypeError, match=r"BlockFormat: scale is None; expected a Format"):
         BlockFormat("own", E2M1FN, scale=None)  # pyright: ignore

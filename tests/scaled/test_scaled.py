@@ -289,7 +289,7 @@ def test_invalid_arguments_are_rejected(call, error, message):
 
 
 def test_a_choice_of_scale_that_is_none():
-    with pytest.raises(TypeError, match="scaling is 'amax'; expected an instance such as Amax"):
+    with pytest.raises(TypeError, match="scaling is 'amax'; expected a Scaling"):
         sw.quantize(jnp.ones(3), "e4m3fn", scaling="amax")
 
 

@@ -210,7 +210,6 @@ def test_propagated_costs_a_cast_and_no_more():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: sw.Rms(sigmas=0), "Rms: sigmas is 0; expected a positive number"),
         (lambda: sw.LeastSquares(0), "LeastSquares: candidates is 0; expected"),
         (lambda: sw.Unit(-1), "Unit: terms is -1; expected"),
         (lambda: sw.Delayed(0), "Delayed: history is 0; expected"),

@@ -282,8 +282,6 @@ def test_a_users_own_method_is_compared(tmp_path):
         ),
         ({"recipes": []}, "no recipe given; expected some of float32"),
         ({"recipes": ["fp8", "fp8"]}, "a recipe is given twice: fp8, fp8"),
-        ({"steps": 0}, "steps is 0; expected 1, 2"),
-        ({"seeds": 0}, "seeds is 0; expected 1, 2"),
         ({"data": b""}, "tiny.batches: not one batch from 0 bytes of data"),
         ({"data": "/nowhere/at/all"}, "no data at '/nowhere/at/all'; expected a text file"),
         ({"program": "/nowhere.py"}, "no program '/nowhere.py'; expected a Python file"),

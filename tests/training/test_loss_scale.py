@@ -248,25 +248,8 @@ def test_the_state_is_found_under_wrappers():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (
-            lambda: StaticLossScale(0),
-            ValueError,
-            "StaticLossScale.scale is 0; expected a finite number over 0",
-        ),
-        (
-            lambda: StaticLossScale(float("inf")),
-            ValueError,
-            "is inf; expected a finite number over 0",
-        ),
-        (lambda: DynamicLossScale(growth=1), ValueError, "growth is 1; expected a number over 1"),
-        (
-            lambda: DynamicLossScale(backoff=2.0),
-            ValueError,
-            "backoff is 2.0; expected a number under 1",
-        ),
-        (lambda: DynamicLossScale(interval=0), ValueError, "interval is 0; expected 1, 2, ..."),
         (lambda: DynamicLossScale(max_scale=2.0), ValueError, "initial 65536.0 isn't between"),
-        (lambda: loss_scaled(optax.sgd(1.0), 3.0), TypeError, "not a float: 3.0"),  # pyright: ignore
+        # pyright: ignore
     ],
 )
 def test_invalid_arguments_are_errors(make, error, message):

@@ -162,7 +162,7 @@ def _dtype(value: ComputeDtype, field: str) -> np.dtype:
         name = DTYPES[name] if isinstance(name, str) else jnp.dtype(name).name
         if name not in DTYPES.values():
             raise KeyError(name)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         known = kind_of(value) if isinstance(value, str) else None
         what = f"{known}, no dtype" if known else "no dtype"
         raise ValueError(

@@ -41,7 +41,9 @@ def check_target(target: str) -> None:
     if not target.startswith("hf:"):
         function_file(target)
     elif not Path(target.removeprefix("hf:")).exists():
-        raise ValueError(f"no file at {target.removeprefix('hf:')!r}: expected a config (.json)")
+        raise ValueError(
+            f"no file at {target.removeprefix('hf:')!r}: expected a config of transformers (.json)"
+        )
 
 
 def check_program(program: str, data: Path | None) -> None:

@@ -87,7 +87,7 @@ def format(spec: Any) -> Format:
     else:
         try:
             dtype = None if spec is None else np.dtype(spec)  # np.dtype(None) is float64
-        except TypeError:
+        except (TypeError, ValueError):
             dtype = None
         for fmt, known in CATALOGUE_DTYPES.items():
             if dtype is not None and np.dtype(known) == dtype:

@@ -13,7 +13,7 @@ from jax import lax
 from jax.core import Tracer
 
 from .._check import checked
-from .._types import FloatDType
+from .._types import FormatLike
 from ._array import ScaledArray
 from ._operand import ScaledOperand, common_dtype, operands, scaled_result
 from ._operations import Operand
@@ -32,7 +32,7 @@ def _contraction(
     terms: Callable[[Sequence[int], Sequence[int]], int],
     product: Callable[[jax.Array, jax.Array], jax.Array],
     static: Static | None,
-    dtype: FloatDType | None,
+    dtype: FormatLike | None,
 ) -> ScaledArray:
     x, y = operands(name, a, b)
     if not (x.data.ndim and y.data.ndim):
@@ -85,7 +85,7 @@ def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> np.dtype:
 
 @checked
 def matmul(
-    a: Operand, b: Operand, *, static: Static | None = None, dtype: FloatDType | None = None
+    a: Operand, b: Operand, *, static: Static | None = None, dtype: FormatLike | None = None
 ) -> ScaledArray:
     """Returns ``a @ b`` with the scale ``sA sB s``: the data are ``(a.data @ b.data) / s``.
 
@@ -118,7 +118,7 @@ def dot_general(
     dimension_numbers: DimensionNumbers,
     *,
     static: Static | None = None,
-    dtype: FloatDType | None = None,
+    dtype: FormatLike | None = None,
 ) -> ScaledArray:
     """Returns ``lax.dot_general`` with the scale ``sA sB s``; see :func:`matmul`.
 
@@ -145,7 +145,7 @@ def conv(
     padding: Literal["SAME", "VALID", "SAME_LOWER"] | Sequence[tuple[int, int]],
     *,
     static: Static | None = None,
-    dtype: FloatDType | None = None,
+    dtype: FormatLike | None = None,
     **options: Any,
 ) -> ScaledArray:
     """Returns ``lax.conv_general_dilated`` with the scale ``sA sB s``; see :func:`matmul`.

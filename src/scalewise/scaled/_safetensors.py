@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import safetensors
 from jax.typing import ArrayLike
 
 from .._check import Range, checked
@@ -28,7 +29,6 @@ from ..formats import E2M1FN, Format, check_codes
 from ..rounding import EncodedArray
 from ..rounding._encoded import is_packed
 from ._array import ScaledArray
-from ._header import read_header
 
 DTYPES: dict[str, np.dtype] = {
     name: np.dtype(dtype)
@@ -90,9 +90,8 @@ def save_safetensors(path: str | os.PathLike, arrays: Mapping[Name, Tensor]) -> 
 def load_safetensors(path: str | os.PathLike) -> dict[str, Loaded]:
     """Returns the arrays of a file, of the classes that :func:`save_safetensors` was given.
 
-    It rejects what safetensors' own reader rejects, and also a key that occurs twice, a dtype that
-    NumPy and ml_dtypes don't have (sub-byte ones), and scales or codes that
-    :func:`save_safetensors` doesn't write.
+    It rejects what safetensors' own reader rejects, and also a dtype that NumPy and ml_dtypes don't
+    have (sub-byte ones), and scales or codes that :func:`save_safetensors` doesn't write.
 
     Raises:
         ValueError: the file is truncated, or no safetensors file, or holds a dtype unknown here.
@@ -216,51 +215,22 @@ def _header(path: Path, arrays: Mapping[str, np.ndarray], metadata: dict[str, st
 
 def _read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """Returns the tensors in the order of their bytes, and the metadata."""
-
-    def damaged(why: str) -> ValueError:
-        return ValueError(f"{path} is no complete safetensors file: {why}")
-
-    size = check_source(path)
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = int.from_bytes(start, "little")
-        if len(start) < 8 or length > MOST_HEADER or 8 + length > size:
-            raise damaged(f"a header of {length:,} bytes in a file of {size:,}")
+    check_source(path)
+    arrays: dict[str, np.ndarray] = {}
+    try:
+        raw = path.read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        tensors = safetensors.deserialize(raw)  # checks the header and all offsets
+        metadata = json.loads(raw[8 : 8 + length]).get("__metadata__") or {}
+    except (safetensors.SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no complete safetensors file: {error}") from None
+    for name, tensor in tensors:
+        if tensor["dtype"] not in DTYPES:
+            known = ", ".join(DTYPES)
+            raise ValueError(f"{path}: {name!r} is {tensor['dtype']}; known: {known}")
         try:
-            entries, metadata = read_header(file.read(length))
-        except ValueError as error:
-            raise damaged(f"a header that can't be read ({error})") from None
-        raw = file.read()
-    arrays, end = {}, 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1][2:]):
-        if entry.dtype not in DTYPES:
-            raise damaged(f"{name!r} is {entry.dtype}; known: {', '.join(DTYPES)}")
-        dtype, shape, first, last = DTYPES[entry.dtype], entry.shape, entry.first, entry.last
-        if first != end or last - first != _bytes(shape, dtype):
-            raise damaged(f"{name!r} of shape {shape} lies at bytes {first} to {last}")
-        if last > len(raw):
-            raise damaged(f"{name!r} ends at byte {8 + length + last:,} of {size:,}")
-        try:
-            arrays[name] = np.frombuffer(raw[first:last], dtype).reshape(shape)
+            arrays[name] = np.frombuffer(tensor["data"], DTYPES[tensor["dtype"]])
+            arrays[name] = arrays[name].reshape(tensor["shape"])
         except ValueError as error:  # more than 64 dimensions, say
-            raise damaged(f"NumPy has no shape {shape} ({error})") from None
-        end = last
-    if end != len(raw):
-        raise damaged(f"{len(raw) - end:,} bytes belong to no tensor")
+            raise ValueError(f"{path}: NumPy has no shape {tensor['shape']} ({error})") from None
     return arrays, metadata
-
-
-def _bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    """Returns the bytes of an array; -1 if an intermediate product exceeds 64 bits, as the official
-    reader computes it.
-
-    Example:
-        >>> _bytes((2**32, 2**32, 0), np.dtype("u1")), _bytes((0, 2**32, 2**32), np.dtype("u1"))
-        (-1, 0)
-    """
-    size = 1
-    for n in (*shape, 8 * dtype.itemsize):  # it counts in bits
-        size *= n
-        if size >= 2**64:
-            return -1
-    return size // 8

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from itertools import zip_longest
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr
 
 from ..._output import check_source
 from ..._types import Json
@@ -26,7 +25,7 @@ FILE, PROGRAM = "run.json", "step.jaxpr"
 Settings: TypeAlias = dict[str, Json]
 
 
-def program_text(jaxpr: ClosedJaxpr) -> str:
+def program_text(jaxpr: Any) -> str:
     """Returns a step's jaxpr as text, with a digest of its constants and no memory addresses."""
     constants = hashlib.sha256()
     for x in jaxpr.consts:

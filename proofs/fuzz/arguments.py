@@ -1,0 +1,330 @@
+"""Wrong arguments to public functions and classes: refused at the entrance, by name.
+
+A call raises a TypeError or ValueError, in scalewise and not in a library below, whose message
+names the argument or shows the value. ``accepted`` lists the values that are right, apart from
+``scalewise._check``.
+
+    python -m proofs.fuzz arguments --count 1000
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import random
+import re
+import traceback
+import warnings
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import scalewise as sw
+from proofs.fuzz.cases import run_case
+from scalewise import training
+
+OBJECT = object()
+POOL = [
+    None, "", "no such name", -1, 0, 1.5, math.nan, math.inf, True, [], {}, OBJECT, ("a", 1),
+    np.array(["a"]), int,
+]  # fmt: skip
+X = np.ones((4, 32), np.float32)
+S = sw.quantize(X, "e4m3fn")
+SGD = optax.sgd(0.1)
+STORED = sw.Recipe(state=((".*", sw.Storage(sw.formats.E4M3FN)),))
+LOSS = training.StaticLossScale().init()
+
+
+def loss(params, batch):
+    return jnp.mean((batch @ params) ** 2)
+
+
+PROGRAM = training.Program(
+    "tiny", lambda seed: {"params": X}, lambda state, batch: (state, jnp.float32(0)),
+    lambda data, seed: iter([X] * 9), lambda p, b: jnp.sum(p * b), SGD,
+)  # fmt: skip
+
+# The required arguments of each entry; others have defaults.
+ENTRIES = {
+    "formats": {
+        "Format": {"name": "f", "exponent_bits": 4, "mantissa_bits": 3},
+        "BlockFormat": {"name": "b", "element": sw.formats.E2M1FN},
+        "format": {"spec": "fp16"},
+        "block_format": {"spec": "mxfp4"},
+        "next_up": {"fmt": "fp16", "x": 1.0},
+        "next_down": {"fmt": "fp16", "x": 1.0},
+        "ulp": {"fmt": "fp16", "x": 1.0},
+        "p3109": {"bits": 8, "precision": 4},
+    },
+    "rounding": {
+        "cast": {"x": X, "fmt": "fp16"},
+        "round_to": {"x": X, "fmt": "fp16"},
+        "decode": {"codes": np.zeros(4, np.uint8), "fmt": "e4m3fn"},
+        "encode": {"x": X, "fmt": "e4m3fn"},
+        "pack": {"codes": np.zeros(4, np.uint8), "fmt": "e2m1fn"},
+        "unpack": {"packed": np.zeros(2, np.uint8), "fmt": "e2m1fn", "size": 4},
+    },
+    "scaled": {
+        "quantize": {"x": X, "fmt": "e4m3fn"},
+        "dequantize": {"a": S},
+        "rebalance": {"a": S, "factor": 2.0},
+        "saturation": {"rule": "onnx", "fmt": "e4m3fn"},
+        "as_scaled": {"tree": X},
+        "asarray": {"tree": S},
+        "dynamic_rescale": {"tree": S},
+        "matmul": {"a": S, "b": X.T},
+        "dot_general": {"a": S, "b": X.T, "dimension_numbers": (((1,), (0,)), ((), ()))},
+        "conv": {
+            "a": X[None, None], "kernel": X[None, None], "window_strides": (1, 1),
+            "padding": "SAME",
+        },
+        **{
+            name: {"a": S}
+            for name in (
+                "abs", "cos", "exp", "gelu", "log", "max", "mean", "min", "neg", "relu",
+                "rsqrt", "sigmoid", "sin", "softmax", "sqrt", "square", "sum", "tanh",
+            )
+        },
+        **{
+            name: {"a": S, "b": S}
+            for name in (
+                "add", "sub", "mul", "div", "maximum", "minimum",
+            )
+        },
+        "cast": {"a": S, "fmt": "e4m3fn"},
+        "concatenate": {"xs": [S, S]},
+        "integer_pow": {"a": S, "n": 2},
+        "where": {"condition": X > 0, "a": S, "b": S},
+        "save_safetensors": {"path": "/nowhere/x", "arrays": {"a": X}},
+        "load_safetensors": {"path": "/nowhere/x"},
+        **{
+            name: {}
+            for name in (
+                "Amax", "Delayed", "Fixed", "LeastSquares", "MsEden", "Mx", "Quest", "Rms",
+                "Unit",
+            )
+        },
+    },
+    "ops": {
+        "Accumulator": {"fmt": "fp16"},
+        "Arithmetic": {"fmt": sw.formats.FP16},
+        "beta_high": {"fmt": "fp16", "n": 4},
+        "beta_low": {"fmt": "fp16"},
+        "cast_table": {"fmt": "e4m3fn"},
+        "function_table": {"fmt": "e4m3fn"},
+        "function_ranges": {"fmt": "e4m3fn"},
+        "ulp_bound": {"fmt": sw.formats.FP16, "n": 4},
+        "cross_entropy": {"logits": X, "labels": np.zeros(4, int)},
+        "dot": {"a": X[0], "b": X[0]},
+        "matmul": {"a": X, "b": X.T},
+        **{
+            name: {"x": X}
+            for name in (
+                "l2_norm", "layer_norm", "rms_norm", "log_softmax", "softmax", "logsumexp",
+                "mean", "sum", "var", "isinf_sign",
+            )
+        },
+    },
+    "emulate": {"emulate": {"f": jnp.sin, "fmt": "fp16"}, "Emulation": {"fmt": sw.formats.FP16}},
+    "autocast": {
+        "autocast": {"f": jnp.sin}, "placements": {"f": jnp.sin}, "policy": {"text": "bf16"},
+        "Policy": {}, "Rule": {"run": "low", "primitive": "tanh"},
+    },
+    "autoscale": {
+        "autoscale": {"f": jnp.sin}, "explain": {"f": jnp.sin},
+        "store": {"tree": X, "recipe": STORED},
+        "Operand": {"format": "e4m3fn"},
+        "Products": dict.fromkeys(("forward", "input_gradient", "weight_gradient"), (None, None)),
+        "Recipe": {}, "Schedule": {"phases": {0: "fp8"}}, "Storage": {"format": "e4m3fn"},
+    },
+    "autoscale.recipes": {"recipe": {"name": "fp8"}},
+    "devices": {"device": {"name": "h100"}},
+    "audit": {
+        "audit": {"f": jnp.sin}, "record": {"f": jnp.sin}, "stability": {"f": jnp.sin},
+        "literals": {"f": jnp.sin, "fmt": "fp16"}, "tune": {"f": jnp.sin, "tol": 0.1},
+        "diff": {"before": "/nowhere/a.json", "after": "/nowhere/b.json"},
+        "compare": {"a": "/nowhere/a.safetensors", "b": "/nowhere/b.safetensors"},
+        "load_recording": {"path": "/nowhere/a.safetensors"},
+        "readings": {"tree": X}, "Monitor": {},
+    },
+    "training": {
+        "DynamicLossScale": {}, "StaticLossScale": {}, "ExpandedStorage": {}, "TableStorage": {},
+        "Method": {"name": "m"},
+        "Program": {
+            "name": "p", "init": len, "train_step": len, "batches": len,
+        },
+        "all_finite": {"tree": X}, "apply_updates": {"params": X, "updates": X},
+        "compensated": {"optimizer": SGD}, "master_weights": {"optimizer": SGD},
+        "stochastic_rounding": {"optimizer": SGD}, "loss_scaled": {"optimizer": SGD},
+        "store_state": {"optimizer": SGD},
+        "scale_loss": {"loss": jnp.float32(1), "state": LOSS},
+        "unscale": {"gradients": X, "state": LOSS},
+        "layer_scaled": {"layer": len},
+        "layer_scales": {"scaling": training.StaticLossScale(), "layers": 2},
+        "method": {"name": "fp8"}, "mean_over": {"tree": X, "axis_name": "i"},
+        "step": {"loss": loss, "optimizer": SGD},
+        "train": {"program": PROGRAM, "steps": 1}, "compare": {"program": PROGRAM, "steps": 1},
+        "corpus": {}, "load_program": {"program": PROGRAM},
+    },
+}  # fmt: skip
+# Any value may stand in a pytree, and JAX allows any hashable name of an axis.
+FREE = {"tree", "gradients", "params", "updates", "axis_name"}
+TEXTS = {
+    "name", "what", "function", "primitive", "scope", "path", "out", "data", "before", "after", "a",
+}  # fmt: skip
+ARRAY = [-1, 0, 1.5, math.nan, math.inf, True, []]
+
+
+def accepted(annotation: str, name: str) -> list:
+    """Returns the values of the pool that an argument may have."""
+    found = [None] if "None" in annotation or name in FREE else []
+    for part, values in {
+        "ArrayLike": ARRAY, "Operand": ARRAY, "jax.Array": [], "Callable": [int], "Mapping": [{}],
+        "Sequence": [[]], "Iterable": [[], {}], "bool": [True], "Saturation": [True],
+        "NonNegative": [0, 1.5], "Positive": [1.5], "Natural": [0], "AnyFloat": ARRAY[:5],
+        "float": [-1, 0, 1.5], "int": [-1, 0], "Axis": [None, -1, 0, []], "growth": [1.5],
+        "Groups": [0, {}], "Step": [int], "Watch": [int], "Set": [[]], "PathLike": ["no such name"],
+        "Path": ["no such name"], "ComputeDtype": [None],
+    }.items():  # fmt: skip
+        if re.search(rf"\b{part}\b", annotation):
+            found += values
+    if name in TEXTS and re.search(r"\bstr\b", annotation):
+        found += ["", "no such name"]
+    return found
+
+
+# Where an annotation says more or less than the table: the values of the pool that are right.
+EXACT = {
+    ("Policy", "compute"): [], ("audit", "batches"): [None, [], {}, int, ("a", 1), np.ndarray],
+    ("cast", "fmt"): [], ("concatenate", "xs"): [], ("conv", "window_strides"): [[]],
+    ("conv", "padding"): [[]], ("Rule", "scope"): [None, "", "no such name"],
+    ("compare", "b"): ["", "no such name"], ("compare", "recipes"): [[]],
+    ("Format", "exponent_bits"): [],
+    ("Format", "mantissa_bits"): [], ("BlockFormat", "element"): [], ("p3109", "precision"): [],
+    ("p3109", "bits"): [], ("Storage", "root"): [], ("Recipe", "rescale"): [None],
+    ("BlockFormat", "tensor_scale"): [None], ("MsEden", "clip"): [1.5], ("device", "name"): [],
+    ("recipe", "name"): [], ("method", "name"): [], ("load_program", "program"): [],
+    ("DynamicLossScale", "growth"): [1.5], ("DynamicLossScale", "backoff"): [],
+    ("TableStorage", "bits"): [], ("Schedule", "phases"): [], ("Products", "backward_from"): [],
+    ("stability", "runs"): [], ("Mx", "exponent"): [], ("readings", "groups"): [0],
+    ("save_safetensors", "arrays"): [{}], ("store_state", "storages"): [{}],
+    ("softmax", "axis"): [-1, 0], ("train", "program"): [], ("compare", "program"): [],
+    ("as_scaled", "scale"): [None, *ARRAY], ("train", "recipe"): [],
+    ("function_table", "domain"): [[]], ("step", "moments"): [None, {}],
+}  # fmt: skip
+
+
+def is_accepted(value, allowed) -> bool:
+    if isinstance(value, np.ndarray):
+        return np.ndarray in allowed
+    return any(
+        value is x or (type(value) is type(x) and (value == x or value != value != x != x))
+        for x in allowed
+    )
+
+
+def wrong_calls(package):
+    for name, given in ENTRIES[package].items():
+        entry = getattr(importlib.import_module(f"scalewise.{package}"), name)
+        for p in inspect.signature(entry).parameters.values():
+            if p.name in FREE or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+                continue
+            allowed = EXACT.get((name, p.name), accepted(str(p.annotation), p.name))
+            for value in POOL:
+                if not is_accepted(value, allowed):
+                    yield entry, given, p.name, value
+
+
+def fault(entry, given, argument, value) -> str | None:
+    """Returns what is wrong about a refusal; None if it is as it should be."""
+    call = f"{entry.__name__}({argument}={value!r})"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            entry(**{**given, argument: value})
+    except (TypeError, ValueError) as error:
+        where = traceback.extract_tb(error.__traceback__)[-1].filename
+        text = str(error)
+        known = argument in text or repr(value)[:60] in text or entry.__name__ in text
+        known |= getattr(value, "name", None) is not None and str(value.name) in text
+        known |= entry.__name__ == "encode" and text.startswith("cast takes")  # which it calls
+        if Path(sw.__file__).parent not in Path(where).parents:
+            return f"{call}: raised in {where}: {text}"
+        return None if known else f"{call}: doesn't name it: {text}"
+    except Exception as error:
+        return f"{call}: {type(error).__name__}: {error}"
+    return f"{call} is accepted"
+
+
+# Calls that take long if a random number of steps, say, is a right one, or need a mapped axis.
+EXPENSIVE = {
+    "mean_over",
+    "train",
+    "compare",
+    "function_table",
+    "function_ranges",
+    "cast_table",
+    "corpus",
+}
+
+
+def random_value(rng: random.Random, depth: int = 2):
+    """Returns a number, text, array, container or function, of which most fit no argument."""
+    makers = [
+        lambda: rng.choice(POOL),
+        lambda: rng.randrange(-40, 40),
+        lambda: rng.uniform(-3, 3) * 10.0 ** rng.randrange(-40, 40),
+        lambda: rng.choice(("", "fp16", "e8m0", "mxfp4", "(", "max", "p=f32", "\ud800", "é")),
+        lambda: rng.choice(
+            (b"fp16", 1j, 2**70, Path("x"), np.int64(3), np.float16(2), np.bool_(1))
+        ),
+        lambda: np.ones(
+            [rng.randrange(4) for _ in range(rng.randrange(4))], rng.choice("fdiI?FSO")
+        ),
+        lambda: rng.choice((sw.formats.E8M0, sw.formats.NVFP4, sw.recipes.fp8, np.float16, len, S)),
+    ]
+    if depth:
+        inner = lambda: random_value(rng, depth - 1)  # noqa: E731
+        makers += [
+            lambda: [inner() for _ in range(rng.randrange(3))],
+            lambda: tuple(inner() for _ in range(rng.randrange(3))),
+            lambda: {rng.choice(("a", "(", 1)): inner()},
+        ]
+    return rng.choice(makers)()
+
+
+def random_call(rng: random.Random, folder: Path) -> list[str]:
+    """A call with one random argument: it succeeds, or the argument is refused."""
+    package = rng.choice(list(ENTRIES))
+    name = rng.choice([n for n in ENTRIES[package] if n not in EXPENSIVE] or [None])
+    if name is None:
+        return []
+    given = ENTRIES[package][name]
+    entry = getattr(importlib.import_module(f"scalewise.{package}"), name)
+    parameters = inspect.signature(entry).parameters.values()
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    named = [p for p in named if p.name not in FREE and p.name not in ("path", "out")]
+    if not named:
+        return []
+    parameter, value = rng.choice(named), random_value(rng)
+    found = fault(entry, given, parameter.name, value)
+    arrays = re.search("ArrayLike|Operand|Array|Sequence", str(parameter.annotation))
+    if found is None or found.endswith("is accepted"):
+        return []
+    # of arrays that don't fit each other JAX tells, which shows their shapes
+    return [] if arrays and "raised in" in found else [found]
+
+
+def wrong_call(rng: random.Random, folder: Path) -> list[str]:
+    """A call with a value of the pool that is known to be wrong."""
+    calls = list(wrong_calls(rng.choice(list(ENTRIES))))
+    found = fault(*rng.choice(calls))
+    return [found] if found else []
+
+
+def check(seed: int, index: int) -> list[str]:
+    """Makes call number ``index`` of a seed; the failures, a sentence each."""
+    return run_case("arguments", (wrong_call, random_call, random_call), seed, index)
