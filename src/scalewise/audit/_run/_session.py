@@ -175,8 +175,8 @@ class Session:
         """
         self.runs += 1
         lockstep = self.lockstep
-        if constants:  # compiled loops contain their literals
-            lockstep = dataclasses.replace(lockstep, constants=dict(constants), loops={})
+        if constants:
+            lockstep = dataclasses.replace(lockstep, constants=dict(constants))
         with jax.enable_x64(True):
             accumulator = Accumulator(self.formats() if formats is None else formats)
         if not lockstep.plans:
