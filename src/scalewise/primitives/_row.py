@@ -52,6 +52,7 @@ FACTS = MappingProxyType({
     "selects": "one of the operands' elements at each index",
     "same_order": "the operand's elements in the same order",
     "keeps_constant": "the result of an operand whose elements are equal has equal elements",
+    "single": "needs float32 at least: a library's kernel, or code that calls one",
     "own_dtype": "depends on the bits of its operand's dtype, or holds code traced for that dtype",
     "drops": "may leave elements of its operands out, so that one which isn't finite may be gone",
     "keeps_scale": "no larger than the largest operand, whose scale `every_op` therefore keeps",
@@ -102,11 +103,7 @@ class Primitive:
     @property
     def full(self) -> bool:
         """Whether autocast runs the primitive in float32."""
-        return self.autocast not in ("low", "-") or self.own_dtype
-
-    @property
-    def own_dtype(self) -> bool:
-        return "own_dtype" in self.facts
+        return self.autocast not in ("low", "-") or not self.facts.isdisjoint(("single", "own_dtype"))
 
 
 def parsed(table: str) -> dict[str, Primitive]:
