@@ -32,6 +32,4 @@ def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> No
 def _hides(equation: Equation) -> bool:
     """Returns whether users may expect the body to be transformed; a solver's if it multiplies."""
     solver = params.solver(equation)
-    return solver is None or any(
-        e.primitive.name in CONTRACTIONS for e in all_equations(solver[0])
-    )
+    return solver is None or any(e.primitive.name in CONTRACTIONS for e in all_equations(solver[0]))

@@ -103,7 +103,9 @@ class Primitive:
     @property
     def full(self) -> bool:
         """Whether autocast runs the primitive in float32."""
-        return self.autocast not in ("low", "-") or not self.facts.isdisjoint(("single", "own_dtype"))
+        return self.autocast not in ("low", "-") or not self.facts.isdisjoint(
+            ("single", "own_dtype")
+        )
 
 
 def parsed(table: str) -> dict[str, Primitive]:
