@@ -93,9 +93,11 @@ def entry(eqn: jex.JaxprEqn) -> str:
     """Returns the name of JAX's function that the user's code called for an equation; "" if that is
     unknown, as within JAX's own jitted functions."""
     traceback = eqn.source_info.traceback
-    own = next(source_info_util.user_frames(traceback), None) if traceback else None
+    own = next(source_info_util.user_frames(traceback), None)
+    if traceback is None or own is None:
+        return ""
     called = ""
-    for frame in traceback.frames if own else ():
+    for frame in traceback.frames:
         if (frame.file_name, frame.line_num) == (own.file_name, own.start_line):
             return called
         if frame.function_name not in _METHODS:

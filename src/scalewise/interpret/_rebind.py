@@ -55,8 +55,8 @@ def rebind(
     own = jnp.dtype(dtype)
     solver = params.solver(equation)
     if solver is not None:
-        jaxpr, reads = solver
-        return interpret_jaxpr(InDtype(own), jaxpr, (), [inputs[i] for i in reads])[1]
+        jaxpr, consts, right = solver
+        return interpret_jaxpr(InDtype(own), jaxpr, (), [*inputs[consts], *inputs[right]])[1]
     changed: dict[str, Parameter] = {
         k: own if isinstance(v, np.dtype) and jnp.issubdtype(v, jnp.floating) else v
         for k, v in equation.params.items()

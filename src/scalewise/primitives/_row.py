@@ -103,9 +103,8 @@ class Primitive:
     @property
     def full(self) -> bool:
         """Whether autocast runs the primitive in float32."""
-        return self.autocast not in ("low", "-") or not self.facts.isdisjoint(
-            ("single", "own_dtype")
-        )
+        wide = bool(self.facts & {"single", "own_dtype"})
+        return self.autocast not in ("low", "-") or wide
 
 
 def parsed(table: str) -> dict[str, Primitive]:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.core import ShapedArray
 
 from ..._types import PyTree
 from ...formats import BF16, FP16
@@ -82,8 +83,13 @@ def as_cast(low: Interpretation, arguments: PyTree) -> PyTree:
 
 def _narrow(program: Program) -> bool:
     """Returns whether a program has 16-bit floats of its own."""
-    avals = (v.aval for e in all_equations(program.jaxpr) for v in (*e.invars, *e.outvars))
-    return any(is_float(a) and bits_of(a.dtype) <= 16 for a in avals if hasattr(a, "dtype"))
+    equations = all_equations(program.jaxpr)
+    return any(bits <= 16 for e in equations for bits in _float_bits([*e.invars, *e.outvars]))
+
+
+def _float_bits(atoms: Sequence[jex.Var | jex.Literal]) -> list[int]:
+    avals = [atom.aval for atom in atoms if isinstance(atom.aval, ShapedArray)]
+    return [bits_of(a.dtype) for a in avals if is_float(a)]
 
 
 def _widens(eqn: jex.JaxprEqn) -> bool:
@@ -92,12 +98,11 @@ def _widens(eqn: jex.JaxprEqn) -> bool:
     It does by a conversion, or by an operation with another dtype for its result. The promotion of
     an operand to another one's dtype, and what JAX does within an operation, are no such request.
     """
-    before, after = ([v.aval for v in some] for some in (eqn.invars, eqn.outvars))
-    before, after = ([a for a in some if is_float(a)] for some in (before, after))
-    narrow = [bits_of(a.dtype) <= 16 for a in before]
-    if not narrow or not all(narrow) or all(bits_of(a.dtype) <= 16 for a in after):
+    before, after = (_float_bits(some) for some in (eqn.invars, eqn.outvars))
+    if not before or max(before) > 16 or max(after, default=0) <= 16:
         return False
-    called = entry(eqn)
     if eqn.primitive.name == "convert_element_type":
-        return called in CASTS
-    return bool(called) and "." not in called
+        return entry(eqn) in CASTS
+    if eqn.primitive.name in ("jit", "pjit"):  # of JAX's own: in the user's, each equation tells
+        return bool(called := entry(eqn)) and "." not in called
+    return True
