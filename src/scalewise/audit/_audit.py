@@ -32,8 +32,9 @@ from ._file import name_of
 from ._reduce._arithmetic import arithmetic
 from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction
-from ._report._report import SEMANTICS, Report
+from ._report._report import AS_WRITTEN, SEMANTICS, Report
 from ._report._trace import latent
+from ._run._dtypes import Dtypes, as_cast, traced_as_written
 from ._run._evaluate import release
 from ._run._floors import with_floors
 from ._run._interpretations import Reference, TableEmulation
@@ -43,6 +44,7 @@ from ._run._specialize import nominal_format
 from ._run._statistics import BINS, LOWEST
 from ._search._findings import Finding
 from ._search._groups import groups
+from ._search._kinds import KINDS
 from ._search._literals import changed_and_masks
 from ._search._measure import near
 from ._search._search import Search
@@ -72,6 +74,7 @@ def audit(
     trials: Natural = 40,
     steps: Count = 1,
     batches: Iterable[PyTree] | Callable[[int], PyTree] | None = None,
+    dtypes: Dtypes | None = None,
 ) -> Callable:
     """Returns a function of ``f``'s arguments that returns a :class:`Report` of running ``f`` in
     low precision.
@@ -95,6 +98,10 @@ def audit(
             from 0.
         batches: the second argument of ``f`` at each step, all of the same shapes: an iterable, or
             a function of the step's number. None: the one that it is called with, at every step.
+        dtypes: under ``"fp16"`` and ``"bf16"``, ``"as_written"`` to cast the arguments and honour
+            the program's own conversions, such as a norm that it computes in float32; ``"all"`` to
+            round each operation's result to the format. None for "as_written" if the program mixes
+            dtypes, so that the two differ.
 
     Returns:
         A function to be called with arrays, not under ``jit``; with ``batches``, without the second
@@ -130,8 +137,9 @@ def audit(
         args = _with_batch(f, per_step[0], args, kwargs) if per_step else args
         program = trace(f, low_run, args, kwargs, name="audit", as_jit=True)
         _check_program(program, f)
+        program, own = traced_as_written(f, low_run, args, kwargs, program, dtypes)
         wide = Reference(_reference_dtype(reference, program))
-        session = Session(program, low_run, wide, steps, _batch_arrays(per_step))
+        session = Session(program, own, wide, steps, _batch_arrays(per_step))
         _check_steps(session, f)
         outcome = session.run()
         _check_reference(session, outcome, f)
@@ -284,7 +292,10 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
     fmt = nominal_format(session.low)
     saturate = getattr(session.low, "saturate", False)
     changed, masks = (), ()
+    semantics = SEMANTICS
     if isinstance(session.low, TableEmulation):
+        args, kwargs = as_cast(session.low, (args, kwargs))
+        semantics += "" if session.low.low_dtype is None else AS_WRITTEN
         changed, masks = changed_and_masks(f, fmt, saturate, args, kwargs, session.low.is_low)
     search = Search(session, fmt, changed, trials, saturate, masks)
     error_fixed = search.run(outcome)
@@ -292,8 +303,8 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         function=name_of(f),
         low=_low_name(session.low),
         reference=str(session.reference.dtype),
-        semantics=SEMANTICS,
-        findings=tuple(search.found),
+        semantics=semantics,
+        findings=tuple(sorted(search.found, key=_spoils_fewer)),
         unfixed=tuple(search.unfixed),
         literals=changed,
         arguments=_arguments(session.program, fmt) if session.adjustable else (),
@@ -317,7 +328,16 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         lost_changes=tuple(search.lost_changes),
         infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
         reducer=_reducer(session, outcome),
+        origin=search.origin,
     )
+
+
+def _spoils_fewer(what: Finding) -> int:
+    """Returns a key by which findings about non-finite outputs come first, the order else kept."""
+    if not what.non_finite_before:
+        return 0
+    made = what.non_finite_before - what.non_finite_after
+    return -made if what.fix else -what.non_finite_before * KINDS[what.kind].out_of_range
 
 
 def _latent(session: Session, outcome: Outcome, fmt: Format) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ recomputation and custom derivatives are handled here, once. Nothing here depend
 
 from . import _loops as _loops
 from ._calls import CONTROL as CONTROL
+from ._compat import entry as entry
 from ._compat import gather_invariant as gather_invariant
 from ._compat import has_explicit_mesh as has_explicit_mesh
 from ._compat import is_exported as is_exported

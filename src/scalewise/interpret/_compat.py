@@ -108,6 +108,26 @@ def user_frames(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, str]]:
         yield frame.file_name, frame.start_line, frame.function_name
 
 
+def entry(eqn: jex.JaxprEqn) -> str:
+    """Returns the name of JAX's function that the user's code called for an equation; "" if that is
+    unknown, as within JAX's own jitted functions."""
+    traceback = eqn.source_info.traceback
+    own = next(source_info_util.user_frames(traceback), None)
+    if traceback is None or own is None:
+        return ""
+    called = ""
+    for frame in traceback.frames:
+        if (frame.file_name, frame.line_num) == (own.file_name, own.start_line):
+            return called
+        if frame.function_name not in _METHODS:
+            called = frame.function_name
+    return ""
+
+
+# How a tracer's methods and JAX's scalar types call its functions.
+_METHODS = "_forward_method_to_aval.<locals>.meth", "_astype", "_ScalarMeta.__call__"
+
+
 def manual_now() -> frozenset[str]:
     """Returns the mesh axes that a ``shard_map`` around the caller maps over."""
     return frozenset(jax.sharding.get_abstract_mesh().manual_axes)

@@ -96,6 +96,7 @@ def canonical(interpretation, equation, values, avals, boundary):
     return [_compat.vary(v, _compat.varying(a)) for v, a in zip(values, avals, strict=True)]
 
 
-def varying_everywhere(state):
-    """Returns a loop's state, cast to vary over all mesh axes, since its body may make it do so."""
-    return _compat.vary(state, _compat.manual_now())
+def at_boundary(interpretation: Interpretation, state: State) -> State:
+    """Returns a state as it enters or leaves a loop's body or a branch, cast to vary over all mesh
+    axes, since the body may make it do so."""
+    return _compat.vary(interpretation.at_boundary(state), _compat.manual_now())

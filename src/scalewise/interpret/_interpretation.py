@@ -152,6 +152,10 @@ class Interpretation:
         if it has ended for another one long before."""
         return value
 
+    def at_boundary(self, state: State) -> State:
+        """Returns a state in its fixed shape, at both ends of a loop's body or a branch."""
+        return state
+
     def fork(self, state: State) -> State:
         """Returns a state for equations whose effect on the state is to be dropped."""
         return state

@@ -36,6 +36,5 @@ def warn_kernel(equation: Equation, transformation: str, advice: str = "") -> No
 
 def _hides(equation: Equation) -> bool:
     """Returns whether users may expect the body to be transformed; a solver's if it multiplies."""
-    if equation.name != "custom_linear_solve":
-        return True
-    return any(e.primitive.name in CONTRACTIONS for e in all_equations(params.solver(equation)))
+    solver = params.solver(equation)
+    return solver is None or any(e.primitive.name in CONTRACTIONS for e in all_equations(solver[0]))

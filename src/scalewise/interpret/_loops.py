@@ -17,7 +17,7 @@ from ..primitives import params
 from . import _compat
 from ._equation import Equation
 from ._floats import map_floats
-from ._interpret import CONTROL, canonical, interpret_jaxpr, varying_everywhere
+from ._interpret import CONTROL, at_boundary, canonical, interpret_jaxpr
 
 # A loop that has ended for one of several decisions, and has made this many more iterations for
 # another, and this many times as many, is taken not to end for that one.
@@ -49,7 +49,7 @@ def _cond(interpretation, equation: Equation, state, inputs):
             part = (number,)
             state, outs = interpret_jaxpr(interpretation, jaxpr, state, operands, equation, part)
             outs = canonical(interpretation, equation, outs, equation.out_avals, "branch")
-            return varying_everywhere(state), outs
+            return at_boundary(interpretation, state), outs
 
         return run
 
@@ -132,7 +132,7 @@ def _while_loop(interpretation, equation: Equation, state, inputs):
     carry = to_form(inputs[len(consts) :])
     counts = (jnp.int32(0),) * 2 if interpretation.decides else ()
     state, carry, *counts = lax.while_loop(
-        going_on, iteration, (varying_everywhere(state), carry, *counts)
+        going_on, iteration, (at_boundary(interpretation, state), carry, *counts)
     )
     if counts:
         unfinished = partial(interpretation.unfinished, equation, ways_of(state, carry))
@@ -175,7 +175,7 @@ def _while_parts(interpretation, equation: Equation, consts):
         ways = [] if going is None else interpretation.decisions(going)
         if len(ways) > 1 or any(map(jnp.ndim, ways)):
             new = [chosen(going, x, y, a) for x, y, a in zip(new, carry, avals, strict=True)]
-        return varying_everywhere(state), new
+        return at_boundary(interpretation, state), new
 
     return again, body, to_form
 
@@ -205,11 +205,11 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
         operands = [*_inside(interpretation, consts), *carry, *xs]
         state, outs = interpret_jaxpr(interpretation, loop.body, state, operands, equation)
         carry = to_form(outs[:n], carry_avals, "carry")
-        return (varying_everywhere(state), carry), to_form(outs[n:], body_avals, "stacked")
+        return (at_boundary(interpretation, state), carry), to_form(outs[n:], body_avals, "stacked")
 
     (state, carry), ys = scan(
         body,
-        (varying_everywhere(state), to_form(carry, carry_avals, "carry")),
+        (at_boundary(interpretation, state), to_form(carry, carry_avals, "carry")),
         map_floats(interpretation.unstack, xs, equation.in_avals[m + n :], interpretation.lifts),
         length=loop.length,
         reverse=loop.reverse,

@@ -53,6 +53,10 @@ def rebind(
     if equation.name in OWN_DTYPE:
         return _in_own_dtype(equation, inputs, dtype)
     own = jnp.dtype(dtype)
+    solver = params.solver(equation)
+    if solver is not None:
+        jaxpr, consts, right = solver
+        return interpret_jaxpr(InDtype(own), jaxpr, (), [*inputs[consts], *inputs[right]])[1]
     changed: dict[str, Parameter] = {
         k: own if isinstance(v, np.dtype) and jnp.issubdtype(v, jnp.floating) else v
         for k, v in equation.params.items()

@@ -51,6 +51,7 @@ FACTS = MappingProxyType({
     "selects": "one of the operands' elements at each index",
     "same_order": "the operand's elements in the same order",
     "keeps_constant": "the result of an operand whose elements are equal has equal elements",
+    "single": "needs float32 at least: a library's kernel, or code that calls one",
     "own_dtype": "depends on the bits of its operand's dtype, or holds code traced for that dtype",
     "drops": "may leave elements of its operands out, so that one which isn't finite may be gone",
     "keeps_scale": "no larger than the largest operand, whose scale `every_op` therefore keeps",
@@ -101,11 +102,8 @@ class Primitive:
     @property
     def full(self) -> bool:
         """Whether autocast runs the primitive in float32."""
-        return self.autocast not in ("low", "-") or self.own_dtype
-
-    @property
-    def own_dtype(self) -> bool:
-        return "own_dtype" in self.facts
+        wide = bool(self.facts & {"single", "own_dtype"})
+        return self.autocast not in ("low", "-") or wide
 
 
 def parsed(table: str) -> dict[str, Primitive]:

@@ -152,8 +152,8 @@ bessel_i0e                           fallback     range      elementwise series
 bessel_i1e                           fallback     range      elementwise series
 bitcast_convert_type                 fallback     -          own_dtype direct
 ceil                                 fallback     -          elementwise direct recomputed
-cholesky                             fallback     -          own_dtype
-cholesky_update                      fallback     -          own_dtype
+cholesky                             fallback     -          single
+cholesky_update                      fallback     -          single
 complex                              fallback     -
 conj                                 fallback     -
 coo_fromdense                        fallback     -
@@ -164,13 +164,13 @@ csr_fromdense                        fallback     -
 csr_todense                          fallback     -
 cumlogsumexp                         fallback     sum
 cumprod                              fallback     sum
-custom_linear_solve                  fallback     -          own_dtype
+custom_linear_solve                  fallback     -          single
 custom_root                          fallback     -          own_dtype
 debug_callback                       fallback     -          own_dtype host
 debug_print                          fallback     -          own_dtype host
 digamma                              fallback     range      elementwise
-eig                                  fallback     -          own_dtype
-eigh                                 fallback     -          own_dtype
+eig                                  fallback     -          single
+eigh                                 fallback     -          single
 empty                                fallback     -
 erf_inv                              fallback     range      elementwise
 erfc                                 fallback     range      elementwise costly
@@ -179,12 +179,12 @@ exp2                                 fallback     range      elementwise costly
 expm1                                fallback     range      elementwise direct costly
 fft                                  fallback     -          own_dtype
 floor                                fallback     -          elementwise direct recomputed
-geqp3                                fallback     -          own_dtype
-geqrf                                fallback     -          own_dtype
+geqp3                                fallback     -          single
+geqrf                                fallback     -          single
 global_array_to_host_local_array     fallback     -
-hessenberg                           fallback     -          own_dtype
+hessenberg                           fallback     -          single
 host_local_array_to_global_array     fallback     -
-householder_product                  fallback     -          own_dtype
+householder_product                  fallback     -          single
 igamma                               fallback     range      elementwise series
 igamma_grad_a                        fallback     -          elementwise series
 igammac                              fallback     range      elementwise series
@@ -194,7 +194,7 @@ log                                  fallback     range      elementwise direct 
 log1p                                fallback     range      elementwise direct costly
 log2                                 fallback     range      elementwise
 logistic                             fallback     -          elementwise direct stable costly
-lu                                   fallback     -          own_dtype
+lu                                   fallback     -          single
 nextafter                            fallback     -          elementwise own_dtype
 one_minus_square                     fallback     -          elementwise
 ormqr                                fallback     -
@@ -212,7 +212,7 @@ psend                                fallback     -
 psum_done                            fallback     -
 psum_invariant_start                 fallback     -
 psum_start                           fallback     -
-qr                                   fallback     -          own_dtype
+qr                                   fallback     -          single
 ragged_all_to_all                    fallback     -          direct
 random_gamma                         fallback     -          own_dtype
 random_gamma_grad                    fallback     range      elementwise own_dtype series
@@ -230,20 +230,20 @@ scaled_dot                           fallback     -          own_dtype contracti
 scatter-mul                          fallback     sum
 scatter_apply                        fallback     function
 scatter_mul                          fallback     sum
-schur                                fallback     -          own_dtype
+schur                                fallback     -          single
 select_and_gather_add                fallback     -          own_dtype
 select_and_scatter                   fallback     sum
 select_and_scatter_add               fallback     sum        bilinear
 shard_alike                          fallback     -
 sinh                                 fallback     range      elementwise costly
-svd                                  fallback     -          own_dtype
+svd                                  fallback     -          single
 symmetric_product                    fallback     -
 tan                                  fallback     range      elementwise direct costly
 tie                                  fallback     -
 todense                              fallback     -
-triangular_solve                     fallback     -          own_dtype
-tridiagonal                          fallback     -          own_dtype
-tridiagonal_solve                    fallback     -          own_dtype
+triangular_solve                     fallback     -          single
+tridiagonal                          fallback     -          single
+tridiagonal_solve                    fallback     -          single
 unreduced_pmax                       fallback     -
 unreduced_pmin                       fallback     -
 unreduced_psum                       fallback     -

@@ -199,9 +199,16 @@ def shard_map(equation: Equation) -> ShardMap:
     return ShardMap(body(equation), read(equation, "mesh"), in_specs, out_specs, axes)
 
 
-def solver(equation: Equation) -> Jaxpr:
-    """Returns the function that a ``custom_linear_solve`` solves by."""
-    return read(equation, "jaxprs").solve
+def solver(equation: Equation) -> tuple[Jaxpr, slice, slice] | None:
+    """Returns the function that a ``custom_linear_solve`` solves by, and which of the equation's
+    operands it takes; None for other primitives."""
+    jaxprs = read(equation, "jaxprs", default=None)
+    if jaxprs is None:
+        return None
+    counts = read(equation, "const_lengths")
+    start = counts.matvec + counts.vecmat
+    right = start + counts.solve + counts.transpose_solve
+    return jaxprs.solve, slice(start, start + counts.solve), slice(right, None)
 
 
 def update_function(equation: Equation) -> Jaxpr | None:

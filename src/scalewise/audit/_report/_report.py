@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ..._types import Json
 from .._reduce._reduction import Reduction
+from .._search._apply import Origin
 from .._search._findings import Finding
 from ._page import page
 from ._save import Saved, plain
@@ -24,6 +25,10 @@ SEMANTICS = (
     "accumulate exactly and are rounded at their end; fusions and rewrites of a backend aren't "
     "modelled"
 )
+AS_WRITTEN = (
+    "; as written: arguments are cast to the format, and what the program itself computes in "
+    "float32 stays there (dtypes='all' rounds every result)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +38,11 @@ class Report(Summary, Saved):
     Attributes:
         reducer: reduces a finding; it holds the program and its arguments. None under a policy or
             recipe.
+        origin: the audit's arithmetic, in which ``apply_fixes`` computes functions.
     """
 
     reducer: Callable[[Finding], Any] | None = dataclasses.field(default=None, repr=False)
+    origin: Origin | None = dataclasses.field(default=None, repr=False)
 
     @property
     def verdict(self) -> str:
@@ -70,10 +77,14 @@ class Report(Summary, Saved):
             "loss_scales": self.loss_scales(),
         }
         report: Any = dataclasses.replace(
-            self, findings=_texts(self.findings), unfixed=_texts(self.unfixed), reducer=None
+            self,
+            findings=_texts(self.findings),
+            unfixed=_texts(self.unfixed),
+            reducer=None,
+            origin=None,
         )
         fields = dataclasses.asdict(report)
-        del fields["reducer"]
+        del fields["reducer"], fields["origin"]
         return plain(fields | derived)
 
     def reduce(self, i: int = 0) -> Reduction:
@@ -119,12 +130,15 @@ class Report(Summary, Saved):
     def apply_fixes(self, target: Any) -> Any:
         """Returns a policy, recipe or function with the fixes of all findings, in their order.
 
-        Its outputs have ``error_fixed``. See :meth:`Fix.apply`.
+        Its outputs have ``error_fixed``. Without fixes, a policy or recipe is returned as it is,
+        and a function in the audited arithmetic. See :meth:`Fix.apply`.
 
         Args:
             target: what was audited: the policy, the recipe, the name of one, or the function.
         """
         fixes = {x.order: x.fix for x in self.findings if x.fix is not None}
+        if not fixes and self.origin is not None and callable(target):
+            return self.origin.function(target)
         for order in sorted(fixes):
             target = fixes[order].apply(target)
         return target

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from ...interpret import Equation
 from ...primitives import params
 from ._pair import Flag, Pair
 from ._rounding import round_by
-from ._statistics import COUNT, IS_ARRAY, OPERATION, Record, count, sample_positions
+from ._statistics import COUNT, IS_ARRAY, OPERATION, Record, count, is_tainted, sample_positions
 
 OTHER, SAME, ADD, SUB, MUL, DIV, SQRT = range(7)  # OTHER: the exact result is passed as operand
 NAMES = {
@@ -45,20 +46,25 @@ def quotient(code: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.where(code == DIV, a / b, jnp.sqrt(a))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def elementary(
-    combine: Callable, op_params: jax.Array, arrays: Sequence[Pair], scalars: Sequence[Pair]
+    counts: bool,
+    combine: Callable,
+    op_params: jax.Array,
+    arrays: Sequence[Pair],
+    scalars: Sequence[Pair],
 ):
     """Computes an operation on flat operands in both runs, rounds the low result and counts.
 
     Args:
+        counts: False to leave the counting for later.
         combine: :func:`product` or :func:`quotient`.
         op_params: float64[OP_PARAMS].
         arrays, scalars: two each. ``op_params`` selects each operand: the whole of ``arrays[i]``
             or the first number of ``scalars[i]``. The ``tainted`` flags of all four count.
 
     Returns:
-        See :func:`round_and_count`.
+        The result in both runs; its record, packed, or what it is counted of.
     """
 
     def operands(run: str, at: slice | jax.Array = slice(None)) -> list[jax.Array]:
@@ -74,34 +80,42 @@ def elementary(
     addends = [x.astype(jnp.float64) for x in operands("low", at)]
     samples = combine(op_params[OPERATION], *addends), *addends
     taints = [x.tainted for x in (*arrays, *scalars)]
-    return round_and_count(op_params, exact, arrays[0].low.dtype, reference, taints, samples)
-
-
-def round_and_count(
-    op_params: jax.Array,
-    exact: Callable[[DTypeLike], jax.Array],
-    dtype: DTypeLike,
-    reference: jax.Array,
-    taints: Sequence[Flag],
-    samples: PyTree,
-) -> tuple[Pair, Record]:
-    """Rounds an exact result to the format in ``op_params``, counts events and takes samples.
-
-    Args:
-        op_params: float64[OP_PARAMS].
-        exact: returns the exact result of the low inputs in a dtype (see :func:`count`).
-        dtype: of the low-precision run's values.
-        reference: the reference run's result, flat.
-        taints: the ``tainted`` flag of each input.
-        samples: float64[3, SAMPLE], of the exact result and of both addends.
-
-    Returns:
-        The result in both runs; its record.
-    """
-    low = round_by(exact(dtype), op_params)
+    low = round_by(exact(arrays[0].low.dtype), op_params)
+    if not counts:
+        tainted = functools.reduce(jnp.logical_or, taints)
+        apart = Uncounted(
+            op_params, low, exact(jnp.float64), reference, jnp.stack(samples), tainted
+        )
+        return Pair(low, reference, is_tainted(low, reference)), apart
     tally, tainted = count(low, exact, reference, op_params, taints)
     samples = stack_samples(low, reference, samples, op_params)
-    return Pair(low, reference, tainted), Record(tally, samples, op_params)
+    return Pair(low, reference, tainted), Record(tally, samples, op_params).packed()
+
+
+class Uncounted(NamedTuple):
+    """A result whose events aren't counted yet.
+
+    Attributes:
+        op_params: float64[OP_PARAMS], with the format that the result has.
+        low, exact, reference: the result in both runs, and the exact result of the low inputs, flat
+            and padded.
+        samples: float64[3, SAMPLE], of the exact result and of both addends.
+        tainted: whether an input was.
+    """
+
+    op_params: jax.Array
+    low: jax.Array
+    exact: jax.Array
+    reference: jax.Array
+    samples: jax.Array
+    tainted: Flag
+
+    def counted(self) -> tuple[jax.Array, Record]:
+        """Returns whether the result is tainted, and its record."""
+        exact, op_params = self.exact.astype, self.op_params
+        tally, tainted = count(self.low, exact, self.reference, op_params, [self.tainted])
+        samples = stack_samples(self.low, self.reference, self.samples, op_params)
+        return tainted, Record(tally, samples, op_params)
 
 
 def stack_samples(low: jax.Array, reference: jax.Array, samples: PyTree, op_params: jax.Array):

@@ -16,13 +16,13 @@ from ...emulate import is_exact
 from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
 from ...primitives import having
 from ...rounding import to_float64
-from ._elementary import ADD, OTHER, SUB, operation, stack_samples
+from ._elementary import ADD, OTHER, SUB, Uncounted, operation
 from ._flat import ELEMENTWISE, RESHAPES, flat, padded_size, unflat
 from ._interpretations import Runs, TableEmulation, exact
 from ._pair import Decision, Draw, Flag, Pair, low_of, reference_of, shaped
 from ._rounding import FORMAT_PARAMS, narrowed, round_by
 from ._specialize import is_elementwise, result_format_params, specialize
-from ._statistics import COUNT, LATENT, SAMPLE, Record, count, sample_positions
+from ._statistics import COUNT, LATENT, SAMPLE, is_tainted, sample_positions
 
 DROPS = having("drops")
 IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run
@@ -217,31 +217,29 @@ def operand_samples(
     return jnp.stack([x.astype(jnp.float64) for x in (exact[at], *addends)])
 
 
-def run_and_count(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]):
-    """Runs one equation in both runs, under any low interpretation.
-
-    Returns:
-        Its outputs; its record, or None; its events (see :func:`add_events`), or None.
-    """
-    outs, uncounted, events = run_both(runs, plan, op_params, inputs)
-    if not uncounted:
-        return outs, None, events
-    tainted, record = count_result(op_params, *uncounted)
-    return with_taint(outs, tainted), record, events
-
-
 def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
     """Returns an equation's results with a flag that its record tells."""
     return [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
 
 
-def count_result(
+def uncounted_of(
     op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Flag
-):
-    """Returns whether a result of :func:`run_both` is tainted, and its record."""
+) -> Uncounted:
+    """Returns a result of :func:`run_both` as one whose events aren't counted."""
     op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
-    tally, tainted = count(low, exact.astype, reference, op_params, [tainted])
-    return tainted, Record(tally, stack_samples(low, reference, samples, op_params), op_params)
+    return Uncounted(op_params, low, exact, reference, samples, tainted)
+
+
+def count_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, jax.Array]:
+    """Returns whether a result of :func:`run_both` is tainted, and its packed record."""
+    tainted, record = uncounted_of(op_params, *uncounted).counted()
+    return tainted, record.packed()
+
+
+def leave_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, Uncounted]:
+    """Returns whether a result of :func:`run_both` is tainted, and what it is counted of."""
+    found = uncounted_of(op_params, *uncounted)
+    return is_tainted(found.low, found.reference), found
 
 
 def run_both(runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]):

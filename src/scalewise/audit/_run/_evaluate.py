@@ -9,32 +9,33 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from ...interpret import Equation, Value
-from ._elementary import DIV, OTHER, SQRT, elementary, product, quotient, round_and_count
+from ..._types import PyTree
+from ...interpret import Equation, Value, outlined
+from ._elementary import DIV, OTHER, SQRT, elementary, product, quotient
 from ._equation import (
     Plan,
     any_tainted,
     broadcast_flat,
     compiled,
     count_result,
+    leave_result,
     lift_any,
     lift_from_table,
     make_plan,
-    operand_samples,
     round_draw,
-    run_and_count,
     run_both,
     run_draw,
-    split,
     taints_of,
     unrounded,
     with_taint,
 )
-from ._flat import padded_size
+from ._flat import SMALL, padded_size
 from ._interpretations import Runs, TableEmulation
 from ._pair import Pair
 from ._paired import Paired
 from ._specialize import specialize
+
+ARRAYS = jax.Array | np.ndarray | np.generic
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,6 +49,16 @@ class Evaluator(Paired):
 
     plans: dict[tuple[int, ...], tuple[Plan, Callable]] = dataclasses.field(default_factory=dict)
     code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(default_factory=dict)
+
+    def call(self, f: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+        """Calls a jitted function; in a loop that is compiled as a whole, as a function of its own
+        there, which all equations that call it with the same types share."""
+        if not self.compiling:
+            return f(*arguments)
+        is_static = [_is_static(x) for x in arguments]
+        static = tuple(x for x, w in zip(arguments, is_static, strict=True) if w)
+        arrays = [x for x, w in zip(arguments, is_static, strict=True) if not w]
+        return outlined(_call, (f, tuple(is_static), static), *arrays)
 
     def planned(self, equation: Equation, inputs: Sequence[Value]) -> tuple[Plan, Callable]:
         """Returns the cached plan and compiled code of an equation outside of loops."""
@@ -72,18 +83,21 @@ class Evaluator(Paired):
     ):
         """Returns an equation's results in both runs; its record or None; its events or None."""
         plan, step = planned
+        effects = plan.equation.eqn.effects  # they would be lost in an outlined call
+        call = Paired.call.__get__(self) if effects else self.call
         if not self._rounds_apart(plan):
-            outs, uncounted, events = self.call(step, op_params, list(inputs))
+            outs, uncounted, events = call(step, op_params, list(inputs))
             if not uncounted:
                 return outs, None, events
-            tainted, record = self.call(_count_result, op_params, *uncounted)
+            count = _count_result if self._counts(plan) else _leave_result
+            tainted, record = self.call(count, op_params, *uncounted)
             return with_taint(outs, tainted), record, events
         if plan.operation == OTHER:
-            arrays, scalars = self._as_operands(self.call(step, op_params, list(inputs)), inputs)
+            arrays, scalars = self._as_operands(call(step, op_params, list(inputs)), inputs)
         else:
             arrays, scalars = self._operands(plan, inputs)
         combine = quotient if plan.operation in (DIV, SQRT) else product
-        out, record = self.call(elementary, combine, op_params, arrays, scalars)
+        out, record = self.call(elementary, self._counts(plan), combine, op_params, arrays, scalars)
         return [out], record, None
 
     def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
@@ -123,24 +137,32 @@ class Evaluator(Paired):
     def _zeros(self) -> Pair:
         """The placeholder of a scalar operand."""
         low, reference = (np.zeros(padded_size(1), t) for t in (self.carrier, self.reference.dtype))
-        return Pair(*jax.device_put((low, reference, np.False_)))
+        with jax.ensure_compile_time_eval():  # a loop may be the first to ask
+            return Pair(*jax.device_put((low, reference, np.False_)))
 
-    def evaluate_traced(self, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]):
-        """Returns what :meth:`evaluate` returns, of an equation of a loop compiled as a whole."""
-        if not self._rounds_apart(plan):
-            return run_and_count(self.runs, plan, op_params, inputs)
-        exact, reference = unrounded(self.runs, plan, op_params, inputs)
-        taints = [any_tainted(taints_of(inputs))]
-        samples = operand_samples(plan, exact, split(plan, inputs)[0], op_params)
-        out, record = round_and_count(
-            op_params, exact.astype, exact.dtype, reference, taints, samples
-        )
-        return [out], record, None
+    def _counts(self, plan: Plan) -> bool:
+        """Returns False if the events are counted later: those of a loop's small results are
+        counted together, since each piece of a compiled program costs time to compile."""
+        return not self.compiling or plan.length > SMALL[-1]
 
     def _rounds_apart(self, plan: Plan) -> bool:
         """Returns True if the rounding is a program of its own: for one result, under emulation."""
         one_result = len(plan.equation.out_avals) == 1
         return plan.recorded and isinstance(self.low, TableEmulation) and one_result
+
+
+def _is_static(argument: PyTree) -> bool:
+    """Returns whether an argument of a jitted function is part of its code, and no array."""
+    leaves = jax.tree.leaves(argument)
+    if isinstance(argument, tuple) and not argument:  # a shape
+        return True
+    return bool(leaves) and not isinstance(leaves[0], ARRAYS)
+
+
+def _call(options: tuple[Callable, Sequence[bool], Sequence[PyTree]], *arrays: PyTree) -> PyTree:
+    f, is_static, static = options
+    fixed, given = iter(static), iter(arrays)
+    return f(*[next(fixed if w else given) for w in is_static])
 
 
 def release() -> None:
@@ -152,7 +174,7 @@ def release() -> None:
         function.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-_count_result = jax.jit(count_result)
+_count_result, _leave_result = jax.jit(count_result), jax.jit(leave_result)
 _any_tainted = jax.jit(any_tainted)
 
 

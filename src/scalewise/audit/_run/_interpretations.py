@@ -41,15 +41,17 @@ class TableEmulation(Emulation):
     or with more bits) is rounded a second time.
 
     Attributes:
-        low_dtype: the dtype of the arrays that are rounded to the format; others are rounded to
-            float32. None: all are rounded to the format.
+        low_dtype: the dtype that stands for the format. Arrays of its size are rounded to the
+            format, others to float32. None: all are rounded to the format.
+        casts: whether the program's arguments are cast to ``low_dtype``.
     """
 
     low_dtype: DTypeLike | None = None
+    casts: bool = False
 
     def is_low(self, aval: ShapedArray) -> bool:
         """Returns whether arrays of this type are rounded to the format."""
-        return self.low_dtype is None or aval.dtype == self.low_dtype
+        return self.low_dtype is None or bits_of(aval.dtype) <= bits_of(self.low_dtype)
 
     def params_of(self, aval: ShapedArray) -> np.ndarray:
         """Returns the parameters of the format that arrays of this type are rounded to."""
@@ -104,6 +106,11 @@ class TableEmulation(Emulation):
             round_by(y, state).astype(self.carrier) if is_float(a) else y
             for y, a in zip(exact(equation, inputs), equation.out_avals, strict=True)
         ]
+
+
+def bits_of(dtype: DTypeLike) -> int:
+    """Returns the size of a float dtype's numbers."""
+    return jnp.finfo(dtype).bits
 
 
 def exact(equation: Equation, inputs: Sequence[Value]) -> list[Value]:

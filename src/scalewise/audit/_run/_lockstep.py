@@ -7,13 +7,24 @@ import math
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray, Tracer
 
-from ...interpret import CALLBACKS, Applied, Equation, Program, State, Value, is_float, run
-from ._accumulator import Accumulator
-from ._equation import Plan, make_plan, only_reshapes
+from ...interpret import (
+    CALLBACKS,
+    Applied,
+    Equation,
+    Program,
+    State,
+    Value,
+    all_equations,
+    is_float,
+    run,
+)
+from ._accumulator import Accumulator, Visits
+from ._equation import Plan, only_reshapes
 from ._evaluate import Evaluator
 from ._flat import flat, is_flat, padded_size
 from ._interpretations import FP32_MAX, TableEmulation
@@ -28,10 +39,9 @@ from ._pair import (
     shaped,
     with_origin,
 )
-from ._rounding import FP32_PARAMS, is_wide
-from ._statistics import Statistics, add_events, add_record
+from ._rounding import FORMAT_PARAMS, FP32_PARAMS, is_wide
 
-MAX_EAGER = 2000  # results of a loop up to which its iterations run one by one, without compiling
+MAX_EAGER = 300  # results of a loop up to which its iterations run one by one, without compiling
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,8 +50,9 @@ class Lockstep(Evaluator):
 
     The low-precision run computes exactly what ``low`` alone would, the reference run what
     ``reference`` alone would. The program runs equation by equation, short loops and branches too,
-    with an :class:`Accumulator` as the state. A long loop is compiled as a whole; in it the state
-    is :class:`Statistics`.
+    with an :class:`Accumulator` as the state. A long loop is compiled as a whole, once for all
+    runs: formats and literals are data. In it the state is :class:`Visits`, and equations call
+    the same functions, which XLA compiles once for all that have the same types.
 
     Attributes:
         indices: the index of each recorded equation, by its path.
@@ -59,11 +70,14 @@ class Lockstep(Evaluator):
         flow: the same at all visits: also through the carries of loops that run one by one, and
             through the state from one step to the next.
         settled: whether a first run has recorded both.
+        formats: the format of each equation's results in this run.
+        rows: the program's literals, so that compiled loops take them as data.
+        table: of each of them the numbers in both runs, while a loop is being compiled.
     """
 
     indices: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
     recorded: list[Equation] = dataclasses.field(default_factory=list)
-    loops: dict[tuple[int, ...], Callable] = dataclasses.field(default_factory=dict)
+    loops: dict[tuple[int, ...], jax.stages.Wrapped] = dataclasses.field(default_factory=dict)
     constants: dict[float, float] = dataclasses.field(default_factory=dict)
     limits: set[float] = dataclasses.field(default_factory=set)
     literals: dict[tuple[float, np.dtype], Pair] = dataclasses.field(default_factory=dict)
@@ -73,6 +87,9 @@ class Lockstep(Evaluator):
     operands: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
     flow: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
     settled: bool = False
+    formats: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, FORMAT_PARAMS)))
+    rows: dict[tuple[float, np.dtype], int] = dataclasses.field(default_factory=dict)
+    table: jax.Array | np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))
 
     inline = True
 
@@ -80,6 +97,9 @@ class Lockstep(Evaluator):
         self, program: Program, state: State, values: Sequence[Value]
     ) -> tuple[State, list[Value]]:
         """Runs the program on pairs; precomputes float-independent values in one jitted call."""
+        self.formats = state.formats
+        if not self.rows and isinstance(self.low, TableEmulation):
+            self.rows = {key: row for row, key in enumerate(_scalars(program))}
         with self.context():
             self.precomputed = program.integers.known(values, self.call)
         state, outs = run(program, self, state, values=values)
@@ -90,31 +110,57 @@ class Lockstep(Evaluator):
         if not is_float(aval):
             return x
         value = float(x) if x.size == 1 else math.nan
-        wide = self.low.in_float32(x) if isinstance(self.low, TableEmulation) else x
+        key = (value, aval.dtype) if x.ndim == 0 and value == value else None
+        if self.compiling and key in self.rows:
+            low, reference, tainted = self.table[self.rows[key]]
+            low, reference = low.astype(self.carrier), reference.astype(self.reference.dtype)
+            return Pair(low, reference, tainted != 0, constant=True)
+        if value in self.constants or key not in self.literals:
+            pair = self._literal(value, x, aval)
+            traced = self.compiling or isinstance(pair.tainted, Tracer)
+            if value in self.constants or key is None or traced:
+                return pair
+            self.literals[key] = pair
+        found = self.literals[key]  # a copy, since a value remembers what a trace makes of it
+        return dataclasses.replace(found, low=jax.tree.map(lambda leaf: leaf, found.low))
+
+    def _literal(self, value: float, x: np.ndarray, aval: ShapedArray) -> Pair:
+        """Returns a literal in both runs; ``value`` is NaN if it isn't a number."""
+        if not isinstance(self.low, TableEmulation):
+            low, reference = self.low.constant(x, aval), self.reference.constant(x, aval)
+            plain = self.low.lower(low, aval)
+            tainted = plain if isinstance(plain, Tracer) else _overflows(x, np.asarray(plain))
+            return Pair(low, reference, tainted, constant=True)
+        low, wide, tainted = self._numbers(value, x, aval)
+        reference = self.reference.constant(wide, aval)
+        if x.ndim == 0:  # laid out like any other array
+            low, reference = (flat(y, padded_size(1)) for y in (low, reference))
+        return Pair(low, reference, tainted, constant=True)
+
+    def _numbers(self, value: float, x: np.ndarray, aval: ShapedArray):
+        """Returns a literal in the run of a format and in the reference run, and whether it is
+        tainted."""
+        assert isinstance(self.low, TableEmulation)
+        wide = self.low.in_float32(x)
         if value in self.constants:
             number = self.constants[value]
             new, kept = np.full(x.shape, number), number == value or abs(number) == FP32_MAX
             low = jnp.asarray(new, self.carrier) if kept else self.low.constant(new, aval)
-            return Pair(low, self.reference.constant(wide, aval), np.bool_(False), constant=True)
-        if wide is not x:
-            if x.size == 1:
-                self.limits.add(value)
-            low, reference = self.low.constant(x, aval), self.reference.constant(wide, aval)
-            return Pair(low, reference, np.bool_(False), constant=True)
-        key = (value, aval.dtype) if x.ndim == 0 and value == value else None
-        if key is None or key not in self.literals:
-            from_table = isinstance(self.low, TableEmulation)
-            low, reference = self.low.constant(x, aval), self.reference.constant(x, aval)
-            plain = low if from_table else self.low.lower(low, aval)
-            if key is None or isinstance(plain, Tracer):
-                return Pair(low, reference, np.bool_(False), constant=True)
-            result = np.asarray(plain)
-            tainted = np.isfinite(x) & ~np.isfinite(result.astype(np.float64))
-            if from_table:  # laid out like any other array
-                low, reference = flat(low, padded_size(1)), flat(reference, padded_size(1))
-            self.literals[key] = Pair(low, reference, np.bool_(tainted), constant=True)
-        found = self.literals[key]  # a copy, since a value remembers what a trace makes of it
-        return dataclasses.replace(found, low=jax.tree.map(lambda leaf: leaf, found.low))
+            return low, wide, np.bool_(False)
+        low = self.low.constant(x, aval)
+        if wide is x:
+            return low, wide, _overflows(x, np.asarray(low))
+        if x.size == 1:
+            self.limits.add(value)
+        return low, wide, np.bool_(False)
+
+    def _literals_table(self) -> np.ndarray:
+        """Returns for each of ``rows`` the literal in both runs, and whether it is tainted."""
+        found = [
+            self._numbers(value, np.asarray(value, dtype), ShapedArray((), dtype))
+            for value, dtype in self.rows
+        ]
+        return np.array(found, np.float64).reshape(-1, 3)
 
     def fork(self, state: State) -> State:
         return state.muted() if isinstance(state, Accumulator) else state
@@ -123,21 +169,33 @@ class Lockstep(Evaluator):
         """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
         return MAX_EAGER // equation.inner if isinstance(state, Accumulator) else 0
 
+    def at_boundary(self, state: State) -> State:
+        return state.settled() if isinstance(state, Visits) else state
+
     def control(self, equation: Equation, run: Callable) -> Callable:
         def with_shapes(state, inputs):
             pairs = zip(inputs, equation.in_avals, strict=True)
-            before, self.compiling = self.compiling, True
-            try:
-                return run(state, [shaped(x, a) for x, a in pairs])
-            finally:
-                self.compiling = before
+            return run(state, [shaped(x, a) for x, a in pairs])
 
-        loop = self.loops.setdefault(equation.path, jax.jit(with_shapes))
+        def compiled(statistics, table, inputs):
+            before = self.compiling, self.table
+            self.compiling, self.table = True, table
+            try:
+                state, outs = with_shapes(Visits(statistics), inputs)
+                return state.settled().statistics, outs
+            finally:
+                self.compiling, self.table = before
+
+        is_new = equation.path not in self.loops
+        loop = self.loops.setdefault(equation.path, jax.jit(compiled))
 
         def run_loop(state, inputs):
             if not isinstance(state, Accumulator):
                 return with_shapes(state, inputs)
-            statistics, outs = loop(state.flush(), inputs)
+            table = self._literals_table()
+            if is_new:
+                loop.trace(state.flush(), table, inputs)  # finds its equations, and their formats
+            statistics, outs = loop(state.flush(), table, inputs)
             state.replace(statistics)
             return state, outs
 
@@ -152,22 +210,16 @@ class Lockstep(Evaluator):
 
     def computed(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         """Computes an equation in both runs, and records its statistics."""
-        if not isinstance(state, Accumulator):
-            plan = make_plan(self.low, equation, inputs)
-            index = self._index(plan, equation, state)
+        plan, step = self.planned(equation, inputs)
+        index = self._index(plan, equation)
+        if plan.recorded:
             inputs = self.literals_of(equation, inputs, state.formats[index])
-            state, outs = self._apply_traced(state, plan, index, inputs)
-        else:
-            plan, step = self.planned(equation, inputs)
-            index = self._index(plan, equation, state)
-            if plan.recorded:
-                inputs = self.literals_of(equation, inputs, state.formats[index])
-            op_params = state.op_params(index, plan.op_params)
-            outs, record, events = self.evaluate((plan, step), inputs, op_params)
-            if record is not None:
-                state.add(index, record, plan.length)
-            if events is not None:
-                state.add_events(index, events, record is None)
+        op_params = state.op_params(index, plan.op_params)
+        outs, record, events = self.evaluate((plan, step), inputs, op_params)
+        if record is not None:
+            state = state.add(index, record, plan.length)
+        if events is not None:
+            state = state.add_events(index, events, record is None)
         return state, self.with_origins(plan, index, inputs, outs)
 
     def literals_of(
@@ -241,25 +293,15 @@ class Lockstep(Evaluator):
         shape = equation.in_avals[0].shape
         return only_reshapes(equation) and is_flat(inputs[0].low, shape)
 
-    def _apply_traced(self, state: Statistics, plan: Plan, index: int, inputs: Sequence[Value]):
-        """Applies one equation of a loop that is compiled as a whole."""
-        op_params = jnp.concatenate([state.formats[index], jnp.asarray(plan.op_params)])
-        outs, record, events = self.evaluate_traced(plan, op_params, inputs)
-        if record is not None:
-            state = add_record(state, index, record)
-        if events is not None:
-            state = add_events(state, index, events, record is None)
-        return state, outs
-
-    def _index(self, plan: Plan, equation: Equation, state: State) -> int:
+    def _index(self, plan: Plan, equation: Equation) -> int:
         """Returns the equation's index, a new one at its first visit; 0 if it has no statistics."""
         if not plan.counts:
             return 0
         index = self.indices.setdefault(equation.path, len(self.indices))
         if index == len(self.recorded):
             self.recorded.append(equation)
-            if isinstance(state, Accumulator) and self.stays_wide(equation):
-                state.formats[index] = FP32_PARAMS
+            if self.stays_wide(equation):
+                self.formats[index] = FP32_PARAMS
         return index
 
     def stays_wide(self, equation: Equation) -> bool:
@@ -269,3 +311,16 @@ class Lockstep(Evaluator):
             return False
         floats = [a for a in equation.out_avals if is_float(a)]
         return bool(floats) and not any(map(low.is_low, floats))
+
+
+def _scalars(program: Program) -> list[tuple[float, np.dtype]]:
+    """Returns the float literals of a program that are numbers, with their dtypes."""
+    atoms = (atom for e in all_equations(program.jaxpr) for atom in e.invars)
+    scalars = [x.val for x in atoms if isinstance(x, jex.Literal) and np.ndim(x.val) == 0]
+    keys = [(float(x), jnp.result_type(x)) for x in scalars if is_float(jax.typeof(x))]
+    return list(dict.fromkeys(key for key in keys if not math.isnan(key[0])))
+
+
+def _overflows(x: np.ndarray, low: np.ndarray) -> np.bool_:
+    """Returns whether a finite literal isn't finite in the low-precision run."""
+    return np.bool_((np.isfinite(x) & ~np.isfinite(low.astype(np.float64))).any())

@@ -55,8 +55,7 @@ class CompilingLockstep(Lockstep):
         planned = self.planned(equation, inputs)
         outs, record, _ = self.evaluate(planned, inputs, op_params)
         if record is not None and Accumulator not in self.submitted:
-            integers = record.tally.flushed.dtype
-            self.submitted[Accumulator] = self.pool.submit(state.prepare, integers)
+            self.submitted[Accumulator] = self.pool.submit(state.prepare)
         return state, self.with_origins(planned[0], 0, inputs, outs)
 
     def call(self, f: Callable[..., PyTree], *arguments: PyTree) -> PyTree:

@@ -194,8 +194,8 @@ class Session:
             arguments = lifted(self.program, lockstep, arrays)
         else:
             arguments = self._arguments()
-        if constants:  # compiled loops contain their literals
-            lockstep = dataclasses.replace(lockstep, constants=dict(constants), loops={})
+        if constants:
+            lockstep = dataclasses.replace(lockstep, constants=dict(constants))
         with jax.enable_x64(True):
             accumulator = Accumulator(self.formats() if formats is None else formats)
         if not lockstep.plans:

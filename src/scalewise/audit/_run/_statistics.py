@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,9 @@ COUNTS = (
     "operands", "operands_saturated", "operands_flushed", "operands_latent",
 )  # fmt: skip
 FIRST = len(COUNTS)  # the visit at which an overflow, NaN or other decision came first, or -1
-VISITS, DECIDED, DIFFER = (COUNTS.index(name) for name in ("visits", "decided", "differ"))
+VISITS, OVERFLOWED, NAN, DECIDED, DIFFER = map(
+    COUNTS.index, ("visits", "overflowed", "nan", "decided", "differ")
+)
 EVENTS = slice(DECIDED, FIRST)  # counted by `add_events`, apart from a result's numbers
 # Largest finite exact magnitude; most bits cancelled in one addition; the format's largest number.
 PEAKS = ("amax", "bits", "limit")
@@ -66,15 +69,13 @@ class Statistics:
     histogram: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Tally:
+class Tally(NamedTuple):
     """Counts over each of PARTS parts of a result, before they are added up.
 
     Attributes:
         flushed, subnormal: integers[PARTS].
-        largest: integers[PARTS], the bits of the largest exact magnitude, infinite where the low
-            number is non-finite. These three are as wide as the low run's floats.
+        largest: integers[PARTS], the bits in float64 of the largest exact magnitude, infinite where
+            the low number is non-finite.
         overflowed, nan, reference_nan: int64[PARTS]; zeros unless ``largest`` shows that there may
             be any.
         finite: int64[PARTS], the bits of the largest finite exact magnitude in float64, under the
@@ -90,9 +91,11 @@ class Tally:
     finite: jax.Array
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Record:
+COUNTED = len(Tally._fields) * PARTS
+RECORD = COUNTED + 5 * SAMPLE + OP_PARAMS  # numbers of a packed record
+
+
+class Record(NamedTuple):
     """The statistics of one result, in shapes that don't depend on the result's shape.
 
     Attributes:
@@ -105,6 +108,19 @@ class Record:
     tally: Tally
     samples: jax.Array
     op_params: jax.Array
+
+    def packed(self) -> jax.Array:
+        """Returns all of it as float64[RECORD]: each array of a program costs compile time."""
+        counts = jnp.stack([x.astype(jnp.int64) for x in self.tally])
+        counts = lax.bitcast_convert_type(counts, jnp.float64)
+        return jnp.concatenate([counts.ravel(), self.samples.ravel(), self.op_params])
+
+    @classmethod
+    def unpacked(cls, packed: jax.Array) -> Record:
+        """Returns the record that was packed."""
+        counts, samples, op_params = jnp.split(packed, [COUNTED, COUNTED + 5 * SAMPLE])
+        counts = lax.bitcast_convert_type(counts, jnp.int64).reshape(-1, PARTS)
+        return cls(Tally(*counts), samples.reshape(5, SAMPLE), op_params)
 
 
 def empty_statistics(formats: np.ndarray) -> Statistics:
@@ -151,9 +167,7 @@ def count(
     def inside():
         return lax.iota(jnp.int32, low.size) < op_params[COUNT].astype(jnp.int32)
 
-    def tainted():
-        return functools.reduce(jnp.logical_or, taints)
-
+    tainted = functools.reduce(jnp.logical_or, taints)
     within, size, zero = inside(), jnp.abs(low), low == 0
     magnitude = jnp.where(size < jnp.inf, jnp.abs(exact(low.dtype)), jnp.inf)
     magnitude = jnp.where(within, magnitude, 0)
@@ -162,20 +176,24 @@ def count(
 
     def second_pass():
         wide, within = exact(jnp.float64), inside()
-        flags = _flags(low, wide, reference, op_params[:FORMAT_PARAMS], ~tainted())
+        flags = _flags(low, wide, reference, op_params[:FORMAT_PARAMS], ~tainted)
         wide = jnp.where(jnp.isfinite(wide) & within, jnp.abs(wide), 0.0)
         flags = [f & within for f in (*flags, jnp.isnan(reference))]
-        overflowed, nan, non_finite, reference_nan, finite = _count_parts(flags, wide)
-        created = jnp.maximum(overflowed, nan) > 0
-        result_tainted = jnp.any(created | (tainted() & (non_finite > 0)))
-        return (overflowed, nan, reference_nan, finite), result_tainted
+        overflowed, nan, reference_nan, finite = _count_parts(flags, wide)
+        return (overflowed, nan, reference_nan, finite), is_tainted(low, reference)
 
     def no_events():
         return (jnp.zeros(PARTS, jnp.int64),) * 4, jnp.zeros((), bool)
 
-    in_range = _float(jnp.max(always[-1])) < op_params[2]
+    largest = lax.bitcast_convert_type(_float(always[-1]), jnp.int64)
+    in_range = _float(jnp.max(largest)) < op_params[2]
     rare, result_tainted = lax.cond(in_range, no_events, second_pass)
-    return Tally(*always, *rare), result_tainted
+    return Tally(*[*always[:-1], largest, *rare]), result_tainted
+
+
+def is_tainted(low: jax.Array, reference: jax.Array) -> jax.Array:
+    """Returns whether a number is non-finite in the low-precision run alone."""
+    return jnp.any(~jnp.isfinite(low) & jnp.isfinite(reference))
 
 
 def _count_parts(flags: Sequence[jax.Array], size: jax.Array) -> Sequence[jax.Array]:
@@ -201,7 +219,7 @@ def _float(bits: jax.Array) -> jax.Array:
 
 
 def _flags(low, exact, reference, fmt, clean) -> Sequence[jax.Array]:
-    """Returns for each number: whether it overflowed, is a NaN created here, is non-finite."""
+    """Returns for each number whether it overflowed, and whether it is a NaN created here."""
     size, finite = jnp.abs(low).astype(jnp.float64), jnp.isfinite(exact)
     non_finite = ~jnp.isfinite(low) & jnp.isfinite(reference)
     divided = clean & (size == jnp.inf) & ~finite  # infinite from finite inputs: usually x / 0
@@ -209,50 +227,52 @@ def _flags(low, exact, reference, fmt, clean) -> Sequence[jax.Array]:
     beyond = jnp.abs(exact) > fmt[2] + half  # what is closer is rounded to the largest number
     clamped = finite & beyond & (size >= fmt[2]) & jnp.isfinite(reference)
     overflowed = clamped | (non_finite & (finite | divided))
-    return overflowed, non_finite & clean & ~finite & jnp.isnan(low), ~jnp.isfinite(low)
+    return overflowed, non_finite & clean & ~finite & jnp.isnan(low)
 
 
-def add_record(state: Statistics, index: int | jax.Array, record: Record) -> Statistics:
-    """Returns the statistics with one more visit of equation ``index``."""
-    fmt = lax.dynamic_index_in_dim(state.formats, index, keepdims=False)
-    return accumulate(state, index, *summarize(record, fmt))
+def summaries(state: Statistics, indices: jax.Array, records: Sequence[jax.Array]):
+    """Returns the summary (see :func:`summarize`) of each packed record, of these equations."""
+
+    return jax.vmap(lambda x, fmt: summarize(Record.unpacked(x), fmt))(
+        jnp.stack(records), state.formats[indices]
+    )
+
+
+def add_visits(
+    state: Statistics, indices: jax.Array, counts, peaks, sums, maxima, histogram
+) -> Statistics:
+    """Returns the statistics with one visit more, by its summary, of each of several equations."""
+    before = state.counts[indices]
+    event = (counts[:, OVERFLOWED] > 0) | (counts[:, NAN] > 0)
+    first = jnp.where(event & (before[:, FIRST] < 0), before[:, VISITS], before[:, FIRST])
+    peaks = jnp.maximum(before[:, FIRST + 1 :], peaks)
+    after = jnp.concatenate([before[:, :FIRST] + counts, first[:, None], peaks], 1)
+    return dataclasses.replace(
+        state,
+        counts=state.counts.at[indices].set(after),
+        sums=state.sums.at[indices].add(sums),
+        maxima=state.maxima.at[indices].max(maxima),
+        histogram=state.histogram.at[indices].add(histogram),
+    )
 
 
 def add_events(
-    state: Statistics, index: int | jax.Array, events: jax.Array, visited: bool
+    state: Statistics, indices: jax.Array, events: jax.Array, visited: jax.Array
 ) -> Statistics:
-    """Returns the statistics with one more visit of an equation that decides or rounds operands.
+    """Returns the statistics with a visit of equations that decide or round operands.
 
     Args:
         state: before.
-        index: of the equation.
-        events: float64[6], what is added to the counts EVENTS.
-        visited: whether this visit has to be counted.
+        indices: of the equations.
+        events: float64[n, 6], what is added to the counts EVENTS of each.
+        visited: float64[n], 1 where this visit has to be counted, else 0.
     """
-    before = state.counts[index]
-    new = before.at[EVENTS].add(events).at[VISITS].add(float(visited))
-    at = before[VISITS] - float(not visited)
-    first = jnp.where((new[DIFFER] > 0) & (before[FIRST] < 0), at, before[FIRST])
-    return dataclasses.replace(state, counts=state.counts.at[index].set(new.at[FIRST].set(first)))
-
-
-def accumulate(
-    state: Statistics, index: int | jax.Array, counts, peaks, sums, maxima, histogram
-) -> Statistics:
-    """Returns the statistics with the summary of one visit (see :func:`summarize`) added."""
-    before = lax.dynamic_index_in_dim(state.counts, index, keepdims=False)
-    names = dict(zip(COUNTS, counts, strict=True))
-    event = (names["overflowed"] > 0) | (names["nan"] > 0)
-    first = jnp.where(event & (before[FIRST] < 0), before[0], before[FIRST])
-    peaks = jnp.maximum(before[FIRST + 1 :], peaks)
-    after = jnp.concatenate([before[:FIRST] + counts, first[None], peaks])
-    return dataclasses.replace(
-        state,
-        counts=lax.dynamic_update_slice(state.counts, after[None], (index, 0)),
-        sums=state.sums.at[index].add(sums),
-        maxima=state.maxima.at[index].max(maxima),
-        histogram=state.histogram.at[index].add(histogram),
-    )
+    before = state.counts[indices]
+    new = before.at[:, EVENTS].add(events).at[:, VISITS].add(visited)
+    at = before[:, VISITS] + visited - 1
+    first = jnp.where((new[:, DIFFER] > 0) & (before[:, FIRST] < 0), at, before[:, FIRST])
+    new = new.at[:, FIRST].set(first)
+    return dataclasses.replace(state, counts=state.counts.at[indices].set(new))
 
 
 def summarize(record: Record, fmt: jax.Array) -> tuple[jax.Array, ...]:

@@ -17,6 +17,7 @@ from ...autoscale import Boundaries, EveryOp, interpretation
 from ...autoscale.recipes import recipe
 from ...emulate import Constant, EmulationWithDraws
 from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
+from .._run._dtypes import as_cast
 from .._run._interpretations import FP32_MAX, TableEmulation
 from .._run._loss_scale import LossScaled
 from .._run._rounding import is_wide
@@ -42,6 +43,10 @@ class Origin:
     low: Interpretation
     start: Setting | None = None
     indices: Indices = dataclasses.field(default_factory=dict)
+
+    def function(self, f: Callable) -> FixedFunction:
+        """Returns ``f`` in this arithmetic, without fixes."""
+        return FixedFunction(f, self, self.start or self.low)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,6 +128,7 @@ class FixedFunction:
                 setting=low,
                 indices=indices,
             )
+            args, kwargs = as_cast(emulated, (args, kwargs))
             outs = transform(f, low, name="fix.apply")(*args, **kwargs)
             if not indices.keys() <= low.seen:
                 raise ValueError(OTHER_PROGRAM)
@@ -142,7 +148,8 @@ def apply_fix(fix: Any, target: Any) -> Any:
     if isinstance(target, FixedFunction):
         return FixedFunction(target.f, origin, fix.change(target.now))
     if callable(target):
-        return FixedFunction(target, origin, fix.change(origin.start or origin.low))
+        target = origin.function(target)
+        return FixedFunction(target.f, origin, fix.change(target.now))
     match origin.low:
         case Autocast():
             changed = fix.change(Autocast(policy(target)))

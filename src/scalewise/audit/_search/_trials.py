@@ -161,11 +161,16 @@ class Trials:
 
     def _accepted(self, fix: Fix) -> Fix:
         """Returns the fix as users can apply it."""
+        return dataclasses.replace(fix, origin=self.origin)
+
+    @property
+    def origin(self) -> Origin:
+        """The arithmetic of the audit."""
         session = self.session
         recorded = {path: (i, session.lockstep.recorded[i].name)
                     for path, i in session.lockstep.indices.items()}  # fmt: skip
         start = self._start() if session.adjustable else None
-        return dataclasses.replace(fix, origin=Origin(session.low, start, recorded))
+        return Origin(session.low, start, recorded)
 
     def _accepted_findings(self, found: Sequence[Finding]) -> list[Finding]:
         return [dataclasses.replace(x, fix=self._accepted(x.fix)) for x in found if x.fix]

@@ -1,0 +1,77 @@
+"""A program as written: its own conversions are honoured where it asks for float32 itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from scalewise import Report
+
+
+def norm(x, w):
+    wide = x.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
+    return (wide * scale).astype(x.dtype) @ w
+
+
+def plain_norm(x, w):
+    return (x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)) @ w
+
+
+def accumulated(x, w):
+    total = jnp.matmul(x, w, preferred_element_type=jnp.float32)
+    return (total / 7).astype(x.dtype)
+
+
+LARGE = jnp.asarray(np.random.default_rng(0).normal(size=(8, 64)) * 3000, jnp.float32)
+WEIGHTS = jnp.full((64, 4), 0.125)
+CASES = {
+    "a norm in float32": (norm, (LARGE, WEIGHTS)),
+    "a sum in float32": (accumulated, (jnp.full((2, 64), 3001.7), jnp.ones((64, 2)))),
+}
+
+
+def audited(f, arguments, **options) -> Report:
+    return sw.audit(f, "fp16", trials=0, **options)(*arguments)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_the_program_asks_for_in_float32_stays_there(name):
+    f, arguments = CASES[name]
+    halves = [x.astype(jnp.float16) for x in arguments]
+    exact = np.asarray(f(*arguments), np.float64)
+    measured = np.asarray(f(*halves), np.float64)  # what the cast program computes
+    expected = np.sqrt(np.sum((measured - exact) ** 2) / np.sum(exact**2))
+    report = audited(f, arguments)
+    assert report.error.non_finite == 0
+    assert not report.findings
+    assert float(report.error) == pytest.approx(expected, rel=0.2)
+    assert "as written" in report.semantics
+    rounded = audited(f, arguments, dtypes="all")
+    assert rounded.error > report.error
+    assert "as written" not in rounded.semantics
+
+
+def test_a_program_that_asks_for_nothing_is_rounded_throughout():
+    report = audited(plain_norm, (LARGE, WEIGHTS))
+    assert "as written" not in report.semantics
+    assert report.error == audited(plain_norm, (LARGE, WEIGHTS), dtypes="all").error
+
+
+def test_without_fixes_a_function_runs_in_the_audited_arithmetic():
+    for f, fmt in [(plain_norm, "fp16"), (norm, "fp16"), (plain_norm, "fp8")]:
+        arguments = LARGE, WEIGHTS
+        report = sw.audit(f, fmt, trials=0)(*arguments)
+        exact = np.asarray(f(*arguments), np.float64)
+        found = np.asarray(report.apply_fixes(f)(*arguments), np.float64)
+        error = np.sqrt(np.sum((found - exact) ** 2) / np.sum(exact**2))
+        assert error == pytest.approx(float(report.error_fixed), rel=1e-2)
+        assert error > 1e-4
+
+
+def test_other_words_and_formats_are_refused():
+    with pytest.raises(ValueError, match="dtypes='half'; expected 'as_written'"):
+        audited(norm, (LARGE, WEIGHTS), dtypes="half")
+    with pytest.raises(ValueError, match="dtypes='as_written'; expected low"):
+        sw.audit(norm, "e4m3fn", dtypes="as_written")(LARGE, WEIGHTS)

@@ -1,0 +1,82 @@
+"""A loop that is compiled as a whole gives the numbers of one that runs iteration by iteration."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from scalewise.audit._run import _lockstep
+from scalewise.audit._run._interpretations import Reference, TableEmulation
+from scalewise.audit._run._rounding import FP32_PARAMS
+from scalewise.audit._run._session import Session
+from scalewise.interpret import trace
+
+X = jnp.linspace(0.1, 3.0, 12).reshape(6, 2)
+
+
+def scanned(x):
+    def step(carry, row):
+        carry = jax.lax.cond(row[0] > 1.3, jnp.exp, jnp.sin, carry * 1.7 + row) + 1e-8
+        return carry, carry @ carry
+
+    return jax.lax.scan(step, jnp.ones(2), x)
+
+
+def halved(x):
+    return jax.lax.while_loop(lambda v: v.sum() > 1e-3, lambda v: v * 0.7 + 1e-9, x[0])
+
+
+PROGRAMS = {"scan": scanned, "gradient": jax.grad(lambda x: scanned(x)[1].sum()), "while": halved}
+
+
+def session(f) -> Session:
+    low = TableEmulation(sw.format("fp16"))
+    return Session(
+        trace(f, low, (X,), {}, name="audit"), low, Reference(np.dtype(np.float32)), steps=1
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_compiled_and_eager_loops_agree(name, monkeypatch):
+    runs = []
+    for eager in (100_000, 0):
+        monkeypatch.setattr(_lockstep, "MAX_EAGER", eager)
+        audited = session(PROGRAMS[name])
+        first, wide = audited.run(), audited.formats()
+        products = [i for i, e in enumerate(audited.lockstep.recorded) if e.name in ("mul", "exp")]
+        wide[products] = FP32_PARAMS
+        runs.append((first, audited.run(wide), audited.run(constants={1e-8: 1.0})))
+    for eager, compiled in zip(*runs, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, eager.low, compiled.low)
+        jax.tree.map(np.testing.assert_array_equal, eager.reference, compiled.reference)
+        ran = {e.path: i for i, e in enumerate(compiled.recorded)}
+        for i, equation in enumerate(eager.recorded):
+            if name == "while" and equation.path[1] == 0:
+                continue  # a compiled loop doesn't count its condition's last evaluation
+            for field in ("counts", "sums", "maxima", "histogram"):
+                own, other = (getattr(o.statistics, field) for o in (eager, compiled))
+                np.testing.assert_allclose(own[i], other[ran[equation.path]], rtol=1e-9)
+
+
+def test_trials_reuse_a_compiled_loop(monkeypatch):
+    monkeypatch.setattr(_lockstep, "MAX_EAGER", 0)
+    audited = session(scanned)
+    audited.run()
+    wide = np.tile(FP32_PARAMS, (len(audited.formats()), 1))
+    audited.run(wide, {1e-8: 1.0})
+    sizes = {loop._cache_size() for loop in audited.lockstep.loops.values()}
+    assert sizes - {0} == {1}  # 0: a branch inside of another loop's code
+
+
+def test_a_compiled_loop_tells_the_iteration_of_an_overflow():
+    def grow(x):
+        return jax.lax.fori_loop(0, 2000, lambda i, v: v * 1.01, x)
+
+    (found,) = sw.audit(grow, "fp16", trials=0)(jnp.ones(3)).unfixed[:1]
+    assert found.kind == "overflow"
+    value, steps = np.float64(1), 0  # each product is rounded once
+    while value < 65520:  # half a unit above the largest number
+        value = np.float64(sw.round_to(np.float32(value * np.float16(1.01)), "fp16"))
+        steps += 1
+    assert found.iteration == steps - 1

@@ -1,0 +1,53 @@
+"""The reference run computes each operation in its own dtype, in linear algebra too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from scalewise.audit._run._interpretations import Reference, TableEmulation
+from scalewise.audit._run._session import Outcome, Session
+from scalewise.interpret import trace
+
+SQUARE = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
+POSITIVE = SQUARE @ SQUARE.T + np.eye(6, dtype=np.float32)
+LINEAR_ALGEBRA = {
+    "lu": lambda a: jax.scipy.linalg.lu(a)[2],
+    "qr": lambda a: jnp.linalg.qr(a)[1],
+    "svd": lambda a: jnp.linalg.svd(a)[1],
+    "eigh": lambda a: jnp.linalg.eigh(a)[0],
+    "cholesky": jnp.linalg.cholesky,
+    "solve": lambda a: jnp.linalg.solve(a, a[:, 0]),
+    "gradient of solve": jax.grad(lambda a: jnp.linalg.solve(a, a[:, 0] * a[:, 1]).sum()),
+    "triangular": lambda a: jax.scipy.linalg.solve_triangular(a, a[:, 0]),
+    "conjugate gradients": lambda a: jax.scipy.sparse.linalg.cg(a, a[0])[0],
+    "tridiagonal": lambda a: jax.lax.linalg.tridiagonal_solve(a[0], a[1], a[2], a[:, :2]),
+    "determinant": lambda a: jnp.linalg.slogdet(a)[1],
+}
+
+
+def outcome(f, x: np.ndarray, dtype: type) -> Outcome:
+    program = trace(f, TableEmulation(sw.format("fp16")), (jnp.asarray(x),), {}, name="audit")
+    return Session(program, TableEmulation(sw.format("fp16")), Reference(np.dtype(dtype))).run()
+
+
+@pytest.mark.parametrize("name", LINEAR_ALGEBRA)
+def test_linear_algebra_of_the_reference_run_is_float64(name):
+    f = LINEAR_ALGEBRA[name]
+    with jax.enable_x64(True):
+        expected = np.asarray(f(jnp.asarray(POSITIVE, jnp.float64)))
+    found = outcome(f, POSITIVE, np.float64)
+    np.testing.assert_allclose(found.reference[0], expected, rtol=1e-11, atol=1e-12)
+
+
+def test_a_solver_is_audited_as_one_operation_and_rounded_once():
+    found = outcome(lambda a: jax.scipy.linalg.solve_triangular(a, a[:, 0]), POSITIVE, np.float64)
+    (solve,) = [e for e in found.recorded if e.name == "triangular_solve"]
+    rounded = sw.round_to(jnp.asarray(POSITIVE), "fp16")
+    with jax.enable_x64(True):
+        wide = jnp.asarray(np.asarray(rounded), jnp.float64)
+        exact = jax.scipy.linalg.solve_triangular(wide, wide[:, 0])
+        expected = sw.round_to(exact, "fp16")
+        np.testing.assert_array_equal(np.asarray(found.low[0], np.float64), np.asarray(expected))
+    assert solve.out_avals[0].dtype == jnp.float32
