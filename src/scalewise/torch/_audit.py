@@ -89,7 +89,14 @@ def audit(
     else:
         fmt = format_(low)
         chosen = low_function(
-            model, args, kwargs, fmt, method=method, granularity=granularity, autocast=autocast
+            model,
+            args,
+            kwargs,
+            fmt,
+            method=method,
+            granularity=granularity,
+            autocast=autocast,
+            reference=True,
         )
         f, params = chosen.f, chosen.params
         low = TableEmulation(fmt, saturation(saturate, fmt), chosen.dtype)

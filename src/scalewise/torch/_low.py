@@ -20,7 +20,7 @@ from ..interpret import Applied, Argument, Equation, State, Value, is_float, reb
 from ..rounding import to_float64
 from ._convert import to_jax
 from ._export import Granularity
-from ._function import Arguments, function, traced
+from ._function import Arguments, traced
 from ._graph import converted
 from ._place import at_class
 from ._torch import Module, torch
@@ -50,12 +50,17 @@ def low_function(
     method: str,
     granularity: Granularity,
     autocast: bool = False,
+    reference: bool = False,
 ) -> LowFunction:
     """Exports a model as it is in 16 bits, so that it takes the branches that it takes there.
 
     A float32 model is copied and converted as by ``model.half()`` for FP16 and by
     ``model.bfloat16()`` for other formats, whose numbers bfloat16 then stands for. A model that has
     parameters of 16 bits is taken as it is, and so is any model under ``autocast``.
+
+    Args:
+        reference: whether an audit's reference run computes the float32 model, for everything that
+            depends on the dtype: buffers, constants, literals and branches.
 
     Raises:
         ValueError: ``autocast`` with a format of more than 16 bits, or with another granularity
@@ -69,14 +74,16 @@ def low_function(
     if fmt.bits > 16 and found is None:
         low = torch.float32
 
-    def narrowed(x: Any) -> Any:
-        return x.to(low) if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
-
-    plain, params = model, None
+    given, plain, params, wide = Arguments(tuple(args), dict(kwargs or {})), model, None, None
     if found is None and low != torch.float32:
-        plain = copy.deepcopy(model).to(low)
-        args, kwargs = torch.utils._pytree.tree_map(narrowed, (tuple(args), dict(kwargs or {})))
-    f, own = function(plain, args, kwargs, method=method, granularity=granularity)
+        wide = model, given
+        plain, given = copy.deepcopy(model).to(low), given.converted({torch.float32: low})
+    elif found is not None and reference:
+        both = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
+        wide = copy.deepcopy(model).float(), given.converted(both)
+    f, own = traced(
+        plain, given, method=method, granularity=granularity, reference=wide if reference else None
+    )
     if plain is not model:
         held = dict(model.named_parameters())
         params = {name: to_jax(held[name]) for name in own}
