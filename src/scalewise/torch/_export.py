@@ -11,7 +11,8 @@ import jax
 
 from .._types import PyTree, TreeDef
 from ._convert import to_jax
-from ._place import line_of
+from ._derivatives import recorded_backward
+from ._place import line_of, recorded_frames
 from ._regions import inline_regions
 from ._registry import RULES, check_covered
 from ._torch import GraphModule, Module, torch
@@ -116,7 +117,8 @@ def _exported(
 ) -> tuple[Any, bool]:
     """Returns the program, and whether the model turns autocast on."""
     try:
-        with torch.enable_grad(), _as_forward(model, method):  # so that no_grad() in it is seen
+        with torch.enable_grad(), _as_forward(model, method), recorded_frames(), recorded_backward():
+            # with gradients, so that no_grad() in it is seen
             program = torch.export.export(model, tuple(args), dict(kwargs), strict=False)
     except Exception as error:  # torch.export raises errors of many kinds
         raise ExportError(_refusal(model, error)) from error

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._autocast import autocast
+from ._derivatives import Backward, backward_passes, differentiated
 from ._dtypes import jax_dtype, torch_dtype
 from ._export import Exported, Granularity
 from ._operation import Call, Flat, in_steps, operation, rounds_several_times
@@ -50,7 +51,10 @@ class Graph:
         known: dict[Any, Any] = {}
         left = iter(inputs)
         sides = Sides(self.matched, known, self.computed) if self.matched is not None else None
+        deferred = {n for b in self._backward.values() for n in (*b.node.args[1], *b.nodes)}
         for node in self.module.graph.nodes:
+            if node in deferred:
+                continue
             match node.op:
                 case "placeholder":
                     known[node] = next(left)
@@ -69,6 +73,13 @@ class Graph:
     def _positions(self) -> dict[Node, int]:
         return {node: i for i, node in enumerate(self.module.graph.nodes)}
 
+    @functools.cached_property
+    def _backward(self) -> dict[Node, Backward]:
+        modules = [self.module]
+        if self.matched is not None:
+            modules.append(self.matched.exported.graph_module)
+        return {n: b for m in modules for n, b in backward_passes(m.graph).items()}
+
     def computed(self, node: Node, read: Callable[[Node], Any]) -> Any:
         """Returns an operation's results, or an attribute of its graph.
 
@@ -78,8 +89,12 @@ class Graph:
         """
         if node.op == "get_attr":
             return functools.reduce(getattr, node.target.split("."), node.graph.owning_module)
+        if node in self._backward:
+            compute = functools.partial(differentiated, self._backward[node], read, self.computed)
+        else:
+            compute = functools.partial(self._results_at, node, read)
         with jax.named_scope(scope_of(node) or "model"):
-            return at(node)(functools.partial(self._results_at, node, read))
+            return at(node)(compute)
 
     def _results_at(self, node: Node, read: Callable[[Node], Any]) -> Any:
         args, kwargs = hashable(torch.fx.node.map_arg((node.args, dict(node.kwargs)), read))

@@ -89,12 +89,15 @@ def low_function(
         params = {name: to_jax(held[name]) for name in own}
     dtype = jnp.dtype(str(low).removeprefix("torch."))
 
+    place = at_class(model)
+
     def lowered(x: jax.Array) -> jax.Array:
         return x if plain is model or x.dtype != jnp.float32 else converted(x, dtype)
 
     def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
-        given = at_class(model)(lambda: jax.tree.map(lowered, (params, tensors)))
-        return _widened(f(given[0], *given[1]), dtype)
+        given = place(lambda: jax.tree.map(lowered, (params, tensors)))
+        outs = f(given[0], *given[1])
+        return place(lambda: _widened(outs, dtype))
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
     return LowFunction(in_low, own if params is None else params, dtype)

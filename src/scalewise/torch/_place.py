@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 import re
+import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax.extend import source_info_util
@@ -23,8 +25,41 @@ _MODEL_NAMES = ("torch.nn.modules.transformer.", "torch.nn.modules.rnn.")
 
 # An operation without a line of its own gets that of the call of scalewise, not one within it.
 _SCALEWISE = os.path.dirname(os.path.dirname(__file__))
+_EXPORT = os.path.join(_SCALEWISE, "torch", "_export.py")
 for _own in ("torch/", "interpret/", "audit/", "emulate/", "_callable.py", "_deprecated.py"):
     source_info_util.register_exclusion(os.path.join(_SCALEWISE, *_own.split("/")))
+
+
+@contextlib.contextmanager
+def recorded_frames() -> Iterator[None]:
+    """Lets nodes record the lines of all functions while a model is exported.
+
+    By itself ``torch.export`` records only those of ``forward``.
+    """
+    tracer = torch.fx.proxy.TracerBase
+    original = tracer._filter_traceback_frames
+    tracer._filter_traceback_frames = _own_frames
+    try:
+        yield
+    finally:
+        tracer._filter_traceback_frames = original
+
+
+def _own_frames(tracer: Any, stack: traceback.StackSummary) -> traceback.StackSummary:
+    """Returns the frames of a model: each ``forward``, the functions that the last one calls, and
+    functions between them that aren't of an installed package, which wraps calls of modules."""
+    start = max((i for i, f in enumerate(stack) if f.filename == _EXPORT), default=-1)
+    own = [f for f in stack[start + 1 :] if f.name == "forward" or not _is_internal(f.filename)]
+    last = max((i for i, f in enumerate(own) if f.name == "forward"), default=-1)
+    installed = os.sep + "site-packages" + os.sep
+    return traceback.StackSummary.from_list(
+        f for i, f in enumerate(own)
+        if f.name == "forward" or i > last or installed not in f.filename
+    )  # fmt: skip
+
+
+def _is_internal(file: str) -> bool:
+    return file.startswith((_TORCH, _SCALEWISE, "<"))
 
 
 def frames(node: Node) -> list[tuple[str, int, str]]:
@@ -36,10 +71,9 @@ def frames(node: Node) -> list[tuple[str, int, str]]:
     found = [(f, int(n), name) for f, n, name in _FRAME.findall(node.stack_trace or "")]
     own = [x for x in found if not x[0].startswith(_TORCH) or x[0].startswith(_MODELS)]
     classes = _classes(node)
-    for i in reversed(range(len(own))):
-        file, line, name = own[i]
+    for i, (file, line, name) in enumerate(own):
         if name == "forward" and classes:
-            own[i] = file, line, f"{classes.pop()}.forward"
+            own[i] = file, line, f"{classes.pop(0)}.forward"
     return own or found[-1:]
 
 
