@@ -19,12 +19,22 @@ from ..autoscale import Recipe
 from ..formats import format as format_
 from ..interpret import Interpretation
 from ..scaled import saturation
+from ._arguments import checked_model
 from ._convert import to_jax
 from ._export import Granularity
 from ._function import function, tensors_of
 from ._loss_scale import as_loss_scale, value_and_gradients
 from ._low import low_function
-from ._torch import GradScaler, Module
+from ._torch import GradScaler, Module, torch
+
+
+def _with_backward_hooks(model: Module) -> str:
+    """Returns the name of a module or parameter with a hook on its gradients, or ""."""
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            return name or type(model).__name__
+    hooked = (name for name, p in model.named_parameters() if p._backward_hooks)
+    return next(hooked, "")
 
 
 def audit(
@@ -48,9 +58,9 @@ def audit(
     path of the module as scope. See :func:`scalewise.audit`.
 
     Args:
-        model: a ``torch.nn.Module``; it isn't changed.
+        model: a ``torch.nn.Module``, or a function of tensors; it isn't changed.
         args, kwargs: arguments of the method.
-        low: a format, or a name or dtype of one: the model then runs as for :func:`emulate`, and
+        low: a format, or a name or dtype of one (JAX's or torch's): the model then runs as for :func:`emulate`, and
             what it computes in float32 by itself stays float32. The reference run is the model in
             float32: there, literals that are the largest number of its 16-bit dtype, or 1000 less,
             as in transformers, are float32's. Or a policy, a recipe or an
@@ -76,7 +86,12 @@ def audit(
             or a GradScaler that is disabled or gets float16 gradients, which it refuses;
             ``autocast`` with a policy, a recipe or a wider format.
     """
+    model = checked_model(model, args, kwargs)
+    if grad and (hooked := _with_backward_hooks(model)):
+        raise ValueError(f"audit: {hooked} has backward hooks, which the audit doesn't run")
     scale = as_loss_scale(loss_scale)
+    if isinstance(low, torch.dtype):
+        low = str(low).removeprefix("torch.")
     if scale is not None and not grad:
         raise ValueError("audit: loss_scale needs grad=True")
     if isinstance(low, str):

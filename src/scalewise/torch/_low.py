@@ -18,6 +18,7 @@ from ..emulate import Emulation, EmulationWithDraws, is_exact
 from ..formats import FP16, Format
 from ..interpret import Applied, Argument, Equation, State, Value, is_float, rebind
 from ..rounding import to_float64
+from ._arguments import check_runs
 from ._convert import to_jax
 from ._export import Granularity
 from ._function import Arguments, traced
@@ -81,6 +82,7 @@ def low_function(
     elif found is not None and reference:
         both = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
         wide = copy.deepcopy(model).float(), given.converted(both)
+    check_runs(plain, given.args, given.kwargs, method, low)
     f, own = traced(
         plain, given, method=method, granularity=granularity, reference=wide if reference else None
     )

@@ -1,0 +1,79 @@
+"""Checks of what a torch model is audited with, before anything is exported."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .._types import PyTree
+from ._export import ExportError, as_forward, first_line
+from ._torch import Module, torch
+
+
+def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str = "forward") -> Any:
+    """Returns a model that can be audited: a module, or a plain function as one.
+
+    Raises:
+        TypeError: neither a module nor a function; a tensor in place of a tuple of inputs.
+        ValueError: parameters without numbers, or float64.
+    """
+    if not isinstance(model, torch.nn.Module):
+        if not callable(model):
+            raise TypeError(f"expected a torch.nn.Module or a function, not {type(model).__name__}")
+        model = as_module(model)
+    for name, given, expected in (("args", args, tuple | list), ("kwargs", kwargs, Mapping | None)):
+        if not isinstance(given, expected):
+            kind = "a tuple of inputs, as in (x,)" if name == "args" else "a dict of inputs"
+            raise TypeError(f"{name} is a {type(given).__name__}; expected {kind}")
+    held = [*model.named_parameters(), *model.named_buffers()]
+    empty = next((name for name, x in held if x.is_meta), None)
+    if empty is not None:
+        raise ValueError(f"{empty} is on the meta device, without numbers: load weights first")
+    inputs = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs or {})))
+    numbered = [(f"input {i}", x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+    wide = next((name for name, x in [*held, *numbered] if x.dtype == torch.float64), None)
+    if wide is not None:
+        raise ValueError(
+            f"{wide} has float64, and the reference run is the model in float32: pass model.float()"
+            " and inputs .float()"
+        )
+    return model
+
+
+def as_module(function: Callable[..., Any]) -> Module:
+    """Returns a module whose ``forward`` is a function of tensors."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    name = getattr(function, "__name__", "function")
+    members = {"forward": forward, "__module__": getattr(function, "__module__", None)}
+    forward.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
+        [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
+         *inspect.signature(function).parameters.values()]
+    )  # fmt: skip
+    return type(name, (torch.nn.Module,), members)()
+
+
+def check_runs(model: Module, args: Any, kwargs: Any, method: str, dtype: Any) -> None:
+    """Raises if torch itself refuses to run a model, for example since dtypes differ.
+
+    Exporting doesn't look at the dtypes of all operands. The model's buffers aren't changed.
+
+    Raises:
+        ExportError: torch raises an error that isn't about a missing kernel.
+    """
+    buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), as_forward(model, method):
+            torch.func.functional_call(model, buffers, tuple(args), dict(kwargs))
+    except NotImplementedError:
+        return
+    except Exception as error:
+        if "not implemented for" in str(error):
+            return
+        name, kind = type(model).__name__, str(dtype).removeprefix("torch.")
+        raise ExportError(
+            f"torch can't run {name} in {kind}: {type(error).__name__}: {first_line(error)}"
+        ) from error
