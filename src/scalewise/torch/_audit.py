@@ -13,7 +13,6 @@ from .._resolve import resolve
 from .._types import FormatLike, PolicyLike, PyTree, RecipeLike, Saturation
 from ..audit import Report
 from ..audit import audit as audit_function
-from ..audit._run._interpretations import TableEmulation
 from ..autocast import Policy
 from ..autoscale import Recipe
 from ..formats import format as format_
@@ -21,7 +20,9 @@ from ..interpret import Interpretation
 from ..scaled import saturation
 from ._arguments import checked_model
 from ._convert import to_jax
+from ._dtypes import torch_dtype
 from ._export import Granularity
+from ._fixes import AuditedModel, TorchEmulation, in_torch, traced_program
 from ._function import function, tensors_of
 from ._loss_scale import as_loss_scale, value_and_gradients
 from ._low import low_function
@@ -89,7 +90,7 @@ def audit(
     model = checked_model(model, args, kwargs)
     if grad and (hooked := _with_backward_hooks(model)):
         raise ValueError(f"audit: {hooked} has backward hooks, which the audit doesn't run")
-    scale = as_loss_scale(loss_scale)
+    scale, exported = as_loss_scale(loss_scale), None
     if isinstance(low, torch.dtype):
         low = str(low).removeprefix("torch.")
     if scale is not None and not grad:
@@ -114,7 +115,8 @@ def audit(
             reference=True,
         )
         f, params = chosen.f, chosen.params
-        low = TableEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
+        exported = chosen.exported
+        low = TorchEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
     if scale is not None and scale.skips and jnp.float16 in {x.dtype for x in params.values()}:
         raise ValueError(
             "audit: GradScaler refuses float16 gradients: give a model with float32 parameters"
@@ -133,5 +135,9 @@ def audit(
 
     target = value_and_gradients(scalar, scale) if grad else audited
     target.__name__ = target.__qualname__ = f.__name__
-    tensors = to_jax(tensors_of(args, kwargs))
-    return audit_function(target, low, **options)(params, *tensors)
+    given = params, *to_jax(tensors_of(args, kwargs))
+    report = audit_function(target, low, **options)(*given)
+    if exported is None:
+        return report
+    program = traced_program(target, low, given)
+    return in_torch(report, AuditedModel(exported, torch_dtype(low.low_dtype), program))

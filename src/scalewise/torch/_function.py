@@ -146,6 +146,7 @@ def traced(
         return (results, updated) if buffers else results
 
     f.__name__ = f.__qualname__ = type(model).__name__
+    f.exported = first  # pyright: ignore[reportFunctionMemberAccess]
     return f, first.params
 
 

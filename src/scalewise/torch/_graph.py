@@ -16,7 +16,7 @@ from ._derivatives import Backward, backward_passes, differentiated
 from ._dtypes import jax_dtype, torch_dtype
 from ._export import Exported, Granularity
 from ._operation import Call, Flat, in_steps, operation, rounds_several_times
-from ._place import at, scope_of
+from ._place import at, mark, scope_of
 from ._reference import Matched, Sides, rounded_in_program
 from ._regions import is_marked
 from ._registry import DRAWS, RULES, STAGED
@@ -94,7 +94,7 @@ class Graph:
         else:
             compute = functools.partial(self._results_at, node, read)
         with jax.named_scope(scope_of(node) or "model"):
-            return at(node)(compute)
+            return mark(node.name, functools.partial(at(node), compute))
 
     def _results_at(self, node: Node, read: Callable[[Node], Any]) -> Any:
         args, kwargs = hashable(torch.fx.node.map_arg((node.args, dict(node.kwargs)), read))

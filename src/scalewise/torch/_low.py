@@ -20,10 +20,10 @@ from ..interpret import Applied, Argument, Equation, State, Value, is_float, reb
 from ..rounding import to_float64
 from ._arguments import check_runs
 from ._convert import to_jax
-from ._export import Granularity
+from ._export import Exported, Granularity
 from ._function import Arguments, traced
 from ._graph import converted
-from ._place import at_class
+from ._place import at_class, mark
 from ._torch import Module, torch
 
 
@@ -35,11 +35,13 @@ class LowFunction:
         f: of parameters and tensors, float32 ones too: it casts them to ``dtype`` first.
         params: the model's own parameters, not rounded.
         dtype: float16, bfloat16, or float32 if the format has more than 16 bits.
+        exported: the model in that dtype; None under ``autocast``.
     """
 
     f: Callable[..., PyTree]
     params: dict[str, jax.Array]
     dtype: np.dtype
+    exported: Exported | None = None
 
 
 def low_function(
@@ -93,16 +95,18 @@ def low_function(
 
     place = at_class(model)
 
-    def lowered(x: jax.Array) -> jax.Array:
-        return x if plain is model or x.dtype != jnp.float32 else converted(x, dtype)
+    def lowered(name: str, x: jax.Array) -> jax.Array:
+        if plain is model or x.dtype != jnp.float32:
+            return x
+        return place(lambda: mark(name, lambda: converted(x, dtype)))
 
     def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
-        given = place(lambda: jax.tree.map(lowered, (params, tensors)))
-        outs = f(given[0], *given[1])
+        params = {name: lowered(name, x) for name, x in params.items()}
+        outs = f(params, *[lowered(f"input {i}", x) for i, x in enumerate(tensors)])
         return place(lambda: _widened(outs, dtype))
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
-    return LowFunction(in_low, own if params is None else params, dtype)
+    return LowFunction(in_low, own if params is None else params, dtype, f.exported)
 
 
 def _widened(outs: Any, dtype: np.dtype) -> Any:

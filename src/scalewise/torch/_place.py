@@ -131,6 +131,22 @@ def at_class(module: Module) -> Callable[[Callable[[], PyTree]], Any]:
     return _caller(file, line, type(module).__name__)
 
 
+_MARK = "<scalewise.torch>"
+source_info_util.register_exclusion(_MARK)
+
+
+def mark(name: str, function: Callable[[], PyTree]) -> Any:
+    """Calls a function with a frame around it that names what it computes (see :func:`marked`)."""
+    return _caller(_MARK, 1, name)(function)
+
+
+def marked(eqn: Any) -> str:
+    """Returns the name of the mark that an equation of JAX was made under, or ""."""
+    traceback = eqn.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    return next((f.function_name for f in frames if f.file_name == _MARK), "")
+
+
 @functools.cache
 def _caller(file: str, line: int, name: str) -> Callable[[Callable[[], PyTree]], Any]:
     code = compile("\n" * (line - 1) + "lambda call: call()", file, "eval").co_consts[0]
