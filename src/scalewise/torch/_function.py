@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._types import PyTree
+from ._arguments import as_module
 from ._dtypes import jax_dtype
 from ._export import Exported, ExportError, Granularity, export
 from ._graph import run
@@ -39,7 +40,7 @@ def function(
     The equations carry the model's source lines, and its module paths as name scopes.
 
     Args:
-        model: a ``torch.nn.Module`` on any device, in ``eval()`` or ``train()`` mode. In train mode
+        model: a ``torch.nn.Module`` on any device, or a function of tensors, in ``eval()`` or ``train()`` mode. In train mode
             dropout draws from a fixed key.
         args, kwargs: arguments of the method. Everything but tensors becomes a constant.
         method: the method to export.
@@ -65,6 +66,7 @@ def function(
         TypeError: ``f`` is called with tensors of other dtypes, or another number of them.
     """
     given = Arguments(tuple(args), dict(kwargs or {}))
+    model = model if isinstance(model, torch.nn.Module) else as_module(model)
     return traced(model, given, method=method, granularity=granularity, buffers=buffers)
 
 
