@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -44,15 +45,15 @@ def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str =
 def as_module(function: Callable[..., Any]) -> Module:
     """Returns a module whose ``forward`` is a function of tensors."""
 
+    @functools.wraps(function)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
+    own = inspect.signature(function).parameters.values()
+    instance = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    vars(forward)["__signature__"] = inspect.Signature([instance, *own])
     name = getattr(function, "__name__", "function")
     members = {"forward": forward, "__module__": getattr(function, "__module__", None)}
-    forward.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
-        [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY),
-         *inspect.signature(function).parameters.values()]
-    )  # fmt: skip
     return type(name, (torch.nn.Module,), members)()
 
 

@@ -61,11 +61,11 @@ def audit(
     Args:
         model: a ``torch.nn.Module``, or a function of tensors; it isn't changed.
         args, kwargs: arguments of the method.
-        low: a format, or a name or dtype of one (JAX's or torch's): the model then runs as for :func:`emulate`, and
-            what it computes in float32 by itself stays float32. The reference run is the model in
-            float32: there, literals that are the largest number of its 16-bit dtype, or 1000 less,
-            as in transformers, are float32's. Or a policy, a recipe or an
-            interpretation, as for :func:`scalewise.audit`; the model then runs in its own dtypes.
+        low: a format, or a name or dtype of one (JAX's or torch's): the model then runs as for
+            :func:`emulate`, and what it computes in float32 by itself stays float32. The reference
+            run is the model in float32, exported by itself: its branches, buffers and constants,
+            none of them rounded. Or a policy, a recipe or an interpretation, as for
+            :func:`scalewise.audit`; the model then runs in its own dtypes.
         loss: a JAX function of the model's results (see :func:`function`) that returns a scalar.
         grad: whether the gradients of the loss with respect to the parameters are audited too.
             Without ``loss`` the result has to be a scalar, or a dict that has one as ``"loss"``.
@@ -90,7 +90,7 @@ def audit(
     model = checked_model(model, args, kwargs)
     if grad and (hooked := _with_backward_hooks(model)):
         raise ValueError(f"audit: {hooked} has backward hooks, which the audit doesn't run")
-    scale, exported = as_loss_scale(loss_scale), None
+    scale, exported, dtype = as_loss_scale(loss_scale), None, None
     if isinstance(low, torch.dtype):
         low = str(low).removeprefix("torch.")
     if scale is not None and not grad:
@@ -115,7 +115,7 @@ def audit(
             reference=True,
         )
         f, params = chosen.f, chosen.params
-        exported = chosen.exported
+        exported, dtype = chosen.exported, torch_dtype(chosen.dtype)
         low = TorchEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
     if scale is not None and scale.skips and jnp.float16 in {x.dtype for x in params.values()}:
         raise ValueError(
@@ -140,4 +140,4 @@ def audit(
     if exported is None:
         return report
     program = traced_program(target, low, given)
-    return in_torch(report, AuditedModel(exported, torch_dtype(low.low_dtype), program))
+    return in_torch(report, AuditedModel(exported, dtype, program))

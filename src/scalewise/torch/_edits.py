@@ -13,7 +13,14 @@ BINARY: dict[str, type[ast.operator]] = {
     "mul": ast.Mult, "add": ast.Add, "sub": ast.Sub, "rsub": ast.Sub, "div": ast.Div,
     "pow": ast.Pow, "matmul": ast.MatMult, "mm": ast.MatMult, "bmm": ast.MatMult,
 }  # fmt: skip
-BOTH = ("matmul", "mm", "bmm")  # operations that don't promote their operands
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+BOTH = (
+    "matmul",
+    "mm",
+    "bmm",
+    "linear",
+    *CONVOLUTIONS,
+)  # operations that don't promote their operands
 CREATION = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
 LONGEST = 10  # lines of a statement
 
@@ -52,6 +59,8 @@ def _statement(file: str, line: int) -> tuple[ast.Module, int] | None:
 class _Editor(ast.NodeTransformer):
     def __init__(self, operations: Sequence[str], line: int):
         self.operations, self.line, self.found = {*operations}, line, False
+        if "convolution" in self.operations:
+            self.operations.update(CONVOLUTIONS)
 
     def _here(self, node: ast.expr) -> bool:
         return node.lineno <= self.line <= (node.end_lineno or node.lineno)

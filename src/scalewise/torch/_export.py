@@ -174,7 +174,7 @@ def first_line(error: Exception) -> str:
 @contextlib.contextmanager
 def _without_cache(model: Module) -> Iterator[None]:
     """Lets models of transformers return no caches, which torch.export refuses."""
-    configs = [getattr(m, "config", None) for m in model.modules()]
+    configs: list[Any] = [getattr(m, "config", None) for m in model.modules()]
     found = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}
     try:
         for config in found.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -23,6 +24,12 @@ from ._place import frames, marked
 from ._torch import Module, Node, Tensor, torch
 
 ADVICE = "train with torch.amp.GradScaler('cuda', init_scale={}), and divide the gradients by it"
+# Names of torch for primitives of JAX.
+NAMES = {
+    "dot_general": "matmul", "conv_general_dilated": "convolution", "logistic": "sigmoid",
+    "reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin", "select_n": "where",
+    "convert_element_type": "to", "_to_copy": "to", "integer_pow": "pow", "iota": "arange",
+}  # fmt: skip
 SHOWN = 4  # lines of an edit that are printed
 
 
@@ -85,13 +92,17 @@ class TorchFix(Fix):
         """
         if not isinstance(target, torch.nn.Module):
             return super().apply(target)
-        assert self.origin is not None and self.audited is not None
+        assert self.origin is not None
+        assert self.audited is not None
         power = self._power
         if power:
-            raise TypeError(f"fix.apply: a loss scale is no change of a model: {ADVICE.format(power)}")
+            raise TypeError(
+                f"fix.apply: a loss scale is no change of a model: {ADVICE.format(power)}"
+            )
         if self.kind is not None and self.kind.name == "wider_format":
             return copy.deepcopy(target).to(torch.bfloat16)
         now = target.now if isinstance(target, FixedModel) else self.origin.start
+        assert now is not None
         model = target.model[0] if isinstance(target, FixedModel) else target
         return FixedModel(model, self.audited, self.origin.indices, self.change(now))
 
@@ -123,11 +134,8 @@ class TorchFix(Fix):
         edits = [(line, text) for _, line, text in self.lines if text]
         shown = "; ".join(f"line {line}: {text}" for line, text in edits[:SHOWN])
         more = f" and {len(edits) - SHOWN} more lines" if len(edits) > SHOWN else ""
-        return f"{self._in_torchs_names}: {shown}{more}" if shown else self._in_torchs_names
-
-    @property
-    def _in_torchs_names(self) -> str:
-        return self.text.replace("dot_general", "matmul").replace("aten.", "")
+        text = in_torchs_names(self.text)
+        return f"{text}: {shown}{more}" if shown else text
 
 
 class FixedModel(torch.nn.Module):
@@ -151,9 +159,7 @@ class FixedModel(torch.nn.Module):
         inputs = [self._narrowed(f"input {i}", x) for i, x in tensors]
         known |= dict(zip(exported.inputs, inputs, strict=True))
         outs = self._computed(known)
-        return torch.utils._pytree.tree_unflatten(
-            outs[len(exported.updated) :], exported.tree
-        )
+        return torch.utils._pytree.tree_unflatten(outs[len(exported.updated) :], exported.tree)
 
     def _narrowed(self, name: str, x: Tensor) -> Tensor:
         low = x.dtype == torch.float32 and name not in self._wide
@@ -187,7 +193,9 @@ class FixedModel(torch.nn.Module):
         if here or node.name not in self._rounded:
             return outs
         leaves, tree = torch.utils._pytree.tree_flatten(outs)
-        types = [getattr(x, "dtype", None) for x in torch.utils._pytree.tree_leaves(node.meta["val"])]
+        types = [
+            getattr(x, "dtype", None) for x in torch.utils._pytree.tree_leaves(node.meta["val"])
+        ]
         cast = [
             y.to(d) if isinstance(y, torch.Tensor) and y.dtype != d else y
             for y, d in zip(leaves, types, strict=True)
@@ -227,15 +235,21 @@ def _called(node: Node, args: Any, kwargs: Any) -> Any:
     return (torch.ops.aten.reshape.default if view else node.target)(*args, **kwargs)
 
 
+def in_torchs_names(text: str) -> str:
+    """Returns a text with torch's names of operations in place of JAX's."""
+    return re.sub(r"[\w.]+", lambda m: NAMES.get(x := m[0].removeprefix("aten."), x), text)
+
+
 def in_torch(report: Any, audited: AuditedModel) -> Any:
     """Returns a report whose fixes edit torch's source and apply to the model."""
 
     def one(finding: Any) -> Any:
         fix = finding.fix
-        if fix is None:
-            return finding
-        held = {f.name: getattr(fix, f.name) for f in dataclasses.fields(Fix)}
-        return dataclasses.replace(finding, fix=TorchFix(**held, audited=audited))
+        if fix is not None:
+            held = {f.name: getattr(fix, f.name) for f in dataclasses.fields(Fix)}
+            fix = TorchFix(**held, audited=audited)
+        primitive = in_torchs_names(finding.primitive)
+        return dataclasses.replace(finding, fix=fix, primitive=primitive)
 
     return dataclasses.replace(
         report,

@@ -40,8 +40,8 @@ def function(
     The equations carry the model's source lines, and its module paths as name scopes.
 
     Args:
-        model: a ``torch.nn.Module`` on any device, or a function of tensors, in ``eval()`` or ``train()`` mode. In train mode
-            dropout draws from a fixed key.
+        model: a ``torch.nn.Module`` on any device, in ``eval()`` or ``train()`` mode, or a function
+            of tensors. In train mode dropout draws from a fixed key.
         args, kwargs: arguments of the method. Everything but tensors becomes a constant.
         method: the method to export.
         granularity: ``"operation"``: each ATen operation rounds its results once, as torch's
@@ -148,7 +148,7 @@ def traced(
         return (results, updated) if buffers else results
 
     f.__name__ = f.__qualname__ = type(model).__name__
-    f.exported = first  # pyright: ignore[reportFunctionMemberAccess]
+    vars(f)["exported"] = first
     return f, first.params
 
 

@@ -60,14 +60,14 @@ class Graph:
                     known[node] = next(left)
                     if sides is not None:
                         known[node] = sides.placeholder(node, known[node])
-                case "output" if sides is None:
-                    return torch.fx.node.map_arg(node.args[0], known.__getitem__)
-                case "output":
+                case "output" if sides is not None:
                     return sides.outputs(node)
-                case _ if sides is None:
-                    known[node] = self.computed(node, known.__getitem__)
-                case _:
+                case "output":
+                    return torch.fx.node.map_arg(node.args[0], known.__getitem__)
+                case _ if sides is not None:
                     known[node] = sides.value(node)
+                case _:
+                    known[node] = self.computed(node, known.__getitem__)
 
     @functools.cached_property
     def _positions(self) -> dict[Node, int]:

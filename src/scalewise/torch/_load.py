@@ -117,8 +117,8 @@ def _of_transformers(path: Path) -> Any:
     if quantized := values.get("quantization_config"):
         how = quantized.get("quant_method", "some method")
         raise InputError(
-            f"{file} has a quantization_config ({how}), whose weights can't be read: remove it from "
-            "the config, for an audit of the model before quantization"
+            f"{file} has a quantization_config ({how}), whose weights can't be read: remove it "
+            "from the config, for an audit of the model before quantization"
         )
     if kind not in transformers.CONFIG_MAPPING:
         close = difflib.get_close_matches(kind, list(transformers.CONFIG_MAPPING), 3)

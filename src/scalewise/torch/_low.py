@@ -88,6 +88,7 @@ def low_function(
     f, own = traced(
         plain, given, method=method, granularity=granularity, reference=wide if reference else None
     )
+    exported = vars(f)["exported"]
     if plain is not model:
         held = dict(model.named_parameters())
         params = {name: to_jax(held[name]) for name in own}
@@ -106,7 +107,7 @@ def low_function(
         return place(lambda: _widened(outs, dtype))
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
-    return LowFunction(in_low, own if params is None else params, dtype, f.exported)
+    return LowFunction(in_low, own if params is None else params, dtype, exported)
 
 
 def _widened(outs: Any, dtype: np.dtype) -> Any:

@@ -119,15 +119,18 @@ def at(node: Node) -> Callable[[Callable[[], PyTree]], Any]:
 
 
 def at_class(module: Module) -> Callable[[Callable[[], PyTree]], Any]:
-    """Returns a function that calls another one from the line where a module's class begins.
+    """Returns a function that calls another one from the line where a module's class begins, or the
+    function that it was made of.
 
     Without a file for the class, the call has no line of its own.
     """
     try:
-        file, (lines, line) = inspect.getfile(type(module)), inspect.getsourcelines(type(module))
+        forward = type(module).forward
+        own = inspect.unwrap(forward) if hasattr(forward, "__wrapped__") else type(module)
+        file, (lines, line) = inspect.getfile(own), inspect.getsourcelines(own)
     except (OSError, TypeError):  # written at a prompt
         return lambda function: function()
-    line += next((i for i, x in enumerate(lines) if x.lstrip().startswith("class ")), 0)
+    line += next((i for i, x in enumerate(lines) if x.lstrip().startswith(("class ", "def "))), 0)
     return _caller(file, line, type(module).__name__)
 
 

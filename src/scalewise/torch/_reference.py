@@ -143,8 +143,13 @@ class Sides:
         """Returns a constant for both graphs: the float32 one, rounded here, where that is all."""
         other = self.matched.other.get(node)
         values = self.matched.exported.values
-        wide = values.get(other.name) if other is not None else None
-        if not _is_float(value) or not _is_float(wide) or wide.dtype == value.dtype:
+        wide: Any = values.get(other.name) if other is not None else None
+        if (
+            other is None
+            or not _is_float(value)
+            or not _is_float(wide)
+            or wide.dtype == value.dtype
+        ):
             return value
         with np.errstate(over="ignore"):
             rounded = np.asarray(wide).astype(value.dtype)
@@ -258,4 +263,3 @@ def _operands(node: Node, other: Node) -> Iterator[tuple[Node, Node]]:
     for a, b in zip(_leaves(node), _leaves(other), strict=True):
         if isinstance(a, torch.fx.Node) and a.op != "get_attr":
             yield a, b
-
