@@ -258,3 +258,32 @@ def test_plain_functions_and_torchs_dtypes():
     report = st.audit(product, (normal(4), normal(4, seed=1)), low=torch.bfloat16, trials=0)
     assert report.function == "product"
     assert 0 < report.error.relative < 2**-8
+
+
+def factorizations(x, y):
+    square = x @ x.mT + 4 * torch.eye(4)
+    values, vectors = torch.linalg.eigh(square)
+    left, sizes, right = torch.linalg.svd(x, full_matrices=False)
+    orthogonal, upper = torch.linalg.qr(x)
+    solved = torch.linalg.solve(square, y), torch.linalg.solve(square, y[:, 0])
+    whole = (vectors * values) @ vectors.mT, (left * sizes) @ right, orthogonal @ upper
+    return (*whole, *solved, torch.linalg.det(square), *torch.linalg.slogdet(square),
+            torch.linalg.svdvals(x), torch.linalg.eigvalsh(square))  # fmt: skip
+
+
+def spectra(x, y):
+    rotated = torch.view_as_complex(x.reshape(4, 2, 2)) * torch.polar(y[:, :2].abs(), y[:, 1:])
+    window = torch.hann_window(8)
+    signal = torch.cat((x.flatten(), y.flatten()))
+    spectrum = torch.stft(signal, 8, 4, window=window, return_complex=True)
+    again = torch.fft.ifft(torch.fft.fft(x) * torch.conj(torch.fft.fft(y[:, :1])))
+    parts = torch.view_as_real(rotated).flatten(-2)
+    return parts, spectrum.abs(), again.real, torch.fft.fft2(x).imag
+
+
+@pytest.mark.parametrize("f", [factorizations, spectra], ids=lambda f: f.__name__)
+def test_linear_algebra_and_complex_numbers(f):
+    x, y = normal(4, 4), normal(4, 3, seed=1)
+    function, params = st.function(f, (x, y))
+    for got, want in zip(function(params, *st.to_jax((x, y))), f(x, y), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

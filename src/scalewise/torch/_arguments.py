@@ -9,7 +9,12 @@ from typing import Any
 
 from .._types import PyTree
 from ._export import ExportError, as_forward, first_line
+from ._place import line_of_error
 from ._torch import Module, torch
+
+# Of errors that aren't about the model: a device's missing kernels, and constants beyond the format,
+# which the audit itself finds.
+HARMLESS = ("not implemented for", "without overflow")
 
 
 def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str = "forward") -> Any:
@@ -72,9 +77,10 @@ def check_runs(model: Module, args: Any, kwargs: Any, method: str, dtype: Any) -
     except NotImplementedError:
         return
     except Exception as error:
-        if "not implemented for" in str(error):
+        if any(text in str(error) for text in HARMLESS):
             return
+        where = line_of_error(error)
         name, kind = type(model).__name__, str(dtype).removeprefix("torch.")
         raise ExportError(
-            f"torch can't run {name} in {kind}: {type(error).__name__}: {first_line(error)}"
+            f"torch can't run {name} in {kind}: {type(error).__name__}: {first_line(error)}{where}"
         ) from error

@@ -91,6 +91,13 @@ def line_of(node: Node) -> str:
     return f"{os.path.basename(found[-1][0])}:{found[-1][1]}" if found else "an unknown line"
 
 
+def line_of_error(error: BaseException) -> str:
+    """Returns ``(file.py:12)``, the line of a model that raised an error; "" if there is none."""
+    stack = traceback.extract_tb(error.__traceback__)
+    own = [f for f in stack if not _is_internal(f.filename)]
+    return f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
+
+
 def scope_of(node: Node) -> str:
     """Returns a node's module as a name scope: ``encoder/block.1/layer.0/wo``.
 

@@ -253,7 +253,7 @@ def unfold(x, dim, size, step):
     if not x.ndim:
         return x.reshape(1)
     axis, count = dim % x.ndim, (x.shape[dim] - size) // step + 1
-    at = step * jnp.arange(count)[:, None] + jnp.arange(size)
+    at = step * jnp.arange(count)[:, None] + jnp.arange(size)[None, :]
     windows = jnp.take(x, at.reshape(-1), axis=axis)
     windows = windows.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
     return jnp.moveaxis(windows, axis + 1, -1)
