@@ -85,6 +85,18 @@ class Epsilon(nn.Module):
         return x / (x.abs() + eps)
 
 
+class ClampsThenWidens(nn.Module):
+    """As T5 does: the branch's result is read in float32."""
+
+    def forward(self, x):
+        y = x * 300
+        if y.dtype == torch.float16:
+            limit = torch.where(torch.isinf(y).any(), torch.finfo(y.dtype).max - 1000, 6e4)
+            y = torch.clamp(y, min=-limit, max=limit)
+        size = y.to(torch.float32).square().mean(-1, keepdim=True)
+        return (y * torch.rsqrt(size)).to(x.dtype)
+
+
 class Limit(nn.Module):
     def forward(self, x):
         return (x * 1e-3 + torch.finfo(x.dtype).tiny * 1e3).log()
@@ -107,7 +119,7 @@ MODELS = [
     (Rotary(), normal(300, 4)), (Constant(), normal(3)), (Range(), normal(5)),
     (Filled(), normal(3)), (Attribute(), normal(3)), (Branch(), normal(16)),
     (Epsilon(), normal(16, scale=1e-3)), (Limit(), normal(16).abs()), (Keeps(), normal(4, 8)),
-    (Mask(), normal(3)),
+    (Mask(), normal(3)), (ClampsThenWidens(), normal(4, 8, scale=300.0)),
 ]  # fmt: skip
 
 

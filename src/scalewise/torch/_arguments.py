@@ -12,7 +12,7 @@ from ._export import ExportError, as_forward, first_line
 from ._place import line_of_error
 from ._torch import Module, torch
 
-# Of errors that aren't about the model: a device's missing kernels, and constants beyond the format,
+# Errors that aren't about the model: a device's missing kernels, and constants beyond the format,
 # which the audit itself finds.
 HARMLESS = ("not implemented for", "without overflow")
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._dtypes import jax_dtype
 from ._export import Exported
 from ._operation import operation
 from ._place import at, line_of, scope_of
@@ -30,13 +31,16 @@ UNMATCHED = ("placeholder", "output")
 ABOVE_ONE = np.float32(1 + 2.0**-23)
 
 
-def by_run(low: jax.Array, reference: jax.Array) -> jax.Array:
+def by_run(low: jax.Array, reference: jax.Array, dtype: np.dtype) -> jax.Array:
     """Returns ``low``; under an audit, its reference run gets ``reference``.
+
+    ``dtype`` is the program's narrow one, which only the low-precision run rounds to; ``low`` may
+    be float32, as the program's own casts make it.
 
     The predicate compares with 1 a number that only the low-precision run rounds to 1. So a fix
     that computes these lines in float32 has the float32 model's branch as well.
     """
-    rounded = rounded_in_program(ABOVE_ONE, low.dtype)
+    rounded = rounded_in_program(ABOVE_ONE, dtype)
     return jnp.where(rounded > 1, reference.astype(low.dtype), low)
 
 
@@ -57,11 +61,13 @@ class Matched:
         exported: the model in float32.
         other: by node of the 16-bit graph, the corresponding node.
         place: calls a function from the line that constants have.
+        dtype: the narrow dtype of the 16-bit graph.
     """
 
     exported: Exported
     other: Mapping[Node, Node]
     place: Callable[[Callable[[], Any]], Any]
+    dtype: np.dtype
 
     @functools.cached_property
     def own(self) -> dict[Node, Node]:
@@ -80,7 +86,17 @@ def matched(low: Exported, wide: Exported, place: Any) -> Matched:
     blocks = difflib.SequenceMatcher(None, *map(_keys, (ours, theirs)), autojunk=False)
     for i, j, size in blocks.get_matching_blocks():
         other.update(zip(ours[i : i + size], theirs[j : j + size], strict=True))
-    return Matched(wide, other, place)
+    return Matched(wide, other, place, _narrow_dtype(low))
+
+
+def _narrow_dtype(low: Exported) -> np.dtype:
+    """Returns the 16-bit dtype of a graph; float16 if it has none, so that no two runs differ."""
+    vals = (n.meta.get("val") for n in low.graph_module.graph.nodes)
+    leaves = torch.utils._pytree.tree_leaves(list(vals))
+    found = (x.dtype for x in leaves if isinstance(x, torch.Tensor))
+    return jax_dtype(
+        next((d for d in found if d in (torch.float16, torch.bfloat16)), torch.float16)
+    )
 
 
 def _placeholders(low: Exported, wide: Exported) -> Iterator[tuple[Node, Node]]:
@@ -157,7 +173,13 @@ class Sides:
         with jax.named_scope("/".join(name.split(".")[:-1]) or "model"):
             if np.array_equal(rounded, np.asarray(value), equal_nan=True):
                 return self.matched.place(lambda: rounded_in_program(wide, value.dtype))
-            return self.matched.place(lambda: joined(value, wide))
+            return self.matched.place(lambda: self.joined(value, wide))
+
+    def joined(self, low: Any, wide: Any) -> Any:
+        """Returns a float array that differs between the runs; other values as in 16 bits."""
+        if not _is_float(low) or not _is_float(wide) or low.shape != wide.shape:
+            return low
+        return by_run(low, wide, self.matched.dtype)
 
     def value(self, node: Node) -> Any:
         """Returns the value of a node of the 16-bit graph, the other graph's in a reference run."""
@@ -166,14 +188,14 @@ class Sides:
             return self.compute(node, read)
         if not _equal_literals(node, other):
             both = self.compute(node, read), self.compute(other, self.read_other)
-            return at(node)(lambda: jax.tree.map(joined, *both))
+            return at(node)(lambda: jax.tree.map(self.joined, *both))
         changed = {a: b for a, b in _operands(node, other) if not self.matched.corresponds(a, b)}
 
         def operand(n: Node) -> Any:
             if n not in changed:
                 return read(n)
             both = read(n), self.read_other(changed[n])
-            return at(n)(lambda: joined(*both))
+            return at(n)(lambda: self.joined(*both))
 
         return self.compute(node, operand)
 
@@ -192,7 +214,7 @@ class Sides:
             if other is None or self.matched.corresponds(n, other):
                 return self.known[n]
             both = self.known[n], self.read_other(other)
-            return at(n)(lambda: joined(*both))
+            return at(n)(lambda: self.joined(*both))
 
         return torch.fx.node.map_arg(node.args[0], read)
 
@@ -219,13 +241,6 @@ class Sides:
         if node.op == "placeholder":
             return self.matched.exported.values[node.name]
         return self.compute(node, self.read_other)
-
-
-def joined(low: Any, wide: Any) -> Any:
-    """Returns a float array that differs between an audit's runs; other values as in 16 bits."""
-    if not _is_float(low) or not _is_float(wide) or low.shape != wide.shape:
-        return low
-    return by_run(low, wide)
 
 
 def _is_float(x: Any) -> bool:
