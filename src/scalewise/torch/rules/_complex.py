@@ -11,7 +11,13 @@ from ._transforms import _normalized
 
 A = torch.ops.aten
 
-rule(A.complex.default)(lax.complex)
+
+@rule(A.complex.default)
+def complex_(real, imaginary):
+    wide = jnp.promote_types(real.dtype, jnp.float32)
+    return lax.complex(real.astype(wide), imaginary.astype(wide))
+
+
 rule(A.real.default)(jnp.real)
 rule(A.imag.default)(jnp.imag)
 rule(A.angle.default)(jnp.angle)
@@ -21,12 +27,12 @@ rule(A.resolve_conj.default, A.resolve_neg.default)(lambda x: x)
 
 @rule(A.polar.default)
 def polar(size, angle):
-    return lax.complex(size * jnp.cos(angle), size * jnp.sin(angle))
+    return complex_(size * jnp.cos(angle), size * jnp.sin(angle))
 
 
 @rule(A.view_as_complex.default, A.view_as_complex_copy.default)
 def view_as_complex(x):
-    return lax.complex(x[..., 0], x[..., 1])
+    return complex_(x[..., 0], x[..., 1])
 
 
 @rule(A.view_as_real.default, A.view_as_real_copy.default)

@@ -200,11 +200,6 @@ def median_dim(x, dim, keepdim=False):
 
 
 rule(A.median.default)(lambda x: median_dim(x.reshape(-1), 0)[0])
-rule(A.nan_to_num.default)(
-    lambda x, nan=None, posinf=None, neginf=None: jnp.nan_to_num(
-        x, nan=nan or 0.0, posinf=posinf, neginf=neginf
-    )
-)
 
 
 def _extreme_so_far(compare):
