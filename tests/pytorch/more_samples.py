@@ -132,5 +132,5 @@ MORE |= {
         (FACTOR, COLUMNS.mT, {"upper": False, "left": False}),
     ],
     A.cholesky_solve.default: [(COLUMNS, FACTOR)],
-    A.linalg_matrix_exp.default: [(SQUARE / 4,)], A.trace.default: [(SQUARE[0],)],
+    A.trace.default: [(SQUARE[0],)],
 }  # fmt: skip
