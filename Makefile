@@ -12,7 +12,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest test-torch check unit thorough format prove corpus fuzz nightly parity references bench scoreboard docs gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest test-torch test-torch-sample check unit thorough format prove corpus fuzz nightly parity references bench scoreboard docs gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -59,6 +59,9 @@ test-newest:              ## tests on the newest Python and JAX at hand, if ther
 
 test-torch: .venv-torch/.ready  ## tests of scalewise.torch, which need torch and transformers
 	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest tests/pytorch $(ARGS)
+
+test-torch-sample: .venv-torch/.ready  ## audits of small torch programs beside torch's own runs
+	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest tests/pytorch/test_reference.py $(ARGS)
 
 .venv-torch/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-torch

@@ -99,3 +99,38 @@ TRANSFORMS = {
     A.addbmm.default: [(normal(5, 5, seed=27), normal(2, 5, 8), normal(2, 8, 5, seed=1))],
 }  # fmt: skip
 MORE = LOSSES | BACKWARD | TRANSFORMS
+
+COMPLEX = torch.complex(X, Y)
+SQUARE = normal(2, 4, 4, seed=21)
+POSITIVE_DEFINITE = SQUARE @ SQUARE.mT + 4 * torch.eye(4)
+FACTOR = torch.linalg.cholesky(POSITIVE_DEFINITE)
+COLUMNS = normal(2, 4, 3, seed=22)
+MORE |= {
+    A.complex.default: [(X, Y)], A.polar.default: [(X.abs(), Y)],
+    A.real.default: [(COMPLEX,)], A.imag.default: [(COMPLEX,)], A.angle.default: [(COMPLEX,)],
+    A._conj.default: [(COMPLEX,)], A.conj_physical.default: [(COMPLEX,)],
+    A._conj_physical.default: [(COMPLEX,)], A.resolve_conj.default: [(COMPLEX,)],
+    A.resolve_neg.default: [(X,)], A.view_as_real.default: [(COMPLEX,)],
+    A.view_as_real_copy.default: [(COMPLEX,)],
+    A.view_as_complex.default: [(normal(3, 4, 2),)],
+    A.view_as_complex_copy.default: [(normal(3, 4, 2),)],
+    A._fft_c2c.default: [(COMPLEX, [1], n, way) for n in (0, 1, 2) for way in (True, False)],
+    A.kthvalue.default: [(X, 2), (X, 3, 0, True)],
+    A.median.dim: [(X, 1), (X, 0, True), (torch.tensor([[1.0, float("nan"), 2.0]]), 1)],
+    A.median.default: [(X,)],
+    A.cummax.default: [(X, 1), (X, 0)], A.cummin.default: [(X, 1)],
+    A.logcumsumexp.default: [(X, 1)],
+    A.unfold.default: [(X, 1, 2, 1), (X, 0, 2, 1), (IMAGE, -1, 3, 2)],
+    A.adaptive_max_pool2d.default: [(IMAGE, [3, 2])],
+    A.adaptive_max_pool3d.default: [(VOLUME, [2, 3, 2])],
+    A._upsample_bilinear2d_aa.default: [(IMAGE, [3, 4], False), (IMAGE, [9, 11], False)],
+    A._upsample_bicubic2d_aa.default: [(IMAGE, [3, 4], False), (IMAGE, [9, 11], False)],
+    A.linalg_cholesky_ex.default: [(POSITIVE_DEFINITE,), (POSITIVE_DEFINITE, {"upper": True})],
+    A.linalg_inv_ex.default: [(POSITIVE_DEFINITE,)],
+    A.linalg_solve_triangular.default: [
+        (FACTOR, COLUMNS, {"upper": False}), (FACTOR.mT, COLUMNS, {"upper": True}),
+        (FACTOR, COLUMNS.mT, {"upper": False, "left": False}),
+    ],
+    A.cholesky_solve.default: [(COLUMNS, FACTOR)],
+    A.trace.default: [(SQUARE[0],)],
+}  # fmt: skip

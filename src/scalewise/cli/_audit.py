@@ -1,5 +1,7 @@
 """`scalewise audit` and `scalewise diff`: audits a function in low precision; compares results."""
 
+import inspect
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -96,7 +98,33 @@ def _is_torch(target: str, framework: str | None) -> bool:
         raise ValueError(f"--framework {framework!r}: expected jax or torch")
     if target.startswith("hf:") and framework == "jax":
         raise ValueError("hf: names a torch model: leave --framework jax out")
-    return framework == "torch" or target.startswith("hf:")
+    if framework is not None or target.startswith("hf:"):
+        return framework != "jax"
+    return _makes_a_torch_model(target)
+
+
+def _makes_a_torch_model(target: str) -> bool:
+    """Returns whether a function of a file that imports torch returns a module without arguments.
+
+    The file is run again where it is audited.
+    """
+    if not _imports_torch(Path(target.rpartition(":")[0])):
+        return False
+    from scalewise.audit import load_function
+    from scalewise.torch._load import is_model
+
+    function, _ = load_function(target)
+    if any(p.default is p.empty for p in inspect.signature(function).parameters.values()):
+        return False
+    with suppress(Exception):  # the audit of a JAX function reports it
+        return is_model(function())
+    return False
+
+
+def _imports_torch(file: Path) -> bool:
+    with suppress(OSError, UnicodeDecodeError):
+        return re.search(r"^\s*(import|from) torch\b", file.read_text(), re.M) is not None
+    return False
 
 
 def _unused(options: Mapping[str, Any], whose: str) -> None:

@@ -13,18 +13,29 @@ from .._resolve import resolve
 from .._types import FormatLike, PolicyLike, PyTree, RecipeLike, Saturation
 from ..audit import Report
 from ..audit import audit as audit_function
-from ..audit._run._interpretations import TableEmulation
 from ..autocast import Policy
 from ..autoscale import Recipe
 from ..formats import format as format_
 from ..interpret import Interpretation
 from ..scaled import saturation
+from ._arguments import checked_model
 from ._convert import to_jax
+from ._dtypes import torch_dtype
 from ._export import Granularity
+from ._fixes import AuditedModel, TorchEmulation, in_torch, traced_program
 from ._function import function, tensors_of
 from ._loss_scale import as_loss_scale, value_and_gradients
 from ._low import low_function
-from ._torch import GradScaler, Module
+from ._torch import GradScaler, Module, torch
+
+
+def _with_backward_hooks(model: Module) -> str:
+    """Returns the name of a module or parameter with a hook on its gradients, or ""."""
+    for name, module in model.named_modules():
+        if module._backward_hooks or module._backward_pre_hooks:
+            return name or type(model).__name__
+    hooked = (name for name, p in model.named_parameters() if p._backward_hooks)
+    return next(hooked, "")
 
 
 def audit(
@@ -48,13 +59,13 @@ def audit(
     path of the module as scope. See :func:`scalewise.audit`.
 
     Args:
-        model: a ``torch.nn.Module``; it isn't changed.
+        model: a ``torch.nn.Module``, or a function of tensors; it isn't changed.
         args, kwargs: arguments of the method.
-        low: a format, or a name or dtype of one: the model then runs as for :func:`emulate`, and
-            what it computes in float32 by itself stays float32. The reference run is the model in
-            float32: there, literals that are the largest number of its 16-bit dtype, or 1000 less,
-            as in transformers, are float32's. Or a policy, a recipe or an
-            interpretation, as for :func:`scalewise.audit`; the model then runs in its own dtypes.
+        low: a format, or a name or dtype of one (JAX's or torch's): the model then runs as for
+            :func:`emulate`, and what it computes in float32 by itself stays float32. The reference
+            run is the model in float32, exported by itself: its branches, buffers and constants,
+            none of them rounded. Or a policy, a recipe or an interpretation, as for
+            :func:`scalewise.audit`; the model then runs in its own dtypes.
         loss: a JAX function of the model's results (see :func:`function`) that returns a scalar.
         grad: whether the gradients of the loss with respect to the parameters are audited too.
             Without ``loss`` the result has to be a scalar, or a dict that has one as ``"loss"``.
@@ -76,7 +87,12 @@ def audit(
             or a GradScaler that is disabled or gets float16 gradients, which it refuses;
             ``autocast`` with a policy, a recipe or a wider format.
     """
-    scale = as_loss_scale(loss_scale)
+    model = checked_model(model, args, kwargs)
+    if grad and (hooked := _with_backward_hooks(model)):
+        raise ValueError(f"audit: {hooked} has backward hooks, which the audit doesn't run")
+    scale, exported, dtype = as_loss_scale(loss_scale), None, None
+    if isinstance(low, torch.dtype):
+        low = str(low).removeprefix("torch.")
     if scale is not None and not grad:
         raise ValueError("audit: loss_scale needs grad=True")
     if isinstance(low, str):
@@ -89,10 +105,18 @@ def audit(
     else:
         fmt = format_(low)
         chosen = low_function(
-            model, args, kwargs, fmt, method=method, granularity=granularity, autocast=autocast
+            model,
+            args,
+            kwargs,
+            fmt,
+            method=method,
+            granularity=granularity,
+            autocast=autocast,
+            reference=True,
         )
         f, params = chosen.f, chosen.params
-        low = TableEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
+        exported, dtype = chosen.exported, torch_dtype(chosen.dtype)
+        low = TorchEmulation(fmt, saturation(saturate, fmt), chosen.dtype)
     if scale is not None and scale.skips and jnp.float16 in {x.dtype for x in params.values()}:
         raise ValueError(
             "audit: GradScaler refuses float16 gradients: give a model with float32 parameters"
@@ -111,5 +135,9 @@ def audit(
 
     target = value_and_gradients(scalar, scale) if grad else audited
     target.__name__ = target.__qualname__ = f.__name__
-    tensors = to_jax(tensors_of(args, kwargs))
-    return audit_function(target, low, **options)(params, *tensors)
+    given = params, *to_jax(tensors_of(args, kwargs))
+    report = audit_function(target, low, **options)(*given)
+    if exported is None:
+        return report
+    program = traced_program(target, low, given)
+    return in_torch(report, AuditedModel(exported, dtype, program))

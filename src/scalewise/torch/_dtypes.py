@@ -16,6 +16,7 @@ NAMES = (
 )  # fmt: skip
 TO_JAX = {getattr(torch, name): jnp.dtype(name) for name in NAMES if hasattr(torch, name)}
 TO_TORCH = {jax_dtype: torch_dtype for torch_dtype, jax_dtype in TO_JAX.items()}
+TO_JAX[torch.complex32] = jnp.dtype(jnp.complex64)  # JAX has no narrower one
 
 
 def jax_dtype(dtype: Dtype) -> np.dtype:

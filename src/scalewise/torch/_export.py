@@ -11,7 +11,8 @@ import jax
 
 from .._types import PyTree, TreeDef
 from ._convert import to_jax
-from ._place import line_of
+from ._derivatives import recorded_backward
+from ._place import line_of, recorded_frames
 from ._regions import inline_regions
 from ._registry import RULES, check_covered
 from ._torch import GraphModule, Module, torch
@@ -116,12 +117,19 @@ def _exported(
 ) -> tuple[Any, bool]:
     """Returns the program, and whether the model turns autocast on."""
     try:
-        with torch.enable_grad(), _as_forward(model, method):  # so that no_grad() in it is seen
+        with (
+            torch.enable_grad(),  # so that no_grad() in it is seen
+            as_forward(model, method),
+            _without_cache(model),
+            recorded_frames(),
+            recorded_backward(),
+        ):
             program = torch.export.export(model, tuple(args), dict(kwargs), strict=False)
     except Exception as error:  # torch.export raises errors of many kinds
         raise ExportError(_refusal(model, error)) from error
     autocasts = inline_regions(program.graph_module)
     table = torch.export.default_decompositions()
+    table[torch.ops.aten._linalg_check_errors.default] = lambda *args, **kwargs: None
     if granularity == "operation":
         for overload in RULES:
             if overload in table:
@@ -130,7 +138,7 @@ def _exported(
 
 
 @contextlib.contextmanager
-def _as_forward(model: Module, method: str) -> Iterator[None]:
+def as_forward(model: Module, method: str) -> Iterator[None]:
     """Lets ``model.forward`` be another method."""
     if not callable(getattr(model, method, None)):
         raise AttributeError(f"{type(model).__name__} has no method {method!r}")
@@ -158,9 +166,28 @@ _TRY = {
 }
 
 
-def _refusal(model: Module, error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Returns the first line of an exception's message, or the name of its class."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    reason = lines[0] if lines else type(error).__name__
+    return lines[0] if lines else type(error).__name__
+
+
+@contextlib.contextmanager
+def _without_cache(model: Module) -> Iterator[None]:
+    """Lets models of transformers return no caches, which torch.export refuses."""
+    configs: list[Any] = [getattr(m, "config", None) for m in model.modules()]
+    found = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}
+    try:
+        for config in found.values():
+            config.use_cache = False
+        yield
+    finally:
+        for config in found.values():
+            config.use_cache = True
+
+
+def _refusal(model: Module, error: Exception) -> str:
+    reason = first_line(error)
     text = f"{type(error).__name__}: {error}"
     hint = next((h for word, h in _TRY.items() if word in text), None)
     return f"torch.export refuses {type(model).__name__}: {type(error).__name__}: {reason}; " + (

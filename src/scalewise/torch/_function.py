@@ -11,9 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._types import PyTree
+from ._arguments import as_module
 from ._dtypes import jax_dtype
-from ._export import Exported, Granularity, export
+from ._export import Exported, ExportError, Granularity, export
 from ._graph import run
+from ._place import at_class
+from ._reference import Matched, matched
+from ._registry import MissingRuleError
 from ._torch import Module, torch
 from .rules import load
 
@@ -36,8 +40,8 @@ def function(
     The equations carry the model's source lines, and its module paths as name scopes.
 
     Args:
-        model: a ``torch.nn.Module`` on any device, in ``eval()`` or ``train()`` mode. In train mode
-            dropout draws from a fixed key.
+        model: a ``torch.nn.Module`` on any device, in ``eval()`` or ``train()`` mode, or a function
+            of tensors. In train mode dropout draws from a fixed key.
         args, kwargs: arguments of the method. Everything but tensors becomes a constant.
         method: the method to export.
         granularity: ``"operation"``: each ATen operation rounds its results once, as torch's
@@ -62,6 +66,7 @@ def function(
         TypeError: ``f`` is called with tensors of other dtypes, or another number of them.
     """
     given = Arguments(tuple(args), dict(kwargs or {}))
+    model = model if isinstance(model, torch.nn.Module) else as_module(model)
     return traced(model, given, method=method, granularity=granularity, buffers=buffers)
 
 
@@ -76,6 +81,14 @@ class Arguments:
     def tensors(self) -> list[Any]:
         """The tensors among them, in order."""
         return tensors_of(self.args, self.kwargs)
+
+    def converted(self, dtypes: Mapping[Any, Any]) -> Arguments:
+        """Returns arguments with tensors of some dtypes converted to others."""
+
+        def one(x: Any) -> Any:
+            return x.to(dtypes.get(x.dtype, x.dtype)) if isinstance(x, torch.Tensor) else x
+
+        return Arguments(*torch.utils._pytree.tree_map(one, (tuple(self.args), dict(self.kwargs))))
 
     def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Arguments:
         """Returns arguments with tensors of other shapes, whose numbers are of no account."""
@@ -96,6 +109,7 @@ def traced(
     granularity: Granularity,
     buffers: bool = False,
     low: np.dtype | None = None,
+    reference: tuple[Module, Arguments] | None = None,
 ) -> tuple[Callable[..., PyTree], dict[str, jax.Array]]:
     """Returns what :func:`function` does.
 
@@ -103,10 +117,12 @@ def traced(
         model, method, granularity, buffers: as for :func:`function`.
         given: the arguments.
         low: the narrow dtype of ``torch.autocast``; None without it.
+        reference: the model in float32 with its arguments, for the reference run of an audit.
     """
     types = [(tuple(x.shape), jax_dtype(x.dtype)) for x in given.tensors]
     first = export(model, given.args, given.kwargs, method, granularity)
     exports: dict[Any, Exported] = {tuple(shape for shape, _ in types): first}
+    wide = _matched(first, reference, method, granularity)
 
     def exported_for(arrays: Sequence[jax.Array]) -> Exported:
         if [x.dtype for x in arrays] != [dtype for _, dtype in types]:
@@ -127,12 +143,31 @@ def traced(
             raise ValueError(
                 f"{f.__name__} turns torch.autocast on by itself: leave autocast=True out"
             )
-        outs, updated = run(exported, params, arrays, low)
+        outs, updated = run(exported, params, arrays, low, wide if exported is first else None)
         results = _plain(torch.utils._pytree.tree_unflatten(outs, exported.tree))
         return (results, updated) if buffers else results
 
     f.__name__ = f.__qualname__ = type(model).__name__
+    vars(f)["exported"] = first
     return f, first.params
+
+
+def _matched(
+    low: Exported, reference: Any, method: str, granularity: Granularity
+) -> Matched | None:
+    """Returns the operations of the model in float32 that correspond to those in 16 bits.
+
+    None if that model can't be exported, as one with a 16-bit tensor that isn't a parameter or
+    buffer: then the reference run computes the 16-bit model's operations in float32.
+    """
+    if reference is None:
+        return None
+    model, given = reference
+    try:
+        wide = export(model, given.args, given.kwargs, method, granularity)
+    except (ExportError, MissingRuleError):
+        return None
+    return matched(low, wide, at_class(model))
 
 
 def _listed(types: Sequence[tuple[tuple[int, ...], Any]]) -> str:

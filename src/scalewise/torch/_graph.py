@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,10 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._autocast import autocast
+from ._derivatives import Backward, backward_passes, differentiated
 from ._dtypes import jax_dtype, torch_dtype
 from ._export import Exported, Granularity
 from ._operation import Call, Flat, in_steps, operation, rounds_several_times
-from ._place import at, scope_of
+from ._place import at, mark, scope_of
+from ._reference import Matched, Sides, rounded_in_program
 from ._regions import is_marked
 from ._registry import DRAWS, RULES, STAGED
 from ._torch import Node, torch
@@ -37,34 +39,65 @@ class Graph:
         module: the graph.
         granularity: see :func:`function`.
         low: the narrow dtype of ``torch.autocast``; None without it.
+        matched: the model in float32 beside this one in 16 bits, for the reference run of an audit.
     """
 
     module: Any
     granularity: Granularity
     low: np.dtype | None = None
+    matched: Matched | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         known: dict[Any, Any] = {}
         left = iter(inputs)
-
-        def read(x: Any) -> Any:
-            return torch.fx.node.map_arg(x, known.__getitem__)
-
-        for number, node in enumerate(self.module.graph.nodes):
+        sides = Sides(self.matched, known, self.computed) if self.matched is not None else None
+        deferred = {n for b in self._backward.values() for n in (*b.node.args[1], *b.nodes)}
+        for node in self.module.graph.nodes:
+            if node in deferred:
+                continue
             match node.op:
                 case "placeholder":
                     known[node] = next(left)
-                case "get_attr":
-                    known[node] = functools.reduce(getattr, node.target.split("."), self.module)
+                    if sides is not None:
+                        known[node] = sides.placeholder(node, known[node])
+                case "output" if sides is not None:
+                    return sides.outputs(node)
                 case "output":
-                    return read(node.args[0])
+                    return torch.fx.node.map_arg(node.args[0], known.__getitem__)
+                case _ if sides is not None:
+                    known[node] = sides.value(node)
                 case _:
-                    with jax.named_scope(scope_of(node) or "model"):
-                        call = functools.partial(self._computed, node, number, read)
-                        known[node] = at(node)(call)
+                    known[node] = self.computed(node, known.__getitem__)
 
-    def _computed(self, node: Node, number: int, read: Any) -> Any:
-        args, kwargs = hashable((read(node.args), dict(read(node.kwargs))))
+    @functools.cached_property
+    def _positions(self) -> dict[Node, int]:
+        return {node: i for i, node in enumerate(self.module.graph.nodes)}
+
+    @functools.cached_property
+    def _backward(self) -> dict[Node, Backward]:
+        modules = [self.module]
+        if self.matched is not None:
+            modules.append(self.matched.exported.graph_module)
+        return {n: b for m in modules for n, b in backward_passes(m.graph).items()}
+
+    def computed(self, node: Node, read: Callable[[Node], Any]) -> Any:
+        """Returns an operation's results, or an attribute of its graph.
+
+        Args:
+            node: of this graph or the float32 one.
+            read: returns the value of an operand.
+        """
+        if node.op == "get_attr":
+            return functools.reduce(getattr, node.target.split("."), node.graph.owning_module)
+        if node in self._backward:
+            compute = functools.partial(differentiated, self._backward[node], read, self.computed)
+        else:
+            compute = functools.partial(self._results_at, node, read)
+        with jax.named_scope(scope_of(node) or "model"):
+            return mark(node.name, functools.partial(at(node), compute))
+
+    def _results_at(self, node: Node, read: Callable[[Node], Any]) -> Any:
+        args, kwargs = hashable(torch.fx.node.map_arg((node.args, dict(node.kwargs)), read))
         dtypes = results_of(node)
         low = None if is_marked(node, "no_autocast") else self.low
         if self.low is not None and dtypes:  # operands may have other dtypes than in the export
@@ -72,7 +105,8 @@ class Graph:
         if low is not None:
             args, kwargs = autocast(node.target, args, kwargs, low, converted)
         if node.target in DRAWS and DRAWS[node.target](*args, **kwargs):
-            kwargs = {**kwargs, "position": number}
+            own = self.matched.own.get(node, node) if self.matched is not None else node
+            kwargs = {**kwargs, "position": self._positions.get(own, -1)}
         outs = apply(node.target, args, kwargs, dtypes, self.granularity)
         return jax.lax.stop_gradient(outs) if is_marked(node, "no_grad") else outs
 
@@ -99,6 +133,7 @@ def run(
     params: Mapping[str, Any],
     tensors: Sequence[Any],
     low: np.dtype | None = None,
+    matched: Matched | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Computes the exported graph.
 
@@ -106,7 +141,7 @@ def run(
         exported: the graph.
         params: parameters by name; buffers too, in place of the model's own.
         tensors: the tensors among the arguments.
-        low: the narrow dtype of ``torch.autocast``; None without it.
+        low, matched: as of a :class:`Graph`.
 
     Returns:
         The results in torch's order, and the updated buffers by name.
@@ -116,7 +151,7 @@ def run(
     known |= {name: params[b] for name, b in exported.buffers.items() if b in params}
     known |= dict(zip(exported.inputs, tensors, strict=True))
     names = [n.name for n in exported.graph_module.graph.nodes if n.op == "placeholder"]
-    graph = Graph(exported.graph_module, exported.granularity, low)
+    graph = Graph(exported.graph_module, exported.granularity, low, matched)
     outs = list(graph(*[known[name] for name in names if name in known]))
     updates = dict(zip(exported.updated, outs, strict=False))
     return outs[len(exported.updated) :], {name: y for name, y in updates.items() if name}
@@ -135,6 +170,20 @@ def converted(x: jax.Array, dtype: Any) -> jax.Array:
 def results_of(node: Node) -> list[np.dtype]:
     """Returns the dtypes of a node's results, as torch has them."""
     return _dtypes(node.meta.get("val"))
+
+
+def _widened(args: Any) -> Any:
+    """Returns an operation's arguments with float32 in place of 16-bit dtypes.
+
+    The operation then computes in float32, and its results are rounded by an equation: a reference
+    run knows the numbers before.
+    """
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+    def one(x: Any) -> Any:
+        return wide.get(x, x) if isinstance(x, torch.dtype) else x
+
+    return jax.tree.map(one, args, is_leaf=_is_none)
 
 
 def _dtypes(tree: Any) -> list[np.dtype]:
@@ -165,11 +214,16 @@ def apply(
     call = Call(function, tree, static, at)
     if not dtypes:
         return call(*arrays)
+    if not arrays and len(dtypes) == 1 and _is_narrow(dtypes[0]) and target not in DRAWS:
+        args, kwargs = _widened((args, kwargs))
+        made = jnp.asarray(RULES[target](*args, **kwargs))
+        return rounded_in_program(made.astype(jnp.float32), dtypes[0])
     whole = granularity == "operation" and arrays and target not in STAGED
     if whole and _rounds_several_times(call, arrays, dtypes):
         if target in NUMBERS:
             call, arrays = _with_numbers(call, arrays, len(_leaves(args)))
         shape = jax.eval_shape(call, *arrays)
+        call = dataclasses.replace(call, static=_widened(call.static))
         name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
         outs = operation(name, Flat(call), dtypes, *arrays)
         return jax.tree.unflatten(jax.tree.structure(shape), outs)
@@ -180,6 +234,10 @@ def apply(
         outs, tree = jax.tree.flatten(call(*arrays))
     outs = [y.astype(d) for y, d in zip(outs, dtypes, strict=True)]
     return jax.tree.unflatten(tree, outs)
+
+
+def _is_narrow(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize <= 2
 
 
 def _is_none(x: Any) -> bool:

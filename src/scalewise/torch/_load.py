@@ -71,7 +71,7 @@ def _of_file(target: str, args: str | None) -> Loaded:
         except TypeError as error:
             raise InputError(f"{name}() failed: {describe_error(error)}") from error
     model, given = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(model, torch.nn.Module):
+    if not is_model(model):
         raise InputError(
             f"{name}() returned a {type(made).__name__}; expected a torch.nn.Module, or a pair of "
             "it and its inputs (a tuple or a dict)"
@@ -84,6 +84,12 @@ def _of_file(target: str, args: str | None) -> Loaded:
             "function that returns the inputs with --args"
         )
     return Loaded(model, *as_arguments(given), module)
+
+
+def is_model(made: Any) -> bool:
+    """Returns whether a user's function made a module, or a pair of one and its inputs."""
+    model = made[0] if isinstance(made, tuple) and made else made
+    return isinstance(model, torch.nn.Module)
 
 
 def _transformers() -> Any:
@@ -108,6 +114,12 @@ def _of_transformers(path: Path) -> Any:
     except (ValueError, TypeError, KeyError) as error:
         why = "it has no model_type" if isinstance(error, KeyError) else f"it is no JSON: {error}"
         raise InputError(f"{file} is no config of transformers: {why}") from None
+    if quantized := values.get("quantization_config"):
+        how = quantized.get("quant_method", "some method")
+        raise InputError(
+            f"{file} has a quantization_config ({how}), whose weights can't be read: remove it "
+            "from the config, for an audit of the model before quantization"
+        )
     if kind not in transformers.CONFIG_MAPPING:
         close = difflib.get_close_matches(kind, list(transformers.CONFIG_MAPPING), 3)
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

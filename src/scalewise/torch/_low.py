@@ -18,11 +18,12 @@ from ..emulate import Emulation, EmulationWithDraws, is_exact
 from ..formats import FP16, Format
 from ..interpret import Applied, Argument, Equation, State, Value, is_float, rebind
 from ..rounding import to_float64
+from ._arguments import check_runs
 from ._convert import to_jax
-from ._export import Granularity
-from ._function import Arguments, function, traced
+from ._export import Exported, Granularity
+from ._function import Arguments, traced
 from ._graph import converted
-from ._place import at_class
+from ._place import at_class, mark
 from ._torch import Module, torch
 
 
@@ -34,11 +35,13 @@ class LowFunction:
         f: of parameters and tensors, float32 ones too: it casts them to ``dtype`` first.
         params: the model's own parameters, not rounded.
         dtype: float16, bfloat16, or float32 if the format has more than 16 bits.
+        exported: the model in that dtype; None under ``autocast``.
     """
 
     f: Callable[..., PyTree]
     params: dict[str, jax.Array]
     dtype: np.dtype
+    exported: Exported | None = None
 
 
 def low_function(
@@ -50,12 +53,17 @@ def low_function(
     method: str,
     granularity: Granularity,
     autocast: bool = False,
+    reference: bool = False,
 ) -> LowFunction:
     """Exports a model as it is in 16 bits, so that it takes the branches that it takes there.
 
     A float32 model is copied and converted as by ``model.half()`` for FP16 and by
     ``model.bfloat16()`` for other formats, whose numbers bfloat16 then stands for. A model that has
     parameters of 16 bits is taken as it is, and so is any model under ``autocast``.
+
+    Args:
+        reference: whether an audit's reference run computes the float32 model, for everything that
+            depends on the dtype: buffers, constants, literals and branches.
 
     Raises:
         ValueError: ``autocast`` with a format of more than 16 bits, or with another granularity
@@ -69,28 +77,37 @@ def low_function(
     if fmt.bits > 16 and found is None:
         low = torch.float32
 
-    def narrowed(x: Any) -> Any:
-        return x.to(low) if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
-
-    plain, params = model, None
+    given, plain, params, wide = Arguments(tuple(args), dict(kwargs or {})), model, None, None
     if found is None and low != torch.float32:
-        plain = copy.deepcopy(model).to(low)
-        args, kwargs = torch.utils._pytree.tree_map(narrowed, (tuple(args), dict(kwargs or {})))
-    f, own = function(plain, args, kwargs, method=method, granularity=granularity)
+        wide = model, given
+        plain, given = copy.deepcopy(model).to(low), given.converted({torch.float32: low})
+    elif found is not None and reference:
+        both = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
+        wide = copy.deepcopy(model).float(), given.converted(both)
+    check_runs(plain, given.args, given.kwargs, method, low)
+    f, own = traced(
+        plain, given, method=method, granularity=granularity, reference=wide if reference else None
+    )
+    exported = vars(f)["exported"]
     if plain is not model:
         held = dict(model.named_parameters())
         params = {name: to_jax(held[name]) for name in own}
     dtype = jnp.dtype(str(low).removeprefix("torch."))
 
-    def lowered(x: jax.Array) -> jax.Array:
-        return x if plain is model or x.dtype != jnp.float32 else converted(x, dtype)
+    place = at_class(model)
+
+    def lowered(name: str, x: jax.Array) -> jax.Array:
+        if plain is model or x.dtype != jnp.float32:
+            return x
+        return place(lambda: mark(name, lambda: converted(x, dtype)))
 
     def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
-        given = at_class(model)(lambda: jax.tree.map(lowered, (params, tensors)))
-        return _widened(f(given[0], *given[1]), dtype)
+        params = {name: lowered(name, x) for name, x in params.items()}
+        outs = f(params, *[lowered(f"input {i}", x) for i, x in enumerate(tensors)])
+        return place(lambda: _widened(outs, dtype))
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
-    return LowFunction(in_low, own if params is None else params, dtype)
+    return LowFunction(in_low, own if params is None else params, dtype, exported)
 
 
 def _widened(outs: Any, dtype: np.dtype) -> Any:

@@ -163,6 +163,7 @@ def primitive_of(name: str) -> jex.Primitive:
     """Returns the primitive of the operations of one name."""
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
+    vars(primitive)["transposes"] = name.endswith("_backward")  # read where a loss scale is tried
     primitive.def_impl(_run)
     primitive.def_abstract_eval(_abstract)
     mlir.register_lowering(primitive, _lower)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 import re
+import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jax.extend import source_info_util
@@ -23,8 +25,41 @@ _MODEL_NAMES = ("torch.nn.modules.transformer.", "torch.nn.modules.rnn.")
 
 # An operation without a line of its own gets that of the call of scalewise, not one within it.
 _SCALEWISE = os.path.dirname(os.path.dirname(__file__))
-for _own in ("torch/", "interpret/", "audit/", "emulate/", "_callable.py"):
+_EXPORT = os.path.join(_SCALEWISE, "torch", "_export.py")
+for _own in ("torch/", "interpret/", "audit/", "emulate/", "_callable.py", "_check.py"):
     source_info_util.register_exclusion(os.path.join(_SCALEWISE, *_own.split("/")))
+
+
+@contextlib.contextmanager
+def recorded_frames() -> Iterator[None]:
+    """Lets nodes record the lines of all functions while a model is exported.
+
+    By itself ``torch.export`` records only those of ``forward``.
+    """
+    tracer = torch.fx.proxy.TracerBase
+    original = tracer._filter_traceback_frames
+    tracer._filter_traceback_frames = _own_frames
+    try:
+        yield
+    finally:
+        tracer._filter_traceback_frames = original
+
+
+def _own_frames(tracer: Any, stack: traceback.StackSummary) -> traceback.StackSummary:
+    """Returns the frames of a model: each ``forward``, the functions that the last one calls, and
+    functions between them that aren't of an installed package, which wraps calls of modules."""
+    start = max((i for i, f in enumerate(stack) if f.filename == _EXPORT), default=-1)
+    own = [f for f in stack[start + 1 :] if f.name == "forward" or not _is_internal(f.filename)]
+    last = max((i for i, f in enumerate(own) if f.name == "forward"), default=-1)
+    installed = os.sep + "site-packages" + os.sep
+    return traceback.StackSummary.from_list(
+        f for i, f in enumerate(own)
+        if f.name == "forward" or i > last or installed not in f.filename
+    )  # fmt: skip
+
+
+def _is_internal(file: str) -> bool:
+    return file.startswith((_TORCH, _SCALEWISE, "<"))
 
 
 def frames(node: Node) -> list[tuple[str, int, str]]:
@@ -36,10 +71,9 @@ def frames(node: Node) -> list[tuple[str, int, str]]:
     found = [(f, int(n), name) for f, n, name in _FRAME.findall(node.stack_trace or "")]
     own = [x for x in found if not x[0].startswith(_TORCH) or x[0].startswith(_MODELS)]
     classes = _classes(node)
-    for i in reversed(range(len(own))):
-        file, line, name = own[i]
+    for i, (file, line, name) in enumerate(own):
         if name == "forward" and classes:
-            own[i] = file, line, f"{classes.pop()}.forward"
+            own[i] = file, line, f"{classes.pop(0)}.forward"
     return own or found[-1:]
 
 
@@ -55,6 +89,13 @@ def line_of(node: Node) -> str:
     """Returns ``file.py:12``, or "an unknown line"."""
     found = frames(node)
     return f"{os.path.basename(found[-1][0])}:{found[-1][1]}" if found else "an unknown line"
+
+
+def line_of_error(error: BaseException) -> str:
+    """Returns ``(file.py:12)``, the line of a model that raised an error; "" if there is none."""
+    stack = traceback.extract_tb(error.__traceback__)
+    own = [f for f in stack if not _is_internal(f.filename)]
+    return f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""
 
 
 def scope_of(node: Node) -> str:
@@ -85,16 +126,35 @@ def at(node: Node) -> Callable[[Callable[[], PyTree]], Any]:
 
 
 def at_class(module: Module) -> Callable[[Callable[[], PyTree]], Any]:
-    """Returns a function that calls another one from the line where a module's class begins.
+    """Returns a function that calls another one from the line where a module's class begins, or the
+    function that it was made of.
 
     Without a file for the class, the call has no line of its own.
     """
     try:
-        file, (lines, line) = inspect.getfile(type(module)), inspect.getsourcelines(type(module))
+        forward = type(module).forward
+        own = inspect.unwrap(forward) if hasattr(forward, "__wrapped__") else type(module)
+        file, (lines, line) = inspect.getfile(own), inspect.getsourcelines(own)
     except (OSError, TypeError):  # written at a prompt
         return lambda function: function()
-    line += next((i for i, x in enumerate(lines) if x.lstrip().startswith("class ")), 0)
+    line += next((i for i, x in enumerate(lines) if x.lstrip().startswith(("class ", "def "))), 0)
     return _caller(file, line, type(module).__name__)
+
+
+_MARK = "<scalewise.torch>"
+source_info_util.register_exclusion(_MARK)
+
+
+def mark(name: str, function: Callable[[], PyTree]) -> Any:
+    """Calls a function with a frame around it that names what it computes (see :func:`marked`)."""
+    return _caller(_MARK, 1, name)(function)
+
+
+def marked(eqn: Any) -> str:
+    """Returns the name of the mark that an equation of JAX was made under, or ""."""
+    traceback = eqn.source_info.traceback
+    frames = traceback.frames if traceback is not None else ()
+    return next((f.function_name for f in frames if f.file_name == _MARK), "")
 
 
 @functools.cache

@@ -80,8 +80,16 @@ def check_covered(targets: Iterable[tuple[Overload, str]]) -> None:
             f"  {name} ({len(lines)}x, first at {lines[0]})"
             for name, lines in sorted(missing.items())
         )
-        first = min(missing)
-        raise MissingRuleError(
-            f"{len(missing)} operations have no rule:\n{listed}\nGive each one as a JAX function:\n"
-            f"  @scalewise.torch.rule(torch.ops.{first})\n  def rule(*args, **kwargs): ..."
+        ordinary = [name for name in sorted(missing) if not _is_control_flow(name)]
+        advice = (
+            f"Give each one as a JAX function:\n  @scalewise.torch.rule(torch.ops.{ordinary[0]})\n"
+            "  def rule(*args, **kwargs): ..."
+            if ordinary
+            else "Control flow isn't supported: write both ways, and choose by torch.where."
         )
+        raise MissingRuleError(f"{len(missing)} operations have no rule:\n{listed}\n{advice}")
+
+
+def _is_control_flow(name: str) -> bool:
+    """Returns whether an operation isn't an overload, so that no rule can be given for it."""
+    return "." not in name

@@ -173,7 +173,7 @@ def register(name: str, *runs: str, combined_first: bool = False) -> Callable[[A
 
 def proposals(run: str, context: Context) -> Iterator[Fix]:
     """Yields the fixes of all kinds for a run, the smallest change of each kind first."""
-    for kind in FIXES.values():
-        if run in kind.runs:
+    for name, kind in FIXES.items():
+        if run in kind.runs and name not in getattr(context.low, "unwanted_fixes", ()):
             for fix in kind.propose(context):
                 yield dataclasses.replace(fix, kind=kind)

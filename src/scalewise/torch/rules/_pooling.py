@@ -196,3 +196,61 @@ def _max_pool_with_indices(n):
 
 rule(A.max_pool2d_with_indices.default)(_max_pool_with_indices(2))
 rule(A.max_pool3d_with_indices.default)(_max_pool_with_indices(3))
+
+
+def _adaptive_max(n):
+    def adaptive_max_pool(x, output_size):
+        """Returns the maximum of each of ``output_size`` parts, and its place in the image."""
+        sizes, lead = x.shape[-n:], x.shape[:-n]
+        at = jnp.arange(math.prod(sizes)).reshape(sizes)
+        pieces, places = [], []
+        for part in np.ndindex(*output_size):
+            cut = tuple(
+                slice(i * size // m, -(-(i + 1) * size // m))
+                for i, size, m in zip(part, sizes, output_size, strict=True)
+            )
+            window = x[(..., *cut)].reshape(*lead, -1)
+            pieces.append(jnp.max(window, -1))
+            places.append(at[cut].reshape(-1)[jnp.argmax(window, -1)])
+        shape = (*lead, *output_size)
+        return jnp.stack(pieces, -1).reshape(shape), jnp.stack(places, -1).reshape(shape)
+
+    return adaptive_max_pool
+
+
+rule(A.adaptive_max_pool2d.default)(_adaptive_max(2))
+rule(A.adaptive_max_pool3d.default)(_adaptive_max(3))
+
+
+def _resampling(size, out, scale, cubic, align_corners):
+    """Returns the weights of an antialiased resize along one axis: an (out, size) matrix."""
+    if align_corners:
+        step = (size - 1) / (out - 1) if out > 1 else 0.0
+    else:
+        step = 1 / scale if scale else size / out
+    support = (2 if cubic else 1) * max(step, 1.0)
+    weights = np.zeros((out, size))
+    for i in range(out):
+        centre = step * (i + 0.5)
+        first, last = int(max(centre - support + 0.5, 0)), int(min(centre + support + 0.5, size))
+        at = np.abs((np.arange(first, last) - centre + 0.5) / max(step, 1.0))
+        near = ((1.5 * at - 2.5) * at * at + 1) if cubic else 1 - at
+        far = ((-0.5 * at + 2.5) * at - 4) * at + 2 if cubic else 0 * at
+        share = np.where(at < 1, near, np.where(at < (2 if cubic else 1), far, 0))
+        weights[i, first:last] = share / share.sum()
+    return weights
+
+
+def _antialiased(cubic):
+    def resize(x, output_size, align_corners, height=None, width=None):
+        for axis, scale in ((-2, height), (-1, width)):
+            out = output_size[axis]
+            weights = _resampling(x.shape[axis], out, scale, cubic, align_corners)
+            x = jnp.moveaxis(jnp.moveaxis(x, axis, -1) @ jnp.asarray(weights.T, x.dtype), -1, axis)
+        return x
+
+    return resize
+
+
+rule(A._upsample_bilinear2d_aa.default)(_antialiased(False))
+rule(A._upsample_bicubic2d_aa.default)(_antialiased(True))

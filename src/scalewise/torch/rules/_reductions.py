@@ -176,3 +176,47 @@ rule(A.argsort.default)(lambda x, dim=-1, descending=False: sort(x, dim, descend
 def topk(x, k, dim=-1, largest=True, sorted=True):
     values, order = sort(x, dim, largest)
     return lax.slice_in_dim(values, 0, k, axis=dim), lax.slice_in_dim(order, 0, k, axis=dim)
+
+
+@rule(A.kthvalue.default)
+def kthvalue(x, k, dim=-1, keepdim=False):
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    values, order = sort(x, dim)
+    both = (lax.slice_in_dim(y, k - 1, k, axis=dim) for y in (values, order))
+    return tuple(y if keepdim else jnp.squeeze(y, dim) for y in both)
+
+
+@rule(A.median.dim)
+def median_dim(x, dim, keepdim=False):
+    """Returns the lower of two middle numbers; NaN where there is one, as torch does."""
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    values, at = kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
+    nan = jnp.isnan(x)
+    some = jnp.any(nan, dim, keepdims=keepdim)
+    first = jnp.argmax(nan, dim, keepdims=keepdim).astype(at.dtype)
+    return jnp.where(some, jnp.full_like(values, jnp.nan), values), jnp.where(some, first, at)
+
+
+rule(A.median.default)(lambda x: median_dim(x.reshape(-1), 0)[0])
+
+
+def _extreme_so_far(compare):
+    def cumulative(x, dim):
+        """Returns the extreme of all numbers up to each one, and where it last stands."""
+        axis = dim % x.ndim
+        at = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+
+        def later(a, b):
+            chosen = compare(b[0], a[0])
+            return jnp.where(chosen, b[0], a[0]), jnp.where(chosen, b[1], a[1])
+
+        return lax.associative_scan(later, (x, at), axis=axis)
+
+    return cumulative
+
+
+rule(A.cummax.default)(_extreme_so_far(lax.ge))
+rule(A.cummin.default)(_extreme_so_far(lax.le))
+rule(A.logcumsumexp.default)(lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim))

@@ -245,3 +245,15 @@ rule(A.reflection_pad1d.default, A.reflection_pad2d.default, A.reflection_pad3d.
 rule(A.replication_pad1d.default, A.replication_pad2d.default, A.replication_pad3d.default)(
     _pad("edge")
 )
+
+
+@rule(A.unfold.default)
+def unfold(x, dim, size, step):
+    """Returns windows along an axis, as a last axis."""
+    if not x.ndim:
+        return x.reshape(1)
+    axis, count = dim % x.ndim, (x.shape[dim] - size) // step + 1
+    at = step * jnp.arange(count)[:, None] + jnp.arange(size)[None, :]
+    windows = jnp.take(x, at.reshape(-1), axis=axis)
+    windows = windows.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
+    return jnp.moveaxis(windows, axis + 1, -1)

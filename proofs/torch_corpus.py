@@ -1,0 +1,360 @@
+"""Failures of PyTorch programs in 16 bits with known truth: line, kind and an expert's fix.
+
+    python -m proofs.torch_corpus            # with the Python of `make test-torch`
+    python -m proofs.torch_corpus --part scored
+
+Each program fails in one line that was written down before it was audited. Half of the programs,
+chosen by a hash of their names, are scored: only their totals are printed, and nobody looks at
+their reports. ``torch_classics`` has larger models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import scalewise.torch as st
+
+TRIALS = 12
+
+
+class Failure(NamedTuple):
+    """A program that fails in a format.
+
+    Attributes:
+        f: the program, of which the line with ``# here`` is at fault.
+        args: its inputs.
+        low: the format.
+        kinds: the kinds of finding that are right.
+        fix: words of which a right fix has one.
+    """
+
+    f: Callable[..., Tensor]
+    args: tuple[Tensor, ...]
+    low: str
+    kinds: tuple[str, ...]
+    fix: tuple[str, ...] = ("float32", ".float()")
+
+
+FAILURES: dict[str, Failure] = {}
+OVER, UNDER = ("overflow",), ("underflow",)
+LOST = ("precision", "swamping", "cancellation", "amplified")
+
+
+def failure(low: str, kinds: tuple[str, ...], *args: Tensor, fix: tuple[str, ...] = ()) -> Any:
+    """Registers a function as a program that fails."""
+
+    def add(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        words = ("float32", ".float()", "bfloat16", *fix)
+        FAILURES[f.__name__] = Failure(f, args, low, kinds, words)
+        return f
+
+    return add
+
+
+def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+X, W = normal(16, 64), normal(64, 64, seed=1)
+BIG = normal(16, 64, scale=400.0)
+TINY = normal(16, 64, scale=1e-4)
+
+
+@failure("fp16", OVER, BIG)
+def norm_by_squares(x):
+    squares = x * x  # here
+    return x / squares.mean(-1, keepdim=True).sqrt()
+
+
+@failure("fp16", OVER, BIG)
+def variance_by_power(x):
+    spread = (x - x.mean()).pow(2)  # here
+    return (spread.mean(-1)).sqrt()
+
+
+@failure("fp16", OVER, X * 30, W * 30)
+def unscaled_scores(x, w):
+    scores = x @ w  # here
+    return torch.softmax(scores / 1e4, -1)
+
+
+@failure("fp16", OVER, X * 8)
+def exponential(x):
+    weights = torch.exp(x)  # here
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@failure("fp16", OVER, X.abs() * 300 + 1)
+def long_product(x):
+    area = x[:, :32] * x[:, 32:]  # here
+    return torch.log(area)
+
+
+@failure("fp16", OVER, normal(8, 5000).abs() * 30)
+def long_sum(x):
+    total = x.sum(-1)  # here
+    return x[:, :4] / total[:, None]
+
+
+@failure("fp16", OVER, X, fix=("in place of",))
+def mask_of_a_billion(x):
+    scores = x.masked_fill(x < 5, -1e9)  # here
+    return torch.softmax(scores, -1)
+
+
+@failure("fp16", UNDER, TINY)
+def squares_of_small_numbers(x):
+    squares = x * x  # here
+    return (squares.mean(-1) * 1e8).sqrt()
+
+
+@failure("fp16", UNDER, normal(16, 64) * (torch.arange(64) % 2), fix=("in place of",))
+def epsilon_beside_zero(x):
+    size = x.abs() + 1e-8  # here
+    return x / size
+
+
+@failure("fp16", UNDER, -12 - X.abs() * 2)
+def probability(x):
+    chance = torch.sigmoid(x)  # here
+    return torch.log(chance * 1e3)
+
+
+@failure("fp16", UNDER, X * 1e-4, W * 1e-4)
+def product_of_small_weights(x, w):
+    y = x @ w  # here
+    return y * 1e8
+
+
+@failure("fp16", UNDER, X.abs() * 20 + 20)
+def gaussian(x):
+    density = torch.exp(-x)  # here
+    return density * 1e12
+
+
+@failure("fp16", UNDER, X * 1e-3, fix=("in place of",))
+def learning_rate(x):
+    step = x * 1e-6  # here
+    return step * 1e6
+
+
+@failure("bf16", LOST, torch.arange(2000, 2600).float())
+def positions(x):
+    angle = x * 0.37  # here
+    return torch.sin(angle)
+
+
+@failure("bf16", LOST, X * 1e-3 + 30)
+def cancelled_mean(x):
+    centred = x - x.mean()  # here
+    return centred / centred.std()
+
+
+@failure("bf16", LOST, X * 0.01 + 50)
+def difference_of_squares(x):
+    variance = (x * x).mean(-1) - x.mean(-1) ** 2  # here
+    return variance
+
+
+@failure("bf16", LOST, normal(4, 4096).abs())
+def running_sum(x):
+    total = torch.cumsum(x, -1)  # here
+    return total[:, 1:] - total[:, :-1]
+
+
+@failure("bf16", LOST, X * 1e-3)
+def one_plus(x):
+    y = 1 + x  # here
+    return torch.log(y)
+
+
+@failure("bf16", LOST, X * 1e-3)
+def one_minus_cosine(x):
+    y = torch.cos(x)  # here
+    return 1 - y
+
+
+@failure("bf16", LOST, X * 1e-3)
+def exponential_minus_one(x):
+    y = torch.exp(x)  # here
+    return y - 1
+
+
+@failure("fp16", OVER, X * 100)
+def cubes(x):
+    y = x**3  # here
+    return y / (1 + y.abs())
+
+
+@failure("fp16", OVER, BIG)
+def energy(x):
+    total = (x / 16).square().sum()  # here
+    return total.log()
+
+
+@failure("fp16", OVER, X.abs() * 1e-3 + 1e-5)
+def reciprocal(x):
+    y = 1 / x.square()  # here
+    return 1 / (1 + y)
+
+
+@failure("fp16", OVER, X * 40, W * 40)
+def bilinear(x, w):
+    y = F.linear(x, w)  # here
+    return F.layer_norm(y, (64,))
+
+
+@failure("fp16", OVER, normal(2, 8, 16, 16) * 80, normal(4, 8, 3, 3, seed=1) * 80)
+def convolved(x, w):
+    y = F.conv2d(x, w)  # here
+    return torch.tanh(y / 1e5)
+
+
+@failure("fp16", OVER, X * 8, W * 8)
+def cosines(x, w):
+    lengths = (x @ w).pow(2)  # here
+    return lengths / lengths.amax()
+
+
+@failure("fp16", OVER, X * 9)
+def hyperbolic(x):
+    y = torch.cosh(x)  # here
+    return torch.log(y)
+
+
+@failure("fp16", OVER, X.abs() + 1)
+def factorials(x):
+    y = torch.cumprod(x + 1, -1)  # here
+    return y.log()
+
+
+@failure("fp16", UNDER, X.abs() * 0.1 + 0.05)
+def likelihood(x):
+    y = torch.cumprod(x, -1)  # here
+    return y.log2()
+
+
+@failure("fp16", UNDER, TINY, fix=("in place of",))
+def rms_of_small_numbers(x):
+    scale = torch.rsqrt(x.float().square().mean(-1, keepdim=True).to(x.dtype) + 1e-6)  # here
+    return x * scale
+
+
+@failure("fp16", UNDER, X * 5 - 20)
+def focal(x):
+    p = torch.softmax(torch.stack([x, -x], -1), -1)[..., 0]  # here
+    return (p * 1e10).clamp(max=1e4)
+
+
+@failure("fp16", UNDER, X * 1e-3, W * 1e-3)
+def two_layers(x, w):
+    y = (x @ w) * 1e-3  # here
+    return (y @ w) * 1e6
+
+
+@failure("bf16", LOST, torch.arange(1000, 1064).float() * torch.ones(16, 1))
+def rotary(x):
+    angle = x * 10000.0 ** (-torch.arange(64) / 64)  # here
+    return torch.cos(angle)
+
+
+@failure("bf16", LOST, torch.arange(300).float())
+def indices(x):
+    place = x * 3 + 1  # here
+    return place - 3 * x
+
+
+@failure("bf16", LOST, X * 1e-2 + 100)
+def distances(x):
+    y = x[:, None] - x[None]  # here
+    return y.square().sum(-1).sqrt()
+
+
+@failure("bf16", LOST, X * 0.02, X + 10)
+def update(x, w):
+    new = w + x * 0.01  # here
+    return new - w
+
+
+@failure("bf16", LOST, normal(2000).abs())
+def moving_average(x):
+    y = x.cumsum(0)  # here
+    return (y[100:] - y[:-100]) / 100
+
+
+@failure("bf16", LOST, X * 1e-3 + 3.14159)
+def near_a_zero(x):
+    y = torch.sin(x)  # here
+    return y
+
+
+@failure("bf16", LOST, torch.rand(16, 64, generator=torch.Generator().manual_seed(3)) * 1e-2)
+def entropy(x):
+    p = 1 - x  # here
+    return -torch.log(p) * 100
+
+
+@failure("fp16", OVER, X * 20, W * 20, fix=("in place of",))
+def squared_error(x, w):
+    loss = (x @ w - 1).square()  # here
+    return loss.mean().sqrt()
+
+
+def is_scored(name: str) -> bool:
+    """Returns whether a program is in the half that nobody looks at."""
+    order = sorted(FAILURES, key=lambda n: hashlib.sha256(n.encode()).hexdigest())
+    return order.index(name) % 2 == 1
+
+
+def line_of(f: Callable[..., Tensor]) -> int:
+    lines, first = inspect.getsourcelines(f)
+    return first + next(i for i, line in enumerate(lines) if line.rstrip().endswith("# here"))
+
+
+def judged(name: str) -> tuple[bool, bool, bool, str]:
+    """Returns whether line, kind and fix are right, and what was said."""
+    f, args, low, kinds, words = FAILURES[name]
+    report = st.audit(f, args, low=low, trials=TRIALS)
+    found = (*report.findings, *report.unfixed)
+    if not found:
+        return False, False, False, "no finding"
+    worst, truth = found[0], line_of(f)
+    fixed = [str(line) for _, line, _ in getattr(worst.fix, "lines", [])]
+    line = worst.line == truth or str(truth) in fixed
+    fix = worst.fix is not None and any(w in str(worst.fix) for w in words)
+    fix &= worst.error_after < 0.5 * worst.error_before or worst.non_finite_before > 0
+    return line, worst.kind in kinds, fix, f"{worst.kind} at {worst.line} for {truth}: {worst.fix}"
+
+
+def totals(names: list[str], shown: bool) -> tuple[int, int, int]:
+    """Returns how many lines, kinds and fixes are right."""
+    right = [0, 0, 0]
+    for name in names:
+        *each, text = judged(name)
+        right = [n + ok for n, ok in zip(right, each, strict=True)]
+        if shown:
+            print(f"{name}: {'/'.join('yes' if ok else 'NO' for ok in each)}; {text}", flush=True)
+    return right[0], right[1], right[2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--part", choices=("seen", "scored"), default="seen")
+    part = parser.parse_args().part
+    warnings.simplefilter("ignore")
+    names = [n for n in FAILURES if is_scored(n) == (part == "scored")]
+    line, kind, fix = totals(names, shown=part == "seen")
+    print(f"{part}: of {len(names)} programs line {line}, kind {kind}, fix {fix}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Checks of what a torch model is audited with, before anything is exported."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .._types import PyTree
+from ._export import ExportError, as_forward, first_line
+from ._place import line_of_error
+from ._torch import Module, torch
+
+# Errors that aren't about the model: a device's missing kernels, and constants beyond the format,
+# which the audit itself finds.
+HARMLESS = ("not implemented for", "without overflow")
+
+
+def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str = "forward") -> Any:
+    """Returns a model that can be audited: a module, or a plain function as one.
+
+    Raises:
+        TypeError: neither a module nor a function; a tensor in place of a tuple of inputs.
+        ValueError: parameters without numbers, or float64.
+    """
+    if not isinstance(model, torch.nn.Module):
+        if not callable(model):
+            raise TypeError(f"expected a torch.nn.Module or a function, not {type(model).__name__}")
+        model = as_module(model)
+    for name, given, expected in (("args", args, tuple | list), ("kwargs", kwargs, Mapping | None)):
+        if not isinstance(given, expected):
+            kind = "a tuple of inputs, as in (x,)" if name == "args" else "a dict of inputs"
+            raise TypeError(f"{name} is a {type(given).__name__}; expected {kind}")
+    held = [*model.named_parameters(), *model.named_buffers()]
+    empty = next((name for name, x in held if x.is_meta), None)
+    if empty is not None:
+        raise ValueError(f"{empty} is on the meta device, without numbers: load weights first")
+    inputs = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs or {})))
+    numbered = [(f"input {i}", x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+    wide = next((name for name, x in [*held, *numbered] if x.dtype == torch.float64), None)
+    if wide is not None:
+        raise ValueError(
+            f"{wide} has float64, and the reference run is the model in float32: pass model.float()"
+            " and inputs .float()"
+        )
+    return model
+
+
+def as_module(function: Callable[..., Any]) -> Module:
+    """Returns a module whose ``forward`` is a function of tensors."""
+
+    @functools.wraps(function)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    own = inspect.signature(function).parameters.values()
+    instance = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    vars(forward)["__signature__"] = inspect.Signature([instance, *own])
+    name = getattr(function, "__name__", "function")
+    members = {"forward": forward, "__module__": getattr(function, "__module__", None)}
+    return type(name, (torch.nn.Module,), members)()
+
+
+def check_runs(model: Module, args: Any, kwargs: Any, method: str, dtype: Any) -> None:
+    """Raises if torch itself refuses to run a model, for example since dtypes differ.
+
+    Exporting doesn't look at the dtypes of all operands. The model's buffers aren't changed.
+
+    Raises:
+        ExportError: torch raises an error that isn't about a missing kernel.
+    """
+    buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), as_forward(model, method):
+            torch.func.functional_call(model, buffers, tuple(args), dict(kwargs))
+    except NotImplementedError:
+        return
+    except Exception as error:
+        if any(text in str(error) for text in HARMLESS):
+            return
+        where = line_of_error(error)
+        name, kind = type(model).__name__, str(dtype).removeprefix("torch.")
+        raise ExportError(
+            f"torch can't run {name} in {kind}: {type(error).__name__}: {first_line(error)}{where}"
+        ) from error

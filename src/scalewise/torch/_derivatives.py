@@ -1,0 +1,201 @@
+"""Custom backward passes (``torch.autograd.Function``) in an exported graph.
+
+``torch.export`` keeps the forward pass of such a function alone. While a model is exported,
+``Function.apply`` is replaced by one that also runs the function's ``backward``, on marks in place
+of the gradients of its results. The graph then has the operations of both, and the function's
+results pass through :data:`WITH_BACKWARD`, which names the gradients of its operands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._registry import rule
+from ._torch import Node, Tensor, torch
+
+_LIBRARY = torch.library.Library("scalewise", "DEF")
+_LIBRARY.define("cotangent(Tensor x) -> Tensor")
+_LIBRARY.define("with_backward(Tensor[] outs, Tensor[] marks, Tensor[] operands, "
+                "Tensor?[] gradients, str name, str error) -> Tensor[]")  # fmt: skip
+COTANGENT = torch.ops.scalewise.cotangent.default
+WITH_BACKWARD = torch.ops.scalewise.with_backward.default
+
+
+def _copies(outs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
+    return [y.clone() for y in outs]
+
+
+_LIBRARY.impl("cotangent", torch.zeros_like, "CompositeExplicitAutograd")
+_LIBRARY.impl("with_backward", _copies, "CompositeExplicitAutograd")
+rule(COTANGENT)(jnp.zeros_like)  # a graph evaluates it only to differentiate
+rule(WITH_BACKWARD)(lambda outs, *rest: outs)
+
+
+class DerivativeError(ValueError):
+    """The backward pass of a function can't be used; the message says why."""
+
+
+class _Context:
+    """The ``ctx`` of a function's ``forward`` and ``backward``."""
+
+    def __init__(self, args: Sequence[Any]):
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.needs_input_grad = tuple(_is_float_tensor(x) for x in args)
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def _ignore(self, *args: Any) -> None:
+        """Marks are for torch's own engine."""
+
+    save_for_forward = mark_dirty = mark_non_differentiable = set_materialize_grads = _ignore
+
+
+def _is_float_tensor(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype.is_floating_point
+
+
+@contextlib.contextmanager
+def recorded_backward() -> Iterator[None]:
+    """Lets calls of ``torch.autograd.Function`` record their backward passes while a model is
+    exported."""
+    function = torch.autograd.Function
+    original = function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is torch.utils.checkpoint.CheckpointFunction:
+            return args[0](*args[2:])  # its backward pass is that of what it calls
+        if cls.__module__.startswith("torch."):
+            return original.__get__(None, cls)(*args, **kwargs)
+        return _applied(cls, args, kwargs)
+
+    function.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        function.apply = original
+
+
+def _applied(cls: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    bound = inspect.signature(cls.forward)
+    ctx = _Context(args)
+    with torch.no_grad():
+        if cls.setup_context is not torch.autograd.Function.setup_context:
+            given = bound.bind(*args, **kwargs)
+            given.apply_defaults()
+            ctx = _Context(given.args)
+            result = cls.forward(*given.args, **given.kwargs)
+            cls.setup_context(ctx, given.args, result)
+            args = given.args
+        else:
+            result = cls.forward(ctx, *args, **kwargs)
+    outs = list(result) if isinstance(result, tuple) else [result]
+    floats = [i for i, y in enumerate(outs) if _is_float_tensor(y)]
+    if not floats:
+        return result
+    given = [outs[i] for i in floats]
+    marks = [COTANGENT(y) for y in given]
+    operands = [x for x in args if _is_float_tensor(x)]
+    gradients, error = _gradients(cls, ctx, args, outs, dict(zip(floats, marks, strict=True)))
+    given = WITH_BACKWARD(given, marks, operands, gradients, cls.__name__, error)
+    for i, y in zip(floats, given, strict=True):
+        outs[i] = y
+    return tuple(outs) if isinstance(result, tuple) else outs[0]
+
+
+def _gradients(
+    cls: Any, ctx: Any, args: Sequence[Any], outs: Sequence[Any], marks: dict[int, Any]
+) -> tuple[list[Any], str]:
+    """Returns the gradients of the float tensors among a function's arguments, and an error."""
+    try:
+        found = cls.backward(ctx, *[marks.get(i) for i in range(len(outs))])
+    except Exception as error:  # whatever a user's function raises
+        return [], f"{type(error).__name__}: {error}".splitlines()[0]
+    found = found if isinstance(found, tuple) else (found,)
+    return [g for x, g in zip(args, found, strict=False) if _is_float_tensor(x)], ""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Backward:
+    """The backward pass of one call in a graph.
+
+    Attributes:
+        node: the call of :data:`WITH_BACKWARD`.
+        nodes: the operations of its backward pass, in order.
+    """
+
+    node: Node
+    nodes: Sequence[Node]
+
+    @property
+    def reads(self) -> list[Node]:
+        """The values that the backward pass needs of the forward pass."""
+        own = {*self.nodes, *self.node.args[1]}
+        gradients = [g for g in self.node.args[3] if g is not None]
+        needed = [*gradients, *(n for node in self.nodes for n in node.all_input_nodes)]
+        return [n for n in dict.fromkeys(needed) if n not in own]
+
+
+def backward_passes(graph: Any) -> dict[Node, Backward]:
+    """Returns the backward pass of each custom function in a graph."""
+    return {n: Backward(n, _only_for(n)) for n in graph.nodes if n.target is WITH_BACKWARD}
+
+
+def _only_for(call: Node) -> list[Node]:
+    """Returns the operations that only the gradients of a custom function need."""
+    outs, marks, operands, gradients, *_ = call.args
+    kept = {*outs, *marks, *operands}
+    own: dict[Node, None] = {}
+    pending = [g for g in gradients if g is not None]
+    while pending:
+        node = pending.pop()
+        if node.op != "placeholder" and node not in kept and own.keys() | {call} >= {*node.users}:
+            own[node] = None
+            pending.extend(node.all_input_nodes)
+    return [n for n in call.graph.nodes if n in own]
+
+
+def differentiated(
+    backward: Backward,
+    read: Callable[[Node], Any],
+    compute: Callable[[Node, Callable[[Node], Any]], Any],
+) -> list[Any]:
+    """Returns the results of a custom function, with its own derivative.
+
+    Args:
+        backward: of the call.
+        read: returns the value of a node.
+        compute: computes a node from a function that reads its operands.
+    """
+    outs, marks, operands, gradients, name, error = backward.node.args
+
+    @jax.custom_vjp
+    def call(outs: Any, operands: Any, captured: Any) -> Any:
+        return outs
+
+    def forward(outs: Any, operands: Any, captured: Any) -> Any:
+        return outs, (operands, captured)
+
+    def pull(kept: Any, cotangents: Any) -> Any:
+        operands, captured = kept
+        if error:
+            raise DerivativeError(f"the backward pass of {name} can't be traced: {error}")
+        known = dict(zip((*backward.reads, *marks), (*captured, *cotangents), strict=True))
+        for node in backward.nodes:
+            known[node] = compute(node, known.__getitem__)
+        found = [
+            jnp.zeros_like(x) if g is None else known[g].astype(x.dtype)
+            for x, g in zip(operands, gradients, strict=True)
+        ]
+        return None, found, None
+
+    call.defvjp(forward, pull)
+    values = [[read(n) for n in nodes] for nodes in (outs, operands, backward.reads)]
+    return list(call(*values))

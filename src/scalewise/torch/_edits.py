@@ -1,0 +1,115 @@
+"""Source lines of torch with some operations in float32."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import textwrap
+from collections.abc import Sequence
+
+from ._torch import Node
+
+BINARY: dict[str, type[ast.operator]] = {
+    "mul": ast.Mult, "add": ast.Add, "sub": ast.Sub, "rsub": ast.Sub, "div": ast.Div,
+    "pow": ast.Pow, "matmul": ast.MatMult, "mm": ast.MatMult, "bmm": ast.MatMult,
+}  # fmt: skip
+CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
+BOTH = (
+    "matmul",
+    "mm",
+    "bmm",
+    "linear",
+    *CONVOLUTIONS,
+)  # operations that don't promote their operands
+CREATION = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
+LONGEST = 10  # lines of a statement
+
+
+def operation_of(node: Node) -> str:
+    """Returns the name that torch's users have for an operation: ``softmax`` for ``_softmax``."""
+    name = getattr(node.target, "_opname", str(node.target)).removeprefix("_").removeprefix("_")
+    return name.removeprefix("safe_").removeprefix("native_")
+
+
+def edited(file: str, line: int, operations: Sequence[str]) -> str:
+    """Returns a line with ``.float()`` on the operands of operations; "" if they aren't found."""
+    statement = _statement(file, line)
+    if statement is None:
+        return ""
+    tree, first = statement
+    editor = _Editor(operations, line - first + 1)
+    changed = ast.fix_missing_locations(editor.visit(tree))
+    return ast.unparse(changed).strip() if editor.found else ""
+
+
+def _statement(file: str, line: int) -> tuple[ast.Module, int] | None:
+    """Returns the statement around a line, and the number of its first line."""
+    for first in range(line, max(line - LONGEST, 0), -1):
+        for last in range(line, line + LONGEST):
+            text = "".join(linecache.getline(file, i) for i in range(first, last + 1))
+            try:
+                tree = ast.parse(textwrap.dedent(text))
+            except SyntaxError:
+                continue
+            if tree.body:
+                return tree, first
+    return None
+
+
+class _Editor(ast.NodeTransformer):
+    def __init__(self, operations: Sequence[str], line: int):
+        self.operations, self.line, self.found = {*operations}, line, False
+        if "convolution" in self.operations:
+            self.operations.update(CONVOLUTIONS)
+
+    def _here(self, node: ast.expr) -> bool:
+        return node.lineno <= self.line <= (node.end_lineno or node.lineno)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        names = {name for name, kind in BINARY.items() if isinstance(node.op, kind)}
+        names &= self.operations
+        self.generic_visit(node)
+        if names and self._here(node):
+            self.found = True
+            promoted = not names & {*BOTH} and not isinstance(node.left, ast.Constant)
+            node.left = _float(node.left)
+            if not promoted:
+                node.right = _float(node.right)
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not self._here(node):
+            return node
+        func = node.func
+        called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        of_module = isinstance(func, ast.Attribute) and _root(func) == "self"
+        if called in self.operations and called not in CREATION:
+            self.found = True
+            if called == "where":
+                node.args[1:] = map(_float, node.args[1:])
+            elif node.args and (isinstance(func, ast.Name) or _root(func) in ("torch", "F", "nn")):
+                node.args = [_float(x) if i == 0 or called in BOTH else x
+                             for i, x in enumerate(node.args)]  # fmt: skip
+            elif isinstance(func, ast.Attribute):
+                func.value = _float(func.value)
+        elif of_module and node.args and {"linear", "addmm", "convolution", "conv2d", "layer_norm",
+                                          "embedding", "group_norm"} & self.operations:  # fmt: skip
+            self.found = True
+            node.func = _float(func)  # the module's own parameters too
+            node.args[0] = _float(node.args[0])
+        return node
+
+
+def _root(node: ast.expr) -> str:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _float(node: ast.expr) -> ast.expr:
+    """Returns an expression in float32; unchanged if it is a number, or has it already."""
+    number = isinstance(node, ast.Constant) or "finfo" in ast.unparse(node)
+    if number or any(isinstance(x, ast.Attribute) and x.attr == "float" for x in ast.walk(node)):
+        return node
+    return ast.Call(ast.Attribute(node, "float", ast.Load()), [], [])

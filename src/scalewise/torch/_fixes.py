@@ -1,0 +1,263 @@
+"""Fixes of an audit in torch's terms: the lines to edit, and a module that computes with them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..audit._run._interpretations import FP32_MAX, TableEmulation
+from ..audit._run._rounding import is_wide
+from ..audit._search._fixes import Fix
+from ..audit._search._setting import Setting
+from ..interpret import trace
+from ._convert import to_torch
+from ._edits import edited, operation_of
+from ._export import Exported
+from ._function import tensors_of
+from ._place import frames, marked
+from ._torch import Module, Node, Tensor, torch
+
+ADVICE = "train with torch.amp.GradScaler('cuda', init_scale={}), and divide the gradients by it"
+# Names of torch for primitives of JAX.
+NAMES = {
+    "dot_general": "matmul", "conv_general_dilated": "convolution", "logistic": "sigmoid",
+    "reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin", "select_n": "where",
+    "convert_element_type": "to", "_to_copy": "to", "integer_pow": "pow", "iota": "arange",
+}  # fmt: skip
+SHOWN = 4  # lines of an edit that are printed
+
+
+class TorchEmulation(TableEmulation):
+    """The audit's emulation of a torch model, for which only fixes that torch has are tried."""
+
+    unwanted_fixes: ClassVar[frozenset[str]] = frozenset(
+        ("norm", "rewrite", "scaled_result", "wider_result")
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class AuditedModel:
+    """The program of an audit, and the exported model that it was made from.
+
+    Attributes:
+        exported: the model in the narrow dtype.
+        dtype: that dtype, of torch.
+        program: returns the traced program.
+    """
+
+    exported: Exported
+    dtype: Any
+    program: Callable[[], Any]
+
+    @functools.cached_property
+    def nodes(self) -> dict[str, Node]:
+        """The operations by name."""
+        return {n.name: n for n in self.exported.graph_module.graph.nodes}
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """For each equation of the program, the operation, parameter or input that it computes."""
+        return [marked(eqn) for eqn in self.program().jaxpr.jaxpr.eqns]
+
+    def named(self, paths: Iterable[tuple[int, ...]]) -> set[str]:
+        """Returns the names of what equations compute, from their paths."""
+        return {self.names[path[0]] for path in paths} - {""}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TorchFix(Fix):
+    """A fix with the lines of torch that it edits.
+
+    Attributes:
+        audited: the program.
+    """
+
+    audited: AuditedModel | None = dataclasses.field(default=None, repr=False)
+
+    def apply(self, target: Any) -> Any:
+        """Returns ``target`` with this fix; for the audited model, a module that torch computes.
+
+        The module runs the exported model in its narrow dtype, with the fix's operations in
+        float32. It has the model's parameters, which it converts at each call, and takes arguments
+        of the audited shapes. For other targets, see :meth:`scalewise.audit.Fix.apply`.
+
+        Raises:
+            TypeError: a loss scale, which isn't a change of the model.
+        """
+        if not isinstance(target, torch.nn.Module):
+            return super().apply(target)
+        assert self.origin is not None
+        assert self.audited is not None
+        power = self._power
+        if power:
+            raise TypeError(
+                f"fix.apply: a loss scale is no change of a model: {ADVICE.format(power)}"
+            )
+        if self.kind is not None and self.kind.name == "wider_format":
+            return copy.deepcopy(target).to(torch.bfloat16)
+        now = target.now if isinstance(target, FixedModel) else self.origin.start
+        assert now is not None
+        model = target.model[0] if isinstance(target, FixedModel) else target
+        return FixedModel(model, self.audited, self.origin.indices, self.change(now))
+
+    @property
+    def _power(self) -> str:
+        is_scale = self.kind is not None and self.kind.name == "loss_scale"
+        return self.text.removeprefix("loss scale ").replace("^", "**") if is_scale else ""
+
+    @property
+    def lines(self) -> list[tuple[str, int, str]]:
+        """File, number and edited source of each line that the fix computes in float32."""
+        if self.audited is None or self.origin is None or not self.indices:
+            return []
+        chosen = set(self.indices)
+        paths = [path for path, (index, _) in self.origin.indices.items() if index in chosen]
+        names = dict.fromkeys(self.audited.names[path[0]] for path in paths)
+        nodes = [self.audited.nodes[name] for name in names if name in self.audited.nodes]
+        places: dict[tuple[str, int], list[str]] = {}
+        for node in nodes:
+            if found := frames(node):
+                places.setdefault(found[-1][:2], []).append(operation_of(node))
+        return [(file, line, edited(file, line, ops)) for (file, line), ops in places.items()]
+
+    def __str__(self) -> str:
+        if self._power:
+            return f"{self.text}: {ADVICE.format(self._power)}"
+        if self.kind is not None and self.kind.name == "wider_format":
+            return f"{self.text}: model.bfloat16()"
+        edits = [(line, text) for _, line, text in self.lines if text]
+        shown = "; ".join(f"line {line}: {text}" for line, text in edits[:SHOWN])
+        more = f" and {len(edits) - SHOWN} more lines" if len(edits) > SHOWN else ""
+        text = in_torchs_names(self.text)
+        return f"{text}: {shown}{more}" if shown else text
+
+
+class FixedModel(torch.nn.Module):
+    """A model in a narrow dtype with some operations in float32, as torch computes it."""
+
+    def __init__(self, model: Module, audited: AuditedModel, indices: Any, now: Setting):
+        super().__init__()
+        self.model = [model]  # in a list, so that it isn't a submodule
+        self.audited, self.indices, self.now = audited, indices, now
+        self._rounded = audited.named(indices)  # other operations move numbers
+        self._wide = audited.named(p for p, (i, _) in indices.items() if is_wide(now.formats[i]))
+        self._numbers = {old: new for old, new in now.constants if old != new}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        exported = self.audited.exported
+        held = dict(self.model[0].named_parameters()) | dict(self.model[0].named_buffers())
+        known: dict[str, Any] = {n: to_torch(x) for n, x in exported.values.items()}
+        for placed in (exported.weights, exported.buffers):
+            known |= {n: self._narrowed(name, held[name]) for n, name in placed.items()}
+        tensors = enumerate(tensors_of(args, kwargs))
+        inputs = [self._narrowed(f"input {i}", x) for i, x in tensors]
+        known |= dict(zip(exported.inputs, inputs, strict=True))
+        outs = self._computed(known)
+        return torch.utils._pytree.tree_unflatten(outs[len(exported.updated) :], exported.tree)
+
+    def _narrowed(self, name: str, x: Tensor) -> Tensor:
+        low = x.dtype == torch.float32 and name not in self._wide
+        return x.to(self.audited.dtype) if low else x
+
+    def _computed(self, known: Mapping[str, Any]) -> list[Any]:
+        module, values = self.audited.exported.graph_module, {}
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = known.get(node.name)
+            elif node.op == "get_attr":
+                values[node] = functools.reduce(getattr, node.target.split("."), module)
+            elif node.op == "output":
+                return list(torch.fx.node.map_arg(node.args[0], values.__getitem__))
+            else:
+                values[node] = self._result(node, values.__getitem__)
+        raise AssertionError("a graph ends with its output")
+
+    def _result(self, node: Node, read: Callable[[Node], Any]) -> Any:
+        """Returns an operation's result: in float32 if it, or an operand, is so under the fix."""
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), read)
+        here = node.name in self._wide
+        if not here and not self._reads_float32(node, read):
+            if not self._numbers:
+                return _called(node, args, kwargs)
+        else:
+            args, kwargs = torch.utils._pytree.tree_map(self._as_float32, (args, kwargs))
+        change = self._number_in_float32 if here else self._number
+        args, kwargs = torch.utils._pytree.tree_map(change, (args, kwargs))
+        outs = _called(node, args, kwargs)
+        if here or node.name not in self._rounded:
+            return outs
+        leaves, tree = torch.utils._pytree.tree_flatten(outs)
+        types = [
+            getattr(x, "dtype", None) for x in torch.utils._pytree.tree_leaves(node.meta["val"])
+        ]
+        cast = [
+            y.to(d) if isinstance(y, torch.Tensor) and y.dtype != d else y
+            for y, d in zip(leaves, types, strict=True)
+        ]
+        return torch.utils._pytree.tree_unflatten(cast, tree)
+
+    def _reads_float32(self, node: Node, read: Callable[[Node], Any]) -> bool:
+        def widened(n: Node) -> bool:
+            own = n.meta.get("val")
+            x = read(n) if isinstance(own, torch.Tensor) else None
+            return x is not None and x.dtype == torch.float32 != own.dtype
+
+        return any(map(widened, node.all_input_nodes))
+
+    def _as_float32(self, x: Any) -> Any:
+        low = self.audited.dtype
+        if isinstance(x, torch.Tensor):
+            return x.float() if x.dtype == low else x
+        return torch.float32 if x == low and isinstance(x, torch.dtype) else x
+
+    def _number(self, x: Any) -> Any:
+        if not isinstance(x, float):
+            return x
+        new = self._numbers.get(x, self._numbers.get(float(np.float32(x)), x))
+        return float(np.copysign(min(abs(new), FP32_MAX), new))
+
+    def _number_in_float32(self, x: Any) -> Any:
+        """Returns a number of a line in float32, where a dtype's limit is float32's."""
+        largest = torch.finfo(self.audited.dtype).max
+        is_limit = isinstance(x, float) and abs(x) in (largest, largest - 1000)
+        return float(np.copysign(FP32_MAX, x)) if is_limit else self._number(x)
+
+
+def _called(node: Node, args: Any, kwargs: Any) -> Any:
+    """Calls an operation; a view is a reshape, since a fix changes how results are laid out."""
+    view = node.target is torch.ops.aten.view.default
+    return (torch.ops.aten.reshape.default if view else node.target)(*args, **kwargs)
+
+
+def in_torchs_names(text: str) -> str:
+    """Returns a text with torch's names of operations in place of JAX's."""
+    return re.sub(r"[\w.]+", lambda m: NAMES.get(x := m[0].removeprefix("aten."), x), text)
+
+
+def in_torch(report: Any, audited: AuditedModel) -> Any:
+    """Returns a report whose fixes edit torch's source and apply to the model."""
+
+    def one(finding: Any) -> Any:
+        fix = finding.fix
+        if fix is not None:
+            held = {f.name: getattr(fix, f.name) for f in dataclasses.fields(Fix)}
+            fix = TorchFix(**held, audited=audited)
+        primitive = in_torchs_names(finding.primitive)
+        return dataclasses.replace(finding, fix=fix, primitive=primitive)
+
+    return dataclasses.replace(
+        report,
+        findings=tuple(map(one, report.findings)),
+        unfixed=tuple(map(one, report.unfixed)),
+    )
+
+
+def traced_program(f: Callable[..., Any], low: Any, args: Sequence[Any]) -> Callable[[], Any]:
+    """Returns a function that traces a program once, as an audit does."""
+    return functools.cache(lambda: trace(f, low, args, {}, name="audit", as_jit=True))

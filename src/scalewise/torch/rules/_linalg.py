@@ -1,0 +1,92 @@
+"""Linear algebra: factorizations, solutions of equations, determinants."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from .._registry import rule
+from .._torch import torch
+
+A = torch.ops.aten
+
+
+def _info(x):
+    """Returns torch's error codes: no factorization fails under export."""
+    return jnp.zeros(x.shape[:-2], jnp.int32)
+
+
+@rule(A.linalg_cholesky_ex.default)
+def cholesky(x, upper=False, check_errors=False):
+    factor = jnp.linalg.cholesky(x)
+    return (factor.mT if upper else factor), _info(x)
+
+
+@rule(A.linalg_inv_ex.default)
+def inverse(x, check_errors=False):
+    return jnp.linalg.inv(x), _info(x)
+
+
+@rule(A.linalg_qr.default)
+def qr(x, mode="reduced"):
+    if mode == "r":
+        return jnp.zeros((0,), x.dtype), jnp.linalg.qr(x, mode="r")
+    return tuple(jnp.linalg.qr(x, mode=mode))
+
+
+@rule(A._linalg_svd.default)
+def svd(x, full_matrices=False, compute_uv=True, driver=None):
+    if compute_uv:
+        return tuple(jnp.linalg.svd(x, full_matrices=full_matrices))
+    empty = jnp.zeros((0,), x.dtype)
+    return empty, jnp.linalg.svd(x, compute_uv=False), empty
+
+
+@rule(A._linalg_eigh.default)
+def eigh(x, lower="L", compute_v=True):
+    values, vectors = jnp.linalg.eigh(x, UPLO=lower)
+    return values, vectors if compute_v else jnp.zeros((0,), x.dtype)
+
+
+@rule(A._linalg_solve_ex.default)
+def solve(a, b, left=True, check_errors=False):
+    """Returns the solution, and placeholders of the factors, which nothing reads forward."""
+    vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
+    columns = b[..., None] if vector else b
+    found = jnp.linalg.solve(a, columns) if left else jnp.linalg.solve(a.mT, columns.mT).mT
+    pivots = jnp.zeros(a.shape[:-1], jnp.int32)
+    return (found[..., 0] if vector else found), a, pivots, _info(a)
+
+
+@rule(A.linalg_solve_triangular.default)
+def solve_triangular(a, b, upper, left=True, unitriangular=False):
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    if not left:
+        return solve_triangular(a.mT, b.mT, not upper, unitriangular=unitriangular).mT
+    return jax.lax.linalg.triangular_solve(
+        a, b, left_side=True, lower=not upper, unit_diagonal=unitriangular
+    )
+
+
+@rule(A.cholesky_solve.default)
+def cholesky_solve(b, factor, upper=False):
+    lower = factor.mT if upper else factor
+    return solve_triangular(lower.mT, solve_triangular(lower, b, False), True)
+
+
+@rule(A._linalg_det.default)
+def determinant(x):
+    return jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)
+
+
+@rule(A._linalg_slogdet.default)
+def sign_and_log_determinant(x):
+    sign, log = jnp.linalg.slogdet(x)
+    return sign, log, x, jnp.zeros(x.shape[:-1], jnp.int32)
+
+
+rule(A.linalg_matrix_exp.default)(
+    lambda x: jax.scipy.linalg.expm(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
+)
+rule(A.trace.default)(lambda x: jnp.sum(jnp.diagonal(x)))

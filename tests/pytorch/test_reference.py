@@ -1,0 +1,301 @@
+"""The audit's error is torch's own: the model in 16 bits against the model in float32."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import scalewise.torch as st
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def normal(*shape, scale=1.0, seed=0):
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Buffer(nn.Module):
+    def __init__(self, numbers):
+        super().__init__()
+        self.register_buffer("held", numbers)
+
+    def forward(self, x):
+        return x * self.held
+
+
+class Statistics(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.norm.running_var.fill_(1e-8)  # zero in FP16
+        self.norm.running_mean.copy_(normal(4))
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+class Rotary(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("inv_freq", 10000.0 ** -(torch.arange(0, 8, 2).float() / 8))
+
+    def forward(self, x):
+        position = torch.arange(x.shape[0]).to(self.inv_freq.dtype)
+        return x * (position[:, None] * self.inv_freq).cos()
+
+
+class Constant(nn.Module):
+    def forward(self, x):
+        return torch.tensor([3e-8, 0.1, 1000.7]).to(x.dtype) * x
+
+
+class Range(nn.Module):
+    def forward(self, x):
+        return torch.arange(3000, 3000 + x.shape[-1], dtype=x.dtype) * x
+
+
+class Filled(nn.Module):
+    def forward(self, x):
+        return torch.full(x.shape, 0.1, dtype=x.dtype) + x + torch.full_like(x, 1e-8)
+
+
+class Attribute(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.tensor([0.1, 1e-9, 3.3])  # `half()` leaves it as it is
+
+    def forward(self, x):
+        return x + self.table.to(x.dtype)
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        if x.dtype != torch.float32:
+            x = (x * 0.5).clamp(-1, 1)
+        return x + 1
+
+
+class Epsilon(nn.Module):
+    def forward(self, x):
+        eps = 1e-8 if x.dtype == torch.float32 else 1e-3
+        return x / (x.abs() + eps)
+
+
+class ClampsThenWidens(nn.Module):
+    """As T5 does: the branch's result is read in float32."""
+
+    def forward(self, x):
+        y = x * 300
+        if y.dtype == torch.float16:
+            limit = torch.where(torch.isinf(y).any(), torch.finfo(y.dtype).max - 1000, 6e4)
+            y = torch.clamp(y, min=-limit, max=limit)
+        size = y.to(torch.float32).square().mean(-1, keepdim=True)
+        return (y * torch.rsqrt(size)).to(x.dtype)
+
+
+class Limit(nn.Module):
+    def forward(self, x):
+        return (x * 1e-3 + torch.finfo(x.dtype).tiny * 1e3).log()
+
+
+class Keeps(nn.Module):
+    def forward(self, x):
+        y = x.float().square().mean(-1, keepdim=True)
+        return (x.float() * torch.rsqrt(y + 1e-6)).to(x.dtype) * 1.1
+
+
+class Mask(nn.Module):
+    def forward(self, x):
+        mask = torch.triu(torch.full((3, 3), torch.finfo(x.dtype).min, dtype=x.dtype), 1)
+        return torch.softmax(x[:, None] * x[None] + mask, -1)
+
+
+MODELS = [
+    (Buffer(torch.tensor([7e4, 1e-9, 0.1])), normal(3)), (Statistics(), normal(5, 4)),
+    (Rotary(), normal(300, 4)), (Constant(), normal(3)), (Range(), normal(5)),
+    (Filled(), normal(3)), (Attribute(), normal(3)), (Branch(), normal(16)),
+    (Epsilon(), normal(16, scale=1e-3)), (Limit(), normal(16).abs()), (Keeps(), normal(4, 8)),
+    (Mask(), normal(3)), (ClampsThenWidens(), normal(4, 8, scale=300.0)),
+]  # fmt: skip
+
+
+def torchs_error(model, x, dtype):
+    """Returns how many numbers torch makes non-finite, and the relative error of the others."""
+    with torch.no_grad():
+        want = model(x).double()
+        got = copy.deepcopy(model).to(dtype)(x.to(dtype)).double()
+    finite = got.isfinite()
+    return int((~finite).sum()), float((got - want)[finite].norm() / want[finite].norm())
+
+
+@pytest.mark.parametrize("low", LOW)
+@pytest.mark.parametrize(("model", "x"), MODELS, ids=lambda v: type(v).__name__)
+def test_the_error_is_torchs(model, x, low):
+    model = copy.deepcopy(model).eval()
+    non_finite, relative = torchs_error(model, x, LOW[low])
+    error = st.audit(model, (x,), low=low, trials=0).error
+    assert error.non_finite == non_finite
+    assert error.relative == pytest.approx(relative, rel=0.02, abs=1e-6)
+
+
+def test_a_16_bit_model_is_compared_with_float32():
+    model = Rotary().bfloat16()
+    x = normal(300, 4).bfloat16()
+    wide = copy.deepcopy(model).float()
+    want, got = wide(x.float()).double(), model(x).double()
+    report = st.audit(model, (x,), low="bf16", trials=0)
+    assert report.error.relative == pytest.approx(
+        float((got - want).norm() / want.norm()), rel=0.02
+    )
+
+
+def test_a_factor_that_the_format_cannot_hold_is_float32s():
+    class Scale(nn.Module):
+        def forward(self, x):
+            return x * 1e5, x / 1e-7, x * 1e-9 * 1e5
+
+    x = torch.tensor([0.25, 1e-3])
+    emulated = st.emulate(Scale(), "fp16")(x)
+    for got, want in zip(emulated, Scale()(x.half()), strict=True):
+        np.testing.assert_array_equal(got, want.float())
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, limit):
+        ctx.save_for_backward(x)
+        return x.clamp(-limit, limit)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 3 + 0.1 * x, None
+
+
+class Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(x, weight):
+        return x * weight, x + weight
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, first, second):
+        x, weight = ctx.saved_tensors
+        return first * weight * 2, (first * x).sum(0) * 5 + second.sum(0)
+
+
+def helper(y):
+    return y.exp() * 2
+
+
+class Custom(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.weight = nn.Linear(4, 4), nn.Parameter(normal(4))
+
+    def forward(self, x):
+        first, second = Pair.apply(Scaled.apply(self.layer(x), 0.3), self.weight)
+        return (helper(first) * second.sin()).sum()
+
+
+def test_custom_backward_passes_are_used():
+    import jax
+
+    model, x = Custom(), normal(3, 4)
+    model(x).backward()
+    f, params = st.function(model, (x,))
+    gradients = jax.grad(f)(params, st.to_jax(x))
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(gradients[name], parameter.grad, rtol=1e-5)
+
+
+def test_a_backward_pass_that_cannot_be_traced_is_refused():
+    import jax
+
+    class Odd(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient if float(gradient.sum()) > 0 else -gradient
+
+    f, params = st.function(lambda x: Odd.apply(x).sum(), (normal(3),))
+    assert np.isfinite(f(params, st.to_jax(normal(3))))
+    with pytest.raises(ValueError, match="the backward pass of Odd can't be traced"):
+        jax.grad(f, argnums=1)(params, st.to_jax(normal(3)))
+
+
+def test_findings_name_the_lines_of_helper_functions():
+    report = st.audit(Custom(), (normal(3, 4),), low="fp16", trials=0)
+    exp = next(e for e in report.equations if e.primitive == "exp")
+    assert exp.function == "helper"
+    assert exp.line == helper.__code__.co_firstlineno + 1
+
+
+def linear(dtype=torch.float32):
+    return nn.Linear(4, 3, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: st.audit(linear(torch.half), (normal(2, 4),)), "mat1 and mat2 must have the same"),
+        (lambda: st.audit(linear(), (torch.ones(2, 4, dtype=torch.int64),)), "torch can't run Lin"),
+        (lambda: st.audit(linear(), (normal(2, 5),)), "shapes cannot be multiplied"),
+        (lambda: st.audit(linear(), normal(2, 4)), "args is a Tensor; expected a tuple of inputs"),
+        (lambda: st.audit(linear().double(), (normal(2, 4).double(),)), "weight has float64"),
+        (lambda: st.audit(linear().to("meta"), (normal(2, 4),)), "weight is on the meta device"),
+        (lambda: st.audit(3, (normal(2, 4),)), "a torch.nn.Module or a function, not int"),
+    ],
+)
+def test_what_torch_or_the_audit_refuses(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()
+
+
+def test_plain_functions_and_torchs_dtypes():
+    def product(x, y):
+        return x * y
+
+    report = st.audit(product, (normal(4), normal(4, seed=1)), low=torch.bfloat16, trials=0)
+    assert report.function == "product"
+    assert 0 < report.error.relative < 2**-8
+
+
+def factorizations(x, y):
+    square = x @ x.mT + 4 * torch.eye(4)
+    values, vectors = torch.linalg.eigh(square)
+    left, sizes, right = torch.linalg.svd(x, full_matrices=False)
+    orthogonal, upper = torch.linalg.qr(x)
+    solved = torch.linalg.solve(square, y), torch.linalg.solve(square, y[:, 0])
+    whole = (vectors * values) @ vectors.mT, (left * sizes) @ right, orthogonal @ upper
+    return (*whole, *solved, torch.linalg.det(square), *torch.linalg.slogdet(square),
+            torch.linalg.svdvals(x), torch.linalg.eigvalsh(square))  # fmt: skip
+
+
+def spectra(x, y):
+    rotated = torch.view_as_complex(x.reshape(4, 2, 2)) * torch.polar(y[:, :2].abs(), y[:, 1:])
+    window = torch.hann_window(8)
+    signal = torch.cat((x.flatten(), y.flatten()))
+    spectrum = torch.stft(signal, 8, 4, window=window, return_complex=True)
+    again = torch.fft.ifft(torch.fft.fft(x) * torch.conj(torch.fft.fft(y[:, :1])))
+    parts = torch.view_as_real(rotated).flatten(-2)
+    return parts, spectrum.abs(), again.real, torch.fft.fft2(x).imag
+
+
+@pytest.mark.parametrize("f", [factorizations, spectra], ids=lambda f: f.__name__)
+def test_linear_algebra_and_complex_numbers(f):
+    x, y = normal(4, 4), normal(4, 3, seed=1)
+    function, params = st.function(f, (x, y))
+    for got, want in zip(function(params, *st.to_jax((x, y))), f(x, y), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
