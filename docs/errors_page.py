@@ -55,6 +55,7 @@ PUBLIC = {  # the classes that users may want to catch, and where they are found
     "ParameterError": "",
     "ExportError": "scalewise.torch",
     "MissingRuleError": "scalewise.torch",
+    "DerivativeError": "scalewise.torch",
 }
 
 

@@ -115,7 +115,8 @@ def measure() -> dict[str, dict[str, list[float]]]:
 
 
 def largest_error(unit: MatrixUnit, a: np.ndarray, b: np.ndarray) -> float:
-    a, b = (np.asarray(sw.round_to(jnp.asarray(x, jnp.float32), unit.left)) for x in (a, b))
+    a, b = (jnp.asarray(x, jnp.float32) for x in (a, b))
+    a, b = (np.asarray(sw.round_to(x, unit.left, saturate=True)) for x in (a, b))
     wide = a.astype(np.float64), b.astype(np.float64)
     got = np.asarray(sw.ops.matmul(jnp.asarray(a), jnp.asarray(b), accumulator=unit), np.float64)
     return float(np.max(np.abs(got - wide[0] @ wide[1]) / (np.abs(wide[0]) @ np.abs(wide[1]))))

@@ -44,7 +44,10 @@ def _imported(path: Path) -> Iterator[Path]:
     package = _name(path).split(".")
     if path.name != "__init__.py":
         package = package[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    checks = [n for n in nodes if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    not_executed = [node for check in checks for node in check.body]
+    for node in (n for n in nodes if n not in not_executed):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

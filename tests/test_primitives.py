@@ -20,7 +20,7 @@ CODE = {
     "EXPRESSIONS",
 }  # fmt: skip
 # Files whose strings are expressions to match, or functions of jax.numpy and torch.
-OTHER_VOCABULARY = {"_rewrites.py", "functions.py", "_rules.py", "_elementwise.py"}
+OTHER_VOCABULARY = {"_rewrites.py", "functions.py", "_rules.py", "_elementwise.py", "_edits.py"}
 SCALED = list(Family)[: list(Family).index(Family.FALLBACK)]
 
 

@@ -39,6 +39,7 @@ Natural = Annotated[int, Range(lambda n: n >= 0, "an integer of at least 0")]
 Positive = Annotated[float, Range(lambda x: 0 < x < math.inf, "a positive finite number")]
 NonNegative = Annotated[float, Range(lambda x: 0 <= x < math.inf, "a finite number of at least 0")]
 Fraction = Annotated[float, Range(lambda x: 0 < x < 1, "a number between 0 and 1")]
+ANYTHING = "any value"
 CONVERTED = "__post_init__ converts the field, and checks it"  # Annotated[Format, CONVERTED]
 Pattern = Annotated[str, Range(lambda text: _is_pattern(text), "a regular expression")]
 AnyFloat = Annotated[float, Range(lambda x: True, "a number")]
@@ -127,7 +128,8 @@ def rule_of(hint: Any) -> Rule:
             items = x if isinstance(x, tuple | list | set | frozenset) else ()
             return all(item.of_type(y) and item.in_range(y) for y in items)
 
-        words = f"a {COLLECTIONS[origin]} of items that are each {item.words}"
+        words = f"a {COLLECTIONS[origin]}"
+        words += f" of items that are each {item.words}" if item.words != ANYTHING else ""
         return Rule(lambda x: isinstance(x, origin) and not isinstance(x, str), words, all_of)
     if origin in (dict, collections.abc.Mapping):
         return _mapping(args)
@@ -179,7 +181,7 @@ def _plain(kind: Any) -> Rule:
     if kind in PLAIN:
         return PLAIN[kind]
     if kind in (Any, object) or not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
-        return Rule(lambda x: True, "any value")
+        return Rule(lambda x: True, ANYTHING)
     if kind.__name__.endswith("Array") and kind.__module__.startswith("jax"):
         return Rule(lambda x: isinstance(x, kind | np.ndarray) and is_array(x), "an array")
     name = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"

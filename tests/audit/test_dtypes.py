@@ -71,7 +71,7 @@ def test_without_fixes_a_function_runs_in_the_audited_arithmetic():
 
 
 def test_other_words_and_formats_are_refused():
-    with pytest.raises(ValueError, match="dtypes='half'; expected 'as_written'"):
+    with pytest.raises(ValueError, match="dtypes is 'half'; expected one of 'as_written'"):
         audited(norm, (LARGE, WEIGHTS), dtypes="half")
     with pytest.raises(ValueError, match="dtypes='as_written'; expected low"):
         sw.audit(norm, "e4m3fn", dtypes="as_written")(LARGE, WEIGHTS)

@@ -59,9 +59,9 @@ def test_loops_draws_and_gradients():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="runs is 1; expected 2 or more"):
+    with pytest.raises(ValueError, match="runs is 1; expected an integer of at least 2"):
         stability(jnp.sin, "bf16", runs=1)
-    with pytest.raises(TypeError, match="takes a function, not a int"):
+    with pytest.raises(TypeError, match="f is 3; expected a function"):
         stability(3)  # pyright: ignore
     with pytest.raises(TypeError, match=r"stability\(sin\) was called under jit"):
         jax.jit(lambda x: stability(jnp.sin, "bf16")(x).runs)(1.0)

@@ -204,18 +204,18 @@ def test_npy_headers_with_wrong_sizes(folder):
 
 def test_files_that_are_no_reports(folder):
     good = {
-        "function": "f", "low": "fp16", "error": {"broken": 0, "relative": "nan"},
-        "findings": [], "rows": [],
+        "function": "f", "low": "fp16", "error": {"non_finite": 0, "relative": "nan"},
+        "findings": [], "equations": [],
     }  # fmt: skip
     (folder / "good.json").write_text(json.dumps(good))
     row = {"file": "a.py", "line": 1, "primitive": "mul", "direction": "forward"}
     for changes in (
-        {"error": None}, {"error": {"broken": "x", "relative": 1}}, {"error": []},
+        {"error": None}, {"error": {"non_finite": "x", "relative": 1}}, {"error": []},
         {"findings": 3}, {"findings": [None]}, {"findings": [{"kind": []}]},
-        {"rows": {"a": 1}}, {"rows": [row]}, {"rows": [row | {"numbers": []}]},
-        {"rows": [row | {"numbers": {"inherited2": -1, "shadow2": 2}}]},
-        {"rows": [row | {"line": [], "numbers": {"inherited2": 1, "shadow2": 2}}]},
-        {"error": {"broken": float("inf"), "relative": 1}},
+        {"equations": {"a": 1}}, {"equations": [row]}, {"equations": [row | {"numbers": []}]},
+        {"equations": [row | {"numbers": {"inherited2": -1, "reference2": 2}}]},
+        {"equations": [row | {"line": [], "numbers": {"inherited2": 1, "reference2": 2}}]},
+        {"error": {"non_finite": float("inf"), "relative": 1}},
     ):  # fmt: skip
         (folder / "bad.json").write_text(json.dumps(good | changes))
         with pytest.raises(InputError, match=r"'bad.json' is no report: expected a file that"):

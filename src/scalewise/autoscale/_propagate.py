@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..interpret import Equation, Value, rebind
-from ..primitives import Family, params
+from ..primitives import Family, names, params
 from ..scaled import EXPONENTS, predicted_size, static_scale
 from ..scaled import RULES as SCALE_RULES
 from ._families import RuleContext, wrap
@@ -14,7 +14,7 @@ from ._predict import terms_of
 from ._rules import FALLBACK, RULES, Rule
 
 # Primitives whose rules find the exponent of their result from data.
-READ_DATA = frozenset({"sin", "asinh", "tanh", "atan", "erf", "reduce_prod"})
+READ_DATA = names(lambda row: row.family is Family.CONTRACTIVE) | {"reduce_prod"}
 
 
 def propagating_rule(name: str) -> Rule:

@@ -135,7 +135,7 @@ class Recipe:
     per: Literal["tensor", "channel"] = "tensor"
     features: Natural = 4
     flight: Literal["program", "float32"] = "program"
-    keep: Mapping[Scope, FormatLike] | tuple[tuple[Scope, FormatLike], ...] = ()
+    keep: Mapping[Scope, FormatLike | None] | tuple[tuple[Scope, FormatLike | None], ...] = ()
     rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None = None
     arithmetic: Literal["float32", "narrow", "auto"] = "float32"
     device: str | None = None

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..devices import MatrixUnit, matrix_unit
+from ..devices import MatrixUnit, architecture_of, matrix_unit
 from ..formats import FP32, TF32, Format
 from ..formats import format as format_
 from ..interpret import Applied, Equation, Interpretation, State, Value
@@ -66,6 +66,9 @@ class OnDevice(Interpretation):
     """Computes products as a device's matrix units do, and all else as the program says."""
 
     device: str
+
+    def __post_init__(self):
+        architecture_of(self.device)
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         unit = unit_of(equation, self.device)

@@ -13,6 +13,7 @@ from jax.core import ShapedArray
 
 from .._check import checked
 from .._types import Saturation
+from ..devices import architecture_of
 from ..formats import Format
 from ..interpret import (
     Applied,
@@ -57,6 +58,10 @@ class Emulation(Interpretation):
     saturate: Saturation = False
     # whose matrix units compute the products, if it has some for `fmt`
     device: str | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self):
+        if self.device is not None:
+            architecture_of(self.device)
 
     def context(self) -> contextlib.AbstractContextManager[object]:
         return jax.enable_x64(True)

@@ -82,9 +82,11 @@ def read_identity(folder: Folder, settings: Settings) -> str | None:
 
 
 def write_identity(folder: Folder, settings: Settings, program: str, identity: str) -> None:
-    """Writes ``run.json`` and the step's program."""
+    """Writes ``run.json``, and the step's program if it isn't there already."""
     folder.write_json(FILE, settings | {"run": identity})  # first: a folder without it is foreign
-    folder.write(PROGRAM, program)
+    file = folder.path / PROGRAM
+    if not file.exists() or file.read_bytes() != program.encode():
+        folder.write(PROGRAM, program)
 
 
 def check_program(folder: Folder, program: str) -> None:
