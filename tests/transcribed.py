@@ -111,9 +111,14 @@ def transformed(rounded, size=16, inverse=False):
 
 
 def quest(x, axis, whole=np.round):
-    """QuEST's MXFP4: 2.92247856 standard deviations to 6, a power of two (arXiv 2505.14669)."""
+    """QuEST's MXFP4: 2.92247856 standard deviations to 6, a power of two (arXiv 2505.14669).
+
+    Of blocks whose mean exceeds their standard deviation, the root mean square takes its place.
+    """
     blocks, back = blocks_along(x, axis, 32)
-    scale = 2.0 ** whole(np.log2(2.92247856 / 6 * blocks.std(-1, keepdims=True)))
+    mean, spread = blocks.mean(-1, keepdims=True), blocks.std(-1, keepdims=True)
+    spread = np.where(np.abs(mean) > spread, np.hypot(mean, spread), spread)
+    scale = 2.0 ** whole(np.log2(2.92247856 / 6 * spread))
     return back(to(blocks / scale, E2M1) * scale)
 
 

@@ -165,5 +165,7 @@ def test_errors_are_within_the_bound_of_the_formats(name, structure, transformat
         np.asarray(jax.jit(TRANSFORMATIONS[transformation](structure, t))(W, X), np.float64)
         for t in (lambda f: sw.autoscale(f, RECIPES[name]), lambda f: f)
     )
-    error = np.linalg.norm(got - want) / np.linalg.norm(want)
+    # where every operation rounds, so does the one that updates the weights
+    weights = RECIPES[name].rounds == "every_op" and transformation == "whole step"
+    error = np.linalg.norm(got - want) / np.linalg.norm(W if weights else want)
     assert 0 < error < bound(RECIPES[name])

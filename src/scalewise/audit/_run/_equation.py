@@ -151,7 +151,8 @@ def taints_of(inputs: Sequence[Value]) -> list[Flag]:
 
 def any_tainted(taints: Sequence[Flag]) -> jax.Array:
     """Returns whether any of these flags is set."""
-    return functools.reduce(jnp.logical_or, taints, jnp.zeros((), bool))
+    flags = (jnp.asarray(t).astype(bool) for t in taints)
+    return functools.reduce(jnp.logical_or, flags, jnp.zeros((), bool))
 
 
 def split(plan: Plan, inputs: Sequence[Value]) -> tuple[list[Value], list[Value]]:
