@@ -110,7 +110,7 @@ def test_a_config_and_a_folder_of_transformers(folder):
         (["net.py:none", "--framework", "torch"], "defines no function 'none'"),
         (["net.py:make", "--framework", "tf"], "--framework 'tf': expected jax or torch"),
         (["net.py:make", "--framework", "torch", "--steps", "2"], "--steps: for functions of JAX"),
-        (["net.py:make", "--grad"], "--grad: for torch models (--framework torch) only"),
+        (["net.py:make", "--framework", "jax", "--grad"], "--grad: for torch models (--framework "),
         (["hf:none.json"], "no file at 'none.json': expected a config of transformers"),
         (["hf:text.json"], "text.json is no config of transformers: it is no JSON"),
         (["hf:plain.json"], "it has no model_type"),

@@ -129,16 +129,25 @@ def at_class(module: Module) -> Callable[[Callable[[], PyTree]], Any]:
     """Returns a function that calls another one from the line where a module's class begins, or the
     function that it was made of.
 
-    Without a file for the class, the call has no line of its own.
+    For a class without a file it is the line that called scalewise.
     """
     try:
         forward = type(module).forward
         own = inspect.unwrap(forward) if hasattr(forward, "__wrapped__") else type(module)
         file, (lines, line) = inspect.getfile(own), inspect.getsourcelines(own)
     except (OSError, TypeError):  # written at a prompt
-        return lambda function: function()
+        return _caller(*_line_outside(), type(module).__name__)
     line += next((i for i, x in enumerate(lines) if x.lstrip().startswith(("class ", "def "))), 0)
     return _caller(file, line, type(module).__name__)
+
+
+def _line_outside() -> tuple[str, int]:
+    """Returns file and number of the innermost running line that isn't scalewise's."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_SCALEWISE):
+        frame = frame.f_back
+    assert frame is not None
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 _MARK = "<scalewise.torch>"
