@@ -74,6 +74,9 @@ def export(
     program, autocasts = _exported(model, args, kwargs, method, granularity)
     graph = program.graph_module.graph
     graph.eliminate_dead_code()
+    for node in graph.nodes:
+        if node.target not in RULES:
+            node.target = SAME.get(str(node.target), node.target)
     called = [(node.target, line_of(node)) for node in graph.nodes if node.op == "call_function"]
     check_covered(called)
     first = first_names(model)
@@ -135,6 +138,10 @@ def _exported(
                 del table[overload]
     with _without_effects(torch.ops.aten._linalg_check_errors.default):
         return program.run_decompositions(table), autocasts
+
+
+# Operations of libraries that compute what one of ATen does: mixtures of experts in transformers.
+SAME = {"transformers.grouped_mm_fallback.default": torch.ops.aten._grouped_mm.default}
 
 
 @contextlib.contextmanager
