@@ -19,7 +19,7 @@ FIXES = {  # how they begin
 }
 
 
-@pytest.mark.thorough(keep=3)
+@pytest.mark.thorough(keep=2)
 @pytest.mark.parametrize("name", CLASSICS)
 def test_the_line_is_found(name):
     report = audited(name)
