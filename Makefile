@@ -60,8 +60,9 @@ test-newest:              ## tests on the newest Python and JAX at hand, if ther
 test-torch: .venv-torch/.ready  ## tests of scalewise.torch, which need torch and transformers
 	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest tests/pytorch $(ARGS)
 
-test-torch-sample: .venv-torch/.ready  ## audits of small torch programs beside torch's own runs
-	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest tests/pytorch/test_reference.py $(ARGS)
+test-torch-sample: .venv-torch/.ready  ## of the thorough tests of scalewise.torch a sample: two minutes
+	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest -n 2 --dist worksteal \
+		-m "not slow and not gate" tests/pytorch $(ARGS)
 
 .venv-torch/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-torch

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers.integrations import moe
 
 import scalewise.torch as st
 
@@ -84,18 +83,9 @@ def inputs(kind):
     }[kind]
 
 
-@pytest.fixture
-def rule_for_experts():
-    """Mixtures of experts call an operation of transformers' own, whose rule is ATen's."""
-    overload = torch.ops.transformers.grouped_mm_fallback.default
-    assert moe is not None  # importing it defines the operation
-    st.rule(overload)(st.RULES[torch.ops.aten._grouped_mm.default])
-    yield
-    del st.RULES[overload]
-
-
+@pytest.mark.thorough(keep=4)
 @pytest.mark.parametrize(("name", "head", "config", "kinds"), MODELS, ids=[m[0] for m in MODELS])
-def test_outputs(name, head, config, kinds, rule_for_experts):
+def test_outputs(name, head, config, kinds):
     torch.manual_seed(0)
     model = getattr(transformers, name + head)(getattr(transformers, f"{name}Config")(**config))
     model.eval()

@@ -63,6 +63,8 @@ def folder(tmp_path, monkeypatch):
     for name in ("pipeline", "GPT2Tokenizer", "logging", "__name__", "GPT2Config"):  # no models
         (tmp_path / f"{name}.json").write_text(json.dumps(GPT2 | {"architectures": [name]}))
     (tmp_path / "heads.json").write_text(json.dumps(GPT2 | {"n_head": 3}))
+    quantized = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (tmp_path / "4bit.json").write_text(json.dumps(GPT2 | {"quantization_config": quantized}))
     (tmp_path / "plain.json").write_text("{}")
     (tmp_path / "text.json").write_text("a text")
     (tmp_path / "empty").mkdir()
@@ -110,7 +112,7 @@ def test_a_config_and_a_folder_of_transformers(folder):
         (["net.py:none", "--framework", "torch"], "defines no function 'none'"),
         (["net.py:make", "--framework", "tf"], "--framework 'tf': expected jax or torch"),
         (["net.py:make", "--framework", "torch", "--steps", "2"], "--steps: for functions of JAX"),
-        (["net.py:make", "--grad"], "--grad: for torch models (--framework torch) only"),
+        (["net.py:make", "--framework", "jax", "--grad"], "--grad: for torch models (--framework "),
         (["hf:none.json"], "no file at 'none.json': expected a config of transformers"),
         (["hf:text.json"], "text.json is no config of transformers: it is no JSON"),
         (["hf:plain.json"], "it has no model_type"),
@@ -120,6 +122,10 @@ def test_a_config_and_a_folder_of_transformers(folder):
             for name in ("pipeline", "GPT2Tokenizer", "logging", "__name__", "GPT2Config")
         ),
         (["hf:class.json"], "has no class of models 'GPT2Model3'"),
+        (
+            ["hf:4bit.json"],
+            "has a quantization_config (bitsandbytes), whose weights can't",
+        ),
         (["hf:heads.json"], "heads.json: the model can't be built: ValueError:"),
         (["hf:empty"], "empty has no weights (.safetensors); for random ones"),
         (["hf:gpt2.json", "--args", "inputs"], "--args names a function of a file"),

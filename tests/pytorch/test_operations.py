@@ -84,6 +84,7 @@ def operands(exported, model, kwargs):
                 yield st.to_torch(exported.values[node.name])
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_operation_gives_torchs_bits(name, dtype):
@@ -104,6 +105,7 @@ def test_each_operation_gives_torchs_bits(name, dtype):
             assert share == 0, (line, name, share)
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize(("fmt", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_emulate_agrees_with_torch_in_16_bits(name, fmt, dtype):

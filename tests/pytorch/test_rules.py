@@ -39,6 +39,7 @@ def test_every_rule_has_samples():
     assert set(st.RULES) == set(ALL) | OTHER
 
 
+@pytest.mark.thorough(keep=120)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("overload", ALL, ids=lambda o: str(o).removeprefix("aten."))
 def test_a_rule_gives_what_torch_gives(overload, dtype):

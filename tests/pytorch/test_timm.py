@@ -54,6 +54,7 @@ def timm():
             del sys.modules[name]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_outputs_gradients_and_an_audit(timm, name):
     torch.manual_seed(0)

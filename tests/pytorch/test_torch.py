@@ -129,6 +129,27 @@ def test_all_missing_rules_are_listed_and_can_be_given():
         del st.RULES[A.i0.default], st.RULES[A.special_ndtri.default]
 
 
+@pytest.mark.parametrize(
+    ("f", "name", "advice"),
+    [
+        (lambda x: x.nonzero(), "aten.nonzero.default", "Shapes can't depend on numbers"),
+        (lambda x: torch.unique(x), "aten._unique2.default", "Shapes can't depend on numbers"),
+        (
+            lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+            "cond",
+            "Control flow isn't supported",
+        ),
+    ],
+    ids=["nonzero", "unique", "cond"],
+)
+def test_operations_for_which_no_rule_can_be_given(f, name, advice):
+    with pytest.raises(st.MissingRuleError) as caught:
+        st.function(f, (torch.ones(3),))
+    assert f"  {name} (1x, first at" in str(caught.value)
+    assert advice in str(caught.value)
+    assert "def rule" not in str(caught.value)
+
+
 def test_a_model_that_depends_on_numbers_is_refused():
     class Model(torch.nn.Module):
         def forward(self, x):

@@ -15,7 +15,7 @@ from ._derivatives import recorded_backward
 from ._place import line_of, recorded_frames
 from ._regions import inline_regions
 from ._registry import RULES, check_covered
-from ._torch import GraphModule, Module, torch
+from ._torch import GraphModule, Module, Overload, torch
 
 Granularity = Literal["operation", "decomposed"]
 
@@ -74,6 +74,9 @@ def export(
     program, autocasts = _exported(model, args, kwargs, method, granularity)
     graph = program.graph_module.graph
     graph.eliminate_dead_code()
+    for node in graph.nodes:
+        if node.target not in RULES:
+            node.target = SAME.get(str(node.target), node.target)
     called = [(node.target, line_of(node)) for node in graph.nodes if node.op == "call_function"]
     check_covered(called)
     first = first_names(model)
@@ -129,12 +132,31 @@ def _exported(
         raise ExportError(_refusal(model, error)) from error
     autocasts = inline_regions(program.graph_module)
     table = torch.export.default_decompositions()
-    table[torch.ops.aten._linalg_check_errors.default] = lambda *args, **kwargs: None
     if granularity == "operation":
         for overload in RULES:
             if overload in table:
                 del table[overload]
-    return program.run_decompositions(table), autocasts
+    with _without_effects(torch.ops.aten._linalg_check_errors.default):
+        return program.run_decompositions(table), autocasts
+
+
+# Operations of libraries that compute what one of ATen does: mixtures of experts in transformers.
+SAME = {"transformers.grouped_mm_fallback.default": torch.ops.aten._grouped_mm.default}
+
+
+@contextlib.contextmanager
+def _without_effects(overload: Overload) -> Iterator[None]:
+    """Lets torch drop an operation without results: a check that raises where it runs.
+
+    torch 2.13 registers it as an effect, and orders effects by tokens among a graph's inputs.
+    """
+    effects = torch._library.simple_registry.singleton.find(overload.name()).effect
+    kept = effects.effect
+    effects.register(None)
+    try:
+        yield
+    finally:
+        effects.register(kept)
 
 
 @contextlib.contextmanager

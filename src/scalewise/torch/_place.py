@@ -24,7 +24,7 @@ _MODELS = tuple(_TORCH + os.path.join("nn", "modules", x) for x in ("transformer
 _MODEL_NAMES = ("torch.nn.modules.transformer.", "torch.nn.modules.rnn.")
 
 # An operation without a line of its own gets that of the call of scalewise, not one within it.
-_SCALEWISE = os.path.dirname(os.path.dirname(__file__))
+_SCALEWISE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _EXPORT = os.path.join(_SCALEWISE, "torch", "_export.py")
 for _own in ("torch/", "interpret/", "audit/", "emulate/", "_callable.py", "_check.py"):
     source_info_util.register_exclusion(os.path.join(_SCALEWISE, *_own.split("/")))
@@ -129,16 +129,25 @@ def at_class(module: Module) -> Callable[[Callable[[], PyTree]], Any]:
     """Returns a function that calls another one from the line where a module's class begins, or the
     function that it was made of.
 
-    Without a file for the class, the call has no line of its own.
+    For a class without a file it is the line that called scalewise.
     """
     try:
         forward = type(module).forward
         own = inspect.unwrap(forward) if hasattr(forward, "__wrapped__") else type(module)
         file, (lines, line) = inspect.getfile(own), inspect.getsourcelines(own)
     except (OSError, TypeError):  # written at a prompt
-        return lambda function: function()
+        return _caller(*_line_outside(), type(module).__name__)
     line += next((i for i, x in enumerate(lines) if x.lstrip().startswith(("class ", "def "))), 0)
     return _caller(file, line, type(module).__name__)
+
+
+def _line_outside() -> tuple[str, int]:
+    """Returns file and number of the innermost running line that isn't scalewise's."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_SCALEWISE):
+        frame = frame.f_back
+    assert frame is not None
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 _MARK = "<scalewise.torch>"

@@ -20,7 +20,7 @@ import numpy as np
 from ._dtypes import jax_dtype
 from ._export import Exported
 from ._operation import operation
-from ._place import at, line_of, scope_of
+from ._place import at, line_of, mark, scope_of
 from ._torch import Node, torch
 
 A = torch.ops.aten
@@ -29,6 +29,7 @@ Node_ = torch.fx.Node
 UNMATCHED = ("placeholder", "output")
 # A float32 number that every narrower format rounds to 1.
 ABOVE_ONE = np.float32(1 + 2.0**-23)
+BY_RUN = "by run"  # the mark of equations that no operation of torch stands for
 
 
 def by_run(low: jax.Array, reference: jax.Array, dtype: np.dtype) -> jax.Array:
@@ -179,7 +180,7 @@ class Sides:
         """Returns a float array that differs between the runs; other values as in 16 bits."""
         if not _is_float(low) or not _is_float(wide) or low.shape != wide.shape:
             return low
-        return by_run(low, wide, self.matched.dtype)
+        return mark(BY_RUN, lambda: by_run(low, wide, self.matched.dtype))
 
     def value(self, node: Node) -> Any:
         """Returns the value of a node of the 16-bit graph, the other graph's in a reference run."""

@@ -71,25 +71,29 @@ def check_covered(targets: Iterable[tuple[Overload, str]]) -> None:
     Raises:
         MissingRuleError: there are some.
     """
-    missing: dict[str, list[str]] = {}
+    missing: dict[Any, list[str]] = {}
     for target, line in targets:
         if target not in RULES:
-            missing.setdefault(str(target), []).append(line)
-    if missing:
-        listed = "\n".join(
-            f"  {name} ({len(lines)}x, first at {lines[0]})"
-            for name, lines in sorted(missing.items())
-        )
-        ordinary = [name for name in sorted(missing) if not _is_control_flow(name)]
-        advice = (
-            f"Give each one as a JAX function:\n  @scalewise.torch.rule(torch.ops.{ordinary[0]})\n"
-            "  def rule(*args, **kwargs): ..."
-            if ordinary
-            else "Control flow isn't supported: write both ways, and choose by torch.where."
-        )
-        raise MissingRuleError(f"{len(missing)} operations have no rule:\n{listed}\n{advice}")
+            missing.setdefault(target, []).append(line)
+    if not missing:
+        return
+    ordered = sorted(missing, key=str)
+    listed = [f"  {x} ({len(missing[x])}x, first at {missing[x][0]})" for x in ordered]
+    advice = list(dict.fromkeys(filter(None, map(_unsupported, ordered))))
+    if given := next((x for x in ordered if not _unsupported(x)), None):
+        advice += [
+            "Give each operation of fixed shapes as a JAX function:",
+            f"  @scalewise.torch.rule(torch.ops.{given})",
+            "  def rule(*args, **kwargs): ...",
+        ]
+    first = f"{len(missing)} operations have no rule:"
+    raise MissingRuleError("\n".join([first, *listed, *advice]))
 
 
-def _is_control_flow(name: str) -> bool:
-    """Returns whether an operation isn't an overload, so that no rule can be given for it."""
-    return "." not in name
+def _unsupported(target: Any) -> str:
+    """Returns what to write in place of an operation that no rule can be for; "" of others."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return "Control flow isn't supported: write both ways, and choose by torch.where."
+    if torch.Tag.dynamic_output_shape in target.tags:
+        return "Shapes can't depend on numbers: keep all elements, and choose by torch.where."
+    return ""

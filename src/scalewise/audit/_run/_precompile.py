@@ -94,7 +94,8 @@ def compile_ahead(program: Program, lockstep: Lockstep, accumulator: Accumulator
     ]  # fmt: skip
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         shared = {
-            "plans": lockstep.plans, "literals": lockstep.literals, "code": lockstep.code
+            "plans": lockstep.plans, "literals": lockstep.literals, "limits": lockstep.limits,
+            "code": lockstep.code,
         }  # fmt: skip
         runs = {"low": lockstep.low, "reference": lockstep.reference, "settled": True}
         tracer = CompilingLockstep(**runs, **shared, pool=pool)

@@ -14,7 +14,7 @@ A = torch.ops.aten
 
 @rule(A.complex.default)
 def complex_(real, imaginary):
-    wide = jnp.promote_types(real.dtype, jnp.float32)
+    wide = jnp.float64 if real.dtype == jnp.float64 else jnp.float32
     return lax.complex(real.astype(wide), imaginary.astype(wide))
 
 

@@ -86,7 +86,10 @@ def sign_and_log_determinant(x):
     return sign, log, x, jnp.zeros(x.shape[:-1], jnp.int32)
 
 
-rule(A.linalg_matrix_exp.default)(
-    lambda x: jax.scipy.linalg.expm(x.astype(jnp.promote_types(x.dtype, jnp.float32)))
-)
+@rule(A.linalg_matrix_exp.default)
+def exponential(x):
+    wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    return jax.scipy.linalg.expm(x.astype(wide))
+
+
 rule(A.trace.default)(lambda x: jnp.sum(jnp.diagonal(x)))
