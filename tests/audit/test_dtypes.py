@@ -59,6 +59,7 @@ def test_a_program_that_asks_for_nothing_is_rounded_throughout():
     assert report.error == audited(plain_norm, (LARGE, WEIGHTS), dtypes="all").error
 
 
+@pytest.mark.thorough
 def test_without_fixes_a_function_runs_in_the_audited_arithmetic():
     for f, fmt in [(plain_norm, "fp16"), (norm, "fp16"), (plain_norm, "fp8")]:
         arguments = LARGE, WEIGHTS

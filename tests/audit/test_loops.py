@@ -37,6 +37,7 @@ def session(f) -> Session:
     )
 
 
+@pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled_and_eager_loops_agree(name, monkeypatch):
     runs = []

@@ -101,6 +101,7 @@ def attention(p, x):
     return jnp.sum((jax.nn.softmax(q @ k.T / 4.0) @ v) ** 2)
 
 
+@pytest.mark.thorough
 def test_a_gradient_of_0_is_compared_at_the_size_of_what_it_is_made_of():
     """Softmax doesn't change if each row of its argument does, so that a key's bias has none."""
     keys = jax.random.split(jax.random.key(3), 4)

@@ -41,7 +41,7 @@ from ._pair import (
 )
 from ._rounding import FORMAT_PARAMS, FP32_PARAMS, is_wide
 
-MAX_EAGER = 300  # results of a loop up to which its iterations run one by one, without compiling
+MAX_EAGER = 600  # results of a loop up to which its iterations run one by one, without compiling
 
 
 @dataclasses.dataclass(eq=False)
