@@ -50,7 +50,7 @@ def spared(rows, columns, row):
 def massive_token(x, w, values):
     """Scores of tokens, one of which has a massive feature that the weights read as zero."""
     with jax.named_scope("scores"):
-        scores = jnp.einsum("nd,dk->nk", x, w)
+        scores = jnp.einsum("bd,dk->bk", x, w)
     return jax.nn.softmax(scores) @ jnp.ones((8, 4)) + scores[:, :4] + values[:, :4]
 
 

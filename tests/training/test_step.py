@@ -384,6 +384,11 @@ def test_steps_left_out_in_a_row_are_counted_and_cause_a_warning():
     with pytest.warns(UserWarning, match=r"3 steps in a row were left out.*loss scale is 8192"):
         run_all()
     assert rows == [(1, 1), (2, 2), (3, 3), (4, 4), (0, 4), (1, 5)]
+    at_floor = DynamicLossScale(initial=1.0, min_scale=1.0)
+    train = step(loss, optax.sgd(0.1), scaling=at_floor, warn_after=2)
+    state, run = train.init(jnp.float32(1)), jax.jit(train)
+    with pytest.warns(UserWarning, match=r"loss scale is 1\. That is its smallest, min_scale"):
+        run_all()
     with pytest.raises(ValueError, match=r"warn_after is 0; expected a positive integer or None"):
         step(loss, optax.sgd(0.1), warn_after=0)
 

@@ -58,6 +58,7 @@ class Step:
         comm_format: format in which gradients are sent between devices.
         warn_after: number of steps left out in a row after which a warning is issued; or None.
         scheduled: True if what ``transform`` returns takes the step first.
+        min_scale: the smallest loss scale; 0 for a constant one.
     """
 
     loss: Callable
@@ -71,6 +72,7 @@ class Step:
     comm_format: FormatLike | None = None
     warn_after: int | None = None
     scheduled: bool = False
+    min_scale: float = 0.0
 
     def init(self, model: Model, *batch: PyTree) -> TrainState:
         """Returns the state before the first step.
@@ -133,7 +135,7 @@ class Step:
             step=state.step + 1,
         )
         if self.warn_after is not None:
-            _warn_of_skipped(self.warn_after, after, finite_batch)
+            _warn_of_skipped(self.warn_after, after, finite_batch, self.min_scale)
         in_a_row = after.skipped_in_a_row
         return new, Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
 
@@ -315,20 +317,35 @@ def step(
         comm_format,
         warn_after,
         isinstance(policy, Schedule),
+        scaling.min_scale if isinstance(scaling, DynamicLossScale) else 0.0,
     )
 
 
-def _warn_of_skipped(limit: int, state: LossScaleState, finite_batch: jax.Array) -> None:
-    """Makes the host warn when ``limit`` steps in a row were left out."""
+def _warn_of_skipped(
+    limit: int, state: LossScaleState, finite_batch: jax.Array, floor: float
+) -> None:
+    """Makes the host warn when ``limit`` steps in a row were left out.
+
+    Args:
+        floor: the smallest loss scale.
+    """
 
     def warn(scale: jax.Array, finite_batch: jax.Array) -> None:
-        why = (
-            "A smaller scale doesn't help against NaN in the weights: run scalewise.audit on the "
-            "step"
-            if finite_batch
-            else "The batch holds NaN or infinity, which says nothing about the scale, so that it "
-            "stays: look at the data"
-        )
+        if not finite_batch:
+            why = (
+                "The batch holds NaN or infinity, which says nothing about the scale, so that it "
+                "stays: look at the data"
+            )
+        elif float(scale) <= floor:
+            why = (
+                "That is its smallest, min_scale, so that it stays there: run scalewise.audit on "
+                "the step"
+            )
+        else:
+            why = (
+                "A smaller scale doesn't help against NaN in the weights: run scalewise.audit on "
+                "the step"
+            )
         warnings.warn(
             f"training.step: {limit} steps in a row were left out, their gradients or losses not "
             f"finite; the loss scale is {float(scale):g}. {why}",
