@@ -132,6 +132,14 @@ def test_dot_general_and_convolutions_are_those_of_lax_where_sums_are_exact():
     np.testing.assert_array_equal(ops.dot_general(x, y, numbers, accumulator=unit), want)
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+def test_empty_operands_give_empty_products_or_zeros(splits):
+    unit = matrix_unit("h100", jnp.float8_e4m3fn, promote=32, splits=splits)
+    for m, k, n in ((0, 5, 3), (2, 0, 3), (2, 5, 0), (0, 0, 0)):
+        got = ops.matmul(jnp.ones((m, k)), jnp.ones((k, n)), accumulator=unit)
+        np.testing.assert_array_equal(got, np.ones((m, k)) @ np.ones((k, n)))
+
+
 def test_gradients_are_those_of_the_exact_product():
     unit = matrix_unit("h100", "bf16")
     a, b = (jnp.asarray(RNG.standard_normal(s), jnp.float32) for s in ((3, 20), (20, 2)))
@@ -148,6 +156,7 @@ def test_gradients_are_those_of_the_exact_product():
         (("v6e", "bf16"), "TPU v6e aren't modelled: nobody has published"),
         (("h10", "bf16"), "did you mean 'h100'"),
         (("h100", "bf16", "e4m3fn"), "no unit for bf16 x e4m3fn"),
+        (("h100", "fp17"), "fp17"),
     ],
 )
 def test_units_that_are_not_known(arguments, message):

@@ -10,7 +10,10 @@ import dataclasses
 import difflib
 from typing import Literal, TypeAlias
 
+from numpy.typing import DTypeLike
+
 from ..formats import BLOCK_FORMATS, CATALOGUE, FP16, FP32, FP64, BlockFormat, Format
+from ..formats import format as format_
 from ._table import DEVICES
 
 SOURCE = "MMA-Sim, arXiv 2511.10909"
@@ -210,10 +213,18 @@ def architecture_of(device: str) -> str:
     )
 
 
+def _name(fmt: Format | BlockFormat | str | DTypeLike) -> str:
+    """Returns the name of a format or block format."""
+    if isinstance(fmt, BlockFormat):
+        return fmt.name
+    name = str(fmt).lower().replace("-", "_")
+    return name if name in BLOCK_FORMATS else format_(fmt).name
+
+
 def matrix_unit(
     device: str,
-    left: Format | BlockFormat | str,
-    right: Format | BlockFormat | str | None = None,
+    left: Format | BlockFormat | str | DTypeLike,
+    right: Format | BlockFormat | str | DTypeLike | None = None,
     *,
     result: Literal["fp32", "fp16"] = "fp32",
     promote: int | None = None,
@@ -223,8 +234,8 @@ def matrix_unit(
 
     Args:
         device: a device (``"h100"``) or an architecture (``"volta"``, ``"rtx blackwell"``).
-        left, right: formats or block formats of the operands, or names; ``right`` is that of
-            ``left`` by default.
+        left, right: formats or block formats of the operands, or names or dtypes of them;
+            ``right`` is that of ``left`` by default.
         result: ``"fp16"`` for an accumulator in FP16, which the units of NVIDIA have for FP16 and
             narrower operands.
         promote, splits: see :class:`MatrixUnit`.
@@ -237,7 +248,7 @@ def matrix_unit(
         ('hopper wgmma bf16', 4)
     """
     right = left if right is None else right
-    names = [x if isinstance(x, str) else x.name for x in (left, right)]
+    names = [_name(x) for x in (left, right)]
     architecture = architecture_of(device)
     unit = _BY_NAME.get((architecture, names[0], names[1]))
     if unit is None:

@@ -215,7 +215,7 @@ def _operand(
     if fill:
         values = jnp.pad(values, ((0, fill), (0, 0)))
         powers = jnp.pad(powers, ((0, fill), (0, 0)), constant_values=ZERO)
-    shape = (-1, unit.terms, values.shape[1])
+    shape = (values.shape[0] // unit.terms, unit.terms, values.shape[1])
     return jax.tree.map(
         lambda t: jnp.expand_dims(t.reshape(shape), 3 - axis), _Terms(values, powers)
     )
@@ -260,7 +260,7 @@ def unit_product(
         inner = partial(added, size=unit.promote // unit.terms, inner=run)
     c = zero if initial is None else to_float64(initial)
     if unit.splits > 1:
-        steps = -(-left.values.shape[0] // unit.splits)
+        steps = max(1, -(-left.values.shape[0] // unit.splits))
         return added(c, (left, right), steps, inner)
     return inner(c, (left, right))
 
@@ -268,4 +268,5 @@ def unit_product(
 def _parts(t: jax.Array, size: int) -> jax.Array:
     """Splits the first axis into parts of ``size``, filled with zeros."""
     fill = -t.shape[0] % size
-    return jnp.pad(t, [(0, fill)] + [(0, 0)] * (t.ndim - 1)).reshape(-1, size, *t.shape[1:])
+    t = jnp.pad(t, [(0, fill)] + [(0, 0)] * (t.ndim - 1))
+    return t.reshape(t.shape[0] // size, size, *t.shape[1:])
