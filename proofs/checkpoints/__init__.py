@@ -1,0 +1,1 @@
+"""Checkpoints of other people's packages, damaged ones, and measurements of speed."""

@@ -1,0 +1,264 @@
+"""Records small checkpoints that other packages write, and the values that they decode.
+
+    python -m proofs.checkpoints.record tests/checkpoints/recorded
+
+Needs torch, transformers, compressed-tensors, torchao, nvidia-modelopt and gguf; the tests read
+the recorded files, so that they need none of them. Each ``NAME.safetensors`` (or ``.gguf``) is as
+the package writes it; ``NAME.expected.safetensors`` has the inputs and the values.
+"""
+
+import json
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+SHAPE = (48, 64)
+VERSIONS = {}
+
+
+def matrix(seed, shape=SHAPE, zeros=True):
+    """Returns float32 weights with outliers, a block of zeros and a -0."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape) * 0.02 * np.exp(rng.standard_normal((*shape[:-1], 1)))
+    x = x.astype(np.float32)
+    if zeros:
+        x[..., 1, :32] = 0
+        x[..., 2, 40] = -0.0
+        x[..., 3, :] *= 1e-3
+    return torch.from_numpy(x)
+
+
+def write(folder, name, tensors, expected, metadata=None, config=None, package=""):
+    VERSIONS[name] = f"{package} {version(package)}" if package else "by its documentation"
+    keep = {k: v.contiguous() for k, v in tensors.items()}
+    save_file(keep, folder / f"{name}.safetensors", metadata)
+    save_file({k: v.float().contiguous() for k, v in expected.items()},
+              folder / f"{name}.expected.safetensors")  # fmt: skip
+    if config is not None:
+        text = json.dumps({"quantization_config": config}, indent=1)
+        (folder / f"{name}.config.json").write_text(text + "\n")
+
+
+def compressed_tensors(folder):
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    fp = {"type": "float", "symmetric": True}
+    cases = {
+        "nvfp4-pack-quantized": dict(num_bits=4, **fp, strategy="tensor_group", group_size=16,
+                                     scale_dtype=torch.float8_e4m3fn),
+        "mxfp4-pack-quantized": dict(num_bits=4, **fp, strategy="group", group_size=32,
+                                     scale_dtype=torch.uint8),
+        "mxfp8-quantized": dict(num_bits=8, **fp, strategy="group", group_size=32,
+                                scale_dtype=torch.uint8),
+        "float-quantized": dict(num_bits=8, **fp, strategy="channel"),
+        "float-quantized-tensor": dict(num_bits=8, **fp, strategy="tensor"),
+        "float-quantized-block": dict(num_bits=8, **fp, strategy="block",
+                                      block_structure=[16, 32]),
+    }  # fmt: skip
+    for kind, given in cases.items():
+        args = QuantizationArgs(**given)
+        scheme = QuantizationScheme(targets=["Linear"], weights=args)
+        w = matrix(len(kind), zeros="block" not in kind)
+        blocks = {"channel": (1, 64), "tensor": SHAPE, "block": (16, 32)}.get(str(args.strategy))
+        r, c = blocks or (1, args.group_size)
+        tiles = w.reshape(SHAPE[0] // r, r, SHAPE[1] // c, c)
+        low, high = tiles.amin((1, 3)), tiles.amax((1, 3))
+        if str(args.strategy) == "tensor":
+            low, high = low.reshape(1), high.reshape(1)
+        whole = generate_gparam(w.min(), w.max()) if args.group_size == 16 else None
+        scale, _ = calculate_qparams(low, high, args, global_scale=whole)
+        state = {"weight": w.clone(), "weight_scale": scale}
+        state |= {"weight_global_scale": whole} if whole is not None else {}
+        name = kind.removesuffix("-tensor").removesuffix("-block")
+        packer = BaseCompressor.get_value_from_registry(name)
+        found = packer.compress(state, scheme)
+        # the packages' own formula in float32: their decompress rounds to bfloat16 on the way
+        from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+        from compressed_tensors.quantization.lifecycle.forward import dequantize
+
+        codes = found.get("weight_packed", found.get("weight"))
+        if "weight_packed" in found:
+            codes = unpack_fp4_from_uint8(codes, *SHAPE, dtype=torch.float32)
+        stored = found["weight_scale"]
+        wide = stored.float() if stored.dtype != torch.uint8 else torch.exp2(stored.float() - 127)
+        value = dequantize(codes.float(), wide, args=args, global_scale=whole, dtype=torch.float32)
+        tensors = {f"model.layer.{k}": v.data for k, v in found.items()}
+        config = {"quant_method": "compressed-tensors", "format": name, "ignore": [],
+                  "config_groups": {"group_0": json.loads(scheme.model_dump_json())}}  # fmt: skip
+        write(
+            folder,
+            f"compressed-tensors_{kind}",
+            tensors,
+            {"model.layer.weight": value, "input": w},
+            None,
+            config,
+            "compressed-tensors",
+        )
+
+
+def modelopt(folder):
+    from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP8QTensor, NVFP4QTensor
+
+    for kind, algorithm in (("nvfp4", "NVFP4"), ("fp8", "FP8"), ("mxfp8", "MXFP8")):
+        w = matrix(11)
+        if kind == "nvfp4":
+            q, scale, whole = NVFP4QTensor.quantize(w.clone(), 16)
+            value = q.dequantize(torch.float32, scale=scale, double_scale=whole,
+                                 block_sizes={-1: 16})  # fmt: skip
+            parts = {"weight": q._quantized_data, "weight_scale": scale, "weight_scale_2": whole}
+        elif kind == "fp8":
+            scale = (w.abs().amax() / 448).float()
+            q, scale = FP8QTensor.quantize(w.clone(), scale)
+            value = q.dequantize(torch.float32, scale=scale, block_sizes=None)
+            parts = {"weight": q._quantized_data, "weight_scale": scale}
+        else:
+            q, scale = MXFP8QTensor.quantize(w.clone())
+            value = q.dequantize(torch.float32, scale=scale)
+            parts = {"weight": q._quantized_data, "weight_scale": scale}
+        tensors = {f"model.layer.{k}": v for k, v in parts.items()}
+        config = {"quant_method": "modelopt", "quant_algo": algorithm}
+        write(folder, f"modelopt_{kind}", tensors, {"model.layer.weight": value, "input": w},
+              None, config, "nvidia-modelopt")  # fmt: skip
+
+
+def torchao(folder):
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor, per_tensor_amax_to_scale
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization import Float8Tensor, PerRow, PerTensor
+
+    w, full = matrix(21), matrix(22, zeros=False)
+    whole = per_tensor_amax_to_scale(w.abs().max())
+    cases = {
+        "Float8Tensor": (full, Float8Tensor.from_hp(full, granularity=PerRow())),
+        "Float8Tensor-tensor": (full, Float8Tensor.from_hp(full, granularity=PerTensor())),
+        "NVFP4Tensor": (w, NVFP4Tensor.to_nvfp4(w, per_tensor_scale=whole)),
+        "NVFP4Tensor-alone": (w, NVFP4Tensor.to_nvfp4(w)),
+        "NVFP4Tensor-swizzled": (w, NVFP4Tensor.to_nvfp4(w, per_tensor_scale=whole,
+                                                         is_swizzled_scales=True)),
+        "MXTensor": (w, MXTensor.to_mx(w, torch.float8_e4m3fn, 32)),
+        "MXTensor-fp4": (w, MXTensor.to_mx(w, torch.float4_e2m1fn_x2, 32)),
+    }  # fmt: skip
+    for kind, (x, tensor) in cases.items():
+        state = {"model.layer.weight": tensor, "model.layer.bias": torch.ones(3)}
+        tensors, metadata = flatten_tensor_state_dict(state)
+        expected = {"model.layer.weight": tensor.dequantize(torch.float32), "input": x}
+        write(folder, f"torchao_{kind}", tensors, expected, metadata, None, "torchao")
+
+
+def transformers(folder):
+    from types import SimpleNamespace
+
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    def quantizer(**config):
+        return SimpleNamespace(quantization_config=SimpleNamespace(**config))
+
+    w = matrix(31, (256, 128), zeros=False)
+    for kind, scale in (("v3", None), ("v3-ue8m0", "ue8m0")):
+        config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+        config |= {"scale_fmt": scale} if scale else {}
+        q = quantizer(weight_block_size=[128, 128], scale_fmt=scale)
+        found = Fp8Quantize(q).convert({"model.layer.weight": w})
+        found = {k: v.float() if "scale" in k else v for k, v in found.items()}
+        one = Fp8Dequantize(q)._dequantize_one(*found.values(), output_dtype=torch.float32)
+        write(folder, f"deepseek_{kind}", found, {"model.layer.weight": one, "input": w}, None,
+              config, "transformers")  # fmt: skip
+    rng = np.random.default_rng(32)
+    codes = torch.from_numpy(rng.integers(0, 256, (48, 32), dtype=np.uint8))
+    scales = torch.from_numpy(rng.integers(110, 130, (48, 2), dtype=np.uint8))
+    q = quantizer(weight_block_size=[128, 128], scale_fmt="ue8m0")
+    e8m0 = scales.view(torch.float8_e8m0fnu)
+    one = Fp8Dequantize(q)._dequantize_one(codes.view(torch.int8), e8m0.float(), torch.float32)
+    dense = w[:128].to(torch.float8_e4m3fn)
+    scale = torch.tensor([[120]], dtype=torch.uint8).view(torch.float8_e8m0fnu)
+    two = Fp8Dequantize(q)._dequantize_one(dense, scale.float(), torch.float32)
+    tensors = {"layers.0.ffn.experts.0.w1.weight": codes.view(torch.int8),
+               "layers.0.ffn.experts.0.w1.scale": e8m0,
+               "layers.0.attn.wq_a.weight": dense, "layers.0.attn.wq_a.scale": scale}  # fmt: skip
+    expected = {"layers.0.ffn.experts.0.w1.weight": one, "layers.0.attn.wq_a.weight": two}
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+    write(folder, "deepseek_v4", tensors, expected, None, config, "transformers")
+    blocks = torch.from_numpy(rng.integers(0, 256, (2, 8, 3, 16), dtype=np.uint8))
+    scales = torch.from_numpy(rng.integers(100, 140, (2, 8, 3), dtype=np.uint8))
+    value = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+    for kind, tail in (("mxfp4", "_"), ("original", ".")):
+        base = "model.layers.0.mlp.experts.gate_up_proj"
+        tensors = {f"{base}{tail}blocks": blocks, f"{base}{tail}scales": scales}
+        write(folder, f"gpt-oss_{kind}", tensors, {base: value}, None, {"quant_method": "mxfp4"},
+              "transformers")  # fmt: skip
+
+
+def by_documentation(folder):
+    """fbgemm's kernels need a GPU; ComfyUI is no package: the formulas are theirs."""
+    w = matrix(41)
+    scale = w.abs().amax(1, keepdim=True).clamp(min=1e-6) / 448
+    codes = (w / scale).to(torch.float8_e4m3fn)
+    e = matrix(42, (2, 16, 24), zeros=False)
+    es = e.abs().amax(1, keepdim=True) / 448
+    ec = (e / es).to(torch.float8_e4m3fn)
+    tensors = {
+        "model.layer.weight": codes,
+        "model.layer.weight_scale": scale,
+        "model.experts.gate_up_proj": ec,
+        "model.experts.gate_up_proj_scale": es,
+    }
+    expected = {"model.layer.weight": codes.float() * scale,
+                "model.experts.gate_up_proj": ec.float() * es}  # fmt: skip
+    write(folder, "fbgemm_fp8", tensors, expected, None, {"quant_method": "fbgemm_fp8"})
+    scale = w.abs().amax() / 448
+    codes = (w / scale).to(torch.float8_e4m3fn)
+    metadata = {
+        "_quantization_metadata": json.dumps(
+            {"format_version": "1.0", "layers": {"model.layer": {"format": "float8_e4m3fn"}}}
+        )
+    }
+    tensors = {"model.layer.weight": codes, "model.layer.weight_scale": scale}
+    write(folder, "comfyui_fp8", tensors, {"model.layer.weight": codes.float() * scale}, metadata)
+
+
+def gguf(folder):
+    import gguf as g
+
+    w = matrix(51, (8, 128)).numpy()
+    mx = g.quants.quantize(w, g.GGMLQuantizationType.MXFP4)
+    rng = np.random.default_rng(52)
+    nv = rng.integers(0, 256, (8, 2 * 36), dtype=np.uint8)
+    bf = g.quants.quantize(w, g.GGMLQuantizationType.BF16)
+    writer = g.GGUFWriter(folder / "gguf_fp4.gguf", "llama")
+    kinds = g.GGMLQuantizationType
+    writer.add_tensor("a.mxfp4.weight", mx, raw_dtype=kinds.MXFP4)
+    writer.add_tensor("b.nvfp4.weight", nv, raw_dtype=kinds.NVFP4)
+    writer.add_tensor("c.bf16.weight", bf, raw_dtype=kinds.BF16)
+    writer.add_tensor("d.f16.weight", w.astype(np.float16))
+    writer.add_tensor("e.f32.weight", w)
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
+    expected = {
+        "a.mxfp4.weight": g.quants.dequantize(mx, kinds.MXFP4),
+        "b.nvfp4.weight": g.quants.dequantize(nv, kinds.NVFP4),
+        "c.bf16.weight": g.quants.dequantize(bf, kinds.BF16),
+        "d.f16.weight": w.astype(np.float16).astype(np.float32), "e.f32.weight": w,
+    }  # fmt: skip
+    save_file({k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in expected.items()},
+              folder / "gguf_fp4.expected.safetensors")  # fmt: skip
+    VERSIONS["gguf_fp4"] = f"gguf {version('gguf')}"
+
+
+def main(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    for make in (compressed_tensors, torchao, transformers, by_documentation, gguf, modelopt):
+        make(folder)
+    (folder / "versions.json").write_text(json.dumps(VERSIONS, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,132 @@
+"""Speed and memory of casts beside a copy of the file, and runs that are killed and resumed.
+
+    taskset -c 0 python -m proofs.checkpoints.speed FOLDER --gigabytes 2
+
+Each command runs in a process of its own. Peak memory is the resident set's anonymous part: pages
+of mapped files belong to the system's cache.
+"""
+
+import argparse
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from scalewise.scaled import save_safetensors
+
+CAST = """
+import sys, threading, time
+from scalewise import checkpoints
+peak = [0]
+def watch():
+    while True:
+        with open("/proc/self/status") as file:
+            now = [int(x.split()[1]) for x in file if x.startswith("RssAnon")]
+        peak[0] = max(peak[0], *now)
+        time.sleep(0.01)
+threading.Thread(target=watch, daemon=True).start()
+time.sleep(0.05)
+base, start = peak[0], time.perf_counter()
+source, out, to, layout = sys.argv[1:5]
+checkpoints.cast(source, to, out=out, layout=layout if layout != "-" else None, keep="")
+print(time.perf_counter() - start, (peak[0] - base) / 1024)
+"""
+
+
+def make(path, gigabytes, side):
+    rng = np.random.default_rng(0)
+    count = max(2, round(gigabytes * 2**30 / (2 * side * side)))
+    one = (rng.standard_normal((side, side), np.float32) * 0.02).astype(ml_dtypes.bfloat16)
+    tensors = {f"model.layers.{i}.mlp.x{i}.weight": np.roll(one, i, 0) for i in range(count)}
+    save_safetensors(path, tensors)
+    return one.nbytes
+
+
+def digest(path):
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def cast(source, out, to, layout):
+    command = [sys.executable, "-c", CAST, str(source), str(out), to, layout]
+    seconds, memory = subprocess.check_output(command, text=True).split()
+    return float(seconds), float(memory)
+
+
+def copied(path, out):
+    start = time.perf_counter()
+    with path.open("rb") as a, out.open("wb") as b:
+        while part := a.read(1 << 22):
+            b.write(part)
+        os.fsync(b.fileno())
+    seconds = time.perf_counter() - start
+    out.unlink()
+    return seconds
+
+
+def killed(source, folder, times):
+    """Kills a cast at random moments; returns whether the resumed file has the same bytes."""
+    whole, out = folder / "whole.safetensors", folder / "killed.safetensors"
+    seconds, _ = cast(source, whole, "nvfp4", "compressed-tensors")
+    rng, kills = random.Random(0), 0
+    while kills < times:
+        command = [sys.executable, "-c", CAST, str(source), str(out), "nvfp4", "compressed-tensors"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            process.wait(3 + rng.uniform(0.05, 0.9) * seconds / 3)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+        if out.exists():
+            same = digest(out) == digest(whole)
+            out.unlink()
+            if not same:
+                return kills, False
+    cast(source, out, "nvfp4", "compressed-tensors")
+    return kills, digest(out) == digest(whole)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--gigabytes", type=float, default=2)
+    parser.add_argument("--side", type=int, default=8192)
+    parser.add_argument("--kills", type=int, default=10)
+    given = parser.parse_args()
+    folder = given.folder
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    source = folder / "source.safetensors"
+    tensor = make(source, given.gigabytes, given.side)
+    size = source.stat().st_size
+    print(f"{size:,} bytes, largest tensor {tensor / 2**20:.0f} MiB", flush=True)
+    print(f"copy: {size / copied(source, folder / 'copy') / 1e9:.3f} GB/s", flush=True)
+    for to, layout in (("nvfp4", "modelopt"), ("mxfp4", "compressed-tensors"),
+                       ("e4m3fn", "deepseek")):  # fmt: skip
+        narrow, wide = folder / f"{to}.safetensors", folder / "wide.safetensors"
+        seconds, memory = cast(source, narrow, to, layout)
+        print(
+            f"{to} {layout}: read at {size / seconds / 1e9:.3f} GB/s, {memory:.0f} MiB", flush=True
+        )
+        seconds, memory = cast(narrow, wide, "bf16", "-")
+        copy = copied(wide, folder / "copy")
+        rate = size / seconds / 1e9
+        print(f"{to} to bf16: wrote {rate:.3f} GB/s, {memory:.0f} MiB", flush=True)
+        print(f"a copy of the result took {copy / seconds:.2f} of that time", flush=True)
+        wide.unlink()
+        narrow.unlink()
+    kills, equal = killed(source, folder, given.kills)
+    print(f"killed {kills} times, resumed to {'equal' if equal else 'OTHER'} bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,21 @@
+"""Checkpoints of quantised models, in any layout: read, written, compared and audited.
+
+The numbers of a layout are read to the bit of the package that defines it; `docs/checkpoints.md`
+lists the layouts. :func:`load` returns a lazy tree, :func:`cast` converts a file, :func:`inspect`
+describes it, :func:`diff` compares two in value, :func:`check` looks for faults.
+"""
+
+from ._api import cast as cast
+from ._api import compare_scales as compare_scales
+from ._check import CheckReport as CheckReport
+from ._check import Finding as Finding
+from ._check import check as check
+from ._diff import DiffReport as DiffReport
+from ._diff import diff as diff
+from ._files import UnreadableError as UnreadableError
+from ._inspect import InspectReport as InspectReport
+from ._inspect import inspect as inspect
+from ._open import Tree as Tree
+from ._open import load as load
+from ._open import save as save
+from ._report import CastReport as CastReport

@@ -1,0 +1,115 @@
+"""The public functions on whole checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from .._types import Json
+from ._cast import cast as cast_checkpoint
+from ._cast import rows_of
+from ._encode import CHOICES, Choice, quantised, writer_of
+from ._layouts import writable
+from ._loss import loss
+from ._open import load
+from ._options import KEEP, Options
+from ._packed import Rows
+from ._report import CastReport
+
+
+def cast(
+    path: str | os.PathLike[str],
+    to: str,
+    *,
+    out: str | os.PathLike[str],
+    layout: str | None = None,
+    keep: str = KEEP,
+    rules: Mapping[str, str] | None = None,
+    writer: str | None = None,
+    scales: Choice = "amax",
+    strategy: str = "channel",
+    fuse: bool = True,
+    powers_of_two: bool = False,
+    requantise: bool = False,
+    unscaled_fp8: bool = False,
+    rounding: str = "nearest_even",
+    told: Callable[[Json, int], None] | None = None,
+) -> CastReport:
+    """Casts a checkpoint to a format in a layout, tensor by tensor, and reports what was lost.
+
+    Tensors that aren't cast keep their bytes, names and order. Between layouts that hold the same
+    numbers codes and block scales are kept; a global scale that one layout multiplies by and the
+    other divides by is inverted in float32, and the report says so. A run that was killed continues
+    when it is called again with the same arguments; the output appears when it is complete.
+
+    Args:
+        path: a file or folder of any layout that :func:`load` reads.
+        to: a format (``"nvfp4"``, ``"mxfp4"``, ``"mxfp8_e4m3"``, ``"e4m3fn"``), or ``"bf16"``,
+            ``"fp16"``, ``"fp32"`` to decode.
+        out: a folder that doesn't exist, or a new .safetensors file.
+        layout: ``"compressed-tensors"``, ``"modelopt"``, ``"torchao"``, ``"deepseek"``,
+            ``"gpt-oss"``, ``"plain"``, or ``"scalewise"``, the default for narrow formats.
+        keep: a regular expression; wide tensors that it matches stay wide.
+        rules: regular expressions to formats, or to ``"keep"``; the first that matches decides, and
+            comes before ``keep``.
+        writer: the package whose bytes are written, where packages differ: ``compressed-tensors``,
+            ``modelopt``, ``torchao``, ``transformers``, ``triton-kernels``, ``gguf``. Default: the
+            layout's own.
+        scales: how scales of blocks are chosen: ``"amax"``, ``"least_squares"`` (three of Lloyd's
+            steps), ``"four_over_six"``, ``"mse"`` (a search over a grid).
+        strategy: of FP8 without blocks: a scale per ``"channel"`` or per ``"tensor"``.
+        fuse: whether NVFP4's global scale is one for q, k and v, and one for gate and up, as vLLM
+            fuses them.
+        powers_of_two: whether DeepSeek's scales are rounded up to powers of two.
+        requantise: whether what is quantised already may be rounded again.
+        unscaled_fp8: whether FP8 tensors without a scale hold the numbers themselves.
+        rounding: of the layout scalewise.
+        told: called with the record and the bytes of each tensor that is written.
+
+    Raises:
+        ValueError: an argument is invalid, or an input can't be read (:class:`UnreadableError`).
+        TargetError: the output exists, or the disk is full.
+        OSError: a file can't be read or written; nothing that existed is changed.
+    """
+    options = Options(
+        to, layout, keep, tuple((rules or {}).items()), writer, scales, strategy, fuse,
+        powers_of_two, requantise, unscaled_fp8, rounding,
+    )  # fmt: skip
+    return cast_checkpoint(path, options, out, told)
+
+
+def compare_scales(
+    path: str | os.PathLike[str],
+    to: str,
+    *,
+    layout: str = "compressed-tensors",
+    select: str = r"\.weight$",
+    choices: Sequence[Choice] = CHOICES,
+) -> dict[str, dict[str, float]]:
+    """Returns the SQNR in dB that each choice of scales gives each weight; nothing is written.
+
+    Args:
+        path: a checkpoint of wide weights.
+        to: a format that the layout has.
+        layout: as for :func:`cast`.
+        select: a regular expression of names; arrays of one axis are left out.
+        choices: of :func:`cast`'s ``scales``. ``"four_over_six"`` is for NVFP4; of MX formats it
+            tries the scale's half and double, as ``"mse"`` does.
+
+    Raises:
+        ValueError: the layout doesn't have the format, or no weight is selected.
+    """
+    target = writable(layout, to)
+    writer = writer_of(target.family, None)
+    found: dict[str, dict[str, float]] = {}
+    for name, weight in load(path, select).weights.items():
+        if len(weight.shape) < 2 or (target.block and weight.shape[-1] % target.block[1]):
+            continue
+        x = rows_of(weight)
+        found[name] = {}
+        for choice in choices:
+            packed = quantised(x, target, writer, choice=choice)
+            found[name][choice] = loss(x, Rows(packed), packed).sqnr
+    if not found:
+        raise ValueError(f"{path}: no weight of two axes matches {select!r}")
+    return found

@@ -1,0 +1,340 @@
+"""Casts a checkpoint to a format and a layout, tensor by tensor, and reports what was lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from .._output import TargetError, check_target, replacing
+from .._types import Json
+from ._configs import hf_quant_config, quantization_config
+from ._encode import amax, quantised, shaped, writer_of
+from ._files import UnreadableError
+from ._find import family_of, find, is_side, unscaled
+from ._lay import base_of, laid_out, torchao_metadata, torchao_record
+from ._layouts import Layout, writable
+from ._loss import Loss, loss
+from ._options import WIDE, Options, checked_options
+from ._own import own_job
+from ._packed import Packed, Rows, values
+from ._repack import repacked, repacked_exactly
+from ._report import CastReport
+from ._source import Source, open_source
+from ._weights import Weight
+from ._write import Entry, Job, Shard, digest, entry_of, publish, staging, write_shards
+
+FUSED = re.compile(r"(.*\.)(?:(?:[qkv]_proj)|(gate_proj|up_proj)|(w1|w3))\.weight$")
+PLAIN = ("F32", "F16", "BF16")
+
+
+@dataclasses.dataclass
+class Plan:
+    """The jobs of a cast, and what the header and the config will say."""
+
+    options: Options
+    weights: Mapping[str, Weight]
+    family: str | None
+    layouts: dict[str, Layout] = dataclasses.field(default_factory=dict)
+    kept: list[str] = dataclasses.field(default_factory=list)
+    dropped: list[str] = dataclasses.field(default_factory=list)
+    records: dict[str, Json] = dataclasses.field(default_factory=dict)
+    own: dict[str, Json] = dataclasses.field(default_factory=dict)
+    largest: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def job(self, weight: Weight) -> Job | None:
+        """Returns the job that writes a weight, None if it is left out."""
+        options, fmt = self.options, self.options.format_of(weight.name)
+        quantised_already = weight.layout is not None or weight.record
+        if not quantised_already:
+            x = weight.parts["codes"]
+            if is_side(weight.name) and self.family not in (None, options.layout):
+                self.dropped.append(weight.name)
+                return None
+            if fmt is None or not self._castable(weight, fmt):
+                self._keep(weight)
+                entry = Entry(x.name, x.dtype, x.shape)
+                return Job((entry,), partial(_copied, weight))
+        if fmt is None:
+            fmt = options.to  # a pattern of names to keep doesn't protect what is narrow already
+        if fmt in WIDE:
+            self._keep(weight)
+            entry = Entry(weight.name, WIDE[fmt], weight.shape)
+            return Job((entry,), partial(_decoded, weight, entry))
+        if options.layout == "plain":
+            entry = Entry(weight.name, {"e4m3fn": "F8_E4M3", "e5m2": "F8_E5M2"}[fmt], weight.shape)
+            return Job((entry,), partial(_cast_alone, weight, fmt))
+        if options.layout == "scalewise":
+            if quantised_already and not options.requantise:
+                raise UnreadableError(_again(weight))
+            job, self.own[weight.name] = own_job(weight, fmt, options.rounding, options.scales)
+            return job
+        return self._quantised(weight, fmt)
+
+    def _keep(self, weight: Weight) -> None:
+        self.kept.append(weight.name)
+        self.records.setdefault(weight.name, None)
+
+    def _castable(self, weight: Weight, fmt: str) -> bool:
+        """Returns whether a plain tensor is a weight that the layout can hold in the format."""
+        x, options = weight.parts["codes"], self.options
+        if x.dtype not in PLAIN or not all(x.shape):
+            return False
+        if fmt in WIDE or options.layout in ("plain", "scalewise"):
+            return len(x.shape) > 0
+        layout = writable(options.layout or "", fmt)
+        if len(x.shape) < 2 or base_of(layout, x.name) is None:
+            return False
+        if layout.family == "gpt-oss":
+            return len(x.shape) == 3 and x.shape[1] % 32 == 0 and x.name.endswith("_proj")
+        if not x.name.endswith((".weight", "_proj")):
+            return False
+        width = layout.block[1] if layout.block and layout.format != "deepseek" else 1
+        return x.shape[-1] % width == 0
+
+    def _quantised(self, weight: Weight, fmt: str) -> Job:
+        layout = writable(self.options.layout or "", fmt)
+        base = base_of(layout, weight.name)
+        if base is None:
+            raise UnreadableError(f"{weight.name!r} has no name in the layout {layout.family}")
+        self.layouts[weight.name] = layout
+        note = None
+        if weight.layout is not None:
+            note = repacked_exactly(weight.packed, layout)
+        elif weight.record:
+            note = ""
+        if note == "" or (note is None and weight.layout is not None):
+            if not self.options.requantise:
+                raise UnreadableError(_again(weight))
+            note = None
+        make = partial(self._make, weight, layout, base, note)
+        entries = _entries(weight, layout, base, self.options, note)
+        original = {"F32": "float32", "F16": "float16"}.get(
+            weight.parts["codes"].dtype, "bfloat16")  # fmt: skip
+        if layout.family == "torchao":
+            template = _template(weight, layout, self.options, note)
+            self.records[weight.name] = torchao_record(layout, template, original)
+        return Job(entries, make)
+
+    def _make(
+        self, weight: Weight, layout: Layout, base: str, note: str | None
+    ) -> tuple[Sequence[np.ndarray], Json]:
+        """Returns the tensors of a weight in a layout, and the record of what was lost."""
+        if note is not None:
+            packed = repacked(weight.packed, layout)
+            record = _record(weight, note, layout.format, packed.size)
+            return list(laid_out(packed, layout, base).values()), record
+        x = rows_of(weight)
+        writer = writer_of(layout.family, self.options.writer)
+        packed = quantised(
+            x, layout, writer, largest=self._largest(weight, layout, x),
+            choice=self.options.scales, strategy=self.options.strategy, powers=self.options.powers,
+        )  # fmt: skip
+        if layout.transposed and isinstance(x, np.ndarray):
+            x = np.swapaxes(x, -1, -2)
+        lost = loss(x, Rows(packed), packed)
+        what = "requantised" if weight.layout else "quantised"
+        record = _record(weight, what, layout.format, packed.size, lost)
+        return list(laid_out(packed, layout, base).values()), record
+
+    def _largest(self, weight: Weight, layout: Layout, x: np.ndarray | Rows) -> float:
+        """Returns the largest magnitude behind the tensor's scale, over tensors that share it."""
+        match = FUSED.match(weight.name)
+        names = [weight.name]
+        if self.options.fuse and match and layout.whole:
+            names = [n for n in self.weights if (m := FUSED.match(n)) and m.group(1, 2, 3) and
+                     (m.group(1), bool(m.group(2)), bool(m.group(3))) ==
+                     (match.group(1), bool(match.group(2)), bool(match.group(3)))]  # fmt: skip
+        for name in names:
+            if name not in self.largest:
+                rows = x if name == weight.name else rows_of(self.weights[name])
+                self.largest[name] = amax(rows)
+            if not np.isfinite(self.largest[name]):
+                raise UnreadableError(f"{name!r} holds NaN or infinities; name it in --keep")
+        return max(self.largest[name] for name in names)
+
+
+def _again(weight: Weight) -> str:
+    return (
+        f"{weight.name!r} is quantized already; cast the original, or round its numbers again with "
+        f"--requantise: as {weight.kind} it has other blocks or another format"
+    )
+
+
+def rows_of(weight: Weight) -> np.ndarray | Rows:
+    """Returns the numbers of a weight, decoded when rows are sliced if it is quantised."""
+    if weight.layout is None:
+        return weight.value() if weight.record else weight.parts["codes"].array()
+    packed = weight.packed
+    return values(packed) if packed.transposed else Rows(packed)
+
+
+def _record(weight: Weight, what: str, fmt: str, size: int, lost: Loss | None = None) -> Json:
+    found = {"name": weight.name, "what": what, "from": weight.kind, "to": fmt, "size": size,
+             "bytes": weight.nbytes}  # fmt: skip
+    return found | ({"loss": lost.record()} if lost else {})
+
+
+def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
+    x = weight.parts["codes"]
+    size = int(np.prod(x.shape, dtype=object))
+    return [x.bytes], _record(weight, "copied", x.dtype, size)
+
+
+def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray], Json]:
+    from ._files import DTYPES
+
+    y = weight.value(DTYPES[entry.dtype])
+    narrow = weight.layout is not None or weight.record
+    what = "decoded" if narrow else "copied" if weight.parts["codes"].dtype == entry.dtype else (
+        "cast")  # fmt: skip
+    return [y], _record(weight, what, entry.dtype, y.size)
+
+
+def _cast_alone(weight: Weight, fmt: str) -> tuple[Sequence[np.ndarray], Json]:
+    from ..formats import format as format_
+    from ._encode import encoded
+
+    x = np.ascontiguousarray(weight.value())
+    wide = x.reshape(-1, x.shape[-1]) if x.ndim > 1 else x.reshape(1, -1)
+    codes = encoded(wide, format_(fmt))
+    packed = Packed(codes, format_(fmt), np.ones((1, 1), np.float32), "fp32", wide.shape)
+    lost = loss(wide, Rows(packed), packed)
+    return [codes.reshape(x.shape)], _record(weight, "cast", fmt, x.size, lost)
+
+
+def _template(weight: Weight, layout: Layout, options: Options, note: str | None) -> Packed:
+    """Returns the shapes of what is written; its bytes are arbitrary and take no memory."""
+    if note is not None:
+        return repacked(weight.packed, layout)
+    *lead, rows, columns = weight.shape
+    shape = (*lead, columns, rows) if layout.transposed else weight.shape
+    return shaped(shape, layout, options.strategy)
+
+
+def _entries(
+    weight: Weight, layout: Layout, base: str, options: Options, note: str | None
+) -> tuple[Entry, ...]:
+    template = _template(weight, layout, options, note)
+    return tuple(entry_of(n, x) for n, x in laid_out(template, layout, base).items())
+
+
+def cast(
+    path: str | os.PathLike[str],
+    options: Options,
+    out: str | os.PathLike[str],
+    told: Callable[[Json, int], None] | None = None,
+) -> CastReport:
+    """Casts a checkpoint: see :func:`scalewise.checkpoints.cast`."""
+    options = checked_options(options)
+    source, target = open_source(path), Path(out)
+    missing = [p for p in source.problems if p.fault in ("shard missing", "tensor missing")]
+    if missing:
+        raise UnreadableError(f"{path}: {missing[0].what}")
+    family, _ = family_of(source)
+    weights = find(source, family)
+    alone = unscaled(weights)
+    if alone and not options.unscaled:
+        raise UnreadableError(
+            f"{path}: {alone[0]!r} and {len(alone) - 1} others are FP8 without a scale anywhere; "
+            "give --unscaled if their numbers are what is stored"
+        )
+    plan = Plan(options, weights, family)
+    shards = _shards(source, plan)
+    single = target.suffix == ".safetensors"
+    if single and len(shards) > 1:
+        raise UnreadableError(f"{path} has {len(shards)} shards; give a folder as --out")
+    _check_space(shards, target)
+    identity = digest(str(Path(path).resolve()), _stamps(source), dataclasses.asdict(options))
+    records: list[Json] = []
+
+    def record(found: Json, size: int) -> None:
+        records.append(found)
+        if told is not None:
+            told(found, size)
+
+    if single:
+        check_target(target)
+    with staging(target) as folder:
+        kept = write_shards(folder, shards, identity, record)
+        if not single:
+            _write_configs(folder, source, plan, shards)
+    publish(folder, target, shards[0].name if single else None)
+    return CastReport(str(path), str(target), options.to, options.layout or "", records,
+                      plan.dropped, kept)  # fmt: skip
+
+
+def _stamps(source: Source) -> list[tuple[str, int, int]]:
+    return [(f.path.name, f.path.stat().st_size, f.path.stat().st_mtime_ns) for f in source.files]
+
+
+def _check_space(shards: Sequence[Shard], target: Path) -> None:
+    import shutil
+
+    need = sum(e.nbytes for s in shards for job in s.jobs for e in job.entries)
+    parent = Path(os.path.abspath(target)).parent
+    if parent.is_dir() and need > shutil.disk_usage(parent).free:
+        raise TargetError(
+            f"cannot write {str(target)!r}: it takes {need:,} bytes, "
+            f"{shutil.disk_usage(parent).free:,} are free"
+        )
+
+
+def _shards(source: Source, plan: Plan) -> list[Shard]:
+    jobs: dict[str, list[Job]] = {f.path.name: [] for f in source.files}
+    for weight in plan.weights.values():
+        job = plan.job(weight)
+        if job is not None:
+            jobs[weight.parts["codes"].file.path.name].append(job)
+    shards = []
+    ours = {"scalewise", "tensor_names", "_quantization_metadata", "gguf"}
+    for file in source.files:
+        metadata = {k: v for k, v in file.metadata.items() if k not in ours}
+        metadata = {k: v for k, v in metadata.items() if k not in plan.weights}
+        if plan.options.layout == "torchao":
+            metadata |= torchao_metadata(plan.records)
+        if plan.own:
+            metadata["scalewise"] = json.dumps(plan.own)
+        name = file.path.with_suffix(".safetensors").name
+        shards.append(Shard(name, metadata, jobs[file.path.name]))
+    return shards
+
+
+def _write_configs(folder: Path, source: Source, plan: Plan, shards: Sequence[Shard]) -> None:
+    """Writes the index and the configs, and copies what else stands in the source's folder."""
+    import shutil
+
+    base = source.path if source.path.is_dir() else source.path.parent
+    written = {s.name for s in shards} | {f.path.name for f in source.files}
+    if source.path.is_dir():
+        for path in sorted(base.iterdir()):
+            skip = path.suffix in (".safetensors", ".gguf") or path.name in written
+            skip = skip or path.name.startswith(".") or path.name.endswith(".index.json")
+            if path.is_file() and not skip and path.name != "hf_quant_config.json":
+                shutil.copyfile(path, folder / path.name)
+    options = plan.options
+    wide = [n for n in plan.kept if len(plan.weights[n].shape) > 1]
+    found = quantization_config(plan.layouts, wide, options.strategy, options.powers)
+    config = {k: v for k, v in source.config.items() if k != "quantization_config"}
+    config |= {"quantization_config": found} if found else {}
+    if source.config or found:
+        _write_json(folder / "config.json", config)
+    other = hf_quant_config(found)
+    if other is not None:
+        _write_json(folder / "hf_quant_config.json", other)
+    if len(shards) > 1 or any(base.glob("*.index.json")):
+        entries = [(e.name, s.name, e.nbytes) for s in shards for j in s.jobs for e in j.entries]
+        index = {"metadata": {"total_size": sum(n for _, _, n in entries)},
+                 "weight_map": {name: shard for name, shard, _ in entries}}  # fmt: skip
+        _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _write_json(path: Path, content: Json) -> None:
+    with replacing(path) as file:
+        file.write((json.dumps(content, indent=2) + "\n").encode())

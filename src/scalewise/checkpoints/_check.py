@@ -1,0 +1,371 @@
+"""An audit of a checkpoint: which fault, in which tensors, and a repair that was tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ._cast import FUSED
+from ._files import UnreadableError
+from ._find import family_of, find
+from ._findings import (
+    BAD_SCALE,
+    DIFFERENT,
+    MISSHAPEN,
+    UNEQUAL,
+    CheckReport,
+    Finding,
+    merged,
+)  # fmt: skip
+from ._packed import E8M0, Packed
+from ._repairs import (
+    BIAS,
+    ROUNDED,
+    SWIZZLED,
+    TRANSPOSED,
+    TWICE,
+    Repair,
+    Sample,
+    sample_of,
+    tries,
+)  # fmt: skip
+from ._single import of_codes, of_scales
+from ._source import open_source
+from ._statistics import correlation, level, powers, profile, relative, residue, wrong_blocks
+from ._structure import structure
+from ._weights import Weight
+
+# Relative errors beyond which numbers aren't the original's: MXFP4's is at most 0.16 for normal
+# numbers, E4M3's 0.04; a roll of similar scales is above 0.2.
+LIMIT = {4: 0.22, 8: 0.06}
+# log2 of the root mean square of a layer's weights: 0.0002 to 4. Published models lie within
+# 2^-9 and 2^0; a global scale that is inverted or squared moves it by 2^10 and more.
+PLAUSIBLE = (-12.0, 2.0)
+OUTLIER = 2.5  # log2, of a tensor beside the median of its kind, and 8 times their spread
+CORRELATED = 0.5  # of columns' magnitudes with those of tensors that read the same channels
+FEWEST = 64  # columns, for that
+
+
+def check(
+    path: str | os.PathLike[str],
+    against: str | os.PathLike[str] | None = None,
+    told: Callable[[str, int], None] | None = None,
+) -> CheckReport:
+    """Looks for faults that loaders don't notice, and tries a repair of each.
+
+    A sample of rows of each tensor is decoded; scales and codes are read whole. With the original
+    the decoded numbers are compared with it. Without it they are compared with those of tensors of
+    the same kind, and with wide tensors that read the same channels: a fault that all tensors share
+    and that changes no distribution (a bias off by one, say) then can't be seen.
+
+    Args:
+        path: the checkpoint.
+        against: the checkpoint that it was made from, of any layout; tensors of the same names are
+            compared.
+        told: called with the name and the bytes of each array that was read.
+
+    Raises:
+        UnreadableError: a file is damaged so that its tensors can't be told apart.
+        OSError: a file can't be read.
+    """
+    source = open_source(path)
+    family, _ = family_of(source)
+    weights = find(source, family)
+    other = None
+    if against is not None:
+        original = open_source(against)
+        other = find(original, family_of(original)[0])
+    findings = [Finding(p.fault, p.tensors, p.what) for p in source.problems]
+    findings += structure(source, weights, other)
+    audit = _Audit(weights, other, told)
+    findings += audit.run()
+    quantised = sum(w.layout is not None for w in weights.values())
+    beside = None if against is None else str(against)
+    return CheckReport(str(path), beside, family, merged(findings), quantised)
+
+
+@dataclasses.dataclass
+class _Read:
+    """A sampled tensor."""
+
+    weight: Weight
+    sample: Sample
+    values: np.ndarray
+    packed: Packed | None
+
+    @property
+    def kind(self) -> str:
+        return re.sub(r"\d+", "N", self.weight.name)
+
+    @property
+    def level(self) -> float:
+        return level(self.values)
+
+
+class _Audit:
+    """Reads all tensors of a checkpoint and compares them with each other, or with an original."""
+
+    def __init__(self, weights, other, told):
+        self.weights: Mapping[str, Weight] = weights
+        self.other: Mapping[str, Weight] | None = other
+        self.told = told
+        self.read: dict[str, _Read] = {}
+        self.named: set[str] = set()
+
+    def run(self) -> list[Finding]:
+        found: list[Finding] = []
+        for weight in self.weights.values():
+            found += self._each(weight)
+            if self.told is not None:
+                self.told(weight.name, weight.nbytes)
+        self.named = {n for f in found for n in f.tensors}
+        found += self._fused()
+        if self.other is not None:
+            for r in self.read.values():
+                found += self._beside_original(r)
+        else:
+            found += self._beside_neighbours()
+        return found
+
+    def _each(self, weight: Weight) -> Iterator[Finding]:
+        """Yields what one tensor shows by itself; keeps a sample of it."""
+        if weight.layout is None:
+            codes = weight.parts["codes"]
+            if not weight.record and len(codes.shape) > 1 and codes.dtype in ("F32", "BF16", "F16"):
+                x = codes.array()
+                if x.size:
+                    sample = sample_of(x.shape)
+                    self.read[weight.name] = _Read(weight, sample, sample.of_array(x), None)
+            return
+        try:
+            packed = weight.packed
+        except UnreadableError as error:
+            yield self._misshapen(weight, error)
+            return
+        sample = sample_of(packed.stored_shape)
+        self.read[weight.name] = _Read(weight, sample, sample.of(packed), packed)
+        yield from of_scales(weight, packed)
+        yield from of_codes(weight, packed)
+
+    def _misshapen(self, weight: Weight, error: UnreadableError) -> Finding:
+        """Returns the finding of a scale that doesn't fit; transposed if that fits."""
+        scale = weight.parts["scale"]
+        codes = weight.parts["codes"].shape
+        rows, columns = codes[-2], codes[-1]
+        flipped = scale.shape[:-2] + scale.shape[:-3:-1] if len(scale.shape) > 1 else scale.shape
+        block = weight.block or (weight.layout.block if weight.layout else None)
+        wide = columns * (2 if weight.layout and weight.layout.nibbles else 1)
+        wanted = block and (-(-rows // block[0]), -(-wide // block[1]))
+        if len(flipped) > 1 and (wanted is None or tuple(flipped[-2:]) == wanted):
+            tried = f"its shape {flipped} then fits"
+            return Finding(TRANSPOSED, (weight.name,), str(error), "transpose the scale", tried)
+        return Finding(MISSHAPEN, (weight.name,), str(error))
+
+    def _fused(self) -> Iterator[Finding]:
+        """Yields layers whose q, k and v, or gate and up, have unequal global scales."""
+        groups: dict[tuple, list[str]] = defaultdict(list)
+        for name, r in self.read.items():
+            match = FUSED.match(name)
+            family = r.weight.layout.family if r.weight.layout else None
+            if match and r.packed is not None and r.packed.whole is not None and family in (
+                "compressed-tensors", "modelopt"):  # fmt: skip
+                groups[match.group(1), bool(match.group(2)), bool(match.group(3))].append(name)
+        for names in groups.values():
+            wholes = {n: float(np.max(self.read[n].packed.whole)) for n in names}  # pyright: ignore
+            usual = float(np.median(list(wholes.values())))
+            odd = [n for n, w in wholes.items() if not 1e-3 < w / (usual or 1) < 1e3]
+            if len(set(wholes.values())) > 1 and not odd:
+                shown = ", ".join(f"{n.split('.')[-2]} {w:.6g}" for n, w in wholes.items())
+                yield Finding(UNEQUAL, tuple(names), f"loaders that fuse them use one: {shown}",
+                              "cast the original again with one scale", "not tried")  # fmt: skip
+
+    def _beside_original(self, r: _Read) -> Iterator[Finding]:
+        assert self.other is not None
+        name = r.weight.name
+        if name in self.named or name not in self.other:
+            return
+        truth = _sampled_original(self.other[name], r)
+        if truth is None:
+            yield Finding(DIFFERENT, (name,), f"its shape is {r.weight.shape}, the original's "
+                          f"{self.other[name].shape}")  # fmt: skip
+            return
+        if r.packed is None:
+            if not np.array_equal(r.values, truth, equal_nan=True):
+                error = relative(r.values, truth)
+                if error > LIMIT[4]:
+                    yield Finding(DIFFERENT, (name,), f"relative error {error:.3g}; it isn't "
+                                  "quantised")  # fmt: skip
+            return
+        error, wrong = relative(r.values, truth), wrong_blocks(r.values, truth)
+        limit = LIMIT[r.packed.element.bits]
+        rounded = _rounded_scales(r, truth, error)
+        if rounded is not None:
+            yield rounded
+            return
+        if error <= limit and wrong < 0.02:
+            return
+        shift = level(r.values) - level(truth)
+        yield self._best(r, shift, lambda x: relative(x, truth), error, wrong)
+
+    def _best(
+        self, r: _Read, shift: float, error_of: Callable[[np.ndarray], float], error: float,
+        wrong: float,
+    ) -> Finding:  # fmt: skip
+        """Returns the finding whose repair has the smallest error on the original."""
+        assert r.packed is not None
+        best: tuple[float, Repair] | None = None
+        for repair in tries(r.packed, shift):
+            x = r.sample.repaired(r.packed, repair)
+            if x is not None and (best is None or error_of(x) < best[0]):
+                best = error_of(x), repair
+        evidence = f"relative error {error:.3g} on the original, {wrong:.0%} of its blocks are off"
+        name = (r.weight.name,)
+        if best is not None and best[0] <= LIMIT[r.packed.element.bits]:
+            return Finding(best[1].fault, name, evidence, best[1].what,
+                           f"relative error {best[0]:.3g}")  # fmt: skip
+        return Finding(DIFFERENT, name, evidence)
+
+    def _beside_neighbours(self) -> Iterator[Finding]:
+        """Yields tensors whose magnitude or columns don't fit those of others."""
+        of_kind: dict[str, list[float]] = defaultdict(list)
+        of_width: dict[int, list[_Read]] = defaultdict(list)
+        for r in self.read.values():
+            if math.isfinite(r.level):
+                of_kind[r.kind].append(r.level)
+            of_width[r.values.shape[-1]].append(r)
+        for r in self.read.values():
+            if r.packed is None or r.weight.name in self.named:
+                continue
+            finding = self._magnitude(r, of_kind[r.kind])
+            finding = finding or _disordered(r)
+            finding = finding or _columns(r, of_width[r.values.shape[-1]])
+            if finding is not None:
+                yield finding
+
+    def _magnitude(self, r: _Read, levels: Sequence[float]) -> Finding | None:
+        """Returns a finding if the values are far larger or smaller than weights are."""
+        assert r.packed is not None
+        if not np.any(r.packed.codes[:1]) and not math.isfinite(r.level):
+            return None
+        usual = float(np.median(levels)) if len(levels) > 2 else None
+        if usual is not None and not PLAUSIBLE[0] <= usual <= PLAUSIBLE[1]:
+            usual = None
+        spread = 8 * float(np.median(np.abs(np.array(levels) - usual))) if usual is not None else 0
+        far = usual is not None and abs(r.level - usual) > max(OUTLIER, spread)
+        finite = bool(np.all(np.isfinite(r.values)))
+        if PLAUSIBLE[0] <= r.level <= PLAUSIBLE[1] and not far and finite:
+            return None
+        wide = [x.level for x in self.read.values() if x.packed is None and math.isfinite(x.level)]
+        expected = usual if usual is not None else float(np.median(wide)) if wide else -5.5
+        shown = f"2^{r.level:.1f}" if math.isfinite(r.level) else "0"
+        beside = "tensors of its kind" if usual is not None else "weights"
+        evidence = f"root mean square {shown}; {beside} have about 2^{expected:.1f}"
+        best: tuple[float, Repair] | None = None
+        for repair in tries(r.packed, r.level - expected):
+            x = r.sample.repaired(r.packed, repair)
+            if x is None or not np.all(np.isfinite(x)):
+                continue
+            off = abs(level(x) - expected) + (0.5 if repair.fault in (BIAS, TWICE) else 0)
+            if best is None or off < best[0]:
+                best = off, repair
+        fixed = None if best is None else level(_of(r, best[1]))
+        near = best is not None and best[0] <= OUTLIER + 1
+        if best is None or fixed is None or not (near or PLAUSIBLE[0] <= fixed <= PLAUSIBLE[1]):
+            return Finding(DIFFERENT if math.isfinite(r.level) else BAD_SCALE, (r.weight.name,),
+                           evidence)  # fmt: skip
+        tried = f"root mean square 2^{fixed:.1f}"
+        return Finding(best[1].fault, (r.weight.name,), evidence, best[1].what, tried)
+
+
+def _of(r: _Read, repair: Repair) -> np.ndarray:
+    assert r.packed is not None
+    x = r.sample.repaired(r.packed, repair)
+    assert x is not None
+    return x
+
+
+def _disordered(r: _Read) -> Finding | None:
+    """Returns a finding if the scales are sums of effects of rows and columns in another order."""
+    p = r.packed
+    assert p is not None
+    if p.block[0] != 1 or p.scale.ndim != 2 or min(p.scale.shape) < 4:
+        return None
+    own = residue(p)
+    for repair in tries(p, None):
+        if repair.fault not in (SWIZZLED, TRANSPOSED) or own < 1e-3:
+            continue
+        fixed = repair.apply(p)
+        if fixed is not None and fixed.scale.shape == p.scale.shape and residue(fixed) < 0.6 * own:
+            return Finding(repair.fault, (r.weight.name,), f"of the scales' logarithms {own:.0%} "
+                           "isn't a sum of effects of rows and columns", repair.what,
+                           f"then {residue(fixed):.0%}")  # fmt: skip
+    return None
+
+
+def _columns(r: _Read, others: Sequence[_Read]) -> Finding | None:
+    """Returns a finding if a repair makes the columns' magnitudes like those of others."""
+    width = r.values.shape[-1]
+    beside = [o for o in others if o is not r]
+    wide = [o for o in beside if o.packed is None]
+    if width < FEWEST or not (wide or len(beside) > 1):
+        return None
+    assert r.packed is not None
+    truth = np.median([profile(o.values) for o in wide or beside], axis=0)
+    own = correlation(profile(r.values), truth)
+    best: tuple[float, Repair] | None = None
+    for repair in tries(r.packed, None):
+        x = r.sample.repaired(r.packed, repair)
+        if x is not None and (found := correlation(profile(x), truth)) > (best or (0.0,))[0]:
+            best = found, repair
+    if best is None or best[0] < CORRELATED or best[0] - own < max(0.12, 0.4 * (1 - own)):
+        return None
+    evidence = f"columns correlate by {own:.2f} with those of tensors that read the same channels"
+    return Finding(best[1].fault, (r.weight.name,), evidence, best[1].what,
+                   f"correlation {best[0]:.2f}")  # fmt: skip
+
+
+def _sampled_original(weight: Weight, r: _Read) -> np.ndarray | None:
+    """Returns the original's numbers of the sampled rows, None if its shape is another."""
+    if weight.shape != r.weight.shape:
+        return None
+    turned = r.packed is not None and r.packed.transposed
+    if weight.layout is not None and weight.packed.transposed == turned:
+        return r.sample.of(weight.packed)
+    x = weight.parts["codes"].array() if weight.layout is None and not weight.record else (
+        weight.value())  # fmt: skip
+    return r.sample.of_array(np.swapaxes(x, -1, -2) if turned else x)
+
+
+def _rounded_scales(r: _Read, truth: np.ndarray, error: float) -> Finding | None:
+    """Returns the finding of powers of two as scales of codes that other scales were for."""
+    p = r.packed
+    assert p is not None
+    if p.element.bits != 8 or error <= LIMIT[8]:
+        return None
+    if not (p.kind == E8M0 or powers(p.scale)) or p.scale.size < 2:
+        return None
+    sampled = r.sample.packed(p)
+    size = min(p.block[1], truth.shape[-1])
+    width = truth.shape[-1] // size * size
+    shape = (*truth.shape[:-1], -1, size)
+    a, b = truth[..., :width].reshape(shape), r.values[..., :width].reshape(shape)
+    with np.errstate(all="ignore"):
+        ratio = np.sum(a * b, -1) / np.sum(b * b, -1)
+    usual = ratio[np.isfinite(ratio)]
+    if not usual.size or not np.all((usual > 0.45) & (usual < 2.2)) or np.ptp(usual) < 0.05:
+        return None
+    fixed = b * np.where(np.isfinite(ratio), ratio, 1)[..., None]
+    left = relative(fixed.reshape(*truth.shape[:-1], width), truth[..., :width])
+    del sampled
+    return Finding(ROUNDED, (r.weight.name,), f"relative error {error:.3g}: the scales are powers "
+                   f"of two, the original's codes had others", "take the scales from the original",
+                   f"relative error {left:.3g}") if left <= LIMIT[8] else None  # fmt: skip
+
+
+__all__ = ["CheckReport", "Finding", "check"]

@@ -1,0 +1,117 @@
+"""`quantization_config` and `hf_quant_config.json`, as the packages of the layouts read them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from .._types import Json
+from ._layouts import Layout
+
+PRODUCER = {"name": "scalewise"}
+ALGORITHMS = {"nvfp4": "NVFP4", "e4m3fn": "FP8", "mxfp8_e4m3": "MXFP8", "mxfp4": "MXFP4"}
+
+
+def quantization_config(
+    layouts: Mapping[str, Layout], kept: Sequence[str], strategy: str, powers: bool
+) -> dict[str, Json]:
+    """Returns the value of ``quantization_config`` for a written checkpoint, {} for none.
+
+    Args:
+        layouts: of the quantised weights, by name.
+        kept: names of weights of two axes that stayed wide.
+        strategy: ``"tensor"`` or ``"channel"``, of FP8 without blocks.
+        powers: whether DeepSeek's scales are powers of two.
+    """
+    if not layouts:
+        return {}
+    ignored = sorted(_module(name) for name in kept if name.endswith(".weight"))
+    first = next(iter(layouts.values()))
+    if first.family == "compressed-tensors":
+        return _compressed_tensors(layouts, ignored, strategy)
+    if first.family == "modelopt":
+        return {"quant_method": "modelopt", **_modelopt(layouts, ignored, strategy)}
+    if first.family == "deepseek":
+        scale = {"scale_fmt": "ue8m0"} if powers else {}
+        return {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", **scale,
+                "weight_block_size": [128, 128], "modules_to_not_convert": ignored}  # fmt: skip
+    if first.family == "gpt-oss":
+        return {"modules_to_not_convert": ignored, "quant_method": "mxfp4"}
+    return {}
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def _compressed_tensors(
+    layouts: Mapping[str, Layout], ignored: Sequence[str], strategy: str
+) -> dict[str, Json]:
+    kinds: dict[Layout, list[str]] = {}
+    for name, layout in layouts.items():
+        kinds.setdefault(layout, []).append(name)
+    groups = {}
+    for i, (layout, names) in enumerate(kinds.items()):
+        exact = [f"re:^{re.escape(_module(name))}$" for name in names]
+        groups[f"group_{i}"] = {
+            "format": layout.name.partition("/")[2],
+            "input_activations": _activations(layout),
+            "output_activations": None,
+            "targets": ["Linear"] if len(kinds) == 1 else exact,
+            "weights": _arguments(layout, strategy),
+        }
+    formats = [group["format"] for group in groups.values()]
+    return {
+        "config_groups": groups,
+        "format": formats[0] if len(formats) == 1 else "mixed-precision",
+        "ignore": list(ignored),
+        "quant_method": "compressed-tensors",
+        "quantization_status": "compressed",
+    }
+
+
+def _arguments(layout: Layout, strategy: str) -> dict[str, Json]:
+    common = {"dynamic": False, "symmetric": True, "type": "float"}
+    bits = 4 if layout.nibbles else 8
+    if layout.format == "nvfp4":
+        scale = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+    elif layout.block:
+        scale = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    else:
+        scale = {"strategy": strategy}
+    return {"num_bits": bits, **common, **scale}
+
+
+def _activations(layout: Layout) -> dict[str, Json] | None:
+    """FP8 products round activations for each token; layouts of blocks are for weights alone."""
+    if layout.block is not None:
+        return None
+    common = {"dynamic": True, "symmetric": True, "type": "float"}
+    return {"num_bits": 8, **common, "strategy": "token"}
+
+
+def _algorithm(layout: Layout, strategy: str) -> dict[str, Json]:
+    name = ALGORITHMS[layout.format]
+    if layout.block is None:
+        return {"quant_algo": name if strategy == "tensor" else "FP8_PER_CHANNEL_PER_TOKEN"}
+    weight_only = "W4A16_NVFP4" if name == "NVFP4" else name
+    return {"quant_algo": weight_only, "group_size": layout.block[1]}
+
+
+def _modelopt(
+    layouts: Mapping[str, Layout], ignored: Sequence[str], strategy: str
+) -> dict[str, Json]:
+    kinds = set(layouts.values())
+    common: dict[str, Json] = {"kv_cache_quant_algo": None, "exclude_modules": list(ignored)}
+    if len(kinds) == 1:
+        return _algorithm(next(iter(kinds)), strategy) | common
+    layers = {_module(name): _algorithm(x, strategy) for name, x in layouts.items()}
+    return {"quant_algo": "MIXED_PRECISION", **common, "quantized_layers": layers}
+
+
+def hf_quant_config(quantization: Mapping[str, Json]) -> dict[str, Json] | None:
+    """Returns the contents of ``hf_quant_config.json``, None for other layouts than modelopt."""
+    if quantization.get("quant_method") != "modelopt":
+        return None
+    own = {key: value for key, value in quantization.items() if key != "quant_method"}
+    return {"producer": PRODUCER, "quantization": own}

@@ -1,0 +1,350 @@
+"""Quantises arrays to packed weights, with the bytes of the package whose name a writer has.
+
+Packages differ in details that no specification fixes; :data:`WRITERS` states them. All arithmetic
+is float32, as theirs is on float32 weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from ..formats import BLOCK_FORMATS, E2M1FN, E4M3FN, BlockFormat, Format
+from ._layouts import Layout
+from ._packed import CHUNK, Packed, Rows, _scales, elements, pack_nibbles, slabs
+
+Choice = Literal["amax", "four_over_six", "least_squares", "mse"]
+CHOICES: tuple[Choice, ...] = ("amax", "four_over_six", "least_squares", "mse")
+SEARCH = {"amax": (1.0,), "least_squares": (1.0,), "four_over_six": (1.0, 1.5)}
+GRID = tuple(np.linspace(0.6, 1.5, 19).tolist())  # of mse: factors of the scale of amax
+TOP = {E2M1FN: np.float32(6), E4M3FN: np.float32(448)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Writer:
+    """The details in which packages differ where they quantise.
+
+    Attributes:
+        name: of the package.
+        zero: NVFP4: the block scale of a block of zeros.
+        smallest: NVFP4: the smallest block scale.
+        exponent: MX: how a scale is found from the largest magnitude, as for
+            :class:`scalewise.scaled.Mx`; ``"even"`` rounds up from mantissa 1.75.
+        product: NVFP4 and 128 x 128: ``"divide"`` by the factor, or multiply by its
+            ``"reciprocal"``, computed as the package does.
+        signed_zero: whether an input of -0 keeps its sign in E2M1.
+        empty: FP8: the scale of zeros alone.
+    """
+
+    name: str
+    zero: float
+    smallest: float
+    exponent: str
+    product: Literal["divide", "reciprocal"] = "divide"
+    signed_zero: bool = True
+    empty: float = 1.0
+
+
+WRITERS = {
+    w.name: w
+    for w in (
+        Writer("compressed-tensors", 0.125, 0.0, "even", signed_zero=False, empty=2.0**-23),
+        Writer("modelopt", 1.0, 2.0**-9, "rceil", signed_zero=False),
+        Writer("torchao", 2.0**-6, 2.0**-6, "floor", product="reciprocal"),
+        Writer("transformers", 2.0**-9, 2.0**-9, "floor", product="reciprocal"),
+        Writer("gguf", 0.0, 0.0, "floor"),
+        Writer("triton-kernels", 2.0**-9, 2.0**-9, "rceil", signed_zero=False),
+    )
+}
+OF_FAMILY = {"deepseek": "transformers", "gpt-oss": "triton-kernels"}
+
+
+def writer_of(family: str, name: str | None) -> Writer:
+    """Returns a writer by name, by default the one of a family of layouts.
+
+    Raises:
+        ValueError: no writer is called so.
+    """
+    name = name or OF_FAMILY.get(family, family)
+    if name not in WRITERS:
+        raise ValueError(f"writer is {name!r}; expected one of {', '.join(WRITERS)}")
+    return WRITERS[name]
+
+
+@functools.cache
+def _codes(fmt: Format) -> np.ndarray:
+    """Returns the code of each 16-bit prefix of a float32 number, whose last bit is sticky.
+
+    No number halfway between two neighbours has more than 6 bits, so the prefix decides.
+    """
+    numbers = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
+    return np.asarray(fmt.encode(numbers, saturate="finite")).astype(np.uint8)
+
+
+def encoded(x: np.ndarray, fmt: Format) -> np.ndarray:
+    """Returns the codes of float32 numbers, rounded to nearest even, saturated."""
+    bits = x.view(np.uint32)
+    prefix = (bits >> 16).astype(np.uint16)
+    prefix |= (bits & 0xFFFF) != 0
+    return np.take(_codes(fmt), prefix, mode="clip")
+
+
+def amax(x: np.ndarray | Rows) -> float:
+    """Returns the largest magnitude, read in chunks; NaN or infinity if there is one."""
+    top = 0.0
+    for _, _, rows in slabs(x):
+        largest = float(np.max(np.abs(rows), initial=0.0))
+        if not math.isfinite(largest):
+            return largest
+        top = max(top, largest)
+    return top
+
+
+def quantised(
+    x: np.ndarray | Rows,
+    layout: Layout,
+    writer: Writer,
+    *,
+    largest: float | None = None,
+    choice: Choice = "amax",
+    strategy: str = "channel",
+    powers: bool = False,
+) -> Packed:
+    """Returns an array in a layout's format.
+
+    Args:
+        x: ``(..., rows, columns)``, of any float dtype; of a transposed layout, in the value's
+            order. It is read in chunks.
+        layout: of :data:`LAYOUTS`.
+        writer: the details.
+        largest: for the scale of the whole tensor: the largest magnitude of the tensors that share
+            it, by default its own.
+        choice: how the scales of blocks are chosen.
+        strategy: of FP8 without blocks: ``"tensor"`` or ``"channel"``.
+        powers: of DeepSeek's layout, whether scales are rounded up to powers of two.
+
+    Raises:
+        ValueError: columns that are no multiple of the block's size.
+    """
+    if layout.transposed and isinstance(x, np.ndarray):
+        x = np.swapaxes(x, -1, -2)
+    largest = amax(x) if largest is None else largest
+    out = shaped(x.shape, layout, strategy)
+    fmt = BLOCK_FORMATS.get(layout.format)
+    out = dataclasses.replace(out, whole=_whole(fmt, layout, largest, choice))
+    for index in np.ndindex(*x.shape[:-2]):
+        matrix = dataclasses.replace(out, codes=out.codes[index], scale=out.scale[index])
+        if fmt is None:
+            _tiles(x[index], matrix, writer, largest, powers)
+        else:
+            _rows(x[index], matrix, writer, choice)
+    return out
+
+
+def shaped(shape: tuple[int, ...], layout: Layout, strategy: str) -> Packed:
+    """Returns a packed tensor in a layout for an array of a shape, as stored; bytes are arbitrary.
+
+    Raises:
+        ValueError: columns that are no multiple of the block's size.
+    """
+    fmt = BLOCK_FORMATS.get(layout.format)
+    *lead, rows, columns = shape
+    if fmt is not None and columns % fmt.size:
+        raise ValueError(f"{columns} columns are no multiple of the block size {fmt.size}")
+    if fmt is not None:
+        block = (1, fmt.size)
+    else:
+        block = layout.block or (1 if strategy == "channel" else rows, columns)
+    element = fmt.element if fmt else E4M3FN
+    width = columns // 2 if element == E2M1FN else columns
+    return Packed(
+        np.empty((*lead, rows, width), np.uint8),
+        element,
+        np.empty(
+            (*lead, -(-rows // block[0]), -(-columns // block[1])),
+            np.float32 if fmt is None else np.uint8,
+        ),
+        "fp32" if fmt is None else fmt.scale.name,
+        block,
+        np.ones((), np.float32) if fmt is not None and fmt.tensor_scale else None,
+        layout.divides,
+        layout.transposed,
+    )
+
+
+def _whole(
+    fmt: BlockFormat | None, layout: Layout, largest: float, choice: Choice
+) -> np.ndarray | None:
+    if fmt is None or fmt.tensor_scale is None:
+        return None
+    top = np.float32(largest)
+    most = np.float32(6 * (256 if choice == "four_over_six" else 448))
+    if top == 0:
+        return np.full((), most if layout.divides else 1, np.float32)
+    with np.errstate(over="ignore"):
+        whole = most / top if layout.divides else top / most
+    return np.where(np.isfinite(whole) & (whole > 0), whole, np.float32(1)).reshape(())
+
+
+def _rows(x: np.ndarray | Rows, out: Packed, writer: Writer, choice: Choice) -> None:
+    """Quantises a matrix with scales for blocks of a row, several rows at a time."""
+    columns, size = x.shape[-1], out.block[1]
+    step = max(1, CHUNK // max(1, columns))
+    of_scale = _two_levels if out.kind == "e4m3fn" else _exponents
+    for i in range(0, x.shape[0], step):
+        blocks = np.asarray(x[i : i + step]).astype(np.float32).reshape(-1, columns // size, size)
+        if not writer.signed_zero and out.element == E2M1FN:
+            blocks = blocks + np.float32(0)
+        top = np.abs(blocks).max(axis=-1)
+        scale, factor = _searched(blocks, top, out, writer, choice, of_scale)
+        codes = encoded(_divided(blocks, factor, out, writer), out.element)
+        codes = codes.reshape(len(blocks), columns)
+        out.codes[i : i + step] = pack_nibbles(codes) if out.element == E2M1FN else codes
+        out.scale[i : i + step] = scale
+
+
+def _divided(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
+    """Returns the blocks over their factors, in the writer's order of operations."""
+    with np.errstate(all="ignore"):
+        if out.kind == "e8m0":  # exact, but for the smallest scales
+            return blocks / np.maximum(scale, np.float32(2.0**-126))[..., None]
+        if writer.product == "reciprocal" and out.whole is not None and not out.divides:
+            return blocks * ((np.float32(1) / out.whole) / scale)[..., None]
+        if out.whole is None:
+            return blocks / scale[..., None]
+        factor = scale / out.whole if out.divides else scale * out.whole
+        return blocks / np.where(factor > 0, factor, np.float32(1))[..., None]
+
+
+def _two_levels(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
+    """Returns the bytes of NVFP4's block scales."""
+    with np.errstate(all="ignore"):
+        if out.whole is None:
+            scale = top / np.float32(6)
+        elif out.divides:
+            scale = out.whole * (top / np.float32(6))
+        elif writer.name == "modelopt":
+            scale = top / (np.float32(6) * out.whole)
+        else:
+            scale = (top / np.float32(6)) / out.whole
+    scale = np.where(top == 0, np.float32(writer.zero), scale)
+    scale = np.maximum(scale, np.float32(writer.smallest))
+    codes = encoded(np.minimum(scale, np.float32(448)), E4M3FN)
+    return np.where(
+        codes == 0, encoded(np.array([writer.zero or 2.0**-9], np.float32), E4M3FN), codes
+    )
+
+
+def _exponents(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
+    """Returns the bytes of MX scales."""
+    largest = TOP[out.element]
+    bits = top.astype(np.float32).view(np.uint32)
+    if writer.exponent == "even":  # from mantissa 1.75, whatever the element
+        bits = bits + np.uint32(1 << 21)
+    if writer.exponent == "rceil":
+        bits = (top / largest).view(np.uint32)
+        exponent = (bits >> 23).astype(np.int32) + ((bits & 0x7FFFFF) != 0)
+        return np.clip(exponent, 0, 254).astype(np.uint8)
+    exponent = (bits >> 23).astype(np.int32) - out.element.max_exponent
+    if writer.exponent == "ceil":
+        exponent += (bits & 0x7FFFFF) != 0
+    return np.clip(exponent, 0, 254).astype(np.uint8)
+
+
+def _searched(
+    blocks: np.ndarray, top: np.ndarray, out: Packed, writer: Writer, choice: Choice,
+    of_scale: Callable[[np.ndarray, Packed, Writer], np.ndarray],
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """Returns the scales' bytes and numbers with the smallest squared error of the candidates."""
+    numbers = _scales(out.kind)
+    candidates = SEARCH.get(choice, GRID)
+    if out.kind == "e8m0" and choice != "amax":
+        candidates = (1.0, 0.5, 2.0)
+    scale = of_scale(top, out, writer)
+    if choice == "amax":
+        return scale, numbers[scale]
+    best = _error(blocks, numbers[scale], out, writer)
+    tried = [of_scale(top * np.float32(c), out, writer) for c in candidates if c != 1]
+    if choice == "least_squares":
+        tried = []
+        refined = scale
+        for _ in range(3):
+            refined = _lloyd(blocks, numbers[refined], out, writer)
+            tried.append(refined)
+    for other in tried:
+        error = _error(blocks, numbers[other], out, writer)
+        better = error < best
+        scale, best = np.where(better, other, scale), np.where(better, error, best)
+    return scale, numbers[scale]
+
+
+def _factor(scale: np.ndarray, out: Packed) -> np.ndarray:
+    if out.whole is None:
+        return scale
+    return scale / out.whole if out.divides else scale * out.whole
+
+
+def _error(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
+    codes = encoded(_divided(blocks, scale, out, writer), out.element)
+    wrong = elements(out.element)[codes] * _factor(scale, out)[..., None] - blocks
+    return np.einsum("...i,...i->...", wrong, wrong)
+
+
+def _lloyd(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
+    """Returns the bytes of the scales with the smallest error for the codes of given ones."""
+    q = elements(out.element)[encoded(_divided(blocks, scale, out, writer), out.element)]
+    squares = np.einsum("...i,...i->...", q, q)
+    ideal = np.einsum("...i,...i->...", blocks, q) / np.where(squares > 0, squares, 1)
+    if out.kind == "e8m0":
+        exponent = np.rint(np.log2(np.maximum(ideal, np.float32(2.0**-126)))).astype(np.int32)
+        return np.clip(exponent + 127, 0, 254).astype(np.uint8)
+    if out.whole is not None:
+        ideal = ideal * out.whole if out.divides else ideal / out.whole
+    smallest = np.float32(max(writer.smallest, 2.0**-9))
+    return encoded(np.clip(ideal, smallest, np.float32(448)).astype(np.float32), E4M3FN)
+
+
+def _tiles(x: np.ndarray | Rows, out: Packed, writer: Writer, largest: float, powers: bool) -> None:
+    """Quantises a matrix to E4M3 with float32 scales of tiles, channels or the tensor."""
+    (r, c), columns, high = out.block, x.shape[1], np.float32(448)
+    one = out.scale.size == 1
+    tall = r > 1 and not one
+    step = r if tall else max(1, CHUNK // max(1, columns))
+    for i in range(0, x.shape[0], step):
+        part = np.asarray(x[i : i + step]).astype(np.float32)
+        if one:
+            top = np.full((1, 1), largest, np.float32)
+        else:
+            padded = np.pad(np.abs(part), ((0, 0), (0, -columns % c)))
+            top = padded.reshape(len(part), -1, c).max(axis=-1)
+            top = top.max(axis=0, keepdims=True) if tall else top
+        scale, factor = _tile_scales(top, writer, high, powers)
+        out.scale[0 if one else slice(i // r, i // r + len(top))] = scale
+        factor = np.repeat(factor, c, axis=1)[:, :columns] if factor.shape[1] > 1 else factor
+        with np.errstate(all="ignore"):
+            y = part * factor if writer.name == "transformers" else part / factor
+        out.codes[i : i + step] = encoded(np.clip(y, -high, high), E4M3FN)
+
+
+def _tile_scales(
+    top: np.ndarray, writer: Writer, high: np.float32, powers: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the scales that are stored, and what the numbers are multiplied or divided by."""
+    empty = top == 0
+    with np.errstate(all="ignore"):
+        if writer.name == "transformers":
+            product = np.where(empty, np.float32(1), high / np.where(empty, np.float32(1), top))
+            scale = (np.float32(1) / product).astype(np.float32)
+            if powers:
+                scale = np.exp2(np.ceil(np.log2(scale))).astype(np.float32)
+                product = (np.float32(1) / scale).astype(np.float32)
+            return scale, product
+        scale = np.where(empty, np.float32(writer.empty), top / high).astype(np.float32)
+        if powers:
+            scale = np.exp2(np.ceil(np.log2(scale))).astype(np.float32)
+    return scale, scale

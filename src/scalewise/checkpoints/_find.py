@@ -1,0 +1,148 @@
+"""Finds the weights of a checkpoint among its tensors, by the layouts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+
+from .._types import Json
+from ._files import UnreadableError
+from ._layouts import FP8, LAYOUTS, METHODS, SIDE, Layout
+from ._packed import ELEMENTS
+from ._source import Source
+from ._weights import Weight
+
+
+def family_of(source: Source) -> tuple[str | None, str]:
+    """Returns the family of layouts that the files name, or None, and the evidence."""
+    metadata, method = source.metadata, source.quantization.get("quant_method")
+    if "gguf" in metadata and source.files[0].path.suffix == ".gguf":
+        return "gguf", "the file is GGUF"
+    for key, family in (("tensor_names", "torchao"), ("_quantization_metadata", "comfyui"),
+                        ("scalewise", "scalewise")):  # fmt: skip
+        if key in metadata:
+            return family, f"the header's metadata has {key!r}"
+    if method is None and "quant_algo" in source.quantization:
+        method = "modelopt"
+    if method in METHODS:
+        return METHODS[method], f"quant_method is {method!r}"
+    return None, "no config and no metadata names a layout" if method is None else (
+        f"quant_method is {method!r}, which is not known")  # fmt: skip
+
+
+def find(source: Source, family: str | None) -> dict[str, Weight]:
+    """Returns the arrays of a checkpoint by name, in the order of its files.
+
+    Args:
+        source: the files.
+        family: whose layouts are tried first.
+    """
+    ordered = sorted(LAYOUTS, key=lambda x: x.family != family)
+    taken: dict[str, Weight] = {}
+    found: dict[str, Weight] = {}
+    records = _records(source)
+    if family == "scalewise":
+        found |= _own(source, records)
+        taken = {t.name: w for w in found.values() for t in w.parts.values()}
+    by_suffix = _by_suffix(source.tensors)
+    for layout in ordered:
+        if layout.family == "gguf":
+            names = [n for n, t in source.tensors.items() if t.dtype in layout.code_dtypes]
+        else:
+            names = by_suffix.get(_suffix(layout.scale), ())
+        for scale in names:
+            weight = _matched(layout, scale, source, taken, records)
+            if weight is not None:
+                found[weight.name] = weight
+                taken |= {t.name: weight for t in weight.parts.values()}
+    order: dict[str, Weight] = {}
+    for name, t in source.tensors.items():
+        weight = taken.get(name) or Weight(name, None, {"codes": t})
+        order.setdefault(weight.name, weight)
+    return order
+
+
+def _suffix(template: str) -> str:
+    return template.removeprefix("{}")
+
+
+def _by_suffix(tensors: Iterable[str]) -> dict[str, list[str]]:
+    suffixes = {_suffix(x.scale) for x in LAYOUTS if _suffix(x.scale)}
+    ends = re.compile("|".join(f"(?:{re.escape(s)})" for s in sorted(suffixes, key=len)) + "$")
+    found: dict[str, list[str]] = {}
+    for name in tensors:
+        if ends.search(name):
+            for s in suffixes:
+                if name.endswith(s):
+                    found.setdefault(s, []).append(name)
+    return found
+
+
+def _matched(
+    layout: Layout, scale: str, source: Source, taken: Mapping[str, Weight], records: Json
+) -> Weight | None:
+    """Returns the weight with a scale of that name, if its parts fit the layout."""
+    base = scale.removesuffix(_suffix(layout.scale)) if _suffix(layout.scale) else scale
+    names = layout.names(base)
+    parts = {role: source.tensors[n] for role, n in names.items() if n in source.tensors}
+    if "codes" not in parts or any(names[r] in taken for r in ("codes", "scale")):
+        return None
+    fits = parts["codes"].dtype in layout.code_dtypes
+    gguf = layout.family == "gguf"
+    fits = fits and (gguf or parts["scale"].dtype in layout.scale_dtypes)
+    if not fits or (layout.needs_whole and "whole" not in parts):
+        return None
+    name, record = layout.weight.format(base), None
+    if layout.family == "torchao":
+        module, _, parameter = base.rpartition("._")
+        name = f"{module}.{parameter}"
+        found = records.get(name, {})
+        record = {**found.get("_data", {}), "_tensor_data_names": found.get("_tensor_data_names")}
+    block: Json = (
+        source.quantization.get("weight_block_size") if layout.family == "deepseek" else None
+    )
+    pair = isinstance(block, list) and [type(n) for n in block] == [int, int]
+    block = (block[0], block[1]) if pair and ELEMENTS.get(parts["codes"].dtype) else None
+    found_parts: Json = parts
+    return Weight(name, layout, found_parts, record, block)
+
+
+def _records(source: Source) -> dict[str, Json]:
+    """Returns what torchao or scalewise wrote about each array in the header's metadata."""
+    found: dict[str, Json] = {}
+    try:
+        own = json.loads(source.metadata.get("scalewise", "{}"))
+        names = json.loads(source.metadata.get("tensor_names", "[]"))
+        found = {name: json.loads(source.metadata[name]) for name in names}
+        if not all(isinstance(r, dict) for r in (own, *found.values())):
+            raise ValueError("a record isn't an object")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise UnreadableError(f"{source.path}: its metadata can't be read ({error!r})") from None
+    return own | found
+
+
+def _own(source: Source, records: Mapping[str, Json]) -> dict[str, Weight]:
+    found = {}
+    for name, record in records.items():
+        names = [n for n in (name, f"{name}.scale", f"{name}.exponent", f"{name}.scale.scale",
+                             f"{name}.scale.exponent") if n in source.tensors]  # fmt: skip
+        if name not in names:
+            raise UnreadableError(f"{source.path}: {name!r} is described, but not there")
+        parts = {str(i) if i else "codes": source.tensors[n] for i, n in enumerate(names)}
+        found[name] = Weight(name, None, parts, record)  # pyright: ignore[reportArgumentType]
+    return found
+
+
+def unscaled(weights: Mapping[str, Weight]) -> list[str]:
+    """Returns the names of FP8 tensors that have no scale."""
+    return [
+        w.name
+        for w in weights.values()
+        if w.layout is None and not w.record and w.parts["codes"].dtype in FP8
+    ]
+
+
+def is_side(name: str) -> bool:
+    """Returns whether a tensor is a scale of activations or of a KV cache."""
+    return name.endswith(SIDE)

@@ -1,0 +1,114 @@
+"""Findings of an audit of a checkpoint, and their report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from .._types import Json
+from ._repairs import (
+    BIAS,
+    INVERTED,
+    MISSING,
+    NEGATIVE_ZERO,
+    NIBBLES,
+    NUMBER,
+    ROUNDED,
+    SWIZZLED,
+    TRANSPOSED,
+    TWICE,
+    WRONG_BLOCK,
+)  # fmt: skip
+from ._report import Report, Rows
+
+UNEQUAL, RANDOM = "unequal global scales", "weights near random"
+
+
+BAD_SCALE, DIFFERENT = "NaN, infinite or zero scales", "other numbers than the original"
+
+
+MISSHAPEN = "scale of a wrong shape"
+
+
+FAULTS = (
+    INVERTED, TWICE, TRANSPOSED, SWIZZLED, WRONG_BLOCK, NUMBER, BIAS, ROUNDED, MISSING, NIBBLES,
+    NEGATIVE_ZERO, UNEQUAL, "tensor missing", "tensor stale", "tensor duplicated", "shard missing",
+    BAD_SCALE, RANDOM, MISSHAPEN, DIFFERENT,
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A fault.
+
+    Attributes:
+        fault: one of :data:`FAULTS`.
+        tensors: its names.
+        evidence: what shows it.
+        repair: what would undo it, None if nothing that was tried does.
+        tried: what the repair gave on the file itself.
+    """
+
+    fault: str
+    tensors: tuple[str, ...]
+    evidence: str
+    repair: str | None = None
+    tried: str | None = None
+
+
+@dataclasses.dataclass(eq=False)
+class CheckReport(Report):
+    """What :func:`scalewise.checkpoints.check` found.
+
+    Attributes:
+        path, against: of the checkpoints.
+        layout: family of the layouts.
+        findings: the faults.
+        weights: how many quantised tensors were read.
+    """
+
+    path: str
+    against: str | None
+    layout: str | None
+    findings: list[Finding]
+    weights: int
+    title = "check"
+
+    def __bool__(self) -> bool:
+        """True if nothing was found."""
+        return not self.findings
+
+    def lines(self) -> list[str]:
+        beside = f" against {self.against}" if self.against else ""
+        found = f"{len(self.findings)} faults" if self.findings else "no fault found"
+        lines = [f"{self.path}: {found} in {self.weights} quantised tensors{beside}"]
+        for f in self.findings[:20]:
+            more = f" and {len(f.tensors) - 1} more" if len(f.tensors) > 1 else ""
+            repair = f"; repair: {f.repair} ({f.tried})" if f.repair else ""
+            lines.append(
+                f"{f.fault}: {f.tensors[0] if f.tensors else ''}{more}: {f.evidence}{repair}"
+            )
+        return lines
+
+    def tables(self) -> list[Rows]:
+        rows = [(f.fault, ", ".join(f.tensors), f.evidence, f.repair or "", f.tried or "")
+                for f in self.findings[20:]]  # fmt: skip
+        return [Rows("more", ("fault", "tensors", "evidence", "repair", "tried"), rows)]
+
+    def as_dict(self) -> dict[str, Json]:
+        return {"path": self.path, "against": self.against, "layout": self.layout,
+                "weights": self.weights,
+                "findings": [dataclasses.asdict(f) for f in self.findings]}  # fmt: skip
+
+
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Returns findings with the same fault and repair as one, with the names of all."""
+    groups: dict[tuple, list[Finding]] = {}
+    for f in findings:
+        key = (f.fault, f.repair) if f.repair else (f.fault, f.evidence)
+        groups.setdefault(key, []).append(f)
+    merged = []
+    for same in groups.values():
+        names = tuple(dict.fromkeys(n for f in same for n in f.tensors))
+        merged.append(dataclasses.replace(same[0], tensors=names))
+    return merged

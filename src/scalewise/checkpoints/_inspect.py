@@ -1,0 +1,187 @@
+"""Describes a checkpoint: layouts, formats, bytes, ranges of scales, and what looks suspicious."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable
+
+import numpy as np
+
+from .._types import Json
+from ._files import UnreadableError
+from ._find import family_of, find, is_side, unscaled
+from ._layouts import METHODS
+from ._report import Report, Rows
+from ._source import open_source
+from ._weights import Weight
+
+
+@dataclasses.dataclass
+class Group:
+    """Tensors of one layout and format.
+
+    Attributes:
+        layout, format: names.
+        tensors, numbers, bytes: totals; bytes include scales.
+        scales: smallest and largest block scale, as factors of the codes, None for plain tensors.
+        names: of the tensors.
+    """
+
+    layout: str
+    format: str
+    tensors: int = 0
+    numbers: int = 0
+    bytes: int = 0
+    scales: tuple[float, float] | None = None
+    names: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def bits(self) -> float:
+        return 8 * self.bytes / self.numbers if self.numbers else 0.0
+
+
+@dataclasses.dataclass(eq=False)
+class InspectReport(Report):
+    """What :func:`scalewise.checkpoints.inspect` found.
+
+    Attributes:
+        path: of the checkpoint.
+        layout: family of the layouts, None for plain tensors.
+        evidence: what says so.
+        files, bytes: numbers of files and of the tensors' bytes.
+        groups: tensors by layout and format.
+        side: names of scales of activations and KV caches.
+        wide: names of weights of two axes that are stored wide.
+        suspicious: sentences.
+    """
+
+    path: str
+    layout: str | None
+    evidence: str
+    files: int
+    bytes: int
+    groups: list[Group]
+    side: list[str]
+    wide: list[str]
+    suspicious: list[str]
+    title = "inspect"
+
+    @property
+    def bits(self) -> float:
+        """Bits of all tensors over their numbers."""
+        return 8 * self.bytes / max(1, sum(g.numbers for g in self.groups))
+
+    def lines(self) -> list[str]:
+        numbers = sum(g.numbers for g in self.groups)
+        found = [
+            f"{self.path}: layout {self.layout or 'plain'} ({self.evidence})",
+            f"{self.files} files, {sum(g.tensors for g in self.groups)} arrays, {numbers:,} "
+            f"numbers, {self.bytes:,} bytes, {self.bits:.3f} bits for each number",
+        ]
+        if self.wide and any(g.scales for g in self.groups):
+            more = f" and {len(self.wide) - 5} more" if len(self.wide) > 5 else ""
+            found.append(f"stay wide: {', '.join(self.wide[:5])}{more}")
+        if self.side:
+            found.append(
+                f"{len(self.side)} scales of activations or KV caches ({self.side[0]}, ...)"
+            )
+        return found + [f"suspicious: {s}" for s in self.suspicious]
+
+    def tables(self) -> list[Rows]:
+        heads = ("layout", "format", "arrays", "numbers", "bytes", "bits", "scales")
+        rows = [(g.layout, g.format, str(g.tensors), f"{g.numbers:,}", f"{g.bytes:,}",
+                 f"{g.bits:.3f}", "" if g.scales is None else
+                 f"{g.scales[0]:.3g} to {g.scales[1]:.3g}") for g in self.groups]  # fmt: skip
+        return [Rows("arrays", heads, rows)]
+
+    def as_dict(self) -> dict[str, Json]:
+        return {**dataclasses.asdict(self), "bits": self.bits}
+
+
+def inspect(
+    path: str | os.PathLike[str], told: Callable[[str, int], None] | None = None
+) -> InspectReport:
+    """Describes a checkpoint of any layout; of quantised tensors the scales are read.
+
+    Args:
+        path: a file or folder that :func:`load` reads, also where tensors are missing.
+        told: called with the name and the bytes of each array.
+
+    Raises:
+        UnreadableError: a file is damaged so that its tensors can't be told apart.
+        OSError: a file can't be read.
+    """
+    source = open_source(path)
+    family, evidence = family_of(source)
+    weights = find(source, family)
+    groups: dict[tuple[str, str], Group] = {}
+    suspicious = [p.what for p in source.problems]
+    side, wide, ranges = [], [], defaultdict(list)
+    for weight in weights.values():
+        if is_side(weight.name):
+            side.append(weight.name)
+        try:
+            kind, fmt, size = weight.kind, weight.format, math.prod(weight.shape)
+        except UnreadableError as error:
+            suspicious.append(str(error))
+            continue
+        group = groups.setdefault((kind, fmt), Group(kind, fmt))
+        group.tensors, group.numbers = group.tensors + 1, group.numbers + size
+        group.bytes += weight.nbytes
+        group.names.append(weight.name)
+        if weight.layout is not None:
+            _scales(weight, group, suspicious, ranges)
+        elif len(weight.shape) > 1 and not weight.record:
+            wide.append(weight.name)
+        if told is not None:
+            told(weight.name, weight.nbytes)
+    _suspicious(source.quantization, groups, unscaled(weights), ranges, suspicious)
+    total = sum(t.nbytes for f in source.files for t in f.tensors)
+    if family is None and any(g.scales for g in groups.values()):
+        found = sorted({g.layout.partition("/")[0] for g in groups.values() if g.scales})
+        family, evidence = found[0], f"{evidence}; the tensors' names are those of {found[0]}"
+    ordered = sorted(groups.values(), key=lambda g: -g.bytes)
+    return InspectReport(str(path), family, evidence, len(source.files), total, ordered, side, wide,
+                         suspicious)  # fmt: skip
+
+
+def _scales(weight: Weight, group: Group, suspicious: list[str], ranges: dict) -> None:
+    low, high = math.inf, 0.0
+    for matrix in weight.packed.matrices():
+        factors = matrix.factors()
+        if not factors.size:
+            continue
+        finite = np.isfinite(factors)
+        if not finite.all():
+            suspicious.append(
+                f"{weight.name!r} has {int((~finite).sum())} scales that aren't finite"
+            )
+        low = min(low, float(np.min(factors, initial=math.inf, where=finite)))
+        high = max(high, float(np.max(factors, initial=0, where=finite)))
+    old = group.scales or (low, high)
+    group.scales = min(old[0], low), max(old[1], high)
+    ranges[re.sub(r"\d+", "N", weight.name)].append((weight.name, high))
+
+
+def _suspicious(
+    quantization: Json, groups: dict, alone: list[str], ranges: dict, found: list[str]
+) -> None:
+    """Adds sentences on what doesn't fit together."""
+    if alone:
+        found.append(f"{len(alone)} FP8 tensors have no scale ({alone[0]}, ...)")
+    method = METHODS.get(str(quantization.get("quant_method")))
+    families = {g.layout.partition("/")[0] for g in groups.values() if g.scales}
+    shared = {"compressed-tensors", "modelopt", "fbgemm", "comfyui"}
+    if method and families and method not in families and not {method, *families} <= shared:
+        found.append(f"the config says {method}, the tensors are {', '.join(sorted(families))}")
+    if method and not families:
+        found.append(f"the config says {method}, but no tensor is quantised")
+    for same in ranges.values():
+        usual = float(np.median([high for _, high in same]))
+        for name, high in same:
+            if len(same) > 2 and usual and not 1 / 64 < high / usual < 64:
+                found.append(f"{name!r}: the largest scale is {high:.3g}, usually {usual:.3g}")

@@ -1,0 +1,93 @@
+"""Lays a packed weight out as the tensors of a layout: names, dtypes and shapes."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+
+from .._types import Json
+from ..formats import E2M1FN
+from ._layouts import Layout
+from ._packed import E8M0, WIDE, Packed
+
+SCALE_DTYPES = {"torchao": {E8M0: ml_dtypes.float8_e8m0fnu}}
+
+
+def base_of(layout: Layout, name: str) -> str | None:
+    """Returns the base of a layout's names for a weight; None if it can't be called so."""
+    if layout.family == "torchao":
+        module, dot, parameter = name.rpartition(".")
+        return f"{module}._{parameter}" if dot else None
+    suffix = layout.weight.removeprefix("{}")
+    return name.removesuffix(suffix) if name.endswith(suffix) and name != suffix else None
+
+
+def laid_out(packed: Packed, layout: Layout, base: str) -> dict[str, np.ndarray]:
+    """Returns the tensors of a weight by name."""
+    names = layout.names(base)
+    codes = packed.codes
+    if packed.element != E2M1FN:
+        dtype: Json = packed.element.dtype
+        codes = codes.view(dtype)
+    elif layout.family == "gpt-oss":
+        codes = codes.reshape(*codes.shape[:-1], -1, 16)
+    if layout.name == "deepseek/v4-experts":
+        codes = codes.view(np.int8)
+    parts = {names["codes"]: codes, names["scale"]: _scale(packed, layout)}
+    if packed.whole is not None:
+        shape = {"compressed-tensors": (1,)}.get(layout.family, ())
+        whole = packed.whole.astype(np.float32)
+        parts[names["whole"]] = whole.reshape(shape) if whole.size == 1 else whole
+    return parts
+
+
+def _scale(packed: Packed, layout: Layout) -> np.ndarray:
+    scale = packed.scale
+    if packed.kind == WIDE:
+        if layout.family in ("compressed-tensors", "modelopt") and scale.size == 1:
+            return scale.reshape((1,) if layout.family == "compressed-tensors" else ())
+        per_channel = scale.ndim == 2 and scale.shape[1] == 1 and packed.block[0] == 1
+        return scale[:, 0] if layout.family == "modelopt" and per_channel else scale
+    if packed.kind == E8M0:
+        return scale.view(SCALE_DTYPES.get(layout.family, {}).get(E8M0, np.uint8))
+    return scale.view(ml_dtypes.float8_e4m3fn)
+
+
+def torchao_record(layout: Layout, packed: Packed, dtype: str) -> Json:
+    """Returns what torchao's files say about a tensor in the header's metadata."""
+    kind = layout.name.partition("/")[2].removesuffix("-fp4")
+    original = {"_type": "torch.dtype", "_data": dtype}
+    preference = {"_type": "KernelPreference", "_data": "AUTO"}
+    names = ["qdata", "scale"]
+    if kind == "Float8Tensor":
+        *lead, rows, columns = packed.stored_shape
+        data: Json = {
+            "block_size": [*(1,) * len(lead), min(packed.block[0], rows), columns],
+            "mm_config": None, "act_quant_kwargs": None, "kernel_preference": preference,
+            "dtype": original,
+        }  # fmt: skip
+    elif kind == "NVFP4Tensor":
+        data = {
+            "is_swizzled_scales": False, "use_triton_kernel": False, "act_quant_kwargs": None,
+            "block_size": 16, "orig_dtype": original,
+        }  # fmt: skip
+        names = ["per_tensor_scale", *names] if packed.whole is not None else names
+    else:
+        fp4 = packed.element == E2M1FN
+        element = "float4_e2m1fn_x2" if fp4 else "float8_e4m3fn"
+        preference["_data"] = "EMULATED"
+        data = {
+            "elem_dtype": {"_type": "torch.dtype", "_data": element}, "block_size": 32,
+            "orig_dtype": original, "kernel_preference": preference, "act_quant_kwargs": None,
+            "is_swizzled_scales": False,
+        }  # fmt: skip
+    return {"_type": kind, "_data": data, "_tensor_data_names": names}
+
+
+def torchao_metadata(records: dict[str, Json]) -> dict[str, str]:
+    """Returns the header's metadata; None stands for a tensor that is stored as it is."""
+    plain = {"_type": "Tensor"}
+    metadata = {name: json.dumps(plain if r is None else r) for name, r in records.items()}
+    return metadata | {"tensor_names": json.dumps(list(records))}

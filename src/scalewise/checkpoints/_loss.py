@@ -1,0 +1,120 @@
+"""Measures the difference of two tensors, a few rows at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from ._packed import Packed, Rows, slabs
+
+MEASURED = 128  # columns behind one of the blocks that are compared, but for narrower formats
+
+
+@dataclasses.dataclass
+class Loss:
+    """The difference of two arrays of the same shape; finite numbers count.
+
+    Attributes:
+        numbers: how many were compared.
+        signal, noise: sums of squares of the first array and of the difference, float64.
+        different: numbers that differ.
+        largest: the largest magnitude of the difference.
+        saturated: numbers beyond the largest that the second array's scale allows.
+        flushed: numbers other than zero that became zero.
+        non_finite: numbers that are finite in one of them alone.
+        worst: index of the block with the largest noise over signal, and its SQNR in dB.
+    """
+
+    numbers: int = 0
+    signal: float = 0.0
+    noise: float = 0.0
+    different: int = 0
+    largest: float = 0.0
+    saturated: int = 0
+    flushed: int = 0
+    non_finite: int = 0
+    worst: tuple[list[int], float] | None = None
+
+    @property
+    def sqnr(self) -> float:
+        """The ratio of signal and noise in dB; infinite where nothing differs."""
+        return decibel(self.signal, self.noise)
+
+    def record(self) -> dict:
+        return dataclasses.asdict(self) | {"sqnr": self.sqnr}
+
+
+def decibel(signal: float, noise: float) -> float:
+    if not noise:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
+
+
+def loss(x: np.ndarray | Rows, y: np.ndarray | Rows, packed: Packed | None = None) -> Loss:
+    """Returns the difference of two arrays of at least two axes.
+
+    Args:
+        x: the original.
+        y: the other one.
+        packed: of ``y``, for the count of saturated numbers and the size of blocks.
+    """
+    found = Loss()
+    size = MEASURED if packed is None or packed.block[1] > MEASURED else packed.block[1]
+    for (index, i, a), (_, _, b) in zip(slabs(x), slabs(y), strict=True):
+        _add(found, a, b, size, (*index, i))
+    if packed is not None:
+        found.saturated = _saturated(x, packed)
+    return found
+
+
+def _add(found: Loss, a: np.ndarray, b: np.ndarray, size: int, start: tuple[int, ...]) -> None:
+    with np.errstate(all="ignore"):
+        wrong = b - a
+        off = wrong != 0
+    finite = np.isfinite(wrong)
+    if not finite.all():
+        found.non_finite += int(np.sum(np.isfinite(a) != np.isfinite(b)))
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        off &= ~same
+        wrong, a = np.where(finite, wrong, 0), np.where(finite, a, 0)
+    found.numbers += a.size
+    found.different += int(np.count_nonzero(off))
+    found.flushed += int(np.count_nonzero((b == 0) & (a != 0)))
+    found.largest = max(found.largest, float(np.max(np.abs(wrong), initial=0)))
+    blocks = a.shape[1] // size
+    if blocks:
+        part = (slice(None), slice(blocks * size))
+        shape = (len(a), blocks, size)
+        noise, signal = (
+            np.einsum("...i,...i->...", z, z) for z in (wrong[part].reshape(shape),
+                                                        a[part].reshape(shape))
+        )  # fmt: skip
+        _worst(found, noise, signal, start, size)
+    found.signal += float(np.einsum("ij,ij->", a, a, dtype=np.float64))
+    found.noise += float(np.einsum("ij,ij->", wrong, wrong, dtype=np.float64))
+
+
+def _worst(found: Loss, noise: np.ndarray, signal: np.ndarray, start: tuple, size: int) -> None:
+    ratio = noise / np.maximum(signal, np.float32(1e-30))
+    at = int(np.argmax(ratio))
+    row, block = divmod(at, noise.shape[1])
+    sqnr = decibel(float(signal[row, block]), float(noise[row, block]))
+    if found.worst is None or sqnr < found.worst[1]:
+        found.worst = [*start[:-1], start[-1] + row, block * size], sqnr
+
+
+def _saturated(x: np.ndarray | Rows, packed: Packed) -> int:
+    """Counts numbers above the largest that their block's scale allows."""
+    top, count = np.float32(float(packed.element.max)), 0
+    r, c = packed.block
+    limits = [m.factors() * top * np.float32(1 + 2.0**-22) for m in packed.matrices()]
+    lead = packed.codes.shape[:-2]
+    for index, i, rows in slabs(x):
+        limit = limits[int(np.ravel_multi_index(index, lead)) if lead else 0]
+        limit = limit[np.arange(i, i + len(rows)) // r]
+        if limit.shape[1] > 1:
+            limit = np.repeat(limit, c, axis=1)[:, : rows.shape[1]]
+        count += int(np.count_nonzero(np.abs(rows) > limit))
+    return count

@@ -1,0 +1,242 @@
+"""Packed weights in one normal form, and their values to the bit of the packages that define them.
+
+A value is ``code * factor``, one product in float32, where the factor is the block's scale times
+(or, in compressed-tensors, divided by) the scale of the whole tensor, one product in float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+
+from ..formats import CATALOGUE, E2M1FN, Format
+
+CHUNK = 1 << 18  # elements that are decoded at a time: temporaries stay in the cache
+BF16 = np.dtype(ml_dtypes.bfloat16)
+E8M0, E4M3, UE4M3, WIDE = "e8m0", "e4m3fn", "ue4m3", "fp32"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Packed:
+    """A quantised tensor as bytes.
+
+    Attributes:
+        codes: uint8, ``(..., rows, columns)``; of E2M1, ``(..., rows, columns / 2)`` with element
+            2j in the low half of byte j.
+        element: the format of the codes.
+        scale: uint8 codes or float32 numbers, one for each block: ``(..., rows / block[0],
+            columns / block[1])``, rounded up.
+        kind: format of the scales: e8m0, e4m3fn, ue4m3 (of GGUF, whose 0x7f is zero) or fp32.
+        block: rows and columns that share a scale.
+        whole: None, or a float32 number for the whole tensor or for each index of the first axis.
+        divides: whether the scale is divided by ``whole``.
+        transposed: whether the value has the last two axes swapped.
+    """
+
+    codes: np.ndarray
+    element: Format
+    scale: np.ndarray
+    kind: str
+    block: tuple[int, int]
+    whole: np.ndarray | None = None
+    divides: bool = False
+    transposed: bool = False
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        *lead, n = self.codes.shape
+        return (*lead, n * (2 if self.element == E2M1FN else 1))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *lead, rows, columns = self.stored_shape
+        return (*lead, columns, rows) if self.transposed else (*lead, rows, columns)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.stored_shape)
+
+    def matrices(self) -> Iterator[Packed]:
+        """Yields the matrices of the leading axes, without copies."""
+        lead = self.codes.shape[:-2]
+        whole = self.whole
+        if whole is not None and whole.size > 1:
+            whole = np.broadcast_to(whole.reshape(whole.shape[: len(lead)]), lead)
+        for index in np.ndindex(lead):
+            own = whole if whole is None or whole.size == 1 else whole[index]
+            own = None if own is None else np.asarray(own).reshape(())
+            yield dataclasses.replace(
+                self, codes=self.codes[index], scale=self.scale[index], whole=own, transposed=False
+            )
+
+    def factors(self) -> np.ndarray:
+        """Returns float32 factors of the blocks of a matrix, as the packages compute them."""
+        return _times(_scales(self.kind)[self.scale] if self.kind != WIDE else self.scale, self)
+
+
+def _times(scale: np.ndarray, packed: Packed) -> np.ndarray:
+    if packed.whole is None:
+        return scale
+    with np.errstate(all="ignore"):
+        return scale / packed.whole if packed.divides else scale * packed.whole
+
+
+@functools.cache
+def _scales(kind: str) -> np.ndarray:
+    """Returns the number of each of the 256 bytes of a scale."""
+    codes = np.arange(256, dtype=np.uint8)
+    if kind == E8M0:  # 255 is 2^128 to NumPy: infinity, where E8M0 has NaN
+        return np.append(np.ldexp(np.float32(1), codes[:255].astype(int) - 127), np.float32(np.nan))
+    if kind == UE4M3:
+        found = (codes & 127).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+        return np.where(codes & 127 == 127, np.float32(0), found)
+    return codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
+
+@functools.cache
+def elements(fmt: Format) -> np.ndarray:
+    """Returns the float32 number of each byte of an 8-bit format; of E2M1, of each of 16 codes."""
+    codes = np.arange(1 << fmt.bits, dtype=np.uint8)
+    return fmt.decode(codes).astype(np.float32)
+
+
+def _pairs(table: np.ndarray) -> np.ndarray:
+    """Returns two numbers for each byte of two codes, from one for each code."""
+    byte = np.arange(256)
+    return np.stack([table[..., byte & 15], table[..., byte >> 4]], axis=-1)
+
+
+def _table(packed: Packed, dtype: np.dtype) -> np.ndarray:
+    """Returns the values of each (scale byte, code byte) as one integer for each index."""
+    with np.errstate(all="ignore"):
+        factors = _times(_scales(packed.kind), packed)[:, None]
+        table = elements(packed.element) * factors
+    if packed.element == E2M1FN:
+        table = _pairs(table)
+    table = np.ascontiguousarray(table.astype(dtype)).reshape(1 << 16, -1)
+    return table.view(f"u{table.itemsize * table.shape[1]}")[:, 0]
+
+
+def values(packed: Packed, dtype: np.dtype | type = np.float32) -> np.ndarray:
+    """Returns the values, float32, or rounded once to a narrower dtype.
+
+    Args:
+        packed: the tensor.
+        dtype: of the result: float32, bfloat16 or float16.
+    """
+    dtype = np.dtype(dtype)
+    out = np.empty(packed.stored_shape, dtype)
+    lead = out.shape[:-2]
+    flat = out.reshape(math.prod(lead), *out.shape[-2:])
+    for matrix, into in zip(packed.matrices(), flat, strict=True):
+        _decode(matrix, into)
+    return np.swapaxes(out, -1, -2) if packed.transposed else out
+
+
+class Rows:
+    """The values of a packed tensor as an array whose rows are decoded when they are sliced."""
+
+    def __init__(self, packed: Packed):
+        self._packed = packed
+        self.shape = packed.stored_shape
+
+    def __getitem__(self, key: tuple[int, ...] | slice) -> Rows | np.ndarray:
+        """Returns a matrix of leading axes' indices, or float32 rows of a matrix."""
+        p = self._packed
+        if isinstance(key, tuple):
+            if not key:
+                return self
+            count = math.prod(p.codes.shape[:-2])
+            at = int(np.ravel_multi_index(key, p.codes.shape[:-2])) if count else 0
+            return Rows(next(itertools.islice(p.matrices(), at, None)))
+        start, stop, _ = key.indices(self.shape[0])
+        scale = p.scale[np.arange(start, stop) // p.block[0]]
+        part = dataclasses.replace(
+            p, codes=p.codes[key], scale=scale, block=(1, p.block[1]), transposed=False
+        )
+        out = np.empty(part.stored_shape, np.float32)
+        _decode(part, out)
+        return out
+
+
+def slabs(x: np.ndarray | Rows) -> Iterator[tuple[tuple[int, ...], int, np.ndarray]]:
+    """Yields (index of leading axes, first row, float32 rows) over an array of two axes or more."""
+    *lead, rows, columns = x.shape
+    step = max(1, CHUNK // max(1, columns))
+    for index in np.ndindex(*lead):
+        matrix = x[index] if lead else x
+        for i in range(0, rows, step):
+            yield index, i, np.asarray(matrix[i : i + step]).astype(np.float32, copy=False)
+
+
+def _decode(packed: Packed, out: np.ndarray) -> None:
+    """Writes the values of a matrix."""
+    if packed.kind == WIDE or packed.block[0] != 1:
+        return _decode_by_factors(packed, out)
+    rows, columns = packed.codes.shape
+    width = packed.block[1] // (2 if packed.element == E2M1FN else 1)
+    table = _table(packed, out.dtype)
+    target = out.view(table.dtype)
+    step = max(1, CHUNK // max(1, out.shape[1]))
+    whole = columns // width * width  # the last block may be shorter
+    for i in range(0, rows, step):
+        here = slice(i, i + step)
+        scale = packed.scale[here].astype(np.uint16) << 8
+        codes = packed.codes[here]
+        index = np.empty(codes.shape, np.uint16)
+        blocks = codes[:, :whole].reshape(len(codes), -1, width)
+        joined = blocks | scale[:, : blocks.shape[1], None]
+        index[:, :whole] = joined.reshape(len(codes), whole)
+        index[:, whole:] = codes[:, whole:] | scale[:, -1:]
+        np.take(table, index, out=target[here], mode="clip")
+
+
+def _decode_by_factors(packed: Packed, out: np.ndarray) -> None:
+    """Writes the values of a matrix, whose scales are float32 or hold for several rows."""
+    table = elements(packed.element)
+    fp4 = packed.element == E2M1FN
+    table = np.ascontiguousarray(_pairs(table)).view(np.uint64)[:, 0] if fp4 else table
+    factors = np.asarray(packed.factors())
+    rows, columns = packed.stored_shape
+    r, c = packed.block
+    step = max(1, CHUNK // max(1, columns))
+    one = factors.shape[1] == 1 and c >= columns
+    for i in range(0, rows, step):
+        wide = np.take(table, packed.codes[i : i + step]).view(np.float32)
+        of_rows = factors[np.arange(i, i + len(wide)) // r]
+        if not one:
+            of_rows = np.repeat(of_rows, c, axis=1)[:, :columns]
+        with np.errstate(all="ignore"):
+            out[i : i + step] = np.multiply(wide, of_rows, out=wide)
+
+
+def nibbles(codes: np.ndarray) -> np.ndarray:
+    """Returns the codes of E2M1, one in each byte, from bytes of two."""
+    out = np.empty((*codes.shape[:-1], 2 * codes.shape[-1]), np.uint8)
+    out[..., 0::2], out[..., 1::2] = codes & 15, codes >> 4
+    return out
+
+
+def pack_nibbles(codes: np.ndarray) -> np.ndarray:
+    """Returns bytes of two codes, the even one in the low half."""
+    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+
+
+def from_halves(codes: np.ndarray, block: int) -> np.ndarray:
+    """Returns bytes of element pairs from bytes that hold elements j and j + half a block."""
+    halves = codes.reshape(*codes.shape[:-1], -1, block // 2)
+    both = np.concatenate([halves & 15, halves >> 4], axis=-1)
+    return pack_nibbles(both).reshape(codes.shape)
+
+
+ELEMENTS = {
+    "F8_E4M3": CATALOGUE["e4m3fn"], "F8_E5M2": CATALOGUE["e5m2"],
+    "F8_E4M3FNUZ": CATALOGUE["e4m3fnuz"], "F8_E5M2FNUZ": CATALOGUE["e5m2fnuz"],
+}  # fmt: skip
+"""The formats of safetensors' dtypes of one byte; codes of other dtypes are E2M1's, in pairs."""

@@ -1,0 +1,201 @@
+"""Repairs of damaged weights, each named after the fault that it undoes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ..formats import E2M1FN
+from ._files import UnreadableError
+from ._packed import E8M0, WIDE, Packed, elements, from_halves, nibbles, pack_nibbles, values
+from ._weights import swizzled, unswizzled
+
+ROWS, MATRICES = 64, 4  # a sample of a tensor
+INVERTED, TWICE = "global scale inverted", "global scale applied twice"
+TRANSPOSED, SWIZZLED = "scale transposed", "scale swizzled"
+WRONG_BLOCK = "scale of the wrong block"
+NUMBER, BIAS = "E8M0 byte read as a number", "E8M0 with a wrong bias"
+NIBBLES, ROUNDED = "nibbles swapped", "float32 scales rounded to E8M0"
+MISSING, NEGATIVE_ZERO = "scale missing", "zero coded as -0"
+
+
+@dataclasses.dataclass(frozen=True)
+class Repair:
+    """A repair: the fault, what is done, and a function of the packed tensor, None if unfit."""
+
+    fault: str
+    what: str
+    apply: Callable[[Packed], Packed | None]
+    of_codes: bool = False
+
+
+def _whole(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Packed], Packed | None]:
+    def apply(p: Packed) -> Packed | None:
+        if p.whole is None or not np.all(p.whole > 0):
+            return None
+        with np.errstate(all="ignore"):
+            return dataclasses.replace(p, whole=np.asarray(change(p.whole), np.float32))
+
+    return apply
+
+
+def _scale(change: Callable[[Packed], np.ndarray | None]) -> Callable[[Packed], Packed | None]:
+    def apply(p: Packed) -> Packed | None:
+        scale = change(p)
+        return None if scale is None else dataclasses.replace(p, scale=scale)
+
+    return apply
+
+
+def _transposed(p: Packed) -> np.ndarray | None:
+    *lead, rows, columns = p.scale.shape
+    if 1 in (rows, columns):
+        return None
+    return np.swapaxes(p.scale.reshape(*lead, columns, rows), -1, -2)
+
+
+def _unswizzled(p: Packed) -> np.ndarray | None:
+    rows, columns = p.scale.shape[-2:]
+    if p.scale.ndim != 2 or rows % 128 or columns % 4 or p.block[0] != 1:
+        return None
+    return unswizzled(p.scale, p.scale.shape)
+
+
+def _swizzled(p: Packed) -> np.ndarray | None:
+    if _unswizzled(p) is None:
+        return None
+    return swizzled(p.scale).reshape(p.scale.shape)
+
+
+def _rolled(by: int, axis: int) -> Callable[[Packed], np.ndarray | None]:
+    return lambda p: np.roll(p.scale, by, axis) if p.scale.shape[axis] > 1 else None
+
+
+def _as_bytes(p: Packed) -> Packed | None:
+    if p.kind != WIDE or not is_bytes(p.scale):
+        return None
+    return dataclasses.replace(p, scale=p.scale.astype(np.uint8), kind=E8M0)
+
+
+def is_bytes(scale: np.ndarray) -> bool:
+    """Returns whether float scales are E8M0 bytes, as numbers: integers of 64 to 254."""
+    whole = np.all((scale == np.floor(scale)) & (scale >= 0) & (scale < 255))
+    return bool(whole) and scale.size > 1 and float(np.median(scale)) >= 64
+
+
+def biased(by: int) -> Repair:
+    """Returns the repair of scales whose exponent is off by a number."""
+
+    def apply(p: Packed) -> Packed | None:
+        if p.kind != E8M0 or not by:
+            return None
+        moved = np.clip(p.scale.astype(np.int32) + by, 0, 254).astype(np.uint8)
+        return dataclasses.replace(p, scale=moved)
+
+    return Repair(BIAS, f"add {by} to the scales' bytes", apply)
+
+
+def _flipped(p: Packed) -> Packed | None:
+    if p.element != E2M1FN:
+        return None
+    return dataclasses.replace(p, codes=(p.codes >> 4) | (p.codes << 4))
+
+
+def _from_halves(p: Packed) -> Packed | None:
+    if p.element != E2M1FN or p.stored_shape[-1] % p.block[1]:
+        return None
+    return dataclasses.replace(p, codes=from_halves(p.codes, p.block[1]))
+
+
+def _to_halves(p: Packed) -> Packed | None:
+    if p.element != E2M1FN or p.stored_shape[-1] % p.block[1]:
+        return None
+    both = nibbles(p.codes)
+    both = both.reshape(*both.shape[:-1], -1, 2, p.block[1] // 2).swapaxes(-1, -2)
+    return dataclasses.replace(p, codes=pack_nibbles(both.reshape(*p.codes.shape[:-1], -1)))
+
+
+REPAIRS = (
+    Repair(INVERTED, "invert the global scale", _whole(lambda w: 1 / w)),
+    Repair(TWICE, "take the root of the global scale", _whole(np.sqrt)),
+    Repair(TWICE, "take 1 as the global scale", _whole(np.ones_like)),
+    Repair(TRANSPOSED, "transpose the scale", _scale(_transposed)),
+    Repair(SWIZZLED, "bring the scale from tiles into rows", _scale(_unswizzled)),
+    Repair(SWIZZLED, "bring the scale from rows into tiles", _scale(_swizzled)),
+    *(
+        Repair(WRONG_BLOCK, f"move the scale by {by} along axis {axis}", _scale(_rolled(by, axis)))
+        for axis in (-1, -2)
+        for by in (-1, 1, -2, 2)
+    ),
+    Repair(NUMBER, "read the scale as E8M0 bytes", _as_bytes),
+    Repair(NIBBLES, "swap the halves of each byte", _flipped, True),
+    Repair(NIBBLES, "read element j and j + half a block from a byte", _from_halves, True),
+    Repair(NIBBLES, "read elements 2j and 2j + 1 from a byte", _to_halves, True),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Rows of a tensor, spread evenly: which, and how to take them from another one."""
+
+    matrices: tuple[tuple[int, ...], ...]
+    rows: np.ndarray
+
+    def of(self, p: Packed) -> np.ndarray:
+        """Returns the float32 values of the rows, one below the other."""
+        return values(self.packed(p))
+
+    def packed(self, p: Packed) -> Packed:
+        """Returns the rows as one matrix for each leading index, with a scale for each row."""
+        lead = p.codes.shape[:-2]
+        codes = np.stack([p.codes[m][self.rows] for m in self.matrices])
+        scale = np.stack([p.scale[m][self.rows // p.block[0]] for m in self.matrices])
+        whole = p.whole
+        if whole is not None and whole.size > 1:
+            whole = np.broadcast_to(whole.reshape(whole.shape[: len(lead)]), lead)
+            whole = np.stack([whole[m] for m in self.matrices])
+        return dataclasses.replace(
+            p, codes=codes, scale=scale, whole=whole, block=(1, p.block[1]), transposed=False
+        )
+
+    def of_array(self, x: np.ndarray) -> np.ndarray:
+        return np.stack([np.asarray(x[m][self.rows]) for m in self.matrices]).astype(np.float32)
+
+    def repaired(self, p: Packed, repair: Repair) -> np.ndarray | None:
+        """Returns the values of the rows after a repair, None if it doesn't fit."""
+        try:
+            first = self.packed(p) if repair.of_codes else p
+            found = repair.apply(first)
+            if found is None:
+                return None
+            return values(found) if repair.of_codes else self.of(found)
+        except (ValueError, IndexError, UnreadableError):
+            return None
+
+
+def sample_of(shape: tuple[int, ...]) -> Sample:
+    """Returns a sample of a tensor as stored."""
+    lead, rows = shape[:-2], shape[-2]
+    chosen = np.unique(np.linspace(0, rows - 1, min(rows, ROWS)).astype(int))
+    every = list(np.ndindex(*lead))
+    at = np.unique(np.linspace(0, len(every) - 1, min(len(every), MATRICES)).astype(int))
+    return Sample(tuple(every[i] for i in at), chosen)
+
+
+def tries(p: Packed, shift: float | None) -> Iterator[Repair]:
+    """Yields the repairs to try; ``shift``, log2 of the values' excess, suggests a bias."""
+    yield from REPAIRS
+    if shift is not None and np.isfinite(shift) and p.kind == E8M0 and round(shift):
+        yield biased(-round(shift))
+
+
+def negative_zeros(p: Packed) -> tuple[int, int]:
+    """Returns the number of zeros and of those coded as -0, in blocks that have a scale."""
+    table = elements(p.element)
+    codes = nibbles(p.codes) if p.element == E2M1FN else p.codes
+    counts = np.bincount(codes.reshape(-1), minlength=len(table))
+    zero = table == 0
+    negative = zero & np.signbit(table)
+    return int(counts[zero].sum()), int(counts[negative].sum())

@@ -1,0 +1,182 @@
+"""Reports of checkpoints: shown in a terminal, saved as a page or as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .._output import Printed, check_writable, page_environment, print_table, replacing, visible
+from .._types import Json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WORST = 10  # rows of a table in a terminal
+
+
+class Rows(NamedTuple):
+    """A table of a report."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class Report(Printed):
+    """The result of a command, with sentences and tables."""
+
+    title = "checkpoint"
+
+    def lines(self) -> list[str]:
+        """Returns sentences, the verdict first."""
+        raise NotImplementedError
+
+    def tables(self) -> list[Rows]:
+        raise NotImplementedError
+
+    def as_dict(self) -> dict[str, Json]:
+        """Returns what the JSON file holds; non-finite numbers are "inf", "-inf", "nan"."""
+        raise NotImplementedError
+
+    def json(self) -> str:
+        return json.dumps(plain(self.as_dict()), indent=1)
+
+    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
+        """Prints the report; of long tables the first rows, unless ``everything``."""
+        from rich.console import Console as Terminal
+        from rich.markup import escape
+        from rich.table import Table
+
+        console = console or Terminal()
+        for line in self.lines():
+            console.print(visible(line), markup=False, highlight=False, soft_wrap=True)
+        for found in self.tables():
+            if not found.rows:
+                continue
+            shown = Table(title=found.title, box=None, pad_edge=False, title_justify="left")
+            for heading in found.headings:
+                shown.add_column(heading)
+            rows = found.rows if everything else found.rows[:WORST]
+            for row in rows:
+                shown.add_row(*(escape(visible(cell)) for cell in row))
+            print_table(console, shown)
+            if len(rows) < len(found.rows):
+                console.print(f"and {len(found.rows) - len(rows)} more (--all)", highlight=False)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the report; on failure, a file that was there stays unchanged.
+
+        Args:
+            path: ends with ``.html`` or ``.json``.
+
+        Raises:
+            ValueError: another ending, no such folder, or not a regular file.
+            OSError: the file can't be written.
+        """
+        path = Path(path)
+        if path.suffix not in (".html", ".json"):
+            raise ValueError(f"save({str(path)!r}): expected a name that ends with .html or .json")
+        check_writable(path)
+        text = self.json() if path.suffix == ".json" else self._page()
+        with replacing(path) as file:
+            file.write(text.encode())
+        return path
+
+    def _page(self) -> str:
+        tables = [t for t in self.tables() if t.rows]
+        return page_environment("scalewise.checkpoints").rendered(
+            "report.html.j2", title=self.title, lines=self.lines(), tables=tables
+        )
+
+
+@dataclasses.dataclass(eq=False)
+class CastReport(Report):
+    """What :func:`scalewise.checkpoints.cast` wrote and what was lost.
+
+    Attributes:
+        source, target: paths.
+        to, layout: of the cast.
+        records: one for each tensor: its name, what was done, bytes, and a loss where numbers were
+            rounded.
+        dropped: scales of activations in the source's layout, which the new one has no place for.
+        resumed: tensors that an earlier run of the same cast had written.
+    """
+
+    source: str
+    target: str
+    to: str
+    layout: str
+    records: list[Json]
+    dropped: list[str]
+    resumed: int = 0
+    title = "cast"
+
+    @property
+    def sqnr(self) -> float:
+        """Signal over noise in dB of all tensors that were rounded."""
+        from ._loss import decibel
+
+        lost = [r["loss"] for r in self.records if "loss" in r]
+        return decibel(sum(x["signal"] for x in lost), sum(x["noise"] for x in lost))
+
+    def lines(self) -> list[str]:
+        done = Counter(r["what"] for r in self.records)
+        counts = ", ".join(f"{n} {what}" for what, n in done.items())
+        found = [f"{Path(self.source).name} -> {Path(self.target).name}: {len(self.records)} "
+                 f"tensors ({counts})"]  # fmt: skip
+        lost = [r["loss"] for r in self.records if "loss" in r]
+        if lost:
+            found.append(f"SQNR {_db(self.sqnr)}, {sum(x['saturated'] for x in lost)} saturated, "
+                         f"{sum(x['flushed'] for x in lost)} flushed to zero")  # fmt: skip
+        if self.dropped:
+            found.append(f"{len(self.dropped)} scales of activations left out: they belong to the "
+                         f"old layout ({self.dropped[0]}, ...)")  # fmt: skip
+        if self.resumed:
+            found.append(f"{self.resumed} tensors were there from a run that ended early")
+        return found
+
+    def tables(self) -> list[Rows]:
+        lost = sorted((r for r in self.records if "loss" in r), key=lambda r: r["loss"]["sqnr"])
+        rows = []
+        for r in lost:
+            x = r["loss"]
+            at, sqnr = x["worst"] or ("", math.nan)
+            rows.append(
+                (
+                    r["name"],
+                    r["to"],
+                    str(r["size"]),
+                    _db(x["sqnr"]),
+                    str(x["saturated"]),
+                    str(x["flushed"]),
+                    f"{x['largest']:.3g}",
+                    f"{at} {_db(sqnr)}" if at else "",
+                )
+            )
+        heads = ("tensor", "format", "numbers", "SQNR", "saturated", "flushed", "largest error",
+                 "worst block")  # fmt: skip
+        kept = [(r["name"], r["to"], r["what"]) for r in self.records if "loss" not in r]
+        return [Rows("worst first", heads, rows), Rows("others", ("tensor", "dtype", "what"), kept)]
+
+    def as_dict(self) -> dict[str, Json]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {
+            "sqnr": self.sqnr}  # fmt: skip
+
+
+def _db(x: float) -> str:
+    return "exact" if x == math.inf else f"{x:.1f} dB"
+
+
+def plain(x: Json) -> Json:
+    """Returns what JSON can hold."""
+    if isinstance(x, dict):
+        return {str(k): plain(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [plain(v) for v in x]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x

@@ -1,0 +1,277 @@
+"""Weights of a checkpoint: their parts in a file, decoded when they are used."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._types import Json
+from ..formats import E2M1FN
+from ..rounding import EncodedArray
+from ..scaled import ScaledArray
+from ..scaled._safetensors import _joined
+from ._files import Tensor, UnreadableError
+from ._layouts import Layout, Role
+from ._packed import ELEMENTS, Packed, from_halves, nibbles, pack_nibbles, values
+
+BLOCK_SIZES = (128, 64, 32, 16)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weight:
+    """One array of a checkpoint, decoded when it is used.
+
+    Attributes:
+        name: of the array, whatever its parts are called.
+        layout: None for a tensor that is stored as it is.
+        parts: the tensors of the file by their roles: codes, scale, whole, pre.
+        record: what the file says about it: torchao's or scalewise's metadata.
+        fixes: fields of :class:`Packed` that replace what the file says, for tried repairs.
+    """
+
+    name: str
+    layout: Layout | None
+    parts: Mapping[Role, Tensor]
+    record: Json = None
+    block: tuple[int, int] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The layout's name, or ``plain``."""
+        if self.layout is None:
+            return "scalewise" if self.record else "plain"
+        return self.layout.name
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in {id(t): t for t in self.parts.values()}.values())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.layout is None:
+            return self.parts["codes"].shape if not self.record else self.scaled().shape
+        return self.packed.shape
+
+    @property
+    def format(self) -> str:
+        """The name of the format of the numbers."""
+        if self.layout is None:
+            return "scalewise" if self.record else self.parts["codes"].dtype.lower()
+        if self.layout.format == "deepseek":
+            return "e4m3fn"
+        return self.packed.element.name if self.layout.scale_dtypes[0] == "F32" else (
+            self.layout.format)  # fmt: skip
+
+    @cached_property
+    def packed(self) -> Packed:
+        """The bytes in normal form.
+
+        Raises:
+            UnreadableError: the parts' shapes or dtypes don't fit.
+        """
+        assert self.layout is not None
+        return _packed(self)
+
+    def value(self, dtype: np.dtype | type = np.float32) -> np.ndarray:
+        """Returns the numbers, float32 or rounded once to a dtype, as the layout's package does.
+
+        Integers and float64 stay as they are.
+        """
+        if self.layout is not None:
+            return values(self.packed, dtype)
+        if self.record:
+            return np.asarray(self.scaled()).astype(dtype)
+        x = self.parts["codes"].array()
+        dtype = np.dtype(dtype)
+        if x.dtype.kind not in "fV" or x.dtype in (np.float64, dtype):
+            return x
+        return x.astype(np.float32).astype(dtype, copy=False)
+
+    def scaled(self) -> jax.Array | np.ndarray | ScaledArray | EncodedArray:
+        """Returns the ScaledArray of a quantised weight, packed as stored; others as arrays.
+
+        A scale that divides becomes its reciprocal, rounded to float32; blocks of several rows get
+        their scale for each row. All else equals :meth:`value` to the bit.
+        """
+        if self.layout is not None:
+            return _scaled(self.packed)
+        arrays: Json = {t.name: t.array() for t in self.parts.values()}
+        return _joined(self.name, self.record, arrays) if self.record else arrays[self.name]
+
+    @property
+    def channel_scale(self) -> np.ndarray | None:
+        """The factors of the input's channels that belong to the weight (AWQ), float32, or None."""
+        part = self.parts.get("pre")
+        return None if part is None else part.array().astype(np.float32)
+
+
+def _packed(weight: Weight) -> Packed:
+    layout, parts = weight.layout, weight.parts
+    assert layout is not None
+    if layout.family == "gguf":
+        return _from_gguf(parts["codes"])
+    codes, scale = parts["codes"], parts["scale"].array()
+    element = ELEMENTS.get(codes.dtype, E2M1FN)
+    raw = codes.bytes.reshape(codes.array().shape)
+    if layout.family == "gpt-oss":  # groups of 16 bytes
+        raw = raw.reshape(*raw.shape[:-2], -1)
+    if raw.ndim < 2:
+        raise UnreadableError(f"{weight.name!r} has {raw.ndim} axes; {layout.name} has two or more")
+    whole = parts["whole"].array().astype(np.float32) if "whole" in parts else None
+    if whole is not None and whole.size == 1:
+        whole = whole.reshape(())
+    packed = Packed(raw, element, scale, _kind(layout, parts["scale"]), (1, 1), whole,
+                    layout.divides, layout.transposed)  # fmt: skip
+    swizzled = bool(weight.record and weight.record.get("is_swizzled_scales"))
+    block, scale = _blocks(weight, packed, swizzled)
+    if packed.kind != "fp32":
+        scale = scale.view(np.uint8)
+    else:
+        scale = scale.astype(np.float32)
+    return dataclasses.replace(packed, scale=scale, block=block)
+
+
+def _kind(layout: Layout, scale: Tensor) -> str:
+    if scale.dtype in ("U8", "F8_E8M0"):
+        return "e8m0"
+    return "e4m3fn" if scale.dtype == "F8_E4M3" else "fp32"
+
+
+def _blocks(weight: Weight, packed: Packed, swizzled: bool) -> tuple[tuple[int, int], np.ndarray]:
+    """Returns the rows and columns that share a scale, and the scales in their shape."""
+    layout, scale, shape = weight.layout, packed.scale, packed.stored_shape
+    assert layout is not None
+    *lead, rows, columns = shape
+    block = weight.block or layout.block
+    if scale.size == 1:
+        return (rows, columns), scale.reshape(*(1,) * len(lead), 1, 1) if not lead else (
+            np.broadcast_to(scale.reshape(()), (*lead, 1, 1)))  # fmt: skip
+    if scale.shape == (rows,):
+        scale = scale[:, None]
+    if scale.shape == tuple(lead) and lead:  # one for each expert
+        scale = scale[..., None, None]
+    if scale.ndim == len(shape) + 2 and scale.shape[-1] == scale.shape[-3] == 1:
+        scale = scale[..., 0, :, 0]
+    if scale.shape == (*lead, columns, 1) and rows != columns and lead:
+        scale = np.swapaxes(scale, -1, -2)  # as transformers' FbgemmFp8 writes experts' down_proj
+    if block is not None and (scale.ndim != len(shape) or not _fits(scale.shape, shape, block)):
+        wanted = (*lead, -(-rows // block[0]), -(-columns // block[1]))
+        if swizzled:
+            return block, unswizzled(scale, wanted)
+        if weight.block is None and layout.family == "deepseek":
+            block = None  # other tiles, as the scales' shape says
+        else:
+            raise _misfit(weight, scale.shape, shape, f"; expected {wanted}")
+    if block is None:
+        if scale.ndim != len(shape):
+            raise _misfit(weight, scale.shape, shape)
+        pairs = zip(shape[-2:], scale.shape[-2:], strict=True)
+        sizes = tuple(_size(n, s) for n, s in pairs)
+        halves = packed.element == E2M1FN and sizes[1] % 2  # a byte would have two scales
+        if halves or not all(sizes) or scale.shape[:-2] != tuple(lead):
+            raise _misfit(weight, scale.shape, shape)
+        block = sizes[0], sizes[1]
+    return block, unswizzled(scale, scale.shape) if swizzled else scale
+
+
+def _misfit(weight: Weight, scale: tuple, shape: tuple, more: str = "") -> UnreadableError:
+    return UnreadableError(
+        f"{weight.name!r}: a scale of shape {scale} for {shape} numbers in {weight.kind}{more}"
+    )
+
+
+def _fits(scale: tuple, shape: tuple, block: tuple[int, int]) -> bool:
+    rows, columns = shape[-2:]
+    return scale == (*shape[:-2], -(-rows // block[0]), -(-columns // block[1]))
+
+
+def _size(n: int, scales: int) -> int:
+    """Returns the size of the blocks of an axis, 0 if there is none."""
+    if scales == 1:
+        return n
+    if scales == n:
+        return 1
+    if scales and n % scales == 0:
+        return n // scales
+    return next((b for b in BLOCK_SIZES if -(-n // b) == scales), 0)
+
+
+def unswizzled(scale: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns block scales in rows from tiles of 128 x 4 as cuBLAS reads them.
+
+    See docs.nvidia.com/cuda/cublas, section "1D block scaling factors layout".
+    """
+    *lead, rows, columns = shape
+    tall = math.prod(lead) * rows
+    tiles = -(-tall // 128), -(-columns // 4)
+    if scale.size != tiles[0] * tiles[1] * 512:
+        raise UnreadableError(f"swizzled scales of shape {scale.shape} for {shape} blocks")
+    x = scale.reshape(*tiles, 32, 4, 4).transpose(0, 3, 2, 1, 4)
+    x = x.reshape(tiles[0] * 128, tiles[1] * 4)
+    return np.ascontiguousarray(x[:tall, :columns]).reshape(shape)
+
+
+def swizzled(scale: np.ndarray) -> np.ndarray:
+    """Returns the scales of a matrix of blocks in the order of :func:`unswizzled`, padded by 0."""
+    rows, columns = scale.shape
+    tiles = -(-rows // 128), -(-columns // 4)
+    padded = np.zeros((tiles[0] * 128, tiles[1] * 4), scale.dtype)
+    padded[:rows, :columns] = scale
+    x = padded.reshape(tiles[0], 4, 32, tiles[1], 4).transpose(0, 3, 2, 1, 4)
+    return np.ascontiguousarray(x).reshape(tiles[0] * 32, tiles[1] * 16)
+
+
+def _from_gguf(codes: Tensor) -> Packed:
+    size, scales, elements = (17, 1, 32) if codes.dtype == "GGUF_MXFP4" else (36, 4, 64)
+    *lead, rows, columns = (1, *codes.shape) if len(codes.shape) == 1 else codes.shape
+    if columns % elements:
+        raise UnreadableError(f"{codes.name!r}: {columns} columns are no multiple of {elements}")
+    raw = codes.bytes.reshape(*lead, rows, columns // elements, size)
+    block = elements // scales
+    bytes_ = raw[..., scales:].reshape(*lead, rows, -1)
+    scale = raw[..., :scales].reshape(*lead, rows, -1)
+    kind = "e8m0" if scales == 1 else "ue4m3"
+    return Packed(from_halves(bytes_, block), E2M1FN, scale, kind, (1, block))
+
+
+def _scaled(packed: Packed) -> ScaledArray:
+    *lead, rows, columns = packed.stored_shape
+    codes, scale = packed.codes, packed.scale
+    r, c = packed.block
+    if r not in (1, rows):
+        scale = np.repeat(scale, r, axis=-2)[..., :rows, :]
+    if packed.transposed:
+        scale = np.swapaxes(scale, -1, -2)
+        codes = np.swapaxes(nibbles(codes), -1, -2)
+        codes = pack_nibbles(codes)
+    axis = len(lead) + (0 if packed.transposed else 1)
+    if packed.kind == "ue4m3":
+        scale = np.where(scale & 127 == 127, 0, scale & 127).astype(np.uint8)
+    stored: jax.Array | ScaledArray = jnp.asarray(_dtyped(scale, packed.kind))
+    exponent = None
+    if packed.whole is not None:
+        whole = packed.whole.reshape(-1, *(1,) * (len(lead) + 1)) if packed.whole.size > 1 else (
+            packed.whole.reshape(()))  # fmt: skip
+        stored = ScaledArray(stored, jnp.asarray(1 / whole if packed.divides else whole))
+    block = (axis, c) if c < columns else None
+    if packed.element == E2M1FN:
+        length = rows if packed.transposed else columns
+        data = EncodedArray(jnp.asarray(codes), E2M1FN, length)
+    else:
+        assert packed.element.dtype is not None
+        data = jnp.asarray(codes.view(packed.element.dtype))
+    return ScaledArray(data, stored, block, exponent)
+
+
+def _dtyped(scale: np.ndarray, kind: str) -> np.ndarray:
+    import ml_dtypes
+
+    dtypes = {"e8m0": ml_dtypes.float8_e8m0fnu, "e4m3fn": ml_dtypes.float8_e4m3fn}
+    dtypes["ue4m3"] = dtypes["e4m3fn"]
+    return np.ascontiguousarray(scale).view(dtypes[kind]) if kind in dtypes else scale

@@ -1,0 +1,144 @@
+"""Files of other people's packages are read to equal values, and written to equal bytes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from safetensors.numpy import save_file as save_numpy
+
+from pages import DOCS, page_script
+from scalewise import checkpoints
+from scalewise.checkpoints._encode import WRITERS, quantised
+from scalewise.checkpoints._files import open_file
+from scalewise.checkpoints._lay import base_of, laid_out
+from scalewise.checkpoints._layouts import BY_NAME
+
+RECORDED = Path(__file__).parent / "recorded"
+NAMES = sorted(json.loads((RECORDED / "versions.json").read_text()))
+WRITTEN = {  # the layout, the writer, and options of it
+    "compressed-tensors_nvfp4-pack-quantized": {},
+    "compressed-tensors_mxfp4-pack-quantized": {},
+    "compressed-tensors_mxfp8-quantized": {},
+    "compressed-tensors_float-quantized": {},
+    "compressed-tensors_float-quantized-tensor": {"strategy": "tensor"},
+    "modelopt_nvfp4": {},
+    "modelopt_fp8": {"strategy": "tensor"},
+    "modelopt_mxfp8": {},
+    "torchao_Float8Tensor": {},
+    "torchao_Float8Tensor-tensor": {"strategy": "tensor"},
+    "torchao_NVFP4Tensor": {},
+    "torchao_MXTensor": {},
+    "torchao_MXTensor-fp4": {},
+    "deepseek_v3": {},
+    "deepseek_v3-ue8m0": {"powers": True},
+}
+
+
+def folder_of(name, tmp_path):
+    """Returns a folder with a recorded file and its config, as a model is passed around."""
+    folder = tmp_path / name
+    folder.mkdir()
+    if name.startswith("gguf"):
+        pytest.importorskip("gguf")
+        return RECORDED / f"{name}.gguf"
+    shutil.copy(RECORDED / f"{name}.safetensors", folder / "model.safetensors")
+    if (RECORDED / f"{name}.config.json").exists():
+        shutil.copy(RECORDED / f"{name}.config.json", folder / "config.json")
+    return folder
+
+
+def expected_of(name):
+    found = load_file(RECORDED / f"{name}.expected.safetensors")
+    return {key: x for key, x in found.items() if key != "input"}, found.get("input")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recorded_file_is_read_to_equal_values(name, tmp_path):
+    tree = checkpoints.load(folder_of(name, tmp_path))
+    expected, _ = expected_of(name)
+    assert tree.layout == name.partition("_")[0]
+    for key, want in expected.items():
+        got = tree.value(key)
+        assert got.shape == want.shape
+        np.testing.assert_array_equal(got, want)
+        near = np.asarray(tree[key]).astype(np.float32)
+        if tree.weights[key].layout and tree.weights[key].layout.divides:
+            np.testing.assert_allclose(near, want, rtol=3e-7)
+        else:
+            np.testing.assert_array_equal(near, want)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_recorded_file_is_written_to_equal_bytes(name, tmp_path):
+    tree = checkpoints.load(folder_of(name, tmp_path))
+    _, x = expected_of(name)
+    weight = tree.weights["model.layer.weight"]
+    layout = weight.layout
+    packed = quantised(x, layout, WRITERS[writer_name(layout)], **WRITTEN[name])
+    found = laid_out(packed, layout, base_of(layout, weight.name))
+    stored = {t.name: t for t in weight.parts.values()}
+    assert set(found) == set(stored)
+    for key, got in found.items():
+        assert got.shape == stored[key].shape, key
+        assert np.ascontiguousarray(got).tobytes() == stored[key].bytes.tobytes(), key
+
+
+def writer_name(layout):
+    return {"deepseek": "transformers"}.get(layout.family, layout.family)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss_mxfp4", *WRITTEN])
+def test_what_was_read_is_laid_out_again_to_equal_bytes(name, tmp_path):
+    for weight in checkpoints.load(folder_of(name, tmp_path)).weights.values():
+        if weight.layout is None:
+            continue
+        found = laid_out(weight.packed, weight.layout, base_of(weight.layout, weight.name))
+        for t in weight.parts.values():
+            assert np.ascontiguousarray(found[t.name]).tobytes() == t.bytes.tobytes(), t.name
+
+
+@pytest.mark.parametrize("name", ["torchao_NVFP4Tensor", "torchao_MXTensor-fp4",
+                                  "torchao_MXTensor", "torchao_Float8Tensor"])  # fmt: skip
+def test_the_metadata_that_torchao_reads_are_written(name, tmp_path):
+    x = expected_of(name)[1]
+    tensors = {"model.layer.weight": x, "model.layer.bias": np.ones(3, np.float32)}
+    save_numpy(tensors, tmp_path / "x.safetensors")
+    fmt = {"NVFP4Tensor": "nvfp4", "MXTensor-fp4": "mxfp4", "MXTensor": "mxfp8_e4m3"}.get(
+        name.partition("_")[2], "e4m3fn"
+    )
+    out = tmp_path / "out.safetensors"
+    checkpoints.cast(tmp_path / "x.safetensors", fmt, out=out, layout="torchao")
+    got, want = open_file(out).metadata, open_file(RECORDED / f"{name}.safetensors").metadata
+    for metadata in (got, want):
+        names = json.loads(metadata["tensor_names"])
+        assert set(names) == set(tensors)
+    parsed = [json.loads(m["model.layer.weight"]) for m in (got, want)]
+    for record in parsed:
+        record["_tensor_data_names"] = sorted(record["_tensor_data_names"])
+        record["_data"].pop("orig_dtype", None)
+    assert parsed[0] == parsed[1]
+    assert json.loads(got["model.layer.bias"]) == json.loads(want["model.layer.bias"])
+    stored = {t.name: t.bytes.tobytes() for t in open_file(out).tensors}
+    recorded = {
+        t.name: t.bytes.tobytes() for t in open_file(RECORDED / f"{name}.safetensors").tensors
+    }
+    assert stored == recorded
+
+
+def test_every_layout_has_a_recorded_file(tmp_path):
+    seen = set()
+    for name in NAMES:
+        if not name.startswith("gguf"):
+            tree = checkpoints.load(folder_of(name, tmp_path))
+            seen |= {w.layout.name for w in tree.weights.values() if w.layout}
+    rest = set(BY_NAME) - seen
+    others = {"modelopt/mxfp4", "deepseek/v3-experts", "comfyui/scale_weight"}
+    assert rest - others == {"gguf/mxfp4", "gguf/nvfp4"}
+
+
+def test_the_page_of_layouts_is_up_to_date():
+    again = "run `python docs/checkpoints_page.py`"
+    assert (DOCS / "checkpoints.md").read_text() == page_script("checkpoints_page").page(), again

@@ -1,0 +1,106 @@
+"""`checkpoints.load`: lazy trees of arrays that compute as they are stored."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+
+import scalewise as sw
+from scalewise import checkpoints
+from scalewise.scaled import save_safetensors
+
+
+@pytest.fixture
+def path(tmp_path):
+    rng = np.random.default_rng(0)
+    tensors = {f"layers.{i}.weight": (rng.standard_normal((64, 128)) * 0.1).astype(np.float32)
+               for i in range(2)}  # fmt: skip
+    save_safetensors(tmp_path / "wide.safetensors", tensors | {"bias": np.ones(64, np.float32)})
+    out = tmp_path / "narrow.safetensors"
+    checkpoints.cast(tmp_path / "wide.safetensors", "nvfp4", out=out, layout="modelopt")
+    return out
+
+
+def test_names_select_and_nest(path):
+    tree = checkpoints.load(path)
+    assert list(tree) == ["bias", "layers.0.weight", "layers.1.weight"] or len(tree) == 3
+    assert list(checkpoints.load(path, r"\.1\.")) == ["layers.1.weight"]
+    nested = tree.nested()
+    assert nested["layers"]["0"]["weight"].shape == (64, 128)
+    assert isinstance(nested["layers"]["0"]["weight"], sw.ScaledArray)
+    bias = tree["bias"]
+    assert isinstance(bias, np.ndarray)
+    assert not bias.flags.writeable  # it maps the file
+
+
+def test_a_scaled_array_keeps_the_stored_bytes_and_multiplies(path):
+    tree = checkpoints.load(path)
+    w = tree["layers.0.weight"]
+    assert isinstance(w, sw.ScaledArray)
+    stored = sum(t.nbytes for t in tree.weights["layers.0.weight"].parts.values())
+    assert w.nbytes == stored
+    x = np.random.default_rng(1).standard_normal((4, 128)).astype(np.float32)
+    want = x @ tree.value("layers.0.weight").T
+    got = sw.scaled.matmul(sw.ScaledArray(jnp.asarray(x), 1.0), w.T)
+    np.testing.assert_allclose(np.asarray(got), want, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_are_trained_on_a_frozen_quantised_base(path):
+    base = checkpoints.load(path)["layers.0.weight"]
+    rng = np.random.default_rng(2)
+    x = jnp.asarray(rng.standard_normal((32, 128)), jnp.float32)
+    target = x @ jnp.asarray(rng.standard_normal((128, 64)) * 0.1, jnp.float32)
+    adapters = {"a": jnp.asarray(rng.standard_normal((128, 8)) * 0.1, jnp.float32),
+                "b": jnp.zeros((8, 64), jnp.float32)}  # fmt: skip
+
+    def loss(adapters, base):
+        y = x @ jnp.asarray(base.value()).T + x @ adapters["a"] @ adapters["b"]
+        return jnp.mean((y - target) ** 2)
+
+    optimizer = optax.adam(3e-2)
+    state = optimizer.init(adapters)
+
+    @jax.jit
+    def step(adapters, state, base):
+        value, grads = jax.value_and_grad(loss)(adapters, base)
+        updates, state = optimizer.update(grads, state)
+        return optax.apply_updates(adapters, updates), state, value
+
+    values = []
+    with jax.numpy_dtype_promotion("standard"):  # optax counts steps in int32
+        for _ in range(60):
+            adapters, state, value = step(adapters, state, base)
+            values.append(float(value))
+    assert values[-1] < 0.7 * values[0]
+
+
+def test_arrays_are_placed_on_a_mesh(path):
+    mesh = jax.make_mesh((1,), ("model",))
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("model"))
+    tree = checkpoints.load(path, sharding=spec)
+    for leaf in jax.tree.leaves(tree["layers.0.weight"]):
+        assert isinstance(leaf.sharding, jax.sharding.NamedSharding)
+    np.testing.assert_array_equal(tree["layers.0.weight"].value(), tree.value("layers.0.weight"))
+
+
+@pytest.mark.parametrize("layout", ["scalewise", "orbax"])
+def test_a_tree_is_saved_and_read_again_to_the_bit(path, tmp_path, layout):
+    tree = checkpoints.load(path)
+    out = tmp_path / ("again" if layout == "orbax" else "again.safetensors")
+    checkpoints.save(out, tree, layout=layout)
+    again = checkpoints.load(out)
+    assert set(again) == set(tree)
+    for name in tree:
+        a, b = (jax.tree.leaves(t[name]) for t in (tree, again))
+        for left, right in zip(a, b, strict=True):
+            assert left.dtype == right.dtype
+            assert np.asarray(left).tobytes() == np.asarray(right).tobytes()
+
+
+def test_what_cannot_be_saved_is_an_error(path, tmp_path):
+    with pytest.raises(ValueError, match="expected scalewise or orbax"):
+        checkpoints.save(tmp_path / "x", checkpoints.load(path), layout="gptq")
+    with pytest.raises(ValueError, match="exists"):
+        checkpoints.save(tmp_path, {"a": np.ones(3, ml_dtypes.bfloat16)}, layout="orbax")
