@@ -22,8 +22,8 @@ import jax
 import numpy as np
 
 from examples import gpt
-from scalewise.audit._run._interpretations import Reference, TableEmulation
-from scalewise.audit._run._session import Session
+from scalewise.auditing._run._interpretations import Reference, TableEmulation
+from scalewise.auditing._run._session import Session
 from scalewise.formats import FP16
 from scalewise.interpret import trace
 

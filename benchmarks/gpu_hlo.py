@@ -42,6 +42,7 @@ from rich.table import Table
 
 from benchmarks import hlo
 from benchmarks.expected import Expected, moved
+from benchmarks.models import MODELS, without_driver
 from benchmarks.programs import BY_HAND, PROGRAMS, SIZES, compiled, variant
 
 DESCRIPTIONS = Path(__file__).parent / "devices"
@@ -251,7 +252,7 @@ def given_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="What training steps compile to for a GPU.")
     parser.add_argument("--device", choices=sorted(DEVICES), default="h100")
     parser.add_argument("--size", choices=sorted({s for _, s in SIZES}), default="small")
-    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=PROGRAMS)
+    parser.add_argument("--programs", nargs="+", choices=(*PROGRAMS, *MODELS), default=PROGRAMS)
     parser.add_argument("--recipes", nargs="+", metavar="RECIPE", default=RECIPES)
     parser.add_argument("--fsdp", type=int, default=0, metavar="N", help="shard over N devices")
     parser.add_argument("--triton", action="store_true", help="XLA's own products, or cuBLAS's")
@@ -277,6 +278,7 @@ def runs(given: argparse.Namespace) -> list[Run]:
 
 def main() -> None:
     given, results = given_arguments(), []
+    without_driver()
     for run in runs(given):
         result = measure(run, given.dump)
         results.append(result)

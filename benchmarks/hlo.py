@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from benchmarks.hlo_costs import library_flops, traffic
+
 # Operations that neither run on the device nor move a byte.
 FREE = frozenset({
     "parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "partition-id",
@@ -54,7 +56,10 @@ class Array:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation; `attributes` is the text behind the operands."""
+    """One line of a computation; `attributes` is the text behind the operands.
+
+    A parameter's operand is its number.
+    """
 
     name: str
     results: tuple[Array, ...]
@@ -114,11 +119,6 @@ class Module:
                 return name
             line = self._lines.get(name)
         return name
-
-    def reads(self, line: Instruction) -> tuple[Array, ...]:
-        """Types of the arrays that an instruction reads: one given under two names counts once."""
-        names = {self.array(name): name for name in line.operands}
-        return tuple(a for name in names.values() for a in self.types[name])
 
     def operands(self, line: Instruction) -> tuple[Array, ...]:
         """Types of an instruction's operands, a tuple's one by one."""
@@ -252,6 +252,8 @@ def instruction(line: str) -> Instruction | None:
         depth += (rest[end] == "(") - (rest[end] == ")")
         end += 1
     operands = tuple(re.findall(r"%([\w.\-]+)", rest[:end]))
+    if found[3] == "parameter":  # its number
+        operands = (rest[: end - 1],)
     return Instruction(found[1], arrays(found[2]), found[3], operands, rest[end:])
 
 
@@ -294,21 +296,21 @@ def collective_of(line: Instruction) -> str:
 def kernels(module: Module) -> list[Kernel]:
     """Launches of the program, collectives left out.
 
-    A kernel reads its operands and writes its results once each, a fusion that reads or updates a
-    slice included; an operand given twice, which XLA passes to the kernel once, is read once. The
-    workspace of a library's product isn't counted.
+    A kernel reads its operands and writes its results once each, of one that it slices or updates
+    in place only these parts; an operand given twice, which XLA passes to the kernel once, is read
+    once. The workspace of a library's product isn't counted.
     """
     found = []
     for line, count in executed(module):
         if collective_of(line):
             continue
-        writes = line.results
+        reads, writes = traffic(module, line)
         if line.target.startswith("__cu") and len(writes) > 1:
             writes = writes[:-1]
         cycles = re.search(r'"estimated_cycles":"(\d+)"', line.attributes)  # XLA's, for a TPU
         found.append(
             Kernel(
-                line.name, count, module.reads(line), writes, product_of(module, line),
+                line.name, count, reads, writes, product_of(module, line),
                 int(cycles[1]) if cycles else 0,
             )
         )  # fmt: skip
@@ -345,7 +347,9 @@ def product_of(module: Module, line: Instruction) -> Product | None:
     library = line.opcode == "custom-call" and line.target.startswith(("__cublas", "__cudnn"))
     if library or line.opcode in PRODUCTS:
         a, b = module.operands(line)[:2]
-        flops = 2 * line.results[0].size * _contracted(line, a, b)
+        flops = library_flops(line, a, b)
+        if flops is None:
+            flops = 2 * line.results[0].size * _contracted(line, a, b)
         target = line.target or line.opcode
         return Product((a.dtype, b.dtype), line.results[0].dtype, target, flops)
     lines = (i for name in line.called("calls") for i in module.computations.get(name, ()))

@@ -1,7 +1,7 @@
 """``python -m benchmarks.monitor``: the share of a training step's time that a Monitor takes.
 
-Steps of examples/gpt.py with and without a :class:`scalewise.audit.Monitor` of its parameters and
-moments, every 10 steps, in turn in one process; the ratio of the medians of runs of 20 steps.
+Steps of examples/gpt.py with and without a :class:`scalewise.auditing.Monitor` of its parameters
+and moments, every 10 steps, in turn in one process; the ratio of the medians of runs of 20 steps.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 
 from examples import gpt
-from scalewise.audit import Monitor
+from scalewise.auditing import Monitor
 
 STEPS, ROUNDS, EVERY = 20, 9, 10
 

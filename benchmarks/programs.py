@@ -22,9 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import scalewise as sw
+from benchmarks.models import MODELS, model
+from scalewise.autoscaling._quantize_params import memory_order
 
 Tree = Any
 Step = Callable[..., Any]
@@ -199,7 +202,7 @@ def variant(
     """A program at a size under a recipe, or by hand; the GPT with a sequence for each device.
 
     Args:
-        program: one of ``PROGRAMS``.
+        program: one of ``PROGRAMS``, or of ``MODELS``.
         size: as in ``SIZES``.
         recipe: a name of scalewise's, or of ``BY_HAND``.
         devices: how many there are.
@@ -208,6 +211,8 @@ def variant(
     Raises:
         ValueError: if the variant is written for the MLP only.
     """
+    if program in MODELS:
+        return under(Program(*model(program, size, recipe)), recipe, device, narrow="faster")
     if program == "gpt":
         if recipe in BY_HAND[1:]:
             raise ValueError(f"{recipe!r} is written for 'mlp', got 'gpt'")
@@ -220,12 +225,18 @@ def variant(
     return under(mlp(**sizes, dot=dots.get(recipe, lambda: jnp.matmul)()), recipe, device)
 
 
-def under(program: Program, recipe: str, device: str | None = None) -> Program:
+def under(
+    program: Program, recipe: str, device: str | None = None, narrow: str = "always"
+) -> Program:
     """A program under a recipe for a device, by default the one at hand; with delayed scaling its
-    history is the first argument."""
+    history is the first argument. Small sizes stand for large ones, so all products are narrow."""
     if recipe in BY_HAND:
         return program
-    chosen = dataclasses.replace(sw.recipes.CATALOGUE[recipe], device=device)
+    chosen = dataclasses.replace(
+        sw.recipes.CATALOGUE[recipe],
+        device=device,
+        narrow=narrow,  # pyright: ignore[reportArgumentType]
+    )
     wrapped: Any = sw.autoscale(program.step, chosen)
     if not hasattr(wrapped, "init"):
         return Program(wrapped, program.make)
@@ -266,9 +277,13 @@ def compiled(
         return sharding(leaf, range(1))
 
     def placed(tree: Any, rule: Callable[[Any], Any]) -> Any:
-        return jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rule(a)), tree
-        )
+        def leaf(a: Any) -> Any:
+            where: Any = rule(a)
+            if a.dtype.itemsize == 1 and a.ndim > 1:  # as `quantize_params` lays out weights
+                where = Format(Layout(memory_order(a.ndim, -2)), where)
+            return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
+
+        return jax.tree.map(leaf, tree)
 
     given = program.arguments
     states, batches = given[: program.batched], given[program.batched :]

@@ -13,8 +13,9 @@ import numpy as np
 from examples.failures import Failure
 
 import scalewise as sw
-from scalewise.emulate._draws import Constant, EmulationWithDraws
-from scalewise.formats import FP32, FP64, Format, format
+from scalewise._resolve import resolve
+from scalewise.emulating._draws import Constant, EmulationWithDraws
+from scalewise.formats import FP32, FP64, Format
 from scalewise.interpret import transform
 
 Lines = frozenset[tuple[str, int]]
@@ -50,12 +51,14 @@ def marked(functions: Iterable[Callable]) -> Lines:
 
 def low_precision(case: Any, call: Callable, low: Any, lines: Lines = frozenset()) -> Callable:
     """Returns ``call`` in the arithmetic ``low``, but for some lines in the reference's format."""
-    if isinstance(low, sw.Recipe) or low in sw.recipes.CATALOGUE:
+    if isinstance(low, str):  # "fp16" and "bf16" name recipes too; as in an audit, the format
+        low = resolve(low, "policy", "format", "recipe", where="experts")
+    if isinstance(low, sw.Recipe):
         return sw.autoscale(call, low)
-    if "=" in low:
+    if isinstance(low, sw.Policy):
         return sw.autocast(call, low)
     wide = FP64 if case.reference == "float64" else FP32
-    return transform(call, WideLines(format(low), lines=lines, wide=wide), name="expert")
+    return transform(call, WideLines(low, lines=lines, wide=wide), name="expert")
 
 
 def wanted(case: Any, arguments: tuple[Any, ...]) -> Any:

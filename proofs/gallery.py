@@ -27,8 +27,8 @@ from examples.failures.clean import CLEAN, Clean
 import scalewise as sw
 from examples import gallery
 from proofs.experts import error, expert_error, marked
-from scalewise.audit._report._terminal import alone
-from scalewise.audit._report._terminal import error as outputs_error
+from scalewise.auditing._report._terminal import alone
+from scalewise.auditing._report._terminal import error as outputs_error
 from scalewise.formats import format
 
 FILE = Path(__file__).parents[1] / "docs" / "gallery.jsonl"

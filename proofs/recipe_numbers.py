@@ -23,10 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import scalewise as sw
-from scalewise.autoscale import WithHistory
-from scalewise.autoscale._autoscale import interpretation
-from scalewise.autoscale._boundaries import Boundaries
-from scalewise.autoscale._roles import role_of
+from scalewise.autoscaling import WithHistory
+from scalewise.autoscaling._autoscale import interpretation
+from scalewise.autoscaling._boundaries import Boundaries
+from scalewise.autoscaling._roles import role_of
 from scalewise.formats import BlockFormat
 from scalewise.interpret import RoundedOperand, transform
 

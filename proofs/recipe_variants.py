@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import scalewise as sw
 from scalewise import Recipe, training
-from scalewise.autoscale import Operand
+from scalewise.autoscaling import Operand
 
 CHANCE = "float32, moved"  # float32 from parameters that differ by less than FP16's spacing
 _ALIASES = ("fp8_current",)
@@ -48,13 +48,6 @@ def _four_over_six(x: Operand) -> Operand:
     return dataclasses.replace(x, scaling=sw.FourOverSix()) if near else x
 
 
-def _stochastic(x: Operand) -> Operand:
-    if not isinstance(x.scaling, sw.MsEden):
-        return x
-    unbiased = sw.Amax(power_of_two=False, headroom=17 / 16)
-    return dataclasses.replace(x, scaling=unbiased, rounding="stochastic")
-
-
 def _six(x: Operand) -> Operand:
     return dataclasses.replace(x, scaling=sw.Amax()) if x.scaling == sw.FourOverSix() else x
 
@@ -72,11 +65,14 @@ ABLATIONS: dict[str, Recipe] = {
     "nvfp4, nearest gradients": each(sw.recipes.nvfp4, _nearest),
     "nvfp4, 1 x 16 weights": each(sw.recipes.nvfp4, _one_row),
     "nvfp4, 4/6": each(sw.recipes.nvfp4, _four_over_six),
+    "nvfp4, headroom": sw.recipes.nvfp4.with_headroom(),
     "nvfp4, last block and head in BF16": dataclasses.replace(
         sw.recipes.nvfp4, keep={"block_1": "bf16", "head": "bf16"}
     ),
+    "fp4_all_the_way, headroom": sw.recipes.fp4_all_the_way.with_headroom(),
     "quartet2, no 4/6": each(sw.recipes.quartet2, _six),
-    "quartet2, stochastic rounding": each(sw.recipes.quartet2, _stochastic),
+    # what headroom makes of MS-EDEN
+    "quartet2, stochastic rounding": sw.recipes.quartet2.with_headroom(),
     "quartet2, from the original": sw.recipes.quartet2.with_products(backward_from="original"),
     "quartet, nearest gradients": each(sw.recipes.quartet, _nearest),
     "quartet, no Hadamard": each(sw.recipes.quartet, _untransformed),

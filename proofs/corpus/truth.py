@@ -72,10 +72,6 @@ def repaired(after: Error, before: Error, limit: float) -> bool:
     return not after[0] and after[1] <= REPAIRED * max(min(worst, 1.0), limit)
 
 
-def is_recipe(low: Any) -> bool:
-    return isinstance(low, sw.Recipe) or (isinstance(low, str) and low in sw.recipes.CATALOGUE)
-
-
 def low_precision(entry: Entry, call: Callable, low: Any, wide: bool = False) -> Callable:
     """Returns ``call`` in low precision; with ``wide``, but for the lines at fault."""
     if entry.native:

@@ -57,6 +57,7 @@ ENTRIES = {
         "next_up": {"fmt": "fp16", "x": 1.0},
         "next_down": {"fmt": "fp16", "x": 1.0},
         "ulp": {"fmt": "fp16", "x": 1.0},
+        "bits": {"x": 1.0, "fmt": "fp16"},
         "p3109": {"bits": 8, "precision": 4},
     },
     "rounding": {
@@ -85,7 +86,8 @@ ENTRIES = {
             name: {"a": S}
             for name in (
                 "abs", "cos", "exp", "gelu", "log", "max", "mean", "min", "neg", "relu",
-                "rsqrt", "sigmoid", "sin", "softmax", "sqrt", "square", "sum", "tanh",
+                "rsqrt", "sigmoid", "sin", "softmax", "sqrt", "square", "sum", "tanh", "clip",
+                "cumsum", "erf", "log_softmax",
             )
         },
         **{
@@ -128,27 +130,28 @@ ENTRIES = {
             )
         },
     },
-    "emulate": {"emulate": {"f": jnp.sin, "fmt": "fp16"}, "Emulation": {"fmt": sw.formats.FP16}},
-    "autocast": {
+    "emulating": {"emulate": {"f": jnp.sin, "fmt": "fp16"}, "Emulation": {"fmt": sw.formats.FP16}},
+    "autocasting": {
         "autocast": {"f": jnp.sin}, "placements": {"f": jnp.sin}, "policy": {"text": "bf16"},
         "Policy": {}, "Rule": {"run": "low", "primitive": "tanh"},
     },
-    "autoscale": {
+    "autoscaling": {
         "autoscale": {"f": jnp.sin}, "explain": {"f": jnp.sin},
         "store": {"tree": X, "recipe": STORED},
+        "quantize_params": {"params": {"w": X}, "recipe": "fp8"},
         "Operand": {"format": "e4m3fn"},
         "Products": dict.fromkeys(("forward", "input_gradient", "weight_gradient"), (None, None)),
         "Recipe": {}, "Schedule": {"phases": {0: "fp8"}}, "Storage": {"format": "e4m3fn"},
     },
-    "autoscale.recipes": {"recipe": {"name": "fp8"}},
+    "autoscaling.recipes": {"recipe": {"name": "fp8"}},
     "devices": {"device": {"name": "h100"}},
-    "audit": {
+    "auditing": {
         "audit": {"f": jnp.sin}, "record": {"f": jnp.sin}, "stability": {"f": jnp.sin},
         "literals": {"f": jnp.sin, "fmt": "fp16"}, "tune": {"f": jnp.sin, "tol": 0.1},
         "diff": {"before": "/nowhere/a.json", "after": "/nowhere/b.json"},
         "compare": {"a": "/nowhere/a.safetensors", "b": "/nowhere/b.safetensors"},
         "load_recording": {"path": "/nowhere/a.safetensors"},
-        "readings": {"tree": X}, "Monitor": {},
+        "readings": {"tree": X}, "exponents": {"tree": X}, "Monitor": {},
     },
     "training": {
         "DynamicLossScale": {}, "StaticLossScale": {}, "ExpandedStorage": {}, "TableStorage": {},

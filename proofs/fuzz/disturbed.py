@@ -20,9 +20,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from scalewise.autoscale._predict import of_argument, predict
-from scalewise.autoscale._rules import RULES
-from scalewise.autoscale._value import ScaledValue
+from scalewise.autoscaling._predict import of_argument, predict
+from scalewise.autoscaling._rules import RULES
+from scalewise.autoscaling._value import ScaledValue
 from scalewise.formats import BlockFormat, Format
 from scalewise.interpret import (
     CONTRACTIONS,

@@ -25,8 +25,8 @@ from rich.console import Console
 
 import scalewise as sw
 from proofs.fuzz.cases import run_case
-from scalewise.audit import Recording, diff
-from scalewise.cli._checkpoint import read as read_npy
+from scalewise.auditing import Recording, diff
+from scalewise.cli._npy import read as read_npy
 from scalewise.rounding import EncodedArray
 from scalewise.scaled import ScaledArray, load_safetensors, save_safetensors
 from scalewise.scaled._safetensors import DTYPES, NAMES
@@ -278,7 +278,7 @@ def saved_reports(rng: random.Random, folder: Path) -> list[str]:
 def a_recording() -> Recording:
     """Of a product that overflows in FP16."""
     x = jnp.full((4, 8), 300, jnp.float16)
-    return sw.audit.record(lambda x: jnp.sum(jnp.exp(x) * x @ x.T))(x)
+    return sw.auditing.record(lambda x: jnp.sum(jnp.exp(x) * x @ x.T))(x)
 
 
 def saved_recordings(rng: random.Random, folder: Path) -> list[str]:
@@ -301,8 +301,8 @@ def saved_recordings(rng: random.Random, folder: Path) -> list[str]:
     save_safetensors(path, parts)
     try:
         console = Console(file=io.StringIO(), width=100)
-        sw.audit.load_recording(path).show(console, everything=True)
-        sw.audit.compare(path, a_recording()).show(console, everything=True)
+        sw.auditing.load_recording(path).show(console, everything=True)
+        sw.auditing.compare(path, a_recording()).show(console, everything=True)
     except ValueError as error:
         return [] if "is no recording" in str(error) else [f"refused late: {error}"]
     return []

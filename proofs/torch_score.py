@@ -1,0 +1,149 @@
+"""Scores audits of ``proofs.torch_reports``, beside torch's own checks on the same programs.
+
+    python -m proofs.torch_score truth     # with the Python of `make test-torch`; audits nothing
+    python -m proofs.torch_score           # line, kind and fix of each
+    python -m proofs.torch_score --write   # and writes the table of docs/torch.md
+
+A fix is right if torch computes the fixed program with at most 1.5 times the error of the expert's
+(or half a unit in the last place), both in the narrow dtype, beside the program in float32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import scalewise.torch as st
+from proofs import torch_classics
+from proofs.torch_reports import FIXED, REPORTS
+from scalewise.auditing._search._thresholds import unusable
+from scalewise.formats import format as format_
+
+DOCS = torch_classics.DOCS
+BEGIN, END = "<!-- made by proofs/torch_score.py -->\n", "<!-- end of the reports -->\n"
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+TRIALS = 20
+AS_GOOD = 1.5  # of the expert's error
+
+
+class Program(nn.Module):
+    """A function as a module, as torch's checks want it."""
+
+    def __init__(self, f: Callable[..., Tensor]):
+        super().__init__()
+        self.f = f
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.f(*args)
+
+
+def error(name: str, f: Callable[..., Tensor], dtype: torch.dtype) -> float:
+    """Returns the relative error of a program in a dtype, infinite if a number isn't finite."""
+    args = REPORTS[name].args
+    with torch.no_grad():
+        want = REPORTS[name].f(*args).double()
+        got = f(*[x.to(dtype) for x in args]).double()
+    assert want.isfinite().all(), name
+    return float((got - want).norm() / want.norm()) if got.isfinite().all() else math.inf
+
+
+def truths(name: str) -> list[int]:
+    """Returns the lines at fault."""
+    lines, first = inspect.getsourcelines(REPORTS[name].f)
+    return [first + i for i, line in enumerate(lines) if line.rstrip().endswith("# here")]
+
+
+def check_truth(name: str) -> None:
+    """Raises unless the program fails in torch, and the expert's version doesn't."""
+    failure = REPORTS[name]
+    before, after = (error(name, f, DTYPES[failure.low]) for f in (failure.f, FIXED[name]))
+    limit = unusable(format_(failure.low).precision)
+    print(f"{name}: {before:.2g}, the expert's version {after:.2g} ({failure.source})")
+    assert before > limit > after, name
+    assert truths(name), name
+
+
+class Score(NamedTuple):
+    """An audit's first finding of a program: whether its line, kind and fix are right."""
+
+    line: bool
+    kind: bool
+    fix: bool
+    text: str
+    seconds: float
+
+
+def judged(name: str) -> Score:
+    """Audits a program."""
+    failure, begin = REPORTS[name], time.perf_counter()
+    program = Program(failure.f)
+    report = st.audit(program, failure.args, low=failure.low, trials=TRIALS)
+    seconds = time.perf_counter() - begin
+    found = (*report.findings, *report.unfixed)
+    if not found:
+        return Score(False, False, False, "no finding", seconds)
+    worst, dtype = found[0], DTYPES[failure.low]
+    expert, after = error(name, FIXED[name], dtype), math.inf
+    limit = AS_GOOD * max(expert, 2.0 ** -format_(failure.low).precision)
+    edited = [number for _, number, _ in getattr(worst.fix, "lines", [])]
+    line = bool({worst.line, *edited} & {*truths(name)})
+    text = f"{worst.kind} at line {worst.line} for {truths(name)}"
+    if worst.fix is not None:
+        after = error(name, lambda *args: worst.fix.apply(program)(*args), dtype)
+        text += f"; {worst.fix}: error {after:.2g}, the expert's {expert:.2g}"
+    return Score(line, worst.kind in failure.kinds, after <= limit, text, seconds)
+
+
+def row(name: str, score: Score) -> str:
+    """Returns a line of the table: the audit, and torch's checks."""
+    failure = REPORTS[name]
+    args = tuple(x.to(DTYPES[failure.low]).requires_grad_() for x in failure.args)
+    checks = [
+        check(Program(failure.f), args, {}).text
+        for check in (torch_classics.debug_underflow_overflow, torch_classics.detect_anomaly)
+    ]
+    cells = [name, failure.low, *("yes" if x else "no" for x in score[:3])]
+    for text in checks:
+        names_line = any(text.endswith(f"torch_reports.py:{n}") for n in truths(name))
+        cells.append("the line" if names_line else "nothing" if text == "nothing" else "a failure")
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("part", nargs="?", choices=("truth", "score"), default="score")
+    parser.add_argument("--only", nargs="+", default=list(REPORTS), help="names of programs")
+    parser.add_argument("--write", action="store_true", help="write the table to docs/torch.md")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if given.part == "truth":
+        for name in given.only:
+            check_truth(name)
+        return
+    lines = [
+        "| program | format | line | kind | fix | `DebugUnderflowOverflow` | `detect_anomaly` |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    scores = []
+    for name in given.only:
+        scores.append(judged(name))
+        lines.append(row(name, scores[-1]))
+        print(f"{lines[-1]} {scores[-1].text} ({scores[-1].seconds:.0f} s)", flush=True)
+    totals = [sum(getattr(s, what) for s in scores) for what in ("line", "kind", "fix")]
+    lines += ["", f"Of {len(scores)}: line {totals[0]}, kind {totals[1]}, fix {totals[2]}."]
+    print(lines[-1])
+    if given.write:
+        before, _, rest = DOCS.read_text().partition(BEGIN)
+        DOCS.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2])
+
+
+if __name__ == "__main__":
+    main()
