@@ -133,4 +133,10 @@ MORE |= {
     ],
     A.cholesky_solve.default: [(COLUMNS, FACTOR)],
     A.trace.default: [(SQUARE[0],)],
+    A.searchsorted.Tensor: [
+        (X.sort().values, Y), (X.sort().values, Y, {"right": True}), (ROW.sort().values, Y),
+        (X, Y, {"side": "right", "sorter": X.argsort()}),
+    ],
+    A.bucketize.Tensor: [(X, ROW.sort().values), (X, ROW.sort().values, {"right": True})],
+    A.nonzero_static.default: [(X > 0, {"size": 4}), (MASK, {"size": 20, "fill_value": -7})],
 }  # fmt: skip

@@ -278,8 +278,9 @@ def factorizations(x, y):
     left, sizes, right = torch.linalg.svd(x, full_matrices=False)
     orthogonal, upper = torch.linalg.qr(x)
     solved = torch.linalg.solve(square, y), torch.linalg.solve(square, y[:, 0])
+    inverses = torch.linalg.pinv(x[:, :3]), torch.linalg.pinv(x, rtol=0.2, atol=0.1)
     whole = (vectors * values) @ vectors.mT, (left * sizes) @ right, orthogonal @ upper
-    return (*whole, *solved, torch.linalg.det(square), *torch.linalg.slogdet(square),
+    return (*whole, *solved, *inverses, torch.linalg.det(square), *torch.linalg.slogdet(square),
             torch.linalg.svdvals(x), torch.linalg.eigvalsh(square))  # fmt: skip
 
 

@@ -1,18 +1,11 @@
-"""Models of timm, which imports torchvision for parts that its models don't use.
-
-torchvision's release has to match torch's, and its wheels need CUDA's build of it. So timm is
-installed without its dependencies, and imported with stand-ins for what it takes from torchvision.
-"""
+"""Models of timm: outputs, gradients and an audit."""
 
 import importlib.util
-import sys
-import types
-from unittest import mock
 
 import jax
 import numpy as np
 import pytest
-import torch
+from proofs.torch_architectures import TIMM, of_timm
 
 import scalewise.torch as st
 
@@ -21,47 +14,11 @@ if importlib.util.find_spec("timm") is None:
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-IMAGE = {"in_chans": 3, "num_classes": 10}
-# Of timm's registry: the arguments that make the model small.
-MODELS = {
-    "vit_tiny_patch16_224": {
-        "img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2,
-    },
-    "resnet18": {"layers": (1, 1, 1, 1), "channels": (8, 8, 16, 16)},
-    "convnext_atto": {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)},
-}  # fmt: skip
-
-
-class FrozenBatchNorm2d(torch.nn.Module):
-    """A class that no layer of the models is an instance of."""
-
-
-@pytest.fixture(scope="module")
-def timm():
-    """timm, imported while stand-ins for torchvision's modules are there, and only then."""
-    if importlib.util.find_spec("torchvision") is not None:
-        return importlib.import_module("timm")
-    names = ("ops", "datasets", "transforms", "transforms.functional")
-    modules = {f"torchvision.{name}": mock.MagicMock() for name in names}
-    misc = types.ModuleType("torchvision.ops.misc")
-    misc.FrozenBatchNorm2d = FrozenBatchNorm2d
-    modules |= {"torchvision": mock.MagicMock(), "torchvision.ops.misc": misc}
-    sys.modules.update(modules)
-    try:
-        return importlib.import_module("timm")
-    finally:
-        for name in modules:
-            del sys.modules[name]
-
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", MODELS)
-def test_outputs_gradients_and_an_audit(timm, name):
-    torch.manual_seed(0)
-    model = timm.create_model(name, pretrained=False, **IMAGE, **MODELS[name]).eval()
-    random = torch.Generator().manual_seed(0)
-    size = 16 if name.startswith("vit") else 32
-    x = torch.randn(2, 3, size, size, generator=random)
+@pytest.mark.parametrize("name", TIMM)
+def test_outputs_gradients_and_an_audit(name):
+    model, (x,), _ = of_timm(name)
     f, params = st.function(model, (x,))
     want = model(x)
     got = jax.jit(f)(params, st.to_jax(x))

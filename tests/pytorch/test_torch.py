@@ -1,6 +1,7 @@
 """Conversions, tensor functions, the registry, and modules that aren't transformers."""
 
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -134,13 +135,8 @@ def test_all_missing_rules_are_listed_and_can_be_given():
     [
         (lambda x: x.nonzero(), "aten.nonzero.default", "Shapes can't depend on numbers"),
         (lambda x: torch.unique(x), "aten._unique2.default", "Shapes can't depend on numbers"),
-        (
-            lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
-            "cond",
-            "Control flow isn't supported",
-        ),
     ],
-    ids=["nonzero", "unique", "cond"],
+    ids=["nonzero", "unique"],
 )
 def test_operations_for_which_no_rule_can_be_given(f, name, advice):
     with pytest.raises(st.MissingRuleError) as caught:
@@ -392,9 +388,9 @@ def test_an_added_constant_that_vanishes_is_named_and_replaced(subtracted):
     x = torch.tensor([0.0, 1e-3, 1.0])
     report = st.audit(Model(), (x,), low="fp16", trials=6)
     worst = report.findings[0]
-    assert (worst.kind, str(worst.fix)) in {
-        ("underflow", "6.1e-05 in place of 1e-08"), ("underflow", "-6.1e-05 in place of -1e-08")
-    }  # fmt: skip
+    assert worst.kind == "underflow"
+    fixes = r"-?6.1e-05 in place of -?1e-08|float32 for line .*, its -?1e-08 too"
+    assert re.match(fixes, str(worst.fix)), str(worst.fix)
     assert worst.source.startswith("return x / (")
     assert worst.non_finite_before == 1
     assert worst.non_finite_after == 0

@@ -14,7 +14,7 @@ from ._torch import Module, torch
 
 # Errors that aren't about the model: a device's missing kernels, and constants beyond the format,
 # which the audit itself finds.
-HARMLESS = ("not implemented for", "without overflow")
+HARMLESS = ("not implemented for", "without overflow", "could not create a primitive")
 
 
 def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str = "forward") -> Any:

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from .._resolve import resolve
-from .._types import FormatLike, PolicyLike, PyTree, RecipeLike, Saturation
-from ..audit import Report
-from ..audit import audit as audit_function
-from ..autocast import Policy
-from ..autoscale import Recipe
+from .._types import PyTree
+from ..auditing import Report
+from ..auditing import audit as audit_function
+from ..autocasting import Policy, PolicyLike
+from ..autoscaling import Recipe, RecipeLike
+from ..formats import FormatLike, Saturation
 from ..formats import format as format_
 from ..interpret import Interpretation
 from ..scaled import saturation

@@ -11,16 +11,18 @@ from ._torch import Node
 
 BINARY: dict[str, type[ast.operator]] = {
     "mul": ast.Mult, "add": ast.Add, "sub": ast.Sub, "rsub": ast.Sub, "div": ast.Div,
-    "pow": ast.Pow, "matmul": ast.MatMult, "mm": ast.MatMult, "bmm": ast.MatMult,
+    "reciprocal": ast.Div, "pow": ast.Pow, "matmul": ast.MatMult, "mm": ast.MatMult,
+    "bmm": ast.MatMult,
 }  # fmt: skip
 CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d")
-BOTH = (
-    "matmul",
-    "mm",
-    "bmm",
-    "linear",
-    *CONVOLUTIONS,
-)  # operations that don't promote their operands
+# Operations that don't promote their operands.
+BOTH = ("matmul", "mm", "bmm", "linear", "outer", "einsum", *CONVOLUTIONS)
+# Functions that torch.export decomposes, and the operations that they become.
+DECOMPOSED = {
+    "square": {"pow", "mul"}, "outer": {"mul"}, "einsum": {"bmm", "mm", "mul", "sum"},
+    "norm": {"linalg_vector_norm"}, "normalize": {"linalg_vector_norm", "div"},
+    "logsumexp": {"exp", "sum", "log"}, "cosine_similarity": {"mul", "sum", "div"},
+}  # fmt: skip
 CREATION = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
 LONGEST = 10  # lines of a statement
 
@@ -62,7 +64,7 @@ class _Editor(ast.NodeTransformer):
         if "convolution" in self.operations:
             self.operations.update(CONVOLUTIONS)
 
-    def _here(self, node: ast.expr) -> bool:
+    def _here(self, node: ast.expr | ast.stmt) -> bool:
         return node.lineno <= self.line <= (node.end_lineno or node.lineno)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
@@ -77,6 +79,18 @@ class _Editor(ast.NodeTransformer):
                 node.right = _float(node.right)
         return node
 
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        own = {name for name, kind in BINARY.items() if isinstance(node.op, kind)}
+        if (
+            not own & self.operations
+            or not self._here(node)
+            or not isinstance(node.target, ast.Name)
+        ):
+            return self.generic_visit(node)
+        value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+        changed = self.visit_BinOp(ast.copy_location(value, node))
+        return ast.copy_location(ast.Assign([node.target], changed), node)  # pyright: ignore
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         if not self._here(node):
@@ -84,7 +98,8 @@ class _Editor(ast.NodeTransformer):
         func = node.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
         of_module = isinstance(func, ast.Attribute) and _root(func) == "self"
-        if called in self.operations and called not in CREATION:
+        own = {called, *DECOMPOSED.get(called, ())} & self.operations
+        if own and called not in CREATION:
             self.found = True
             if called == "where":
                 node.args[1:] = map(_float, node.args[1:])

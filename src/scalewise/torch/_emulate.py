@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from .._resolve import as_format
-from .._types import FormatLike, PyTree, Saturation
-from ..formats import Format
+from .._types import PyTree
+from ..formats import Format, FormatLike, Saturation
 from ..interpret import transform
 from ..scaled import saturation
 from ._convert import to_jax, to_torch

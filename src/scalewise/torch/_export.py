@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -61,8 +63,14 @@ def export(
     kwargs: Mapping[str, PyTree],
     method: str,
     granularity: Granularity,
+    *,
+    as_given: bool = False,
 ) -> Exported:
     """Exports a method of a model for arguments of these shapes and dtypes.
+
+    Args:
+        model, args, kwargs, method, granularity: see :func:`function`.
+        as_given: whether a branch that depends on numbers is the one of these arguments' numbers.
 
     Raises:
         ExportError: torch.export refuses the model.
@@ -71,14 +79,15 @@ def export(
     if granularity not in ("operation", "decomposed"):
         expected = "expected 'operation' or 'decomposed'"
         raise ValueError(f"function: granularity={granularity!r}; {expected}")
-    program, autocasts = _exported(model, args, kwargs, method, granularity)
-    graph = program.graph_module.graph
-    graph.eliminate_dead_code()
-    for node in graph.nodes:
+    program, autocasts = _exported(model, args, kwargs, method, granularity, as_given)
+    _erase_checks(program.graph_module.graph)
+    graphs = [m.graph for m in program.graph_module.modules() if hasattr(m, "graph")]
+    nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
+    for node in nodes:
         if node.target not in RULES:
             node.target = SAME.get(str(node.target), node.target)
-    called = [(node.target, line_of(node)) for node in graph.nodes if node.op == "call_function"]
-    check_covered(called)
+    called = [(node.target, line_of(node)) for node in nodes]
+    check_covered(called, [line_of(node) for node in nodes if _has_unknown_shape(node)])
     first = first_names(model)
     params, values, weights, buffers, inputs = {}, {}, {}, {}, []
     kinds = torch.export.graph_signature.InputKind, torch.export.graph_signature.OutputKind
@@ -108,6 +117,27 @@ def export(
     )  # fmt: skip
 
 
+def _has_unknown_shape(node: Any) -> bool:
+    """Returns whether a result's shape depends on numbers, as that of ``x[x > 0]`` does."""
+    leaves = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    tensors = (x for x in leaves if isinstance(x, torch.Tensor))
+    return any(isinstance(n, torch.SymInt) for x in tensors for n in x.shape)
+
+
+def _erase_checks(graph: Any) -> None:
+    """Erases what only checks of numbers need, such as that a branch is still the right one."""
+    A, nodes = torch.ops.aten, list(graph.nodes)
+    for node in reversed(nodes):
+        unused = not node.users and node.op == "call_function"
+        if node.target is A._assert_scalar.default or (
+            unused and node.target in (A._local_scalar_dense.default, A.item.default)
+        ):
+            graph.erase_node(node)
+        elif unused and not isinstance(node.target, torch._ops.OperatorBase):
+            graph.erase_node(node)  # Python's functions of numbers that torch knows as symbols
+    graph.eliminate_dead_code()
+
+
 def first_names(model: Module) -> dict[str, str]:
     """Returns the first name of each parameter by all of its names."""
     first: dict[int, str] = {}
@@ -116,7 +146,7 @@ def first_names(model: Module) -> dict[str, str]:
 
 
 def _exported(
-    model: Module, args: Any, kwargs: Any, method: str, granularity: str
+    model: Module, args: Any, kwargs: Any, method: str, granularity: str, as_given: bool
 ) -> tuple[Any, bool]:
     """Returns the program, and whether the model turns autocast on."""
     try:
@@ -127,7 +157,7 @@ def _exported(
             recorded_frames(),
             recorded_backward(),
         ):
-            program = torch.export.export(model, tuple(args), dict(kwargs), strict=False)
+            program = _program(model, args, kwargs, as_given)
     except Exception as error:  # torch.export raises errors of many kinds
         raise ExportError(_refusal(model, error)) from error
     autocasts = inline_regions(program.graph_module)
@@ -138,6 +168,33 @@ def _exported(
                 del table[overload]
     with _without_effects(torch.ops.aten._linalg_check_errors.default):
         return program.run_decompositions(table), autocasts
+
+
+def _program(model: Module, args: Any, kwargs: Any, as_given: bool) -> Any:
+    export = functools.partial(torch.export.export, model, tuple(args), dict(kwargs), strict=False)
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    try:
+        with _quiet(log) if as_given else contextlib.nullcontext():
+            return export()
+    except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode:
+        if not as_given:
+            raise
+    # BART in FP16 clamps if a number is infinite, for example
+    with _quiet(log), torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True):
+        return export()
+
+
+@contextlib.contextmanager
+def _quiet(log: logging.Logger) -> Iterator[None]:
+    log.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        log.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 # Operations of libraries that compute what one of ATen does: mixtures of experts in transformers.
@@ -180,7 +237,12 @@ _STATIC = (
     "unnecessary"
 )
 _TRY = {
-    "Cache": "pass use_cache=False, or set model.config.use_cache = False",
+    "got FakeTensor": "shapes can't depend on numbers, such as the lengths of "
+    "pack_padded_sequence: run the layer on the padded batch, and mask the steps behind each "
+    "length",
+    "DynamicOutputShape": "no shape can depend on numbers: keep all elements, and choose by "
+    "torch.where",
+    "Cache": "pass whole sequences, without past_key_values, and use_cache=False",
     "pytree": "pass tensors in tuples, lists and dicts, and return them so",
     "data-dependent": _STATIC,
     "GuardOnDataDependent": _STATIC,

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..audit._run._interpretations import FP32_MAX, TableEmulation
-from ..audit._run._rounding import is_wide
-from ..audit._search._fixes import Fix
-from ..audit._search._setting import Setting
+from ..auditing._run._interpretations import FP32_MAX, TableEmulation
+from ..auditing._run._rounding import is_wide
+from ..auditing._search._fixes import Fix
+from ..auditing._search._setting import Setting
 from ..interpret import trace
 from ._convert import to_torch
 from ._edits import edited, operation_of
@@ -85,7 +85,7 @@ class TorchFix(Fix):
 
         The module runs the exported model in its narrow dtype, with the fix's operations in
         float32. It has the model's parameters, which it converts at each call, and takes arguments
-        of the audited shapes. For other targets, see :meth:`scalewise.audit.Fix.apply`.
+        of the audited shapes. For other targets, see :meth:`scalewise.auditing.Fix.apply`.
 
         Raises:
             TypeError: a loss scale, which isn't a change of the model.

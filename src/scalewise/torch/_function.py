@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from .._types import PyTree
 from ._arguments import as_module
 from ._dtypes import jax_dtype
-from ._export import Exported, ExportError, Granularity, export
+from ._export import Exported, ExportError, Granularity, export, first_line
 from ._graph import run
 from ._place import at_class
 from ._reference import Matched, matched
@@ -110,6 +112,7 @@ def traced(
     buffers: bool = False,
     low: np.dtype | None = None,
     reference: tuple[Module, Arguments] | None = None,
+    as_given: bool = False,
 ) -> tuple[Callable[..., PyTree], dict[str, jax.Array]]:
     """Returns what :func:`function` does.
 
@@ -118,11 +121,13 @@ def traced(
         given: the arguments.
         low: the narrow dtype of ``torch.autocast``; None without it.
         reference: the model in float32 with its arguments, for the reference run of an audit.
+        as_given: see :func:`export`.
     """
     types = [(tuple(x.shape), jax_dtype(x.dtype)) for x in given.tensors]
-    first = export(model, given.args, given.kwargs, method, granularity)
+    exported = functools.partial(export, method=method, granularity=granularity, as_given=as_given)
+    first = exported(model, given.args, given.kwargs)
     exports: dict[Any, Exported] = {tuple(shape for shape, _ in types): first}
-    wide = _matched(first, reference, method, granularity)
+    wide = _matched(first, reference, exported)
 
     def exported_for(arrays: Sequence[jax.Array]) -> Exported:
         if [x.dtype for x in arrays] != [dtype for _, dtype in types]:
@@ -138,13 +143,13 @@ def traced(
 
     def f(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
         arrays = [jnp.asarray(x) for x in tensors]
-        exported = exported_for(arrays)
-        if low is not None and exported.autocasts:
+        own = exported_for(arrays)
+        if low is not None and own.autocasts:
             raise ValueError(
                 f"{f.__name__} turns torch.autocast on by itself: leave autocast=True out"
             )
-        outs, updated = run(exported, params, arrays, low, wide if exported is first else None)
-        results = _plain(torch.utils._pytree.tree_unflatten(outs, exported.tree))
+        outs, updated = run(own, params, arrays, low, wide if own is first else None)
+        results = _plain(torch.utils._pytree.tree_unflatten(outs, own.tree))
         return (results, updated) if buffers else results
 
     f.__name__ = f.__qualname__ = type(model).__name__
@@ -152,20 +157,24 @@ def traced(
     return f, first.params
 
 
-def _matched(
-    low: Exported, reference: Any, method: str, granularity: Granularity
-) -> Matched | None:
+def _matched(low: Exported, reference: Any, exported: Callable[..., Exported]) -> Matched | None:
     """Returns the operations of the model in float32 that correspond to those in 16 bits.
 
     None if that model can't be exported, as one with a 16-bit tensor that isn't a parameter or
-    buffer: then the reference run computes the 16-bit model's operations in float32.
+    buffer: then the reference run computes the 16-bit model's operations in float32, and a warning
+    says so.
     """
     if reference is None:
         return None
     model, given = reference
     try:
-        wide = export(model, given.args, given.kwargs, method, granularity)
-    except (ExportError, MissingRuleError):
+        wide = exported(model, given.args, given.kwargs)
+    except (ExportError, MissingRuleError) as error:
+        warnings.warn(
+            f"the audit compares with the 16-bit model computed in float32, so that errors of its "
+            f"16-bit buffers and constants are missing: in float32 {first_line(error)}",
+            stacklevel=2,
+        )
         return None
     return matched(low, wide, at_class(model))
 

@@ -19,7 +19,7 @@ from ._operation import Call, Flat, in_steps, operation, rounds_several_times
 from ._place import at, mark, scope_of
 from ._reference import Matched, Sides, rounded_in_program
 from ._regions import is_marked
-from ._registry import DRAWS, RULES, STAGED
+from ._registry import DRAWS, RULES, STAGED, WITH_GRAPHS
 from ._torch import Node, torch
 
 A = torch.ops.aten
@@ -91,10 +91,17 @@ class Graph:
             return functools.reduce(getattr, node.target.split("."), node.graph.owning_module)
         if node in self._backward:
             compute = functools.partial(differentiated, self._backward[node], read, self.computed)
+        elif node.target in WITH_GRAPHS:
+            args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), read)
+            compute = functools.partial(RULES[node.target], self._within, *args, **kwargs)
         else:
             compute = functools.partial(self._results_at, node, read)
         with jax.named_scope(scope_of(node) or "model"):
             return mark(node.name, functools.partial(at(node), compute))
+
+    def _within(self, module: Any) -> Graph:
+        """Returns a graph within this one: a branch, or the body of a loop."""
+        return dataclasses.replace(self, module=module, matched=None)
 
     def _results_at(self, node: Node, read: Callable[[Node], Any]) -> Any:
         args, kwargs = hashable(torch.fx.node.map_arg((node.args, dict(node.kwargs)), read))

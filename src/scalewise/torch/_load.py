@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from .._extras import MissingPackageError
 from .._types import PyTree
 from .._user_file import InputError, describe_error
-from ..audit import load_function, user_errors
-from ..audit._file import as_arguments, made_by
+from ..auditing import load_function, user_errors
+from ..auditing._file import as_arguments, made_by
 from ._torch import Module, torch
 
 HF = "hf:"

@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
 from jax.typing import DTypeLike
 
+from .._jax import ShapedArray
 from .._types import PyTree
-from ..emulate import Emulation, EmulationWithDraws, is_exact
+from ..emulating import Emulation, EmulationWithDraws, is_exact
 from ..formats import FP16, Format
 from ..interpret import Applied, Argument, Equation, State, Value, is_float, rebind
 from ..rounding import to_float64
@@ -70,7 +70,7 @@ def low_function(
             than that of torch's lists.
     """
     if autocast:
-        return _autocast_function(model, args, kwargs, fmt, method, granularity)
+        return _autocast_function(model, args, kwargs, fmt, method, granularity, reference)
     dtypes = {p.dtype for p in model.parameters()}
     found = next((d for d in (torch.float16, torch.bfloat16) if d in dtypes), None)
     low = found or (torch.float16 if fmt == FP16 else torch.bfloat16)
@@ -86,7 +86,12 @@ def low_function(
         wide = copy.deepcopy(model).float(), given.converted(both)
     check_runs(plain, given.args, given.kwargs, method, low)
     f, own = traced(
-        plain, given, method=method, granularity=granularity, reference=wide if reference else None
+        plain,
+        given,
+        method=method,
+        granularity=granularity,
+        reference=wide if reference else None,
+        as_given=reference,
     )
     exported = vars(f)["exported"]
     if plain is not model:
@@ -115,7 +120,13 @@ def _widened(outs: Any, dtype: np.dtype) -> Any:
 
 
 def _autocast_function(
-    model: Module, args: Any, kwargs: Any, fmt: Format, method: str, granularity: Granularity
+    model: Module,
+    args: Any,
+    kwargs: Any,
+    fmt: Format,
+    method: str,
+    granularity: Granularity,
+    as_given: bool,
 ) -> LowFunction:
     if fmt.bits > 16:
         raise ValueError(f"autocast=True takes a format of at most 16 bits, not {fmt.name}")
@@ -124,7 +135,8 @@ def _autocast_function(
                          f"'operation', not {granularity!r}")  # fmt: skip
     dtype = jnp.dtype(jnp.float16 if fmt == FP16 else jnp.bfloat16)
     given = Arguments(tuple(args), dict(kwargs or {}))
-    f, params = traced(model, given, method=method, granularity=granularity, low=dtype)
+    options = {"method": method, "granularity": granularity, "as_given": as_given}
+    f, params = traced(model, given, low=dtype, **options)
 
     def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
         return _widened(f(params, *tensors), dtype)

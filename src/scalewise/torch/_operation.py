@@ -15,20 +15,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
-from jax.interpreters import ad, batching, mlir
 
+from .._jax import Parameter, ShapedArray, ad, batching, jex, mlir
 from .._types import PyTree, TreeDef
 from ..interpret import InDtype, all_equations, interpret_jaxpr, is_float
 from ..primitives import PRIMITIVES, Family, having, names
-from ..primitives.params import Parameter
+from ._torch import torch
 
 EXACT = having("exact")
 SUMS = names(lambda row: row.autocast == "sum")  # XLA may accumulate them in 16 bits
 CALLS = names(lambda row: row.family is Family.CALL)  # their bodies' equations count instead
+MOVED = ("_to_copy", "constant")  # elementwise operations that torch doesn't call pointwise
 # Factors and terms that every format holds, so that rounding them to a dtype changes nothing.
 HELD = frozenset({0.0, 0.5, 1.0, 2.0, float("inf")})
 
@@ -164,6 +163,7 @@ def primitive_of(name: str) -> jex.Primitive:
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
     vars(primitive)["transposes"] = name.endswith("_backward")  # read where a loss scale is tried
+    vars(primitive)["elementwise"] = _is_elementwise(name)  # read where an audit shares code
     primitive.def_impl(_run)
     primitive.def_abstract_eval(_abstract)
     mlir.register_lowering(primitive, _lower)
@@ -171,6 +171,14 @@ def primitive_of(name: str) -> jex.Primitive:
     ad.primitive_jvps[primitive] = functools.partial(_jvp, name)
     ad.primitive_transposes[primitive] = functools.partial(_transpose, name)
     return primitive
+
+
+def _is_elementwise(name: str) -> bool:
+    """Returns whether torch says that an operation computes each number by itself."""
+    name = name.removeprefix("aten.").removesuffix("_jvp").removesuffix("_backward")
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [getattr(packet, x) for x in packet.overloads()] if packet is not None else []
+    return name in MOVED or any(torch.Tag.pointwise in x.tags for x in overloads)
 
 
 def operation(name: str, function: Callable[..., PyTree], dtypes: Sequence[np.dtype], *arrays: Any):
@@ -216,11 +224,16 @@ def _run(*arrays: Any, function: Any, **dtypes: np.dtype) -> list[Any]:
 
 
 def _abstract(*avals: Any, function: Any, **dtypes: np.dtype) -> list[Any]:
-    outs = jax.eval_shape(
-        functools.partial(_compute, function=function, **dtypes),
-        *[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals],
+    types = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+    return list(
+        _results(function, tuple(dtypes.items()), types, jax.dtypes.canonicalize_dtype(np.float64))
     )
-    return [ShapedArray(y.shape, y.dtype) for y in outs]
+
+
+@functools.lru_cache(maxsize=4096)
+def _results(function: Any, dtypes: Any, types: Any, widest: np.dtype) -> tuple[ShapedArray, ...]:
+    outs = jax.eval_shape(functools.partial(_compute, function=function, **dict(dtypes)), *types)
+    return tuple(ShapedArray(y.shape, y.dtype) for y in outs)
 
 
 def _batch(arrays: Any, dims: Any, **params: Parameter) -> Any:

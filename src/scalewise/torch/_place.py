@@ -12,8 +12,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jax.extend import source_info_util
-
+from .._jax import source_info_util
 from .._types import PyTree
 from ._torch import Module, Node, torch
 
@@ -26,7 +25,7 @@ _MODEL_NAMES = ("torch.nn.modules.transformer.", "torch.nn.modules.rnn.")
 # An operation without a line of its own gets that of the call of scalewise, not one within it.
 _SCALEWISE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _EXPORT = os.path.join(_SCALEWISE, "torch", "_export.py")
-for _own in ("torch/", "interpret/", "audit/", "emulate/", "_callable.py", "_check.py"):
+for _own in ("torch/", "interpret/", "auditing/", "emulating/", "_check.py"):
     source_info_util.register_exclusion(os.path.join(_SCALEWISE, *_own.split("/")))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .._types import PyTree
@@ -17,6 +18,10 @@ DRAWS: dict[Any, Callable[..., PyTree]] = {}
 
 The rule then takes ``position``, a number that differs between the operations of a program.
 """
+
+
+WITH_GRAPHS: set[Any] = set()
+"""The operations whose arguments are graphs; their rules get what computes one first."""
 
 
 STAGED: set[Overload] = set()
@@ -62,19 +67,26 @@ class MissingRuleError(NotImplementedError):
     """A program has operations without a rule; the message lists all of them."""
 
 
-def check_covered(targets: Iterable[tuple[Overload, str]]) -> None:
+def check_covered(targets: Iterable[tuple[Overload, str]], unknown: Sequence[str] = ()) -> None:
     """Raises an error that lists every operation without a rule.
 
     Args:
         targets: operations, each with the source line that calls it.
+        unknown: the source lines of results whose shapes depend on numbers.
 
     Raises:
         MissingRuleError: there are some.
     """
     missing: dict[Any, list[str]] = {}
+    targets = list(targets)
+    symbolic = [line for target, line in targets if target in _OF_SHAPES and target not in RULES]
+    symbolic = [*unknown, *symbolic]
+    targets = [(target, line) for target, line in targets if target not in _OF_SHAPES]
     for target, line in targets:
         if target not in RULES:
             missing.setdefault(target, []).append(line)
+    if symbolic and not missing:
+        raise MissingRuleError(f"{symbolic[0]}: {_STATIC_SHAPES}")
     if not missing:
         return
     ordered = sorted(missing, key=str)
@@ -90,10 +102,19 @@ def check_covered(targets: Iterable[tuple[Overload, str]]) -> None:
     raise MissingRuleError("\n".join([first, *listed, *advice]))
 
 
+# Python's functions of sizes that torch.export doesn't know.
+_OF_SHAPES = {operator.ge, operator.le, operator.gt, operator.lt, operator.eq, operator.ne,
+              operator.add, operator.sub, operator.mul, operator.floordiv}  # fmt: skip
+_STATIC_SHAPES = (
+    "Shapes can't depend on numbers: keep all elements, and choose by torch.where (for indices, "
+    "torch.nonzero_static(x, size=n))."
+)
+
+
 def _unsupported(target: Any) -> str:
     """Returns what to write in place of an operation that no rule can be for; "" of others."""
     if not isinstance(target, torch._ops.OpOverload):
         return "Control flow isn't supported: write both ways, and choose by torch.where."
     if torch.Tag.dynamic_output_shape in target.tags:
-        return "Shapes can't depend on numbers: keep all elements, and choose by torch.where."
+        return _STATIC_SHAPES
     return ""

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 
 from .. import scaled
 from .._resolve import as_format
-from .._types import BlockFormatLike, FormatLike, RoundingMode, Saturation
-from ..formats import BF16, E5M2, FP16
+from ..formats import BF16, E5M2, FP16, BlockFormatLike, FormatLike, RoundingMode, Saturation
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray, Scaling
 from ..scaled._casts import cast as cast_array

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -9,6 +12,30 @@ from .._registry import rule
 from .._torch import torch
 
 A = torch.ops.aten
+
+
+@rule(A.searchsorted.Tensor)
+def search_sorted(sorted_sequence, x, out_int32=False, right=False, side=None, sorter=None):
+    """Returns positions in rows of sorted numbers, which may be those of ``sorter``."""
+    if sorter is not None:
+        sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, -1)
+    side = "right" if right or side == "right" else "left"
+    find = functools.partial(jnp.searchsorted, side=side)
+    if sorted_sequence.ndim == 1:
+        return find(sorted_sequence, x)
+    rows = sorted_sequence.reshape(-1, sorted_sequence.shape[-1])
+    return jax.vmap(find)(rows, x.reshape(len(rows), x.shape[-1])).reshape(x.shape)
+
+
+@rule(A.bucketize.Tensor)
+def bucketize(x, boundaries, out_int32=False, right=False):
+    return search_sorted(boundaries, x, right=right)
+
+
+@rule(A.nonzero_static.default)
+def nonzero(x, *, size, fill_value=-1):
+    found = jnp.nonzero(x, size=size, fill_value=fill_value)
+    return jnp.stack(found, -1) if found else jnp.zeros((size, 0), jnp.int32)
 
 
 def _indices(indices):

@@ -42,6 +42,18 @@ def svd(x, full_matrices=False, compute_uv=True, driver=None):
     return empty, jnp.linalg.svd(x, compute_uv=False), empty
 
 
+@rule(A.linalg_pinv.atol_rtol_tensor, A.linalg_pinv.atol_rtol_float)
+def pseudoinverse(x, *, atol=None, rtol=None, hermitian=False):
+    left, sizes, right = jnp.linalg.svd(x, full_matrices=False)
+    if rtol is None:
+        rtol = 0.0 if atol is not None else max(x.shape[-2:]) * jnp.finfo(x.dtype).eps
+    limit = jnp.max(sizes, -1, keepdims=True, initial=0) * jnp.asarray(rtol, x.dtype)[..., None]
+    limit = jnp.maximum(limit, jnp.asarray(0.0 if atol is None else atol, x.dtype)[..., None])
+    kept = sizes > limit
+    inverse = jnp.where(kept, 1 / jnp.where(kept, sizes, jnp.ones_like(sizes)), 0)
+    return (right.mT * inverse[..., None, :]) @ left.mT
+
+
 @rule(A._linalg_eigh.default)
 def eigh(x, lower="L", compute_v=True):
     values, vectors = jnp.linalg.eigh(x, UPLO=lower)
