@@ -18,7 +18,7 @@ QUICK = (
 )
 
 ROOT = Path(__file__).parents[1]
-AUDIT = ROOT / "src/scalewise/audit"
+AUDIT = ROOT / "src/scalewise/auditing"
 # Compiled programs, of this machine: one that is compiled for other instructions doesn't run.
 COMPILED = ROOT / ".compiled" / platform.node()
 
@@ -99,7 +99,7 @@ def pytest_collection_modifyitems(items):
 
     Of a test marked ``thorough(keep=k, gate=g)``, k cases stay in ``make test`` (without ``keep``,
     none) and g others run in the gate. Of what remains of a file's tests without ``gate``, the gate
-    runs a sixth. The examples in docstrings of the audit, each of which audits a program, run in
+    runs a twelfth. The examples in docstrings of the audit, each of which audits a program, run in
     the gate.
     """
     tests, pools = {}, {}
@@ -114,6 +114,6 @@ def pytest_collection_modifyitems(items):
         pool = (name, options["gate"]) if "gate" in options else (cases[0].path, None)
         pools.setdefault(pool, []).extend(case for case in cases if case not in kept)
     for (_, count), cases in pools.items():
-        gate = sample(cases, -(-len(cases) // 6) if count is None else count)
+        gate = sample(cases, -(-len(cases) // 12) if count is None else count)
         for case in cases:
             case.add_marker("gate" if case in gate else "slow")

@@ -50,6 +50,7 @@ OTHERS = {
     "Log",
     "accumulate",
     "user_errors",
+    "register",
     "present",
 }
 
@@ -72,7 +73,7 @@ def test_the_check_lets_tracers_and_numpy_scalars_pass():
 
 def test_items_of_collections_are_checked_all():
     with pytest.raises(ValueError, match="scope is '\\('; expected a regular expression or None"):
-        sw.autocast.Rule("low", scope="(")
+        sw.autocasting.Rule("low", scope="(")
     with pytest.raises(ValueError, match="Monitor: groups"):
         sw.Monitor(groups={"a": "b", "c": "("})
     with pytest.raises(ValueError, match="quantize: axis is \\(0, 'a'\\)"):

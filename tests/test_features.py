@@ -31,11 +31,14 @@ OTHERS = {
 INTERPRETATIONS = {f"autoscale-{name}": functools.partial(sw.autoscale, recipe=x)
                    for name, x in RECIPES.items()} | OTHERS  # fmt: skip
 AUDITS = {"bfloat16": "bfloat16", "fp8": RECIPES["fp8"], "policy": "p=f32,c=bf16,o=f32"}
-# Features whose errors are larger multiples of a rounding's: derivatives of derivatives, and loops
-# that round a state at each iteration.
+# Features whose errors are larger multiples of a rounding's: derivatives of derivatives, loops that
+# round a state at each iteration, long products, and means of numbers that cancel.
 DEEP = {
     "gradient_of_gradient": 4, "gradient_of_gradient_inside": 6, "hessian": 4, "hessian_inside": 4,
     "hessian_vector_product": 4, "gradient_of_a_mapped_gradient": 4,
+    "cumulative_products_and_sums_backwards": 2,
+    "polynomials_and_interpolation": 2,  # a cubic's relative condition number is 3
+    "statistics_of_haiku": 4,
 }  # fmt: skip
 
 

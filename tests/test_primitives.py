@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import scalewise
-from scalewise.autoscale import RULES
+from scalewise.autoscaling import RULES
 from scalewise.primitives import AUTOCAST, FACTS, PRIMITIVES, Family, having, names, params
 from scalewise.primitives._row import parsed
 

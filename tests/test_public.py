@@ -7,17 +7,24 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import scalewise as sw
 from scalewise import cli
 from scalewise._resolve import KINDS, resolve
-from scalewise._types import RoundingMode, Saturation
-from scalewise.formats import BLOCK_FORMATS, CATALOGUE, SATURATE
+from scalewise.formats import BLOCK_FORMATS, CATALOGUE, SATURATE, RoundingMode, Saturation
 from scalewise.scaled import SATURATION_RULES
 
-CALLABLE = ("audit", "autocast", "autoscale", "emulate")
+# Each transformation is a function; the package beside it has what else belongs to it.
+PACKAGES = {
+    "audit": "auditing",
+    "autocast": "autocasting",
+    "autoscale": "autoscaling",
+    "emulate": "emulating",
+}
 
 
 def in_python(code: str) -> str:
@@ -32,18 +39,16 @@ def test_every_public_name_is_there_and_no_other_is_shown():
     assert all(getattr(sw, name) is not None for name in sw.__all__)
 
 
-def test_a_function_and_its_package_share_a_name():
+def test_the_transformations_are_functions_in_whatever_order_packages_are_imported():
     code = """
 import importlib, inspect, numpy as np, scalewise as sw
-for name in {names}:
-    package = importlib.import_module("scalewise." + name)
-    function = getattr(package, name)
-    assert package is getattr(sw, name) and inspect.isfunction(function)
-    assert inspect.signature(package) == inspect.signature(function)
-import scalewise.audit as a
-print(a.Monitor.__name__, callable(a), sw.emulate(lambda x: x + 1, "e2m1fn")(np.float32(1.4)))
+for name, package in {names}.items():
+    imported = importlib.import_module("scalewise." + package)
+    assert inspect.isfunction(getattr(sw, name)) and getattr(imported, name) is getattr(sw, name)
+    assert getattr(sw, package) is imported
+print(sw.auditing.Monitor.__name__, sw.emulate(lambda x: x + 1, "e2m1fn")(np.float32(1.4)))
 """
-    assert in_python(code.replace("{names}", repr(CALLABLE))) == "Monitor True 2.0"
+    assert in_python(code.replace("{names}", repr(PACKAGES))) == "Monitor 2.0"
 
 
 def test_importing_it_imports_no_jax_and_help_neither():
@@ -128,3 +133,37 @@ def test_every_subcommand_is_registered():
     found = [n for n in names if hasattr(importlib.import_module(f"scalewise.cli._{n}"), n)]
     groups = [x.name for x in (*cli.app.registered_commands, *cli.app.registered_groups)]
     assert set(found) - {"refusal"} <= set(groups)
+
+
+@pytest.mark.parametrize(("transformation", "options"), [
+    (sw.autoscale, {"recipe": "fp16"}), (sw.autocast, {"policy": "bf16"}),
+    (sw.emulate, {"fmt": "e4m3fn"}),
+])  # fmt: skip
+def test_a_transformation_is_a_decorator_too(transformation, options):
+    def double(x):
+        return x + x
+
+    decorated = transformation(**options)(double)
+    assert decorated.__name__ == "double"
+    assert decorated(np.float32(1.5)) == transformation(double, **options)(np.float32(1.5)) == 3.0
+    with pytest.raises(TypeError, match=transformation.__name__):
+        transformation(None, **options)
+
+
+@pytest.mark.parametrize("value", [*CATALOGUE.values(), *BLOCK_FORMATS.values(),
+    sw.autocasting.policy("p=f32,c=bf16,o=f32"),
+    sw.Policy("fp16", low=sw.autocasting.LOW | {"exp"}, full=sw.autocasting.FULL - {"exp"}),
+    *sw.recipes.CATALOGUE.values(),
+], ids=str)  # fmt: skip
+def test_a_setting_is_shown_as_short_code_that_makes_it(value):
+    names = vars(sw.formats) | vars(sw.autocasting) | vars(sw.autoscaling) | vars(sw.scaled)
+    assert eval(repr(value), names) == value
+
+
+def test_notebooks_show_results_as_text_or_in_a_frame():
+    report = sw.audit(lambda x: jnp.sum(x * x), "fp16", trials=0)(jnp.full(64, 300.0))
+    assert report._repr_html_().startswith("<iframe sandbox=")
+    assert "300" in report._repr_html_()
+    found = sw.explain(lambda w, x: x @ w, "fp8")(jnp.ones((32, 32)), jnp.ones((32, 32)))
+    assert "dot_general" in found._repr_html_()
+    assert repr(found).startswith("<Explanation of 2 values")

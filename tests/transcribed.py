@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 
-from scalewise.autoscale._keys import hadamard_signs
+from scalewise.autoscaling._keys import hadamard_signs
 
 E4M3, E5M2, E2M1 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float4_e2m1fn
 

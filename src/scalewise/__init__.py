@@ -27,7 +27,6 @@ def __getattr__(name: str) -> object:
         value: object = version("scalewise")
     elif name in _MODULES:
         module = importlib.import_module(f".{_MODULES[name]}", __name__)
-        # `audit`, `autocast`, ... are subpackages that can be called: `_callable.py`
         value = module if _MODULES[name] == name else getattr(module, name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,11 +19,23 @@ import sys
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import (
+    Annotated,
+    Any,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import numpy as np
 
 T = TypeVar("T", bound=Callable)
+P = ParamSpec("P")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +72,35 @@ def checked(entry: T) -> T:
     init: Any = entry.__init__
     setattr(entry, "__init__", _checked(init, entry.__name__))  # noqa: B010
     return entry  # pyright: ignore
+
+
+class Decorator(Protocol[P]):
+    """A transformation that takes the function now, or only its options and the function later."""
+
+    __name__: str
+
+    @overload
+    def __call__(self, f: Callable, *args: P.args, **kwargs: P.kwargs) -> Callable: ...
+
+    @overload
+    def __call__(self, **options: Any) -> Callable: ...
+
+
+def as_decorator(transformation: Callable[Concatenate[Callable, P], Callable]) -> Decorator[P]:
+    """Lets a transformation be written above a function: ``@autoscale(recipe="fp8")``.
+
+    Args:
+        transformation: its first parameter is ``f``, the function. Called without ``f``, it returns
+            a function that takes ``f``.
+    """
+
+    @functools.wraps(transformation)
+    def call(*args: Any, **kwargs: Any) -> Callable:
+        if args or "f" in kwargs:
+            return transformation(*args, **kwargs)
+        return functools.partial(transformation, **kwargs)
+
+    return cast(Any, call)
 
 
 def _checked(function: Any, name: str) -> Any:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 if TYPE_CHECKING:
-    from ._types import FormatLike
-    from .formats import BlockFormat, Format
+    from .formats import BlockFormat, Format, FormatLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +52,10 @@ class Kind:
         return getattr(importlib.import_module(self.module), self.parse)(text)
 
 
+def _underscored(text: str) -> str:
+    return text.replace("-", "_")
+
+
 def _format_key(text: str) -> str:
     name = text.lower().replace("-", "_")
     for prefix in ("float8_", "float6_", "float4_"):
@@ -61,7 +64,7 @@ def _format_key(text: str) -> str:
 
 
 KINDS: dict[str, Kind] = {  # in the order in which a string is looked up
-    "policy": Kind("a policy", "scalewise.autocast", None, "policy"),
+    "policy": Kind("a policy", "scalewise.autocasting", None, "policy"),
     "format": Kind(
         "a format", "scalewise.formats", "CATALOGUE", "format", _format_key, aliases="ALIASES"
     ),
@@ -69,7 +72,9 @@ KINDS: dict[str, Kind] = {  # in the order in which a string is looked up
         "a block format", "scalewise.formats", "BLOCK_FORMATS", "block_format", _format_key
     ),
     "rounding mode": Kind("a rounding mode", "scalewise.formats", "ROUNDINGS", "rounding_mode"),
-    "recipe": Kind("a recipe", "scalewise.autoscale.recipes", "CATALOGUE", "recipe"),
+    "recipe": Kind(
+        "a recipe", "scalewise.autoscaling.recipes", "CATALOGUE", "recipe", _underscored
+    ),
     "method": Kind("a method of comparison", "scalewise.training", "METHODS", "method"),
 }
 

@@ -5,8 +5,8 @@
 
 import pytest
 
-from scalewise.audit import _audit
-from scalewise.audit._run import _session
+from scalewise.auditing import _audit
+from scalewise.auditing._run import _session
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from rich.console import Console
 
 import scalewise as sw
@@ -310,7 +311,7 @@ def drawn(x):
             "format or recipe is called 'fp17'",
         ),
         (lambda: sw.audit(jnp.sin, "e8m0"), ValueError, "e8m0 can't be audited; expected"),
-        (lambda: sw.audit(jnp.sin, None), ValueError, "low is None; expected a format, a policy"),
+        (lambda: sw.audit(jnp.sin, None), TypeError, "low is None; expected a dtype or a Format"),
         (
             lambda: sw.audit(jnp.sin, "fp9"),
             ValueError,
@@ -369,8 +370,34 @@ def test_unusable_arguments_are_rejected(call, error, message):
 
 
 def test_the_name_of_a_recipe_is_the_recipe_unless_it_names_a_format():
-    from scalewise.audit._audit import low_interpretation
-    from scalewise.emulate import Emulation
+    from scalewise.auditing._audit import low_interpretation
+    from scalewise.emulating import Emulation
 
     assert low_interpretation("fp8").recipe is sw.recipes.fp8
     assert isinstance(low_interpretation("fp16"), Emulation)
+
+
+class Grown(nnx.Module):
+    def __init__(self):
+        self.w = nnx.Param(jnp.ones(3))
+        self.count = nnx.Variable(jnp.int32(0))
+
+
+def grow(model, other, factor):
+    model.w[...] = model.w[...] * factor
+    model.count[...] = model.count[...] + 1
+    other.w[...] = other.w[...] + model.w[...].mean()
+    return jnp.sum(model.w[...])
+
+
+def test_nnx_objects_are_carried_from_step_to_step():
+    model, other = Grown(), Grown()
+    report = sw.audit(grow, "fp16", trials=0, steps=5)(model, other, jnp.full(3, 16.0))
+    (mul,) = [stats for stats in report.equations if stats.primitive == "mul"]
+    assert (mul["visits"], mul["first"]) == (5, 3)  # 16^4 = 65536 at the fourth step
+    assert (float(model.w[0]), int(model.count[...]), float(other.w[0])) == (1, 0, 1)
+    batches = [jnp.full(3, 16.0), jnp.full(3, 1.0), jnp.full(3, 16.0)]
+    finite = sw.audit(grow, "fp16", trials=0, steps=3, batches=batches)
+    assert finite(model, other).error.non_finite == 0
+    with pytest.raises(TypeError, match="expected all objects first"):
+        sw.audit(lambda x, m: jnp.sum(m.w * x), "fp16", steps=2)(jnp.ones(3), model)

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import scalewise as sw
-from scalewise.audit._run._statistics import SAMPLE, sample_positions
+from scalewise.auditing._run._statistics import SAMPLE, sample_positions
 
 
 def normal(seed, *shape, scale=1.0):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import scalewise as sw
-from scalewise.audit._report._edits import edits
-from scalewise.audit._report._verdict import unusable
+from scalewise.auditing._report._edits import edits
+from scalewise.auditing._report._verdict import unusable
 
 SOURCE = """import jax
 import jax.numpy as jnp

@@ -10,15 +10,16 @@ import scalewise as sw
 from arrays import normal
 from devices import run_on_devices
 from programs import scalar
-from scalewise.audit._run._accumulator import Accumulator
-from scalewise.audit._run._elementary import ADD, DIV, MUL, SQRT, SUB, product, quotient
-from scalewise.audit._run._interpretations import Reference, TableEmulation
-from scalewise.audit._run._pair import Pair
-from scalewise.audit._run._precompile import compile_ahead
-from scalewise.audit._run._rounding import format_params, narrowed, round_by, scale_params
-from scalewise.audit._run._session import Session
-from scalewise.audit._run._statistics import BINS, LOWEST
-from scalewise.autocast import Autocast, Policy
+from scalewise.auditing._run._accumulator import Accumulator
+from scalewise.auditing._run._elementary import ADD, DIV, MUL, SQRT, SUB, product, quotient
+from scalewise.auditing._run._flat import flat, uncommitted
+from scalewise.auditing._run._interpretations import Reference, TableEmulation
+from scalewise.auditing._run._pair import Pair
+from scalewise.auditing._run._precompile import compile_ahead
+from scalewise.auditing._run._rounding import format_params, narrowed, round_by, scale_params
+from scalewise.auditing._run._session import Session
+from scalewise.auditing._run._statistics import BINS, LOWEST
+from scalewise.autocasting import Autocast, Policy
 from scalewise.formats import CATALOGUE, E4M3FN, FP16, Format
 from scalewise.interpret import trace
 
@@ -419,3 +420,11 @@ MESH = """
 @pytest.mark.slow
 def test_a_mesh_of_devices():
     run_on_devices(2, MESH)
+
+
+def test_arrays_that_are_bound_to_a_device_share_the_code_of_others():
+    bound = jax.device_put(jnp.arange(1024), jax.devices()[0])
+    assert bound.committed
+    for free in (uncommitted(bound), flat(bound, 1024)):
+        assert not free.committed
+        np.testing.assert_array_equal(free, bound)

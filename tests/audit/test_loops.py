@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import scalewise as sw
-from scalewise.audit._run import _lockstep
-from scalewise.audit._run._interpretations import Reference, TableEmulation
-from scalewise.audit._run._rounding import FP32_PARAMS
-from scalewise.audit._run._session import Session
+from scalewise.auditing._run import _lockstep
+from scalewise.auditing._run._interpretations import Reference, TableEmulation
+from scalewise.auditing._run._rounding import FP32_PARAMS
+from scalewise.auditing._run._session import Session
 from scalewise.interpret import trace
 
 X = jnp.linspace(0.1, 3.0, 12).reshape(6, 2)

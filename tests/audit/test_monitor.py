@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tensorboardX.proto import event_pb2
 
 import scalewise as sw
-from scalewise.audit import Monitor, readings
+from scalewise.auditing import Monitor, readings
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16", "e4m3fn", "e5m2"])
@@ -117,3 +118,44 @@ def test_what_if_by_step_and_groups_close_to_overflowing(tmp_path):
         Monitor(what_if=("fp17",))
     with pytest.raises(ValueError, match="what_if names 'bf16' twice"):
         Monitor(what_if=("bf16", jnp.bfloat16))
+
+
+def test_exponents_are_those_of_frexp_for_every_dtype_and_group():
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=999) * 2.0 ** rng.integers(-120, 120, 999)).astype(np.float32)
+    x[:5] = [0, -0.0, np.inf, 1.0, 2.0**-126]
+    tree = {"a": jnp.asarray(x), "b": {"w": jnp.float16([2.0**-24, 65504.0]), "n": jnp.arange(3)}}
+    found = jax.jit(sw.auditing.exponents)(tree)
+    powers = np.frexp(x[(x != 0) & np.isfinite(x)])[1] - 1
+    assert found["a"].bins() == dict(zip(*np.unique(powers, return_counts=True), strict=True))
+    assert int(found["a"].zeros) == 2
+    assert found["b"].bins() == {-24: 1, 15: 1}
+    assert found["b"].flushed("e4m3fn") == 0.5
+    assert found["b"].flushed("e4m3fn", scale=2.0**20) == 0
+    with pytest.raises(ValueError, match="exponents: the tree holds no float array"):
+        sw.auditing.exponents({"n": jnp.arange(3)})
+
+
+def test_histograms_are_written_as_lines_and_as_events(tmp_path):
+    gradients = {"w": jnp.float32([1.5, 1e-5, 0.0, 3.0])}
+    with sw.Monitor("fp16", every=2, out=tmp_path, histograms=True) as monitor:
+        for step in (1, 2):
+            monitor(step, gradients)
+    (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert line["w/exponents"] == {"-17": 1, "0": 1, "1": 1}
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    values = [v for e in read_events(events) for v in e.summary.value if v.HasField("histo")]
+    assert [v.tag for v in values] == ["w/exponents"]
+    histogram = values[0].histo
+    pairs = zip(histogram.bucket_limit, histogram.bucket, strict=True)
+    assert [x for x in pairs if x[1]] == [(-16.0, 1.0), (1.0, 1.0), (2.0, 1.0)]
+    assert (histogram.min, histogram.max, histogram.num) == (-17, 2, 3)
+
+
+def read_events(path):
+    """Reads TensorBoard's records: length, checksum, data, checksum."""
+    data = path.read_bytes()
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        yield event_pb2.Event.FromString(data[12 : 12 + size])
+        data = data[16 + size :]

@@ -18,10 +18,10 @@ import optax
 import pytest
 
 import scalewise as sw
-from scalewise.audit import OutputError
-from scalewise.audit._report._panels import axis_of, panels
-from scalewise.audit._report._source import sources
-from scalewise.audit._run._statistics import BINS, LOWEST
+from scalewise.auditing import OutputError
+from scalewise.auditing._report._panels import axis_of, panels
+from scalewise.auditing._report._source import sources
+from scalewise.auditing._run._statistics import BINS, LOWEST
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 import scalewise as sw
-from scalewise.audit import ArrayDifference, compare, load_recording, record
-from scalewise.audit._record._match import matched
-from scalewise.audit._record._numbers import positions
+from scalewise.auditing import ArrayDifference, compare, load_recording, record
+from scalewise.auditing._record._match import matched
+from scalewise.auditing._record._numbers import positions
 
 
 def by_name(recording, name):

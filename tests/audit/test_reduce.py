@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import scalewise as sw
-from scalewise.audit import Reduction
-from scalewise.audit._reduce._render import _comment
-from scalewise.autocast import Policy, Rule
+from scalewise.auditing import Reduction
+from scalewise.auditing._reduce._render import _comment
+from scalewise.autocasting import Policy, Rule
 
 
 def reduced(f, low, *args, kind, trials=12, **options):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import scalewise as sw
-from scalewise.audit._run._interpretations import Reference, TableEmulation
-from scalewise.audit._run._session import Outcome, Session
+from scalewise.auditing._run._interpretations import Reference, TableEmulation
+from scalewise.auditing._run._session import Outcome, Session
 from scalewise.interpret import trace
 
 SQUARE = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)

@@ -8,8 +8,8 @@ import pytest
 import scalewise as sw
 from arrays import normal
 from examples import gallery
-from scalewise.audit._run._loss_scale import LossScaled
-from scalewise.autocast import Autocast
+from scalewise.auditing._run._loss_scale import LossScaled
+from scalewise.autocasting import Autocast
 from scalewise.interpret import transform
 
 POLICY = sw.Policy(compute="f16")

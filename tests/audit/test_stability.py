@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import scalewise as sw
-from scalewise.audit import stability
+from scalewise.auditing import stability
 
 
 def lines(found):

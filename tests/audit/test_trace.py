@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 import scalewise as sw
-from scalewise.audit._file import name_of
-from scalewise.autocast import Policy, Rule
+from scalewise.auditing._file import name_of
+from scalewise.autocasting import Policy, Rule
 
 
 class Attention:

@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import scalewise as sw
-from scalewise.audit._search._updates import carried
-from scalewise.emulate import Emulation
+from scalewise.auditing._search._updates import carried
+from scalewise.emulating import Emulation
 from scalewise.formats import BF16
 from scalewise.interpret import trace
 
@@ -124,3 +124,54 @@ def test_an_output_with_digits_has_no_floor():
     """It is small and a cancellation, but float32 knows it."""
     report = sw.audit(lambda x: (jnp.sum(x), (1 + x) - 1), "bf16", trials=0)(jnp.full(8, 1e-3))
     assert dict(report.outputs)["[1]"].relative == pytest.approx(1.0, rel=0.01)
+
+
+def bias_of_experts(bias, load):
+    return bias + 1e-3 * jnp.sign(0.5 - load)
+
+
+@pytest.mark.parametrize("size", [1.5, 0.01])
+def test_an_argument_that_is_one_array_is_state_if_something_is_added_to_it(size):
+    report = sw.audit(bias_of_experts, "bf16")(jnp.full(8, size), X[0, :8])
+    assert [x.kind for x in report.findings] == ["swamping"] * (size > 1)
+    if report.findings:
+        bias, load = jnp.full(8, size), X[0, :8]
+        change = report.apply_fixes(bias_of_experts)(bias, load) - bias
+        assert change == pytest.approx(np.asarray(1e-3 * jnp.sign(0.5 - load)), rel=1e-2)
+
+
+optimizer = optax.adamw(1e-3, b2=0.95, weight_decay=1e-6)
+
+
+def decayed(state, x):
+    """A step of AdamW with a weight decay far below a rounding of its update."""
+    w, moments = state
+    updates, moments = optimizer.update(jax.grad(lambda w: jnp.mean((x @ w) ** 2))(w), moments, w)
+    return optax.apply_updates(w, updates), moments
+
+
+def places(report, name):
+    return [x for x in report.findings if x.kind == "swamping" and name in (x.file or "")]
+
+
+@pytest.mark.parametrize("low", ["bf16", "fp16"])
+@pytest.mark.thorough(keep=1, gate=1)
+def test_a_weight_decay_of_a_millionth_that_adds_nothing(low):
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer
+        report = sw.audit(decayed, low)((W, optimizer.init(W)), X)
+    (decay,) = places(report, "_adding.py")  # optax.add_decayed_weights
+    assert decay.evidence.startswith("100% of additions change nothing")
+    assert decay.fix
+    assert bool(places(report, "update.py")) == (low == "bf16")  # optax.apply_updates
+
+
+def normalised(state, x):
+    mean = 0.999 * state["mean"] + 0.001 * x.mean(0)
+    return {"mean": mean}, x / jnp.sqrt(x.var(0, keepdims=True) + 1e-3)
+
+
+def test_the_running_mean_of_a_batch_norm_with_momentum_0_999():
+    state = {"mean": jnp.full(16, 2.0)}
+    worst = sw.audit(normalised, "bf16")(state, X).findings[0]
+    assert worst.line == normalised.__code__.co_firstlineno + 1
+    assert worst.kind in ("swamping", "precision")

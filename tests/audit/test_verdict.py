@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 import scalewise as sw
-from scalewise.audit import Fix, OutputError
-from scalewise.audit._search._kinds import exceeds
+from scalewise.auditing import Fix, OutputError
+from scalewise.auditing._search._kinds import exceeds
 from scalewise.formats import FP16
 
 

@@ -10,7 +10,7 @@ from jax import lax
 
 from arrays import normal
 from programs import DIFFERENTIABLE, PROGRAMS, scalar
-from scalewise.autocast import FULL, LOW, Policy, Rule, autocast, placements, policy
+from scalewise.autocasting import FULL, LOW, Policy, Rule, autocast, placements, policy
 
 F16, BF16, F32 = jnp.float16, jnp.bfloat16, jnp.float32
 
@@ -235,7 +235,7 @@ def test_strings_say_policies():
         (lambda: policy("p=f32"), ValueError, "lacks c=, the dtype to compute in"),
         (lambda: policy("c=f16,c=f32"), ValueError, "can't read 'c=f32'.*each of p, c, o at most"),
         (lambda: policy("c=f16,q=f32"), ValueError, "can't read 'q=f32'"),
-        (lambda: policy(3), ValueError, "Policy.compute: 3 is no dtype"),
+        (lambda: policy(3), TypeError, "text is 3; expected a dtype or a Policy or a string"),
         (lambda: Policy(low=LOW | {"exp"}), ValueError, "exp: both in low and in full"),
         (lambda: Rule("low"), ValueError, "at least one of primitive, scope and function"),
     ],

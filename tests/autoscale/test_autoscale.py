@@ -438,7 +438,7 @@ class TestState:
         (
             lambda: sw.autoscale(mlp, 16),
             TypeError,
-            "a recipe is a .* got a int: 16",
+            "recipe is 16; expected a Recipe or a string or a Schedule",
         ),
         (lambda: sw.Recipe(forward="e4m3fm"), ValueError, "no format is called 'e4m3fm'; did you"),
         (

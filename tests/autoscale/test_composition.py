@@ -16,7 +16,7 @@ from flax.training.train_state import TrainState
 
 import scalewise as sw
 from arrays import normal
-from scalewise.autoscale import AmaxHistory
+from scalewise.autoscaling import AmaxHistory
 
 X = normal(0, (8, 16))
 OPTIMIZER = optax.adam(1e-2)

@@ -9,7 +9,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
-from scalewise.autoscale import RULES, AmaxHistory, Family
+from scalewise.autoscaling import RULES, AmaxHistory, Family
 from scalewise.interpret import CONTRACTIONS
 
 W = normal(0, (16, 16)) / 4

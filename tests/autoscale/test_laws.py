@@ -11,7 +11,7 @@ from jax import lax
 
 import scalewise as sw
 from primitives import FLOATS
-from scalewise.autoscale import RULES, Family
+from scalewise.autoscaling import RULES, Family
 
 PLAIN = sw.Recipe(forward=None, backward=None, residuals=None)
 CARRY = {rule.family for rule in RULES.values()} - {

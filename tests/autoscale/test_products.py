@@ -11,7 +11,7 @@ import pytest
 
 import scalewise as sw
 from arrays import normal
-from scalewise.autoscale._block_product import block_product
+from scalewise.autoscaling._block_product import block_product
 from scalewise.devices import DEVICES
 from scalewise.scaled import quantize
 
@@ -93,7 +93,7 @@ def test_both_routes_multiply_the_same_numbers(recipe, device, monkeypatch):
         return function(options, *operands)
 
     monkeypatch.setattr(jax.lax, "platform_dependent", routed)
-    monkeypatch.setattr("scalewise.autoscale._blocks.by_platform", as_on_device)
+    monkeypatch.setattr("scalewise.autoscaling._blocks.by_platform", as_on_device)
     got = jax.jit(sw.autoscale(jax.value_and_grad(dense), recipe))(W)
     for x, y in zip(got, want, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
@@ -106,7 +106,8 @@ def test_both_routes_multiply_the_same_numbers(recipe, device, monkeypatch):
 def test_blocks_go_to_the_units_of_a_device_that_has_them(recipe):
     recipe = sw.recipes.recipe(recipe)
     mixed = recipe.forward != recipe.backward  # of MXFP4 by MXFP8, XLA calls no library
-    text = lowered(sw.autoscale(jax.grad(dense), replace(recipe, device="b200")), W)
+    device = replace(recipe, device="b200", narrow="always")
+    text = lowered(sw.autoscale(jax.grad(dense), device), W)
     assert ("block_scaled_dot" in text) == (not mixed)
     assert ("stablehlo.dot_general" in text) == mixed
 
@@ -116,7 +117,7 @@ def test_batches_of_blocks_go_to_the_units_too():
         return jnp.sum(jnp.square(jnp.einsum("ecd,edf->ecf", x * 2, w)))
 
     stack = jnp.stack([W, W * 2])
-    mxfp8 = replace(sw.recipes.mxfp8, device="b200")
+    mxfp8 = replace(sw.recipes.mxfp8, device="b200", narrow="always")
     for g, w in ((f, stack), (jax.vmap(f, (None, 0)), jnp.stack([stack, stack]))):
         text = lowered(sw.autoscale(g, mxfp8), stack, w)
         assert "block_scaled_dot" in text
@@ -136,7 +137,7 @@ def test_blocks_of_several_contracted_axes_are_multiplied_as_they_lie():
 
 def test_fp8_is_multiplied_in_the_format_that_a_tpu_doubles():
     def text(device, **changes):
-        recipe = replace(sw.recipes.fp8, device=device, **changes)
+        recipe = replace(sw.recipes.fp8, device=device, narrow="always", **changes)
         f = jax.jit(sw.autoscale(jax.grad(dense), recipe))
         return operands(f.trace(W).lower(lowering_platforms=("tpu",)).as_text())
 

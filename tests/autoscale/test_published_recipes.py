@@ -11,7 +11,7 @@ from jax import lax
 
 import scalewise as sw
 from arrays import normal
-from scalewise.autoscale._keys import hadamard_signs, hadamard_transform
+from scalewise.autoscaling._keys import hadamard_signs, hadamard_transform
 from scalewise.formats import MXFP4, NVFP4
 from transcribed import (
     E2M1,

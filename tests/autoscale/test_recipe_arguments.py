@@ -29,7 +29,7 @@ def test_a_name_stands_for_its_recipe():
     with pytest.raises(ValueError, match="'fp8' has no state patterns, so nothing would be stored"):
         sw.store(tree, "fp8")
     with pytest.raises(ValueError, match="did you mean 'fp8_delayed'"):
-        sw.store(tree, "fp8-delayed")
+        sw.store(tree, "fp8_delaye")
 
 
 @pytest.mark.parametrize("name", sw.recipes.CATALOGUE)

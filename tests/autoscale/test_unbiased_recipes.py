@@ -12,7 +12,7 @@ import pytest
 import scalewise as sw
 from arrays import normal
 from devices import run_on_devices
-from scalewise.autoscale._keys import hadamard_signs, hadamard_transform
+from scalewise.autoscaling._keys import hadamard_signs, hadamard_transform
 from scalewise.formats import NVFP4
 from transcribed import E2M1, nvidia, quest, transformed
 
@@ -280,7 +280,7 @@ WITH_PRODUCTS = [name for name, r in sw.recipes.CATALOGUE.items() if r.products 
 )
 @pytest.mark.thorough(keep=1, gate=6)
 def test_recipes_of_products_lower_for_gpus_and_tpus(name, device):
-    recipe = dataclasses.replace(sw.recipes.recipe(name), device=device)
+    recipe = dataclasses.replace(sw.recipes.recipe(name), device=device, narrow="always")
     platform = sw.devices.DEVICES[device].platform
     f = jax.jit(sw.autoscale(jax.grad(layer, (0, 1)), recipe))
     lowered = f.trace(X, W, G).lower(lowering_platforms=(platform,)).as_text()

@@ -198,3 +198,73 @@ def test_unusable_input():
         hlo.bits_of("x9")
     with pytest.raises(ValueError, match="ENTRY computation"):
         hlo.parse("HloModule empty")
+
+
+SLICED = """HloModule m
+%fused (param_0.1: f32[], param_1.2: bf16[16,8], param_2.3: s32[], param_3.4: bf16[16,8]) -> bf16[16,8] {
+  %param_1.2 = bf16[16,8]{1,0} parameter(1)
+  %param_0.1 = f32[] parameter(0)
+  %param_2.3 = s32[] parameter(2)
+  %param_3.4 = bf16[16,8]{1,0} parameter(3)
+  %bitcast.1 = bf16[16,8]{1,0} bitcast(%param_1.2)
+  %cut = bf16[1,8]{1,0} dynamic-slice(%bitcast.1, %param_2.3, %param_2.3), dynamic_slice_sizes={1,8}
+  ROOT %put = bf16[16,8]{1,0} dynamic-update-slice(%param_3.4, %cut, %param_2.3, %param_2.3)
+}
+ENTRY %main (a: bf16[16,8], b: bf16[16,8], i: s32[], c: f32[]) -> bf16[16,8] {
+  %a = bf16[16,8]{1,0} parameter(0)
+  %b = bf16[16,8]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  %c = f32[] parameter(3)
+  ROOT %out = bf16[16,8]{1,0} fusion(%c, %a, %i, %b), kind=kLoop, calls=%fused
+}
+"""  # noqa: E501
+
+
+def test_of_an_array_that_is_sliced_or_updated_in_place_only_the_slice_moves():
+    (kernel,) = hlo.kernels(hlo.parse(SLICED))
+    assert kernel.bytes == 4 + 16 + 4 + 16  # a scalar, a slice, an index; the slice written
+
+    other = SLICED.replace(
+        "ROOT %put = bf16", "%neg = bf16[16,8]{1,0} negate(%put)\n  ROOT %put = bf16"
+    )
+    (kernel,) = hlo.kernels(hlo.parse(other))
+    assert kernel.bytes == 4 + 16 + 4 + 256 + 256
+
+
+CUDNN = """HloModule m
+ENTRY %main (a: bf16[4,8,8,16], w: bf16[3,3,16,32], g: bf16[4,8,8,32]) -> bf16[4,8,8,32] {
+  %a = bf16[4,8,8,16]{3,2,1,0} parameter(0)
+  %w = bf16[3,3,16,32]{3,2,1,0} parameter(1)
+  %g = bf16[4,8,8,32]{3,2,1,0} parameter(2)
+  ROOT %conv = (RESULT{3,2,1,0}, u8[0]{0}) custom-call(OPERANDS), window={size=3x3}, dim_labels=b01f_01io->b01f, custom_call_target="__cudnn$KIND"
+}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("kind", "operands", "result"),
+    [
+        ("convForward", "%a, %w", "bf16[4,8,8,32]"),
+        ("convBackwardInput", "%g, %w", "bf16[4,8,8,16]"),
+        ("convBackwardFilter", "%a, %g", "bf16[3,3,16,32]"),
+    ],
+)
+def test_the_three_products_of_a_convolution_have_as_many_operations(kind, operands, result):
+    text = CUDNN.replace("KIND", kind).replace("OPERANDS", operands).replace("RESULT", result)
+    (kernel,) = hlo.kernels(hlo.parse(text))
+    assert kernel.product is not None
+    assert kernel.product.flops == 2 * (4 * 8 * 8 * 32) * (3 * 3 * 16)
+
+
+@pytest.mark.parametrize(("backward", "products"), [("", 2), ("Backward", 5)])
+def test_attention_of_cudnn_multiplies_scores_of_all_pairs_of_tokens(backward, products):
+    text = f"""HloModule m
+ENTRY %main (q: bf16[2,2048,8,128], k: bf16[2,2048,2,128]) -> bf16[2,8,2048,128] {{
+  %q = bf16[2,2048,8,128]{{3,2,1,0}} parameter(0)
+  %k = bf16[2,2048,2,128]{{3,2,1,0}} parameter(1)
+  ROOT %fmha = (bf16[2,8,2048,128]{{3,1,2,0}}, u8[0]{{0}}) custom-call(%q, %k, %k), custom_call_target="__cudnn$fmhaSoftmax{backward}", backend_config={{"cudnn_fmha_backend_config": {{"intermediate_tensor_shape": {{"dimensions": ["2", "8", "2048", "2048"]}}}}}}
+}}
+"""  # noqa: E501
+    (kernel,) = hlo.kernels(hlo.parse(text))
+    assert kernel.product is not None
+    assert kernel.product.flops == products * 2 * (2 * 8 * 2048 * 2048) * 128

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from scalewise import training
 from scalewise._output import replacing
-from scalewise.audit import diff
+from scalewise.auditing import diff
 from scalewise.cli import app
 from scalewise.scaled import save_safetensors
 from scalewise.training import InputError
@@ -135,8 +135,8 @@ def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
         (("compare", "importing.py"), "importing.py needs sklearnn, which isn't installed: pip"),
         (("train", "/dev/null"), "no program '/dev/null'"),
         (("train", "net.py", "--out", "net.py", "--resume"), "defines no loss_of"),
-        (("diff", "dir.json", "dir.json"), "it is a folder"),
-        (("cast", "dir.json", "--to", "fp16"), "it is a folder"),
+        (("diff", "dir.json", "dir.json"), "holds no .safetensors file"),
+        (("cast", "dir.json", "--to", "fp16"), "holds no .safetensors file"),
         (("cast", "pipe.html", "--to", "fp16"), "it is a pipe; expected a regular file"),
         (("cast", "gone.npy", "--to", "fp16"), "No such file or directory: 'gone.npy'"),
         (("table", "cast", "--csv", "gone/a.csv"), "there is no folder 'gone'"),
@@ -275,3 +275,22 @@ def test_formats_and_optimizers_that_cannot_be_used(tmp_path, monkeypatch):
     (tmp_path / "adam.py").write_text(source)
     with pytest.raises(InputError, match=r"adam.py: OPTIMIZER is <function adam"):
         training.load_program("adam.py")
+
+
+@pytest.mark.parametrize("closing", ["sys.stdout.close()", "os.close(1)"])
+@pytest.mark.thorough(gate=1)
+def test_a_users_file_that_closes_stdout_gives_one_sentence_and_the_report(tmp_path, closing):
+    (tmp_path / "net.py").write_text(
+        f"import os, sys\nimport jax.numpy as jnp\n{closing}\n"
+        "def norm(x):\n    return jnp.sqrt(jnp.sum(x * x))\n"
+        "def small():\n    return (jnp.full(64, 300.0),)\n"
+    )
+    code = "from scalewise.cli import main; main()"
+    command = [sys.executable, "-c", code, "audit", "net.py:norm", "--args", "small"]
+    done = subprocess.run(
+        [*command, "--out", "a.json"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("scalewise: ")
+    assert done.stderr.count("\n") == 1
+    assert json.loads((tmp_path / "a.json").read_text())["findings"]

@@ -7,7 +7,9 @@ results. Programs multiply matrices where they can, so that recipes have somethi
 from . import _arrays as _arrays
 from . import _calls as _calls
 from . import _control as _control
+from . import _corners as _corners
 from . import _functions as _functions
+from . import _more as _more
 from . import _outside as _outside
 from ._table import FEATURES as FEATURES
 from ._table import OUTSIDE as OUTSIDE

@@ -308,7 +308,7 @@ def functions_as_arguments(t):
 
 @feature
 def equinox_modules(t):
-    model = eqx.nn.MLP(16, 4, 16, 2, key=jax.random.key(0))
+    model = eqx.nn.MLP(16, 4, 16, 2, jnp.tanh, key=jax.random.key(0))
 
     def f(model, x):
         return jnp.mean(jax.vmap(model)(x) ** 2)

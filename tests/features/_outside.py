@@ -40,6 +40,14 @@ def jacobian_by_rows(t):
 
 
 @outside
+def transposed(t):
+    f = t(lambda x: (jnp.cumsum(x @ W, 1), 2 * x[0]))
+    g = t(lambda w, x: x @ w)
+    inside = jax.jit(lambda w, y: jax.linear_transpose(lambda x: g(w, x), X)(y)[0])
+    return jax.linear_transpose(f, X)((X, X[0]))[0], inside(W, X)
+
+
+@outside
 def mapped(t):
     f = t(lambda w, x: jnp.tanh(x @ w))
     return jax.vmap(f, (None, 0))(W, X), jax.vmap(f, (0, None), 1)(jnp.stack([W, V]), X)

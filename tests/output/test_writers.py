@@ -12,7 +12,10 @@ WRITERS = {
     *("save", "savez", "savetxt", "tofile", "memmap", "open_memmap", "symlink_to", "fdopen"),
 }
 # Whose `save` is a method of ours, or Orbax's.
-OWN = {"report", "comparison", "recording", "checkpoints", "manager"}
+OWN = {"report", "comparison", "recording", "checkpoints", "found", "manager", "writer"}
+# Writes into a folder of its own, which it renames when all files are whole, so that a cast of many
+# gigabytes continues where it was killed.
+RESUMED = {"checkpoints/_write.py"}
 
 
 def writes(call: ast.Call) -> bool:
@@ -21,6 +24,8 @@ def writes(call: ast.Call) -> bool:
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     owner = getattr(function, "value", None)
     owner = getattr(owner, "attr", None) or getattr(owner, "id", "")
+    if name == "memmap" and any(getattr(a, "value", "") == "r" for a in call.args):
+        return False
     if name == "open":
         modes = [*call.args, *(k.value for k in call.keywords if k.arg == "mode")]
         given = [m.value for m in modes if isinstance(m, ast.Constant) and isinstance(m.value, str)]
@@ -60,6 +65,8 @@ def test_the_search_finds_writers():
 def test_modules_write_through_the_output_package():
     found = []
     for path in SOURCES:
+        if str(path.relative_to(ROOT)) in RESUMED:
+            continue
         tree = ast.parse(path.read_text())
         replaced = into_replaced(tree)
         calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))

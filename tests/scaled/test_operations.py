@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from proofs import scaling_kinds
-from scipy.special import expit
+from scipy.special import erf, expit
 
 import scalewise as sw
 from arrays import normal
@@ -84,14 +84,18 @@ def test_two_operands_give_the_value_behind_the_published_scale(name, f, rule, s
         ("sigmoid", expit, np.ones_like),
         ("sin", np.sin, np.ones_like),
         ("cos", np.cos, np.ones_like),
+        ("erf", erf, np.ones_like),
         ("gelu", None, lambda s: s),
         ("softmax", None, None),
+        ("log_softmax", None, lambda s: np.maximum(s, 1)),
+        ("cumsum", lambda x: np.cumsum(x, -1), lambda s: s * 4),
+        ("clip", lambda x: np.clip(x, -0.5, 3.0), lambda s: np.maximum(s, 2)),
     ],
 )
-@pytest.mark.thorough(keep=14, gate=12)
+@pytest.mark.thorough(keep=18, gate=12)
 def test_one_operand_gives_the_value_behind_the_published_scale(name, f, rule, s):
     a = array(0, s)
-    y = getattr(scaled, name)(a)
+    y = getattr(scaled, name)(a, *([-0.5, 3.0] if name == "clip" else []))
     x = exact(a)
     if f is None:
         f = getattr(jax.nn, name)
@@ -119,6 +123,27 @@ def test_exp_log_and_roots_far_beyond_the_range_of_float32():
     np.testing.assert_allclose(scaled.sqrt(positive).value(), [1e-15, 2e-15], rtol=1e-3)
     np.testing.assert_allclose(scaled.rsqrt(positive).value(), [1e15, 5e14], rtol=1e-3)
     np.testing.assert_allclose(scaled.log(positive).value(), np.log([1e-30, 4e-30]), rtol=1e-3)
+
+
+def test_bounds_of_clip_are_optional_and_behind_scales_of_their_own():
+    a = array(0, 2.0**40)
+    low, high = sw.ScaledArray(jnp.float16(-1.5), 2.0**39), 2.0**39
+    np.testing.assert_array_equal(
+        scaled.clip(a, min=low).value(), np.maximum(exact(a), -1.5 * high)
+    )
+    np.testing.assert_array_equal(scaled.clip(a, max=high).value(), np.minimum(exact(a), high))
+    np.testing.assert_array_equal(
+        scaled.clip(a, low, high).value(), np.clip(exact(a), -1.5 * high, high)
+    )
+    with pytest.raises(ValueError, match="expected at least one bound"):
+        scaled.clip(a)
+
+
+def test_the_log_softmax_is_finite_far_beyond_the_range_of_float16():
+    a = sw.ScaledArray.from_exponent(jnp.float16([[1.0, 2.0, 3.0]]), 40)
+    y = scaled.log_softmax(a)
+    assert int(y.exponent) == 40
+    np.testing.assert_allclose(exact(y), [[-(2.0**41), -(2.0**40), 0]], rtol=1e-3)
 
 
 def test_rows_of_a_softmax_have_scales_of_their_own():

@@ -90,6 +90,10 @@ ONE = {
     "max": (lambda a: scaled.max(a, 0), lambda x: x.max(0)),
     "min": (scaled.min, np.min),
     "softmax": (scaled.softmax, softmax),
+    "log_softmax": (scaled.log_softmax, lambda x: special.log_softmax(x, axis=-1)),
+    "cumsum": (lambda a: scaled.cumsum(a, 1), lambda x: x.cumsum(1)),
+    "erf": (scaled.erf, special.erf),
+    "clip": (lambda a: scaled.clip(a, -1.0, 2.0), lambda x: np.clip(x, -1, 2)),
     "cast": (lambda a: scaled.cast(a, "fp32"), lambda x: x),
 }
 TWO = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ._lock import FolderInUseError as FolderInUseError
 from ._lock import lock as lock
+from ._page import framed as framed
 from ._page import visible as visible
 from ._stream import Printed as Printed
 from ._stream import print_table as print_table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import re
 
 # Unicode's direction marks, embeddings, overrides and isolates (UAX #9, section 2), which change
@@ -36,3 +37,9 @@ def policy(template: str) -> str:
         digests = (base64.b64encode(hashlib.sha256(x.encode()).digest()).decode() for x in found)
         sources[tag] = " ".join(f"'sha256-{d}'" for d in digests) or "'none'"
     return f"{POLICY}; style-src {sources['style']}; script-src {sources['script']}"
+
+
+def framed(page: str) -> str:
+    """Returns a page in a frame of a notebook: its styles and scripts stay its own."""
+    style = "width: 100%; height: 40em; border: 1px solid #8888"
+    return f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{html.escape(page)}"></iframe>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import html
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,7 +97,10 @@ def print_table(console: Console, table: Table) -> None:
 
 
 class Printed:
-    """A result with a ``show`` that prints it; as a string, it is what ``show`` prints."""
+    """A result with a ``show`` that prints it; as a string, it is what ``show`` prints.
+
+    A notebook shows the same text.
+    """
 
     def show(self, console: Console | None = None) -> None:
         raise NotImplementedError
@@ -108,3 +112,6 @@ class Printed:
         text = io.StringIO()
         self.show(Console(file=text, width=120, no_color=True))
         return text.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"

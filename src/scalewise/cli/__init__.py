@@ -1,37 +1,63 @@
 """The `scalewise` command: every subcommand calls one public function."""
 
+from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from ._audit import audit, diff
+from ._audit import audit
 from ._cast import cast
+from ._checkpoints import check, diff, inspect
 from ._compare import compare
-from ._formats import formats, inspect
+from ._formats import formats
 from ._recipes import recipes
 from ._record import record
 from ._refusal import run
 from ._table import table
 from ._train import train
+from ._tune import tune
 
 app = typer.Typer(
     name="scalewise",
     help="Low-precision arithmetic for JAX.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # its boxes show the types of Python beside each option
 )
-app.command("audit")(audit)
-app.command("record")(record)
-app.command("diff")(diff)
-app.command("compare")(compare)
-app.command("train")(train)
-app.command("cast")(cast)
-app.command("formats")(formats)
-app.command("recipes")(recipes)
-app.add_typer(table, name="table")
-app.command("inspect", context_settings={"ignore_unknown_options": True})(inspect)
+EXAMPLES = {  # shown at the end of each help
+    "audit": "scalewise audit model.py:train_step --args example --out report.html",
+    "tune": "scalewise tune model.py:loss_of --args example --format bf16",
+    "record": "scalewise record model.py:train_step --out here.safetensors",
+    "diff": "scalewise diff before.json after.json",
+    "compare": "scalewise compare gpt --recipe float32 --recipe fp8 --steps 100",
+    "train": "scalewise train gpt --recipe fp8 --steps 300 --out runs/fp8 --resume",
+    "cast": "scalewise cast model --to nvfp4 --layout compressed-tensors --out model-nvfp4",
+    "check": "scalewise check model-nvfp4 --against model",
+    "formats": "scalewise formats --device h100",
+    "recipes": "scalewise recipes fp8",
+    "inspect": "scalewise inspect 0.1 0x3c00 --format fp16",
+}
+
+
+def _add(name: str, command: Callable[..., None], **options: Any) -> None:
+    app.command(name, epilog=f"\b\nExample:\n  {EXAMPLES[name]}", **options)(command)
+
+
+_add("audit", audit)
+_add("tune", tune)
+_add("record", record)
+_add("diff", diff)
+_add("compare", compare)
+_add("train", train)
+_add("cast", cast)
+_add("check", check)
+_add("formats", formats)
+_add("recipes", recipes)
+app.add_typer(
+    table, name="table", epilog="\b\nExample:\n  scalewise table functions exp --format bf16"
+)
+_add("inspect", inspect, context_settings={"ignore_unknown_options": True})
 
 
 def _version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""`scalewise audit` and `scalewise diff`: audits a function in low precision; compares results."""
+"""`scalewise audit`: audits a function in low precision."""
 
 import inspect
 import re
@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .._output import TargetError, check_source, rescue_folder, sentence
+from .._output import TargetError, rescue_folder, sentence
+from .._output import check_target as check_file
 from ._refusal import UNUSABLE, check_target, refusal, tell
 
 
@@ -17,58 +18,96 @@ def audit(
     target: Annotated[
         str,
         typer.Argument(
-            help="path/to/file.py:function; hf:CONFIG.json or hf:FOLDER for a model of transformers"
+            metavar="FILE:FUNCTION",
+            help="A function of a Python file, model.py:train_step; or hf:CONFIG.json or "
+            "hf:FOLDER, a model of transformers.",
         ),
     ],
-    fmt: Annotated[str, typer.Option("--format", help="A format, or an autocast policy.")] = "fp16",
+    fmt: Annotated[
+        str,
+        typer.Option(
+            "--format", metavar="NAME", help="The format to audit, or an autocast policy."
+        ),
+    ] = "fp16",
     recipe: Annotated[
         str | None,
-        typer.Option(help="A recipe of autoscale instead: fp16, fp8, fp16_every_op, ..."),
+        typer.Option(
+            metavar="NAME", help="A recipe of autoscale to audit instead of a format: fp8, ..."
+        ),
     ] = None,
     args: Annotated[
         str | None,
-        typer.Option(help="A function of that file that makes the arguments, as a tuple or dict."),
+        typer.Option(
+            metavar="FUNCTION",
+            help="A function of that file that returns the arguments, as a tuple or dict. "
+            "Default: random arrays, if the function's annotations have their shapes.",
+        ),
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option("--reference", "--shadow", help="float32 or float64."),
+        typer.Option(
+            "--reference",
+            "--shadow",
+            metavar="DTYPE",
+            help="The precision to compare with: float32 or float64.",
+        ),
     ] = None,
-    trials: Annotated[int, typer.Option(min=0, help="Runs to try fixes with.")] = 24,
-    steps: Annotated[int, typer.Option(min=1, help="Calls, each with the last result.")] = 1,
+    trials: Annotated[int, typer.Option(min=0, help="The number of runs to try fixes with.")] = 40,
+    steps: Annotated[
+        int, typer.Option(min=1, help="The number of calls, each with the last result.")
+    ] = 1,
     batches: Annotated[
         str | None,
-        typer.Option(help="A function of that file: step number to the second argument."),
+        typer.Option(
+            metavar="FUNCTION",
+            help="A function of that file that returns the second argument of a step's number.",
+        ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(help="Instead of both: a function that returns (arguments, batches)."),
+        typer.Option(
+            metavar="FUNCTION",
+            help="Instead of --args and --batches, a function that returns both as a pair.",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of random arguments.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of random arguments.")] = 0,
     out: Annotated[
         list[Path] | None,
-        typer.Option(help="A file to write, .html, .json or .csv; may be given again."),
+        typer.Option(
+            metavar="FILE",
+            help="A file to write the report to, .html, .json or .csv; may be given again.",
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show what is benign too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show benign findings, too.")] = False,
     framework: Annotated[
         str | None,
-        typer.Option(help="torch: the function returns a module, or a pair of it and its inputs."),
+        typer.Option(
+            metavar="NAME",
+            help="jax, or torch: the function returns a module, or a pair of it and its inputs. "
+            "Default: found from the file.",
+        ),
     ] = None,
-    grad: Annotated[bool, typer.Option("--grad", help="torch: audit the gradients too.")] = False,
+    grad: Annotated[
+        bool, typer.Option("--grad", help="Audit a torch model's gradients, too.")
+    ] = False,
     autocast: Annotated[
-        bool, typer.Option("--autocast", help="torch: as under torch.autocast('cuda').")
+        bool,
+        typer.Option("--autocast", help="Audit a torch model as under torch.autocast('cuda')."),
     ] = False,
     loss_scale: Annotated[
-        float | None, typer.Option(help="torch: of the loss, as by GradScaler.")
+        float | None, typer.Option(help="The factor of a torch model's loss, as of GradScaler.")
     ] = None,
 ) -> None:
-    """Report which operation on which line loses accuracy in low precision, and tried fixes.
+    """Report which lines lose accuracy in low precision, and changes that were tried.
 
     Exits with 1 if outputs aren't finite, with 2 if the audit or writing a file fails.
     """
     with refusal(ValueError):
         check_target(target)
-    from scalewise.audit import writable  # JAX takes a second to import: not for --help
-    from scalewise.autoscale.recipes import recipe as named
+        for path in out or ():
+            check_file(path)
+    from scalewise.auditing import writable  # JAX takes a second to import: not for --help
+    from scalewise.autoscaling.recipes import recipe as named
 
     with refusal(ValueError, TypeError, NotImplementedError):
         paths = [writable(path) for path in out or ()]
@@ -110,7 +149,7 @@ def _makes_a_torch_model(target: str) -> bool:
     """
     if not _imports_torch(Path(target.rpartition(":")[0])):
         return False
-    from scalewise.audit import load_function
+    from scalewise.auditing import load_function
     from scalewise.torch._load import is_model
 
     function, _ = load_function(target)
@@ -139,8 +178,8 @@ def _of_function(
 ) -> Any:
     """Returns the report of a JAX function."""
     from scalewise import audit as run_audit
-    from scalewise.audit import load_function, user_errors
-    from scalewise.audit._file import inputs
+    from scalewise.auditing import load_function, user_errors
+    from scalewise.auditing._file import inputs
 
     function, module = load_function(target)
     options |= {"steps": calls["steps"]}
@@ -159,37 +198,6 @@ def _of_torch(target: str, low: Any, args: str | None, seed: int, options: Any) 
 
     loaded = load(target, args, seed, labels=options["grad"])
     return st.audit(loaded.model, loaded.args, loaded.kwargs, low=low, **options)
-
-
-def diff(
-    before: Annotated[Path, typer.Argument(help="A report, .json, or a recording, .safetensors")],
-    after: Annotated[Path, typer.Argument(help="Another one.")],
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(help="For recordings: a file to write, .html, .json or .csv."),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show all lines.")] = False,
-) -> None:
-    """Show what changed between two audits' findings and errors, or between two recordings."""
-    with refusal():
-        for path in (before, after):
-            check_source(path)
-    # JAX takes a second to import
-    from scalewise.audit import compare, writable
-    from scalewise.audit import diff as diff_reports
-
-    with refusal(ValueError):
-        if {before.suffix, after.suffix} != {".safetensors"}:
-            if out:
-                raise ValueError("--out: expected two recordings (.safetensors), as `record` saves")
-            diff_reports(before, after).show()
-            return
-        paths = [writable(path) for path in out or ()]
-        comparison = compare(before, after)
-        saved = [comparison.save(path) for path in paths]
-        comparison.show(everything=everything)
-        for path in saved:
-            typer.echo(f"wrote {path}")
 
 
 def _saved(report: Any, path: Path) -> Path | None:

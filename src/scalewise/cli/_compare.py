@@ -13,23 +13,34 @@ def compare(
     program: Annotated[
         str,
         typer.Argument(
-            help="A Python file with init, train_step and batches, or an example (gpt, mlp, ...)."
+            metavar="PROGRAM",
+            help="A Python file with init, train_step and batches, or an example (gpt, mlp, ...).",
         ),
     ],
     recipe: Annotated[
         list[str] | None,
-        typer.Option(help="A recipe to train with; may be given again. Default: five."),
+        typer.Option(
+            metavar="NAME",
+            help="A recipe to train with; may be given again. Default: float32, fp16-plain, fp16, "
+            "fp8 and fp8-narrow-state.",
+        ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="A text file or folder. Default: the sources of Python's library."),
+        typer.Option(
+            metavar="PATH", help="A text file or folder. Default: the sources of Python's library."
+        ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps of each recipe.")] = 300,
-    seed: Annotated[int, typer.Option(help="Seed of parameters and batches.")] = 0,
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, counted up from --seed.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="The number of steps of each recipe.")] = 300,
+    seed: Annotated[int, typer.Option(help="The seed of parameters and batches.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="The number of seeds, counted up from --seed.")
+    ] = 1,
     out: Annotated[
         Path | None,
-        typer.Option(help="New or empty folder for the files. Default: runs/<time>."),
+        typer.Option(
+            metavar="FOLDER", help="A new or empty folder for the files. Default: runs/<time>."
+        ),
     ] = None,
 ) -> None:
     """Train a program under several recipes; show losses, times and memory side by side."""

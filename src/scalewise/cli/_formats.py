@@ -1,4 +1,4 @@
-"""`scalewise formats` and `scalewise inspect`: the catalogue of formats; numbers in a format."""
+"""`scalewise formats`: the catalogue of formats; numbers in a format."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def formats(
     device: Annotated[
         str | None,
         typer.Option(
-            help="Show formats that a device's matrix units multiply: h100, b200, v5e, ..."
+            metavar="NAME",
+            help="Show formats that a device's matrix units multiply: h100, b200, v5e, ...",
         ),
     ] = None,
 ) -> None:
@@ -80,6 +81,30 @@ def _show_device(name: str) -> None:
         " bytes, computed wide; emulated: stored as integer codes, computed wide",
         soft_wrap=True,
     )
+    _show_units(console, device.name)
+
+
+def _show_units(console: Console, device: str) -> None:
+    """Prints how each matrix unit of a device adds, if somebody has published it."""
+    from ..devices import UNITS, architecture_of
+
+    try:
+        architecture = architecture_of(device)
+    except ValueError as error:
+        console.print(str(error).partition(";")[0], soft_wrap=True)
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("operands", "instruction", "terms", "kept bits", "result", "adds", "source"):
+        table.add_column(name, justify="right" if name in ("terms", "kept bits") else "left")
+    for unit in UNITS:
+        if unit.architecture == architecture:
+            kept = "-" if unit.fraction_bits is None else str(unit.fraction_bits)
+            operands = " x ".join(dict.fromkeys((unit.left.name, unit.right.name)))
+            row = (operands, unit.instruction, str(unit.terms), kept, unit.result.name)
+            table.add_row(*row, unit.method.replace("_", " "), unit.source)
+    console.print("\nHow the matrix units add products (terms: added by one step; kept bits: of a")
+    console.print("term, below the largest exponent; docs/concepts/matrix-units.md):")
+    print_table(console, table)
 
 
 def _smallest(fmt: Format) -> str:
@@ -89,13 +114,8 @@ def _smallest(fmt: Format) -> str:
     return f"{float(fraction):.3g}"
 
 
-def inspect(
-    numbers: Annotated[
-        list[str], typer.Argument(help="Decimal numbers, or codes such as 0x3c00 or 0b1010.")
-    ],
-    fmt: Annotated[str, typer.Option("--format", help="A format's name.")] = "fp32",
-) -> None:
-    """Show numbers in a format: bits, formula, exact value, neighbours, rounding error."""
+def show_numbers(numbers: list[str], fmt: str) -> None:
+    """Prints numbers in a format: bits, formula, exact value, neighbours, rounding error."""
     from .._resolve import as_format
 
     console = Console(highlight=False, soft_wrap=True)  # numbers are not wrapped

@@ -5,21 +5,31 @@ from typing import Annotated
 
 import typer
 
+from .._output import check_target as check_file
 from ._refusal import check_target, refusal
 
 
 def record(
-    target: Annotated[str, typer.Argument(help="path/to/file.py:function")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE:FUNCTION", help="A function of a Python file, model.py:train_step."
+        ),
+    ],
     args: Annotated[
         str | None,
-        typer.Option(help="A function of that file that makes the arguments, as a tuple or dict."),
+        typer.Option(
+            metavar="FUNCTION",
+            help="A function of that file that returns the arguments, as a tuple or dict.",
+        ),
     ] = None,
     fused: Annotated[
         bool, typer.Option("--fused", help="Read the numbers within one compiled program.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of random arguments.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of random arguments.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="A file to write, .safetensors, for `scalewise diff`.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A .safetensors file to write, for `scalewise diff`."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Show all arrays.")] = False,
 ) -> None:
@@ -29,9 +39,11 @@ def record(
     """
     with refusal(ValueError):
         check_target(target)
+        if out is not None:
+            check_file(out)
     # JAX takes a second to import: not for --help
-    from scalewise.audit import arguments, load_function, recordable, user_errors
-    from scalewise.audit import record as run_recorded
+    from scalewise.auditing import arguments, load_function, recordable, user_errors
+    from scalewise.auditing import record as run_recorded
 
     with refusal(ValueError, TypeError):
         path = None if out is None else recordable(out)

@@ -14,22 +14,32 @@ from rich.table import Table
 from .._output import check_target, print_table, replacing
 from ._refusal import refusal
 
-table = typer.Typer(help="Exact errors, over every input of a format.", no_args_is_help=True)
+table = typer.Typer(
+    help="Compute exact errors, over every input of a format.", no_args_is_help=True
+)
 
-FormatName = Annotated[str, typer.Option("--format", help="A format's name.")]
-Csv = Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.")]
+FormatName = Annotated[str, typer.Option("--format", metavar="NAME", help="The name of a format.")]
+Csv = Annotated[
+    Path | None, typer.Option("--csv", metavar="FILE", help="A file to write the table to, too.")
+]
 
 
 @table.command("functions")
 def functions(
-    names: Annotated[list[str] | None, typer.Argument(help="Functions. Default: all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FUNCTION", help="Functions, exp for example. Default: all."),
+    ] = None,
     fmt: FormatName = "fp16",
     domain: Annotated[
-        str, typer.Option(help="all: every finite input; normal: no zeros, no subnormals.")
+        str,
+        typer.Option(
+            metavar="NAME", help="all: every finite input; normal: no zeros, no subnormals."
+        ),
     ] = "all",
     to: Csv = None,
 ) -> None:
-    """Errors of elementary functions: native arithmetic against float32 with one rounding."""
+    """Show errors of elementary functions: native arithmetic against float32 with one rounding."""
     from ..ops import FunctionErrors, function_table
 
     with refusal(ValueError):
@@ -40,11 +50,14 @@ def functions(
 
 @table.command("ranges")
 def ranges(
-    names: Annotated[list[str] | None, typer.Argument(help="Functions. Default: all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FUNCTION", help="Functions, exp for example. Default: all."),
+    ] = None,
     fmt: FormatName = "fp16",
     to: Csv = None,
 ) -> None:
-    """Inputs of a format at which functions overflow, or become zero."""
+    """Show inputs of a format at which functions overflow, or become zero."""
     from ..ops import FunctionRange, function_ranges
 
     with refusal(ValueError):
@@ -57,11 +70,14 @@ def ranges(
 def cast(
     fmt: FormatName = "fp16",
     distribution: Annotated[
-        str, typer.Option(help="float32: every number; log_uniform: expected errors of samples.")
+        str,
+        typer.Option(
+            metavar="NAME", help="float32: every number; log_uniform: expected errors of samples."
+        ),
     ] = "float32",
     to: Csv = None,
 ) -> None:
-    """Errors of the cast from float32, over every float32 number in the format's range."""
+    """Show errors of the cast from float32, over every float32 number in the format's range."""
     from ..ops import CastErrors, cast_table
 
     with refusal(ValueError):

@@ -12,31 +12,45 @@ STATE = {"weights": r"^\.params", "optimizer": r"^\.optimizer.*\.(mu|nu|trace|m|
 
 def train(
     program: Annotated[
-        str, typer.Argument(help="A Python file, or an example (gpt, cnn, lstm, mlp, ...).")
+        str,
+        typer.Argument(
+            metavar="PROGRAM", help="A Python file, or an example (gpt, cnn, lstm, mlp, ...)."
+        ),
     ],
     recipe: Annotated[
-        str, typer.Option(help="A recipe, or a policy such as p=f32,c=bf16,o=f32.")
+        str,
+        typer.Option(metavar="NAME", help="A recipe, or a policy such as p=f32,c=bf16,o=f32."),
     ] = "float32",
     data: Annotated[
         Path | None,
-        typer.Option(help="A text file or folder. Default: the sources of Python's library."),
+        typer.Option(
+            metavar="PATH", help="A text file or folder. Default: the sources of Python's library."
+        ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Number of steps in all.")] = 300,
-    seed: Annotated[int, typer.Option(help="Seed of parameters and batches.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="The number of steps in all.")] = 300,
+    seed: Annotated[int, typer.Option(help="The seed of parameters and batches.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for metrics and checkpoints. Default: runs/<time>.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="A folder for metrics and checkpoints. Default: runs/<time>."
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue the run in --out, or begin it.")
     ] = False,
-    every: Annotated[int, typer.Option(min=1, help="Steps between two checkpoints.")] = 100,
+    every: Annotated[
+        int, typer.Option(min=1, help="The number of steps between two checkpoints.")
+    ] = 100,
     clip: Annotated[float | None, typer.Option(help="Clip gradients to this global norm.")] = None,
     accumulate: Annotated[
-        int | None, typer.Option(help="Number of microbatches in a step.")
+        int | None, typer.Option(help="The number of microbatches in a step.")
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="Update of narrow weights: master, stochastic, compensated, plain."),
+        typer.Option(
+            metavar="NAME",
+            help="How narrow weights are updated: master, stochastic, compensated or plain.",
+        ),
     ] = None,
     allow_changes: Annotated[
         bool,
@@ -44,14 +58,16 @@ def train(
     ] = False,
     monitor: Annotated[
         str | None,
-        typer.Option(help="A format: every 10 steps, measure weights and moments in it."),
+        typer.Option(
+            metavar="FORMAT", help="Measure weights and moments in this format every 10 steps."
+        ),
     ] = None,
 ) -> None:
     """Train a program under a recipe or policy; a killed run resumes to the same bits."""
     with refusal(ValueError):
         check_program(program, data)
     from scalewise import training  # JAX takes a second to import: not for --help
-    from scalewise.audit import Monitor
+    from scalewise.auditing import Monitor
 
     with refusal(training.InputError, ValueError):
         watch = Monitor(monitor, groups=STATE).numbers if monitor else None

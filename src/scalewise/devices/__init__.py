@@ -4,9 +4,12 @@ from ._find import device_for as device_for
 from ._find import present as present
 from ._matrix_units import UNITS as UNITS
 from ._matrix_units import MatrixUnit as MatrixUnit
+from ._matrix_units import MatrixUnits as MatrixUnits
+from ._matrix_units import MatrixUnitsLike as MatrixUnitsLike
 from ._matrix_units import architecture_of as architecture_of
 from ._matrix_units import element_of as element_of
 from ._matrix_units import matrix_unit as matrix_unit
+from ._matrix_units import matrix_units as matrix_units
 from ._table import DEVICES as DEVICES
 from ._table import Device as Device
 from ._table import device as device

@@ -267,3 +267,60 @@ def matrix_unit(
     elif result != "fp32":
         raise ValueError(f"result is {result!r}; expected 'fp32' or 'fp16'")
     return dataclasses.replace(unit, promote=promote, splits=splits)
+
+
+@dataclasses.dataclass(frozen=True)
+class MatrixUnits:
+    """All matrix units of a device, and the order in which a program adds products over K.
+
+    Attributes:
+        device: a device (``"h100"``) or an architecture, as for :func:`matrix_unit`.
+        promote, splits: see :class:`MatrixUnit`. Units that add more than ``promote`` terms at a
+            time, and those with an accumulator in float32, keep one accumulator.
+
+    Raises:
+        ValueError: an unknown device, or one whose units' arithmetic nobody has published;
+            ``promote`` or ``splits`` isn't positive.
+
+    Example:
+        >>> MatrixUnits("h100", promote=128).unit("e4m3fn", "e5m2").promote
+        128
+        >>> MatrixUnits("h100").unit("mxfp4", "mxfp4") is None
+        True
+    """
+
+    device: str
+    promote: int | None = None
+    splits: int = 1
+
+    def __post_init__(self):
+        unit = next(u for u in UNITS if u.architecture == architecture_of(self.device))
+        dataclasses.replace(unit, terms=1, promote=self.promote, splits=self.splits)  # checks them
+
+    def unit(
+        self,
+        left: Format | BlockFormat | str | DTypeLike,
+        right: Format | BlockFormat | str | DTypeLike,
+    ) -> MatrixUnit | None:
+        """Returns the unit that multiplies two formats; None if the device has none."""
+        try:
+            unit = matrix_unit(self.device, left, right)
+        except ValueError:
+            return None
+        promoted = self.promote if unit.result == E8M13 else None
+        if promoted is not None and promoted % unit.terms:
+            promoted = None
+        return dataclasses.replace(unit, promote=promoted, splits=self.splits)
+
+
+MatrixUnitsLike: TypeAlias = MatrixUnits | str
+"""The units of a device, or its name."""
+
+
+def matrix_units(units: MatrixUnitsLike) -> MatrixUnits:
+    """Returns the units of a device by its name; MatrixUnits are returned as they are."""
+    if isinstance(units, MatrixUnits):
+        return units
+    if not isinstance(units, str):
+        raise TypeError(f"device is {units!r}; expected a device's name or MatrixUnits")
+    return MatrixUnits(units)

@@ -34,6 +34,8 @@ class Device:
             Pairs that XLA computes otherwise, or not at all, are left out whatever the data sheet
             says of the unit.
         source: the document that states it.
+        flops: operations a second of dense 16-bit products; 0 if unknown (a CPU).
+        bandwidth: bytes a second to and from memory; 0 if unknown.
 
     Example:
         >>> device("h100").rate("e4m3fn", "e5m2"), device("h100").rate("e5m2", "e5m2")
@@ -46,6 +48,8 @@ class Device:
     kinds: tuple[str, ...]
     products: tuple[tuple[Pair, float], ...]
     source: str
+    flops: float = 0.0
+    bandwidth: float = 0.0
 
     def rate(self, a: Format | BlockFormat | str, b: Format | BlockFormat | str) -> float:
         """Returns the rate of a product relative to 16-bit operands; 0 if there is no unit."""
@@ -62,7 +66,22 @@ def _device(
     name: str, title: str, platform: str, kinds: tuple[str, ...], source: str, *rates: dict
 ) -> Device:
     products = tuple(item for table in rates for item in table.items())
-    return Device(name, title, platform, kinds, products, source)
+    return Device(name, title, platform, kinds, products, source, *_SPEEDS.get(name, ()))
+
+
+# Dense operations of 16-bit products a second, and bytes a second: the vendors' data sheets and, of
+# TPUs, Google Cloud's pages on each version.
+_SPEEDS = {
+    "a100": (312e12, 2.039e12),
+    "h100": (989e12, 3.35e12),
+    "h200": (989e12, 4.8e12),
+    "b200": (2250e12, 7.7e12),
+    "mi300x": (1307e12, 5.3e12),
+    "v5e": (197e12, 0.819e12),
+    "v5p": (459e12, 2.765e12),
+    "v6e": (918e12, 1.64e12),
+    "tpu7x": (1153e12, 3.69e12),  # of one of a chip's two devices, as JAX lists them
+}
 
 
 # cuBLASLt multiplies E4M3 by E4M3 and by E5M2, not E5M2 by E5M2 (cuBLAS documentation, table of

@@ -37,7 +37,14 @@ from ._catalogue import p3109 as p3109
 from ._codes import SATURATE as SATURATE
 from ._codes import check_codes as check_codes
 from ._codes import check_saturate as check_saturate
+from ._fields import Bits as Bits
+from ._fields import bits as bits
 from ._format import Format as Format
+from ._like import BlockFormatLike as BlockFormatLike
+from ._like import FloatDType as FloatDType
+from ._like import FormatLike as FormatLike
+from ._like import RoundingMode as RoundingMode
+from ._like import Saturation as Saturation
 from ._neighbours import next_down as next_down
 from ._neighbours import next_up as next_up
 from ._neighbours import ulp as ulp

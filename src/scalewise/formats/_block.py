@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from .._check import Count, checked
-from ._catalogue import E2M1FN, E2M3FN, E3M2FN, E4M3FN, E5M2, E8M0, FP32, unknown_name
+from .._repr import changed_fields
+from ._catalogue import CATALOGUE, E2M1FN, E2M3FN, E3M2FN, E4M3FN, E5M2, E8M0, FP32, unknown_name
 from ._format import Format
 
 
@@ -46,10 +47,22 @@ class BlockFormat:
                 "expected FP32 or None"
             )
 
+    def __repr__(self) -> str:
+        """Name and element, and the fields that differ from the defaults."""
+        changed = changed_fields(self, "name", "element", text=_shown)
+        return f"BlockFormat({', '.join([repr(self.name), _shown(self.element), *changed])})"
+
     @property
     def bits_per_element(self) -> float:
         """The bits of an element plus its share of the block's scale."""
         return self.element.bits + self.scale.bits / self.size
+
+
+def _shown(value: object) -> str:
+    """Returns the name of a catalogue format as a constant, or the text of another value."""
+    if isinstance(value, Format) and CATALOGUE.get(value.name) == value:
+        return value.name.upper()
+    return repr(value)
 
 
 # OCP Microscaling Formats (MX) Specification 1.0, table 1.

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from .._check import checked
+from .._repr import changed_fields
 from . import _codes
 
 NaN = Literal["ieee", "all_ones", "negative_zero", "none"]
@@ -149,6 +150,18 @@ class Format:
     def code_dtype(self) -> np.dtype:
         """The narrowest unsigned integer dtype that holds a code."""
         return np.dtype(f"uint{next(w for w in (8, 16, 32, 64) if w >= self.bits)}")
+
+    def __repr__(self) -> str:
+        """The name, the widths, and the fields that differ from their defaults."""
+        width = f"exponent_bits={self.exponent_bits}, mantissa_bits={self.mantissa_bits}"
+        given = ("name", "exponent_bits", "mantissa_bits")
+        changed = changed_fields(
+            self,
+            *given,
+            bias=2 ** (self.exponent_bits - 1) - 1,
+            negative_zero=self.signed and self.zero and self.nan != "negative_zero",
+        )
+        return f"Format({', '.join([repr(self.name), width, *changed])})"
 
     @cached_property
     def max_code(self) -> int:

@@ -7,16 +7,6 @@ recomputation and custom derivatives are handled here, once. Nothing here depend
 
 from . import _loops as _loops
 from ._calls import CONTROL as CONTROL
-from ._compat import entry as entry
-from ._compat import gather_invariant as gather_invariant
-from ._compat import has_explicit_mesh as has_explicit_mesh
-from ._compat import is_exported as is_exported
-from ._compat import is_partitioned as is_partitioned
-from ._compat import needs_devices as needs_devices
-from ._compat import per_device as per_device
-from ._compat import type_like as type_like
-from ._compat import vary as vary
-from ._compat import with_common_axes as with_common_axes
 from ._equation import CALLBACKS as CALLBACKS
 from ._equation import CONTRACTIONS as CONTRACTIONS
 from ._equation import Equation as Equation
@@ -36,6 +26,7 @@ from ._kernels import KERNELS as KERNELS
 from ._kernels import warn_kernel as warn_kernel
 from ._objects import has_objects as has_objects
 from ._objects import pure_call as pure_call
+from ._objects import with_state as with_state
 from ._outline import by_platform as by_platform
 from ._outline import outlined as outlined
 from ._program import Program as Program
@@ -45,6 +36,9 @@ from ._program import lifted as lifted
 from ._program import run as run
 from ._program import trace as trace
 from ._rebind import InDtype as InDtype
+from ._rebind import is_quantization as is_quantization
 from ._rebind import rebind as rebind
 from ._transform import transform as transform
+from ._units import unit_for as unit_for
+from ._units import unit_result as unit_result
 from ._wide import bind as bind

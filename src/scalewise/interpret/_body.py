@@ -6,12 +6,9 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-import jax.extend.core as jex
 import numpy as np
-from jax.core import ShapedArray
 
-from ..primitives.params import Jaxpr
-from ._compat import avals_of
+from .._jax import Jaxpr, ShapedArray, avals_of, jex
 from ._equation import Equation, contracts
 
 

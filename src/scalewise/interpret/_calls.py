@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .. import _jax
 from ..primitives import params
-from . import _compat
 from ._equation import Equation
 from ._interpret import CONTROL, canonical, interpret_jaxpr
 
@@ -35,7 +35,7 @@ def _remat(interpretation, equation: Equation, state, inputs):
 def _jit(interpretation, equation: Equation, state, inputs):
     """Interprets a nested jit with its shardings and compiler options; inlines a small one."""
     call = params.jit(equation)
-    body, _ = _compat.open_jaxpr(call.body)
+    body, _ = _jax.open_jaxpr(call.body)
     options = call.compiler_options
     inputs = _sharded(inputs, equation.in_avals, call.in_shardings)
 
@@ -78,7 +78,7 @@ def _shard_map(interpretation, equation: Equation, state, inputs):
 
 def _mapped(interpretation, equation: Equation, state, inputs):
     mapping, here = params.shard_map(equation), jax.sharding.PartitionSpec()
-    body = _compat.open_jaxpr(mapping.body)[0]
+    body = _jax.open_jaxpr(mapping.body)[0]
 
     def spread(value, aval, spec):
         return jax.tree.map(lambda x: spec if jnp.shape(x) == aval.shape else here, value)
@@ -131,7 +131,7 @@ def _reshard(interpretation, equation: Equation, state, inputs):
         whole = target.update(spec=jax.sharding.PartitionSpec(*[None] * jnp.ndim(x)))
         return equation.with_params(dst_sharding=whole).bind(x)[0]
 
-    with _compat.in_mesh(before.sharding.mesh):
+    with _jax.in_mesh(before.sharding.mesh):
         leaves, tree = jax.tree.flatten(value)  # computes a deferred value
     return state, [jax.tree.unflatten(tree, map(leaf, leaves))]
 
@@ -139,7 +139,7 @@ def _reshard(interpretation, equation: Equation, state, inputs):
 def _same(interpretation, equation: Equation, state, inputs):
     """Leaves values unchanged that JAX marks as varying over axes of a mesh.
 
-    Arrays are cast where they are used (:func:`_compat.bind`), and a value keeps its memo.
+    Arrays are cast where they are used (:func:`_jax.bind`), and a value keeps its memo.
     """
     return state, inputs
 

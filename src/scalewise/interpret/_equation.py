@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 import jax
-import jax.extend.core as jex
-from jax.core import ShapedArray
 from jax.typing import ArrayLike
 
+from .. import _jax
+from .._jax import Jaxpr, Parameter, ShapedArray, jex
 from ..primitives import Family, having, names, params
-from ..primitives.params import Jaxpr, Parameter
-from . import _compat, _wide
+from . import _wide
 from ._floats import is_float
 
 if TYPE_CHECKING:
@@ -75,11 +74,11 @@ class Equation:
 
     @cached_property
     def in_avals(self) -> tuple[ShapedArray, ...]:
-        return tuple(_compat.avals_of(self.eqn.invars))
+        return tuple(_jax.avals_of(self.eqn.invars))
 
     @cached_property
     def out_avals(self) -> tuple[ShapedArray, ...]:
-        return tuple(_compat.avals_of(self.eqn.outvars))
+        return tuple(_jax.avals_of(self.eqn.outvars))
 
     @cached_property
     def lifted(self) -> bool:
@@ -106,7 +105,7 @@ class Equation:
         An equation of a library's jitted function (``jax.nn.log_softmax``) has no line of the
         user's. It counts for the line that calls the function.
         """
-        own = next(_compat.user_frames(self.eqn), None)
+        own = next(_jax.user_frames(self.eqn), None)
         return own or (self.within.source if self.within else None)
 
     @cached_property
@@ -133,7 +132,7 @@ class Equation:
     @cached_property
     def _frames(self) -> list[tuple[str, int, str]]:
         """The stack frames within the traced function, innermost first."""
-        frames = list(_compat.user_frames(self.eqn))
+        frames = list(_jax.user_frames(self.eqn))
         traced = next((i for i, f in enumerate(frames) if f[0].startswith(TRACING)), len(frames))
         return frames[:traced]
 
@@ -153,10 +152,10 @@ class Equation:
 
     def varied(self, inputs: Sequence[ArrayLike]) -> list[ArrayLike]:
         """Returns operands cast to vary over the mesh axes over which they varied when traced."""
-        if not _compat.manual_now():
+        if not _jax.manual_now():
             return list(inputs)
-        axes = map(_compat.varying, self.in_avals)
-        return [_compat.vary(x, a) for x, a in zip(inputs, axes, strict=True)]
+        axes = map(_jax.varying, self.in_avals)
+        return [_jax.vary(x, a) for x, a in zip(inputs, axes, strict=True)]
 
     def bind_last(self, *operands: ArrayLike) -> Equation:
         """Returns an equation of the first operands alone, with plain arrays for the last ones."""
@@ -207,7 +206,7 @@ def _applies(eqn: jex.JaxprEqn) -> bool:
     jaxpr = params.update_function(eqn)
     if jaxpr is None:
         return False
-    body, _ = _compat.open_jaxpr(jaxpr)
+    body, _ = _jax.open_jaxpr(jaxpr)
     return list(body.outvars) != list(body.invars[1:])
 
 
@@ -223,7 +222,7 @@ def nested_jaxprs(eqn: jex.JaxprEqn) -> list[Jaxpr]:
 
 def all_equations(jaxpr: Jaxpr) -> Iterator[jex.JaxprEqn]:
     """Yields the equations of a jaxpr and of all bodies nested in it."""
-    for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
         yield eqn
         for body in nested_jaxprs(eqn):
             yield from all_equations(body)
@@ -238,7 +237,7 @@ def contracts(eqn: jex.JaxprEqn) -> bool:
 def count_work(jaxpr: Jaxpr) -> int:
     """Returns how many equations a jaxpr computes, with nested bodies and a scan's iterations."""
     total = 0
-    for eqn in _compat.open_jaxpr(jaxpr)[0].eqns:
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
         iterations = params.scan(eqn).length if eqn.primitive.name == "scan" else 1
         total += 1 + iterations * sum(map(count_work, nested_jaxprs(eqn)))
     return total

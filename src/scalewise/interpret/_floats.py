@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
+
+from .._jax import ShapedArray
 
 T = TypeVar("T")
 

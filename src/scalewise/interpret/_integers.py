@@ -10,12 +10,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.core import ShapedArray
 
-from ..primitives.params import Jaxpr
-from . import _compat
+from .. import _jax
+from .._jax import Jaxpr, ShapedArray, jex
 from ._equation import CALLBACKS, Equation
 from ._floats import Value, with_items
 from ._interpret import interpret_jaxpr
@@ -69,7 +67,7 @@ class Integers:
 
 def integers(jaxpr: Jaxpr) -> Integers:
     """Returns the part of a closed jaxpr that depends on no float."""
-    body, consts = _compat.open_jaxpr(jaxpr)
+    body, consts = _jax.open_jaxpr(jaxpr)
     finder = _Finder()
     captured = [i for i, v in enumerate(body.constvars) if _is_exact(v.aval)]
     reads = [i for i, v in enumerate(body.invars) if _is_exact(v.aval)]
@@ -82,7 +80,7 @@ def integers(jaxpr: Jaxpr) -> Integers:
         return list(finder.wanted.values())
 
     def types(variables: Sequence[jex.Var], which: Sequence[int]) -> list[jax.ShapeDtypeStruct]:
-        avals = _compat.avals_of(variables[i] for i in which)
+        avals = _jax.avals_of(variables[i] for i in which)
         return [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in avals]
 
     with jax.enable_x64(True):  # keeps 64-bit integers; others are unaffected

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import jax.extend.core as jex
 from jax.typing import ArrayLike
 
+from .. import _jax
+from .._jax import Jaxpr, jex
 from ..primitives import params
-from ..primitives.params import Jaxpr
-from . import _compat
 from ._body import Atom, Body, Number, body_of
 from ._equation import Equation
 from ._floats import Value, map_floats
@@ -40,7 +39,7 @@ def interpret_jaxpr(
     Returns:
         The new state, and a value for each output.
     """
-    jaxpr, consts = _compat.open_jaxpr(jaxpr)
+    jaxpr, consts = _jax.open_jaxpr(jaxpr)
     return interpret_body(interpretation, body_of(jaxpr, within, part), consts, state, values)
 
 
@@ -53,7 +52,7 @@ def interpret_body(
 ) -> tuple[State, list[Value]]:
     """Runs a body as :func:`interpret_jaxpr` runs a jaxpr, with the jaxpr's constants."""
     environment: dict[jex.Var, Value] = dict(zip(body.inputs, values, strict=True))
-    avals = _compat.avals_of(body.constants)
+    avals = _jax.avals_of(body.constants)
     for var, const, aval in zip(body.constants, consts, avals, strict=True):
         environment[var] = interpretation.lift(const, aval) if interpretation.lifts(aval) else const
 
@@ -66,7 +65,7 @@ def interpret_body(
 
     for step in body.steps:
         equation = step.equation
-        with _compat.provenance(equation.eqn):
+        with _jax.provenance(equation.eqn):
             calls = CONTROL["closed_call"] if params.is_call(equation) else _apply
             rule = CONTROL.get(equation.name, calls)
             state, outs = rule(interpretation, equation, state, [read(x) for x in step.reads])
@@ -91,12 +90,12 @@ def canonical(interpretation, equation, values, avals, boundary):
         avals,
         interpretation.lifts,
     )
-    if not _compat.manual_now():
+    if not _jax.manual_now():
         return values
-    return [_compat.vary(v, _compat.varying(a)) for v, a in zip(values, avals, strict=True)]
+    return [_jax.vary(v, _jax.varying(a)) for v, a in zip(values, avals, strict=True)]
 
 
 def at_boundary(interpretation: Interpretation, state: State) -> State:
     """Returns a state as it enters or leaves a loop's body or a branch, cast to vary over all mesh
     axes, since the body may make it do so."""
-    return _compat.vary(interpretation.at_boundary(state), _compat.manual_now())
+    return _jax.vary(interpretation.at_boundary(state), _jax.manual_now())

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
 
+from .._jax import ShapedArray
 from .._types import AxisName, PyTree
 from ._equation import Equation
 from ._floats import Value, is_float

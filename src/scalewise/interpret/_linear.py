@@ -11,15 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
-from jax.core import ShapedArray
-from jax.interpreters import ad, batching, mlir
 from jax.sharding import PartitionSpec
 
-from . import _compat
-from ._compat import AxisData
+from .. import _jax
+from .._jax import AxisData, ShapedArray, ad, batching, jex, mlir
 
 Arrays = Sequence[jax.Array]
 
@@ -103,7 +100,7 @@ def _transpose(cotangents, *operands, function: Linear, count: int):
 
 
 def _batch(axis: AxisData, operands, dims, *, function: Linear, count: int):
-    if all(d is None for d in dims) and not _compat.has_name(axis):
+    if all(d is None for d in dims) and not _jax.has_name(axis):
         outs = function(operands[:count], operands[count:])
         return outs, [None] * len(outs)
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .. import _jax
+from .._jax import jex
 from .._types import PyTree
 from ..primitives import params
-from . import _compat
 from ._equation import Equation
 from ._floats import map_floats
 from ._interpret import CONTROL, at_boundary, canonical, interpret_jaxpr
@@ -26,7 +26,7 @@ MIN_APART, TIMES_APART = 10_000, 10
 
 def _invariant(interpretation, equation: Equation, jaxpr, consts):
     """Returns a loop's constants, after the work that each iteration would repeat on them."""
-    body, _ = _compat.open_jaxpr(jaxpr)
+    body, _ = _jax.open_jaxpr(jaxpr)
     readers: dict[jex.Var, set[str]] = {v: set() for v in body.invars[: len(consts)]}
     for eqn in body.eqns:
         for var in eqn.invars:
@@ -102,7 +102,7 @@ def _eager_while(interpretation, equation: Equation, state, inputs):
 def _while_loop(interpretation, equation: Equation, state, inputs):
     consts = inputs[: len(inputs) - len(equation.out_avals)]
     again, body, to_form = _while_parts(interpretation, equation, consts)
-    predicate = _compat.open_jaxpr(params.while_loop(equation).condition)[0].outvars[0].aval
+    predicate = _jax.open_jaxpr(params.while_loop(equation).condition)[0].outvars[0].aval
     needed = bool(predicate.shape) or interpretation.decides
 
     def ways_of(state, carry):  # the condition's changes of the state are lost here
@@ -198,7 +198,7 @@ def _scan_loop(interpretation, equation: Equation, state, inputs, scan: Callable
     consts = _invariant(interpretation, equation, loop.body, consts)
     carry_avals, ys_avals = equation.out_avals[:n], equation.out_avals[n:]
     to_form = partial(canonical, interpretation, equation)
-    body_avals = _compat.avals_of(_compat.open_jaxpr(loop.body)[0].outvars[n:])
+    body_avals = _jax.avals_of(_jax.open_jaxpr(loop.body)[0].outvars[n:])
 
     def body(state_and_carry, xs):
         state, carry = state_and_carry

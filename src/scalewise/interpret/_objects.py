@@ -103,6 +103,37 @@ def has_objects(tree: PyTree) -> bool:
     return nnx is not None and any(_is_object(nnx, x) for x in _flatten(nnx, tree)[0])
 
 
+def with_state(f: Callable, args: Sequence[PyTree]) -> tuple[Callable, Sequence[PyTree]]:
+    """Returns a function of a state, and its arguments, if the first of ``f`` are NNX objects.
+
+    The state, a pytree of the objects' arrays, replaces them as the first argument; the function
+    returns the state after the call and what ``f`` returns. Others are returned as they are.
+
+    Raises:
+        TypeError: another object stands behind other arguments.
+    """
+    count = next((i for i, x in enumerate(args) if not has_objects(x)), len(args))
+    if has_objects(args[count:]):
+        raise TypeError(
+            "a Flax NNX object stands behind other arguments; expected all objects first, so that "
+            "their updates can be carried from step to step"
+        )
+    if not count:
+        return f, args
+    nnx = sys.modules["flax.nnx"]
+    structure, first = nnx.split(tuple(args[:count]))
+    tree = jax.tree.structure(first)
+
+    @functools.wraps(f, updated=())
+    def pure(state: PyTree, *rest: PyTree, **kwargs: PyTree) -> tuple[PyTree, PyTree]:
+        objects = nnx.merge(structure, jax.tree.unflatten(tree, jax.tree.leaves(state)))
+        out = f(*objects, *rest, **kwargs)
+        return nnx.to_pure_dict(nnx.split(objects)[1]), out
+
+    del pure.__wrapped__  # it has other arguments
+    return pure, (nnx.to_pure_dict(first), *args[count:])
+
+
 def _is_object(nnx: Any, x: object) -> bool:
     return isinstance(x, nnx.Pytree)
 

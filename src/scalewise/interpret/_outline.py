@@ -8,14 +8,11 @@ from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.core import ShapedArray
-from jax.interpreters import ad, batching, mlir
 
+from .. import _jax
+from .._jax import Jaxpr, Parameter, ShapedArray, ad, batching, jex, mlir
 from .._types import PyTree, TreeDef
-from ..primitives.params import Jaxpr, Parameter
-from . import _compat
 
 Result = TypeVar("Result")  # a pytree of arrays
 
@@ -148,7 +145,7 @@ def _called_on_cpu(
 def _lower_for_cpu(
     ctx: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, **params: Parameter
 ) -> Sequence[mlir.ir.Value]:
-    if _compat.is_partitioned(ctx):
+    if _jax.is_partitioned(ctx):
         return _lower_inline(ctx, *arrays, **params)
     if params["cpu"] is not None:
         return _lower_cpu_inline(ctx, *arrays, **params)

@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import ShapedArray, Tracer
 from jax.typing import ArrayLike
 
+from .. import _jax
+from .._jax import Jaxpr, ShapedArray, Tracer, jex
 from .._types import PyTree, TreeDef
-from ..primitives.params import Jaxpr
-from . import _compat
 from ._body import Body, body_of
 from ._equation import CALLBACKS, all_equations
 from ._floats import Value, is_float, with_items
@@ -67,11 +65,11 @@ class Program:
 
     @property
     def in_avals(self) -> list[ShapedArray]:
-        return _compat.avals_of(_compat.open_jaxpr(self.jaxpr)[0].invars)
+        return _jax.avals_of(_jax.open_jaxpr(self.jaxpr)[0].invars)
 
     @property
     def out_avals(self) -> list[ShapedArray]:
-        return _compat.avals_of(_compat.open_jaxpr(self.jaxpr)[0].outvars)
+        return _jax.avals_of(_jax.open_jaxpr(self.jaxpr)[0].outvars)
 
     @cached_property
     def integers(self) -> Integers:
@@ -81,7 +79,7 @@ class Program:
     @cached_property
     def body(self) -> Body:
         """The program's body, whose inner bodies are cached."""
-        return body_of(_compat.open_jaxpr(self.jaxpr)[0], keep=True)
+        return body_of(_jax.open_jaxpr(self.jaxpr)[0], keep=True)
 
     @cached_property
     def equations(self) -> int:
@@ -138,7 +136,7 @@ def _trace(call: Call, interpretation: Interpretation, name: str, as_jit: bool) 
     arrays = [
         i
         for i, x in enumerate(leaves)
-        if isinstance(x, ARRAYS) or _compat.is_reference(x) or interpretation.is_argument(x)
+        if isinstance(x, ARRAYS) or _jax.is_reference(x) or interpretation.is_argument(x)
     ]
     numbers = [i for i, leaf in enumerate(leaves) if _is_number(leaf)]
     within = [i for i in numbers if len(where[i][0]) > 2]
@@ -186,10 +184,10 @@ def _traced(
 
 def _without_references(program: Program) -> Program:
     """Returns a program of arrays, for one that reads and writes mutable arrays."""
-    closed, held, changed = _compat.without_references(program.jaxpr)
+    closed, held, changed = _jax.without_references(program.jaxpr)
     arrays = [*program.arrays, *held]
     arguments = [*program.arguments, *("a closed-over mutable array" for _ in held)]
-    body, consts = _compat.open_jaxpr(closed)
+    body, consts = _jax.open_jaxpr(closed)
     n = len(body.outvars) - len(changed)
     last = list(zip(body.outvars[n:], changed, strict=True))
     last = [(v, i) for v, i in last if v is not body.invars[i]]
@@ -202,7 +200,7 @@ def _without_references(program: Program) -> Program:
     return dataclasses.replace(
         program,
         jaxpr=closed,
-        arrays=[x[...] if _compat.is_reference(x) else x for x in arrays],
+        arrays=[x[...] if _jax.is_reference(x) else x for x in arrays],
         arguments=arguments,
         paths=[*program.paths, *(f"argument{arguments[i]}" for _, i in last)],
         references=[arrays[i] for _, i in last],
@@ -245,7 +243,7 @@ def run(
         if values is None:
             arrays = program.arrays if arrays is None else arrays
             values = lifted(program, interpretation, arrays)
-        consts = _compat.open_jaxpr(program.jaxpr)[1]
+        consts = _jax.open_jaxpr(program.jaxpr)[1]
         return interpret_body(interpretation, program.body, consts, state, values)
 
 
@@ -307,7 +305,7 @@ def check_updates(arguments: PyTree, known: Sequence[object], f: Callable, name:
 
 def _check_static(leaf: object, path: jax.tree_util.KeyPath, f: Callable, name: str) -> None:
     """Raises TypeError for an output that isn't a pytree but holds traced arrays."""
-    if _compat.is_reference(leaf):
+    if _jax.is_reference(leaf):
         raise TypeError(
             f"{name}: output{jax.tree_util.keystr(tuple(path))} of {getattr(f, '__name__', f)} is "
             "a mutable array; return its value, x[...]"

@@ -7,16 +7,14 @@ import functools
 from collections.abc import Sequence
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import ShapedArray
 from jax.typing import ArrayLike, DTypeLike
 
+from .. import _jax
+from .._jax import Jaxpr, Parameter, ShapedArray, jex
 from ..primitives import having, params
-from ..primitives.params import Jaxpr, Parameter
-from . import _compat
 from ._equation import Equation
 from ._floats import Value, is_float, map_floats
 from ._interpret import interpret_jaxpr
@@ -24,6 +22,22 @@ from ._interpretation import Applied, Argument, Interpretation, State
 from ._wide import bind
 
 OWN_DTYPE = having("own_dtype")
+
+
+def is_quantization(equation: Equation) -> bool:
+    """Returns whether the program itself converts wider floats to a dtype of 8 bits or fewer.
+
+    Its numbers are meant, whereas 16-bit dtypes stand for the precision of what follows.
+    """
+    if equation.name != "convert_element_type":
+        return False
+    before, after = equation.in_avals[0], equation.out_avals[0]
+    return (
+        is_float(before)
+        and is_float(after)
+        and after.dtype.itemsize == 1
+        and (before.dtype != after.dtype)
+    )
 
 
 def rebind(
@@ -64,7 +78,7 @@ def rebind(
     for name, (jaxpr, consts, constants) in params.scalar_functions(equation).items():
         changed[name] = traced = _retraced(jaxpr, consts, own, inside or InDtype(own))
         if constants:  # an open jaxpr, whose constants are another parameter
-            changed[name], consts = _compat.open_jaxpr(traced)
+            changed[name], consts = _jax.open_jaxpr(traced)
             changed[constants] = tuple(consts)
     outs = bind(equation.primitive, changed, inputs)
     return [_typed(y, a, own) for y, a in zip(outs, equation.out_avals, strict=True)]
@@ -117,7 +131,7 @@ def _retraced(
 def _retraced_once(
     jaxpr: Jaxpr, consts: Sequence[ArrayLike], dtype: DTypeLike, inside: Interpretation
 ) -> jex.ClosedJaxpr:
-    body, own = _compat.open_jaxpr(jaxpr)
+    body, own = _jax.open_jaxpr(jaxpr)
     closed = jex.ClosedJaxpr(body, own or consts)
 
     def function(*scalars):

@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import ShapedArray, Tracer
 from jax.custom_derivatives import SymbolicZero
 from jax.dtypes import float0
 
+from .. import _jax
+from .._jax import Jaxpr, ShapedArray, Tracer, jex
 from .._types import PyTree, TreeDef
-from ..primitives.params import Jaxpr
-from . import _compat
 from ._equation import all_equations
 from ._floats import Value, is_float, is_inexact, map_floats, with_items
 from ._interpret import interpret_jaxpr
@@ -83,12 +81,12 @@ class _Call:
         self, interpretation: Interpretation, jaxpr: Jaxpr, paths: Sequence[str], name: str
     ):
         self.interpretation, self.paths, self.name = interpretation, paths, name
-        self.body, consts = _compat.open_jaxpr(jaxpr)
+        self.body, consts = _jax.open_jaxpr(jaxpr)
         self.outer = [i for i, c in enumerate(consts) if isinstance(c, Tracer)]
         self.consts = with_items(consts, self.outer, [None] * len(self.outer))
         hoisted = [self.body.constvars[i] for i in self.outer]
-        self.operand_avals = _compat.avals_of([*hoisted, *self.body.invars])
-        self.out_avals = _compat.avals_of(self.body.outvars)
+        self.operand_avals = _jax.avals_of([*hoisted, *self.body.invars])
+        self.out_avals = _jax.avals_of(self.body.outvars)
 
     @classmethod
     def run(
@@ -101,10 +99,13 @@ class _Call:
     ) -> list[PyTree]:
         """Calls a program under a custom derivative that interprets the program's own."""
         call = cls(interpretation, jaxpr, paths, name)
-        consts = _compat.open_jaxpr(jaxpr)[1]
+        consts = _jax.open_jaxpr(jaxpr)[1]
+        operands = [*(consts[i] for i in call.outer), *arrays]
+        if any(map(_jax.is_to_be_transposed, operands)):
+            return call.transposable(operands)
         interpreted = jax.custom_jvp(call.call)
         interpreted.defjvp(call.pushforward, symbolic_zeros=True)
-        return interpreted([*(consts[i] for i in call.outer), *arrays])
+        return interpreted(operands)
 
     def closed(self, hoisted: Sequence[jax.Array]) -> Jaxpr:
         return jex.ClosedJaxpr(self.body, with_items(self.consts, self.outer, hoisted))
@@ -122,13 +123,39 @@ class _Call:
             for v, a, path in zip(values, self.out_avals, self.paths, strict=True)
         ]
         pairs = zip(outs, self.out_avals, strict=True)
-        return [_compat.vary(y, _compat.varying(a)) for y, a in pairs]
+        return [_jax.vary(y, _jax.varying(a)) for y, a in pairs]
 
     def call(self, operands: list[Argument]) -> list[PyTree]:
         n = len(self.outer)
         with self.interpretation.context():
             program, values = self.closed(operands[:n]), self.lifted(operands)[n:]
             return self.emit(interpret_jaxpr(self.interpretation, program, STATELESS, values)[1])
+
+    def transposable(self, operands: Sequence[Argument]) -> list[PyTree]:
+        """Calls a linear program in a form whose transpose interprets the transposed program."""
+        moving = [i for i, x in enumerate(operands) if _jax.is_to_be_transposed(x)]
+        types = [self.operand_avals[i].update(weak_type=False) for i in moving]
+        outs = [a.update(weak_type=False) for a in self.out_avals]
+        known, tree = jax.tree.flatten(with_items(operands, moving, [None] * len(moving)))
+
+        def run(constants, arrays):
+            return self.call(with_items(jax.tree.unflatten(tree, constants), moving, arrays))
+
+        def run_transposed(constants, cotangents):
+            fixed = jax.tree.unflatten(tree, constants)
+
+            def program(*cotangents):
+                plain = lambda *xs: self.plain(with_items(fixed, moving, xs))  # noqa: E731
+                return list(jax.linear_transpose(plain, *types)(list(cotangents)))
+
+            return transform(program, self.interpretation, name=self.name)(*cotangents)
+
+        def refused(*_):
+            raise TypeError(f"{self.name}: a transposed function can't be differentiated")
+
+        forward = Linear(run, lambda: backward, refused, types, outs)
+        backward = Linear(run_transposed, lambda: forward, refused, outs, types)
+        return forward(known, [operands[i] for i in moving])
 
     def pushforward(self, primals: tuple[list[Argument]], tangents: tuple[list[PyTree]]):
         """Returns the results, and their tangents for the operands' (zeros are symbolic)."""
@@ -177,7 +204,7 @@ class _Derivative:
         jaxpr, shapes = jax.make_jaxpr(primal, return_shape=True)(*avals)
         n_outs, n_moved = len(call.out_avals), len(shapes[0])
         self.tree = jax.tree.structure(shapes[2])
-        self.residual_avals = _compat.avals_of(_compat.open_jaxpr(jaxpr)[0].outvars[n_outs:])
+        self.residual_avals = _jax.avals_of(_jax.open_jaxpr(jaxpr)[0].outvars[n_outs:])
         with by.context():
             _, values = interpret_jaxpr(by, jaxpr, STATELESS, call.lifted(operands))
             moved, rest = iter(values[:n_moved]), iter(values[n_moved:n_outs])
@@ -242,9 +269,7 @@ class _Derivative:
             given = map_floats(by.lift, arrays, types)
             _, outs = interpret_jaxpr(by, jaxpr, STATELESS, [*residuals, *given])
             outs = map_floats(by.lower, outs, out_avals)
-            return [
-                _compat.vary(y, _compat.varying(a)) for y, a in zip(outs, out_avals, strict=True)
-            ]
+            return [_jax.vary(y, _jax.varying(a)) for y, a in zip(outs, out_avals, strict=True)]
 
     def rerun(
         self, operands: Sequence[Argument], arrays: Sequence[jax.Array], transposed: bool
@@ -261,7 +286,7 @@ class _Derivative:
 
         types = [_strong(jax.typeof(x)) for x in arrays]
         jaxpr = jax.make_jaxpr(program)([_strong(a) for a in call.operand_avals], types)
-        paths = [""] * len(_compat.open_jaxpr(jaxpr)[0].outvars)
+        paths = [""] * len(_jax.open_jaxpr(jaxpr)[0].outvars)
         return _Call.run(call.interpretation, jaxpr, paths, call.name, [*operands, *arrays])
 
 

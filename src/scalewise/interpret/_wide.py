@@ -13,16 +13,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.core import Tracer
-from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
 
+from .. import _jax
+from .._jax import Jaxpr, Parameter, Tracer, ad, batching, jex, mlir
 from .._types import PyTree
 from ..primitives import having, params
-from ..primitives.params import Jaxpr, Parameter
-from . import _compat
 from ._floats import with_items
 
 DIRECT = having("direct")  # they need no scope; a missing name only costs time
@@ -36,16 +33,16 @@ def bind(
 ) -> list[jax.Array]:
     """Binds a primitive to plain arrays, correctly also under an outer ``jit`` without x64."""
     traced = any(isinstance(x, Tracer) for x in inputs)
-    if traced and primitive.name not in DIRECT and any(map(_compat.is_64_bit, inputs)):
-        inputs = _compat.with_common_axes(inputs)
+    if traced and primitive.name not in DIRECT and any(map(_jax.is_64_bit, inputs)):
+        inputs = _jax.with_common_axes(inputs)
         return scope_p.bind(*inputs, operation=primitive, params=tuple(params.items()))
-    return _compat.bind(primitive, params, inputs)
+    return _jax.bind(primitive, params, inputs)
 
 
 def _bound(
     primitive: jex.Primitive, params: Sequence[tuple[str, Parameter]], *inputs: ArrayLike
 ) -> list[jax.Array]:
-    return _compat.bind(primitive, dict(params), inputs)
+    return _jax.bind(primitive, dict(params), inputs)
 
 
 @scope_p.def_impl
@@ -79,7 +76,7 @@ def _again(f: Callable[..., PyTree], *inputs: PyTree) -> PyTree:
 
 
 def _evaluate(jaxpr: Jaxpr, inputs: Sequence[ArrayLike]) -> list[ArrayLike]:
-    body, consts = _compat.open_jaxpr(jaxpr)
+    body, consts = _jax.open_jaxpr(jaxpr)
     known: dict[jex.Var, ArrayLike] = dict(zip(body.constvars, consts, strict=True))
     known.update(zip(body.invars, inputs, strict=True))
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from .._types import FormatLike
+from ..formats import FormatLike
 from ..ops import layer_norm, rms_norm
 
 Axes = int | Sequence[int]

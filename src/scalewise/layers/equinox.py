@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from .._types import FormatLike
+from ..formats import FormatLike
 from ._apply import normalised
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 
-from .._types import FormatLike
+from ..formats import FormatLike
 from ._apply import normalised, refuse, result_dtype, single_axis
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from .._types import FormatLike
+from ..formats import FormatLike
 from ._apply import normalised, refuse, result_dtype, single_axis
 
 

@@ -13,8 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from .._check import checked
-from .._types import RoundingMode
-from ..formats import ROUNDINGS, Format
+from ..formats import ROUNDINGS, Format, RoundingMode
 from ..rounding import from_float64, round_bits, to_float64
 from ..scaled import power_of_two
 

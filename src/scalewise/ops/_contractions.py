@@ -16,9 +16,8 @@ from jax.typing import ArrayLike
 
 from .._check import CONVERTED, Count, checked
 from .._resolve import as_format
-from .._types import FloatDType, RoundingMode
 from ..devices import MatrixUnit, element_of
-from ..formats import FP32, TF32, BlockFormat, Format, rounding_mode
+from ..formats import FP32, TF32, BlockFormat, FloatDType, Format, RoundingMode, rounding_mode
 from ..formats import format as format_
 from ..rounding import from_float64, round_bits, round_to, to_float64
 from ._matrix_units import unit_product

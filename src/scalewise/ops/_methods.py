@@ -15,8 +15,7 @@ import jax.numpy as jnp
 
 from .._check import Count, checked
 from .._resolve import as_format
-from .._types import FormatLike
-from ..formats import FP32
+from ..formats import FP32, FormatLike
 from ._arithmetic import Arithmetic
 from ._sums import accumulate, check_order
 

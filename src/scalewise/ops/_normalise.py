@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from .._check import NonNegative, checked
 from .._resolve import as_format
-from .._types import FormatLike
+from ..formats import FormatLike
 from ._arithmetic import Arithmetic
 from ._auto import add, constant, middle, plan, root_of, sum_of_squares
 from ._norms import arithmetic_of

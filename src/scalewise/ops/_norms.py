@@ -13,8 +13,7 @@ from jax.typing import ArrayLike
 
 from .._check import Count, Positive, checked
 from .._resolve import as_format
-from .._types import FormatLike
-from ..formats import Format
+from ..formats import Format, FormatLike
 from ._arithmetic import Arithmetic
 from ._auto import auto_norm
 from ._methods import METHODS, SEGMENTED, Setting

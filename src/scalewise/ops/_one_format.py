@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._resolve import as_format
-from .._types import FormatLike
+from ..formats import FormatLike
 from ._arithmetic import Arithmetic
 from ._auto import plan, rounded, sum_of, sum_of_squares
 

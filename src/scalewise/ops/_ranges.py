@@ -12,8 +12,7 @@ import numpy as np
 from .._check import checked
 from .._extras import require
 from .._resolve import as_format
-from .._types import FormatLike
-from ..formats import Format
+from ..formats import Format, FormatLike
 from ._tables import DIGITS
 from .functions import FUNCTIONS, Elementary, Mpf
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
 from .._check import Natural, checked
-from .._types import FloatDType, FormatLike
+from ..formats import FloatDType, FormatLike
 from ..formats import format as format_
 from ..rounding import round_to
 from ._contractions import Accumulator, matmul

@@ -16,8 +16,7 @@ from jax import lax
 from .._check import checked
 from .._extras import require
 from .._resolve import as_format
-from .._types import FormatLike
-from ..formats import Format
+from ..formats import Format, FormatLike
 from ..rounding import round_bits, to_float64
 from .functions import FUNCTIONS, Elementary
 

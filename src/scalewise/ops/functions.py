@@ -18,8 +18,7 @@ from jax.typing import ArrayLike
 from scipy.special import erf, erfc
 
 from .._check import checked
-from .._types import FloatDType
-from ..formats import CATALOGUE
+from ..formats import CATALOGUE, FloatDType
 from ..formats import format as format_
 from ..rounding import round_to
 

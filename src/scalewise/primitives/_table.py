@@ -3,7 +3,7 @@
 Columns: the name; the family (how a result depends on its operands' scales, or what kind of
 operation it is where no floats are computed: see :class:`Family`); autocast's class (`AUTOCAST`);
 facts (`FACTS`). `tests/primitives` fails for a primitive of the installed JAX without a row: add a
-line here, and a rule in `autoscale/_rules.py` if its family needs another than the family's.
+line here, and a rule in `autoscaling/_rules.py` if its family needs another than the family's.
 """
 
 TABLE = """

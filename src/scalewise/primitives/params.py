@@ -7,21 +7,15 @@ added here, and :class:`ParameterError` says so until it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ._row import PRIMITIVES
 
 if TYPE_CHECKING:
     import jax
-    import jax.extend.core as jex
 
+    from .._jax import Jaxpr, Parameter, jex
     from .._types import AxisName
-
-Jaxpr: TypeAlias = Any
-"""An open or closed jaxpr: ``jex.Jaxpr`` or ``jex.ClosedJaxpr``, one class since JAX 0.12."""
-
-Parameter: TypeAlias = Any
-"""The value of one of a primitive's parameters, whose type JAX chooses for each."""
 
 AxisPair = tuple[tuple[int, ...], tuple[int, ...]]  # of the left and of the right operand
 BODIES = {row.name: row.body for row in PRIMITIVES.values() if row.body is not None}
@@ -238,6 +232,19 @@ def scalar_functions(equation: Equation) -> dict[str, tuple[Jaxpr, Sequence[jax.
 def permutation(equation: Equation) -> tuple[int, ...]:
     """Returns the permutation of a transpose."""
     return tuple(read(equation, "permutation"))
+
+
+def slice_bounds(
+    equation: Equation,
+) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """Returns the start, the limit and the stride of a ``slice`` along each axis."""
+    start, limit = read(equation, "start_indices"), read(equation, "limit_indices")
+    return start, limit, read(equation, "strides") or (1,) * len(start)
+
+
+def fill_value(equation: Equation) -> Parameter:
+    """Returns the number that a ``gather`` has for indices out of bounds; None for NaN."""
+    return read(equation, "fill_value", default=None)
 
 
 def degree(equation: Equation) -> int | float:

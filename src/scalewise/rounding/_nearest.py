@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -51,20 +50,26 @@ def nearest_codes(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
     assert fmt.bias is not None
     drop = 23 - m
     bits = lax.bitcast_convert_type(x, u)
-    magnitude = bits & u(0x7FFFFFFF)
-    odd = (magnitude >> u(drop)) & u(1)
-    rounded = (magnitude + (u((1 << (drop - 1)) - 1) + odd)) >> u(drop)
-    normal = rounded - u((127 - fmt.bias) << m)
+    magnitude = lax.bitwise_and(bits, u(0x7FFFFFFF))
+    odd = lax.bitwise_and(lax.shift_right_logical(magnitude, u(drop)), u(1))
+    half = lax.add(u((1 << (drop - 1)) - 1), odd)
+    rounded = lax.shift_right_logical(lax.add(magnitude, half), u(drop))
+    normal = lax.sub(rounded, u((127 - fmt.bias) << m))
     unit = np.float32(2.0 ** (fmt.min_exponent - m + 23))
     size = lax.bitcast_convert_type(magnitude, np.float32)
-    small = lax.bitcast_convert_type(size + unit, u) - unit.view(u)
+    small = lax.sub(lax.bitcast_convert_type(lax.add(size, unit), u), unit.view(u))
     first = np.float32(float(fmt.smallest_normal)).view(u)
-    code = jnp.where(magnitude < first, small, normal)
+    code = lax.select(lax.lt(magnitude, first), small, normal)
     code = _limited(code, magnitude, fmt, saturate)
-    sign = (bits >> u(32 - fmt.bits)) & u(1 << (fmt.bits - 1))
+    sign = lax.shift_right_logical(bits, u(32 - fmt.bits))
+    sign = lax.bitwise_and(sign, u(1 << (fmt.bits - 1)))
     if fmt.nan_code is None:  # NaN becomes 0, without its sign
-        sign = jnp.where(magnitude > INFINITY, u(0), sign)
-    return (code | sign).astype(fmt.code_dtype)
+        sign = _replaced(sign, lax.gt(magnitude, INFINITY), 0)
+    return lax.convert_element_type(lax.bitwise_or(code, sign), fmt.code_dtype)
+
+
+def _replaced(codes: jax.Array, where: jax.Array, code: int) -> jax.Array:
+    return lax.select(where, lax.full_like(codes, code), codes)
 
 
 def _limited(code: jax.Array, magnitude: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
@@ -74,9 +79,9 @@ def _limited(code: jax.Array, magnitude: jax.Array, fmt: Format, saturate: bool 
     if beyond is None:
         beyond = fmt.max_code if fmt.nan_code is None else nan
     limit = fmt.max_code if saturate else beyond
-    code = jnp.minimum(code, np.uint32(limit))
+    code = lax.min(code, np.uint32(limit))
     if saturate == "finite" and beyond != limit:
-        code = jnp.where(magnitude == INFINITY, np.uint32(beyond), code)
+        code = _replaced(code, lax.eq(magnitude, INFINITY), beyond)
     if limit != nan:  # otherwise the minimum above has replaced NaN, too
-        code = jnp.where(magnitude > INFINITY, np.uint32(nan), code)
+        code = _replaced(code, lax.gt(magnitude, INFINITY), nan)
     return code

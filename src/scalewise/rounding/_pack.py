@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from .._check import Natural, checked
+from .._jax import Tracer
 from ..formats import Format, check_codes
 from ..formats import format as format_
 

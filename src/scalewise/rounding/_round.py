@@ -213,11 +213,11 @@ def _clipped(x: jax.Array, fmt: Format, saturate: bool | str) -> jax.Array:
     # by integer operations: XLA turns float comparisons into min and max, which flush subnormals
     u = np.uint32
     bits = lax.bitcast_convert_type(x, u)
-    sign, magnitude = bits & u(0x80000000), bits & u(0x7FFFFFFF)
+    sign, magnitude = (lax.bitwise_and(bits, u(m)) for m in (0x80000000, 0x7FFFFFFF))
     top = np.float32(float(fmt.max)).view(u)
     last = u(0x7F800000 - (saturate == "finite"))
-    over = (magnitude > top) & (magnitude <= last)
-    return lax.bitcast_convert_type(jnp.where(over, sign | top, bits), x.dtype)
+    over = lax.bitwise_and(lax.gt(magnitude, top), lax.le(magnitude, last))
+    return lax.bitcast_convert_type(lax.select(over, lax.bitwise_or(sign, top), bits), x.dtype)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))

@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
-straight_through_p = Primitive("straight_through")
+from .._jax import ad, batching, jex, mlir
+
+straight_through_p = jex.Primitive("straight_through")
 
 
 def straight_through(y: jax.Array, x: jax.Array) -> jax.Array:

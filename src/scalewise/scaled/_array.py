@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray, Tracer
 from jax.typing import ArrayLike, DTypeLike
 
 from .._check import checked
+from .._jax import ShapedArray, Tracer
 from ..rounding import EncodedArray, serializable, stored_array
 from ._power import exponent_of, ldexp, power_of_two
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
@@ -14,79 +13,18 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._check import checked
-from .._types import Saturation
-from ..formats import E8M0, BlockFormat, Format
+from ..formats import E8M0, BlockFormat, Format, Saturation
 from ..rounding import EncodedArray, cast, encode, round_to
 from ..rounding._nearest import is_plain
 from ._amax import amax_by_keys
 from ._array import ScaledArray
 from ._e2m1_scales import FourOverSix, MsEden
+from ._mx import Mx
 from ._power import layout, nonzero, power_of_two, shrink
 from ._quotient import quotient
 from ._scaling import Amax, to_top
 from ._sizes import is_known
-from ._strategy import Axes, Scales, Scaling
-
-# How the exponent of a scale is found from the largest magnitude of a block, by torchao's names.
-EXPONENTS = ("floor", "ceil", "even", "rceil")
-
-
-@checked
-@dataclasses.dataclass(frozen=True)
-class Mx(Scaling):
-    """Scales by the largest finite magnitude to a power of two, as OCP Microscaling 1.0, 6.3, does.
-
-    Attributes:
-        exponent: ``"floor"``, as specified: ``floor(log2(amax)) - emax``, where ``emax`` is the
-            element format's largest exponent; a magnitude above the element's largest number
-            saturates. ``"ceil"``: ``ceil(log2(amax)) - emax``. ``"even"``: floor, after amax is
-            rounded to the element's precision, ties up. ``"rceil"``: ``ceil(log2(amax / max))``,
-            the smallest power of two with which nothing saturates.
-        nan_scale: True makes the scale of a block with a NaN or an infinity NaN, and so all of its
-            elements, as torchao's MX does. False keeps the finite elements where the element format
-            has NaN; without NaN (MXFP6, MXFP4) such a block is NaN in any case.
-    """
-
-    exponent: str = "floor"
-    nan_scale: bool = False
-    name = "mx"
-    source = "amax"
-    for_blocks = True
-
-    def __post_init__(self):
-        if self.exponent not in EXPONENTS:
-            expected = ", ".join(map(repr, EXPONENTS))
-            raise ValueError(f"Mx: exponent is {self.exponent!r}; expected one of {expected}")
-
-    def exponents(self, x: jax.Array, element: Format, axes: Axes) -> jax.Array:
-        signed, mantissa_bits, bias = layout(x.dtype)
-        integer = np.uint64 if signed is np.int64 else np.uint32
-        amax = lax.bitcast_convert_type(amax_by_keys(x, axes), integer)
-        field = (amax >> integer(mantissa_bits)).astype(jnp.int32)  # a subnormal's 0 ends at -127
-        exponent = field - bias - element.max_exponent
-        fraction = amax & integer((1 << mantissa_bits) - 1)
-        last = self.last_fraction(element, x.dtype)
-        if last is not None:
-            exponent += (fraction > integer(last)).astype(jnp.int32)
-        return jnp.clip(exponent, -127, 127)
-
-    def last_fraction(self, element: Format, dtype: DTypeLike) -> int | None:
-        """Returns the largest fraction bits of an amax whose exponent isn't one higher; None for
-        all."""
-        signed, mantissa_bits, _ = layout(dtype)
-        integer = np.uint64 if signed is np.int64 else np.uint32
-        if self.exponent == "even":
-            return (1 << mantissa_bits) - (1 << (mantissa_bits - 1 - element.mantissa_bits)) - 1
-        if self.exponent == "rceil":
-            largest = int(np.asarray(float(element.max), dtype).view(integer))
-            return largest & ((1 << mantissa_bits) - 1)
-        return 0 if self.exponent == "ceil" else None
-
-    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
-        exponent = jnp.clip(self.exponents(x, fmt, axes), -126, 126)
-        exponent = jnp.expand_dims(exponent, tuple(axes)) if keepdims else exponent
-        return power_of_two(exponent, x.dtype), power_of_two(-exponent, x.dtype)
+from ._strategy import Scaling
 
 
 class CastOptions(TypedDict):
@@ -200,11 +138,12 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     else:
         largest = lax.bitcast_convert_type(amax_by_keys(blocks, (2,)), np.int32)
     field = lax.shift_right_logical(largest, np.int32(23))
-    last = (scaling or Mx()).last_fraction(element, x.dtype)
+    below, last = (scaling or Mx()).step(element, x.dtype)
     if last is not None:
         above = lax.gt(lax.bitwise_and(largest, np.int32(0x007FFFFF)), np.int32(last))
         field = lax.add(field, lax.convert_element_type(above, np.int32))
-    exponent = lax.max(lax.sub(field, np.int32(127 + element.max_exponent)), np.int32(-127))
+    unit = np.int32(127 + element.max_exponent + below)
+    exponent = lax.max(lax.sub(field, unit), np.int32(-127))
 
     # |x| / 2**exponent; float32's subnormals count
     tiny = lax.lt(magnitude, u(1 << 23))

@@ -12,7 +12,6 @@ from jax.typing import ArrayLike
 from .. import rounding
 from .._check import checked
 from .._resolve import as_format
-from .._types import FormatLike, Saturation
 from ..formats import (
     BF16,
     E2M1FN,
@@ -27,6 +26,8 @@ from ..formats import (
     SATURATE,
     BlockFormat,
     Format,
+    FormatLike,
+    Saturation,
 )
 
 P = ParamSpec("P")

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 
 from .._check import checked
-from .._types import FormatLike
+from .._jax import Tracer
+from ..formats import FormatLike
 from ._array import ScaledArray
 from ._operand import ScaledOperand, common_dtype, operands, scaled_result
 from ._operations import Operand

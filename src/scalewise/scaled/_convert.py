@@ -11,8 +11,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from .._check import checked, is_array
-from .._types import FloatDType, FormatLike, PyTree
-from ..formats import FP16, Format
+from .._types import PyTree
+from ..formats import FP16, FloatDType, Format, FormatLike
 from ..formats import format as format_
 from ..rounding import EncodedArray
 from . import scaled_tree

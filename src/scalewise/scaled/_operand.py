@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from .. import rounding
-from .._types import FormatLike, Saturation
+from ..formats import FormatLike, Saturation
 from ..formats import format as format_
 from ._array import ScaledArray
 from ._measures import ZERO_EXPONENT, split_power

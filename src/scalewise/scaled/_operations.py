@@ -1,4 +1,4 @@
-"""Elementwise operations, reductions and casts from ScaledArrays to ScaledArrays.
+"""Elementwise operations and casts from ScaledArrays to ScaledArrays.
 
 Each operand is a ScaledArray, an array (scale 1) or a number (its power of two is its scale). The
 result's scale follows the rule in the docstring (:data:`scalewise.scaled.RULES`); its data are
@@ -9,6 +9,7 @@ its largest scale.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -22,15 +23,14 @@ from jax.typing import ArrayLike, DTypeLike
 from .. import rounding as _rounding
 from .._check import checked
 from .._resolve import as_format
-from .._types import FormatLike, RoundingMode, Saturation
+from ..formats import FormatLike, RoundingMode, Saturation
 from ._array import ScaledArray
 from ._casts import saturation
 from ._measures import split_power
 from ._operand import ScaledOperand, common_dtype, operands, scaled_result
-from ._rules import EXPONENTS, FACTORS, RULES, static_scale
+from ._rules import EXPONENTS, FACTORS, RULES
 
 Operand = ScaledArray | ArrayLike
-Axis = int | Sequence[int] | None
 
 
 def _pair(
@@ -133,15 +133,43 @@ def concatenate(xs: Sequence[Operand], axis: int = 0) -> ScaledArray:
     """Returns the arrays joined along an axis with the largest of their scales."""
     if not xs:
         raise ValueError("concatenate: expected at least one array")
-    found = operands("concatenate", *xs)
-    algebra, scale = found[0].algebra, found[0].scale
-    for x in found[1:]:
-        scale = RULES["concatenate"].scale(algebra, scale, x.scale)
-    data = jnp.concatenate([x.at(scale) for x in found], axis)
+    return _several("concatenate", lambda *data: jnp.concatenate(data, axis), *xs)
+
+
+def _several(name: str, f: Callable, *xs: Operand) -> ScaledArray:
+    """Applies ``f`` to the data of operands at one scale, by a rule of two operands."""
+    found = operands(name, *xs)
+    algebra = found[0].algebra
+    scales = [x.scale for x in found]
+    scale = functools.reduce(functools.partial(RULES[name].scale, algebra), scales)
+    data = f(*(x.at(scale) for x in found))
     return scaled_result(data, scale, algebra, common_dtype(*found))
 
 
-def _one(name: str, a: Operand, f: Callable, *static: float) -> ScaledArray:
+@checked
+def clip(a: Operand, min: Operand | None = None, max: Operand | None = None) -> ScaledArray:
+    """Returns ``a`` limited to ``[min, max]``, with the scale ``max(sA, sB)`` of all that is given.
+
+    Args:
+        a: the operand.
+        min, max: bounds that broadcast with it; None for none.
+
+    Raises:
+        ValueError: both bounds are None.
+    """
+    if min is None and max is None:
+        raise ValueError("clip: min and max are None; expected at least one bound")
+    given = [a, *(x for x in (min, max) if x is not None)]
+
+    def clipped(x: jax.Array, *bounds: jax.Array) -> jax.Array:
+        rest = iter(bounds)
+        low, high = (None if b is None else next(rest) for b in (min, max))
+        return jnp.clip(x, low, high)
+
+    return _several("clip", clipped, *given)
+
+
+def applied(name: str, a: Operand, f: Callable, *static: float) -> ScaledArray:
     """Applies ``f`` to an operand; its static arguments are those of the rule."""
     (x,) = operands(name, a)
     scale = RULES[name].scale(x.algebra, x.scale, *static)
@@ -151,19 +179,19 @@ def _one(name: str, a: Operand, f: Callable, *static: float) -> ScaledArray:
 @checked
 def neg(a: Operand) -> ScaledArray:
     """Returns ``-a`` with the scale ``sA``."""
-    return _one("neg", a, lambda x: -x.data)
+    return applied("neg", a, lambda x: -x.data)
 
 
 @checked
 def abs(a: Operand) -> ScaledArray:
     """Returns magnitudes with the scale ``sA``."""
-    return _one("abs", a, lambda x: jnp.abs(x.data))
+    return applied("abs", a, lambda x: jnp.abs(x.data))
 
 
 @checked
 def relu(a: Operand) -> ScaledArray:
     """Returns ``max(a, 0)`` with the scale ``sA``."""
-    return _one("relu", a, lambda x: jax.nn.relu(x.data))
+    return applied("relu", a, lambda x: jax.nn.relu(x.data))
 
 
 @checked
@@ -181,13 +209,13 @@ def gelu(a: Operand, *, approximate: bool = True) -> ScaledArray:
         cubic = value + 0.044715 * value * jnp.square(value)
         return 0.5 + 0.5 * jnp.tanh(math.sqrt(2 / math.pi) * cubic)
 
-    return _one("gelu", a, lambda x: jnp.where(x.data == 0, x.data, x.data * factor(x)))
+    return applied("gelu", a, lambda x: jnp.where(x.data == 0, x.data, x.data * factor(x)))
 
 
 @checked
 def square(a: Operand) -> ScaledArray:
     """Returns ``a^2`` with the scale ``sA^2``."""
-    return _one("square", a, lambda x: jnp.square(x.data), 2)
+    return applied("square", a, lambda x: jnp.square(x.data), 2)
 
 
 @checked
@@ -195,7 +223,7 @@ def integer_pow(a: Operand, n: int) -> ScaledArray:
     """Returns ``a^n`` for a Python integer with the scale ``sA^n``."""
     if not isinstance(n, int):
         raise TypeError(f"integer_pow: n is {n!r}; expected a Python integer")
-    return _one("integer_pow", a, lambda x: lax.integer_pow(x.data, n), n)
+    return applied("integer_pow", a, lambda x: lax.integer_pow(x.data, n), n)
 
 
 @checked
@@ -203,13 +231,13 @@ def sqrt(a: Operand) -> ScaledArray:
     """Returns square roots with the scale ``sqrt(sA)``; of an odd exponent, half stays with the
     data.
     """
-    return _one("sqrt", a, lambda x: jnp.sqrt(_even(x)), 2)
+    return applied("sqrt", a, lambda x: jnp.sqrt(_even(x)), 2)
 
 
 @checked
 def rsqrt(a: Operand) -> ScaledArray:
     """Returns inverse square roots with the scale ``1 / sqrt(sA)``, as :func:`sqrt`."""
-    return _one("rsqrt", a, lambda x: lax.rsqrt(_even(x)), 2)
+    return applied("rsqrt", a, lambda x: lax.rsqrt(_even(x)), 2)
 
 
 def _even(x: ScaledOperand) -> jax.Array:
@@ -222,31 +250,37 @@ def _even(x: ScaledOperand) -> jax.Array:
 @checked
 def exp(a: Operand) -> ScaledArray:
     """Returns the exponential with the scale 1, computed from the value in float32."""
-    return _one("exp", a, lambda x: jnp.exp(x.value()))
+    return applied("exp", a, lambda x: jnp.exp(x.value()))
 
 
 @checked
 def tanh(a: Operand) -> ScaledArray:
     """Returns the hyperbolic tangent with the scale 1, computed from the value in float32."""
-    return _one("tanh", a, lambda x: jnp.tanh(x.value()))
+    return applied("tanh", a, lambda x: jnp.tanh(x.value()))
 
 
 @checked
 def sigmoid(a: Operand) -> ScaledArray:
     """Returns the logistic function with the scale 1, computed from the value in float32."""
-    return _one("sigmoid", a, lambda x: jax.nn.sigmoid(x.value()))
+    return applied("sigmoid", a, lambda x: jax.nn.sigmoid(x.value()))
+
+
+@checked
+def erf(a: Operand) -> ScaledArray:
+    """Returns the error function with the scale 1, computed from the value in float32."""
+    return applied("erf", a, lambda x: jax.scipy.special.erf(x.value()))
 
 
 @checked
 def sin(a: Operand) -> ScaledArray:
     """Returns the sine with the scale 1, computed from the value in float32."""
-    return _one("sin", a, lambda x: jnp.sin(x.value()))
+    return applied("sin", a, lambda x: jnp.sin(x.value()))
 
 
 @checked
 def cos(a: Operand) -> ScaledArray:
     """Returns the cosine with the scale 1, computed from the value in float32."""
-    return _one("cos", a, lambda x: jnp.cos(x.value()))
+    return applied("cos", a, lambda x: jnp.cos(x.value()))
 
 
 @checked
@@ -260,66 +294,7 @@ def log(a: Operand) -> ScaledArray:
         part = scale * math.log(2) if x.algebra is EXPONENTS else jnp.log(scale)
         return jnp.log(x.data) + part
 
-    return _one("log", a, both)
-
-
-def _terms(a: Operand, axis: Axis) -> int:
-    shape = jnp.shape(a.data if isinstance(a, ScaledArray) else a)  # pyright: ignore
-    axes = (
-        range(len(shape))
-        if axis is None
-        else (axis,)
-        if isinstance(axis, int | np.integer)
-        else axis
-    )
-    return math.prod(shape[i] for i in axes)
-
-
-@checked
-def sum(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
-    """Returns the sum over axes with the scale ``sA s``: s is sqrt(n), rounded to a power of two,
-    for n terms, the size of a sum of n independent numbers of unit size.
-    """
-    s = static_scale(_terms(a, axis))
-    return _one("sum", a, lambda x: _over(jnp.sum, x.data, axis, keepdims) / s, s)
-
-
-@checked
-def mean(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
-    """Returns the mean over axes with the scale ``sA / s``, s as for :func:`sum`."""
-    s = static_scale(_terms(a, axis))
-    return _one("mean", a, lambda x: _over(jnp.mean, x.data, axis, keepdims) * s, s)
-
-
-@checked
-def max(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
-    """Returns the largest element over axes with the scale ``sA``."""
-    return _one("max", a, lambda x: _over(jnp.max, x.data, axis, keepdims))
-
-
-@checked
-def min(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
-    """Returns the smallest element over axes with the scale ``sA``."""
-    return _one("min", a, lambda x: _over(jnp.min, x.data, axis, keepdims))
-
-
-def _over(reduce: Callable, data: jax.Array, axis: Axis, keepdims: bool) -> jax.Array:
-    axis = tuple(axis) if isinstance(axis, Sequence) else axis
-    return reduce(data, axis=axis, keepdims=keepdims)
-
-
-@checked
-def softmax(a: Operand, axis: int = -1) -> ScaledArray:
-    """Returns the softmax along an axis with the scale ``1 / sum(data)``, one for each row.
-
-    The data are ``exp((data - max) sA)``, from 0 to 1.
-    """
-    (x,) = operands("softmax", a)
-    top = jnp.max(x.data, axis=axis, keepdims=True)
-    below = ScaledOperand(x.data - top, x.scale, x.algebra, x.dtype).value()
-    data = jnp.exp(below)
-    scale = RULES["softmax"].scale(FACTORS, jnp.sum(data, axis=axis, keepdims=True))
-    return scaled_result(data, scale, FACTORS, x.dtype)
+    return applied("log", a, both)
 
 
 @checked

@@ -12,8 +12,15 @@ from jax.typing import ArrayLike
 
 from .._check import checked
 from .._resolve import as_format
-from .._types import BlockFormatLike, RoundingMode, Saturation
-from ..formats import CATALOGUE, FP32, BlockFormat, Format
+from ..formats import (
+    CATALOGUE,
+    FP32,
+    BlockFormat,
+    BlockFormatLike,
+    Format,
+    RoundingMode,
+    Saturation,
+)
 from ..rounding import encode, has_float64, round_to
 from ._array import ScaledArray
 from ._blocks import quantize_blocks

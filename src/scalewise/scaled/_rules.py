@@ -103,10 +103,11 @@ INVERSE_ROOT = ScaleRule("1 / sA^(1/n)", lambda k, a, n: k.over(k.one, k.root(a,
 CONTRACTION = ScaleRule("sA sB s", lambda k, a, b, s: k.times(k.times(a, b), k.static(s)))
 TOTAL = ScaleRule("sA s", lambda k, a, s: k.times(a, k.static(s)))
 MEAN = ScaleRule("sA / s", lambda k, a, s: k.over(a, k.static(s)))
+AT_LEAST_ONE = ScaleRule("max(sA, 1)", lambda k, a: k.larger(a, k.one))
 NORMALISED = ScaleRule("1 / sum of the data", lambda k, total: 1 / total)
 
 RULES: dict[str, ScaleRule] = {
-    **dict.fromkeys(("add", "sub", "maximum", "minimum", "where", "concatenate"), LARGER),
+    **dict.fromkeys(("add", "sub", "maximum", "minimum", "where", "concatenate", "clip"), LARGER),
     "mul": PRODUCT,
     "div": QUOTIENT,
     "integer_pow": POWER,
@@ -114,11 +115,12 @@ RULES: dict[str, ScaleRule] = {
     "sqrt": ROOT,
     "rsqrt": INVERSE_ROOT,
     **dict.fromkeys(("matmul", "dot_general", "conv"), CONTRACTION),
-    "sum": TOTAL,
+    **dict.fromkeys(("sum", "cumsum"), TOTAL),
     "mean": MEAN,
     **dict.fromkeys(("max", "min", "neg", "abs", "relu", "gelu", "cast"), KEPT),
-    **dict.fromkeys(("exp", "log", "tanh", "sigmoid", "sin", "cos"), ONE),
+    **dict.fromkeys(("exp", "log", "tanh", "sigmoid", "sin", "cos", "erf"), ONE),
     "softmax": NORMALISED,
+    "log_softmax": AT_LEAST_ONE,
 }
 """The rule of each operation of :mod:`scalewise.scaled`."""
 

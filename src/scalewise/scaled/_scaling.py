@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.core import Tracer
 
 from .._check import Count, Positive, checked
-from ..formats import Format
+from .._jax import Tracer
+from ..formats import BlockFormat, Format
 from ..rounding import round_to
 from ._amax import amax
 from ._least_squares import least_squares_scale
@@ -223,6 +223,10 @@ class Delayed(Scaling):
         self.amaxes: np.ndarray | jax.Array = np.zeros(history, np.float32)
         self.power_of_two = power_of_two
 
+    def check(self, fmt: Format | BlockFormat) -> None:
+        if isinstance(fmt, BlockFormat):
+            raise ValueError(f"Delayed keeps one scale for an array, {fmt.name} has one a block")
+
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         if len(axes) != x.ndim:
             raise ValueError("Delayed keeps one scale for the whole array; expected axis=None")
@@ -294,14 +298,14 @@ def to_top(magnitude: jax.Array, fmt: Format, power_of_two: bool) -> Scales:
     integer = np.uint64 if signed is np.int64 else np.uint32
     top = top_exponent(fmt)
     one = 1 << mantissa_bits  # the lowest bit of the exponent field
-    field = lax.bitcast_convert_type(magnitude, integer) & integer(2 * bias * one + one)
+    field = lax.bitcast_convert_type(magnitude, integer)
+    field = lax.bitwise_and(field, integer(2 * bias * one + one))
     # scale and inverse are normal numbers: their fields are from 1 to 2 * bias
     lowest, highest = max(1, top + 1), 2 * bias + min(0, top - 1)
     field = lax.clamp(integer(lowest * one), field, integer(highest * one))
-    scale = lax.bitcast_convert_type(
-        field + integer(-top * one % 2 ** np.iinfo(integer).bits), dtype
-    )
-    inverse = lax.bitcast_convert_type(integer((2 * bias + top) * one) - field, dtype)
+    moved = lax.add(field, integer(-top * one % 2 ** np.iinfo(integer).bits))
+    scale = lax.bitcast_convert_type(moved, dtype)
+    inverse = lax.bitcast_convert_type(lax.sub(integer((2 * bias + top) * one), field), dtype)
     return scale, inverse
 
 

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.core import Tracer
 from jax.typing import ArrayLike
 
+from .._jax import Tracer, jex
 from .._types import PyTree, TreeDef
 from ..interpret import Applied, Equation, Interpretation, State, Value, run, trace
 from ._finite import is_array, tree_where

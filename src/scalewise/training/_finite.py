@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from .._check import checked
 from .._types import AxisName, PyTree
@@ -54,6 +55,11 @@ def is_array(x: object) -> bool:
 def is_float_array(x: PyTree) -> bool:
     """Returns whether a leaf is a real float array of any width."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def floats_as(dtype: DTypeLike, tree: PyTree) -> PyTree:
+    """Returns a pytree with its float arrays in another dtype."""
+    return jax.tree.map(lambda x: x.astype(dtype) if is_float_array(x) else x, tree)
 
 
 def at_least_float32(x: jax.Array) -> jax.Array:

@@ -168,6 +168,7 @@ def loss_scaled(
     *,
     clip: Positive | None = None,
     axis_name: AxisName = None,
+    check_finite: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer to take gradients of a scaled loss and leave out non-finite steps.
 
@@ -190,6 +191,11 @@ def loss_scaled(
             as the finite check, and one factor unscales and clips. Scaled gradients whose norm
             exceeds float32's range (about 1.8e19) count as non-finite.
         axis_name: as for :func:`all_finite`.
+        check_finite: False makes every update, as a loop in bfloat16 without overflow checks does;
+            gradients are only unscaled and clipped.
+
+    Raises:
+        ValueError: ``check_finite=False`` with a scale that changes after an overflow.
 
     Returns:
         A transformation whose state holds a :class:`LossScaleState`, which
@@ -209,6 +215,11 @@ def loss_scaled(
         (0.0, 4.0, 1)
     """
     scaling = DynamicLossScale() if scaling is None else scaling
+    if not check_finite and not isinstance(scaling, StaticLossScale):
+        raise ValueError(
+            f"check_finite=False leaves overflows undetected, but scaling is {scaling!r}, which "
+            "they change; expected StaticLossScale(...), and no FP16 without it"
+        )
     inner = optax.with_extra_args_support(optimizer)
 
     def init(params: PyTree) -> LossScaledState:
@@ -217,6 +228,13 @@ def loss_scaled(
     def update(updates: PyTree, state: PyTree, params: PyTree = None, **extra: PyTree):
         value, finite_batch = extra.get("value", jnp.float32(0)), extra.pop("finite_batch", True)
         before = state.loss_scale.of_batch(finite_batch)
+        if not check_finite:
+            factor = 1 / before.scale
+            if clip is not None:
+                factor = jnp.minimum(factor, clip / _norm(updates))
+            unscaled = _times(updates, factor)
+            updates, after = inner.update(unscaled, state.inner, params, **extra)
+            return updates, LossScaledState(state.loss_scale, after)
         finite_loss = all_finite(jnp.asarray(value), axis_name=axis_name)
         if clip is None:
             finite = finite_loss & all_finite(updates, axis_name=axis_name)

@@ -12,9 +12,9 @@ import optax
 
 from .._check import checked
 from .._resolve import as_format
-from .._types import BlockFormatLike, PyTree
-from ..autoscale import Recipe, Storage, is_stored, store_array
-from ..formats import E4M3FN, FP16
+from .._types import PyTree
+from ..autoscaling import Recipe, Storage, is_stored, store_array
+from ..formats import E4M3FN, FP16, BlockFormatLike
 from ._state_codes import ExpandedStorage, ExpandedStored, TableStorage, TableStored
 
 STORAGES = Storage | TableStorage | ExpandedStorage

@@ -10,9 +10,9 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from .._resolve import resolve
-from ..autocast import Policy, autocast
-from ..autocast import policy as policy_
-from ..autoscale import Recipe, Schedule, autoscale
+from ..autocasting import Policy, autocast
+from ..autocasting import policy as policy_
+from ..autoscaling import Recipe, Schedule, autoscale
 
 
 def named_policy(policy: str) -> Policy | Recipe:

@@ -8,10 +8,10 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from .._check import checked
+from .._jax import gather_invariant
 from .._resolve import as_format
-from .._types import AxisName, FormatLike, PyTree
-from ..formats import Format
-from ..interpret import gather_invariant
+from .._types import AxisName, PyTree
+from ..formats import Format, FormatLike
 from ..rounding import cast
 from ..scaled import Amax
 from ._finite import at_least_float32, is_float_array

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 
 from .._types import PyTree
-from ..autoscale import AmaxHistory
+from ..autoscaling import AmaxHistory
 from ._model import Model, Structure
 
 

@@ -13,10 +13,13 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from .._check import Count, Positive, checked
-from .._types import AxisName, FormatLike, PolicyLike, PyTree, RecipeLike
-from ..autoscale import AmaxHistory, Recipe, Schedule, WithHistory
-from ..interpret import has_objects, per_device
-from ._finite import all_finite, at_least_float32, tree_where
+from .._jax import per_device
+from .._types import AxisName, PyTree
+from ..autocasting import PolicyLike
+from ..autoscaling import AmaxHistory, Recipe, RecipeLike, Schedule, WithHistory
+from ..formats import FormatLike
+from ..interpret import has_objects
+from ._finite import all_finite, at_least_float32, floats_as, tree_where
 from ._loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -59,6 +62,8 @@ class Step:
         warn_after: number of steps left out in a row after which a warning is issued; or None.
         scheduled: True if what ``transform`` returns takes the step first.
         min_scale: the smallest loss scale; 0 for a constant one.
+        narrow: True if the loss is computed in float16, beyond whose range an input is infinite.
+        check_finite: False if every step is made, whatever its gradients are.
     """
 
     loss: Callable
@@ -73,6 +78,8 @@ class Step:
     warn_after: int | None = None
     scheduled: bool = False
     min_scale: float = 0.0
+    narrow: bool = False
+    check_finite: bool = True
 
     def init(self, model: Model, *batch: PyTree) -> TrainState:
         """Returns the state before the first step.
@@ -109,7 +116,10 @@ class Step:
                 "step: the batch holds a Flax NNX object, whose updates would be lost; keep it in "
                 "the model, or pass its values"
             )
-        finite_batch = all_finite(batch, axis_name=self.axis_name)
+        finite_batch = jnp.bool_(True)
+        if self.check_finite:
+            computed = floats_as(jnp.float16, batch) if self.narrow else batch
+            finite_batch = all_finite(computed, axis_name=self.axis_name)
         before = loss_scale_of(state.optimizer).of_batch(finite_batch)
         gradients, loss, rest, aux, newest = self._gradients(state, batch, before)
         if self.axis_name is not None:
@@ -135,7 +145,7 @@ class Step:
             step=state.step + 1,
         )
         if self.warn_after is not None:
-            _warn_of_skipped(self.warn_after, after, finite_batch, self.min_scale)
+            _warn_of_skipped(self.warn_after, after, finite_batch, self.min_scale, self.narrow)
         in_a_row = after.skipped_in_a_row
         return new, Metrics(loss, finite, before.scale, after.skipped, in_a_row, aux)
 
@@ -236,6 +246,7 @@ def step(
     axis_name: AxisName = None,
     comm_format: FormatLike | None = None,
     warn_after: Count | None = None,
+    check_finite: bool = True,
 ) -> Step:
     """Returns a mixed-precision training step for a loss function and an optax optimizer.
 
@@ -246,8 +257,9 @@ def step(
 
     A step with a non-finite gradient changes only the loss scale: weights, moments, statistics and
     the history of delayed scaling keep their bits. If the loss itself isn't finite, before it is
-    scaled, or the batch holds NaN or infinity, the loss scale stays as well. (Batches with
-    infinities whose gradients may be finite, as of a mask, have a loss scale of their own.)
+    scaled, or the batch holds NaN or infinity, the loss scale stays as well; so it does for numbers
+    beyond 65504 if the policy computes in float16. (Such batches, whose gradients may be finite, as
+    with the infinities of a mask, have a loss scale of their own.)
 
     Args:
         loss: ``(model, batch) -> scalar``, or ``(model, inputs, labels, ...) -> scalar``, where
@@ -274,6 +286,13 @@ def step(
         warn_after: the host warns once this many steps in a row were left out. This adds a host
             callback (``jax.debug.callback``) to the program, which then can't be exported or cached
             on disk. By default look at ``metrics.skipped_in_a_row`` instead.
+        check_finite: False makes every step without looking for infinities and NaN, which is what
+            most programs in bfloat16 do; ``metrics.finite`` is then always True. Not with a loss
+            scale that changes.
+
+    Raises:
+        ValueError: ``check_finite=False`` with a dynamic loss scale, the default of policies that
+            compute in float16, or with ``warn_after``.
 
     Returns:
         A :class:`Step`: ``state = train.init(model)``, then ``state, metrics = train(state,
@@ -302,7 +321,15 @@ def step(
         optimizer = store_state(optimizer, moments)
     if scaling is None:
         scaling = DynamicLossScale() if narrow else StaticLossScale(1.0)
-    whole = loss_scaled(WEIGHTS[weights](optimizer), scaling, clip=clip, axis_name=axis_name)
+    if warn_after is not None and not check_finite:
+        raise ValueError("step: check_finite=False leaves no step out: give no warn_after")
+    whole = loss_scaled(
+        WEIGHTS[weights](optimizer),
+        scaling,
+        clip=clip,
+        axis_name=axis_name,
+        check_finite=check_finite,
+    )
     if comm_format is not None and axis_name is None:
         raise ValueError("step: comm_format needs axis_name, the axes that gradients are sent over")
     return Step(
@@ -318,23 +345,27 @@ def step(
         warn_after,
         isinstance(policy, Schedule),
         scaling.min_scale if isinstance(scaling, DynamicLossScale) else 0.0,
+        narrow,
+        check_finite,
     )
 
 
 def _warn_of_skipped(
-    limit: int, state: LossScaleState, finite_batch: jax.Array, floor: float
+    limit: int, state: LossScaleState, finite_batch: jax.Array, floor: float, narrow: bool
 ) -> None:
     """Makes the host warn when ``limit`` steps in a row were left out.
 
     Args:
         floor: the smallest loss scale.
+        narrow: whether the loss is computed in float16.
     """
+    beyond = ", or numbers beyond float16's 65504" if narrow else ""
 
     def warn(scale: jax.Array, finite_batch: jax.Array) -> None:
         if not finite_batch:
             why = (
-                "The batch holds NaN or infinity, which says nothing about the scale, so that it "
-                "stays: look at the data"
+                f"The batch holds NaN or infinity{beyond}, which says nothing about the scale, so "
+                "that it stays: look at the data"
             )
         elif float(scale) <= floor:
             why = (

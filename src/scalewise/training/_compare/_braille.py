@@ -7,6 +7,7 @@ from rich.text import Text
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # [row][column] of one cell
 BLANK = 0x2800
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def plot(
@@ -23,14 +24,15 @@ def plot(
         curves: maps names to values; values that aren't finite leave a gap.
         colours: a style for each curve; used again from the start for more curves.
         width, height: in characters, including the axis.
-        ascii_only: True for stars instead of braille characters.
+        ascii_only: True for a letter for each curve instead of braille characters, for a terminal
+            without Unicode or without colour.
 
     Example:
         >>> for row in plot({"a": [3.0, 2.0, 1.0]}, ["blue"], width=12, height=4, ascii_only=True):
         ...     print(row.plain.rstrip())
-        3.00 |**
-             |  ****
-        1.00 |      **
+        3.00 |aa
+             |  aaaa
+        1.00 |      aa
               1      3
         a
     """
@@ -56,12 +58,17 @@ def plot(
     for row in range(rows):
         line = Text(f"{labels.get(row, ''):>{margin - 2}} |")
         for bits, index in zip(cells[row], owner[row], strict=True):
-            mark = ("*" if bits else " ") if ascii_only else chr(BLANK + bits)
+            mark = chr(BLANK + bits)
+            if ascii_only:
+                mark = LETTERS[index % len(LETTERS)] if bits else " "
             line.append(mark, style=colours[index % len(colours)] if index >= 0 else "")
         lines.append(line)
     lines.append(Text(f"{'':{margin}}1{longest:>{columns - 1}}"))
+    named = list(curves)
+    if ascii_only and len(named) > 1:
+        named = [f"{LETTERS[i % len(LETTERS)]} {name}" for i, name in enumerate(named)]
     legend = Text("   ").join(
-        Text(name, style=colours[i % len(colours)]) for i, name in enumerate(curves)
+        Text(name, style=colours[i % len(colours)]) for i, name in enumerate(named)
     )
     return [*lines, legend]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
+from ..._jax import Tracer
 from ..._types import PyTree
 from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
 from ._program import Step

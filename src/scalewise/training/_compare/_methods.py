@@ -15,7 +15,7 @@ from ..._check import checked
 from ..._resolve import unknown
 from ..._types import PyTree
 from ..._user_file import InputError
-from ...autoscale import AmaxHistory, Recipe, Storage, WithHistory, autoscale, recipes, store
+from ...autoscaling import AmaxHistory, Recipe, Storage, WithHistory, autoscale, recipes, store
 from ...formats import E4M3FN, FP16
 from .._loss_scale import DynamicLossScale, StaticLossScale
 from .._moments import NARROW_ADAM, STATES
@@ -251,7 +251,7 @@ DEMO = ("float32", "fp16-plain", "fp16", "fp8", "fp8-narrow-state")  # what runs
 
 @checked
 def method(name: str | Method) -> Method:
-    """Returns the method of that name, or the method itself.
+    """Returns the method of that name, in which ``-`` and ``_`` are the same; or the method itself.
 
     Raises:
         InputError: no method has that name; says which there are, and which was meant.
@@ -265,6 +265,7 @@ def method(name: str | Method) -> Method:
     """
     if isinstance(name, Method):
         return name
-    if name in METHODS:
-        return METHODS[name]
+    spellings = {known.replace("_", "-"): found for known, found in METHODS.items()}
+    if found := spellings.get(str(name).replace("_", "-")):
+        return found
     raise InputError(unknown(str(name), "method", where="recipe"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import statistics
 from collections.abc import Sequence
@@ -113,6 +114,19 @@ class Comparison:
     environment: tuple[tuple[str, str], ...] = ()
     failure: str = ""
     signal: int = 0
+
+    def __repr__(self) -> str:
+        names = ", ".join(record.name for record in self.records)
+        return f"<Comparison of {names} on {self.program}, {self.steps_made} steps; summary()>"
+
+    def _repr_html_(self) -> str:
+        """Returns the losses as a table, as a notebook shows it."""
+        rows = "".join(
+            f"<tr><td>{html.escape(record.name)}</td><td>{record.final_loss:.4f}</td></tr>"
+            for record in self.records
+        )
+        head = f"<tr><th>{html.escape(self.program)}</th><th>final loss</th></tr>"
+        return f"<table>{head}{rows}</table>"
 
     @property
     def reference(self) -> Record:

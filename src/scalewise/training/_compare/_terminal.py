@@ -48,7 +48,8 @@ def show(comparison: Comparison, console: Console) -> None:
             console.print(Text.assemble((record.name, "bold"), what))
     curves = {r.name: smoothed(r.losses, 10) for r in comparison.records}
     width = min(console.width, 100)
-    ascii_only = not console.encoding.lower().startswith("utf")
+    colourless = console.no_color or console.color_system is None
+    ascii_only = colourless or not console.encoding.lower().startswith("utf")
     for row in plot(curves, COLOURS, width=width, height=14, ascii_only=ascii_only):
         console.print(row, no_wrap=True)
     if comparison.interrupted:

@@ -52,20 +52,28 @@ class Log:
             self.losses = [_loss(row) for row in kept[-50:]]
         self._events = _events(folder.path / "tensorboard", after)
 
-    def step(self, row: Mapping[str, Json]) -> None:
+    def step(
+        self, row: Mapping[str, Json], histograms: Mapping[str, Mapping[int, int]] | None = None
+    ) -> None:
         """Writes one line, whole or not at all; numbers that aren't finite become null.
 
         If TensorBoard's events can't be written, no more of them are.
+
+        Args:
+            row: the step's numbers by name, and the step.
+            histograms: counts by exponent of two, by name.
 
         Raises:
             OSError: the line can't be written.
         """
         row = {k: finite_or_none(v) if isinstance(v, float) else v for k, v in row.items()}
-        self._folder.append(NAME, [row])
+        counted = histograms or {}
+        lists: dict[str, Json] = {k: {str(e): n for e, n in v.items()} for k, v in counted.items()}
+        self._folder.append(NAME, [row | lists])
         if self._events is not None:
             numbers = {k: float(v) for k, v in row.items() if k != "step" and v is not None}
             try:
-                self._events.write(row["step"], numbers)
+                self._events.write(row["step"], numbers, counted)
             except OSError:
                 self._events = None
 
@@ -113,12 +121,37 @@ class _Events:
         self._write(after + 1, session_log=start)  # makes TensorBoard drop later steps' old events
         self._flushed = time.monotonic()
 
-    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+    def write(
+        self,
+        step: int,
+        numbers: Mapping[str, float],
+        histograms: Mapping[str, Mapping[int, int]] | None = None,
+    ) -> None:
         value = [self._summary.Summary.Value(tag=tag, simple_value=x) for tag, x in numbers.items()]
+        value += [
+            self._summary.Summary.Value(tag=tag, histo=self._histogram(bins))
+            for tag, bins in (histograms or {}).items()
+            if bins
+        ]
         self._write(step, summary=self._summary.Summary(value=value))
         if time.monotonic() - self._flushed > 10:
             self._writer.flush()
             self._flushed = time.monotonic()
+
+    def _histogram(self, bins: Mapping[int, int]) -> object:
+        """Returns counts by exponent as TensorBoard's histogram of log2."""
+        low, high = min(bins), max(bins)
+        counts = [float(bins.get(e, 0)) for e in range(low, high + 1)]
+        middles = [(e + 0.5, n) for e, n in bins.items()]
+        return self._summary.HistogramProto(
+            min=low,
+            max=high + 1,
+            num=sum(counts),
+            sum=sum(x * n for x, n in middles),
+            sum_squares=sum(x * x * n for x, n in middles),
+            bucket_limit=[float(e + 1) for e in range(low, high + 1)],
+            bucket=counts,
+        )
 
     def _write(self, step: int, **content: object) -> None:
         self._writer.write_event(self._event.Event(wall_time=time.time(), step=step, **content))

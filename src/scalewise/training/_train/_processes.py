@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from ..._jax import process_allgather
 from ..._types import Json
 from ..._user_file import InputError
 from .._compare import Folder
@@ -25,11 +26,9 @@ def all_gather_json(value: Json) -> list[Json]:
     """Returns the values of all processes, in the order of the processes; all have to call it."""
     if jax.process_count() == 1:
         return [value]
-    from jax.experimental.multihost_utils import process_allgather
-
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = np.asarray(process_allgather(np.int32(len(text)))).ravel()
-    rows = np.asarray(process_allgather(np.pad(text, (0, max(sizes) - len(text)))), np.uint8)
+    sizes = process_allgather(np.int32(len(text))).ravel()
+    rows = process_allgather(np.pad(text, (0, max(sizes) - len(text)))).astype(np.uint8)
     return [json.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
 
 

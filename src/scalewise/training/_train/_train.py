@@ -118,7 +118,7 @@ def train(
         keep: how many checkpoints are kept.
         console: where progress is shown.
         watch: called with step and state after each step; the numbers that it returns, by name,
-            join that step's line of metrics (see ``scalewise.audit.Monitor.numbers``).
+            join that step's line of metrics (see ``scalewise.auditing.Monitor.numbers``).
         sharding: how state and batches are split over devices; None for JAX's default device.
             With it ``program.init`` is traced, so that no device ever has the whole state.
         allow_changes: whether a run may be resumed with other settings or another step than it was

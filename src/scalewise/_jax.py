@@ -1,0 +1,284 @@
+"""JAX's internals: what scalewise takes from ``jax.core``, ``jax.extend`` and ``jax._src``.
+
+Nothing else in scalewise imports them. The code looks at which attributes exist rather than
+at JAX's version, so that a new release needs no table of versions. The oldest supported release is
+0.10.2. :mod:`scalewise.primitives.params` reads parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias, TypeVar, cast
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax._src import core, dispatch, mesh
+from jax._src import source_info_util as source_info_util
+from jax._src.interpreters import pxla
+from jax._src.interpreters.batching import AxisData as AxisData
+from jax._src.state.types import AbstractRef
+from jax.core import ShapedArray as ShapedArray
+from jax.core import Tracer as Tracer
+from jax.experimental.layout import Format as Format
+from jax.experimental.layout import Layout as Layout
+from jax.experimental.layout import with_layout_constraint as with_layout_constraint
+from jax.interpreters import ad as ad
+from jax.interpreters import batching as batching
+from jax.interpreters import mlir as mlir
+from jax.interpreters.partial_eval import JaxprTracer
+from jax.sharding import AbstractMesh
+from jax.typing import ArrayLike, DTypeLike
+
+from ._types import AxisName
+
+Tree = TypeVar("Tree")  # of a pytree
+
+Jaxpr: TypeAlias = Any
+"""An open or closed jaxpr: ``jex.Jaxpr`` or ``jex.ClosedJaxpr``, one class since JAX 0.12."""
+
+Parameter: TypeAlias = Any
+"""The value of one of a primitive's parameters, whose type JAX chooses for each."""
+
+
+def open_jaxpr(jaxpr: Jaxpr) -> tuple[Jaxpr, Sequence[jax.Array]]:
+    """Returns the open jaxpr, and the constants, of one that is open, closed or (JAX 0.12) both."""
+    consts = getattr(jaxpr, "consts", ())
+    return (jaxpr.jaxpr if hasattr(jaxpr, "jaxpr") else jaxpr), consts
+
+
+def avals_of(variables: Iterable[jex.Var | jex.Literal]) -> list[ShapedArray]:
+    """Returns the types of an equation's operands or results, or of a jaxpr's variables."""
+    return [cast(ShapedArray, v.aval) for v in variables]
+
+
+def without_references(jaxpr: Jaxpr) -> tuple[Jaxpr, list[core.Ref], list[int]]:
+    """Returns a closed jaxpr with values in place of mutable arrays (``jax.new_ref``).
+
+    Returns:
+        The jaxpr. Each mutable array among its inputs is an array now, and so are those that it
+        closed over, which are further inputs. Further outputs are their values after the call.
+        The mutable arrays that it closed over; and for each further output the number of its input.
+    """
+    held = any(isinstance(c, core.Ref) for c in jaxpr.consts)
+    if held or any(isinstance(a, AbstractRef) for a in jaxpr.in_avals):
+        jaxpr, _, mutable = pxla._discharge_refs(jaxpr)
+        return jaxpr, mutable.in_mut, [i for i in mutable.out_mut if i is not None]
+    if any(isinstance(e, core.InternalMutableArrayEffect) for e in jaxpr.effects):
+        jaxpr = pxla._discharge_internal_refs(jaxpr)
+    return jaxpr, [], []
+
+
+def is_to_be_transposed(x: object) -> bool:
+    """Returns whether ``x`` is the trace of an argument of ``jax.linear_transpose``."""
+    return isinstance(x, JaxprTracer) and not x.is_known()
+
+
+def is_reference(x: object) -> bool:
+    """Returns whether ``x`` is a mutable array, or the trace of one."""
+    return isinstance(x, core.Ref) or isinstance(getattr(x, "aval", None), AbstractRef)
+
+
+class provenance:
+    """A context manager that gives equations traced in it ``eqn``'s line, scope, mesh and x64.
+
+    A class, since it is entered for each equation of each run.
+    """
+
+    __slots__ = ("managers",)
+
+    def __init__(self, eqn: jex.JaxprEqn):
+        info = eqn.source_info
+        scope = source_info_util.current_name_stack() + info.name_stack
+        line = source_info_util.user_context(info.traceback, name_stack=scope)
+        wide = (jax.enable_x64(True),) if _is_wide(eqn) else ()
+        self.managers = (line, eqn.ctx.manager, *wide)
+
+    def __enter__(self) -> None:
+        for manager in self.managers:
+            manager.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for manager in reversed(self.managers):
+            manager.__exit__(*error)
+
+
+def _is_wide(eqn: jex.JaxprEqn) -> bool:
+    """Returns whether x64 is off now, and was on when an equation with 64-bit arrays was traced."""
+    if jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+        return False
+    return any(is_64_bit(v.aval) for v in eqn.outvars + eqn.invars)
+
+
+def is_64_bit(x: object) -> bool:
+    """Returns whether an array or abstract array has a dtype that JAX makes only with x64 on.
+
+    The elements of complex64 and of random keys have 64 bits, too, but don't need x64.
+    """
+    return str(getattr(x, "dtype", "")) in ("float64", "int64", "uint64", "complex128")
+
+
+def user_frames(eqn: jex.JaxprEqn) -> Iterator[tuple[str, int, str]]:
+    """Yields the stack frames outside of JAX that led to the equation, innermost first."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        yield frame.file_name, frame.start_line, frame.function_name
+
+
+def entry(eqn: jex.JaxprEqn) -> str:
+    """Returns the name of JAX's function that the user's code called for an equation; "" if that is
+    unknown, as within JAX's own jitted functions."""
+    traceback = eqn.source_info.traceback
+    own = next(source_info_util.user_frames(traceback), None)
+    if traceback is None or own is None:
+        return ""
+    called = ""
+    for frame in traceback.frames:
+        if (frame.file_name, frame.line_num) == (own.file_name, own.start_line):
+            return called
+        if frame.function_name not in _METHODS:
+            called = frame.function_name
+    return ""
+
+
+# How a tracer's methods and JAX's scalar types call its functions.
+_METHODS = "_forward_method_to_aval.<locals>.meth", "_astype", "_ScalarMeta.__call__"
+
+
+def manual_now() -> frozenset[str]:
+    """Returns the mesh axes that a ``shard_map`` around the caller maps over."""
+    return frozenset(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def varying(x: ArrayLike | ShapedArray) -> frozenset[str]:
+    """Returns the mesh axes over which an array or type varies, as a ``shard_map`` checks them."""
+    aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
+    manual = getattr(aval, "mat", aval)  # JAX 0.10.2 keeps them with other manual types
+    return frozenset(getattr(manual, "varying", None) or getattr(manual, "vma", ()))
+
+
+def vary(value: Tree, axes: Iterable[str]) -> Tree:
+    """Returns a pytree of arrays cast so that each varies over ``axes`` at least.
+
+    Outside of a ``shard_map`` that checks what varies, returns the pytree itself.
+    """
+    if not axes:
+        return value
+
+    def leaf(x: jax.Array) -> jax.Array:
+        missing = tuple(a for a in axes if a not in varying(x))
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(leaf, value)
+
+
+def gather_invariant(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Applies ``lax.all_gather``; a checking ``shard_map`` knows the result equal everywhere."""
+    axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    x = per_device(x, axes)
+    tracked = bool(axes) and set(axes) <= varying(x)
+    return lax.all_gather(x, axis_name, to="invarying") if tracked else lax.all_gather(x, axis_name)
+
+
+def per_device(tree: Tree, axis_name: AxisName) -> Tree:
+    """Returns a pytree whose gradient, within a ``shard_map``, is each device's own.
+
+    A ``shard_map`` with checks sums the gradient of what is equal on all devices.
+    """
+    axes = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    return vary(tree, manual_now() & set(axes))
+
+
+def type_like(
+    shape: Sequence[int], dtype: DTypeLike, array: object, weak: bool = False
+) -> jax.ShapeDtypeStruct | ShapedArray:
+    """Returns the type of an array of that shape and dtype, split over a mesh as ``array`` is."""
+    if not isinstance(array, jax.Array) or array.shape != shape:
+        return jax.ShapeDtypeStruct(shape, dtype, weak_type=weak)
+    return jax.typeof(array).update(dtype=jnp.dtype(dtype), weak_type=weak)
+
+
+# Collectives of a shard_map that checks what varies over which axes, for scalewise's shard_maps
+# without these checks: the program was checked when it was traced.
+UNTRACKED = {
+    "psum_invariant": lambda x, axes, **_: lax.psum(x, axes),
+    "all_gather_invariant": lambda x, axis_name, all_gather_dimension, tiled, **_: lax.all_gather(
+        x, axis_name, axis=all_gather_dimension, tiled=tiled
+    ),
+}
+
+
+def with_common_axes(inputs: Tree) -> Tree:
+    """Returns a pytree of arrays, each cast to vary over all mesh axes that one varies over.
+
+    Within a ``shard_map`` that checks what varies, a new array (a constant, a scale) varies over no
+    axis. JAX's own functions cast such arrays likewise.
+    """
+    if not manual_now():
+        return inputs
+    return vary(inputs, frozenset().union(*map(varying, jax.tree.leaves(inputs))))
+
+
+def bind(
+    primitive: jex.Primitive, params: dict[str, Parameter], inputs: Sequence[ArrayLike]
+) -> list[jax.Array]:
+    """Binds a primitive to plain arrays with an equation's parameters, and returns its results."""
+    inputs = with_common_axes(inputs)
+    if primitive.name in UNTRACKED and not any(map(varying, inputs)):
+        return [UNTRACKED[primitive.name](*inputs, **params)]
+    outs = primitive.bind(*inputs, **primitive.get_bind_params(params))
+    return list(outs) if primitive.multiple_results else [outs]
+
+
+def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
+    """Returns whether XLA splits the program that a primitive is lowered in over several devices.
+
+    Within a ``shard_map`` over all axes of its mesh it doesn't: each device has its own arrays.
+
+    Args:
+        ctx: the context that a lowering rule gets.
+    """
+    axes = ctx.module_context.axis_context
+    manual, split = getattr(axes, "manual_axes", frozenset()), getattr(axes, "mesh", None)
+    if split is not None:
+        return split.size > 1 and frozenset(split.axis_names) != frozenset(manual)
+    return getattr(axes, "num_devices", None) != 1
+
+
+def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
+    """Returns whether a program is lowered by ``jax.export``, which allows only stable operations.
+
+    Args:
+        ctx: the context that a lowering rule gets.
+    """
+    return ctx.module_context.lowering_parameters.for_export
+
+
+def in_mesh(abstract: AbstractMesh) -> AbstractContextManager[object]:
+    """Returns a context in which new arrays belong to a mesh, if there is any."""
+    return nullcontext() if abstract.empty else mesh.use_abstract_mesh(abstract)
+
+
+def has_name(axis: AxisData) -> bool:
+    """Returns whether the program can name the axis that ``vmap`` maps over."""
+    return axis.name is not core.no_axis_name
+
+
+def needs_devices(primitive: jex.Primitive) -> None:
+    """Registers that a primitive's lowering rule reads the devices of a program."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def has_explicit_mesh() -> bool:
+    """Returns whether types carry how arrays are split over a mesh (``AxisType.Explicit``)."""
+    types = jax.sharding.get_abstract_mesh().axis_types
+    return any(t == jax.sharding.AxisType.Explicit for t in types)
+
+
+def process_allgather(x: np.ndarray | np.generic) -> np.ndarray:
+    """Returns the arrays of all processes, stacked."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(x))

@@ -1,0 +1,364 @@
+"""``audit``: a low-precision run compared with a reference run, and fixes that were tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+import platform
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._check import Count, Natural, checked
+from .._resolve import as_format, resolve
+from .._types import PyTree
+from ..autocasting import Autocast, Policy, PolicyLike
+from ..autoscaling import Boundaries, EveryOp, Recipe, RecipeLike
+from ..autoscaling.recipes import CATALOGUE
+from ..emulating import Emulation
+from ..formats import FP32, FP64, Format, FormatLike, Saturation
+from ..formats import format as format_
+from ..interpret import Interpretation, Program, is_float, trace, with_state
+from ..scaled import saturation
+from ._checks import (
+    check_program,
+    check_reference,
+    check_repeatable,
+    check_steps,
+    float_arguments,
+)
+from ._file import name_of
+from ._reduce._arithmetic import arithmetic
+from ._reduce._reduce import Audited, reduce
+from ._reduce._reduction import Reduction
+from ._report._report import AS_WRITTEN, FIRST_STEP, SEMANTICS, WITH_HISTORY, Report
+from ._report._trace import latent
+from ._run._dtypes import Dtypes, as_cast, traced_as_written
+from ._run._evaluate import release
+from ._run._floors import with_floors
+from ._run._interpretations import Reference, TableEmulation
+from ._run._rounding import format_params
+from ._run._session import Outcome, Session
+from ._run._specialize import history_of, nominal_format, of_recipe
+from ._run._statistics import BINS, LOWEST
+from ._search._findings import Finding
+from ._search._groups import groups
+from ._search._kinds import KINDS
+from ._search._literals import changed_and_masks
+from ._search._measure import near
+from ._search._search import Search
+
+# Errors up to so many eps need no runs that tell whether an output's true value is 0.
+FLOORS_FROM = 8.0
+
+
+@checked
+def audit(
+    f: Callable,
+    low: FormatLike | PolicyLike | RecipeLike | Interpretation = "float16",
+    *,
+    reference: FormatLike | None = None,
+    saturate: Saturation = False,
+    trials: Natural = 40,
+    steps: Count = 1,
+    batches: Iterable[PyTree] | Callable[[int], PyTree] | None = None,
+    dtypes: Dtypes | None = None,
+) -> Callable:
+    """Returns a function of ``f``'s arguments that returns a :class:`Report` of running ``f`` in
+    low precision.
+
+    ``f`` is run twice in lockstep: in ``low``, with the bits that :func:`scalewise.emulate` gives,
+    and in a wide reference. Then fixes are tried where something went wrong: each is applied, the
+    program run again, and the outputs' error measured.
+
+    Args:
+        f: any function of pytrees made of JAX primitives: a loss, a gradient, a training step.
+        low: a format, or a name or dtype of one; a policy of :func:`scalewise.autocast` (also
+            ``"p=f32,c=bf16,o=f32"``); a recipe of :func:`scalewise.autoscale` or the
+            name of one (``"fp16"`` and ``"bf16"`` name the formats: pass ``recipes.fp16``); or an
+            interpretation. Fixes are tried for all but the last. Under a format they need no
+            compilation; an exception to a policy or recipe compiles what it changes.
+        reference: ``"float32"`` or ``"float64"``; None for float64 if ``f`` has any, else float32.
+        saturate: as for :func:`scalewise.round_to`.
+        trials: how many runs may be spent on fixes; 0 for none.
+        steps: how often ``f`` is called, its first result as its next first argument (a training
+            step's state); each run continues from its own. ``Finding.iteration`` is then the step,
+            from 0. Flax NNX objects that are the first arguments are such a state.
+        batches: the second argument of ``f`` (the first after NNX objects) at each step, all of the
+            same shapes: an iterable, or a function of the step's number. None: the one that it is
+            called with, at every step.
+        dtypes: under ``"fp16"`` and ``"bf16"``, ``"as_written"`` to cast the arguments and honour
+            the program's own conversions, such as a norm that it computes in float32; ``"all"`` to
+            round each operation's result to the format. None for "as_written" if the program mixes
+            dtypes, so that the two differ.
+
+    Returns:
+        A function to be called with arrays, not under ``jit``; with ``batches``, without the second
+        argument.
+
+    Raises:
+        TypeError: ``f`` isn't callable, or returns something that isn't an array; an argument is a
+            tracer.
+        ValueError: an unknown format; negative ``trials``; no float output; NaN in the reference
+            run's outputs.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> def norm(x):
+        ...     return jnp.sqrt(jnp.sum(x * x))
+        >>> report = sw.audit(norm, "fp16")(jnp.full(4096, 16.0))
+        >>> worst = report.findings[0]
+        >>> worst.kind, worst.primitive, worst.error_before
+        ('overflow', 'reduce_sum', inf)
+    """
+    low_run = low_interpretation(low, saturate)
+    if reference is not None:
+        _reference_format(reference)
+
+    def audited(*args: PyTree, **kwargs: PyTree) -> Report:
+        try:
+            if steps > 1:
+                return run(*with_state(f, args), kwargs)
+            return run(f, args, kwargs)
+        finally:
+            release()
+
+    def run(f: Callable, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> Report:
+        per_step = _batches(batches, steps)
+        args = _with_batch(f, per_step[0], args, kwargs) if per_step else args
+        program = trace(f, low_run, args, kwargs, name="audit", as_jit=True)
+        check_program(program, f)
+        program, own = traced_as_written(f, low_run, args, kwargs, program, dtypes)
+        wide = Reference(_reference_dtype(reference, program))
+        session = Session(program, own, wide, steps, _batch_arrays(per_step))
+        check_steps(session, f)
+        outcome = session.run()
+        check_reference(session, outcome, f)
+        check_repeatable(session, outcome, f)
+        outcome = with_floors(session, outcome, FLOORS_FROM * float(nominal_format(low_run).eps))
+        return _report(f, args, kwargs, session, outcome, trials)
+
+    return audited
+
+
+def _with_batch(f: Any, batch: Any, args: Sequence[PyTree], kwargs: dict[str, PyTree]) -> tuple:
+    """Returns the arguments with ``batch`` inserted as the second one."""
+    args = (*args[:1], batch, *args[1:])
+    try:
+        inspect.signature(f).bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"audit: {name_of(f)} with a batch as its second argument: {error}; leave the second "
+            "argument out of the call if batches= is given"
+        ) from None
+    return args
+
+
+def _batches(batches: Any, steps: int) -> list[Any]:
+    """Returns the batch of each step; [] if the batch is an ordinary argument."""
+    if batches is None:
+        return []
+    if callable(batches):
+        return [batches(step) for step in range(steps)]
+    found = list(itertools.islice(batches, steps))
+    if len(found) < steps:
+        raise ValueError(f"audit: steps={steps}, but batches has {len(found)}")
+    return found
+
+
+def _batch_arrays(per_step: Sequence[Any]) -> list[list[Any]]:
+    """Returns the arrays of each batch, after a check that all have the same shapes and dtypes."""
+    found = [jax.tree.leaves(batch) for batch in per_step]
+    types = [[(np.shape(x), jnp.result_type(x)) for x in leaves] for leaves in found]
+    structures = [jax.tree.structure(batch) for batch in per_step]
+    for step, structure in enumerate(structures):
+        if structure != structures[0] or types[step] != types[0]:
+            raise ValueError(f"audit: batch {step} has other shapes or dtypes than batch 0")
+    arrays = jax.Array | np.ndarray | np.generic
+    return [[x for x in leaves if isinstance(x, arrays)] for leaves in found]
+
+
+def low_interpretation(low: Any, saturate: Saturation = False) -> Interpretation:
+    """Returns the interpretation that the ``low`` argument of :func:`audit` stands for."""
+    if isinstance(low, str):
+        low = resolve(low, "policy", "format", "recipe", where="audit")
+    if isinstance(low, Policy):
+        return Autocast(low)
+    if isinstance(low, Recipe):
+        return of_recipe(low)
+    if isinstance(low, Emulation) and not isinstance(low, TableEmulation):
+        low, saturate = low.fmt, low.saturate
+    if isinstance(low, Interpretation):
+        return low
+    if low is None:
+        raise ValueError("audit: low is None; expected a format, a policy, a recipe, an emulation")
+    fmt = format_(low)
+    saturate = saturation(saturate, fmt)
+    format_params(fmt, saturate)  # raises if the audit can't round to it
+    return TableEmulation(fmt, saturate)
+
+
+def _reference_dtype(reference: Any, program: Program) -> np.dtype:
+    if reference is None:
+        avals = [a for a in [*program.in_avals, *program.out_avals] if is_float(a)]
+        wide = any(a.dtype == jnp.float64 for a in avals)
+        return np.dtype(np.float64 if wide else np.float32)
+    return np.dtype(np.float64 if _reference_format(reference) == FP64 else np.float32)
+
+
+def _reference_format(reference: FormatLike) -> Format:
+    fmt = as_format(reference, "audit: reference")
+    if fmt not in (FP32, FP64):
+        raise ValueError(f"audit: reference={reference!r}; expected 'float32' or 'float64'")
+    return fmt
+
+
+def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) -> Report:
+    fmt = nominal_format(session.low)
+    saturate = getattr(session.low, "saturate", False)
+    changed, masks = (), ()
+    semantics = SEMANTICS
+    if isinstance(session.low, TableEmulation):
+        args, kwargs = as_cast(session.low, (args, kwargs))
+        semantics += "" if session.low.low_dtype is None else AS_WRITTEN
+        changed, masks = changed_and_masks(f, fmt, saturate, args, kwargs, session.low.is_low)
+    if history_of(session.low):
+        semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
+    search = Search(session, fmt, changed, trials, saturate, masks)
+    error_fixed = search.run(outcome)
+    return Report(
+        function=name_of(f),
+        low=_low_name(session.low),
+        reference=str(session.reference.dtype),
+        semantics=semantics,
+        findings=tuple(sorted(search.found, key=_spoils_fewer)),
+        unfixed=tuple(search.unfixed),
+        literals=changed,
+        arguments=_arguments(session.program, fmt) if session.adjustable else (),
+        ranges=_ranges(session.program),
+        benign=_benign(session, outcome, changed),
+        error=outcome.error,
+        error_fixed=error_fixed,
+        error_float32=search.float32_error,
+        outputs=outcome.outputs,
+        equations=tuple(outcome.equations),
+        largest=float(fmt.max),
+        smallest_normal=float(fmt.smallest_normal),
+        smallest=float(fmt.smallest),
+        precision=fmt.precision,
+        runs=session.runs,
+        environment=_environment(),
+        scaled=isinstance(session.low, Boundaries | EveryOp),
+        trials=trials - search.trials,
+        untried=_untried(search),
+        latent=_latent(session, search.outcome, fmt),
+        lost_changes=tuple(search.lost_changes),
+        infinite=sum(int(np.isinf(np.asarray(x)).sum()) for x in outcome.reference),
+        reducer=_reducer(session, outcome),
+        origin=search.origin,
+    )
+
+
+def _spoils_fewer(what: Finding) -> int:
+    """Returns a key by which findings about non-finite outputs come first, the order else kept."""
+    if not what.non_finite_before:
+        return 0
+    made = what.non_finite_before - what.non_finite_after
+    return -made if what.fix else -what.non_finite_before * KINDS[what.kind].out_of_range
+
+
+def _latent(session: Session, outcome: Outcome, fmt: Format) -> tuple[str, ...]:
+    wide = session.lockstep.stays_wide
+    return latent([e for e in outcome.equations if not wide(outcome.recorded[e.index])], fmt)
+
+
+def _reducer(session: Session, outcome: Outcome) -> Callable[[Finding], Reduction] | None:
+    """Returns a function that reduces findings; it keeps the program, but no compiled code."""
+    own = arithmetic(session.low, session.reference.dtype)
+    if own is None:
+        return None
+    audited = Audited(
+        program=dataclasses.replace(session.program),  # without what it has cached
+        arithmetic=own,
+        paths=dict(enumerate(equation.path for equation in outcome.recorded)),
+        steps=session.steps,
+    )
+    return partial(reduce, audited, equations=tuple(outcome.equations))
+
+
+def _untried(search: Search) -> int:
+    """Returns for how many groups of operations no trials were left to try a fix."""
+    if search.trials > 0 or near(search.outcome.error, search.float32_error):
+        return 0
+    tried = {x.equations for x in (*search.found, *search.unfixed) if x.tried}
+    return sum(g.indices not in tried for g in groups(search.outcome.equations, search.fmt))
+
+
+def _arguments(program: Program, fmt: Format) -> tuple[str, ...]:
+    """Returns a sentence for each argument with numbers that the format can't hold."""
+    lines = []
+    for path, size in float_arguments(program):
+        over = int(((size > float(fmt.max)) & np.isfinite(size)).sum())
+        flushed = int(((size < float(fmt.smallest) / 2) & (size > 0)).sum())
+        if over or flushed:
+            counts = f"{over:,} overflow, {flushed:,} flushed to zero, of {size.size:,}"
+            lines.append(f"{path}: {counts}")
+    return tuple(lines)
+
+
+def _ranges(program: Program) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Returns exponent histograms of the arguments, by the first two keys of their paths."""
+    found: dict[str, np.ndarray] = {}
+    for path, size in float_arguments(program):
+        keys = re.match(r"(\[[^]]*\](?:\[[^]]*\]|\.\w+)?)", path)
+        exponents = np.frexp(size[(size > 0) & np.isfinite(size)])[1] - 1
+        bins = np.clip(exponents - LOWEST, 0, BINS - 1)
+        name = keys[1] if keys else path
+        found[name] = found.get(name, 0) + np.bincount(bins, minlength=BINS)
+    return tuple((name, tuple(counts.tolist())) for name, counts in found.items())
+
+
+def _low_name(low: Interpretation) -> str:
+    match low:
+        case TableEmulation():
+            return low.fmt.name + ("" if low.saturate is False else ", saturating")
+        case Autocast():
+            return f"autocast {low.policy}"
+        case Boundaries() | EveryOp():
+            names = [name for name, recipe in CATALOGUE.items() if recipe == low.recipe]
+            return f"autoscale {names[0] if names else '(own recipe)'}"
+    return type(low).__name__
+
+
+def _benign(session: Session, outcome: Outcome, changed) -> tuple[str, ...]:
+    """Returns a sentence for each output with a floor, for each mask, and for each operation
+    non-finite in the reference run."""
+    floors = session.floors or (0.0,) * len(outcome.outputs)
+    lines = [
+        f"output{path}: 0 but for rounding errors, in the reference run too; its error is relative "
+        f"to the numbers that it is made of"
+        for (path, _), floor in zip(outcome.outputs, floors, strict=True) if floor
+    ]  # fmt: skip
+    lines += [f"{x.where}: {x}, as a mask" for x in changed if x.masks]
+    for e in outcome.equations:
+        if e["reference_non_finite"] and not outcome.reference_nans:
+            where = f"{e.file}:{e.line}" if e.file else "unknown line"
+            share = e["reference_non_finite"] / max(e["sampled"], 1.0)
+            lines.append(f"{where}: {e.primitive}, {share:.0%} not finite in the reference run too")
+    return tuple(lines)
+
+
+def _environment() -> tuple[tuple[str, str], ...]:
+    device = jax.devices()[0]
+    return (
+        ("device", f"{device.device_kind} ({device.platform})"),
+        ("Python", platform.python_version()),
+        ("JAX", version("jax")),
+    )

@@ -1,0 +1,244 @@
+"""``compare``: where two recordings of a program differ, line by line."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from ..._check import checked
+from ..._types import Json
+from .._report._save import Saved, plain
+from ._difference import relative_difference
+from ._match import ENDS, matched
+from ._recording import RecordedArray, Recording, load_recording
+from ._show_comparison import as_csv, page, show, verdict
+
+# Means and root mean squares are sums in float32, on each device in another order: differences up
+# to this don't count.
+SUMS = 1e-5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ArrayDifference:
+    """Two recorded arrays that belong together.
+
+    Attributes:
+        a, b: the arrays.
+    """
+
+    a: RecordedArray
+    b: RecordedArray
+
+    @cached_property
+    def identical(self) -> bool:
+        """Whether all numbers of all visits have the same bits, by their checksums."""
+        a, b = self.a, self.b
+        types = (a.dtype, a.shape, a.visits) == (b.dtype, b.shape, b.visits)
+        return types and a.checksum == b.checksum
+
+    @cached_property
+    def difference(self) -> float:
+        """The relative difference ``||a - b|| / max(||a||, ||b||)``, estimated.
+
+        Of the samples, in the first or the last visit, whichever is larger; at least that of the
+        root mean squares, and of the means relative to them, over all numbers and visits. 0.0 for
+        identical arrays; inf if a sample is finite in one and not in the other.
+        """
+        if self.identical:
+            return 0.0
+        a, b = self.a, self.b
+        found = [0.0]
+        if a.samples.shape == b.samples.shape and a.shape == b.shape:
+            found += [relative_difference(x, y) for x, y in zip(a.samples, b.samples, strict=True)]
+        size = max(a.rms, b.rms)
+        if a.visits == b.visits and not a.non_finite and not b.non_finite and size > 0:
+            found += [abs(x - y) / size for x, y in ((a.rms, b.rms), (a.mean, b.mean))]
+            found[-2:] = [x if x > SUMS else 0.0 for x in found[-2:]]
+        return max(found)
+
+    @property
+    def differs(self) -> bool:
+        """Whether bits, the number of visits, or (between dtypes) numbers differ."""
+        if self.a.dtype == self.b.dtype:
+            return not self.identical
+        return self.difference > 0 or self.a.visits != self.b.visits
+
+    @property
+    def in_one(self) -> bool:
+        """Whether one of the arrays has non-finite numbers and the other has none."""
+        return (self.a.non_finite > 0) != (self.b.non_finite > 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LineDifference:
+    """The matched results of one line's equations in one pass.
+
+    Attributes:
+        where: ``file.py:12``, or ``argument [0]['w']``.
+        line: the line's number in the first recording; 0 for arguments and outputs.
+        function, direction: of the line.
+        primitive: with the largest difference.
+        arrays, differ: how many results there are, and how many of them differ.
+        dtype: ``"float32"``, or ``"float32 -> bfloat16"``.
+        difference: the largest relative difference of one of them (see
+            :attr:`ArrayDifference.difference`).
+        non_finite: how many numbers aren't finite in each recording.
+        visits: of the result with the largest difference, in each recording.
+    """
+
+    where: str
+    line: int
+    function: str
+    direction: str
+    primitive: str
+    arrays: int
+    differ: int
+    dtype: str
+    difference: float
+    non_finite: tuple[int, int]
+    visits: tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Comparison(Saved):
+    """Where two recordings differ.
+
+    Attributes:
+        a, b: the recordings.
+        pairs: the arrays that belong together, in the first recording's program order.
+        unmatched: how many arrays of each recording have no counterpart.
+    """
+
+    a: Recording
+    b: Recording
+    pairs: tuple[ArrayDifference, ...]
+    unmatched: tuple[int, int]
+
+    @cached_property
+    def lines(self) -> tuple[LineDifference, ...]:
+        """The lines on which something differs, in program order."""
+        found: dict[Any, list[ArrayDifference]] = {}
+        for pair in self.pairs:
+            a = pair.a
+            key = (a.primitive, a.path) if a.primitive in ENDS else (a.file, a.line, a.direction)
+            found.setdefault(key, []).append(pair)
+        return tuple(_line(x) for x in found.values() if any(pair.differs for pair in x))
+
+    @property
+    def differ(self) -> int:
+        """How many of the pairs differ."""
+        return sum(pair.differs for pair in self.pairs)
+
+    @property
+    def largest(self) -> ArrayDifference | None:
+        """The results of an equation with the largest relative difference; None if none differs."""
+        found = [x for x in self.pairs if x.differs and x.a.primitive not in ENDS]
+        return max(found, key=lambda x: x.difference, default=None)
+
+    @property
+    def output_difference(self) -> float:
+        """The largest relative difference of an output."""
+        return max((x.difference for x in self.pairs if x.a.primitive == "output"), default=0.0)
+
+    @property
+    def first_in_one(self) -> ArrayDifference | None:
+        """The first results, in time, that aren't finite in one of the recordings alone."""
+        found = [x for x in self.pairs if x.in_one]
+        clocks = [x.a.clock if x.a.non_finite else x.b.clock for x in found]
+        order = [c if c >= 0 else math.inf for c in clocks]
+        return found[order.index(min(order))] if found else None
+
+    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
+        """Prints a sentence, and a table of the lines that differ in program order."""
+        show(self, console or Console(), everything=everything)
+
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.differ} of {len(self.pairs)} pairs of arrays differ; show()>"
+
+    def _page(self) -> str:
+        return page(self)
+
+    def _csv(self) -> str:
+        return as_csv(self)
+
+    def as_dict(self) -> dict[str, Json]:
+        def sides(of: Recording) -> dict[str, Json]:
+            names = ("function", "device", "versions", "fused", "jit_difference")
+            return {name: getattr(of, name) for name in names}
+
+        return plain(
+            {
+                "verdict": verdict(self),
+                "a": sides(self.a),
+                "b": sides(self.b),
+                "matched": len(self.pairs),
+                "differ": self.differ,
+                "unmatched": self.unmatched,
+                "output_difference": self.output_difference,
+                "lines": [dataclasses.asdict(line) for line in self.lines],
+            }
+        )
+
+
+@checked
+def compare(
+    a: Recording | str | os.PathLike[str], b: Recording | str | os.PathLike[str]
+) -> Comparison:
+    """Compares two recordings, made by :func:`record`: of two dtypes, devices, releases of JAX, or
+    versions of a program.
+
+    Results of equations belong together if they are of the same line, primitive and pass, in the
+    same order; else, between such, if they are of the same function and primitive. Others are
+    counted as unmatched.
+
+    Args:
+        a, b: recordings, or paths of saved ones.
+
+    Raises:
+        ValueError: a file is no recording.
+        OSError: it can't be read.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> def mean(x):
+        ...     return jnp.sum(x / 7)
+        >>> x = jnp.linspace(1, 1.9, 9)
+        >>> wide = sw.auditing.record(mean)(x)
+        >>> narrow = sw.auditing.record(mean)(x.astype(jnp.bfloat16))
+        >>> found = sw.auditing.compare(wide, narrow)
+        >>> found.lines[0].dtype, 0 < found.output_difference < 2**-8
+        ('float32 -> bfloat16', True)
+    """
+    a, b = (x if isinstance(x, Recording) else load_recording(x) for x in (a, b))
+    indices = matched(a.arrays, b.arrays)
+    pairs = tuple(ArrayDifference(a.arrays[i], b.arrays[j]) for i, j in indices)
+    unmatched = len(a.arrays) - len(pairs), len(b.arrays) - len(pairs)
+    return Comparison(a, b, pairs, unmatched)
+
+
+def _line(pairs: Sequence[ArrayDifference]) -> LineDifference:
+    worst = max(pairs, key=lambda x: (x.difference, x.differs))
+    a, b = worst.a, worst.b
+    return LineDifference(
+        where=a.where,
+        line=a.line,
+        function=a.name,
+        direction=a.direction,
+        primitive=a.primitive,
+        arrays=len(pairs),
+        differ=sum(x.differs for x in pairs),
+        dtype=a.dtype if a.dtype == b.dtype else f"{a.dtype} -> {b.dtype}",
+        difference=worst.difference,
+        non_finite=(
+            int(np.sum([x.a.non_finite for x in pairs])),
+            int(np.sum([x.b.non_finite for x in pairs])),
+        ),
+        visits=(a.visits, b.visits),
+    )

@@ -1,0 +1,374 @@
+"""The arithmetics of a reduced program: a format, or a policy or recipe; how a file writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from ... import autoscaling as autoscaling_
+from ... import formats as formats_
+from ... import scaled as scaled_
+from ..._types import PyTree
+from ...autocasting import Autocast, Policy, Rule, autocast
+from ...autoscaling import Boundaries, EveryOp, FormatOverrides, Recipe, autoscale
+from ...autoscaling.recipes import CATALOGUE
+from ...emulating import Emulation
+from ...formats import BF16, FP16, FP32, Format, Saturation
+from ...interpret import Equation, is_float
+from ...primitives import Family, names
+from ...rounding import round_to
+from ...scaled import ScaledArray
+from ._graph import Origin
+from ._render import Slice, evaluate
+
+CASTS = {FP16: "float16", BF16: "bfloat16", FP32: "float32"}
+MOVES = names(lambda row: row.family is Family.STRUCTURAL)
+IMPORTED = (autoscaling_, scaled_, formats_)  # modules with the names in a recipe's text
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """The arithmetic of a reduced program's low-precision run.
+
+    Attributes:
+        dtype: float32 or float64, of the reference run.
+    """
+
+    dtype: Any
+
+    @property
+    def wide(self) -> str:
+        """The reference dtype's name."""
+        return np.dtype(self.dtype).name
+
+    @property
+    def name(self) -> str:
+        """The name that the file has for it."""
+        raise NotImplementedError
+
+    @property
+    def holds(self) -> Callable[[float], bool] | None:
+        """Tells which numbers needn't be rounded; None if lines don't round."""
+        raise NotImplementedError
+
+    def apply(self, equation: Equation, arrays: Sequence[ArrayLike]) -> list[Any]:
+        """Returns one equation's results."""
+        raise NotImplementedError
+
+    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
+        """Returns the results of a slice in this arithmetic, and in ``dtype``."""
+        raise NotImplementedError
+
+    def explained(self) -> list[str]:
+        """Returns the part of the file's docstring about the arithmetic."""
+        raise NotImplementedError
+
+    def imports(self, piece: Slice) -> list[str]:
+        """Returns the file's lines that import names of scalewise."""
+        return []
+
+    def definitions(self, piece: Slice) -> list[str]:
+        """Returns the file's definition of the program, and of ``results``."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounded(Arithmetic):
+    """Each result rounded to one format.
+
+    Attributes:
+        fmt, saturate: as in the audit.
+    """
+
+    fmt: Format
+    saturate: Saturation
+
+    @property
+    def name(self) -> str:
+        return self.fmt.name.upper()
+
+    @property
+    def holds(self) -> Callable[[float], bool]:
+        def is_held(number: float) -> bool:
+            code = self.fmt.encode(np.float64(number), saturate=self.saturate)
+            return float(self.fmt.decode(code)) == number
+
+        return is_held
+
+    def apply(self, equation: Equation, arrays: Sequence[ArrayLike]) -> list[Any]:
+        emulation = Emulation(self.fmt, self.saturate)
+        lows = [
+            emulation.lift(x, a) if is_float(a) else x
+            for x, a in zip(arrays, equation.in_avals, strict=True)
+        ]
+        return list(emulation.apply((), equation, lows)[1])
+
+    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
+        low = evaluate(piece, arrays, self._cast, self.dtype)
+        return low, evaluate(piece, arrays, lambda x: jnp.asarray(x, self.dtype), self.dtype)
+
+    def explained(self) -> list[str]:
+        return [
+            f"The inputs are what the {self.wide} run had there. {self.name} is emulated: each",
+            f"operation is computed in {self.wide}, and its result rounded by `low`.",
+        ]
+
+    def definitions(self, piece: Slice) -> list[str]:
+        floats = {n for n, o in piece.inputs.items() if is_float(o.aval)}
+
+        def call(cast: str) -> str:
+            given = [f"{cast}(inputs['{n}'])" if n in floats else f"jnp.asarray(inputs['{n}'])"
+                     for n in piece.inputs]  # fmt: skip
+            return f"program({', '.join([*given, cast])})"
+
+        return [
+            f"def program({', '.join(piece.inputs)}, cast):",
+            *(f"    {line}" for line in _typed(piece.lines, self.wide)),
+            f"    return {piece.result}",
+            "",
+            "",
+            "def low(x):",
+            f"    return {self._source}",
+            "",
+            "",
+            "def wide(x):",
+            f"    return jnp.asarray(x, jnp.{self.wide})",
+            "",
+            "",
+            "def results():",
+            f"    a = {call('low')}",
+            f"    b = {call('wide')}",
+            "    return a, b",
+        ]
+
+    def _cast(self, x: Any) -> jax.Array:
+        """Rounds to the format; the same numbers as the file's ``low``."""
+        x = jnp.asarray(x, self.dtype)
+        if self._native:
+            return x.astype(self._native).astype(self.dtype)
+        return round_to(x, self.fmt, saturate=self.saturate).astype(self.dtype)
+
+    @property
+    def _native(self) -> str | None:
+        """The dtype that casts to the format and back round to it; None if there is none."""
+        return None if self.saturate else CASTS.get(self.fmt)
+
+    @property
+    def _source(self) -> str:
+        """The text of ``low``."""
+        x = f"jnp.asarray(x, jnp.{self.wide})"
+        if self._native:
+            return f"{x}.astype(jnp.{self._native}).astype(jnp.{self.wide})"
+        saturate = f", saturate={self.saturate!r}" if self.saturate else ""
+        return f"scalewise.round_to({x}, {self.fmt.name!r}{saturate}).astype(jnp.{self.wide})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Interpreted(Arithmetic):
+    """A program under a policy or recipe.
+
+    Attributes:
+        low: the policy's or the recipe's interpretation.
+    """
+
+    low: Any
+
+    @property
+    def name(self) -> str:
+        return "policy" if isinstance(self.low, Autocast) else "recipe"
+
+    @property
+    def holds(self) -> None:
+        return None
+
+    def apply(self, equation: Equation, arrays: Sequence[ArrayLike]) -> list[Any]:
+        lows = [
+            self.low.lift(jnp.asarray(x, jnp.float32), a) if is_float(a) else x
+            for x, a in zip(arrays, equation.in_avals, strict=True)
+        ]
+        outs = self.low.apply((), equation, lows)[1]
+        return [
+            self.low.lower(y, a) if is_float(a) else y
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
+
+    def results(self, piece: Slice, arrays: Mapping[str, ArrayLike]) -> tuple[PyTree, PyTree]:
+        own: dict[str, Any] = {}
+        exec("\n".join(["import jax", "import jax.numpy as jnp", "from jax import lax",
+                        *self._program(piece)]), own)  # fmt: skip
+        program, given = own["program"], [jnp.asarray(arrays[name]) for name in piece.inputs]
+        narrow = [x.astype(jnp.float32) if is_float(x) else x for x in given]
+        if isinstance(self.low, Autocast):
+            low = autocast(program, self._policy(piece))(*narrow)
+        else:
+            low = autoscale(program, self._recipe(piece))(*narrow)
+        low = low.value() if isinstance(low, ScaledArray) else low
+        return np.asarray(low), np.asarray(program(*given))
+
+    def explained(self) -> list[str]:
+        run = "autocast" if isinstance(self.low, Autocast) else "autoscale"
+        lines = [
+            f"The inputs are what the {self.wide} run had there. `low` is the program under the",
+            f"{self.name}, as scalewise.{run} runs it.",
+        ]
+        if self.name == "recipe":
+            lines += [
+                "A scope is that of the audited program: it tells what is part of a backward pass,",
+                "and which exceptions apply. A factor of 1.0 marks an input that was computed, and",
+                "isn't an argument.",
+            ]
+        return lines
+
+    def imports(self, piece: Slice) -> list[str]:
+        if isinstance(self.low, Autocast):
+            rules = self._policy(piece).rules
+            return ["from scalewise.autocasting import Rule"] if rules else []
+        return recipe_text(self._recipe(piece))[1]
+
+    def definitions(self, piece: Slice) -> list[str]:
+        if isinstance(self.low, Autocast):
+            defined, run = f"policy = {_policy_text(self._policy(piece))}", "autocast"
+        else:
+            defined, run = f"recipe = {recipe_text(self._recipe(piece))[0]}", "autoscale"
+        return [
+            defined,
+            "",
+            "",
+            *self._program(piece),
+            "",
+            "",
+            f"low = scalewise.{run}(program, {self.name})",
+            "",
+            "",
+            "def results():",
+            f"    given = [jnp.asarray(inputs[n]) for n in {list(piece.inputs)}]",
+            *(
+                ["    narrow = [x.astype(jnp.float32) if x.dtype == jnp.float64 else x"
+                 " for x in given]"]
+                if self.wide == "float64" else ["    narrow = given"]
+            ),
+            "    a = low(*narrow)",
+            "    a = a.value() if isinstance(a, scalewise.ScaledArray) else a",
+            "    return a, program(*given)",
+        ]  # fmt: skip
+
+    def _program(self, piece: Slice) -> list[str]:
+        """Returns the program's text, with the scopes that a recipe reads."""
+        lines: list[tuple[str, str]] = []
+        for name, origin in piece.inputs.items():
+            if self.name == "recipe" and is_float(origin.aval) and _is_computed(origin):
+                lines.append((origin.equation.scope if origin.equation else "",
+                              f"{name} = {name} * 1.0"))  # fmt: skip
+        for operation, line in zip(piece.operations, piece.lines, strict=True):
+            assert operation.equation is not None
+            lines.append((operation.equation.scope, line))
+        text, before = [f"def program({', '.join(piece.inputs)}):"], ""
+        for scope, line in lines:
+            scope = scope if self.name == "recipe" else ""
+            if scope and scope != before:
+                text.append(f"    with jax.named_scope({scope!r}):")
+            text.append(f"{'        ' if scope else '    '}{_typed([line], self.wide)[0]}")
+            before = scope
+        return [*text, f"    return {piece.result}"]
+
+    def _recipe(self, piece: Slice) -> Recipe:
+        """Returns the recipe without exceptions for other operations, which it would refuse."""
+        own: Recipe = self.low.recipe
+        equations = [o.equation for o in piece.operations if o.equation is not None]
+
+        def applies(entry: Any) -> bool:
+            found = FormatOverrides((entry,))
+            return any(found.find(e, own) is not own for e in equations)
+
+        return dataclasses.replace(own, keep=tuple(filter(applies, own.keep)))
+
+    def _policy(self, piece: Slice) -> Policy:
+        """Returns a policy that runs a slice's operations as the audited one does.
+
+        Its rules name primitives, since the functions and scopes aren't in the file.
+
+        Raises:
+            ValueError: the policy runs operations of one primitive in different ways.
+        """
+        own: Policy = self.low.policy
+        plain, rules = Policy(compute=own.compute), {}
+        for origin in piece.operations:
+            equation = origin.equation
+            assert equation is not None
+            run = own.run(equation)
+            if rules.setdefault(equation.name, run) != run:
+                raise ValueError(
+                    f"the policy runs one {equation.name} of the slice as {rules[equation.name]!r} "
+                    f"and another one as {run!r}, which no rule by primitive says"
+                )
+        kept = {
+            name: run for name, run in rules.items()
+            if run != ("low" if name in plain.low else "full" if name in plain.full else "follow")
+        }  # fmt: skip
+        return dataclasses.replace(
+            plain, rules=tuple(Rule(run, primitive=name) for name, run in kept.items())
+        )
+
+
+def arithmetic(low: Any, dtype: Any) -> Arithmetic | None:
+    """Returns the arithmetic of an audit's low-precision run; None for an interpretation that no
+    file can name."""
+    match low:
+        case Emulation():
+            return Rounded(dtype, low.fmt, low.saturate)
+        case Autocast() | Boundaries() | EveryOp():
+            return Interpreted(dtype, low)
+    return None
+
+
+def recipe_text(recipe: Recipe) -> tuple[str, list[str]]:
+    """Returns the Python that makes a recipe, and the lines that import its names.
+
+    Raises:
+        ValueError: it has a part that can't be written.
+    """
+    known = next((name for name, one in CATALOGUE.items() if one == recipe), None)
+    if known is not None:
+        return f"scalewise.recipes.{known}", []
+    text = repr(recipe)
+    modules = {
+        name: module for module in IMPORTED for name in sorted(set(re.findall(r"\b[A-Z]\w*", text)))
+        if hasattr(module, name)
+    }  # fmt: skip
+    names = {name: getattr(module, name) for name, module in modules.items()} | {"re": re}
+    try:
+        made = eval(text, names)
+    except Exception as error:
+        raise ValueError(f"the recipe can't be written as Python: {text} ({error})") from None
+    if made != recipe:
+        raise ValueError(f"the recipe can't be written as Python: {text}")
+    imports = [f"from {module.__name__} import {name}" for name, module in modules.items()]
+    return text, (["import re"] if "re.compile" in text else []) + imports
+
+
+def _policy_text(policy: Policy) -> str:
+    rules = ", ".join(f"Rule({rule.run!r}, primitive={rule.primitive!r})" for rule in policy.rules)
+    own = f", rules=({rules},)" if rules else ""
+    return f"scalewise.Policy(compute={np.dtype(policy.compute).name!r}{own})"
+
+
+def _is_computed(origin: Origin) -> bool:
+    """Returns False for an argument, also one that was moved (transposed, sliced)."""
+    if origin.equation is None:
+        return False
+    if origin.equation.name not in MOVES:
+        return True
+    return any(is_float(o.aval) and o.constant is None and _is_computed(o)
+               for o in origin.operands)  # fmt: skip
+
+
+def _typed(lines: Sequence[str], dtype: str) -> list[str]:
+    """Returns lines with the name of the dtype of floats."""
+    return [line.replace("FLOAT", f"jnp.{dtype}") for line in lines]

@@ -1,0 +1,154 @@
+"""The report of an audit: printed in a terminal, saved as HTML, JSON or CSV."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+
+from ..._types import Json
+from .._reduce._reduction import Reduction
+from .._search._apply import Origin
+from .._search._findings import Finding
+from ._page import page
+from ._save import Saved, plain
+from ._summary import Summary
+from ._table import as_csv
+from ._terminal import show
+from ._trace import TraceRow, trace
+from ._verdict import verdict
+
+SEMANTICS = (
+    "the source's operations one by one, each result rounded once; sums and contractions "
+    "accumulate exactly and are rounded at their end; fusions and rewrites of a backend aren't "
+    "modelled"
+)
+AS_WRITTEN = (
+    "; as written: arguments are cast to the format, and what the program itself computes in "
+    "float32 stays there (dtypes='all' rounds every result)"
+)
+FIRST_STEP = (
+    "; delayed scaling at its first step, where each operand's own numbers determine its scale "
+    "(steps= and batches= audit more steps)"
+)
+WITH_HISTORY = "; delayed scaling with the magnitudes of the steps before"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report(Summary, Saved):
+    """The result of an audit, with the fields of :class:`Summary`.
+
+    Attributes:
+        reducer: reduces a finding; it holds the program and its arguments. None under a policy or
+            recipe.
+        origin: the audit's arithmetic, in which ``apply_fixes`` computes functions.
+    """
+
+    reducer: Callable[[Finding], Any] | None = dataclasses.field(default=None, repr=False)
+    origin: Origin | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: whether the function works in this arithmetic, the cause if it doesn't,
+        the change to make, and the error that remains with it."""
+        return verdict(self)
+
+    def show(self, console: Console | None = None, *, everything: bool = False) -> None:
+        """Prints verdict, findings and literals; with ``everything`` also those without a fix."""
+        show(self, console or Console(), everything=everything)
+
+    def trace(self) -> tuple[TraceRow, ...]:
+        """Returns the modules (name scopes) in the order in which they ran, each with its smallest
+        and largest magnitude, up to the first number that overflows or is NaN."""
+        return trace(self.equations)
+
+    def __repr__(self) -> str:
+        found = f"{len(self.findings)} findings, error {self.error}"
+        return f"<Report of {self.function} in {self.low}: {found}; show(), save('report.html')>"
+
+    def _page(self) -> str:
+        return page(self)
+
+    def _csv(self) -> str:
+        return as_csv(self.equations)
+
+    def as_dict(self) -> dict[str, Json]:
+        derived = {
+            "verdict": self.verdict,
+            "trace": [dataclasses.asdict(row) for row in self.trace()],
+            "updates_lost": self.updates_lost,
+            "loss_scales": self.loss_scales(),
+        }
+        report: Any = dataclasses.replace(
+            self,
+            findings=_texts(self.findings),
+            unfixed=_texts(self.unfixed),
+            reducer=None,
+            origin=None,
+        )
+        fields = dataclasses.asdict(report)
+        del fields["reducer"], fields["origin"]
+        return plain(fields | derived)
+
+    def reduce(self, i: int = 0) -> Reduction:
+        """Returns the smallest program found that shows finding ``i``, as a file of plain JAX.
+
+        It is a slice of the audited program: operations that lead to the finding's, or to a result
+        that it spoils, from the numbers that the reference run has there. The shortest one that
+        shows the event is taken: numbers that aren't finite, are flushed or are decided otherwise,
+        or at least half of the finding's error. Where operations are elementwise, or end in a sum
+        or product, the inputs are cut to the worst elements, or the worst row and column. The file
+        imports ``jax`` and ``numpy``, and ``scalewise`` for a policy, a recipe, or a format that
+        isn't FP16 or BF16. It was run before it is returned. Under a recipe the operations have the
+        scopes that they have in the program, by which a recipe tells the backward pass and the
+        exceptions of ``keep``; a policy's rules name the primitives of the slice.
+
+        Args:
+            i: the index of the finding in ``findings``, from 0.
+
+        Raises:
+            IndexError: there is no such finding.
+            ValueError: the audit ran several steps; it ran in an interpretation of one's own; the
+                recipe or policy can't be written as Python; or no such slice was found.
+
+        Example:
+            >>> import jax.numpy as jnp, scalewise as sw
+            >>> def norm(x):
+            ...     return jnp.sqrt(jnp.sum(x * x))
+            >>> case = sw.audit(norm, "fp16", trials=3)(jnp.full(4096, 300.0)).reduce(0)
+            >>> case.low.tolist(), case.wide.tolist()
+            ([inf, inf, inf, inf], [90000.0, 90000.0, 90000.0, 90000.0])
+        """
+        if not 0 <= i < len(self.findings):
+            count = len(self.findings)
+            raise IndexError(f"reduce: i is {i}; expected a number below {count}, the findings")
+        finding = self.findings[i]
+        if self.reducer is None:
+            raise ValueError(
+                f"reduce: the audit ran in {self.low}, an interpretation that a file can't name; "
+                "expected a format, a policy or a recipe"
+            )
+        return self.reducer(finding)
+
+    def apply_fixes(self, target: Any) -> Any:
+        """Returns a policy, recipe or function with the fixes of all findings, in their order.
+
+        Its outputs have ``error_fixed``. Without fixes, a policy or recipe is returned as it is,
+        and a function in the audited arithmetic. See :meth:`Fix.apply`.
+
+        Args:
+            target: what was audited: the policy, the recipe, the name of one, or the function.
+        """
+        fixes = {x.order: x.fix for x in self.findings if x.fix is not None}
+        if not fixes and self.origin is not None and callable(target):
+            return self.origin.function(target)
+        for order in sorted(fixes):
+            target = fixes[order].apply(target)
+        return target
+
+
+def _texts(findings: Sequence[Finding]) -> tuple[Any, ...]:
+    """Returns findings whose fixes are sentences."""
+    return tuple(dataclasses.replace(x, fix=x.fix and str(x.fix)) for x in findings)

@@ -1,0 +1,383 @@
+"""One equation in both runs: how it is computed, rounded and recorded, and the compiled code."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Hashable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._jax import ShapedArray
+from ...autoscaling import PastBoundaries
+from ...emulating import is_exact
+from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
+from ...primitives import having
+from ...rounding import to_float64
+from ._elementary import ADD, OTHER, SUB, Uncounted, operation
+from ._flat import ELEMENTWISE, RESHAPES, flat, padded_size, unflat
+from ._interpretations import Runs, TableEmulation, exact
+from ._pair import Decision, Draw, Flag, Pair, low_of, reference_of, shaped
+from ._rounding import FORMAT_PARAMS, narrowed, round_by
+from ._specialize import is_elementwise, result_format_params, specialize
+from ._statistics import COUNT, LATENT, SAMPLE, is_tainted, sample_positions
+
+DROPS = having("drops")
+IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run
+SIGNS = {ADD: 1, SUB: -1}  # of the second operand, by an operation's code
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How an equation is computed; equal plans share compiled code.
+
+    Attributes:
+        key: primitive, parameters and types. The equation's place is left out, and so is the shape
+            if each number is computed on its own.
+        equation: an equation with this key.
+        at: the index of the first float result, or -1.
+        length: the padded size of that result.
+        flat: whether the operands are flat and padded too.
+        recorded: whether its results are rounded, and statistics of them recorded.
+        decides: whether it makes a predicate, an index or a count of floats, in which the runs may
+            differ.
+        operation: the code of an elementary operation, or OTHER.
+    """
+
+    key: Hashable
+    equation: Equation = dataclasses.field(compare=False)
+    at: int = dataclasses.field(compare=False)
+    length: int = dataclasses.field(compare=False)
+    flat: bool = dataclasses.field(compare=False)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the first float result; 0 if there is none."""
+        return math.prod(self.equation.out_avals[self.at].shape) if self.at >= 0 else 0
+
+    @functools.cached_property
+    def recorded(self) -> bool:
+        return self.at >= 0 and not is_exact(self.equation)
+
+    @functools.cached_property
+    def decides(self) -> bool:
+        floats = any(map(is_float, self.equation.in_avals))
+        return floats and any(map(is_discrete, self.equation.out_avals))
+
+    @property
+    def counts(self) -> bool:
+        """Whether the equation has a row of statistics."""
+        return self.recorded or self.decides
+
+    @functools.cached_property
+    def operation(self) -> int:
+        return operation(self.equation) if self.flat else OTHER
+
+    @functools.cached_property
+    def is_array(self) -> tuple[bool, ...]:
+        """For each of two operands whether it is an array; a single operand counts twice."""
+        is_array = array_operands(self.equation) if self.operation else ()
+        return (is_array * 2)[:2] or (True, True)
+
+    @functools.cached_property
+    def op_params(self) -> np.ndarray:
+        """The equation's ``OP_PARAMS`` without its format."""
+        sign = SIGNS.get(operation(self.equation), 0)
+        return np.array([self.size, sign, self.operation, *self.is_array], np.float64)
+
+
+def is_discrete(aval: ShapedArray) -> bool:
+    """Returns whether an array of this type holds predicates, indices or counts."""
+    return jnp.issubdtype(aval.dtype, jnp.integer) or aval.dtype == jnp.bool_
+
+
+def make_plan(low: Interpretation, equation: Equation, inputs: Sequence[Value]) -> Plan:
+    """Returns how ``equation`` is to be computed on these inputs."""
+    at = next((i for i, a in enumerate(equation.out_avals) if is_float(a)), -1)
+    length = padded_size(math.prod(equation.out_avals[at].shape)) if at >= 0 else 0
+    from_table, is_array = isinstance(low, TableEmulation), array_operands(equation)
+    types: Hashable = tuple((a.shape, a.dtype) for a in equation.in_avals + equation.out_avals)
+    is_flat = bool(is_array) and is_elementwise(low) and all(isinstance(x, Pair) for x in inputs)
+    if is_flat and not from_table:  # here no separate program broadcasts the operands
+        is_flat = all(a.shape in (equation.out_avals[0].shape, ()) for a in equation.in_avals)
+    if is_flat:
+        types = (length, is_array, tuple(a.dtype for a in equation.in_avals + equation.out_avals))
+    key: Hashable = (equation.name, tuple(sorted(equation.params.items())), types)
+    try:
+        hash(key)
+    except TypeError:
+        key = id(equation.eqn)
+    key = key if from_table else (key, specialize(low, equation)[1])
+    return Plan(key, equation, at, length, is_flat)
+
+
+def array_operands(equation: Equation) -> tuple[bool, ...]:
+    """Returns for each operand of an elementwise equation whether it is an array, not a scalar.
+
+    () for other equations. Operands of elementary operations are broadcast to the result's shape;
+    another elementwise equation with an operand that would need it gets () too.
+    """
+    own = getattr(equation.eqn.primitive, "elementwise", False)  # of scalewise.torch
+    if not (own or equation.name in ELEMENTWISE) or not is_float(equation.out_avals[0]):
+        return ()
+    shape = equation.out_avals[0].shape
+    if any(a.shape != shape for a in equation.out_avals):
+        return ()
+    if operation(equation) == OTHER and any(a.shape not in (shape, ()) for a in equation.in_avals):
+        return ()
+    return tuple(a.shape != () or shape == () for a in equation.in_avals)
+
+
+def only_reshapes(equation: Equation) -> bool:
+    """Returns True if the result is the operand's numbers in the same order."""
+    if equation.name == "broadcast_in_dim":  # for example after a sum with keepdims
+        return equation.in_avals[0].size == equation.out_avals[0].size
+    return equation.name in RESHAPES
+
+
+def compiled(step: Callable, runs: Runs, plan: Plan) -> Callable:
+    """Returns ``step`` under ``jit``, with ``runs`` and ``plan`` bound."""
+
+    def run(*arguments):
+        return step(runs, plan, *arguments)
+
+    run.__name__ = plan.equation.name.replace("-", "_")
+    return jax.jit(run)
+
+
+def taints_of(inputs: Sequence[Value]) -> list[Flag]:
+    """Returns the ``tainted`` flag of each pair."""
+    return [x.tainted for x in inputs if isinstance(x, Pair)]
+
+
+def any_tainted(taints: Sequence[Flag]) -> jax.Array:
+    """Returns whether any of these flags is set."""
+    flags = (jnp.asarray(t).astype(bool) for t in taints)
+    return functools.reduce(jnp.logical_or, flags, jnp.zeros((), bool))
+
+
+def split(plan: Plan, inputs: Sequence[Value]) -> tuple[list[Value], list[Value]]:
+    """Returns the inputs of the low-precision run and those of the reference run."""
+    avals = plan.equation.in_avals
+    if plan.flat:
+        shape = plan.equation.out_avals[0].shape
+        operands = zip(inputs, avals, array_operands(plan.equation), strict=True)
+        inputs = [
+            broadcast_flat(x, a.shape if w else (), shape, plan.length) for x, a, w in operands
+        ]
+    else:
+        inputs = [shaped(x, a) for x, a in zip(inputs, avals, strict=True)]
+    return [low_of(x) for x in inputs], [reference_of(x) for x in inputs]
+
+
+def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length: int) -> Pair:
+    """Returns an operand broadcast to the result's shape, flat and padded; or as a scalar.
+
+    Args:
+        x: a pair, in its own shape or flat.
+        shape: its own shape; () to get its first number.
+        target: the result's shape.
+        length: the padded size of ``target``.
+    """
+
+    def one(x: jax.Array) -> jax.Array:
+        if not shape and target:
+            return x if x.ndim == 0 else x.reshape(-1)[0]
+        if tuple(shape) != tuple(target):
+            x = jnp.broadcast_to(unflat(x, shape), target)
+        return flat(x, length)
+
+    return Pair(jax.tree.map(one, x.low), one(x.reference), x.tainted, x.origin)
+
+
+def unrounded(
+    runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]
+) -> tuple[jax.Array, jax.Array]:
+    """Computes one equation without its rounding, the only part that depends on the primitive.
+
+    Returns:
+        The exact result of the low inputs, ready to be rounded (see :func:`narrowed`), and the
+        reference run's result; both flat, so that what follows depends only on the size.
+    """
+    lows, references = split(plan, inputs)
+    (result,) = exact(plan.equation, lows)
+    (wide,) = runs.reference.apply((), plan.equation, references)[1]
+    result = flat(result, plan.length).astype(jnp.float64)  # a weak type would compile all anew
+    wide = flat(wide, plan.length).astype(runs.reference.dtype)
+    return narrowed(result, op_params[:FORMAT_PARAMS], runs.low.carrier), wide
+
+
+def operand_samples(
+    plan: Plan, exact: jax.Array, lows: Sequence[jax.Array], op_params: jax.Array
+) -> jax.Array:
+    """Returns samples of the exact result and of an addition's operands: float64[3, SAMPLE]."""
+    length = plan.length
+    at = sample_positions(op_params[COUNT], length)
+    addends: Sequence[jax.Array] = [jnp.zeros(SAMPLE)] * 2
+    if operation(plan.equation) in SIGNS:
+        addends = [flat(x, length)[at] if x.ndim else jnp.broadcast_to(x, at.shape) for x in lows]
+    return jnp.stack([x.astype(jnp.float64) for x in (exact[at], *addends)])
+
+
+def with_taint(outs: Sequence[Value], tainted: Flag) -> list[Value]:
+    """Returns an equation's results with a flag that its record tells."""
+    return [dataclasses.replace(x, tainted=tainted) if isinstance(x, Pair) else x for x in outs]
+
+
+def uncounted_of(
+    op_params: jax.Array, low, exact, reference, fmt: jax.Array, samples: jax.Array, tainted: Flag
+) -> Uncounted:
+    """Returns a result of :func:`run_both` as one whose events aren't counted."""
+    op_params = jnp.concatenate([fmt, op_params[FORMAT_PARAMS:]])
+    return Uncounted(op_params, low, exact, reference, samples, tainted)
+
+
+def count_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, jax.Array]:
+    """Returns whether a result of :func:`run_both` is tainted, and its packed record."""
+    tainted, record = uncounted_of(op_params, *uncounted).counted()
+    return tainted, record.packed()
+
+
+def leave_result(op_params: jax.Array, *uncounted) -> tuple[jax.Array, Uncounted]:
+    """Returns whether a result of :func:`run_both` is tainted, and what it is counted of."""
+    found = uncounted_of(op_params, *uncounted)
+    return is_tainted(found.low, found.reference), found
+
+
+def run_both(
+    runs: Runs,
+    plan: Plan,
+    op_params: jax.Array,
+    inputs: Sequence[Value],
+    past: jax.Array | None = None,
+):
+    """Runs one equation in both runs without counting, which is one program for each size.
+
+    Args:
+        past: with delayed scaling, the largest magnitudes of the operands in earlier steps; those
+            of this step then follow the events.
+
+    Returns:
+        Its outputs; if it is recorded, of its first float result the low, exact and reference
+        values (flat), the format, samples, and whether an input was tainted; its events (see
+        :func:`add_events`), or None.
+    """
+    low, reference = runs
+    equation, from_table = plan.equation, isinstance(low, TableEmulation)
+    fmt, tainted = op_params[:FORMAT_PARAMS], any_tainted(taints_of(inputs))
+    lows, references = split(plan, inputs)
+    if past is not None:
+        assert isinstance(low, PastBoundaries)
+        low = dataclasses.replace(low, past=past)
+    low_outs = low.apply(fmt if from_table else (), equation, lows)[1]
+    reference_outs = reference.apply((), equation, references)[1]
+    uncounted = None
+    if plan.recorded:
+        plain = [_plain(low, x, a) for x, a in zip(lows, equation.in_avals, strict=True)]
+        aval = equation.out_avals[plan.at]
+        result = flat(_plain(low, low_outs[plan.at], aval), plan.length)
+        right = flat(exact(equation, plain)[plan.at], plan.length).astype(jnp.float64)
+        wide = flat(reference_outs[plan.at], plan.length).astype(reference.dtype)
+        fmt = fmt if from_table else jnp.asarray(result_format_params(low, low_outs[plan.at]))
+        samples = operand_samples(plan, right, plain, op_params)
+        uncounted = result, narrowed(right, fmt, result.dtype), wide, fmt, samples, tainted
+    elif equation.name in DROPS and is_float(equation.out_avals[0]):
+        result = _plain(low, low_outs[0], equation.out_avals[0])
+        tainted = tainted & (~jnp.isfinite(result) & jnp.isfinite(reference_outs[0])).any()
+
+    def laid_out(x, aval):
+        if not is_elementwise(low):
+            return x
+        length = plan.length if plan.flat else padded_size(math.prod(aval.shape))
+        return jax.tree.map(lambda leaf: flat(leaf, length), x)
+
+    own = any(isinstance(x, Pair | Decision) for x in inputs)
+    both = list(zip(low_outs, reference_outs, equation.out_avals, strict=True))
+    events = _events(plan, both, low.rounded_operands(equation, lows))
+    if past is not None and events is not None:
+        assert isinstance(low, PastBoundaries)
+        events = jnp.concatenate([events, low.magnitudes(lows).astype(events.dtype)])
+    if plan.decides:
+        imposed = op_params[0] == IMPOSED
+        low_outs = [jnp.where(imposed, s, y) if is_discrete(a) else y for y, s, a in both]
+    outs = [
+        Pair(laid_out(y, a), laid_out(s, a), tainted) if is_float(a)
+        else Decision(y, s) if own else y
+        for y, s, a in zip(low_outs, reference_outs, equation.out_avals, strict=True)
+    ]  # fmt: skip
+    return outs, uncounted, events
+
+
+def _events(
+    plan: Plan,
+    both: Sequence[tuple[Value, jax.Array, ShapedArray]],
+    operands: Sequence[RoundedOperand],
+) -> jax.Array | None:
+    """Returns the events of one visit: float64[6], or None if the equation can't have any."""
+    if not plan.decides and not operands:
+        return None
+    discrete = [(y, s) for y, s, a in both if plan.decides and is_discrete(a)]
+    counts = (
+        sum(y.size for y, _ in discrete),
+        sum(jnp.sum(y != s) for y, s in discrete),
+        sum(x.exact.size for x in operands),
+        sum(jnp.sum(x.saturated) for x in operands),
+        sum(jnp.sum((x.rounded == 0) & (x.exact != 0)) for x in operands),
+        sum(jnp.sum(jnp.abs(x.exact) * LATENT > x.limit) for x in operands),
+    )
+    return jnp.stack([jnp.asarray(n, jnp.float64) for n in counts])
+
+
+def run_draw(runs: Runs, plan: Plan, inputs: Sequence[Value]) -> list[Value]:
+    """Runs one equation on random draws and constants, without rounding."""
+    equation = plan.equation
+    inputs = [shaped(x, a) for x, a in zip(inputs, equation.in_avals, strict=True)]
+    references = [x.reference if isinstance(x, Draw) else reference_of(x) for x in inputs]
+    exact_inputs = [
+        x.exact if isinstance(x, Draw) else x.reference if isinstance(x, Pair) else low_of(x)
+        for x in inputs
+    ]
+    outs = zip(
+        exact(equation, exact_inputs),
+        runs.reference.apply((), equation, references)[1],
+        equation.out_avals,
+        strict=True,
+    )
+    return [Draw(y, s) if is_float(a) else Decision(y, s) for y, s, a in outs]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def round_draw(runs: Runs, draw: Draw, params: jax.Array) -> Pair:
+    """Returns a draw as an operand, rounded to the format."""
+    low = round_by(draw.exact, params).astype(runs.low.carrier)
+    tainted = (~jnp.isfinite(low) & jnp.isfinite(draw.reference)).any()
+    length = padded_size(low.size)
+    return Pair(flat(low, length), flat(draw.reference, length), tainted)
+
+
+def _plain(low, value, aval):
+    """Returns the low-precision run's numbers in float64; a value that isn't float unchanged."""
+    if not is_float(aval) or isinstance(low, TableEmulation):
+        return value
+    return to_float64(low.lower(value, aval))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def lift_from_table(runs: Runs, x: jax.Array, params: jax.Array):
+    """Lifts a flat argument into both runs; also returns whether it is tainted."""
+    low, reference = runs
+    value, wide = round_by(to_float64(x), params).astype(low.carrier), reference.lift(x, x)
+    return value, wide, (~jnp.isfinite(value) & jnp.isfinite(wide)).any()
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def lift_any(runs: Runs, aval: ShapedArray, x: Argument):
+    """The same for any low interpretation; ``x`` is flat if :func:`is_elementwise`."""
+    low, reference = runs
+    value = low.lift(x, aval)
+    wide = reference.lift(x.value() if low.is_argument(x) else x, aval)
+    result = to_float64(low.lower(value, aval))
+    return value, wide, (~jnp.isfinite(result) & jnp.isfinite(wide)).any()

@@ -1,0 +1,215 @@
+"""The statistics of one equation by name, and where the user wrote it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..._jax import jex
+from ...interpret import Equation, is_float
+from ...primitives import having
+from ._gradients import Operands, gradients
+from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
+
+TOTALS = {  # of what it is a share
+    "swamped": "added", "cancelled": "added", "differ": "decided",
+    "operands_saturated": "operands", "operands_flushed": "operands",
+    "operands_latent": "operands",
+}  # fmt: skip
+ADDITIONS = having("adds")
+EPSILON = 1e-3  # constants up to this size are there for numbers that are smaller still
+
+
+@dataclasses.dataclass(frozen=True)
+class EquationStatistics:
+    """Statistics of one equation over all iterations of the loops around it.
+
+    Attributes:
+        index: its place among the equations, in the order in which they first ran.
+        primitive, shape, dtype: of its first float result, or else of its first result.
+        file, line, function: where the user wrote it; None, 0, "" where JAX doesn't know.
+        caller: ``path:line`` of the user's own line that called the library's ``file``; "" if
+            ``file`` is the user's.
+        scope: the name stack.
+        direction: "forward", "backward" or "optimizer".
+        looped: whether it ran more than once.
+        numbers: statistics by name, see ``_statistics``.
+        adds_constant: whether it adds a small constant, such as an epsilon.
+        gradient: of a product in the backward pass, "weight" or "input"; else "".
+        histogram: how many of the reference run's numbers have each exponent from ``LOWEST`` up.
+        call_site: ``path:line`` of the user's line that called ``function``, if the function's name
+            is ambiguous (a lambda, ``__call__``); else "".
+        is_output: whether an output is its result, or nothing that is known reads it.
+    """
+
+    index: int
+    primitive: str
+    shape: tuple[int, ...]
+    dtype: str
+    file: str | None
+    line: int
+    function: str
+    caller: str
+    scope: str
+    direction: str
+    looped: bool
+    numbers: dict[str, float]
+    histogram: tuple[int, ...]
+    call_site: str = ""
+    adds_constant: bool = False
+    gradient: str = ""
+    is_output: bool = True
+
+    def __getitem__(self, name: str) -> float:
+        return self.numbers[name]
+
+    @property
+    def short(self) -> str:
+        """``file.py:12``."""
+        return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+
+    @property
+    def part(self) -> str:
+        """The direction; of a product in the backward pass, the gradient that it computes."""
+        return f"{self.direction}, {self.gradient} gradient" if self.gradient else self.direction
+
+    @property
+    def name(self) -> str:
+        """The function's name, qualified where the bare one is ambiguous."""
+        return display_name(self.function)
+
+    @cached_property
+    def introduced(self) -> float:
+        """Relative RMS error made here, against the exact result of the same low inputs."""
+        return _ratio(self["introduced2"], self["exact2"])
+
+    @cached_property
+    def inherited(self) -> float:
+        """Relative RMS error against the reference run: made here and carried in."""
+        return _ratio(self["inherited2"], self["reference2"])
+
+    @property
+    def sqnr(self) -> float:
+        """Signal to quantization noise ratio in dB; -inf if no number is finite in both runs."""
+        if self["sampled"] and not self["compared"]:
+            return -math.inf
+        return -20 * math.log10(self.inherited) if self.inherited else math.inf
+
+    @property
+    def drift(self) -> float:
+        """Bias of the rounding errors made here: 1 or -1 if all have one sign, 0 if they cancel."""
+        return self["drift"] / self["drift_size"] if self["drift_size"] else 0.0
+
+    def share(self, name: str) -> float:
+        """Returns a count as a share of all numbers (swamped, cancelled: of all additions; differ:
+        of all decisions; of operands: of all operands' numbers)."""
+        total = self[TOTALS.get(name, "elements")]
+        return self[name] / total if total else 0.0
+
+
+Equations = Sequence[EquationStatistics]
+
+
+def display_name(qualified: str) -> str:
+    """Returns a method's name with its class, a lambda's with the function that has it.
+
+    Example:
+        >>> display_name("make.<locals>.step"), display_name("Attention.__call__")
+        ('step', 'Attention.__call__')
+    """
+    parts = qualified.split(".")
+    nested = parts[-2:-1] == ["<locals>"] and not is_ambiguous(qualified)
+    return parts[-1] if nested else ".".join(x for x in parts if x != "<locals>")
+
+
+def is_ambiguous(qualified: str) -> bool:
+    """Returns True for ``<lambda>``, ``<listcomp>``, ``__call__``."""
+    return qualified.rpartition(".")[2].startswith(("<", "__"))
+
+
+def _ratio(noise: float, signal: float) -> float:
+    if noise == 0:
+        return 0.0
+    return math.sqrt(noise / signal) if signal else math.inf
+
+
+def equation_statistics(
+    equations: Sequence[Equation],
+    statistics: Statistics,
+    operands: Operands,
+    flow: Operands,
+    produced: Collection[int],
+) -> list[EquationStatistics]:
+    """Returns the statistics of every equation that ran.
+
+    Args:
+        equations: the recorded equations.
+        statistics: a row for each.
+        operands: see :func:`gradients`.
+        flow: the same, through the carries of loops too.
+        produced: the equations that the outputs come from.
+    """
+    arrays = statistics.counts, statistics.sums, statistics.maxima
+    counts, sums, maxima = (np.asarray(x).tolist() for x in arrays)
+    histogram = np.asarray(statistics.histogram).astype(int).tolist()
+    trained = any(e.direction == "backward" for e in equations)
+    gradient_of = gradients(equations, operands)
+    read = {i for operands in flow.values() for operand in operands for i in operand}
+    found = []
+    for i, equation in enumerate(equations):
+        if not counts[i][0]:
+            continue
+        numbers: dict[str, Any] = dict(zip(COUNTS, counts[i][:FIRST], strict=True))
+        numbers["first"] = counts[i][FIRST]
+        numbers |= zip(PEAKS, counts[i][FIRST + 1 :], strict=True)
+        numbers |= zip(SUMS, sums[i], strict=True)
+        numbers |= zip(MAXIMA, maxima[i], strict=True)
+        row = _of_equation(i, equation, trained, numbers, histogram[i])
+        is_output = i in produced or i not in read
+        row = dataclasses.replace(row, gradient=gradient_of.get(i, ""), is_output=is_output)
+        found.append(row)
+    return found
+
+
+def _of_equation(
+    i: int, equation: Equation, trained: bool, numbers: dict, histogram: list[int]
+) -> EquationStatistics:
+    file, line, function = equation.source or (None, 0, "")
+    floats = [a for a in equation.out_avals if is_float(a)]
+    aval = (floats or list(equation.out_avals))[0]
+    site = equation.call_site if is_ambiguous(function) else None
+    return EquationStatistics(
+        index=i,
+        primitive=equation.name,
+        shape=tuple(aval.shape),
+        dtype=str(aval.dtype),
+        file=file,
+        line=line,
+        function=function,
+        caller="{}:{}".format(*equation.caller) if equation.caller else "",
+        scope=equation.scope,
+        direction=direction_of(equation, trained),
+        looped=numbers["visits"] > 1,
+        numbers=numbers,
+        histogram=tuple(histogram),
+        call_site="{}:{}".format(*site) if site else "",
+        adds_constant=equation.name in ADDITIONS and any(map(_is_small, equation.eqn.invars)),
+    )
+
+
+def _is_small(atom: object) -> bool:
+    return isinstance(atom, jex.Literal) and np.size(atom.val) == 1 and abs(atom.val) <= EPSILON
+
+
+def direction_of(equation: Equation, trained: bool) -> str:
+    """Returns "forward", "backward" or "optimizer": what is outside of the differentiated function
+    is the optimizer, if the program has a backward pass."""
+    if equation.direction == "update":
+        return "optimizer" if trained else "forward"
+    return equation.direction

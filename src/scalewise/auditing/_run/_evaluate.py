@@ -1,0 +1,190 @@
+"""Computes one equation in both runs: its cached plan, compiled code, results and statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+from ..._types import PyTree
+from ...interpret import Equation, Value, outlined
+from ._elementary import DIV, OTHER, SQRT, elementary, product, quotient
+from ._equation import (
+    Plan,
+    any_tainted,
+    broadcast_flat,
+    compiled,
+    count_result,
+    leave_result,
+    lift_any,
+    lift_from_table,
+    make_plan,
+    round_draw,
+    run_both,
+    run_draw,
+    taints_of,
+    unrounded,
+    with_taint,
+)
+from ._flat import SMALL, padded_size
+from ._interpretations import Runs, TableEmulation
+from ._pair import Pair
+from ._paired import Paired
+from ._specialize import specialize
+
+ARRAYS = jax.Array | np.ndarray | np.generic
+
+
+@dataclasses.dataclass(eq=False)
+class Evaluator(Paired):
+    """Computes equations on pairs; code is compiled once for each primitive, parameters and types.
+
+    Attributes:
+        plans: by path, how each equation outside of loops is computed, and its compiled code.
+        code: compiled code of equations, by step, runs and plan, released with the audit.
+    """
+
+    plans: dict[tuple[int, ...], tuple[Plan, Callable]] = dataclasses.field(default_factory=dict)
+    code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(default_factory=dict)
+
+    def call(self, f: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
+        """Calls a jitted function; in a loop that is compiled as a whole, as a function of its own
+        there, which all equations that call it with the same types share."""
+        if not self.compiling:
+            return f(*arguments)
+        is_static = [_is_static(x) for x in arguments]
+        static = tuple(x for x, w in zip(arguments, is_static, strict=True) if w)
+        arrays = [x for x, w in zip(arguments, is_static, strict=True) if not w]
+        return outlined(_call, (f, tuple(is_static), static), *arrays)
+
+    def planned(self, equation: Equation, inputs: Sequence[Value]) -> tuple[Plan, Callable]:
+        """Returns the cached plan and compiled code of an equation outside of loops."""
+        if equation.path not in self.plans:
+            plan = make_plan(self.low, equation, inputs)
+            apart = self._rounds_apart(plan)
+            low = self.low if apart else specialize(self.low, equation)[0]
+            runs = Runs(low, self.reference)
+            step = self.compiled(unrounded if apart else run_both, runs, plan)
+            self.plans[equation.path] = plan, step
+        return self.plans[equation.path]
+
+    def compiled(self, step: Callable, runs: Runs, plan: Plan) -> Callable:
+        """Returns compiled code, the same for equal plans."""
+        key = step, runs, plan
+        if key not in self.code:
+            self.code[key] = compiled(step, runs, plan)
+        return self.code[key]
+
+    def evaluate(
+        self,
+        planned: tuple[Plan, Callable],
+        inputs: Sequence[Value],
+        op_params: jax.Array,
+        *past: np.ndarray,
+    ):
+        """Returns an equation's results in both runs; its record or None; its events or None.
+
+        With ``past`` the operands' magnitudes follow the events (see :func:`run_both`).
+        """
+        plan, step = planned
+        effects = plan.equation.eqn.effects  # they would be lost in an outlined call
+        call = Paired.call.__get__(self) if effects else self.call
+        if not self._rounds_apart(plan):
+            outs, uncounted, events = call(step, op_params, list(inputs), *past)
+            if not uncounted:
+                return outs, None, events
+            count = _count_result if self._counts(plan) else _leave_result
+            tainted, record = self.call(count, op_params, *uncounted)
+            return with_taint(outs, tainted), record, events
+        if plan.operation == OTHER:
+            arrays, scalars = self._as_operands(call(step, op_params, list(inputs)), inputs)
+        else:
+            arrays, scalars = self._operands(plan, inputs)
+        combine = quotient if plan.operation in (DIV, SQRT) else product
+        out, record = self.call(elementary, self._counts(plan), combine, op_params, arrays, scalars)
+        return [out], record, None
+
+    def drawn(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+        """Runs an equation on random draws, without rounding."""
+        key = (*equation.path, -1)  # the same equation may be called with other operands
+        if key not in self.plans:
+            plan = make_plan(self.low, equation, inputs)
+            self.plans[key] = plan, self.compiled(run_draw, self.runs, plan)
+        return self.call(self.plans[key][1], list(inputs))
+
+    def _operands(self, plan: Plan, inputs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+        """Returns two flat arrays and two scalars: the operands and, elsewhere, placeholders."""
+        out_shape, is_array = plan.equation.out_avals[0].shape, plan.is_array
+        pairs = []
+        for x, aval, w in zip(inputs, plan.equation.in_avals, is_array, strict=False):
+            shape, length = (out_shape, plan.length) if w else ((), padded_size(1))
+            if x.low.shape != (length,) or aval.shape not in (out_shape, ()):
+                x = self.call(_broadcast_flat, aval.shape if w else (), shape, length, x)
+            pairs.append(x)
+        pairs = (pairs * 2)[:2]
+        some = pairs[0 if is_array[0] else 1]
+        arrays = [x if w else some for x, w in zip(pairs, is_array, strict=True)]
+        return arrays, [self._zeros if w else x for x, w in zip(pairs, is_array, strict=True)]
+
+    def _as_operands(self, result: tuple[jax.Array, jax.Array], inputs: Sequence[Value]):
+        """Returns an exact result in this form, to be rounded; its inputs' taints on the four."""
+        taints = taints_of(inputs)
+        taints = taints if len(taints) <= 4 else [self.call(_any_tainted, taints)]
+        taints = (taints + [self._zeros.tainted] * 4)[:4]
+        zeros = self._zeros
+        return (
+            [Pair(*result, tainted) for tainted in taints[:2]],
+            [Pair(zeros.low, zeros.reference, tainted) for tainted in taints[2:]],
+        )
+
+    @functools.cached_property
+    def _zeros(self) -> Pair:
+        """The placeholder of a scalar operand."""
+        low, reference = (np.zeros(padded_size(1), t) for t in (self.carrier, self.reference.dtype))
+        with jax.ensure_compile_time_eval():  # a loop may be the first to ask
+            return Pair(*jax.device_put((low, reference, np.False_)))
+
+    def _counts(self, plan: Plan) -> bool:
+        """Returns False if the events are counted later: those of a loop's small results are
+        counted together, since each piece of a compiled program costs time to compile."""
+        return not self.compiling or plan.length > SMALL[-1]
+
+    def _rounds_apart(self, plan: Plan) -> bool:
+        """Returns True if the rounding is a program of its own: for one result, under emulation."""
+        one_result = len(plan.equation.out_avals) == 1
+        return plan.recorded and isinstance(self.low, TableEmulation) and one_result
+
+
+def _is_static(argument: PyTree) -> bool:
+    """Returns whether an argument of a jitted function is part of its code, and no array."""
+    leaves = jax.tree.leaves(argument)
+    if isinstance(argument, tuple) and not argument:  # a shape
+        return True
+    return bool(leaves) and not isinstance(leaves[0], ARRAYS)
+
+
+def _call(options: tuple[Callable, Sequence[bool], Sequence[PyTree]], *arrays: PyTree) -> PyTree:
+    f, is_static, static = options
+    fixed, given = iter(static), iter(arrays)
+    return f(*[next(fixed if w else given) for w in is_static])
+
+
+def release() -> None:
+    """Releases the code that was compiled for particular shapes and interpretations.
+
+    Programs that were compiled for padded sizes alone stay, for later audits.
+    """
+    for function in (_broadcast_flat, lift_any, lift_from_table, round_draw, _any_tainted):
+        function.clear_cache()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+_count_result, _leave_result = jax.jit(count_result), jax.jit(leave_result)
+_any_tainted = jax.jit(any_tainted)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _broadcast_flat(shape: Sequence[int], target: Sequence[int], length: int, x: Pair) -> Pair:
+    return broadcast_flat(x, shape, target, length)

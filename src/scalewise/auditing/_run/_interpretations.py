@@ -1,0 +1,157 @@
+"""The interpretations of both runs: arithmetic in formats given as data, and the reference."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from ..._jax import ShapedArray
+from ...emulating import Emulation, is_exact
+from ...interpret import (
+    Applied,
+    Argument,
+    Equation,
+    HasDtype,
+    Interpretation,
+    State,
+    Value,
+    is_float,
+    rebind,
+)
+from ...rounding import from_float64, to_float64
+from ._rounding import FP32_PARAMS, format_params, round_by
+
+FP32_MAX = float(np.finfo(np.float32).max)
+
+
+@dataclasses.dataclass(frozen=True)
+class TableEmulation(Emulation):
+    """Emulation that takes the format of each equation's results as its state, from a table.
+
+    Another table of formats needs no compilation. Values are held in ``carrier``: under a wider
+    format that is tried as a fix, a value that the carrier can't hold (for float32: below 2^-126,
+    or with more bits) is rounded a second time.
+
+    Attributes:
+        low_dtype: the dtype that stands for the format. Arrays of its size are rounded to the
+            format, others to float32. None: all are rounded to the format.
+        casts: whether the program's arguments are cast to ``low_dtype``.
+    """
+
+    low_dtype: DTypeLike | None = None
+    casts: bool = False
+
+    def is_low(self, aval: ShapedArray) -> bool:
+        """Returns whether arrays of this type are rounded to the format."""
+        return self.low_dtype is None or bits_of(aval.dtype) <= bits_of(self.low_dtype)
+
+    def params_of(self, aval: ShapedArray) -> np.ndarray:
+        """Returns the parameters of the format that arrays of this type are rounded to."""
+        return format_params(self.fmt, self.saturate) if self.is_low(aval) else FP32_PARAMS
+
+    def in_float32(self, x: np.ndarray) -> np.ndarray:
+        """Returns a literal as it would be if the program had float32 in place of 16 bits.
+
+        ``finfo(dtype).max`` and 1000 less, to which transformers clamps, become float32's largest
+        number; ``x`` itself is returned without such numbers.
+        """
+        if self.low_dtype is None or jnp.finfo(self.low_dtype).bits > 16:
+            return x
+        limits = float(jnp.finfo(self.low_dtype).max) - np.array([0.0, 1000.0])
+        is_limit = np.isin(np.abs(x), limits)
+        return np.where(is_limit, np.copysign(FP32_MAX, x), x) if is_limit.any() else x
+
+    @functools.cached_property
+    def carrier(self) -> DTypeLike:
+        """float32 if rounding to it first never changes a result, else float64.
+
+        That holds for sums, products, quotients and roots of the format's numbers if float32 has
+        at least twice the format's digits and two more (Figueroa, see :class:`Emulation`), and if
+        all of them are normal in float32 (backends flush subnormal numbers).
+        """
+        fmt = self.fmt
+        lowest, beyond = fmt.min_exponent - fmt.mantissa_bits, fmt.max_exponent + 1
+        fits = 2 * fmt.precision + 2 <= 24 and 2 * lowest >= -126 and 2 * beyond < 128
+        return jnp.float32 if fits else jnp.float64
+
+    def _round(self, x: jax.Array) -> jax.Array:
+        return super()._round(x).astype(self.carrier)
+
+    def lift(self, x: Argument, aval: ShapedArray) -> jax.Array:
+        return _round(jnp.asarray(x), jnp.asarray(self.params_of(aval))).astype(self.carrier)
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> jax.Array:
+        if not self.is_low(aval):
+            return jnp.asarray(x, self.carrier)
+        rounded = self.fmt.decode(self.fmt.encode(x, saturate=self.saturate))
+        return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), self.carrier)
+
+    def lower(self, value: jax.Array, aval: ShapedArray) -> jax.Array:
+        return super().lower(value.astype(jnp.float64), aval)
+
+    def apply(
+        self, state: jax.Array, equation: Equation, inputs: Sequence[Value]
+    ) -> tuple[jax.Array, Sequence[Value]]:
+        if is_exact(equation):
+            return state, rebind(equation, inputs, self.carrier)
+        return state, [
+            round_by(y, state).astype(self.carrier) if is_float(a) else y
+            for y, a in zip(exact(equation, inputs), equation.out_avals, strict=True)
+        ]
+
+
+def bits_of(dtype: DTypeLike) -> int:
+    """Returns the size of a float dtype's numbers."""
+    return jnp.finfo(dtype).bits
+
+
+def exact(equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    """Returns an equation's results in float64, from floats of any width."""
+    wide = [
+        x.astype(jnp.float64) if is_float(a) else x
+        for x, a in zip(inputs, equation.in_avals, strict=True)
+    ]
+    return rebind(equation, wide, jnp.float64)
+
+
+@jax.jit
+def _round(x: jax.Array, params: jax.Array) -> jax.Array:
+    return round_by(to_float64(x), params)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference(Interpretation):
+    """The program with every float in ``dtype``; if that is its own dtype, the plain program."""
+
+    dtype: np.dtype
+
+    def context(self) -> contextlib.AbstractContextManager[object]:
+        return jax.enable_x64(True)
+
+    def lift(self, x: Argument, aval: HasDtype) -> jax.Array:
+        x = jnp.asarray(x)
+        return x if x.dtype == self.dtype else from_float64(to_float64(x), self.dtype)
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> jax.Array:
+        return jnp.asarray(x, self.dtype)
+
+    def lower(self, value: jax.Array, aval: ShapedArray) -> jax.Array:
+        return from_float64(to_float64(value), aval.dtype)
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        return state, rebind(equation, inputs, self.dtype)
+
+
+class Runs(NamedTuple):
+    """The interpretations of the low-precision run and of the reference run."""
+
+    low: Any
+    reference: Reference

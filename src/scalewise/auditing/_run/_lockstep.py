@@ -1,0 +1,352 @@
+"""The interpretation behind an audit: the low-precision run and the reference run in lockstep."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._jax import ShapedArray, Tracer, jex
+from ...autoscaling import RULES, Family
+from ...interpret import (
+    CALLBACKS,
+    Applied,
+    Equation,
+    Program,
+    State,
+    Value,
+    all_equations,
+    is_float,
+    run,
+)
+from ._accumulator import Accumulator, Muted, Visits
+from ._equation import Plan, only_reshapes
+from ._evaluate import Evaluator
+from ._flat import flat, is_flat, padded_size, uncommitted
+from ._interpretations import FP32_MAX, TableEmulation
+from ._magnitudes import OPERANDS, Magnitudes
+from ._pair import (
+    ORIGINS,
+    Decision,
+    Draw,
+    Pair,
+    low_of,
+    origins,
+    reference_of,
+    shaped,
+    with_origin,
+)
+from ._rounding import FORMAT_PARAMS, FP32_PARAMS, is_wide
+from ._specialize import history_of
+
+MAX_EAGER = 600  # results of a loop up to which its iterations run one by one, without compiling
+
+
+@dataclasses.dataclass(eq=False)
+class Lockstep(Evaluator):
+    """Interprets a program in two ways at once and records statistics of each equation.
+
+    The low-precision run computes exactly what ``low`` alone would, the reference run what
+    ``reference`` alone would. The program runs equation by equation, short loops and branches too,
+    with an :class:`Accumulator` as the state. A long loop is compiled as a whole, once for all
+    runs: formats and literals are data. In it the state is :class:`Visits`, and equations call
+    the same functions, which XLA compiles once for all that have the same types.
+
+    Attributes:
+        indices: the index of each recorded equation, by its path.
+        recorded: the recorded equations by index.
+        loops: compiled loops by path.
+        constants: literals replaced in the low-precision run: number to number. One that is mapped
+            to itself is left unrounded.
+        limits: literals that are the largest number of the program's own narrow dtype, or 1000 less
+            (to which transformers clamps), or the negative of one. In the reference run they are
+            float32's largest number, as if the program ran in float32.
+        literals: scalars lifted so far.
+        precomputed: by path, results that depend on no float and that weren't needed yet.
+        operands: for each recorded equation, by operand, the recorded equations that it comes from
+            at its first visit.
+        flow: the same at all visits: also through the carries of loops that run one by one, and
+            through the state from one step to the next.
+        settled: whether a first run has recorded both.
+        formats: the format of each equation's results in this run.
+        rows: the program's literals, so that compiled loops take them as data.
+        table: of each of them the numbers in both runs, while a loop is being compiled.
+        magnitudes: of the steps so far, with delayed scaling.
+    """
+
+    indices: dict[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
+    recorded: list[Equation] = dataclasses.field(default_factory=list)
+    loops: dict[tuple[int, ...], jax.stages.Wrapped] = dataclasses.field(default_factory=dict)
+    constants: dict[float, float] = dataclasses.field(default_factory=dict)
+    limits: set[float] = dataclasses.field(default_factory=set)
+    literals: dict[tuple[float, np.dtype], Pair] = dataclasses.field(default_factory=dict)
+    precomputed: dict[tuple[int, ...], list[jax.Array | None]] = dataclasses.field(
+        default_factory=dict
+    )
+    operands: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
+    flow: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
+    settled: bool = False
+    formats: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, FORMAT_PARAMS)))
+    rows: dict[tuple[float, np.dtype], int] = dataclasses.field(default_factory=dict)
+    table: jax.Array | np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))
+
+    magnitudes: Magnitudes = dataclasses.field(init=False)
+
+    inline = True
+
+    def __post_init__(self):
+        self.magnitudes = Magnitudes(history_of(self.low))
+
+    def interpret(
+        self, program: Program, state: State, values: Sequence[Value]
+    ) -> tuple[State, list[Value]]:
+        """Runs the program on pairs; precomputes float-independent values in one jitted call."""
+        self.formats = state.formats
+        if not self.rows and isinstance(self.low, TableEmulation):
+            self.rows = {key: row for row, key in enumerate(_scalars(program))}
+        with self.context():
+            self.precomputed = program.integers.known(
+                values, lambda f, *arrays: self.call(f, *jax.tree.map(uncommitted, arrays))
+            )
+        state, outs = run(program, self, state, values=values)
+        with self.context():
+            return state, [self.rounded(y) for y in outs]
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Value:
+        if not is_float(aval):
+            return uncommitted(x)
+        value = float(x) if x.size == 1 else math.nan
+        key = (value, aval.dtype) if x.ndim == 0 and value == value else None
+        if self.compiling and key in self.rows:
+            low, reference, tainted = self.table[self.rows[key]]
+            low, reference = low.astype(self.carrier), reference.astype(self.reference.dtype)
+            return Pair(low, reference, tainted != 0, constant=True)
+        if value in self.constants or key not in self.literals:
+            pair = self._literal(value, x, aval)
+            traced = self.compiling or isinstance(pair.tainted, Tracer)
+            if value in self.constants or key is None or traced:
+                return pair
+            self.literals[key] = pair
+        found = self.literals[key]  # a copy, since a value remembers what a trace makes of it
+        return dataclasses.replace(found, low=jax.tree.map(lambda leaf: leaf, found.low))
+
+    def _literal(self, value: float, x: np.ndarray, aval: ShapedArray) -> Pair:
+        """Returns a literal in both runs; ``value`` is NaN if it isn't a number."""
+        if not isinstance(self.low, TableEmulation):
+            low, reference = self.low.constant(x, aval), self.reference.constant(x, aval)
+            plain = self.low.lower(low, aval)
+            tainted = plain if isinstance(plain, Tracer) else _overflows(x, np.asarray(plain))
+            return Pair(low, reference, tainted, constant=True)
+        low, wide, tainted = self._numbers(value, x, aval)
+        reference = self.reference.constant(wide, aval)
+        if x.ndim == 0:  # laid out like any other array
+            low, reference = (flat(y, padded_size(1)) for y in (low, reference))
+        return Pair(low, reference, tainted, constant=True)
+
+    def _numbers(self, value: float, x: np.ndarray, aval: ShapedArray):
+        """Returns a literal in the run of a format and in the reference run, and whether it is
+        tainted."""
+        assert isinstance(self.low, TableEmulation)
+        wide = self.low.in_float32(x)
+        if value in self.constants:
+            number = self.constants[value]
+            new, kept = np.full(x.shape, number), number == value or abs(number) == FP32_MAX
+            low = jnp.asarray(new, self.carrier) if kept else self.low.constant(new, aval)
+            return low, wide, np.bool_(False)
+        low = self.low.constant(x, aval)
+        if wide is x:
+            return low, wide, _overflows(x, np.asarray(low))
+        if x.size == 1:
+            self.limits.add(value)
+        return low, wide, np.bool_(False)
+
+    def _literals_table(self) -> np.ndarray:
+        """Returns for each of ``rows`` the literal in both runs, and whether it is tainted."""
+        found = [
+            self._numbers(value, np.asarray(value, dtype), ShapedArray((), dtype))
+            for value, dtype in self.rows
+        ]
+        return np.array(found, np.float64).reshape(-1, 3)
+
+    def fork(self, state: State) -> State:
+        return state.muted() if isinstance(state, Accumulator) else state
+
+    def eager_iterations(self, state: State, equation: Equation) -> int:
+        """Returns how many iterations of a loop run one by one: those up to MAX_EAGER results."""
+        if not isinstance(state, Accumulator):
+            return 0
+        # each contraction's magnitudes are read between iterations
+        return sys.maxsize if self.magnitudes.length else MAX_EAGER // equation.inner
+
+    def at_boundary(self, state: State) -> State:
+        return state.settled() if isinstance(state, Visits) else state
+
+    def control(self, equation: Equation, run: Callable) -> Callable:
+        def with_shapes(state, inputs):
+            pairs = zip(inputs, equation.in_avals, strict=True)
+            return run(state, [shaped(x, a) for x, a in pairs])
+
+        def compiled(statistics, table, inputs):
+            before = self.compiling, self.table
+            self.compiling, self.table = True, table
+            try:
+                state, outs = with_shapes(Visits(statistics), inputs)
+                return state.settled().statistics, outs
+            finally:
+                self.compiling, self.table = before
+
+        is_new = equation.path not in self.loops
+        loop = self.loops.setdefault(equation.path, jax.jit(compiled))
+
+        def run_loop(state, inputs):
+            if not isinstance(state, Accumulator):
+                return with_shapes(state, inputs)
+            table = self._literals_table()
+            if is_new:
+                loop.trace(state.flush(), table, inputs)  # finds its equations, and their formats
+            statistics, outs = loop(state.flush(), table, inputs)
+            state.replace(statistics)
+            return state, outs
+
+        return run_loop
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        if self.is_reshape(equation, inputs):
+            return state, inputs[:1]
+        if self.draws(equation, inputs):
+            return state, self.drawn(equation, inputs)
+        return self.computed(state, equation, self.operands_of(equation, inputs))
+
+    def computed(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        """Computes an equation in both runs, and records its statistics."""
+        plan, step = self.planned(equation, inputs)
+        index = self._index(plan, equation)
+        if plan.recorded:
+            inputs = self.literals_of(equation, inputs, state.formats[index])
+        op_params = state.op_params(index, plan.op_params)
+        past = self.past(equation)
+        outs, record, events = self.evaluate((plan, step), inputs, op_params, *past)
+        if past and events is not None:
+            newest, events = np.asarray(events[-OPERANDS:]), events[:-OPERANDS]
+            if not isinstance(state, Muted):
+                self.magnitudes.add(equation.path, newest)
+        if record is not None:
+            state = state.add(index, record, plan.length)
+        if events is not None:
+            state = state.add_events(index, events, record is None)
+        return state, self.with_origins(plan, index, inputs, outs)
+
+    def past(self, equation: Equation) -> tuple[np.ndarray, ...]:
+        """Returns with delayed scaling the past magnitudes of a contraction's operands."""
+        contracts = RULES[equation.name].family is Family.CONTRACTION
+        if not self.magnitudes.length or self.compiling or not contracts:
+            return ()
+        return (self.magnitudes.of(equation.path),)
+
+    def literals_of(
+        self, equation: Equation, inputs: Sequence[Value], fmt: jax.Array | np.ndarray
+    ) -> list[Value]:
+        """Returns inputs in which literals aren't rounded, if the operation is in float32.
+
+        That is what a user gets who computes the line in float32. One that is in float32 without a
+        fix keeps the program's own limits.
+        """
+        wide = is_wide(fmt)
+        if self.limits and self.stays_wide(equation):
+            return list(inputs)
+        if not isinstance(self.low, TableEmulation) or (isinstance(fmt, np.ndarray) and not wide):
+            return list(inputs)
+
+        def unrounded(x: Value) -> Value:
+            if not isinstance(x, Pair) or not x.constant or x.origin:
+                return x
+            low = jnp.where(wide, x.reference.astype(self.carrier), x.low)
+            return dataclasses.replace(x, low=low)
+
+        return [unrounded(x) for x in inputs]
+
+    def with_origins(self, plan: Plan, index: int, inputs: Sequence[Value], outs: Sequence[Value]):
+        """Returns results that know the equations they come from, and records those of operands."""
+        constant = all(x.constant for x in inputs if isinstance(x, Pair))
+        constant &= not any(isinstance(x, Decision) for x in inputs)
+        origin = (index,) if plan.counts else origins(inputs)
+        if plan.counts and not self.settled:
+            own = tuple(origins([x]) for x in inputs)
+            self.operands.setdefault(index, own)
+            known = self.flow.setdefault(index, own)
+            if own != known:
+                both = zip(known, own, strict=True)
+                self.flow[index] = tuple(tuple(dict.fromkeys((*a, *b)))[:ORIGINS] for a, b in both)
+        return [with_origin(y, origin, constant) for y in outs]
+
+    def draws(self, equation: Equation, inputs: Sequence[Value]) -> bool:
+        """Returns whether an equation is a step from random bits to a random draw."""
+        if not isinstance(self.low, TableEmulation) or equation.name in CALLBACKS:
+            return False
+        if not any(isinstance(x, Draw) for x in inputs):
+            bits = equation.name == "bitcast_convert_type" and is_float(equation.out_avals[0])
+            return bits and not any(map(is_float, equation.in_avals))
+        floats = (x for x, a in zip(inputs, equation.in_avals, strict=True) if is_float(a))
+        return all(isinstance(x, Draw) or x.constant for x in floats)
+
+    def operands_of(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+        """Returns inputs with random draws rounded, unless the equation only compares them."""
+        if not any(isinstance(x, Draw) for x in inputs):
+            return list(inputs)
+        if not any(map(is_float, equation.out_avals)):
+            exact = np.bool_(False)
+            return [Pair(x.exact, x.reference, exact) if isinstance(x, Draw) else x for x in inputs]
+        return [self.rounded(x) for x in inputs]
+
+    def unlifted(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        if any(isinstance(x, Decision) for x in inputs):
+            lows, references = ([of(x) for x in inputs] for of in (low_of, reference_of))
+            outs = zip(equation.bind(*lows), equation.bind(*references), strict=True)
+            origin = origins(inputs)
+            return state, [Decision(y, s, origin) for y, s in outs]
+        outs = self.precomputed.pop(equation.path, None)
+        return state, equation.bind(*inputs) if outs is None else outs
+
+    def is_reshape(self, equation: Equation, inputs: Sequence[Value]) -> bool:
+        """Returns True if the result is the first input, flat: nothing has to be computed."""
+        if not inputs or not isinstance(inputs[0], Pair):
+            return False
+        shape = equation.in_avals[0].shape
+        return only_reshapes(equation) and is_flat(inputs[0].low, shape)
+
+    def _index(self, plan: Plan, equation: Equation) -> int:
+        """Returns the equation's index, a new one at its first visit; 0 if it has no statistics."""
+        if not plan.counts:
+            return 0
+        index = self.indices.setdefault(equation.path, len(self.indices))
+        if index == len(self.recorded):
+            self.recorded.append(equation)
+            if self.stays_wide(equation):
+                self.formats[index] = FP32_PARAMS
+        return index
+
+    def stays_wide(self, equation: Equation) -> bool:
+        """Returns whether the program computes an equation in float32, and ``low`` keeps that."""
+        low = self.low
+        if not isinstance(low, TableEmulation) or low.low_dtype is None:
+            return False
+        floats = [a for a in equation.out_avals if is_float(a)]
+        return bool(floats) and not any(map(low.is_low, floats))
+
+
+def _scalars(program: Program) -> list[tuple[float, np.dtype]]:
+    """Returns the float literals of a program that are numbers, with their dtypes."""
+    atoms = (atom for e in all_equations(program.jaxpr) for atom in e.invars)
+    scalars = [x.val for x in atoms if isinstance(x, jex.Literal) and np.ndim(x.val) == 0]
+    keys = [(float(x), jnp.result_type(x)) for x in scalars if is_float(jax.typeof(x))]
+    return list(dict.fromkeys(key for key in keys if not math.isnan(key[0])))
+
+
+def _overflows(x: np.ndarray, low: np.ndarray) -> np.bool_:
+    """Returns whether a finite literal isn't finite in the low-precision run."""
+    return np.bool_((np.isfinite(x) & ~np.isfinite(low.astype(np.float64))).any())

@@ -1,0 +1,291 @@
+"""A program under audit: traced once, then run once for each change that is tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike
+
+from ..._jax import ShapedArray
+from ...interpret import Argument, Equation, Interpretation, Program, Value, is_float, lifted
+from ._accumulator import Accumulator
+from ._equation import Plan
+from ._equation_statistics import EquationStatistics, equation_statistics
+from ._gradients import Operands
+from ._interpretations import Reference, Runs, TableEmulation
+from ._lockstep import Lockstep
+from ._loss_scale import loss_scaled_paths
+from ._pair import origins, shaped
+from ._precompile import compile_ahead
+from ._rounding import FP32_PARAMS, format_params
+from ._specialize import is_elementwise, nominal_format
+from ._statistics import Statistics
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class OutputError:
+    """The error of the low-precision run's outputs against the reference run's; larger is worse.
+
+    Attributes:
+        non_finite: how many numbers are non-finite where the reference run's are finite.
+        relative: root mean square over the float outputs of ``||low - reference|| / ||reference||``
+            over the numbers that are finite in both runs.
+    """
+
+    non_finite: int
+    relative: float
+
+    def __float__(self) -> float:
+        return math.inf if self.non_finite else self.relative
+
+    def __str__(self) -> str:
+        return f"{self.non_finite:,} not finite" if self.non_finite else f"{self.relative:.2g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """The result of one run.
+
+    Attributes:
+        recorded, statistics: the equations, and the statistics of each.
+        operands, flow: the equations that its operands come from, see :class:`Lockstep`.
+        origins: the equations that each float output comes from.
+        produced: the equations that the outputs come from.
+        error, outputs: of all outputs, and of each by its path.
+        reference_nans: the paths of outputs with NaN in the reference run.
+        low, reference: the float outputs of both runs.
+    """
+
+    recorded: tuple[Equation, ...]
+    statistics: Statistics
+    operands: Operands
+    flow: Operands
+    origins: tuple[tuple[int, ...], ...]
+    produced: frozenset[int]
+    error: OutputError
+    outputs: tuple[tuple[str, OutputError], ...]
+    reference_nans: tuple[str, ...]
+    low: tuple[jax.Array, ...]
+    reference: tuple[jax.Array, ...]
+
+    @functools.cached_property
+    def equations(self) -> list[EquationStatistics]:
+        """The statistics by equation; computed on demand, since few trials need them."""
+        return equation_statistics(
+            self.recorded, self.statistics, self.operands, self.flow, self.produced
+        )
+
+
+def new_code() -> dict[tuple[Callable, Runs, Plan], Callable]:
+    """Returns where an audit keeps its compiled code; the tests' audits share one."""
+    return {}
+
+
+@dataclasses.dataclass(eq=False)
+class Session:
+    """A traced program, and the interpretations of its two runs.
+
+    Attributes:
+        program: with its arguments.
+        low, reference: interpretations.
+        steps: how often the program is called, its first result as the next first argument; each
+            run continues from its own.
+        batches: for each step, the arrays of the second argument; () if it doesn't change.
+        runs: how many runs were made.
+        arguments: the lifted arguments, once they are needed.
+        code: compiled code that runs with other interpretations share (see :class:`Lockstep`).
+        floors: the least norm that each float output's error is relative to; () for 0.
+    """
+
+    program: Program
+    low: Interpretation
+    reference: Reference
+    steps: int = 1
+    batches: Sequence[Sequence[ArrayLike]] = ()
+    runs: int = 0
+    arguments: list[Argument] | None = None
+    code: dict[tuple[Callable, Runs, Plan], Callable] = dataclasses.field(
+        default_factory=lambda: new_code()
+    )
+    floors: tuple[float, ...] = ()
+    lockstep: Lockstep = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.lockstep = Lockstep(self.low, self.reference, code=self.code)
+
+    @property
+    def state_size(self) -> int:
+        """How many arrays the first argument has."""
+        return sum(path.startswith("[0]") for path in self.program.arguments)
+
+    def _inputs(
+        self, step: int, state: list[Value], arguments: list[Value], lockstep: Lockstep
+    ) -> list[Value]:
+        """Returns the arguments of a step as pairs."""
+        n = len(state)
+        if step and self.batches:
+            avals, batch = self.program.in_avals[n:], self.batches[step]
+            with lockstep.context():
+                pairs = [
+                    lockstep.lift(x, a) if is_float(a) else x
+                    for x, a in zip(batch, avals, strict=False)
+                ]
+            return [*state, *pairs, *arguments[n + len(batch) :]]
+        return [*state, *arguments[n:]]
+
+    def _arguments(self) -> list[Value]:
+        """Returns the program's arguments as pairs."""
+        if self.arguments is None:
+            self.arguments = lifted(self.program, self.lockstep, self.program.arrays)
+        return self.arguments
+
+    def with_low(self, low: Interpretation) -> Session:
+        """Returns the same program with another low interpretation; its run is counted here."""
+        self.runs += 1
+        return Session(
+            self.program, low, self.reference, self.steps, self.batches,
+            code=self.code, floors=self.floors,
+        )  # fmt: skip
+
+    @property
+    def adjustable(self) -> bool:
+        """Whether a run may choose the format of each equation."""
+        return isinstance(self.low, TableEmulation)
+
+    @functools.cached_property
+    def loss_scaled(self) -> frozenset[int]:
+        """The indices of the equations that a loss scale would multiply; needs a run before."""
+        if not any(e.direction == "backward" for e in self.lockstep.recorded):
+            return frozenset()
+        indices = self.lockstep.indices
+        return frozenset(indices[p] for p in loss_scaled_paths(self.program) if p in indices)
+
+    def formats(self) -> np.ndarray:
+        """Returns a table with ``low``'s format for each equation (see ``format_params``); for a
+        policy or recipe its narrow format, in whose units errors are measured."""
+        own = format_params(nominal_format(self.low), getattr(self.low, "saturate", False))
+        table = np.tile(own, (max(self.program.equations, 1), 1))
+        for index, equation in enumerate(self.lockstep.recorded):
+            if self.lockstep.stays_wide(equation):
+                table[index] = FP32_PARAMS
+        return table
+
+    def run(
+        self,
+        formats: np.ndarray | None = None,
+        constants: Mapping[float, float] | None = None,
+        arrays: Sequence[Argument] | None = None,
+    ) -> Outcome:
+        """Runs the program in both interpretations.
+
+        Args:
+            formats: the format of each equation's results; None for :meth:`formats`.
+            constants: literals replaced in the low-precision run (see :class:`Lockstep`).
+            arrays: other arguments than the program's.
+        """
+        self.runs += 1
+        lockstep = self.lockstep
+        if arrays is not None:
+            arguments = lifted(self.program, lockstep, arrays)
+        else:
+            arguments = self._arguments()
+        if constants:
+            lockstep = dataclasses.replace(lockstep, constants=dict(constants))
+        with jax.enable_x64(True):
+            accumulator = Accumulator(self.formats() if formats is None else formats)
+        if not lockstep.plans:
+            compile_ahead(self.program, lockstep, accumulator)
+        values: list[Value] = []
+        lockstep.magnitudes.restart()
+        for step in range(self.steps):
+            state = values[: self.state_size] if step else []
+            inputs = self._inputs(step, state, arguments, lockstep)
+            values = lockstep.interpret(self.program, accumulator, inputs)[1]
+            lockstep.magnitudes.next_step()
+        self.lockstep.settled = True
+        with jax.enable_x64(True):
+            statistics = accumulator.flush()
+        return self._outcome(tuple(lockstep.recorded), statistics, values)
+
+    def _outcome(self, recorded, statistics, values) -> Outcome:
+        avals = self.program.out_avals
+        lows, references = self._both(values, avals)
+        floats = [(p, v) for p, v, a in zip(self.program.paths, values, avals, strict=True)
+                  if is_float(a)]  # fmt: skip
+        error = OutputError(0, 0.0)
+        outcome = Outcome(
+            recorded=recorded,
+            statistics=statistics,
+            operands=self.lockstep.operands,
+            flow=self.lockstep.flow,
+            origins=tuple(origins([v]) for _, v in floats),
+            produced=frozenset(origins(values)),
+            error=error,
+            outputs=tuple((p, error) for p, _ in floats),
+            reference_nans=(),
+            low=lows,
+            reference=references,
+        )
+        return self.with_errors(outcome)
+
+    def _both(self, values: Sequence[Value], avals: Sequence[ShapedArray]):
+        """Returns the float arrays of the low-precision run, and those of the reference run."""
+        as_arrays = is_elementwise(self.low)
+        pairs = [
+            (shaped(jax.tree.map(np.asarray, v) if as_arrays else v, a), a)
+            for v, a in zip(values, avals, strict=True) if is_float(a)
+        ]  # fmt: skip
+        lows = (v.low if self.adjustable else self.low.lower(v.low, a) for v, a in pairs)
+        return tuple(lows), tuple(v.reference for v, _ in pairs)
+
+    def state_arrays(self) -> tuple[tuple[ArrayLike, ...], tuple[ArrayLike, ...]]:
+        """Returns the float arguments in both runs."""
+        return self._both(self._arguments(), self.program.in_avals)
+
+    def with_errors(self, outcome: Outcome) -> Outcome:
+        """Returns an outcome with the errors of its outputs, relative to at least the floors."""
+        table = list(map(_distance, outcome.low, outcome.reference))
+        floors = self.floors or (0.0,) * len(table)
+        errors = [
+            OutputError(int(n), _ratio(noise, max(signal, floor * floor)))
+            for (noise, signal, n, _), floor in zip(table, floors, strict=True)
+        ]
+        total = math.sqrt(sum(min(e.relative, 1e150) ** 2 for e in errors) / max(len(errors), 1))
+        paths = [path for path, _ in outcome.outputs]
+        return dataclasses.replace(
+            outcome,
+            error=OutputError(sum(e.non_finite for e in errors), total),
+            outputs=tuple(zip(paths, errors, strict=True)),
+            reference_nans=tuple(p for p, row in zip(paths, table, strict=True) if row[3]),
+        )
+
+
+def _ratio(noise: float, signal: float) -> float:
+    if noise == 0:
+        return 0.0
+    return math.sqrt(noise / signal) if signal else math.sqrt(noise)
+
+
+def _distance(low: ArrayLike, reference: ArrayLike) -> tuple[float, float, int, int]:
+    """Returns an output's squared error, the reference's squared norm, how many low numbers are
+    non-finite where the reference's are finite, and how many of the reference's are NaN."""
+    y, s = (np.asarray(x).ravel() for x in (low, reference))  # s is float32 at least
+    with np.errstate(invalid="ignore", over="ignore"):
+        noise, signal = _squared_norm(y - s), _squared_norm(s)
+    if math.isfinite(noise) and math.isfinite(signal):
+        return noise, signal, 0, 0
+    y, s = y.astype(np.float64), s.astype(np.float64)
+    finite = np.isfinite(y) & np.isfinite(s)
+    noise = _squared_norm(np.where(finite, y, 0.0) - np.where(finite, s, 0.0))
+    non_finite = int(np.sum(~np.isfinite(y) & np.isfinite(s)))
+    return noise, _squared_norm(np.where(finite, s, 0.0)), non_finite, int(np.sum(np.isnan(s)))
+
+
+def _squared_norm(x: np.ndarray) -> float:
+    """Returns the sum of squares in float64; not by BLAS, whose threads wait for each other."""
+    return float(np.add.reduce(np.square(x, dtype=np.float64)))

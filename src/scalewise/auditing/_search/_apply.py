@@ -1,0 +1,166 @@
+"""Applies a fix outside of the audit: to a policy, a recipe or a function."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..._jax import ShapedArray
+from ..._types import PyTree
+from ...autocasting import Autocast, converted, policy
+from ...autoscaling import Boundaries, EveryOp, interpretation
+from ...autoscaling.recipes import recipe
+from ...emulating import Constant, EmulationWithDraws
+from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
+from .._run._dtypes import as_cast
+from .._run._interpretations import FP32_MAX, TableEmulation
+from .._run._loss_scale import LossScaled
+from .._run._rounding import is_wide
+from ._setting import Setting
+
+Indices = Mapping[tuple[int, ...], tuple[int, str]]
+OTHER_PROGRAM = (
+    "fix.apply: expected the audited function with arguments of the same shapes and dtypes; to "
+    "differentiate it, audit jax.grad(f)"
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Origin:
+    """The arithmetic of the audit that tried a fix.
+
+    Attributes:
+        low: the interpretation of the low-precision run.
+        start: the setting without fixes; None under a policy or recipe.
+        indices: by an equation's path, its index in the setting's table, and its primitive.
+    """
+
+    low: Interpretation
+    start: Setting | None = None
+    indices: Indices = dataclasses.field(default_factory=dict)
+
+    def function(self, f: Callable) -> FixedFunction:
+        """Returns ``f`` in this arithmetic, without fixes."""
+        return FixedFunction(f, self, self.start or self.low)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FixedEmulation(EmulationWithDraws, TableEmulation):
+    """Emulation with a setting: each equation has the format that the setting gives it."""
+
+    setting: Setting | None = None
+    indices: Indices = dataclasses.field(default_factory=dict)
+    seen: set[tuple[int, ...]] = dataclasses.field(default_factory=set)  # paths interpreted so far
+    limits: set[float] = dataclasses.field(default_factory=set)  # as in the lockstep
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Any:
+        assert self.setting is not None
+        constants = dict(self.setting.constants)
+        value = float(x) if x.size == 1 else None
+        if value is None or value not in constants:
+            wide = self.in_float32(x)
+            if wide is x:
+                return super().constant(x, aval)
+            self.limits.update(x.flat)
+            return self.unrounded(wide, TableEmulation.constant(self, x, aval))
+        new = np.full(x.shape, constants[value])
+        if constants[value] == value or abs(constants[value]) == FP32_MAX:
+            return self.unrounded(x, jnp.asarray(new, self.carrier))
+        return self.unrounded(x, TableEmulation.constant(self, new, aval))
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        assert self.setting is not None
+        index, primitive = self.indices.get(equation.path, (None, equation.name))
+        if primitive != equation.name:
+            raise ValueError(OTHER_PROGRAM)
+        self.seen.add(equation.path)
+        if index is None:  # exact, or in a branch that the audit didn't take
+            params = self.params_of(_float_type(equation))
+        else:
+            params = self.setting.formats[index]
+        keeps_limits = self.limits and not self.is_low(_float_type(equation))
+        if is_wide(params) and not keeps_limits:  # in float32 it reads the program's own constants
+            inputs = [
+                dataclasses.replace(x, rounded=x.exact.astype(self.carrier))
+                if isinstance(x, Constant) and x.literal
+                else x
+                for x in inputs
+            ]
+        return state, super().apply(jnp.asarray(params), equation, inputs)[1]
+
+    def residual(self, value: Value, aval: ShapedArray) -> Any:
+        raise ValueError(OTHER_PROGRAM)
+
+
+def _float_type(equation: Equation) -> Any:
+    """Returns the type of an equation's first float result, or else of its first result."""
+    return next(filter(is_float, equation.out_avals), equation.out_avals[0])
+
+
+class FixedFunction:
+    """A function in the audited arithmetic with fixes; further fixes can be applied to it.
+
+    Attributes:
+        f: the plain function.
+        origin: the arithmetic of the audit.
+        now: the setting, or the interpretation, with the fixes.
+    """
+
+    def __init__(self, f: Callable, origin: Origin, now: Any):
+        self.f, self.origin, self.now = f, origin, now
+        functools.update_wrapper(self, f, updated=())
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> Any:
+        f, low = self.f, self.now
+        if isinstance(low, Setting):
+            emulated = self.origin.low
+            assert isinstance(emulated, TableEmulation)
+            indices = self.origin.indices
+            low = FixedEmulation(
+                emulated.fmt,
+                emulated.saturate,
+                emulated.low_dtype,
+                setting=low,
+                indices=indices,
+            )
+            args, kwargs = as_cast(emulated, (args, kwargs))
+            outs = transform(f, low, name="fix.apply")(*args, **kwargs)
+            if not indices.keys() <= low.seen:
+                raise ValueError(OTHER_PROGRAM)
+            return outs
+        if isinstance(low, Autocast | LossScaled):
+            policy = (low.low if isinstance(low, LossScaled) else low).policy
+            prepare = functools.partial(converted, policy=policy)
+            return transform(f, low, name="fix.apply", prepare=prepare)(*args, **kwargs)
+        return transform(f, low, name="fix.apply")(*args, **kwargs)
+
+
+def apply_fix(fix: Any, target: Any) -> Any:
+    """Returns a policy, recipe or function with a fix (see :meth:`Fix.apply`)."""
+    origin: Origin | None = fix.origin
+    if origin is None:
+        raise TypeError(f"fix.apply: {str(fix)!r} wasn't accepted by an audit")
+    if isinstance(target, FixedFunction):
+        return FixedFunction(target.f, origin, fix.change(target.now))
+    if callable(target):
+        target = origin.function(target)
+        return FixedFunction(target.f, origin, fix.change(target.now))
+    match origin.low:
+        case Autocast():
+            changed = fix.change(Autocast(policy(target)))
+            if isinstance(changed, LossScaled):
+                raise TypeError(
+                    f"fix.apply: a {fix} changes the program, not its policy; apply it to the "
+                    "function, or train with training.loss_scaled"
+                )
+            return changed.policy
+        case Boundaries() | EveryOp():
+            return fix.change(interpretation(recipe(target))).recipe
+    raise TypeError(
+        f"fix.apply: expected a function, since the audit ran in one format; got {target!r}"
+    )

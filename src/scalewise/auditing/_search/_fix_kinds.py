@@ -1,0 +1,292 @@
+"""The kinds of fixes of a run in one format, in the order in which a search tries them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from functools import partial
+
+from ...autocasting import Autocast
+from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
+from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
+from .._run._loss_scale import LossScaled, autocast_of, best_power
+from .._run._rounding import FP64_PARAMS, format_params
+from .._run._specialize import nominal_format
+from ._fixes import Context, Fix, register
+from ._literals import written
+from ._rewrites import Rewrite
+from ._setting import Setting
+from ._widening import described, widened, with_exact
+
+REWRITTEN_BEFORE = 3  # operations before a finding of which rewrites are tried
+PRODUCTS = ("reduce_prod", "cumprod")
+FEW_MASKS = 8  # a larger number isn't the sum of a few masks
+SUBNORMAL = 0.01  # share of subnormal numbers from which a loss scale is tried
+WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width, more range
+
+
+# -- a constant that the format can't hold --------------------------------------------------------
+
+
+@register("constant", "constant")
+def _constant(context: Context) -> Iterator[Fix]:
+    """Yields another number, the number in float32, and with it the line that uses it."""
+    literal, fmt = context.literal, context.fmt
+    assert literal is not None
+    number, written = literal.number, literal.written
+    replace = partial(Setting.with_constant, old=number)
+    if literal.rounded == 0:
+        new = math.copysign(float(fmt.smallest_normal), number)
+        change = partial(replace, new=new)
+        yield Fix(f"{new:.3g} in place of {written}", change, replaces=(number, new))
+    elif abs(number) > float(fmt.max):
+        yield from _smaller_masks(number, fmt)
+    yield Fix(f"{written} kept in {context.word}", partial(replace, new=number))
+    here = (literal.file, literal.line)
+    line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
+    if line:
+        indices = tuple(e.index for e in line)
+        alone = Fix("", partial(Setting.widened, indices=indices))
+        text = f"{context.word} for line {literal.line}, its {written} too"
+        yield Fix(
+            text,
+            lambda now: replace(now, new=number).widened(indices),
+            indices=indices,
+            without=alone,
+        )
+        function = like(line[0], context.equations, "file", "function")
+        if len(function) > len(line):
+            yield widened(context.word, f"all of {line[0].name}", function)
+
+
+def _smaller_masks(number: float, fmt: Format) -> Iterator[Fix]:
+    """Yields constants of the same sign whose sums with another mask, or a few, are finite."""
+    for part in (2, 8):
+        new = math.copysign(float(fmt.max) / part, number)
+        change = partial(Setting.with_constant, old=number, new=new)
+        yield Fix(f"{new:.5g} in place of {written(number)}", change, replaces=(number, new))
+
+
+# -- one format -----------------------------------------------------------------------------------
+
+
+@register("masks", "format")
+def _masks(context: Context) -> Iterator[Fix]:
+    """Yields smaller constants for masks, of which a few may have been added."""
+    largest = max((e["amax"] for e in context.group.equations), default=0.0)
+    is_sum = context.kind.name == "overflow" and largest <= FEW_MASKS * float(context.fmt.max)
+    for number in context.masks if is_sum else ():
+        yield from _smaller_masks(number, context.fmt)
+
+
+@register("loss_scale", "format", "policy", combined_first=True)
+def _loss_scale(context: Context) -> Iterator[Fix]:
+    """Yields a loss scale if gradients here leave the format's range or are partly subnormal."""
+    group, now = context.group, context.now
+    needed = context.kind.out_of_range or group.share("subnormal") >= SUBNORMAL
+    if group.first.direction != "backward" or not needed or isinstance(now, LossScaled):
+        return
+    fmt = nominal_format(context.low if isinstance(now, Setting) else now)
+    power = best_power(context.gradients, fmt)
+    if isinstance(now, Setting):
+        indices = [e.index for e in context.gradients]
+        change = partial(Setting.scaled, indices=indices, power=power)
+    else:
+        change = partial(_with_loss_scale, power=power)
+    if power:
+        yield Fix(f"loss scale 2^{power}", change)
+
+
+def _with_loss_scale(low: Autocast | LossScaled, power: int) -> LossScaled:
+    return LossScaled(autocast_of(low), power)
+
+
+@register("norm", "format")
+def _norm(context: Context) -> Iterator[Fix]:
+    """Yields a norm that avoids overflow."""
+    here = [n for n in context.norms if set(n) & set(context.group.indices)]
+    if not context.kind.out_of_range or not here:
+        return
+    for some, text in ((here, "the root"), (context.norms, "each root")):
+        # ops.l2_norm is within 0.05 ulp of an exact sum that is rounded once, at the root
+        if some is here or len(some) > len(here):
+            inner = [index for indices in some for index in indices[:-1]]
+            change = partial(Setting.with_format, indices=inner, params=FP64_PARAMS)
+            yield Fix(f"ops.l2_norm in place of {text} of a sum of squares", change)
+
+
+@register("logarithm", "format")
+def _logarithm(context: Context) -> Iterator[Fix]:
+    """Yields a sum of logarithms in place of a product that the format can't hold."""
+    group = context.group
+    product = group.first.primitive in PRODUCTS or (
+        group.first.primitive == "mul" and _accumulates(context, {"mul"})
+    )
+    if context.kind.out_of_range and product:
+        change = partial(Setting.with_format, indices=group.indices, params=FP64_PARAMS)
+        yield Fix("sum(log(x)) in place of prod(x), kept as a logarithm", change)
+
+
+@register("rewrite", "format")
+def _rewrite(context: Context) -> Iterator[Fix]:
+    """Yields a function of JAX in place of an expression that loses digits or overflows."""
+    near = own = set(context.group.indices)
+    if context.causes is not None and _is_carried_in(context):
+        near = own | context.causes.back(own, REWRITTEN_BEFORE)
+    equations = {e.index: e for e in context.equations}
+    found: dict[str, list[Rewrite]] = {}
+    for rewrite in context.rewrites:
+        if rewrite.root in equations:
+            found.setdefault(rewrite.text, []).append(rewrite)
+    for text, alike in found.items():
+        written = [x for x in alike if near & {*x.inner, x.root}]
+        places = {(equations[x.root].file, equations[x.root].line) for x in written}
+        # an expression of a function that is called twice is one
+        line = [x for x in alike if (equations[x.root].file, equations[x.root].line) in places]
+        for some in (line, alike) if len(alike) > len(line) else (line,):
+            if not written:
+                continue
+            inner, roots = {i for x in some for i in x.inner}, {x.root for x in some}
+            change = partial(Setting.with_format, indices=sorted(inner), params=FP64_PARAMS)
+            made = [equations[i] for i in roots if not own & (inner | roots)]
+            cause = max(made, key=lambda e: e.inherited, default=None)
+            yield Fix(text if some is line else f"{text}, everywhere", change, cause=cause)
+
+
+def _is_carried_in(context: Context) -> bool:
+    """Returns True if what went wrong may have been made by an operation before."""
+    if context.kind.name == "overflow" and context.group.equations:
+        return context.group.is_singular(context.fmt)
+    return context.kind.name == "nan" or context.kind.carried_in
+
+
+def _accumulates(context: Context, primitives: Collection[str] = ADDITIONS) -> bool:
+    """Returns True if the finding may be a running sum (of other primitives, a product): in a loop,
+    an addition to its own result of the iteration before, or to what no known operation has
+    computed."""
+    operands = context.causes.operands if context.causes is not None else {}
+    added = [e.index for e in context.group.equations if e.looped and e.primitive in primitives]
+    return any(not operand or i in operand for i in added for operand in operands.get(i, ()))
+
+
+def scale_power(equations: Equations, fmt: Format) -> int:
+    """Returns the exponent of the scale that puts the largest number a binade below overflow."""
+    top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
+    return math.floor(math.log2(float(fmt.max) / top)) - 1 if top > 0 else 0
+
+
+@register("wider_result", "format")
+def _wider_result(context: Context) -> Iterator[Fix]:
+    low, group = context.emulation, context.group
+    if context.kind.out_of_range and low.fmt in WIDER and not _accumulates(context):
+        other = format_params(WIDER[low.fmt], low.saturate)
+        change = partial(Setting.with_format, indices=group.indices, params=other)
+        yield Fix(f"{WIDER[low.fmt].name} for this {group.first.primitive}", change)
+
+
+@register("beyond_range", "format")
+def _beyond_range(context: Context) -> Iterator[Fix]:
+    """Yields float32 for every operation whose result the format can't hold.
+
+    An overflow is carried on: by a residual connection, for example, to all layers behind it.
+    """
+    own, beyond = set(context.group.indices), context.beyond
+    indices = {e.index for e in beyond}
+    if context.kind.name == "overflow" and own & indices and not indices <= own:
+        text, limits = described(beyond, context.equations), context.limits
+        yield widened(context.word, text, beyond)
+        if limits:  # a program that clamps to its dtype's maximum doesn't where it is float32
+            yield widened(context.word, text, beyond, limits=limits)
+
+
+@register("upstream", "format")
+def _upstream(context: Context) -> Iterator[Fix]:
+    """Yields float32 for the operation that made the error carried in, then for those up to it."""
+    path = error_path(context)
+    if context.causes is None or not path:
+        return
+    cause = path[-1] if len(path) > 1 else None
+    if cause is not None:
+        alike = like(cause, context.equations, "file", "line", "primitive", "direction")
+        text = f"the {cause.primitive} at line {cause.line}"
+        yield widened(context.word, text, alike, cause=cause)
+    if len(path) > 2:
+        found = with_exact(path[1:], context.equations)
+        yield widened(context.word, described(found, context.equations), found, cause=cause)
+    before = context.causes.before(path[0].index)
+    if len(before) > 1:
+        found = with_exact([*before, path[0]], context.equations)
+        yield widened(context.word, described(found, context.equations), found, cause=cause)
+        there = {(e.file, e.line) for e in found}
+        whole = [e for e in context.equations if (e.file, e.line) in there]
+        if len(whole) > len(found):
+            yield widened(context.word, described(whole, whole), whole, cause=cause)
+
+
+def error_path(context: Context) -> list[EquationStatistics]:
+    """Returns how an error carried in reached the finding (see :meth:`Causes.path`); none if the
+    error is made there."""
+    if context.causes is None or not context.kind.carried_in:
+        return []
+    worst = max(context.group.equations, key=lambda e: max(e.inherited, e.share("differ")))
+    return context.causes.path(worst.index)
+
+
+@register("float32", "format")
+def _float32(context: Context) -> Iterator[Fix]:
+    """Yields float32 for the operation, its line, its function and the optimizer."""
+    here, equations = context.group.first, context.equations
+    yielded: set[tuple[int, ...]] = set()
+    optimizer = here.direction == "optimizer"
+    for what, found in (
+        (f"this {here.primitive}", list(context.group.equations)),
+        (f"line {here.line}", like(here, equations, "file", "line", "direction")),
+        (f"line {here.line}, both ways", like(here, equations, "file", "line")),
+        (f"all of {here.name}", like(here, equations, "file", "function")),
+        ("the optimizer", like(here, equations, "direction") if optimizer else []),
+    ):
+        indices = tuple(e.index for e in found)
+        located = here.file is not None or len(found) == len(context.group.equations)
+        if indices and indices not in yielded and (located or optimizer):
+            yielded.add(indices)
+            yield widened(context.word, what, found)
+
+
+@register("float32_addition", "lost_updates")
+def _float32_addition(context: Context) -> Iterator[Fix]:
+    """Yields float32 for an addition whose result is a weight, a moment or an average."""
+    here, found = context.group.first, context.group.equations
+    text = f"this {here.primitive}, its result kept in {context.word}"
+    yield widened(context.word, text, found)
+    line = like(here, context.equations, "file", "line", "direction")
+    if here.file and len(line) > len(found):
+        yield widened(context.word, f"line {here.line}, its result kept in {context.word}", line)
+    if here.direction == "optimizer":  # what is added may be wrong too
+        yield widened(context.word, "the optimizer", like(here, context.equations, "direction"))
+
+
+def like(here: EquationStatistics, equations: Equations, *names: str) -> list[EquationStatistics]:
+    """Returns the equations of which the attributes ``names`` are those of ``here``."""
+    return [e for e in equations if all(getattr(e, n) == getattr(here, n) for n in names)]
+
+
+@register("scaled_result", "format")
+def _scaled_result(context: Context) -> Iterator[Fix]:
+    power = scale_power(context.group.equations, context.fmt)
+    if _accumulates(context):  # a scale only delays the overflow
+        return
+    limit = context.fmt.max_exponent - context.fmt.min_exponent  # larger ones leave no margin
+    located = context.group.first.file is not None
+    if context.kind.out_of_range and 0 < abs(power) <= limit and located:
+        change = partial(Setting.scaled, indices=context.group.indices, power=power)
+        yield Fix(f"scale its result by 2^{power}", change)
+
+
+@register("wider_format", "format")
+def _wider_format(context: Context) -> Iterator[Fix]:
+    low = context.emulation
+    if context.final and context.kind.out_of_range and low.fmt in WIDER:
+        other = format_params(WIDER[low.fmt], low.saturate)
+        everywhere = [e.index for e in context.equations]
+        change = partial(Setting.with_format, indices=everywhere, params=other)
+        yield Fix(f"{WIDER[low.fmt].name} throughout", change)

@@ -1,0 +1,181 @@
+"""Fixes: changes that might help a finding, and the kinds of them that a search tries."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ...formats import Format
+from .._run._equation_statistics import Equations, EquationStatistics
+from .._run._interpretations import TableEmulation
+from ._apply import Origin, apply_fix
+from ._causes import Causes
+from ._groups import Group
+from ._kinds import FindingKind
+from ._literals import Literal
+from ._rewrites import Rewrite
+
+
+@dataclasses.dataclass(frozen=True)
+class FixKind:
+    """One kind of change that a search tries.
+
+    Attributes:
+        name: in ``FIXES``.
+        runs: the runs it is for: ``"format"``, ``"policy"``, ``"recipe"``, ``"every_op"``, or
+            ``"constant"`` for the constants of a run in one format.
+        propose: yields fixes for a finding, the smallest change first.
+        combined_first: whether a pair takes this fix of a finding in preference to its others.
+    """
+
+    name: str
+    runs: tuple[str, ...]
+    propose: Callable[[Context], Iterator[Fix]]
+    combined_first: bool = False
+
+
+FIXES: dict[str, FixKind] = {}  # by name, in the order in which a search tries them
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fix:
+    """A change under which an audit measured the outputs' error; ``str(fix)`` describes it.
+
+    Attributes:
+        text: the description.
+        change: returns a setting, or the interpretation of a policy or recipe, with the change.
+        size: how many operations get a wider format, to order fixes of one finding; 0 if the
+            change is of another kind.
+        without: a narrower fix; this one is accepted only if that one is measurably worse.
+        indices: the operations that become float32.
+        limits: literals of the program's own narrow dtype that become float32's.
+        replaces: a constant and the number that takes its place.
+        undoes: whether nothing of a policy or recipe is left.
+        cause: where the error is made, if that isn't where the finding is.
+        kind: its entry in ``FIXES``.
+        origin: the arithmetic of the audit that tried it.
+    """
+
+    text: str
+    change: Callable[[Any], Any] = dataclasses.field(repr=False)
+    size: int = dataclasses.field(default=0, repr=False)
+    without: Fix | None = dataclasses.field(default=None, repr=False)
+    indices: tuple[int, ...] = dataclasses.field(default=(), repr=False)
+    limits: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    replaces: tuple[float, float] | None = dataclasses.field(default=None, repr=False)
+    undoes: bool = dataclasses.field(default=False, repr=False)
+    cause: EquationStatistics | None = dataclasses.field(default=None, repr=False)
+    kind: FixKind | None = dataclasses.field(default=None, repr=False)
+    origin: Origin | None = dataclasses.field(default=None, repr=False)
+
+    def apply(self, target: Any) -> Any:
+        """Returns ``target`` with this fix.
+
+        Fixes were tried on top of each other: ``Finding.error_after`` is the error with the fixes
+        of smaller ``Finding.order`` too (:meth:`Report.apply_fixes` applies all of them).
+
+        Args:
+            target: what was audited: a policy or a recipe, or the name of one; or a function. The
+                function that was audited, or the result of an earlier ``apply`` on it.
+
+        Returns:
+            A policy or recipe for a policy or recipe. For a function, a function that computes it
+            in the audited arithmetic with the fix. It composes with ``jit``. After an audit in one
+            format it takes arguments of the audited shapes, and can't be differentiated from
+            outside: audit ``jax.grad(f)``.
+
+        Raises:
+            TypeError: the audit ran under no policy or recipe, or the fix, a loss scale, changes
+                the program.
+            ValueError: the function isn't the one that was audited.
+
+        Example:
+            >>> import jax.numpy as jnp, scalewise as sw
+            >>> def norm(x):
+            ...     return jnp.sqrt(jnp.sum(x * x))
+            >>> x = jnp.full(4096, 16.0)
+            >>> worst = sw.audit(norm, "fp16", trials=3)(x).findings[0]
+            >>> str(worst.fix)
+            'ops.l2_norm in place of the root of a sum of squares'
+            >>> float(sw.emulate(norm, "fp16")(x)), float(worst.fix.apply(norm)(x))
+            (inf, 1024.0)
+        """
+        return apply_fix(self, target)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Context:
+    """The facts on which the fixes for a finding depend.
+
+    Attributes:
+        group: the finding's equations.
+        kind: of the finding.
+        now: the setting, or the interpretation of the policy or recipe, with earlier fixes.
+        low: the emulation of the format, or that interpretation.
+        equations: all of the program's.
+        gradients: the equations that a loss scale multiplies.
+        norms: the indices of each written-out norm's equations (see :func:`norms`).
+        rewrites: expressions that a function of JAX computes better.
+        masks: constants for masks of which the format holds one, but not the sum of two.
+        beyond: operations whose results exceed the format's maximum in float32 arithmetic.
+        limits: literals that are the largest number of the program's own narrow dtype, or its
+            negative.
+        final: whether smaller fixes, and pairs of them, were tried, so that another format for the
+            whole program may be.
+        literal: the constant that the finding is about.
+        causes: the dataflow between equations.
+        slight: whether the error may be that of many roundings, none of them worse than others.
+        fmt: the format.
+    """
+
+    group: Group
+    kind: FindingKind
+    now: Any
+    low: Any
+    equations: Equations
+    gradients: Equations = ()
+    norms: Sequence[tuple[int, ...]] = ()
+    rewrites: Sequence[Rewrite] = ()
+    masks: Sequence[float] = ()
+    beyond: Equations = ()
+    limits: Sequence[float] = ()
+    final: bool = False
+    literal: Literal | None = None
+    causes: Causes | None = None
+    slight: bool = False
+
+    @property
+    def word(self) -> str:
+        """The format that operations are widened to."""
+        return getattr(self.now, "word", "float32")
+
+    @property
+    def emulation(self) -> TableEmulation:
+        assert isinstance(self.low, TableEmulation)
+        return self.low
+
+    @property
+    def fmt(self) -> Format:
+        return self.emulation.fmt
+
+
+def register(name: str, *runs: str, combined_first: bool = False) -> Callable[[Any], Any]:
+    """Returns a decorator that registers a kind of fix; the function proposes the fixes."""
+
+    def add(propose: Callable[[Context], Iterator[Fix]]) -> Callable[[Context], Iterator[Fix]]:
+        FIXES[name] = FixKind(name, runs, propose, combined_first)
+        return propose
+
+    return add
+
+
+def proposals(run: str, context: Context) -> Iterator[Fix]:
+    """Yields the fixes of all kinds for a run, the smallest change of each kind first."""
+    for name, kind in FIXES.items():
+        if run in kind.runs and name not in getattr(context.low, "unwanted_fixes", ()):
+            for fix in kind.propose(context):
+                yield dataclasses.replace(fix, kind=kind)

@@ -1,0 +1,200 @@
+"""The kinds of findings: what identifies each, how its evidence reads, how a report shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+from ...formats import Format, Saturation
+from ...primitives import having
+from .._run._equation_statistics import EquationStatistics
+from ._groups import Group
+from ._thresholds import EXACT
+
+FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which a finding is an underflow, or a swamping
+# The same for the operands that a recipe rounds: in any program a few of them saturate, and small
+# ones are flushed.
+OPERANDS_SATURATED, OPERANDS_FLUSHED = 0.05, 0.2
+# A block's scale that is rounded down cuts at most a quarter of a number. A larger error is that of
+# numbers which outgrow a scale from earlier steps, or from shapes: then a few of them matter.
+OUTGROWN = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class FindingKind:
+    """One way in which an operation goes wrong.
+
+    Attributes:
+        name: ``Finding.kind``.
+        found: returns True if there is evidence, given a group and the ``saturate`` argument.
+        evidence: returns what happened, in one phrase with numbers.
+        out_of_range: whether numbers leave the format's range: formats with more range are tried.
+        event: whether the finding is listed, without a fix too, if much of the error is left.
+        carried_in: whether the error is made by operations before.
+        style: how a terminal shows the name, in rich's notation.
+        severe: whether the HTML page marks it as severe.
+    """
+
+    name: str
+    found: Callable[[Group, Saturation], bool]
+    evidence: Callable[[Group, Format], str]
+    out_of_range: bool = False
+    event: bool = False
+    carried_in: bool = False
+    style: str = "bold"
+    severe: bool = False
+
+
+INDICES = having("indexes")
+# How a primitive makes an infinity of finite numbers, other than by their size.
+SINGULAR = {
+    "log": "the logarithm of 0", "log1p": "the logarithm of 0", "rsqrt": "the inverse root of 0",
+    "pow": "a negative power of 0", "integer_pow": "a negative power of 0",
+    "atanh": "of 1 or -1", "erf_inv": "of 1 or -1", "lgamma": "of a pole", "digamma": "of a pole",
+}  # fmt: skip
+KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind with evidence
+
+
+def register(
+    name: str, found: Callable[[Group, Saturation], bool], **fields: bool | str
+) -> Callable[[Callable[[Group, Format], str]], Callable[[Group, Format], str]]:
+    """Returns a decorator that registers a kind, of which the function gives the evidence."""
+
+    def add(evidence: Callable[[Group, Format], str]) -> Callable[[Group, Format], str]:
+        KINDS[name] = FindingKind(name, found, evidence, **fields)  # pyright: ignore[reportArgumentType]
+        return evidence
+
+    return add
+
+
+def kind_of(group: Group, saturate: Saturation) -> FindingKind:
+    """Returns the first kind for which there is evidence."""
+    return next(kind for kind in KINDS.values() if kind.found(group, saturate))
+
+
+def exceeds(amax: float, fmt: Format) -> str:
+    """``exceeds FP16's maximum by 2^3.1 (largest value 2^19.1)``; numbers where it is less than
+    a twentieth of a binade."""
+    name, largest = fmt.name.upper(), float(fmt.max)
+    value, ratio = math.log2(amax), math.log2(amax / largest)
+    if ratio < 0.05:
+        return f"exceeds {name}'s maximum, {largest:.6g} (largest value {amax:.6g})"
+    return f"exceeds {name}'s maximum by 2^{ratio:.1f} (largest value 2^{value:.1f})"
+
+
+@register(
+    "nan", lambda g, _: g.total("nan") > 0,
+    out_of_range=True, event=True, style="bold red", severe=True,
+)  # fmt: skip
+def _nan(group: Group, fmt: Format) -> str:
+    count, elements = int(group.total("nan")), int(group.total("elements"))
+    return f"{count:,} of {elements:,} numbers are NaN, though no input is"
+
+
+def _too_large(group: Group, fmt: Format) -> str:
+    amax = max(e["amax"] for e in group.equations)
+    count = f"{int(group.total('overflowed')):,} of {int(group.total('elements')):,} numbers"
+    if amax <= float(fmt.max):
+        why = SINGULAR.get(group.first.primitive, "a division by 0")
+        return f"{count} are infinite, though no input is: {why}"
+    return f"{exceeds(amax, fmt)} in {count}"
+
+
+register(
+    "overflow", lambda g, saturate: g.total("overflowed") > 0 and saturate is False,
+    out_of_range=True, event=True, style="bold red", severe=True,
+)(_too_large)  # fmt: skip
+
+
+def _saturates(group: Group, saturate: Saturation) -> bool:
+    clipped = group.total("overflowed") > 0 and saturate is not False
+    outgrown = group.total("operands_saturated") and group.worst("introduced") > OUTGROWN
+    return bool(clipped or outgrown or group.share("operands_saturated") >= OPERANDS_SATURATED)
+
+
+@register(
+    "saturation", _saturates,
+    out_of_range=True, event=True, style="red", severe=True,
+)  # fmt: skip
+def _saturation(group: Group, fmt: Format) -> str:
+    if group.total("overflowed"):
+        return _too_large(group, fmt)
+    return f"{_of_operands(group, 'operands_saturated')} exceed the largest with their scale"
+
+
+def _of_operands(group: Group, name: str) -> str:
+    return f"{int(group.total(name)):,} of {int(group.total('operands')):,} numbers of its operands"
+
+
+def _operands_flushed(group: Group) -> bool:
+    return group.share("operands_flushed") >= OPERANDS_FLUSHED
+
+
+@register(
+    "underflow", lambda g, _: g.share("flushed") >= FLUSHED or _operands_flushed(g),
+    out_of_range=True, event=True, style="yellow",
+)  # fmt: skip
+def _underflow(group: Group, fmt: Format) -> str:
+    if _operands_flushed(group):  # then the products flushed are those of such operands
+        return f"{_of_operands(group, 'operands_flushed')} flushed to zero with their scale"
+    inverses = [e["reference_min_inverse"] for e in group.equations]
+    smallest = min((1 / x for x in inverses if x), default=0.0)
+    down = f" (smallest value 2^{math.log2(smallest):.1f})" if smallest else ""
+    elements = int(group.total("elements"))
+    return f"{int(group.total('flushed')):,} of {elements:,} numbers flushed to zero{down}"
+
+
+@register(
+    "decision", lambda g, _: g.total("differ") > 0, event=True, carried_in=True, style="yellow"
+)
+def _decision(group: Group, fmt: Format) -> str:
+    differ, decided = int(group.total("differ")), int(group.total("decided"))
+    return f"{differ:,} of {decided:,} {_decided(group)} differ from the reference run's"
+
+
+def _decided(group: Group) -> str:
+    if group.first.dtype == "bool":
+        return "comparisons"
+    return "indices" if group.first.primitive in INDICES else "integers"
+
+
+def _swamps(group: Group, saturate: Saturation) -> bool:
+    """Returns True if additions change nothing; outside of loops, if they don't cancel instead."""
+    accumulates = any(e.looped for e in group.equations)
+    return group.swamped >= SWAMPED and (accumulates or not group.cancels)
+
+
+@register("swamping", _swamps, event=True)
+def _swamping(group: Group, fmt: Format) -> str:
+    drift = max((e.drift for e in group.equations), key=abs)
+    share = f"{group.swamped:.0%}"
+    return f"{share} of additions change nothing; bias of the errors {drift:+.2f}"
+
+
+@register("cancellation", lambda g, _: g.cancels, carried_in=True)
+def _cancellation(group: Group, fmt: Format) -> str:
+    bits = max(e["bits"] for e in group.equations if e["cancelled"] or not group.cancels)
+    error = group.worst("inherited")
+    return f"{bits:.0f} of {fmt.precision} bits cancel; relative error left {error:.2g}"
+
+
+@register("amplified", lambda g, _: g.amplifies, carried_in=True)
+def _amplified(group: Group, fmt: Format) -> str:
+    error = group.worst("inherited")
+    return f"the error carried in is amplified {group.factor:.0f} times; relative error {error:.2g}"
+
+
+@register("precision", lambda *_: True)  # the last: what is left
+def _precision(group: Group, fmt: Format) -> str:
+    made, unit = group.worst("introduced"), float(fmt.eps) / 2
+    if made < EXACT * unit:
+        return made_here(max(group.equations, key=lambda e: e.inherited))
+    return f"error made here {made:.2g}, {made / unit:.2g} times half a unit in the last place"
+
+
+def made_here(equation: EquationStatistics) -> str:
+    """Returns how much of a result's error its own rounding makes."""
+    if equation.introduced > 0:
+        return f"error made here {equation.introduced:.2g}"
+    return f"no error made here, {equation.inherited:.2g} carried in"

@@ -1,0 +1,294 @@
+"""A check that needs no data: which constants of a program a format changes."""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..._check import checked
+from ..._jax import ShapedArray
+from ..._resolve import as_format
+from ..._types import PyTree
+from ...emulating import EXACT
+from ...formats import Format, FormatLike, Saturation
+from ...interpret import (
+    Applied,
+    Argument,
+    Boundary,
+    Equation,
+    Interpretation,
+    State,
+    Value,
+    is_float,
+    run,
+    trace,
+)
+from ...primitives import having
+from ...scaled import saturation
+from .._run._equation_statistics import direction_of
+
+SELECTS = having("selects") | {"where", "masked_fill"}  # torch's have their own names
+MOVES = EXACT - SELECTS  # move or negate elements of one operand
+
+CALLERS_SHOWN = 3
+ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+
+
+@dataclasses.dataclass(frozen=True)
+class Literal:
+    """A constant that a format changes by more than its last bits.
+
+    Attributes:
+        number: as written.
+        rounded: its value in the format.
+        what: "flushed to zero", "becomes 1", "becomes -1", "becomes infinite", "becomes NaN",
+            "saturates" or, if it is subnormal, "is off by 19.2%".
+        file, line, source: where it is first used.
+        primitive: the operation that uses it.
+        masks: whether it is a mask: an operand of select, max, min or clamp.
+        direction, scope: of that operation.
+        kind: the kind of a finding about it.
+        slight: whether it only loses bits, because it is subnormal in the format.
+        callers: ``path:line`` of each of the user's lines that call a library's ``file``.
+        function: the one that uses it.
+    """
+
+    number: float
+    rounded: float
+    what: str
+    file: str | None
+    line: int
+    source: str
+    primitive: str
+    masks: bool
+    direction: str
+    scope: str
+    kind: str = "precision"
+    slight: bool = False
+    callers: tuple[str, ...] = ()
+    function: str = ""
+
+    @property
+    def error(self) -> float:
+        """The relative error of the rounding."""
+        if math.isinf(self.number):
+            return math.inf
+        return abs(self.rounded - self.number) / abs(self.number)
+
+    @property
+    def called(self) -> str:
+        """``called at model.py:3``; "" for a line of the user's own."""
+        return called_at(self.callers)
+
+    @property
+    def where(self) -> str:
+        return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"
+
+    def __str__(self) -> str:
+        return f"{self.written} {self.what} ({self.rounded:.6g}) in {self.primitive}"
+
+    @property
+    def written(self) -> str:
+        """The number in as few digits as identify it."""
+        return written(self.number)
+
+
+def called_at(callers: Sequence[str]) -> str:
+    """``called at model.py:3, model.py:9 and 2 more``; "" without callers."""
+    shown = ", ".join(Path(c).name for c in callers[:CALLERS_SHOWN])
+    more = len(callers) - CALLERS_SHOWN
+    return f"called at {shown}" + (f" and {more} more" if more > 0 else "") if shown else ""
+
+
+def source_line(file: str | None, line: int) -> str:
+    return linecache.getline(file, line).strip() if file else ""
+
+
+def written(number: float) -> str:
+    """``1e-08`` also of a float32, whose float64 would be 9.99999993922529e-09."""
+    short = f"{number:.6g}"
+    single = np.float32(number)
+    if float(single) != number:
+        return repr(number)
+    return short if np.float32(short) == single else str(single)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Value:
+    """An array; its ``constant_value`` if every element is that literal of the program."""
+
+    data: Any
+    constant_value: float | None = dataclasses.field(default=None, metadata={"static": True})
+
+
+class _Constants(Interpretation):
+    """Interprets a program on plain arrays and records which operations use which constants."""
+
+    inline = True
+
+    def __init__(self, is_low: Callable[[ShapedArray], bool] = lambda aval: True):
+        self.is_low = is_low  # whether arrays of a type are in the format
+        self.uses: dict[tuple[str | None, int, str, float], list[Equation]] = {}
+        self.wide: set[tuple] = set()  # uses by a narrow operation that has them in a wider type
+
+    def lift(self, x: Argument, aval: ShapedArray) -> _Value:
+        return _Value(jnp.asarray(x))
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> _Value:
+        return _Value(jnp.asarray(x), float(x) if x.size == 1 else None)
+
+    def lower(self, value: _Value, aval: ShapedArray) -> jax.Array:
+        return value.data
+
+    def canonical(self, value: _Value, aval: ShapedArray, boundary: Boundary, equation: Equation):
+        return _Value(value.data)
+
+    def select(self, predicate: jax.Array, on_true: _Value, on_false: _Value) -> _Value:
+        return _Value(jnp.where(predicate, on_true.data, on_false.data))
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        outs = equation.bind(*[x.data if isinstance(x, _Value) else x for x in inputs])
+        constants = [
+            (x.constant_value, self.is_low(a))
+            for x, a in zip(inputs, equation.in_avals, strict=True)
+            if isinstance(x, _Value)
+        ]
+        numbers = [number if low else None for number, low in constants]
+        moves = equation.name in MOVES
+        kept = None
+        if (moves or equation.name == "convert_element_type") and len(numbers) == 1:
+            kept = numbers[0]
+        else:
+            if any(is_float(a) and self.is_low(a) for a in equation.out_avals):
+                numbers = [number for number, _ in constants]
+            file, line, _ = equation.source or (None, 0, "")
+            for number, (_, low) in zip(numbers, constants, strict=True):
+                if number is not None:
+                    use = (file, line, equation.name, number)
+                    self.uses.setdefault(use, []).append(equation)
+                    self.wide |= set() if low else {use}
+        return state, [
+            _Value(y, kept) if is_float(a) else y
+            for y, a in zip(outs, equation.out_avals, strict=True)
+        ]
+
+
+@checked
+def literals(f: Callable, fmt: FormatLike, *, saturate: Saturation = False) -> Callable:
+    """Finds the constants of ``f`` that a format turns into 0, 1, infinity, NaN, its largest number
+    or an inexact subnormal number.
+
+    Nothing is computed: arguments may be shapes (``jax.ShapeDtypeStruct``). A decay rate of 0.999
+    is 1 in bfloat16, an epsilon of 1e-8 is 0 in float16, ``finfo(float32).min`` is -inf in both.
+
+    Args:
+        f: any function of pytrees.
+        fmt: a format, or a name or dtype of one.
+        saturate: as for :func:`scalewise.round_to`.
+
+    Returns:
+        A function of ``f``'s arguments that returns a tuple of :class:`Literal`, in program order.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> def f(x):
+        ...     return x * 0.999 / (jnp.sqrt(x) + 1e-8)
+        >>> [str(c) for c in literals(f, "fp16")(jnp.ones(3))]
+        ['1e-08 flushed to zero (0) in add']
+        >>> [str(c) for c in literals(f, "bf16")(jnp.ones(3))]
+        ['0.999 becomes 1 (1) in mul']
+    """
+    fmt = as_format(fmt, "literals")
+    mode = saturation(saturate, fmt)
+
+    def check(*args: PyTree, **kwargs: PyTree) -> tuple[Literal, ...]:
+        return changed_and_masks(f, fmt, mode, args, kwargs)[0]
+
+    return check
+
+
+def changed_and_masks(
+    f: Callable,
+    fmt: Format,
+    saturate: Saturation,
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
+    is_low: Callable[[ShapedArray], bool] = lambda aval: True,
+) -> tuple[tuple[Literal, ...], tuple[float, ...]]:
+    """Returns the constants that a format changes, and masks that it holds, but not twice.
+
+    The second are operands of select, max, min or clamp of more than half the format's maximum,
+    ``finfo(float16).min`` for example: the sum of two overflows. Constants of types for which
+    ``is_low`` is False stay in float32, and don't count.
+    """
+    constants = _Constants(is_low)
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, ARRAYS)}
+
+    def interpret(arrays):
+        args, kwargs = tree.unflatten([arrays.get(i, x) for i, x in enumerate(leaves)])
+        program = trace(f, constants, args, kwargs, name="literals")
+        values = run(program, constants, ())[1]
+        return [v.data if isinstance(v, _Value) else v for v in values]
+
+    jax.eval_shape(interpret, arrays)
+    trained = any(use[0].direction == "backward" for use in constants.uses.values())
+    found = [
+        _literal(k, uses, fmt, saturate, trained, wide=k in constants.wide)
+        for k, uses in constants.uses.items()
+    ]
+    top = float(fmt.max)
+    masks = [x for *_, name, x in constants.uses if name in SELECTS and top / 2 < abs(x) <= top]
+    return tuple(x for x in found if x is not None), tuple(dict.fromkeys(masks))
+
+
+def _literal(
+    key, uses: Sequence[Equation], fmt: Format, saturate: Saturation, trained: bool, wide: bool
+) -> Literal | None:
+    file, line, primitive, number = key
+    if math.isnan(number) or number == 0:
+        return None
+    rounded = float(fmt.decode(fmt.encode(number, saturate=saturate)))
+    change = _change(number, rounded, fmt)
+    if change is None:
+        return None
+    what, kind, slight = change
+    if wide and kind == "precision":  # it's not rounded itself, but may be all of a result
+        return None
+    masks = primitive in SELECTS
+    source = source_line(file, line)
+    direction = direction_of(uses[0], trained)
+    place = (file, line, source, primitive, masks, direction, uses[0].scope)
+    callers = dict.fromkeys("{}:{}".format(*use.caller) for use in uses if use.caller)
+    function = uses[0].source[2] if uses[0].source else ""
+    return Literal(number, rounded, what, *place, kind, slight, tuple(callers), function)
+
+
+def _change(number: float, rounded: float, fmt: Format) -> tuple[str, str, bool] | None:
+    """Returns what happens to a constant, the kind of finding that it is, and whether it is slight;
+    None if only the last bits of a normal number change."""
+    if math.isnan(rounded):
+        return "becomes NaN", "overflow", False
+    if math.isinf(number):
+        return None
+    if math.isinf(rounded):
+        return "becomes infinite", "overflow", False
+    if rounded == 0:
+        return "flushed to zero", "underflow", False
+    if abs(rounded) == 1 and abs(number) != 1:
+        return f"becomes {rounded:.0f}", "precision", False
+    if abs(number) > float(fmt.max):
+        return "saturates", "saturation", False
+    error = abs(rounded / number - 1)
+    if abs(rounded) < float(fmt.smallest_normal) and error > float(fmt.eps):
+        return f"is off by {error:.1%}", "precision", True
+    return None

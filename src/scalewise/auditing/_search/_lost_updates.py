@@ -1,0 +1,158 @@
+"""Fixes for changes of carried state that are lost, which one call's outputs hardly show."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+from .._run._session import Outcome
+from ._findings import Finding, constant_finding
+from ._fixes import Context, Fix, proposals
+from ._groups import Group
+from ._kinds import KINDS
+from ._literals import Literal
+from ._measure import key_of, lost_updates
+from ._setting import Setting
+from ._thresholds import CHANGE_LOST, CHANGE_REGAINED, NOT_WORSE, UPDATES_LOST
+from ._trials import Trials
+from ._updates import Update, decays, lost_contributions, updates
+
+Measure = Callable[[Outcome], float]
+MOST = 12  # findings about lost changes: each takes up to four trials
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lost:
+    """One finding, what a fix must halve, the change that is lost in a sentence, and the constant
+    that loses it if there is one."""
+
+    what: Finding
+    group: Group
+    measure: Measure
+    change: str = ""
+    literal: Literal | None = None
+
+
+def search_lost_updates(search: Trials) -> None:
+    """Tries wider formats for what changes carried state, where its change is lost.
+
+    A fix is accepted for the change that it regains. Changes that no trial is left for are findings
+    without a fix.
+    """
+    seen: set[object] = {_key(x) for x in search.found}
+    for _ in range(MOST):
+        lost = next((x for x in _lost(search) if _key(x.what) not in seen), None)
+        if lost is None:
+            return
+        seen.add(_key(lost.what))
+        search.lost_changes += [lost.change] if lost.change else []
+        search.unfixed = [x for x in search.unfixed if x.equations != lost.what.equations]
+        if not _fixed(search, lost):
+            tried = search.trials > 0 and isinstance(search.current, Setting)
+            error = search.outcome.error
+            what = dataclasses.replace(
+                lost.what, tried=tried, error_before=float(error),
+                non_finite_before=error.non_finite,
+            )  # fmt: skip
+            search.found.append(what)
+
+
+def _key(what: Finding) -> object:
+    return what.equations or (what.file, what.line, what.evidence.partition(";")[0])
+
+
+def _lost(search: Trials) -> Iterator[_Lost]:
+    """Yields what is lost in the run so far: constants first, since they hide the rest."""
+    outcome, session = search.outcome, search.session
+    groups = search._groups(outcome)
+    kept = {old for old, _ in search.current.constants} if session.adjustable else set()
+    for literal, indices in decays(session, outcome, search.literals):
+        if literal.number not in kept:
+            what = constant_finding(literal)
+            text = f"{what.evidence}; it scales what the next call gets"
+            group = _group_of(groups, outcome, indices)
+            yield _Lost(
+                dataclasses.replace(what, evidence=text), group, _of(search, indices), text, literal
+            )
+    trained = session.steps > 1 or any(e.direction == "backward" for e in outcome.equations)
+    found = [x for x in updates(session, outcome) if x.lost and (trained or not x.whole or x.adds)]
+    for update in found:
+        if update.indices:
+            group = _group_of(groups, outcome, update.indices)
+            measure = _of(search, update.indices)
+            yield _Lost(_finding(search, group, update), group, measure, str(update))
+    for index in lost_contributions(outcome):
+        group = _group_of(groups, outcome, (index,))
+        yield _Lost(_finding(search, group), group, _swamped(group))
+    if lost_updates(outcome.equations) >= UPDATES_LOST:
+        for group in groups[::-1]:
+            e = group.first
+            if e.direction == "optimizer" and e.is_output and group.swamped >= UPDATES_LOST:
+                yield _Lost(_finding(search, group), group, lambda x: lost_updates(x.equations))
+
+
+def _group_of(groups: list[Group], outcome: Outcome, indices: tuple[int, ...]) -> Group:
+    """Returns the group of equations of one line that has some; else these alone."""
+    alone = Group(tuple(e for e in outcome.equations if e.index in indices))
+    return next((g for g in groups if set(indices) & set(g.indices)), alone)
+
+
+def _of(search: Trials, indices: tuple[int, ...]) -> Measure:
+    """Returns a function that measures the largest error among changes that equations make now;
+    with a fix others may make them."""
+    now = updates(search.session, search.outcome)
+    paths = {x.path for x in now if set(x.indices) & set(indices)}
+
+    def measure(outcome: Outcome) -> float:
+        found = updates(search.session, outcome)
+        return max((x.error for x in found if x.path in paths), default=0.0)
+
+    return measure
+
+
+def _swamped(group: Group) -> Measure:
+    def measure(outcome: Outcome) -> float:
+        here = [e for e in outcome.equations if e.index in group.indices]
+        return max((e.share("swamped") for e in here), default=0.0)
+
+    return measure
+
+
+def _finding(search: Trials, group: Group, update: Update | None = None) -> Finding:
+    what = search._finding(group)
+    parts = [KINDS["swamping"].evidence(group, search.fmt)] if group.swamped else []
+    parts += [str(update)] if update else []
+    return dataclasses.replace(what, kind="swamping", evidence="; ".join(parts) or what.evidence)
+
+
+def _fixed(search: Trials, lost: _Lost) -> bool:
+    """Accepts the first fix that regains the change; returns False if none does."""
+    before, error = lost.measure(search.outcome), search.outcome.error
+    if not isinstance(search.current, Setting):
+        return False
+    context = Context(
+        lost.group, KINDS[lost.what.kind], search.current, search.session.low,
+        search.outcome.equations, literal=lost.literal, causes=search._causes,
+    )  # fmt: skip
+    kind = "constant" if lost.literal else "lost_updates"
+    tried: list[tuple[Fix, Outcome]] = []
+    chosen: tuple[Fix, Outcome] | None = None
+    for fix in proposals(kind, context):
+        setting = fix.change(search.current)
+        after = search.results.get(key_of(setting))
+        if after is None and search.trials <= 0:
+            break
+        after = after or search._try(setting)
+        limit = NOT_WORSE * error.relative + float(search.fmt.eps)
+        if after.error.non_finite <= error.non_finite and after.error.relative <= limit:
+            tried.append((fix, after))
+            if lost.measure(after) <= CHANGE_REGAINED * before:
+                chosen = fix, after
+                break
+    if tried and lost.literal and before < CHANGE_LOST:  # the decay counts in later calls
+        chosen = chosen or tried[-1]
+    if chosen is None:
+        return False
+    found = dataclasses.replace(lost.what, fix=search._accepted(chosen[0]))
+    search._accept(*chosen, [found])
+    return True

@@ -1,0 +1,91 @@
+"""Comparisons of errors, and of settings and findings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from typing import Any
+
+from ...autoscaling import Boundaries
+from .._run._equation_statistics import Equations
+from .._run._session import OutputError
+from ._findings import Finding
+from ._setting import Setting
+
+ENOUGH = 0.5  # a fix that halves the error is accepted before wider ones are tried
+SLIGHT = 16.0  # up to so many eps, no fix may undo a whole policy or recipe
+CLEAR = 0.2  # where all operations round, a fix of one is accepted if it leaves a fifth
+MUCH = 0.05  # a fix that leaves a twentieth of the error is accepted before others are tried
+GAIN = 0.95  # a fix must cut the error by at least 5 %
+
+
+def lost_updates(equations: Equations) -> float:
+    """Returns the share of the optimizer's additions that change nothing, over a sample.
+
+    Only those count that make an output: weights, moments, averages. A decay that is too small
+    beside a gradient, say, doesn't keep the weights as they are.
+    """
+    found = [e for e in equations if e.direction == "optimizer" and e["added"] and e.is_output]
+    return sum(e["swamped"] for e in found) / max(sum(e["added"] for e in found), 1.0)
+
+
+def same(a: Finding, b: Finding) -> bool:
+    """Returns True if two findings concern the same operations, or the same constant."""
+    if a.equations or b.equations:
+        return a.equations == b.equations
+    return (a.file, a.line, a.evidence) == (b.file, b.line, b.evidence)
+
+
+def enough(after: OutputError, before: OutputError) -> bool:
+    """Returns True if hardly any of the error is left: no need to try more."""
+    return better(after, before, MUCH) and after.relative <= MUCH
+
+
+def key_of(setting: Any) -> Hashable:
+    """Returns a key that is equal for equal settings, or equal interpretations."""
+    if isinstance(setting, Setting):
+        return setting.formats.tobytes(), setting.constants
+    return setting.recipe if isinstance(setting, Boundaries) else setting
+
+
+def near(error: OutputError, floor: OutputError) -> bool:
+    """Returns True if the error is at most 1.5 times another, with no more non-finite numbers."""
+    return error.non_finite <= floor.non_finite and error.relative <= 1.5 * floor.relative + 1e-7
+
+
+def is_slight(error: OutputError, eps: float) -> bool:
+    """Returns True if an error may be that of a gradient, a sum of many roundings that cancels."""
+    return not error.non_finite and error.relative <= min(SLIGHT * eps, 0.25)
+
+
+def better(after: OutputError, before: OutputError, share: float) -> bool:
+    """Returns True if an error is at most ``share`` of another.
+
+    Non-finite numbers are compared first. Outputs that became finite with a relative error above 1
+    aren't better than non-finite ones.
+    """
+    if before.non_finite:
+        few = after.non_finite <= share * before.non_finite
+        return few and bool(after.non_finite or after.relative <= 1)
+    return after.non_finite == 0 and after.relative <= share * before.relative
+
+
+def fixed(what: Finding, order: int, before: OutputError, after: OutputError) -> Finding:
+    """Returns a finding with the errors that its fix changed, and the fix's position."""
+    return dataclasses.replace(
+        what,
+        order=order,
+        tried=True,
+        error_before=float(before),
+        error_after=float(after),
+        non_finite_before=before.non_finite,
+        non_finite_after=after.non_finite,
+    )
+
+
+def gain(what: Finding) -> tuple[int, float]:
+    """Returns how many numbers a fix made finite, and by how much it lowered the error."""
+    made_finite = what.non_finite_before - what.non_finite_after
+    if what.non_finite_before or not what.error_before:
+        return made_finite, 0.0
+    return made_finite, what.error_before - what.error_after

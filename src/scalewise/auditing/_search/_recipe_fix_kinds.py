@@ -1,0 +1,195 @@
+"""The kinds of fixes of a run under a policy or a recipe, in the order in which they are tried."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from ...autocasting import Autocast, Rule
+from ...autoscaling import Boundaries, EveryOp, scope_parts
+from ...formats import BF16, E4M3FN, E5M2, E8M0, FP16, FP32, BlockFormat, Format
+from ...interpret import Interpretation
+from ...scaled import Amax, Mx
+from .._run._equation_statistics import Equations, EquationStatistics, is_ambiguous
+from .._run._interpretations import TableEmulation
+from .._run._loss_scale import LossScaled, autocast_of
+from .._run._specialize import nominal_format, of_recipe
+from ._fix_kinds import error_path, like
+from ._fixes import Context, Fix, register
+
+FLOAT32_ERROR = 2.0**-20  # relative errors up to this are those of operations in float32
+OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
+OTHER = {FP16: BF16, BF16: FP16}
+
+
+def run_of(low: Interpretation) -> str | None:
+    """Returns which of the runs in ``FixKind.runs`` this is; None for one without fixes."""
+    match low:
+        case TableEmulation():
+            return "format"
+        case Autocast() | LossScaled():
+            return "policy"
+        case EveryOp():
+            return "every_op"
+        case Boundaries():
+            return "recipe"
+    return None
+
+
+def _places(context: Context) -> list[tuple[EquationStatistics, EquationStatistics | None]]:
+    """Returns operations for which an exception may help, each with its ``Fix.cause``: the one that
+    made an error carried in, and the finding's."""
+    causes = error_path(context)[1:][-1:]
+    return [*((cause, cause) for cause in causes), (context.group.first, None)]
+
+
+def _undoes_everything(context: Context, affected: Equations) -> bool:
+    """Returns True if float32 for some operations leaves nothing of a policy or recipe: that
+    removes any error, and says nothing about its cause."""
+    rounded = {e.index for e in context.equations if e.introduced > FLOAT32_ERROR}
+    return rounded <= {e.index for e in affected}
+
+
+def _is_worth_it(context: Context, undoes: bool) -> bool:
+    """Returns False for a fix that undoes a policy or recipe whose error is slight."""
+    return not undoes or not context.slight or context.kind.out_of_range
+
+
+# -- policies -------------------------------------------------------------------------------------
+
+
+@register("rule", "policy")
+def _rule(context: Context) -> Iterator[Fix]:
+    """Yields rules: float32 for a primitive of a function, then for the function."""
+    for here, cause in _places(context):
+        bare = here.function.rpartition(".")[2]
+        function = here.function if is_ambiguous(bare) else bare or None
+        alike = like(here, context.equations, "primitive", "function")
+        text = f"Rule('full', primitive={here.primitive!r}, function={function!r})"
+        rules = [(text, Rule("full", primitive=here.primitive, function=function), alike)]
+        if function is not None:
+            rule = Rule("full", function=function)
+            alike = like(here, context.equations, "function")
+            rules.append((f"Rule('full', function={function!r})", rule, alike))
+        for size, (text, rule, affected) in enumerate(rules, 1):
+            undoes = _undoes_everything(context, affected)
+            if _is_worth_it(context, undoes):
+                change = partial(_with_rule, rule=rule)
+                yield Fix(text, change, size, cause=cause, undoes=undoes)
+
+
+@register("compute", "policy")
+def _compute(context: Context) -> Iterator[Fix]:
+    if context.kind.out_of_range and nominal_format(context.now) == FP16:
+        yield Fix("c=bf16 in the policy", partial(_with_policy, compute=jnp.bfloat16))
+
+
+def _with_rule(low: Autocast | LossScaled, rule: Rule) -> Autocast | LossScaled:
+    return _with_policy(low, rules=(rule, *autocast_of(low).policy.rules))
+
+
+def _with_policy(low: Autocast | LossScaled, **fields: Any) -> Autocast | LossScaled:
+    own = autocast_of(low)
+    own = dataclasses.replace(own, policy=dataclasses.replace(own.policy, **fields))
+    return dataclasses.replace(low, low=own) if isinstance(low, LossScaled) else own
+
+
+# -- recipes --------------------------------------------------------------------------------------
+
+
+@register("scaling", "recipe")
+def _scaling(context: Context) -> Iterator[Fix]:
+    if context.now.recipe.scaling.source != "amax":
+        yield _recipe(context, "scaling=Amax()", scaling=Amax())
+
+
+@register("rounding_of_scales", "recipe")
+def _rounding_of_scales(context: Context) -> Iterator[Fix]:
+    """Yields block scales that are rounded up, so that no number saturates."""
+    recipe, own = context.now.recipe, context.now.recipe.scaling.of_blocks() or Mx()
+    powers = isinstance(recipe.forward, BlockFormat) and recipe.forward.scale == E8M0
+    if (
+        recipe.products is None
+        and powers
+        and isinstance(own, Mx)
+        and own.exponent not in ("ceil", "rceil")
+    ):
+        yield _recipe(context, "scaling=Mx('rceil')", scaling=Mx("rceil"))
+
+
+@register("keep", "recipe", "every_op")
+def _keep(context: Context) -> Iterator[Fix]:
+    """Yields float32 for the primitive, for the innermost scope around it and for the outermost,
+    of which the one with the fewest operations comes first."""
+    for here, cause in _places(context):
+        parts = scope_parts(here.scope)
+        fixes = []
+        for name in dict.fromkeys((here.primitive, *parts[-1:], *parts[:1])):
+            kept = [e for e in context.equations if name in (e.primitive, *scope_parts(e.scope))]
+            undoes = _undoes_everything(context, kept)
+            if not _is_worth_it(context, undoes):
+                continue
+            change = partial(_with_exception, name=name)
+            text = f"keep={{{name!r}: FP32}} in the recipe"
+            fixes.append(Fix(text, change, len(kept), cause=cause, undoes=undoes))
+        yield from sorted(fixes, key=lambda fix: fix.size)
+
+
+@register("operands", "recipe")
+def _operands(context: Context) -> Iterator[Fix]:
+    backward = context.group.first.direction == "backward"
+    operands = "backward" if backward else "forward"
+    if context.now.recipe.products is not None:  # each operand has a format of its own
+        return
+    fmt = getattr(context.now.recipe, operands)
+    rounded = [
+        e for e in context.equations if e["operands"] and backward <= (e.direction == "backward")
+    ]
+    for other in OPERANDS.get(fmt, ()) if isinstance(fmt, Format) else (FP16,) if fmt else ():
+        fix = _recipe(context, f"{operands}={other.name}", **{operands: other})
+        yield dataclasses.replace(fix, size=len(rounded))
+
+
+@register("arithmetic", "every_op")
+def _arithmetic(context: Context) -> Iterator[Fix]:
+    if context.now.recipe.arithmetic != "float32":
+        yield _recipe(context, "arithmetic='float32'", arithmetic="float32")
+
+
+@register("rescale", "every_op")
+def _rescale(context: Context) -> Iterator[Fix]:
+    for measure in ("max", "l2"):
+        if context.now.recipe.rescale != measure:
+            yield _recipe(context, f"rescale={measure!r}", rescale=measure)
+
+
+@register("residuals", "recipe", "every_op")
+def _residuals(context: Context) -> Iterator[Fix]:
+    other = OTHER.get(context.now.recipe.residuals)
+    if other is not None:
+        yield _recipe(context, f"residuals={other.name}", residuals=other)
+
+
+@register("rounds", "every_op")
+def _rounds(context: Context) -> Iterator[Fix]:
+    """Yields float32 for values in flight."""
+    if not context.now.recipe.keep:  # an exception for one `rounds` may not apply under another
+        plain = {"rounds": "boundaries", "rescale": None, "arithmetic": "float32"}
+        yield _recipe(context, "rounds='boundaries'", **plain)
+
+
+def _recipe(context: Context, text: str, **fields: Any) -> Fix:
+    cause = _places(context)[0][1]
+    return Fix(f"{text} in the recipe", partial(_with_fields, **fields), cause=cause)
+
+
+def _with_fields(low: Boundaries | EveryOp, **fields: Any) -> Interpretation:
+    return of_recipe(dataclasses.replace(low.recipe, **fields))
+
+
+def _with_exception(low: Boundaries | EveryOp, name: str) -> Interpretation:
+    return _with_fields(low, keep=((name, FP32), *low.recipe.keep))

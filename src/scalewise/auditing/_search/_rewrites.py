@@ -1,0 +1,166 @@
+"""Expressions that lose digits or overflow where a function of JAX computes the same does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from ..._jax import jex
+from ...interpret import Equation
+from ...primitives import having
+from .._run._gradients import Operands
+from ._norms import is_square
+
+SUMS = having("adds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewrite:
+    """An expression and what may take its place.
+
+    Its inner operations are then computed without rounding, and the last one rounds: that is the
+    function's result within half a unit in the last place.
+
+    Attributes:
+        text: ``log1p(x) in place of log(1 + x)``.
+        inner: the indices of the operations before the last.
+        root: the index of the last.
+    """
+
+    text: str
+    inner: tuple[int, ...]
+    root: int
+
+
+def rewrites(equations: Sequence[Equation], operands: Operands) -> list[Rewrite]:
+    """Returns the expressions of a program that a function of JAX computes better.
+
+    Args:
+        equations: the recorded equations by index.
+        operands: by equation and operand, the equations that the operand comes from.
+    """
+    finder = _Finder(equations, operands)
+    return [found for root in range(len(equations)) for found in finder.at(root)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Finder:
+    equations: Sequence[Equation]
+    operands: Operands
+
+    def name(self, index: int) -> str:
+        return self.equations[index].name
+
+    def sources(self, index: int) -> list[int]:
+        """Returns the equations that an equation's operands come from."""
+        return [i for operand in self.operands.get(index, ()) for i in operand]
+
+    def constant(self, index: int) -> float | None:
+        """Returns the literal among an equation's operands; None if there is none."""
+        atoms = self.equations[index].eqn.invars
+        literals = [x.val for x in atoms if isinstance(x, jex.Literal) and np.size(x.val) == 1]
+        return float(literals[0]) if literals else None
+
+    def at(self, root: int) -> Iterator[Rewrite]:
+        """Yields the expressions that end at an equation."""
+        sources = self.sources(root)
+        match self.name(root):
+            case "log":
+                yield from self._logarithm(root, sources)
+            case "sub" if self.constant(root) == 1:
+                for i in sources:
+                    if self.name(i) == "exp":
+                        yield Rewrite("expm1(x) in place of exp(x) - 1", (i,), root)
+            case "sqrt":
+                for i in sources:
+                    parts = self.sources(i)
+                    squares = [j for j in parts if is_square(self.equations[j])]
+                    if self.name(i) in SUMS and len(squares) > 1:
+                        yield Rewrite("hypot in place of sqrt(x * x + y * y)", (*squares, i), root)
+            case "sub":
+                yield from self._variance(root)
+            case "div":
+                yield from self._softmax(root)
+
+    def _logarithm(self, root: int, sources: Sequence[int]) -> Iterator[Rewrite]:
+        for i in sources:
+            exponentials = [j for j in self.sources(i) if self.name(j) == "exp"]
+            sigmoids = [j for j in self.sources(i) if self.name(j) == "logistic"]
+            inner = (*exponentials, i)
+            if self.name(i) == "logistic":
+                yield Rewrite("log_sigmoid(x) in place of log(sigmoid(x))", (i,), root)
+            elif self.name(i) == "sub" and self.constant(i) == 1 and sigmoids:
+                text = "log_sigmoid(-x) in place of log(1 - sigmoid(x))"
+                yield Rewrite(text, (*sigmoids, i), root)
+            elif self.name(i) == "sub" and self.constant(i) == 1:
+                yield Rewrite("log1p(-x) in place of log(1 - x)", (i,), root)
+            elif self.name(i) == "reduce_sum":
+                yield from self._sum_of_exponentials(root, i)
+            elif self.name(i) in ("div", "mul") and self.constant(i) is not None:
+                sums = [j for j in self.sources(i) if self.name(j) == "reduce_sum"]
+                for total in sums:
+                    yield from self._sum_of_exponentials(root, total, (i,))
+            elif self.name(i) == "reduce_prod" and exponentials:
+                yield Rewrite("sum(x) in place of log(prod(exp(x)))", inner, root)
+            elif self.name(i) in SUMS and self.constant(i) == 1 and exponentials:
+                yield Rewrite("softplus(x) in place of log(1 + exp(x))", inner, root)
+            elif self.name(i) in SUMS and self.constant(i) == 1:
+                yield Rewrite("log1p(x) in place of log(1 + x)", (i,), root)
+            elif self.name(i) in SUMS and len(exponentials) > 1:
+                text = "logaddexp(x, y) in place of log(exp(x) + exp(y))"
+                yield Rewrite(text, inner, root)
+            elif self.name(i) == "div" and any(self.name(j) == "exp" for j in self.sources(i)):
+                sums = [j for j in self.sources(i) if self.name(j) == "reduce_sum"]
+                inner = (*exponentials, *sums, i)
+                yield Rewrite("log_softmax(x) in place of log(softmax(x))", inner, root)
+
+    def _sum_of_exponentials(
+        self, root: int, total: int, mean: tuple[int, ...] = ()
+    ) -> Iterator[Rewrite]:
+        """Yields the logarithm of a sum or mean of exponentials, or of their multiples."""
+        what, less = ("mean", " - log(n)") if mean else ("sum", "")
+        parts = self.sources(total)
+        exponentials = [j for j in parts if self.name(j) == "exp"]
+        if exponentials:
+            text = f"logsumexp(x){less} in place of log({what}(exp(x)))"
+            yield Rewrite(text, (*exponentials, total, *mean), root)
+        for product in (j for j in parts if self.name(j) == "mul"):
+            exponentials = [j for j in self.sources(product) if self.name(j) == "exp"]
+            if exponentials:
+                text = f"logsumexp(x, b=w){less} in place of log({what}(w * exp(x)))"
+                yield Rewrite(text, (*exponentials, product, total, *mean), root)
+
+    def _softmax(self, root: int) -> Iterator[Rewrite]:
+        """Yields exponentials over their sum, unless a maximum is subtracted before."""
+        parts = self.operands.get(root, ())
+        if len(parts) != 2 or not all(parts):
+            return
+        exponential, total = parts[0][0], parts[1][0]
+        if self.name(exponential) != "exp" or self.name(total) != "reduce_sum":
+            return
+        shifted = any(self.name(i) == "sub" for i in self.sources(exponential))
+        if exponential in self.sources(total) and not shifted:
+            text = "softmax(x) in place of exp(x) / sum(exp(x))"
+            yield Rewrite(text, (exponential, total), root)
+
+    def _variance(self, root: int) -> Iterator[Rewrite]:
+        """Yields the mean of the squares minus the square of the mean."""
+        parts = self.operands.get(root, ())
+        if len(parts) != 2 or not all(parts):
+            return
+        mean_of_squares, square = parts[0][0], parts[1][0]
+        inner, at = [mean_of_squares], mean_of_squares
+        while self.name(at) in ("div", "mul", "reduce_sum") and not is_square(self.equations[at]):
+            before = self.sources(at)
+            if not before:
+                return
+            at = before[0]
+            inner.append(at)
+        summed = any(self.name(i) == "reduce_sum" for i in inner)
+        if summed and is_square(self.equations[at]) and is_square(self.equations[square]):
+            means = [i for i in self.sources(square) if self.name(i) in ("div", "mul")]
+            sums = [j for i in means for j in self.sources(i) if self.name(j) == "reduce_sum"]
+            text = "the mean of squared deviations in place of E[x^2] - E[x]^2"
+            yield Rewrite(text, (*inner, square, *means, *sums), root)

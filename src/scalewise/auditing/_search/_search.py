@@ -1,0 +1,440 @@
+"""The search for fixes that help: each is applied, the program run again, its error measured."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from .._run._equation_statistics import EquationStatistics
+from .._run._session import Outcome, OutputError
+from ._causes import DEPTH
+from ._findings import Finding, constant_finding
+from ._fixes import Context, Fix, proposals
+from ._groups import Group
+from ._joint import JointFixes
+from ._kinds import KINDS, made_here
+from ._literals import Literal
+from ._lost_updates import search_lost_updates
+from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, same
+from ._norms import norms
+from ._pairs import RESERVE, Failed
+from ._recipe_fix_kinds import run_of
+from ._thresholds import AMPLIFIED_SHOWN, UNUSABLE
+
+# The errors of many operations add up to some roundings of the output. Below these multiples of one
+# an operation's own rounding isn't a finding: without others, and beside others.
+FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
+BEFORE_WIDEST = 2  # fixes of a finding that may fail before the widest is tried
+# Of an error that many roundings may add up to, fewer additions that change nothing aren't a cause.
+MANY_SWAMPED = 0.5
+EVENT = 1e5  # the weight from which numbers overflow, or become NaN
+UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
+UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
+
+
+@dataclasses.dataclass
+class Search(JointFixes):
+    """Tries fixes for constants and findings, the most promising first."""
+
+    def run(self, start: Outcome) -> OutputError:
+        """Searches until no fix helps or no trials are left; returns the error with all fixes."""
+        self.outcome = start
+        by_table, low = self.session.adjustable, self.session.low
+        self.current = self._start() if by_table else low
+        self.tried[key_of(self.current)] = start.error
+        if self.trials <= 0 or run_of(low) is None:
+            shown = self._groups(start)[:UNTRIED_SHOWN]
+            self.unfixed += [self._finding(g) for g in shown]
+            return start.error
+        self.reserve = min(RESERVE, self.trials // 3)
+        if by_table:
+            float32 = self.current.widened(range(len(self.current.formats)))
+            for literal in self.literals:
+                float32 = float32.with_constant(literal.number, literal.number)
+            float32 = float32.without_limits(self._limits)
+            self.results[key_of(float32)] = outcome = self._try(float32)
+            self.float32_error = outcome.error
+            self.beyond = self._beyond(outcome)
+        self._search_findings()
+        paired = True
+        while paired and self.trials > 0 and not self._done and not self._is_small:
+            paired = self._try_pairs() or self._try_lines()
+            self.reserve, self.final = 0, not paired
+            self._search_findings()
+        search_lost_updates(self)
+        self.found.sort(key=_order, reverse=True)
+        if not self._done and not self._is_small:
+            self._list_unfixed()
+        self.unfixed.sort(key=lambda x: not x.tried)
+        return self.outcome.error
+
+    def _beyond(self, wide: Outcome) -> set[int]:
+        """Returns the narrow operations whose float32 results the format rounds to infinity."""
+        half = 2.0 ** (self.fmt.max_exponent - self.fmt.mantissa_bits - 1)
+        stays_wide = self.session.lockstep.stays_wide
+        return {
+            e.index for e in wide.equations
+            if e["amax"] > float(self.fmt.max) + half and not stays_wide(wide.recorded[e.index])
+        }  # fmt: skip
+
+    @property
+    def _limits(self) -> list[float]:
+        return sorted(self.session.lockstep.limits)
+
+    def _is_worth_trying(self, group: Group, what: Finding) -> bool:
+        """Returns False for a finding whose error is that of any program in the format."""
+        error = self.outcome.error
+        if self._is_small and run_of(self.session.low) != "format":
+            return group.weight(self.fmt) >= EVENT
+        if what.kind == "swamping" and self._is_small and group.swamped < MANY_SWAMPED:
+            return False
+        if KINDS[what.kind].event or error.non_finite:
+            return group.weight(self.fmt) >= EVENT or not self._is_least(error)
+        few = MANY_ROUNDINGS if self.found else FEW_ROUNDINGS
+        return error.relative > few * self._rounding
+
+    def _search_findings(self) -> None:
+        """Tries fixes for constants, then for one finding after another, the heaviest first, until
+        the error is near that of float32; starts over after each fix that is accepted."""
+        self._search_constants()
+        tried: set[tuple[int, ...]] = set()
+        failures: collections.Counter[str] = collections.Counter()  # so that directions alternate
+        while self.trials > self.reserve and not near(self.outcome.error, self.float32_error):
+            found = self._groups(self.outcome)
+            fresh = [g for g in found if g.indices not in tried]
+            if not fresh:
+                break
+            group = min(fresh, key=lambda g: failures[g.first.direction])
+            what = self._finding(group)
+            tried.add(group.indices)
+            if not self._is_worth_trying(group, what):
+                continue
+            failures[what.direction] += 1
+            if self._try_fixes(what, self._fixes(group, what)):
+                tried.clear()
+                failures.clear()
+                self._search_constants()
+
+    def _search_constants(self) -> None:
+        """Tries fixes for the constants that the format changes and that have none yet."""
+        done = {(x.file, x.line, x.evidence) for x in self.found}
+        for literal in self.literals if self.session.adjustable else ():
+            what = constant_finding(literal)
+            if literal.slight and not (self.final or self._explains_error(literal)):
+                continue
+            if near(self.outcome.error, self.float32_error):
+                return
+            if literal.masks and not self.outcome.error.non_finite:
+                continue  # infinite as a mask is meant to be
+            if (what.file, what.line, what.evidence) not in done:
+                context = self._context(Group(()), what)
+                context = dataclasses.replace(context, literal=literal)
+                clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
+                self._try_fixes(what, proposals("constant", context), clear)
+
+    def _explains_error(self, literal: Literal) -> bool:
+        """Returns True if all of the error may be that of a constant."""
+        error = self.outcome.error
+        small = self._is_harmless or error.non_finite
+        return not small and error.relative <= 2 * literal.error
+
+    def _fixes(self, group: Group, what: Finding) -> Iterator[Fix]:
+        gradients = [e for e in self.outcome.equations if e.index in self.session.loss_scaled]
+        written = (
+            norms(self.session.lockstep.recorded, self._operands) if self.session.adjustable else ()
+        )
+        context = self._context(group, what)
+        replaced = dict(self.current.constants) if self.session.adjustable else {}
+        masks = [number for number in self.masks if number not in replaced]
+        context = dataclasses.replace(
+            context, gradients=gradients, norms=written, rewrites=self._rewrites, masks=masks,
+            beyond=[e for e in self.outcome.equations if e.index in self.beyond],
+            limits=self._limits,
+            slight=self._is_slight,
+        )  # fmt: skip
+        return proposals(run_of(self.session.low) or "", context)
+
+    def _context(self, group: Group, what: Finding) -> Context:
+        low, equations = self.session.low, self.outcome.equations
+        kind, causes = KINDS[what.kind], self._causes
+        return Context(group, kind, self.current, low, equations, final=self.final, causes=causes)
+
+    def _list_unfixed(self) -> None:
+        """Appends events without a fix to the findings: the error that is left has a cause too."""
+        left: list[Finding] = []
+        for group in self._groups(self.outcome)[:UNFIXED_SHOWN]:
+            what = self._finding(group)
+            if KINDS[what.kind].event and (not self._is_slight or group.weight(self.fmt) >= EVENT):
+                error = self.outcome.error
+                tried = any(x.equations == what.equations for x in self.unfixed)
+                what = dataclasses.replace(
+                    what, error_before=float(error), non_finite_before=error.non_finite, tried=tried
+                )
+                left.append(what)
+                self.unfixed = [x for x in self.unfixed if x.equations != what.equations]
+        self.found += sorted(left, key=lambda x: not x.tried)
+
+    def _try_fixes(self, what: Finding, changes: Iterator[Fix], clear: float = CLEAR) -> bool:
+        """Accepts the fix that helps most for its cost; returns False if none helps enough.
+
+        Of an error that many roundings may add up to it must leave at most the share ``clear``.
+        """
+        before = self.outcome.error
+        tried: list[tuple[Fix, OutputError]] = []
+        helped: list[tuple[Fix, Outcome]] = []
+        options = list(changes)
+        pending, probe = list(options), None
+        before_widest = 0 if self.failed else BEFORE_WIDEST
+        while pending:
+            if len(tried) >= before_widest and not helped and probe is None:
+                probe = max(pending, key=lambda fix: fix.size)
+                if probe.size:
+                    pending = [probe, *(fix for fix in pending if fix is not probe)]
+            fix = pending.pop(0)
+            setting = fix.change(self.current)
+            after = self.results.get(key_of(setting))
+            if after is None:
+                if self.trials <= 0 or key_of(setting) in self.tried:
+                    continue
+                after = self._try(setting)
+            tried.append((fix, after.error))
+            helps = better(after.error, before, GAIN) and self._beats_narrower(fix, after)
+            if helps:
+                helped.append((fix, after))
+            if fix is probe and not helps:  # what is part of it won't help either
+                pending = [x for x in pending if not x.size or not _is_part_of(x, fix)]
+            if helps and fix is not probe and self._is_enough(helped, before):
+                break
+        what = dataclasses.replace(what, tried=bool(tried))
+        best = self._best(helped)
+        last = self.final and not self.found
+        required = clear if self._is_small else GAIN if last else ENOUGH
+        if best and not better(best[1].error, before, required):
+            # it helps a little: kept for the final pass, since a pair may do more
+            self.results[key_of(best[0].change(self.current))] = best[1]
+            best = None
+        if best:
+            best = self._fewer_lines(*best)
+            if self._is_like_any_rounding(what, best[0]):
+                best = None
+        if best is None:
+            if tried:
+                self.failed.append(Failed(what, tuple(options), tuple(tried), self.current, before))
+            if tried or not any(same(what, x) for x in self.unfixed):
+                self.unfixed = [x for x in self.unfixed if not same(what, x)] + [what]
+            return False
+        fix, after = best
+        what = self._at_cause(what, fix)
+        found = self._faults(what, fix) or [dataclasses.replace(what, fix=self._accepted(fix))]
+        if len(found) == 1:
+            cause = self._decided_after(found[0], fix, after) or self._amplified_after(
+                found[0], fix
+            )
+            found = [dataclasses.replace(cause, fix=found[0].fix)]
+        self._accept(fix, after, found)
+        return True
+
+    def _is_enough(self, helped: Sequence[tuple[Fix, Outcome]], before: OutputError) -> bool:
+        """Returns True if no other fix can leave much less error than the last one.
+
+        A format with more range and fewer digits makes numbers finite too, but leaves an error of
+        more than a rounding. It is the last to be tried only if another fix leaves as much.
+        """
+        *others, last = (after.error for _, after in helped)
+        if self._is_least(last):
+            return True
+        rounds = not before.non_finite or last.relative <= FEW_ROUNDINGS * self._rounding
+        return enough(last, before) and (rounds or any(near(x, last) for x in others))
+
+    def _is_like_any_rounding(self, what: Finding, fix: Fix) -> bool:
+        """Returns True if the error is that of any program, and a fix says nothing about its cause.
+
+        That is a fix which rounds the outputs less, which leaves nothing that rounds, or which
+        needs several lines of whose errors none is amplified: wider formats for enough operations
+        remove any error.
+        """
+        if not fix.indices or not self._is_small or KINDS[what.kind].event:
+            return False
+        slight = float(self.fmt.eps) * 2.0**-10
+        rounded = {e.index for e in self.outcome.equations if e.introduced > slight}
+        outputs = {e.index for e in self.outcome.equations if e.is_output}
+        return (
+            rounded <= {*fix.indices}
+            or not outputs.isdisjoint(fix.indices)
+            or (len(self._by_line(fix)) > 1 and self._at_cause(what, fix).kind == "precision")
+        )
+
+    def _undoes(self, fix: Fix) -> bool:
+        """Returns True if a fix leaves nothing of the format, policy or recipe."""
+        return fix.undoes or {e.index for e in self.outcome.equations} <= {*fix.indices}
+
+    def _best(self, helped: Sequence[tuple[Fix, Outcome]]) -> tuple[Fix, Outcome] | None:
+        """Returns the cheapest of the fixes that help almost as much as the best one; of those that
+        make numbers finite, all that leave an error of a rounding or less do.
+
+        One that leaves nothing of the format, policy or recipe is chosen only if no other makes the
+        outputs usable.
+        """
+        if not helped:
+            return None
+        before = self.outcome.error
+        limit = UNUSABLE
+        parts = [
+            (fix, after)
+            for fix, after in helped
+            if not self._undoes(fix) and better(after.error, before, ENOUGH)
+            if float(after.error) < limit
+        ]
+        helped = parts or helped
+        least = min(after.error for _, after in helped)
+        rounding = FEW_ROUNDINGS * self._rounding if self.outcome.error.non_finite else 0.0
+        close = [
+            (fix, after)
+            for fix, after in helped
+            if after.error.non_finite <= least.non_finite
+            and (
+                after.error.relative <= max(2 * least.relative, rounding)
+                or self._is_least(after.error)
+            )
+        ]
+        return min(close, key=lambda x: x[0].size)
+
+    def _at_cause(self, what: Finding, fix: Fix) -> Finding:
+        """Returns the finding where the error is made, if the fix is there and not here."""
+        if fix.kind is not None and fix.kind.name == "loss_scale":
+            return self._smallest_gradients(what)
+        wide = [e for e in self.outcome.equations if e.index in set(fix.indices)]
+        cause = fix.cause
+        if cause is None or (wide and cause.index not in fix.indices):
+            cause = max(wide, key=lambda e: e.introduced, default=None)
+        if cause is None:
+            return what
+        places = {(cause.file, cause.line)}
+        if what.kind != "amplified":
+            places |= {(e.file, e.line) for e in wide}
+        if (what.file, what.line) in places:
+            return self._amplified_after(what, fix)
+        constant = next((x for x in self.literals if (x.file, x.line) in places), None)
+        if not what.equations and constant is not None:
+            return dataclasses.replace(constant_finding(constant), tried=what.tried)
+        moved = dataclasses.replace(self._finding(Group((cause,))), tried=what.tried)
+        if cause.index not in self._causes.back(what.equations, DEPTH):
+            return self._amplified_after(moved, fix)  # another fault
+        return self._carried_to(what, moved, cause, fix)
+
+    def _carried_to(
+        self, what: Finding, moved: Finding, cause: EquationStatistics, fix: Fix
+    ) -> Finding:
+        """Returns the finding at a cause, with what came of it elsewhere."""
+        if KINDS[what.kind].out_of_range:
+            moved = self._amplified_after(moved, fix)
+            evidence = f"{moved.evidence}; at {what.where} {what.evidence}"
+            return dataclasses.replace(moved, evidence=evidence)
+        if not KINDS[what.kind].carried_in:
+            return self._amplified_after(moved, fix)
+        if moved.kind == "cancellation":  # exact itself: what it leaves is the error carried in
+            return moved
+        event, evidence = KINDS[moved.kind].event, made_here(cause)
+        if event:
+            evidence = f"{moved.evidence}, {evidence}"
+        if what.kind == "decision":
+            kind, evidence = what.kind, f"{evidence}; at {what.where} {what.evidence}"
+        else:
+            amplified = _amplification(cause, self._causes.equations[what.equations[0]])
+            kind = "amplified" if amplified and not event else moved.kind
+            evidence += amplified
+        return dataclasses.replace(moved, kind=kind, evidence=evidence)
+
+    def _amplified_after(self, what: Finding, fix: Fix) -> Finding:
+        """Returns a finding about rounding with the operation that amplifies its error."""
+        few = what.kind == "swamping" and not any(
+            e.looped or e.share("swamped") >= MANY_SWAMPED
+            for e in map(self._causes.equations.__getitem__, what.equations)
+        )
+        if not (what.kind == "precision" or few) or not what.equations:
+            return what
+        here = (what.file, what.line)
+        line = [e.index for e in self._causes.equations.values() if (e.file, e.line) == here]
+        found = self._causes.amplified({*what.equations, *set(line) & set(fix.indices)})
+        if found is None:
+            return what
+        made, by = found
+        for e in (by, *self._causes.path(by.index)):  # where the digits are lost, on this line
+            cancels = self._finding(Group((e,)))
+            if cancels.kind == "cancellation" and (e.file, e.line) == here:
+                return cancels
+        if few:
+            return what
+        moved, amplified = self._finding(Group((made,))), _amplification(made, by)
+        if not amplified:
+            return what
+        evidence = made_here(made) + amplified
+        return dataclasses.replace(moved, kind="amplified", evidence=evidence)
+
+    def _decided_after(self, what: Finding, fix: Fix, after: Outcome) -> Finding | None:
+        """Returns a finding about rounding as one about the decisions that its fix undoes, if it
+        does that."""
+        if what.kind != "precision" or not what.equations:
+            return None
+        left = {e.index: e["differ"] for e in after.equations}
+        undone = [
+            e for e in self.outcome.equations
+            if e["differ"] > 2 * left.get(e.index, 0.0)
+            and {*fix.indices} & {e.index, *self._causes.back((e.index,), DEPTH)}
+        ]  # fmt: skip
+        if not undone:
+            return None
+        most = self._finding(Group((max(undone, key=lambda e: e["differ"] - left[e.index]),)))
+        evidence = f"{what.evidence}; at {most.where} {most.evidence}"
+        return dataclasses.replace(what, kind="decision", evidence=evidence)
+
+    def _smallest_gradients(self, what: Finding) -> Finding:
+        """Returns the finding about the gradients that a loss scale makes larger, if this one only
+        says what came of them."""
+        if KINDS[what.kind].out_of_range:
+            return what
+        gradients = [e for e in self.outcome.equations if e.index in self.session.loss_scaled]
+        small = max(gradients, key=lambda e: (e.share("flushed"), e.share("subnormal")))
+        moved = dataclasses.replace(self._finding(Group((small,))), tried=what.tried)
+        if moved.kind == "underflow":
+            return moved
+        count, size = int(small["subnormal"]), int(small["elements"])
+        text = f"{count:,} of {size:,} numbers are subnormal"
+        return dataclasses.replace(moved, kind="underflow", evidence=text) if count else what
+
+    def _beats_narrower(self, fix: Fix, after: Outcome) -> bool:
+        """Returns True if the narrower alternative is measurably worse, or there is none."""
+        if fix.without is None or self.trials <= 0:
+            return True
+        setting = fix.without.change(self.current)
+        if key_of(setting) not in self.results:
+            self.results[key_of(setting)] = self._try(setting)
+        return better(after.error, self.results[key_of(setting)].error, GAIN)
+
+
+def _is_part_of(fix: Fix, other: Fix) -> bool:
+    """Returns whether another fix makes the same change, and more."""
+    return {*fix.indices} <= {*other.indices} and {*fix.limits} <= {*other.limits}
+
+
+def _order(what: Finding) -> tuple[int, bool, float]:
+    """Returns a key that sorts findings: numbers made finite, then changes of carried state that a
+    fix regains, then the error that a fix removes."""
+    made_finite, removed = gain(what)
+    regains = what.kind == "swamping" and what.fix is not None and removed <= 0
+    return made_finite, regains, removed
+
+
+def _amplification(made: EquationStatistics, by: EquationStatistics) -> str:
+    """Returns by how much an operation's error exceeds the one that it is made of; "" if it
+    doesn't.
+
+    In a loop the numbers may shrink from one iteration to the next, and the errors of all of them
+    together don't compare.
+    """
+    where = f"by {by.primitive} at {by.short}"
+    factor = by.inherited / made.inherited if made.inherited else 0.0
+    if made.looped or by.looped:
+        return f", amplified {where}" if factor > 1 else ""
+    return f", amplified {factor:.0f} times {where}" if factor >= AMPLIFIED_SHOWN else ""

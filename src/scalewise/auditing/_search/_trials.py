@@ -1,0 +1,209 @@
+"""The state of a search for fixes: settings are tried, their errors measured, fixes accepted."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from ...formats import FP32, Format, Saturation
+from .._run._equation_statistics import EquationStatistics
+from .._run._gradients import Operands
+from .._run._session import Outcome, OutputError, Session
+from ._apply import Origin
+from ._causes import Causes
+from ._findings import Finding, finding
+from ._fixes import Fix
+from ._groups import Group, groups
+from ._literals import Literal
+from ._measure import fixed, is_slight, key_of, near, same
+from ._pairs import Failed
+from ._recipe_fix_kinds import run_of
+from ._rewrites import Rewrite, rewrites
+from ._setting import Setting
+from ._widening import described, widened
+
+# The root mean square error of one rounding, as a share of the format's eps: for numbers spread
+# evenly over a binade, errors evenly over half a unit in the last place.
+ROUNDING = 0.2
+ROUNDED = ("format", "policy")
+SMALL = 3.0  # up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR
+NARROWING = 8  # trials that may be spent on finding the lines of a fix that matter
+
+
+@dataclasses.dataclass
+class Trials:
+    """Tries settings, and accepts fixes, each on top of those accepted before.
+
+    Attributes:
+        session: the program.
+        literals: the constants that the format changes.
+        trials: how many runs may still be made.
+        masks: constants for masks of which the format holds one, but not the sum of two.
+        found: findings with a fix that helped, the largest effect on the outputs first. If much of
+            the error is left, unfixed findings follow; untried ones come last.
+        unfixed: findings with evidence but without a fix that helped.
+        lost_changes: changes of carried state that are lost, a sentence each.
+        float32_error: with float32 for every operation, if that was run.
+        beyond: the operations whose results exceed the format's maximum in that run.
+        current, outcome: the setting with the fixes accepted so far, and the outcome of its run.
+        reserve: trials reserved for pairs: no finding is begun unless more are left.
+        final: whether pairs were tried, so that the whole program may be changed.
+        failed: findings that no single fix helped.
+        tried: the errors of settings that were tried, by key.
+        results: outcomes by key, of runs that were made before the search needed them.
+    """
+
+    session: Session
+    fmt: Format
+    literals: Sequence[Literal]
+    trials: int
+    saturate: Saturation
+    masks: Sequence[float] = ()
+    found: list[Finding] = dataclasses.field(default_factory=list)
+    unfixed: list[Finding] = dataclasses.field(default_factory=list)
+    lost_changes: list[str] = dataclasses.field(default_factory=list)
+    current: Any = dataclasses.field(init=False)
+    outcome: Outcome = dataclasses.field(init=False)
+    float32_error: OutputError = dataclasses.field(default_factory=lambda: OutputError(0, 0.0))
+    beyond: set[int] = dataclasses.field(default_factory=set)
+    reserve: int = 0
+    final: bool = False
+    failed: list[Failed] = dataclasses.field(default_factory=list)
+    tried: dict[Hashable, OutputError] = dataclasses.field(default_factory=dict)
+    results: dict[Hashable, Outcome] = dataclasses.field(default_factory=dict)
+
+    def _start(self) -> Setting:
+        """Returns the setting without fixes."""
+        return Setting(self.session.formats(), double=self.fmt.mantissa_bits >= FP32.mantissa_bits)
+
+    @property
+    def _done(self) -> bool:
+        return self._is_least(self.outcome.error)
+
+    def _is_least(self, error: OutputError) -> bool:
+        """Returns True if an error is that of float32 operations, or of one rounding."""
+        return near(error, self.float32_error) or error <= OutputError(0, self._rounding)
+
+    @property
+    def _rounding(self) -> float:
+        """The error of outputs that are rounded once, root mean square; under a recipe, of outputs
+        of products with rounded operands."""
+        return (ROUNDING if run_of(self.session.low) in ROUNDED else 1.0) * float(self.fmt.eps)
+
+    @property
+    def _is_harmless(self) -> bool:
+        """Whether the error is within one rounding of the outputs."""
+        return self.outcome.error <= OutputError(0, float(self.fmt.eps) / 2)
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether the error may be the sum of many roundings, as in any program."""
+        error = self.outcome.error
+        several = SMALL if run_of(self.session.low) in ROUNDED else 1.0
+        return not error.non_finite and error.relative <= several * float(self.fmt.eps)
+
+    @property
+    def _is_slight(self) -> bool:
+        return is_slight(self.outcome.error, float(self.fmt.eps))
+
+    @property
+    def _word(self) -> str:
+        return self.current.word if isinstance(self.current, Setting) else "float32"
+
+    @functools.cached_property
+    def _operands(self) -> Operands:
+        return self.session.lockstep.operands
+
+    @functools.cached_property
+    def _rewrites(self) -> list[Rewrite]:
+        if not self.session.adjustable:
+            return []
+        return rewrites(self.session.lockstep.recorded, self._operands)
+
+    @property
+    def _causes(self) -> Causes:
+        return Causes(self.session.lockstep.flow, self.outcome.equations)
+
+    def _groups(self, outcome: Outcome) -> list[Group]:
+        causes = Causes(self.session.lockstep.flow, outcome.equations)
+        return groups(outcome.equations, self.fmt, causes)
+
+    def _finding(self, group: Group) -> Finding:
+        return finding(group, self.fmt, self.saturate)
+
+    def _try(self, setting: Any) -> Outcome:
+        self.trials -= 1
+        if isinstance(setting, Setting):
+            outcome = setting.run(self.session)
+        else:
+            outcome = self.session.with_low(setting).run()
+        self.tried[key_of(setting)] = outcome.error
+        return outcome
+
+    def _untried(self, fix: Fix) -> Any:
+        """Returns the setting with a fix; None if its parts conflict, or it was tried."""
+        try:
+            setting = fix.change(self.current)
+        except ValueError:
+            return None
+        return None if key_of(setting) in self.tried else setting
+
+    def _accept(self, fix: Fix, after: Outcome, findings: Sequence[Finding]) -> None:
+        """Continues with a fix that helped."""
+        order = max((x.order for x in self.found), default=0) + 1
+        self.unfixed = [x for x in self.unfixed if not any(same(x, y) for y in findings)]
+        self.found += [fixed(x, order, self.outcome.error, after.error) for x in findings]
+        self.failed = []
+        self.current, self.outcome = fix.change(self.current), after
+
+    def _accepted(self, fix: Fix) -> Fix:
+        """Returns the fix as users can apply it."""
+        return dataclasses.replace(fix, origin=self.origin)
+
+    @property
+    def origin(self) -> Origin:
+        """The arithmetic of the audit."""
+        session = self.session
+        recorded = {path: (i, session.lockstep.recorded[i].name)
+                    for path, i in session.lockstep.indices.items()}  # fmt: skip
+        start = self._start() if session.adjustable else None
+        return Origin(session.low, start, recorded)
+
+    def _accepted_findings(self, found: Sequence[Finding]) -> list[Finding]:
+        return [dataclasses.replace(x, fix=self._accepted(x.fix)) for x in found if x.fix]
+
+    def _by_line(self, fix: Fix) -> dict[tuple[str | None, int], list[EquationStatistics]]:
+        """Returns the operations that a fix widens, by file and line."""
+        found: dict[tuple[str | None, int], list[EquationStatistics]] = {}
+        for e in self.outcome.equations:
+            if e.index in set(fix.indices):
+                found.setdefault((e.file, e.line), []).append(e)
+        return found
+
+    def _fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
+        """Narrows float32 for several lines to the lines that matter, by bisection."""
+        kept, budget = list(self._by_line(fix).values()), NARROWING
+        size = len(kept) // 2
+        limit = OutputError(after.error.non_finite, 2 * after.error.relative)
+        while size and budget and self.trials > self.reserve:
+            for start in range(0, len(kept), size):
+                rest = kept[:start] + kept[start + size :]
+                if not rest or not budget or self.trials <= self.reserve:
+                    continue
+                few = [e for line in rest for e in line]
+                text = described(few, self.outcome.equations)
+                narrow = widened(self._word, text, few, cause=fix.cause, limits=fix.limits)
+                setting = self._untried(narrow)
+                if setting is None:
+                    continue
+                budget -= 1
+                outcome = self._try(setting)
+                if outcome.error <= limit or self._is_least(outcome.error):
+                    fix, after, kept = dataclasses.replace(narrow, kind=fix.kind), outcome, rest
+                    break
+            else:
+                size //= 2
+            size = min(size, len(kept) // 2)
+        return fix, after

@@ -1,0 +1,206 @@
+"""Carried state, an output that is an argument of the next call, and changes of it that are lost.
+
+One call's error hardly shows that a weight or an average stays what it is: its change is smaller
+than one rounding. Over many calls it is all that counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._jax import jex
+from ...interpret import Equation, Program, is_float
+from .._run._equation_statistics import ADDITIONS
+from .._run._session import Outcome, Session
+from ._causes import Causes
+from ._literals import Literal
+from ._thresholds import CHANGE_LOST, CONTRIBUTION_LOST, ROUNDED_AWAY, SMALL_FACTOR
+
+BACK = 3  # operations between a constant that scales the state and the output that it makes
+
+
+class Carried(NamedTuple):
+    """An output and the argument that it replaces in the next call, by position among the floats.
+
+    ``whole`` is True for an argument that is one array, not part of a tree: a layer's result may
+    have that array's shape too.
+    """
+
+    output: int
+    argument: int
+    whole: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """One output that is the next call's argument.
+
+    Attributes:
+        path: of the output.
+        indices: the equations that round it.
+        size: of the reference run's change, relative to the array.
+        error: of the change in the low-precision run, relative to the reference run's.
+        made: the part of it that the rounding of those equations makes.
+        whole: see :class:`Carried`.
+        adds: whether the output is the argument itself plus something, and there are others: a
+            function of one argument may be a layer.
+    """
+
+    path: str
+    indices: tuple[int, ...]
+    size: float
+    error: float
+    made: float
+    whole: bool
+    adds: bool
+
+    @property
+    def lost(self) -> bool:
+        return self.error >= CHANGE_LOST and self.made >= ROUNDED_AWAY
+
+    def __str__(self) -> str:
+        error = f"{self.error:.0%}" if self.error < 10 else f"{self.error:.2g} times its size"
+        return f"output{self.path} changes by {self.size:.1g} of its size, with error {error}"
+
+
+def carried(program: Program) -> list[Carried]:
+    """Returns the outputs that are arguments of the next call: of the same shape and dtype, with
+    the path that an argument has below its first key.
+
+    An argument that is one array has no such path: it is replaced by the result, or by the first
+    part of it, if it is the first argument.
+    """
+    outs, arguments = (
+        [(path, (a.shape, a.dtype)) for path, a in zip(paths, avals, strict=True) if is_float(a)]
+        for paths, avals in (
+            (program.paths, program.out_avals), (program.arguments, program.in_avals)
+        )
+    )  # fmt: skip
+    found: list[Carried] = []
+    for i, (path, kind) in enumerate(outs):
+        for j, (argument, other) in enumerate(arguments):
+            below = re.sub(r"^\[[^]]*\]", "", argument)
+            before = path.removesuffix(below)
+            fits = path.endswith(below) and re.fullmatch(r"(\[\d+\])?", before)
+            whole = not below
+            if whole and not (argument == "[0]" and before in ("", "[0]")):
+                continue
+            if fits and kind == other and j not in {x.argument for x in found}:
+                found.append(Carried(i, j, whole))
+                break
+    return found
+
+
+def updates(session: Session, outcome: Outcome) -> list[Update]:
+    """Returns the outputs that are carried to the next call, and change in the reference run."""
+    pairs = carried(session.program)
+    if not pairs:
+        return []
+    lows, references = session.state_arrays()
+    eps = float(np.finfo(session.reference.dtype).eps)
+    causes = Causes(outcome.flow, outcome.equations)
+    found = []
+    for output, argument, whole in pairs:
+        new, old = _wide(outcome.reference[output]), _wide(references[argument])
+        low = _wide(outcome.low[output]) - _wide(lows[argument])
+        with np.errstate(all="ignore"):
+            size, change, error = map(_norm, (new, new - old, new - old - low))
+        if 4 * eps * size < change < math.inf:
+            indices = _rounds(outcome.origins[output], causes)
+            made = max((causes.equations[i].introduced for i in indices), default=0.0)
+            path = outcome.outputs[output][0]
+            adds = len(references) > 1 and any(_adds_to_argument(causes, i) for i in indices)
+            made *= size / change
+            found.append(Update(path, indices, change / size, error / change, made, whole, adds))
+    return found
+
+
+def _wide(x) -> np.ndarray:
+    return np.asarray(x).astype(np.float64)
+
+
+def _norm(x: np.ndarray) -> float:
+    return float(np.sqrt(np.square(x).sum()))
+
+
+def _rounds(origins: Sequence[int], causes: Causes) -> tuple[int, ...]:
+    """Returns the equations that round an output's numbers, without conversions behind them that
+    change none; those that made the output if none did."""
+    indices = [i for i in origins if i in causes.equations]
+    made = tuple(indices)
+    for _ in range(BACK):
+        here = [causes.equations[i] for i in indices if i in causes.equations]
+        if any(e.introduced or e["added"] for e in here):
+            return tuple(e.index for e in here)
+        indices = [e.index for i in here for e in causes.producers(i.index)]
+    return made
+
+
+def decays(
+    session: Session, outcome: Outcome, literals: Sequence[Literal]
+) -> list[tuple[Literal, tuple[int, ...]]]:
+    """Returns constants that become 1 where they scale state, and the equations of that state.
+
+    An average with such a decay forgets nothing, whatever its change in one call.
+    """
+    ones = [x for x in literals if abs(x.rounded) == 1 and x.primitive == "mul"]
+    causes = Causes(outcome.flow, outcome.equations)
+    found = []
+    for output in (x.output for x in carried(session.program)) if ones else ():
+        indices = _rounds(outcome.origins[output], causes)
+        scaled = [
+            causes.equations[i] for i in {*indices, *causes.back(indices, BACK)}
+            if i in causes.equations and _scales_argument(causes, i)
+        ]  # fmt: skip
+        places = {(e.file, e.line) for e in scaled if e.primitive == "mul"}
+        found += [(x, indices) for x in ones if (x.file, x.line) in places]
+    return found
+
+
+def lost_contributions(outcome: Outcome) -> list[int]:
+    """Returns additions of the optimizer to which a small multiple of an argument contributes
+    nothing: a weight decay, for example."""
+    causes = Causes(outcome.flow, outcome.equations)
+    found = []
+    for e in outcome.equations:
+        lost = e["added"] and e.share("swamped") >= CONTRIBUTION_LOST and not e.adds_constant
+        if not lost or e.direction != "optimizer":
+            continue
+        for before in causes.producers(e.index):
+            factor = _factor(outcome.recorded[before.index])
+            if _scales_argument(causes, before.index) and 0 < abs(factor) < SMALL_FACTOR:
+                found.append(e.index)
+    return found
+
+
+def _scales_argument(causes: Causes, index: int) -> bool:
+    """Returns True if no operand of an equation comes from another: they are arguments."""
+    return not any(causes.operands.get(index, ()))
+
+
+def _adds_to_argument(causes: Causes, index: int) -> bool:
+    """Returns True if an equation adds something to an argument."""
+    if causes.equations[index].primitive not in ADDITIONS:
+        return False
+    return any(
+        all(_converts_argument(causes, i) for i in operand)
+        for operand in causes.operands.get(index, ())
+    )
+
+
+def _converts_argument(causes: Causes, index: int) -> bool:
+    converts = causes.equations[index].primitive == "convert_element_type"
+    return converts and _scales_argument(causes, index)
+
+
+def _factor(equation: Equation) -> float:
+    """Returns the constant of a product; 0 without one."""
+    found = [x.val for x in equation.eqn.invars if isinstance(x, jex.Literal)]
+    scales = equation.name == "mul" and found and np.size(found[0]) == 1
+    return float(found[0]) if scales else 0.0

@@ -1,0 +1,170 @@
+"""``autoscale``: runs any JAX function on (data, scale) pairs, stored as a recipe says."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._check import as_decorator, checked
+from ..devices import MatrixUnitsLike
+from ..interpret import check_callable, transform
+from ..scaled import ScaledArray
+from ._boundaries import Boundaries
+from ._delayed import WithHistory
+from ._every_op import EveryOp, Outputs
+from ._exempt import EveryOpWithOverrides
+from ._narrow import has_exponent, is_stored
+from ._overrides import FormatOverrides
+from ._recipe import Recipe, RecipeLike
+from ._schedule import Schedule
+from .recipes import fp16
+from .recipes import recipe as recipe_
+
+
+@as_decorator
+@checked
+def autoscale(
+    f: Callable,
+    recipe: RecipeLike | Schedule = fp16,
+    *,
+    keyed: bool = False,
+    emulate: MatrixUnitsLike | None = None,
+) -> Callable:
+    """Returns a function of the same signature that computes with narrow formats.
+
+    Wrap the whole training step, with forward pass, backward pass and optimizer. Values in flight
+    keep a wide dtype (``Recipe.flight``). Stored values (operands of contractions, values that the
+    backward pass reads, the parts of the state that the recipe names) are rounded to their narrow
+    format with a power-of-two scale found from the tensor itself, so that nothing overflows or
+    saturates.
+
+    Args:
+        f: any function of pytrees made of JAX primitives. Float leaves of arguments may be plain
+            arrays of any float dtype or ScaledArrays; leaves that aren't arrays are passed on.
+        recipe: a :class:`Recipe`, or the name of one (``"fp16"``, ``"bf16"``, ``"fp8"``); or a
+            :class:`Schedule` of them, for a function that takes the step, an integer, before
+            ``f``'s arguments.
+        keyed: True for a function that takes a JAX random key before ``f``'s arguments (behind the
+            step), for recipes that round stochastically or draw signs (``"nvfp4"``). Each operand's
+            key is folded from it, from the operand's place in the program and from its bits, so
+            that steps and iterations differ. False takes the key of seed 0 in place of that key:
+            equal arguments then give equal results. Save the key with a training state, and split
+            it each step, for a run that other seeds repeat and that continues where it stopped.
+        emulate: in place of ``Recipe.emulate``: the device whose matrix units' arithmetic products
+            have on every platform, bit for bit: ``"h100"``.
+
+    Returns:
+        The transformed function. It composes with ``jit``, ``vmap`` and derivatives of every
+        mode and order. Float outputs have ``f``'s own dtypes, with two exceptions.
+        Outputs that ``recipe.state`` names are ScaledArrays (or SqrtStored). If an argument is a
+        ScaledArray with one exponent, outputs are ScaledArrays whose exponents follow it, and whose
+        largest magnitudes of data are from 1 to 2. With ``rounds="every_op"`` (``"scalify"``) and
+        no ``state``, any ScaledArray among the arguments makes all outputs ScaledArrays: narrow
+        data near 1, and scales that were propagated or found.
+        With delayed scaling (``recipes.fp8_delayed``) it is a :class:`WithHistory`, whose ``init``
+        and ``step`` take the history as an argument.
+
+    Raises:
+        TypeError: ``f`` isn't callable, or returns an object that hides arrays (no pytree);
+            ``recipe`` isn't a recipe.
+        ValueError: no recipe has that name.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, scalewise as sw
+        >>> def loss(w, x):
+        ...     return jnp.mean(jnp.square(x @ w))
+        >>> w, x = jnp.full((4, 4), 256.0), jnp.full((8, 4), 1e3)
+        >>> float(loss(w.astype(jnp.float16), x.astype(jnp.float16)))
+        inf
+        >>> float(sw.autoscale(loss, sw.recipes.fp16)(w, x))
+        1048576000000.0
+
+        As a decorator:
+
+        >>> @sw.autoscale(recipe="fp8")
+        ... def scaled_loss(w, x):
+        ...     return jnp.mean(jnp.square(x @ w))
+    """
+    if isinstance(recipe, Schedule):
+        if emulate is not None:
+            raise ValueError("autoscale: emulate is for one recipe; set it in each of a schedule")
+        return functools.wraps(f)(recipe.apply(functools.partial(_in_phase, f, keyed)))
+    recipe = recipe_(recipe)
+    if emulate is not None:
+        recipe = dataclasses.replace(recipe, emulate=emulate)
+    check_callable(f, "autoscale")
+    if keyed and (recipe.products is None or not recipe.products.is_random):
+        raise ValueError("autoscale: keyed is True, but this recipe draws no random numbers")
+    if recipe.scaling.source == "history":
+        return WithHistory(f, recipe)
+
+    @functools.wraps(f)
+    def scaled(*args, **kwargs):
+        key = None
+        if keyed:
+            key, *args = _with_key(args)
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_stored)
+        traced = any(has_exponent(x) for x in leaves)
+        outputs = _outputs(recipe, leaves, traced)
+        chosen = interpretation(recipe, traced=traced, key=key, outputs=outputs)
+        outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
+        if isinstance(chosen, Boundaries | EveryOpWithOverrides):
+            chosen.overrides.check("autoscale")
+        return outs
+
+    return scaled
+
+
+def _outputs(recipe: Recipe, leaves: list[object], traced: bool) -> Outputs:
+    """Returns what the results of a function whose arguments have these leaves are."""
+    scaled = any(isinstance(x, ScaledArray) for x in leaves)
+    if recipe.rounds != "every_op" or recipe.state or not scaled:
+        return "arrays"
+    return "exponents" if traced else "scales"
+
+
+def _in_phase(f: Callable, keyed: bool, recipe: Recipe) -> Callable:
+    """Returns :func:`autoscale` of a phase's recipe; a key that it doesn't need is left out."""
+    if not keyed or (recipe.products is not None and recipe.products.is_random):
+        return autoscale(f, recipe, keyed=keyed)
+    plain = autoscale(f, recipe)
+    return lambda *args, **kwargs: plain(*_with_key(args)[1:], **kwargs)
+
+
+def _with_key(args: tuple) -> tuple:
+    """Returns the arguments of a keyed function, the first of them checked to be a key."""
+    kind = getattr(args[0], "dtype", None) if args else None
+    if kind is None or not (jnp.issubdtype(kind, jax.dtypes.prng_key) or kind == np.uint32):
+        raise TypeError(
+            "autoscale: with keyed=True the first argument is a JAX random key (jax.random.key(0))"
+            + (f", not {type(args[0]).__name__}" if args else "")
+        )
+    return args
+
+
+def interpretation(
+    recipe: Recipe,
+    *,
+    traced: bool = False,
+    key: jax.Array | None = None,
+    outputs: Outputs = "arrays",
+) -> Boundaries | EveryOp:
+    """Returns the interpretation that :func:`autoscale` applies to a function.
+
+    Args:
+        recipe: with either value of ``rounds``.
+        traced: whether an argument has an integer exponent of its own.
+        key: for recipes that draw random numbers; None for the key of seed 0.
+        outputs: with ``rounds="every_op"``: plain arrays, or ScaledArrays with scales or exponents.
+    """
+    overrides = FormatOverrides(recipe.overrides)
+    if recipe.rounds != "every_op":
+        return Boundaries(recipe, traced, overrides, key=key)
+    if recipe.keep:
+        return EveryOpWithOverrides(recipe, outputs=outputs, overrides=overrides)
+    return EveryOp(recipe, outputs=outputs)

@@ -1,0 +1,199 @@
+"""Operands whose blocks have scales of their own, and the widening of narrow numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from ..formats import BF16, E8M0, BlockFormat, Format, RoundingMode
+from ..formats import format as format_
+from ..interpret import by_platform, outlined
+from ..rounding import EncodedArray, decode
+from ..rounding._encoded import is_packed
+from ..scaled import (
+    Mx,
+    ScaledArray,
+    Scaling,
+    is_known,
+    quantize_measured,
+    round_in_blocks,
+    rounds_in_blocks,
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Blocks:
+    """An operand whose blocks have scales of their own.
+
+    Attributes:
+        copy: numbers and scales. With a ``source``, a program for a CPU must not read them.
+        format: a block format, or an element format with scales along some axes.
+        in_flight: the dtype of the operand in flight.
+        source: the operand itself, which a CPU rounds in one function without the copy between;
+            None if it multiplies the copy's numbers by their scales.
+        scaling: how the scales of the source's blocks are chosen; None for the format's own.
+    """
+
+    copy: ScaledArray
+    format: BlockFormat | Format = dataclasses.field(metadata={"static": True})
+    in_flight: DTypeLike = dataclasses.field(metadata={"static": True})
+    source: jax.Array | None = None
+    scaling: Mx | None = dataclasses.field(default=None, metadata={"static": True})
+
+    @property
+    def ndim(self) -> int:
+        return self.copy.ndim
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The narrowest dtype that holds the numbers times their scales.
+
+        BF16 has float32's exponents, so it holds an FP8, FP6 or FP4 number times a power of two.
+        """
+        return _dtype(self.format, self.in_flight)
+
+    def value(self, dtype: DTypeLike | None = None) -> jax.Array:
+        """Returns the numbers times their scales, in a dtype that holds them."""
+        dtype = jnp.dtype(self.dtype if dtype is None else dtype)
+        operands = self.copy, self.source
+        options = self.format, self.dtype, dtype, self.scaling
+        if self.source is None:
+            return outlined(_from_copy, options, *operands)
+        result = jax.ShapeDtypeStruct(self.source.shape, dtype)
+        return by_platform(_from_copy, _from_source, options, result, *operands)
+
+
+def in_blocks(
+    x: jax.Array,
+    fmt: BlockFormat,
+    scaling: Scaling | None,
+    axis: int,
+    rounding: RoundingMode = "nearest_even",
+    tile: tuple[int, int] | None = None,
+    key: jax.Array | None = None,
+) -> Blocks:
+    """Returns ``x`` rounded to a block format along an axis.
+
+    Args:
+        x: floats, any shape.
+        fmt: the block format.
+        scaling: the strategy; None for the format's own.
+        axis: the axis of the blocks, counted from 0.
+        rounding: of the numbers.
+        tile: another axis, and how many of its indices share a scale; None for one.
+        key: a JAX random key, for stochastic rounding of the numbers or of the scales.
+    """
+    if tile is not None or rounding != "nearest_even" or key is not None:
+        kind, data = (None, None) if key is None else (jax.random.key_impl(key), _data_of(key))
+        settings = fmt, scaling, axis, rounding, tile, kind
+        return Blocks(outlined(_in_tiles, settings, x, data), fmt, x.dtype)
+    options, element = (fmt, scaling, axis), fmt.element
+    known = all(map(is_known, x.shape)) and x.size
+    has_type = is_packed(element) or (element.dtype is not None and element.bits == 8)
+    own = rounds_in_blocks(fmt, scaling) and _dtype(fmt, x.dtype) == jnp.bfloat16
+    if not (own and known and has_type):
+        return Blocks(outlined(_in_blocks, options, x), fmt, x.dtype)
+    assert scaling is None or isinstance(scaling, Mx)
+    result = _copy_type(x.shape, fmt, axis)
+    return Blocks(by_platform(_in_blocks, _unread, options, result, x), fmt, x.dtype, x, scaling)
+
+
+def _dtype(fmt: BlockFormat | Format, dtype: DTypeLike) -> np.dtype:
+    if not isinstance(fmt, BlockFormat) or fmt.scale != E8M0:
+        return jnp.dtype(dtype)
+    exact = fmt.element.mantissa_bits <= BF16.mantissa_bits
+    return jnp.dtype(jnp.bfloat16 if exact and dtype in (jnp.float32, jnp.bfloat16) else dtype)
+
+
+def _copy_type(shape: tuple[int, ...], fmt: BlockFormat, axis: int) -> ScaledArray:
+    """Returns the shapes and dtypes of a quantized array with powers of two for scales."""
+    *outer, length = shape
+    element = fmt.element
+    data = jax.ShapeDtypeStruct(shape, element.dtype)
+    if is_packed(element):
+        packed = jax.ShapeDtypeStruct((*outer, -(-length * element.bits // 8)), jnp.uint8)
+        data = EncodedArray.tree_unflatten((element, length), (packed,))
+    counts = tuple(-(-n // fmt.size) if i == axis else n for i, n in enumerate(shape))
+    scale = jax.ShapeDtypeStruct(counts, jnp.float8_e8m0fnu)
+    return ScaledArray.tree_unflatten((axis, fmt.size), (data, scale, None))
+
+
+def _unread(options: tuple, x: jax.Array) -> ScaledArray:
+    """Returns zeros whose scales are NaN, in place of a copy that nothing reads."""
+    fmt, _, axis = options
+
+    def blank(type_: jax.ShapeDtypeStruct) -> jax.Array:
+        number = np.nan if type_.dtype == jnp.float8_e8m0fnu else 0
+        return lax.full(type_.shape, number, type_.dtype)
+
+    return jax.tree.map(blank, _copy_type(x.shape, fmt, axis))
+
+
+def quantized(x: Blocks) -> ScaledArray:
+    """Returns the numbers and scales of an operand, on a CPU too."""
+    if x.source is None:
+        return x.copy
+    assert x.copy.block is not None
+    return outlined(_in_blocks, (x.format, x.scaling, x.copy.block[0]), x.source)
+
+
+def _in_blocks(options: tuple, x: jax.Array) -> ScaledArray:
+    fmt, scaling, axis = options
+    # passed twice, since XLA on a GPU chooses different layouts for the maxima and the numbers
+    return quantize_measured(x, x, fmt, scaling, axis)
+
+
+def _data_of(key: jax.Array) -> jax.Array:
+    """Returns a key's numbers; a key of the older kind is an array of them."""
+    return jax.random.key_data(key)
+
+
+def _in_tiles(options: tuple, x: jax.Array, data: jax.Array | None) -> ScaledArray:
+    fmt, scaling, axis, rounding, tile, kind = options
+    key = None if data is None else jax.random.wrap_key_data(data, impl=kind)
+    return quantize_measured(x, x, fmt, scaling, axis, rounding=rounding, tile=tile, key=key)
+
+
+def _from_copy(options: tuple, copy: ScaledArray, source: jax.Array | None) -> jax.Array:
+    del source
+    _, narrow, dtype, _ = options
+    data = copy.data
+    data = data if isinstance(data, EncodedArray) else widened(data, jnp.float32)
+    return dataclasses.replace(copy, data=data).value().astype(narrow).astype(dtype)
+
+
+def _from_source(options: tuple, copy: ScaledArray, source: jax.Array) -> jax.Array:
+    """Rounds ``source`` in three axes, so that arrays of different shapes share one function."""
+    assert copy.block is not None
+    axis, size = copy.block
+    outer, length, inner = source.shape[:axis], source.shape[axis], source.shape[axis + 1 :]
+    count, length = (1, length) if length % size else (length // size, size)
+    rows = source.reshape(math.prod(outer) * count, length, math.prod(inner))
+    return outlined(_rounded, options, rows).reshape(source.shape)
+
+
+def _rounded(options: tuple, x: jax.Array) -> jax.Array:
+    fmt, _, dtype, scaling = options
+    return round_in_blocks(x.astype(jnp.float32), fmt, scaling).astype(dtype)
+
+
+def widened(x: jax.Array, dtype: DTypeLike, shift: int = 0) -> jax.Array:
+    """Returns ``x / 2**shift`` in a dtype that holds it.
+
+    XLA treats two converts, to FP8 and back, as one that changes nothing, and on a GPU or a TPU
+    leaves both out. So FP8 numbers are widened from their codes.
+    """
+    if x.dtype == dtype and not shift:
+        return x
+    if x.dtype.itemsize > 1:
+        return x.astype(dtype)
+    if not shift:
+        return decode(lax.bitcast_convert_type(x, jnp.uint8), format_(x.dtype)).astype(dtype)
+    return (x.astype(jnp.float32) * np.float32(2.0**-shift)).astype(dtype)

@@ -1,0 +1,259 @@
+"""The interpretation of ``rounds="boundaries"``: stored values are narrow, others wider."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence, Set
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .._jax import ShapedArray, with_common_axes
+from .._types import PyTree
+from ..formats import Format
+from ..interpret import KERNELS, Applied, Argument, Boundary, Equation, State, Value
+from ..primitives import Family, params
+from ..scaled import ScaledArray, at_least
+from ._narrow import StoredValue, has_exponent, holds, is_stored, store_array, store_value
+from ._operand_settings import Operand
+from ._operands import OperandRounding
+from ._overrides import warn_opaque
+from ._predict import of_argument, predict
+from ._products import DeferredProduct
+from ._quantized import QuantizedValue, moved, quantized_argument
+from ._recompute import is_statistic, lineage
+from ._residuals import load, load_product
+from ._roles import known_uses, role_of
+from ._rules import RULES
+from ._value import (
+    ScaledValue,
+    at_exponent,
+    common_exponent,
+    materialize,
+    normalised,
+    per_slice,
+)
+
+# Families whose results may leave the range of their operands.
+MULTIPLY = (Family.PRODUCT, Family.POWER, Family.CONTRACTION)
+# Sums of gradients with at least this many elements are computed once: see `force_materialize`.
+MATERIALIZED_SIZE = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Boundaries(OperandRounding):
+    """Rounds stored values as the recipe says; values in flight keep their flight dtype."""
+
+    # -- in and out ------------------------------------------------------------------------------
+
+    def lift(self, x: Argument, aval: ShapedArray) -> ScaledValue | QuantizedValue:
+        dtype = self.flight_dtype(aval)
+        if self.traced and has_exponent(x):
+            return normalised(ScaledValue(x.data.astype(dtype), x.exponent))
+        if (quantized := quantized_argument(x, dtype)) is not None:
+            return quantized
+        plain = jnp.asarray(x.value() if is_stored(x) else x).astype(dtype)
+        return ScaledValue(plain, log2_std=of_argument(aval.shape))
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
+        dtype = self.flight_dtype(aval)
+        data = jnp.asarray(np.asarray(x, dtype))
+        return ScaledValue(data, constant_value=float(x) if x.size == 1 else None)
+
+    def lower(self, value: Value, aval: ShapedArray) -> jax.Array:
+        return materialize(load(value)).astype(aval.dtype)
+
+    def emit(self, value: Value, aval: ShapedArray, path: str) -> PyTree:
+        if isinstance(value, QuantizedValue) and value.is_argument:
+            return value.array
+        value = load(value)
+        storage = self.recipe.state_storage(path, value.data.size)
+        if self.record is not None:
+            self.record("output", path, value.shape, [storage.format if storage else aval.dtype])
+        if storage is not None:
+            return store_array(materialize(value), storage)
+        if not isinstance(value.exponent, int) and value.exponent.ndim == 0:
+            value = normalised(value, 0)
+            return ScaledArray.from_exponent(value.data, value.exponent)
+        return self.lower(value, aval)
+
+    # -- where control flow meets ----------------------------------------------------------------
+
+    def canonical(
+        self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
+    ) -> ScaledValue | StoredValue:
+        origin = "backward" if equation.direction == "backward" else "forward"
+        fmt = self.recipe.residuals
+        value = load_product(value)
+        waits = boundary == "stacked" and equation.direction == "forward" and aval.shape
+        small = fmt and isinstance(value, ScaledValue) and holds(value.data.dtype, fmt)
+        if waits and fmt and not small:
+            self._recorded(boundary, equation, value, fmt)
+            return value if isinstance(value, StoredValue) else store_value(_marked(value), fmt)
+        value = load(value)
+        carry = self.recipe.carry if boundary == "carry" and aval.shape else None
+        if boundary in ("carry", "stacked"):
+            self._recorded(boundary, equation, value, carry)
+        if carry is not None:
+            value = store_value(value, carry).load()
+        if not self.traced or boundary == "mapped":  # devices may have different exponents
+            plain = ScaledValue(materialize(value), 0, origin)
+            return (
+                dataclasses.replace(plain, **known_uses(value)) if boundary == "stacked" else plain
+            )
+        exponent = 0 if value.constant_value is not None or per_slice(value) else value.exponent
+        return ScaledValue(at_exponent(value, exponent), jnp.asarray(exponent, jnp.int32), origin)
+
+    def select(
+        self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
+    ) -> ScaledValue:
+        exponent = common_exponent([on_true, on_false])
+        data = lax.select(predicate, *(at_exponent(x, exponent) for x in (on_true, on_false)))
+        return dataclasses.replace(on_true, data=data, exponent=exponent, memo={})
+
+    def unstack(self, value: Value, aval: ShapedArray) -> Value:
+        def rows(exponent):  # one exponent for each slice of the scan
+            if isinstance(exponent, int) or exponent.ndim:
+                return exponent
+            return jnp.broadcast_to(exponent, aval.shape[:1])
+
+        value = load_product(value)
+        if isinstance(value, StoredValue):
+            return dataclasses.replace(value, scale=rows(value.scale), own=rows(value.own))
+        if isinstance(value, QuantizedValue):
+            return value.unstacked()
+        if value.constant_value is not None:
+            return ScaledValue(materialize(value), 0, value.origin)
+        return dataclasses.replace(value, exponent=rows(value.exponent), memo={})
+
+    def invariant(self, value: Value, readers: Set[str], equation: Equation) -> Value:
+        """Rounds weights that each iteration of a loop multiplies by once, before the loop."""
+        value = load_product(value)
+        if not isinstance(value, ScaledValue) or "dot_general" not in readers or per_slice(value):
+            return value
+        fmt = self.recipe.backward if value.origin == "backward" else self.recipe.forward
+        one_scale = self.recipe.products is None and self.recipe.per == "tensor"
+        if isinstance(fmt, Format) and one_scale and value.constant_value is None:
+            self._rounded(value, Operand(fmt, self.recipe.scaling), (), "")
+        return value
+
+    def inside(self, value: Value) -> Value:
+        if not isinstance(value, ScaledValue):
+            return super().inside(value)
+        return dataclasses.replace(value, memo=dict(value.memo), lineage=None, base=None)
+
+    def residual(self, value: Value, aval: ShapedArray) -> ScaledValue | StoredValue:
+        """Returns a value narrow, if the recipe says so, until the backward pass reads it."""
+        value = load_product(value)
+        if not isinstance(value, ScaledValue):
+            return value
+        return self._stored(_marked(value), self.recipe.residuals)
+
+    # -- what `explain` is told ------------------------------------------------------------------
+
+    def _record_residual(self, equation: Equation, value: Value, fmt: Format | None) -> None:
+        """Records how a value was stored for a backward equation, which the value's memo tells."""
+        if not isinstance(value, ScaledValue) or not value.is_computed:
+            return
+        source = value if value.lineage is None else value.lineage.source or value
+        narrow = [x for x in (value, source) if ("rest", fmt) in x.memo]
+        stored = narrow[0] if narrow else source
+        if "recorded" not in stored.memo:
+            stored.memo["recorded"] = True
+            self._recorded("residual", equation, stored, fmt if narrow else None)
+
+    # -- equations -------------------------------------------------------------------------------
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        transposed = _transposed_product(equation, inputs)
+        if transposed is not None:
+            return state, [transposed]
+        if equation.name in KERNELS and self.overrides.find(equation, "rounded") is not None:
+            warn_opaque(equation)
+        rule = RULES[equation.name]
+        if (same := moved(equation, inputs)) is not None:
+            return state, [same]
+        inputs = [load(x) for x in self.multiplied(equation, inputs)]
+        origin = _origin(equation, inputs, rule.family)
+        if equation.direction == "backward" and rule.family is not Family.CONTRACTION:
+            fmt = self.overrides.find(equation, self.recipe.residuals)
+            fmt = fmt if isinstance(fmt, Format) else None
+            late = [self._for_backward(x, fmt) for x in inputs]
+            if self.record is not None:
+                for x in inputs:
+                    self._record_residual(equation, x, fmt)
+            inputs = late
+        outs = rule.rule(self, equation, inputs)
+        if not outs:  # a debugging callback
+            return state, outs
+        if equation.name == "add_any" and at_least(outs[0].data.size, MATERIALIZED_SIZE):
+            data = force_materialize(outs[0].data, inputs[0].data)
+            outs = [dataclasses.replace(outs[0], data=data, memo={})]
+        if self.traced and rule.family in MULTIPLY:
+            outs = [
+                normalised(load(y)) if isinstance(y, ScaledValue | DeferredProduct) else y
+                for y in outs
+            ]
+        fields: dict[str, object] = {"origin": origin}
+        if rule.family is Family.STRUCTURAL and self.recipe.products is not None:
+            roles = {role_of(x) for x in inputs if isinstance(x, ScaledValue)}
+            fields["role"] = roles.pop() if len(roles) == 1 else ""
+        if self.recipe.scaling.source == "shapes":
+            fields["log2_std"] = predict(equation, rule.family, inputs)
+        outs = [
+            dataclasses.replace(y, **fields) if isinstance(y, ScaledValue | DeferredProduct) else y
+            for y in outs
+        ]
+        if equation.direction == "forward" and not self.traced and isinstance(outs[0], ScaledValue):
+            kept = functools.partial(self._stays_wide, fmt=self.recipe.residuals)
+            how = lineage(equation, inputs, self.recipe.min_size, kept)
+            statistic = is_statistic(equation, inputs)
+            if how is not None or statistic:
+                outs[0] = dataclasses.replace(outs[0], lineage=how, is_statistic=statistic)
+        return state, outs
+
+
+def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:
+    """Returns ``total`` in a form that XLA on a CPU computes once, however many operations read it.
+
+    The result is ``total`` with NaN where ``part``, one of its addends, is NaN: the same array. XLA
+    on a CPU recomputes an array for each reader, and what it is computed from, if all its operands
+    but one are broadcasts. The gradient of a norm ends that way, in a mean that is added
+    everywhere. The gradient of a residual stream was thus recomputed in each layer. An array
+    computed from two arrays is stored if a library function or a reduction reads it. Other
+    platforms get ``total`` itself.
+    """
+
+    def selected(total: jax.Array, part: jax.Array) -> jax.Array:
+        return lax.select(lax.ne(part, part), part, total)
+
+    arrays = with_common_axes((total, part))
+    return lax.platform_dependent(*arrays, cpu=selected, default=lambda total, _: total)
+
+
+def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:
+    """Returns a transposed product whose operands change places; None for all other equations."""
+    if equation.name != "transpose" or not isinstance(inputs[0], DeferredProduct):
+        return None
+    backward = equation.direction == "backward"
+    if backward != (inputs[0].origin == "backward"):  # stored between the passes
+        return None
+    return inputs[0].transposed(params.permutation(equation))
+
+
+def _origin(equation: Equation, inputs: Sequence[Value], family: Family):
+    """Returns the origin of a result, which decides its format as an operand."""
+    known = [x for x in inputs if isinstance(x, ScaledValue)]
+    moved = family is Family.STRUCTURAL and any(x.constant_value is None for x in known)
+    if moved and all(x.origin in ("stored", "residual") for x in known):
+        return "stored" if all(x.origin == "stored" for x in known) else "residual"
+    # everything else in a backward pass is linear in a cotangent, the first of which is a constant
+    return "backward" if equation.direction == "backward" else "forward"
+
+
+def _marked(value: ScaledValue) -> ScaledValue:
+    """Returns a copy of a value whose fields keep what its memo says of its uses."""
+    return dataclasses.replace(value, **known_uses(value))

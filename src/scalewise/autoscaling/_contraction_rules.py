@@ -1,0 +1,154 @@
+"""The rules of contractions, and of collectives that send narrow data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from .._jax import gather_invariant
+from ..interpret import Equation, Value
+from ..primitives import params
+from ._families import RuleContext, fallback, homogeneous, structural, wrap
+from ._products import DeferredProduct, is_narrow
+from ._value import INTEGERS, ScaledValue, materialize, per_slice, wide_dtype
+
+
+def contraction(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    dtype = by.flight_dtype(equation.out_avals[0])
+    values = [_materialize_stack(x) for x in _with_integers(equation, inputs)]
+    if not all(isinstance(x, ScaledValue) for x in values):
+        return fallback(by, equation, inputs)
+    operands, exponent = by.operands(equation, values)
+    if equation.name == "dot_general" and any(map(is_narrow, operands)):
+        of = {"device": by.device, "units": by.units}
+        return [DeferredProduct(equation, operands, dtype, exponent, **of)]
+    return [ScaledValue(by.product(equation, operands, dtype), exponent)]
+
+
+def _with_integers(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value]:
+    """Returns the operands of a product with its integers as floats, which are never rounded.
+
+    Products of integers alone, and of complex numbers, are returned unchanged.
+    """
+    real = [jnp.issubdtype(a.dtype, jnp.integer) or a.dtype == bool for a in equation.in_avals]
+    if not any(isinstance(x, ScaledValue) for x in inputs) or not any(real):
+        return inputs
+
+    def as_float(x: jax.Array) -> ScaledValue:  # bfloat16 holds all integers of 8 bits
+        dtype = jnp.bfloat16 if x.dtype.itemsize == 1 else jnp.float32
+        return ScaledValue(jnp.asarray(x).astype(dtype), memo={INTEGERS: True})
+
+    return [as_float(x) if exact else x for x, exact in zip(inputs, real, strict=True)]
+
+
+def all_gather(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    """Gathers narrow data with a scale common to all devices, if the recipe says so."""
+    (x,) = inputs
+    sent = None
+    if isinstance(x, ScaledValue) and not per_slice(x):
+        sent = by.to_send(x, params.axis_name(equation), equation)
+    if sent is None:
+        return structural(by, equation, inputs)
+    data, scale = sent
+    (gathered,) = equation.bind(data)
+    return wrap(equation, [_loaded(gathered, scale, x.data.dtype)], x.exponent)
+
+
+def psum(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    """Sums over devices what each sends narrow, in the compute dtype, if the recipe says so."""
+    axes, groups = params.axis_name(equation), params.axis_groups(equation)
+    x = inputs[0]
+    plain = len(inputs) == 1 and isinstance(x, ScaledValue) and not per_slice(x) and groups is None
+    sent = by.to_send(x, axes, equation) if plain else None
+    if sent is None:
+        return homogeneous(by, equation, inputs)
+    data, scale = sent
+    parts = gather_invariant(data, axes).astype(scale.dtype)
+    return wrap(equation, [_loaded(jnp.sum(parts, 0), scale, x.data.dtype)], x.exponent)
+
+
+def _loaded(data: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
+    """Returns data that were sent narrow in their flight dtype."""
+    return (data.astype(scale.dtype) * scale).astype(dtype)
+
+
+def grouped(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    """Computes ``ragged_dot``: a contraction of groups of rows, each with its own matrix."""
+    a, b, *sizes = inputs
+    return contraction(by, equation.bind_last(*sizes), [a, b])
+
+
+def scaled_product(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    """Computes ``lax.scaled_dot``; operands of 8 bits keep their numbers and their own scales.
+
+    Wider operands are multiplied by their scales, and rounded as those of a ``dot_general`` are.
+    """
+    if all(a.dtype.itemsize == 1 for a in equation.in_avals[:2]):
+        return fallback(by, equation, inputs)
+    a, b, *scales = [materialize(x).astype(jnp.float32) for x in inputs]
+    operands = [
+        ScaledValue(x * _blockwise(scale, x.shape)) for x, scale in zip((a, b), scales, strict=True)
+    ]
+    changed = {"precision": None, "out_sharding": None, **equation.params}
+    narrow = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 1)
+    return contraction(by, narrow, operands)
+
+
+def gram(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    """Computes ``lax.linalg.symmetric_product``, alpha A A^T + beta C, A A^T as a contraction."""
+    dtype = wide_dtype(equation.out_avals[0].dtype)
+    a, c = (dataclasses.replace(x, data=x.data.astype(dtype)) for x in inputs)
+    batch, last = tuple(range(len(a.shape) - 2)), (len(a.shape) - 1,)
+    changed = {
+        "dimension_numbers": ((last, last), (batch, batch)),
+        "precision": None,
+        "preferred_element_type": equation.out_avals[0].dtype,
+        "out_sharding": None,
+    }
+    square = equation.with_primitive(lax.dot_general_p, changed).with_operands(0, 0)
+    (product,) = contraction(by, square, [a, a])
+    product = product.load() if isinstance(product, DeferredProduct) else product
+    alpha, beta = params.symmetric_factors(equation)
+    return wrap(equation, [alpha * materialize(product) + beta * materialize(c)])
+
+
+def sparse(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    """Warns that the operands of a product of sparse arrays stay wide, and computes it."""
+    keep = getattr(by, "overrides", None)
+    if keep is not None and keep.find(equation, "rounded") is not None:
+        warnings.warn(
+            f"autoscale: {equation.where()}: {equation.name} has no rule: the operands of a sparse "
+            f"product stay in float32. Name it in the recipe, keep={{{equation.name!r}: 'fp32'}}, "
+            "if so.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return fallback(by, equation, inputs)
+
+
+def _blockwise(scale: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Returns the scales of blocks, each repeated for the elements of its block."""
+    for axis, (n, blocks) in enumerate(zip(shape, scale.shape, strict=True)):
+        scale = jnp.repeat(scale, n // blocks, axis)
+    return scale
+
+
+def features(equation: Equation) -> int:
+    """Returns how many features a contraction sums over; a convolution's fewer, in or out."""
+    shape = equation.in_avals[1].shape
+    if equation.name == "conv_general_dilated":
+        return min(shape[a] for a in params.conv_dimensions(equation).rhs_spec[:2])
+    return math.prod(shape[a] for a in params.contracted_axes(equation)[1])
+
+
+def _materialize_stack(x: Value) -> Value:
+    if not isinstance(x, ScaledValue) or not per_slice(x):
+        return x
+    return dataclasses.replace(x, data=materialize(x), exponent=0)

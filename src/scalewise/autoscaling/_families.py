@@ -1,0 +1,285 @@
+"""The rules of families of primitives on (data, exponent) pairs.
+
+A primitive without a rule is computed on plain numbers in the compute dtype (``Family.FALLBACK``),
+which is always right within that dtype's range.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from .._jax import ShapedArray
+from .._types import AxisName
+from ..devices import Device, MatrixUnits
+from ..formats import format as format_
+from ..interpret import Equation, Value, is_float, is_quantization, map_floats, rebind
+from ..primitives import params
+from ..rounding import round_to
+from ..scaled import EXPONENTS, RULES, is_known
+from ._products import Factor
+from ._value import (
+    Exponent,
+    ScaledValue,
+    at_exponent,
+    common_exponent,
+    materialize,
+    normalised,
+    per_slice,
+    shift,
+)
+
+INFINITE = 120  # log2 of the least constant that stands for an infinity
+
+
+class RuleContext(Protocol):
+    """The interpretation that applies a rule, as the rule sees it."""
+
+    @property
+    def device(self) -> Device | None:
+        """The device that products are compiled for; None for JAX's default."""
+        ...
+
+    @property
+    def units(self) -> MatrixUnits | None:
+        """The units whose arithmetic products have on every platform; None for the platform's."""
+        ...
+
+    def flight_dtype(self, aval: ShapedArray) -> DTypeLike:
+        """Returns the dtype in which a float of the program is computed."""
+        ...
+
+    def operands(
+        self, equation: Equation, values: Sequence[ScaledValue]
+    ) -> tuple[tuple[Factor, Factor], Exponent]:
+        """Returns a contraction's operands, rounded, and the exponent of its result."""
+        ...
+
+    def product(
+        self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
+    ) -> jax.Array:
+        """Computes a contraction of such operands."""
+        ...
+
+    def to_send(
+        self, value: ScaledValue, axis_name: AxisName, equation: Equation
+    ) -> tuple[jax.Array, jax.Array] | None:
+        """Returns the narrow data that a collective sends, and their scale; None for wide data."""
+        ...
+
+
+Function = Callable[[RuleContext, Equation, Sequence[Value]], list[Value]]
+
+
+def _bind(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    """Binds the primitive to plain arrays, with floats in ``by``'s flight dtypes."""
+    own = [a for a in equation.in_avals + equation.out_avals if is_float(a)]
+    if all(by.flight_dtype(a) == a.dtype for a in own):
+        wanted = zip(inputs, equation.in_avals, strict=True)
+        return equation.bind(*[_as(x, a.dtype) for x, a in wanted])
+    wide = any(a.dtype == jnp.float64 for a in own)
+    dtype = jnp.float64 if wide else jnp.float32
+    outs = rebind(equation, [_as(x, dtype) for x in inputs], dtype)
+    return map_floats(lambda y, a: _as(y, by.flight_dtype(a)), outs, equation.out_avals)
+
+
+def _as(x: jax.Array, dtype: DTypeLike) -> jax.Array:
+    return x.astype(dtype) if is_float(x) and x.dtype != dtype else x
+
+
+def _floats(inputs: Sequence[Value]) -> list[ScaledValue]:
+    return [x for x in inputs if isinstance(x, ScaledValue)]
+
+
+def _data(inputs: Sequence[Value]) -> list[Value]:
+    return [x.data if isinstance(x, ScaledValue) else x for x in inputs]
+
+
+def wrap(
+    equation: Equation,
+    outs: Sequence[jax.Array],
+    exponent: Exponent = 0,
+    constant_value: float | None = None,
+) -> list[Value]:
+    return map_floats(
+        lambda y, _: ScaledValue(y, exponent, constant_value=constant_value),
+        outs,
+        equation.out_avals,
+    )
+
+
+def fallback(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    plain = [materialize(x) if isinstance(x, ScaledValue) else x for x in inputs]
+    return wrap(equation, _bind(by, equation, plain))
+
+
+def structural(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    floats = _floats(inputs)
+    if len(floats) != 1 or per_slice(floats[0]):
+        return fallback(by, equation, inputs)
+    (x,) = floats
+    outs = _bind(by, equation, _data(inputs))
+    return wrap(equation, outs, x.exponent, constant_value=x.constant_value)
+
+
+def homogeneous(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    floats = _floats(inputs)
+    if len(floats) != 1 or per_slice(floats[0]):
+        return fallback(by, equation, inputs)
+    return wrap(equation, _bind(by, equation, _data(inputs)), floats[0].exponent)
+
+
+def _align(inputs: Sequence[Value]) -> tuple[list[jax.Array], Exponent]:
+    exponent = common_exponent(_floats(inputs))
+    return [at_exponent(x, exponent) if isinstance(x, ScaledValue) else x for x in inputs], exponent
+
+
+def aligned(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    operands, exponent = _align(inputs)
+    return wrap(equation, _bind(by, equation, operands), exponent)
+
+
+def remainder(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    """Computes a remainder; 0 for a divisor too small to be represented beside the dividend."""
+    operands, exponent = _align(inputs)
+    (out,) = _bind(by, equation, operands)
+    unseen = (operands[1] == 0) & (_data(inputs)[1] != 0) & jnp.isfinite(operands[0])
+    return wrap(equation, [jnp.where(unseen, jnp.zeros_like(out), out)], exponent)
+
+
+def comparison(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    return _bind(by, equation, _align(inputs)[0])
+
+
+def invariant(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    return wrap(equation, _bind(by, equation, _data(inputs)))
+
+
+def _normalised(x: ScaledValue) -> ScaledValue:
+    """Returns a constant with its power of two in the exponent, if it would cost range in the data.
+
+    A constant that stands for an infinity (``finfo.min`` times a mask) is unchanged: as an exponent
+    it would shift the other operands out of range.
+    """
+    if x.constant_value is None or x.constant_value == 0 or not math.isfinite(x.constant_value):
+        return x
+    mantissa, exponent = math.frexp(x.constant_value)
+    if -24 <= exponent <= 24 or exponent > INFINITE:
+        return x
+    return ScaledValue(jnp.full(x.shape, mantissa, x.data.dtype), exponent)
+
+
+def product(name: str) -> Function:
+    """Returns the rule of ``mul`` or ``div``: scales are multiplied or divided."""
+    scale = RULES[name].scale
+
+    def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+        a, b = (_normalised(x) for x in inputs)
+        if per_slice(a) or per_slice(b):
+            return fallback(by, equation, inputs)
+        exponent = scale(EXPONENTS, a.exponent, b.exponent)
+        return wrap(equation, _bind(by, equation, [a.data, b.data]), exponent)
+
+    return rule
+
+
+def power(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    (x,) = inputs
+    if per_slice(x):
+        return fallback(by, equation, inputs)
+    degree = int(params.degree(equation))
+    if abs(degree) > 2:
+        x = normalised(x, 0)
+    exponent = RULES["integer_pow"].scale(EXPONENTS, x.exponent, degree)
+    return wrap(equation, _bind(by, equation, [x.data]), exponent)
+
+
+def root(degree: int, sign: int = 1) -> Function:
+    def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+        (x,) = inputs
+        if per_slice(x):
+            return fallback(by, equation, inputs)
+        # what the root leaves of the exponent remains with the data
+        part = RULES["sqrt"].scale(EXPONENTS, x.exponent, degree)
+        rest = x.exponent - degree * part
+        return wrap(equation, _bind(by, equation, [shift(x.data, rest)]), sign * part)
+
+    return rule
+
+
+def contractive(slope: float, bounded: bool = False) -> Function:
+    """Returns the rule of an odd function that has its steepest slope at zero.
+
+    So ``f(x * 2^e) * 2^-e`` is no larger than x's data (times the slope), and where
+    ``x * 2^e`` is too small for the compute dtype it is the slope times them.
+
+    Args:
+        slope: at zero.
+        bounded: whether the function is bounded, so that it is finite at an infinity.
+    """
+
+    def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+        (x,) = inputs
+        exponent = x.exponent
+        no_scale = isinstance(exponent, int) and exponent >= 0
+        if no_scale or per_slice(x) or x.constant_value is not None:
+            return fallback(by, equation, inputs)
+        kept = min(exponent, 0) if isinstance(exponent, int) else jnp.minimum(exponent, 0)
+        if bounded and not isinstance(exponent, int):  # an infinity's value needs no scale
+            kept = jnp.where(jnp.any(jnp.isinf(x.data)), 0, kept)
+        number = materialize(x)
+        (y,) = _bind(by, equation, [number])
+        small = lax.abs(number) < number.dtype.type(2.0**-40)
+        linear = shift(x.data * number.dtype.type(slope), exponent - kept)
+        return wrap(equation, [jnp.where(small, linear, shift(y, -kept))], kept)
+
+    return rule
+
+
+def ordered(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    """Sorts each array by its data, which is the order of its values."""
+    if any(per_slice(x) for x in _floats(inputs)):
+        return fallback(by, equation, inputs)
+    outs = _bind(by, equation, _data(inputs))
+    exponents = [x.exponent if isinstance(x, ScaledValue) else 0 for x in inputs]
+    exponents += [0] * (len(outs) - len(exponents))  # top_k also gives indices
+    return [
+        ScaledValue(y, e) if is_float(a) else y
+        for y, a, e in zip(outs, equation.out_avals, exponents, strict=True)
+    ]
+
+
+def product_of_all(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    (x,) = inputs
+    if not isinstance(x, ScaledValue) or per_slice(x) or not is_known(x.data.size):
+        return fallback(by, equation, inputs)
+    x = normalised(x, 0)
+    terms = x.data.size // max(1, math.prod(equation.out_avals[0].shape))
+    return wrap(equation, _bind(by, equation, [x.data]), x.exponent * terms)
+
+
+def select_n(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    which, *cases = inputs
+    if not _floats(cases):
+        return equation.bind(*inputs)
+    operands, exponent = _align(cases)
+    dtype = by.flight_dtype(equation.out_avals[0])
+    return wrap(equation, [lax.select_n(which, *[_as(x, dtype) for x in operands])], exponent)
+
+
+def convert(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+    (x,), (aval,) = inputs, equation.out_avals
+    if not isinstance(x, ScaledValue) or not is_float(aval):
+        return fallback(by, equation, inputs)
+    dtype = by.flight_dtype(aval)
+    if is_quantization(equation):  # the program's own
+        return [ScaledValue(_as(round_to(materialize(x), format_(aval.dtype)), dtype))]
+    if per_slice(x):
+        return fallback(by, equation, inputs)
+    return [ScaledValue(_as(x.data, dtype), x.exponent, constant_value=x.constant_value)]

@@ -1,0 +1,216 @@
+"""Rounds to a narrow format with one power-of-two scale, and stores the result."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeGuard
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from .._check import checked
+from .._jax import type_like
+from .._types import PyTree
+from ..formats import BlockFormat, Format
+from ..interpret import Argument, Interpretation
+from ..rounding import EncodedArray, encode, stored_array
+from ..scaled import ScaledArray, quantize
+from ._quantized import is_quantized
+from ._recipe import RecipeLike, Storage
+from ._value import Exponent, ScaledValue, leading
+from .recipes import recipe as recipe_
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredValue:
+    """A value that is narrow in memory until it is loaded: ``data * scale * 2**own``.
+
+    Attributes:
+        data: in the storage dtype; behind a barrier, so that no compiler keeps the wide original
+            instead.
+        scale: the rounding's power of two, in the compute dtype. Its axes are the first axes of
+            ``data`` (a scan that stacks values stacks their scales).
+        own: the exponent of the value in flight.
+        dtype: of the value in flight.
+        narrowed, role: as in :class:`ScaledValue`.
+    """
+
+    data: jax.Array
+    scale: jax.Array
+    own: Exponent
+    dtype: DTypeLike
+    narrowed: bool = False
+    role: str = ""
+
+    def load(self) -> ScaledValue:
+        """Returns the value in flight."""
+        data = self.data.astype(self.scale.dtype) * leading(self.scale, self.data)
+        known = {"narrowed": self.narrowed, "role": self.role}
+        return ScaledValue(data.astype(self.dtype), self.own, "residual", **known)
+
+    def tree_flatten(self):
+        if isinstance(self.own, int):
+            return (self.data, self.scale), (self.own, self.dtype, self.narrowed, self.role)
+        return (self.data, self.scale, self.own), (None, self.dtype, self.narrowed, self.role)
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        own, *rest = static
+        data, scale, *traced = children
+        return cls(data, scale, traced[0] if traced else own, *rest)
+
+
+def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
+    """Returns ``value`` rounded to ``fmt`` and stored, the same array however often it is read."""
+    if ("rest", fmt) not in value.memo:
+        if fmt not in value.memo:
+            value.memo[fmt] = quantize(value.data, fmt)
+        copy = value.memo[fmt]
+        data = lax.optimization_barrier(copy.data)
+        known = value.data.dtype, value.narrowed, value.role
+        value.memo["rest", fmt] = StoredValue(data, copy.scale, value.exponent, *known)
+    return value.memo["rest", fmt]
+
+
+def holds(dtype: DTypeLike, fmt: Format) -> bool:
+    """Returns whether an array of ``dtype`` takes no more memory than one in ``fmt``."""
+    return jnp.dtype(dtype).itemsize * 8 <= fmt.bits
+
+
+@stored_array
+class SqrtStored:
+    """An array stored as its square root: ``value = root.value() ** 2``.
+
+    A second moment spans twice the exponents of the gradients that it is made of; its root spans
+    theirs. Non-negative arrays only.
+    """
+
+    def __init__(self, root: ScaledArray):
+        self.root = root
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.root.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.root.dtype
+
+    def value(self) -> jax.Array:
+        """Returns the plain array."""
+        return jnp.square(self.root.value())
+
+    def __array__(self, dtype=None, copy=None):
+        return self.value().__array__(dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value()
+
+    def __repr__(self) -> str:
+        return f"SqrtStored({self.root!r})"
+
+    def tree_flatten(self):
+        return (self.root,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:
+    """Returns ``x`` stored as ``storage`` says."""
+    x = jnp.sqrt(x) if storage.root == 2 else x
+    fmt = storage.format
+    if isinstance(fmt, BlockFormat):
+        stored = quantize(x, fmt if x.ndim else fmt.element)
+    else:
+        stored = quantize(x, fmt, axis=storage.axis)
+    if storage.nonzero or storage.root == 2:
+        element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+        stored = dataclasses.replace(stored, data=_nonzero(stored.data, x, element))
+    return SqrtStored(stored) if storage.root == 2 else stored
+
+
+def _nonzero(data: jax.Array | EncodedArray, x: jax.Array, fmt: Format) -> jax.Array | EncodedArray:
+    """Returns ``data`` with the format's smallest number where a nonzero ``x`` became zero."""
+    wide = data.astype(jnp.float32)
+    tiny = jnp.copysign(jnp.asarray(float(fmt.smallest), jnp.float32), wide)
+    return encode(jnp.where((wide == 0) & (x != 0), tiny, wide), fmt)
+
+
+@checked
+def store(tree: PyTree, recipe: RecipeLike) -> PyTree:
+    """A pytree with the leaves that the recipe's ``state`` names stored narrow.
+
+    Args:
+        tree: a training state, say; leaves are arrays.
+        recipe: a recipe, or the name of one that stores some of the state; its ``state`` patterns
+            are matched against each leaf's path within ``tree``.
+
+    Returns:
+        The same tree; leaves whose path matches are :class:`ScaledArray` or :class:`SqrtStored`.
+        Leaves that are no float arrays, or are stored already, stay as they are.
+
+    Raises:
+        ValueError: the name of a recipe without ``state``, under which nothing would be stored.
+
+    Example:
+        >>> import jax.numpy as jnp, scalewise as sw
+        >>> recipe = sw.Recipe(state=((r"\\['w'\\]", sw.Storage("fp16")),))
+        >>> sw.store({"w": jnp.ones(3), "n": jnp.int32(1)}, recipe)["w"].data.dtype
+        dtype('float16')
+    """
+    named, recipe = recipe, recipe_(recipe)
+    if isinstance(named, str) and not recipe.state:
+        raise ValueError(
+            f"store: the recipe {named!r} has no state patterns, so nothing would be stored; set "
+            f"them by dataclasses.replace(recipes.{named}, state=...)"
+        )
+
+    def leaf(path, x):
+        if is_stored(x) or not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            return x
+        storage = recipe.state_storage(jax.tree_util.keystr(path), jnp.size(x))
+        return x if storage is None else store_array(jnp.asarray(x), storage)
+
+    return jax.tree_util.tree_map_with_path(leaf, tree, is_leaf=is_stored)
+
+
+def is_stored(x: object) -> TypeGuard[ScaledArray | SqrtStored]:
+    """Returns whether a node of a pytree is one array, stored by :func:`store`."""
+    return isinstance(x, ScaledArray | SqrtStored)
+
+
+class TakesStored(Interpretation):
+    """An interpretation of programs whose arguments may be stored arrays."""
+
+    def is_argument(self, leaf: object) -> bool:
+        return is_stored(leaf)
+
+    def abstract(self, leaf: Argument) -> Argument:
+        if not is_stored(leaf):
+            return leaf
+        data = leaf.root.data if isinstance(leaf, SqrtStored) else leaf.data
+        # quantized arrays have no dtype of their own: results have that of the other operands
+        return type_like(leaf.shape, leaf.dtype, data, weak=is_quantized(leaf))
+
+    def tangent(self, argument: Argument, tangent: PyTree) -> jax.Array:
+        if not is_stored(argument):
+            return tangent
+        return jax.jvp(lambda a: a.value(), (argument,), (tangent,))[1]
+
+
+def has_exponent(x: object) -> bool:
+    """Returns True if an argument has one exponent, which then follows it to the outputs."""
+    return isinstance(x, ScaledArray) and x.exponent is not None and x.exponent.ndim == 0
+
+
+def has_scale(x: object) -> bool:
+    """Returns True if an argument is a ScaledArray with one number as its scale."""
+    if not isinstance(x, ScaledArray) or isinstance(x.data, EncodedArray) or x.block is not None:
+        return False
+    return isinstance(x.scale, jax.Array) and x.scale.ndim == 0

@@ -1,0 +1,249 @@
+"""``Operand`` and ``Products``: how a recipe rounds each operand of each of the three products."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Literal
+
+from .._check import CONVERTED, Count, Natural, checked
+from .._repr import changed_fields
+from .._resolve import as_format
+from ..formats import (
+    BLOCK_FORMATS,
+    CATALOGUE,
+    E8M0,
+    BlockFormat,
+    BlockFormatLike,
+    Format,
+    FormatLike,
+    RoundingMode,
+)
+from ..scaled import Amax, Scaling, check_scaling
+
+Role = Literal["activation", "weight", "gradient"]
+CURRENT = Amax()
+_NAMED = {*CATALOGUE.values(), *BLOCK_FORMATS.values()}
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """How one operand of a product is rounded.
+
+    Attributes:
+        format: a format, with one scale or one for each channel; or a block format, whose blocks
+            lie along the contracted axis.
+        scaling: how scales are chosen; :class:`Amax` of a block format means the format's own.
+        per: ``"tensor"``: one scale for the operand; ``"channel"``: one for each index of the axes
+            that aren't contracted. Not for block formats.
+        rounding: of the numbers: ``"nearest_even"``, ``"stochastic"``, or another mode of
+            :func:`scalewise.cast`. Stochastic rounding draws from a key, see
+            :func:`scalewise.autoscale`.
+        tile: how many rows of blocks share a scale, along the last axis that isn't contracted. With
+            blocks of as many elements, a matrix has the same scales in both orientations.
+        hadamard: a power of two n: before it is rounded, the operand is multiplied along the
+            contracted axis, n numbers at a time, by an orthogonal Hadamard matrix whose rows have
+            random signs. Zeros fill up the last n. Both operands of the product need the same n and
+            signs: in exact arithmetic the product is unchanged. 0 for no transform.
+        signs: ``"fixed"``: the same signs in every product and step; ``"random"``: drawn anew for
+            each product from its key.
+
+    Raises:
+        TypeError, ValueError: an unknown format or mode, or a contradictory combination.
+    """
+
+    format: Annotated[Format | BlockFormat, CONVERTED]
+    scaling: Scaling = CURRENT
+    per: Literal["tensor", "channel"] = "tensor"
+    rounding: RoundingMode = "nearest_even"
+    tile: Count = 1
+    hadamard: Natural = 0
+    signs: Literal["fixed", "random"] = "fixed"
+
+    def __post_init__(self):
+        object.__setattr__(self, "format", as_format(self.format, "Operand.format", blocks=True))
+        check_scaling(self.scaling, "Operand.scaling")
+        if self.hadamard & (self.hadamard - 1):
+            raise ValueError(f"Operand.hadamard is {self.hadamard!r}; expected 0 or a power of two")
+        self.scaling.check(self.format)
+        if self.scaling.draws and (self.tile > 1 or self.rounding != "nearest_even"):
+            raise ValueError(
+                f"Operand: {self.scaling!r} corrects the scale of each block for rounding to "
+                "nearest; leave tile and rounding out"
+            )
+        if isinstance(self.format, BlockFormat):
+            self._check_blocks(self.format)
+        elif self.tile > 1:
+            raise ValueError(f"Operand.tile is for block formats; {self.format.name} has no blocks")
+        elif not self.format.zero:
+            raise ValueError(f"{self.format.name} has no zero: it is for scales, not for operands")
+
+    def __repr__(self) -> str:
+        """The fields that differ from the defaults; a catalogue format is its name."""
+        changed = changed_fields(self, "format", text=shown)
+        return f"Operand({', '.join([shown(self.format), *changed])})"
+
+    def _check_blocks(self, fmt: BlockFormat) -> None:
+        if self.per != "tensor":
+            raise ValueError(
+                f"Operand.per is {self.per!r}, but {fmt.name} has a scale for each block"
+            )
+        scaling = self.scaling.of_blocks()
+        if fmt.scale == E8M0 and scaling is not None and not scaling.power_of_two:
+            raise ValueError(
+                f"Operand: {fmt.name} has powers of two for scales, {scaling!r} has others"
+            )
+
+    @property
+    def element(self) -> Format:
+        """The format of the numbers, which of a block format have a scale for each block."""
+        return self.format.element if isinstance(self.format, BlockFormat) else self.format
+
+    @property
+    def per_tensor(self) -> bool:
+        """Whether the operand has one scale."""
+        return isinstance(self.format, Format) and self.per == "tensor"
+
+    @property
+    def draws(self) -> bool:
+        """Whether the rounding itself depends on a key."""
+        return self.rounding == "stochastic" or self.scaling.draws
+
+    def with_headroom(self, headroom: float) -> Operand:
+        """Returns the operand with a margin in its blocks' scales, if it is drawn and has any that
+        aren't powers of two; see :meth:`Recipe.with_headroom`.
+        """
+        if not self.draws or self.per_tensor or getattr(self.format, "scale", E8M0) == E8M0:
+            return self
+        return dataclasses.replace(self, scaling=Amax(False, headroom), rounding="stochastic")
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the rounded numbers depend on a key."""
+        return self.draws or (self.hadamard > 1 and self.signs == "random")
+
+
+OperandPair = tuple[Operand | BlockFormatLike | None, Operand | BlockFormatLike | None]
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Products:
+    """How the operands of the three products of a layer ``y = x @ w`` are rounded.
+
+    Each of the fields is a pair of :class:`Operand`, formats or None, which leaves an operand in
+    the dtype in flight. Operands that differ between the products are quantized for each of them
+    from the original, which waits for the backward pass in ``Recipe.residuals``.
+
+    Of a product's operands the weight is an argument of the program, or a part of one. If both are,
+    or none is and the product has no batch axes, it is the right one (a convolution's kernel). A
+    product of two computed arrays with batch axes (attention) multiplies two activations.
+
+    Attributes:
+        forward: of activation and weight, ``y = x @ w``.
+        input_gradient: of gradient and weight, ``dx = dy @ w.T``.
+        weight_gradient: of activation and gradient, ``dw = x.T @ dy``.
+        backward_from: what activation and weight of the two backward products are rounded from:
+            ``"original"``, or ``"forward"``: the numbers that the forward product multiplied. These
+            are computed once more from the original, and, with None for both operands, not rounded
+            again (TransformerEngine's ``backward_override="dequantized"``). Convolutions round from
+            the original.
+
+    Raises:
+        TypeError, ValueError: no pair; an unknown format; a Hadamard transform of one operand
+            alone; scales that need a history or another operand; random numbers in the forward
+            product, which couldn't be computed again.
+    """
+
+    forward: OperandPair
+    input_gradient: OperandPair
+    weight_gradient: OperandPair
+    backward_from: Literal["original", "forward"] = "original"
+
+    def __post_init__(self):
+        if self.backward_from not in ("original", "forward"):
+            raise ValueError(
+                f"Products.backward_from is {self.backward_from!r}; "
+                "expected 'original' or 'forward'"
+            )
+        for field in ROLES:
+            pair = getattr(self, field)
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise TypeError(
+                    f"Products.{field} is {pair!r}; expected a pair of Operand, format or None, "
+                    f"of {' and '.join(ROLES[field])}"
+                )
+            pair = tuple(map(_as_operand, pair))
+            object.__setattr__(self, field, pair)
+            if len({_transform(x) for x in pair}) > 1:
+                raise ValueError(
+                    f"Products.{field}: both operands need the same hadamard and signs, "
+                    f"not {_transform(pair[0])} and {_transform(pair[1])}"
+                )
+            for operand in pair:
+                if operand is not None and operand.scaling.source in ("history", "operand"):
+                    raise ValueError(
+                        f"Products.{field}: {operand.scaling!r} needs a scale from before; expected"
+                        " a scaling that reads the operand or its shape"
+                    )
+        forward = [self.operand("forward", role) for role in ROLES["forward"]]
+        if self.backward_from == "forward" and any(x and x.is_random for x in forward):
+            raise ValueError(
+                "Products.backward_from is 'forward', but the forward product's operands are "
+                "random; round them to nearest, with fixed signs"
+            )
+
+    def __repr__(self) -> str:
+        """The fields that differ from the defaults, with their shortest texts."""
+        return f"Products({', '.join(changed_fields(self, text=shown))})"
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the products depend on a key."""
+        pairs = (getattr(self, field) for field in ROLES)
+        return any(x is not None and x.is_random for pair in pairs for x in pair)
+
+    def formats(self) -> list[tuple[Format | BlockFormat | None, ...]]:
+        """Returns the formats of the operands of each product."""
+        pairs = (getattr(self, field) for field in ROLES)
+        return [tuple(x and x.format for x in pair) for pair in pairs]
+
+    def operand(self, product: str, role: Role) -> Operand | None:
+        """Returns how an operand of a role is rounded in a product, a field's name."""
+        roles = ROLES[product]
+        return getattr(self, product)[roles.index(role) if role in roles else 0]
+
+
+ROLES: dict[str, tuple[Role, Role]] = {
+    "forward": ("activation", "weight"),
+    "input_gradient": ("gradient", "weight"),
+    "weight_gradient": ("activation", "gradient"),
+}
+
+
+def shown(value: object) -> str:
+    """Returns the text of a field from which it can be made; a catalogue format is its name."""
+    if isinstance(value, tuple):
+        if len(value) == 2 and value[0] == value[1]:
+            return f"({shown(value[0])},) * 2"
+        inner = ", ".join(map(shown, value))
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, Format | BlockFormat) and value in _NAMED:
+        return repr(value.name)
+    if isinstance(value, Scaling) and dataclasses.is_dataclass(value):
+        return f"{type(value).__name__}({', '.join(changed_fields(value, text=shown))})"
+    return repr(value)
+
+
+def _as_operand(x: Operand | FormatLike | BlockFormat | None) -> Operand | None:
+    return (
+        x
+        if x is None or isinstance(x, Operand)
+        else Operand(as_format(x, "Operand.format", blocks=True))
+    )
+
+
+def _transform(operand: Operand | None) -> tuple[int, str]:
+    if operand is None or operand.hadamard < 2:
+        return 0, "fixed"
+    return operand.hadamard, operand.signs

@@ -1,0 +1,426 @@
+"""The operands of contractions, rounded to the recipe's formats."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Hashable, Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+
+from .._types import AxisName, PyTree
+from ..formats import BlockFormat, Format
+from ..interpret import Equation, RoundedOperand, Value
+from ..primitives import params
+from ..rounding import encode
+from ..scaled import (
+    Amax,
+    ScaledArray,
+    Scaling,
+    at_least,
+    quantize,
+    quantize_measured,
+)
+from ._blocks import Blocks, in_blocks
+from ._contraction_rules import contraction, features, grouped
+from ._gain import reason_to_leave
+from ._keys import hadamard_signs, hadamard_transform, operand_key
+from ._layout import loaded_after, stored_copy
+from ._narrow import StoredValue, holds
+from ._operand_settings import CURRENT, Operand, Role
+from ._products import Factor, multiply, plain
+from ._quantized import QUANTIZED, QuantizedValue, apart
+from ._residuals import STORED, Residuals, load
+from ._roles import NARROWED, ROLE, between_activations, role_of, roles
+from ._rules import RULES
+from ._saturation import block_axis, is_saturated, largest_beside
+from ._value import INTEGERS, Exponent, ScaledValue, leading, wide_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class OperandRounding(Residuals):
+    """An interpretation that rounds the operands of contractions once, as the recipe says.
+
+    Attributes:
+        key: of the program, for random roundings and signs; None for the key of seed 0.
+    """
+
+    key: jax.Array | None = None
+
+    def operands(
+        self, equation: Equation, values: Sequence[ScaledValue]
+    ) -> tuple[tuple[Factor, Factor], Exponent]:
+        """Returns a contraction's operands, rounded to the recipe's formats, and its exponent."""
+        axes, wanted = params.contracted_axes(equation), self.settings(equation, values)
+        settings, why = self.faster(equation, values, wanted, axes)
+        known, given = _narrowed(values, settings), _narrowed(values, wanted)
+        self.missing_units.check(equation, [x and x.format for x in given], self.device)
+        if self.record is not None:
+            formats = [v.data.dtype if x is None else x for v, x in zip(values, known, strict=True)]
+            self.record("contraction", equation, equation.out_avals[0].shape, formats, why)
+        exponent = values[0].exponent + values[1].exponent
+        values, axes = self.transformed(equation, values, settings, axes)
+        made: dict[int, Factor] = {}
+        for i in sorted(range(2), key=lambda i: _is_reread(values[i], equation)):
+            other = _scales(made.get(1 - i))
+            made[i] = self._operand(values[i], equation, settings[i], axes[i], i, other)
+        operands = made[0], made[1]
+        stored = any(QUANTIZED in value.memo for value in values)
+        return (apart(operands) if stored else operands), exponent
+
+    def faster(
+        self,
+        equation: Equation,
+        values: Sequence[ScaledValue],
+        settings: list[Operand | None],
+        axes: params.AxisPair,
+    ) -> tuple[list[Operand | None], str | None]:
+        """Returns the settings, or None for both where ``Recipe.narrow`` leaves them alone, and
+        why."""
+        device = self.device
+        if device is None or not self.prefers_speed or not any(settings):
+            return settings, None
+        narrow = _narrowed(values, settings)
+        own = zip(values, settings, axes, strict=True)
+        made = [s is not None and self._purpose(s, a) in v.memo for v, s, a in own]
+        why = reason_to_leave(equation, values, narrow, made, device)
+        return ([None, None], why) if why else (settings, None)
+
+    def multiplied(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+        """Returns an equation's inputs, with quantized operands of a contraction as they are."""
+        if RULES[equation.name].rule not in (contraction, grouped):
+            return list(inputs)
+        kept = self.overrides.find(equation, self) is not self
+        return [x.as_operand() if isinstance(x, QuantizedValue) and not kept else x for x in inputs]
+
+    def settings(self, equation: Equation, values: Sequence[ScaledValue]) -> list[Operand | None]:
+        """Returns how to round a contraction's operands; None leaves the flight dtype."""
+        attention = between_activations(equation, values)
+        few = bool(self.recipe.residuals) and not at_least(features(equation), self.recipe.features)
+        chosen: list[Operand | None] = []
+        for value, own in zip(values, self._own_settings(equation, values, attention), strict=True):
+            fmt = None if own is None else own.format
+            if own is not None and (few or (attention and own.element.bits <= 8)):
+                fmt = self.recipe.residuals
+            fmt = self.overrides.find(equation, fmt)
+            narrow = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
+            if fmt is None or narrow or INTEGERS in value.memo or QUANTIZED in value.memo:
+                chosen.append(None)
+            elif own is not None and fmt == own.format:
+                chosen.append(own)
+            else:
+                scaling = self.recipe.scaling
+                current = scaling.for_blocks and isinstance(fmt, Format)
+                chosen.append(_setting(fmt, CURRENT if current else scaling, self.recipe.per))
+        both = len({x.hadamard if x else 0 for x in chosen}) == 1
+        if not both or not _mixes_freely(equation):
+            chosen = [x and dataclasses.replace(x, hadamard=0) for x in chosen]
+        if not attention:
+            for value in values:
+                value.memo[NARROWED] = True
+        return chosen
+
+    def _own_settings(
+        self, equation: Equation, values: Sequence[ScaledValue], attention: bool
+    ) -> list[Operand | None]:
+        """Returns the settings that the recipe has for a contraction's operands."""
+        recipe = self.recipe
+        carries = [value.origin == "backward" for value in values]
+        if recipe.products is None:
+            formats = [recipe.backward if backward else recipe.forward for backward in carries]
+            return [f and _setting(f, recipe.scaling, recipe.per) for f in formats]
+        if equation.direction != "backward" or not any(carries):
+            found = roles(equation, values, attention)
+            for value, role in zip(values, found, strict=True):
+                value.memo.setdefault(ROLE, role)
+            return [recipe.products.operand("forward", role) for role in found]
+        known: list[Role] = [
+            role_of(value) or ("weight" if value.origin == "stored" else "activation")
+            for value, backward in zip(values, carries, strict=True)
+            if not backward
+        ]
+        product = "input_gradient" if known == ["weight"] else "weight_gradient"
+        return [
+            recipe.products.operand(product, "gradient" if backward else known[0])
+            for backward in carries
+        ]
+
+    def transformed(
+        self,
+        equation: Equation,
+        values: Sequence[ScaledValue],
+        settings: Sequence[Operand | None],
+        axes: params.AxisPair,
+    ) -> tuple[list[ScaledValue], params.AxisPair]:
+        """Returns the values that are rounded next, and the axes that are contracted.
+
+        These are what ``Products.backward_from`` says, after their Hadamard transform. A transform
+        is along the left operand's last contracted axis and the right operand's that belongs to it,
+        along which blocks lie, too: the last of those that are returned.
+        """
+        values, first = self._from_forward(equation, values), settings[0]
+        if first is None or first.hadamard < 2:
+            return list(values), axes
+        last = axes[0].index(max(axes[0]))
+        left, right = ((*own[:last], *own[last + 1 :], own[last]) for own in axes)
+        axes = left, right
+        key = None
+        if first.signs == "random":
+            key = operand_key(self.key, f"{_place(equation)}/signs", *[x.data for x in values])
+        signs = hadamard_signs(first.hadamard, key)
+        done = []
+        for value, own in zip(values, axes, strict=True):
+            reread = _is_reread(value, equation)
+            purpose = "hadamard", first.hadamard, own[-1], reread
+            if key is not None or purpose not in value.memo:
+                x = load(self._stored(value, self.recipe.residuals)) if reread else value
+                data = hadamard_transform(x.data, own[-1], signs).astype(x.data.dtype)
+                fields = {"lineage": None, "base": None, "memo": {}, "constant_value": None}
+                fields["origin"] = "residual" if reread else x.origin
+                value.memo[purpose] = dataclasses.replace(x, data=data, **fields)
+            done.append(value.memo[purpose])
+        return done, axes
+
+    def _from_forward(
+        self, equation: Equation, values: Sequence[ScaledValue]
+    ) -> Sequence[ScaledValue]:
+        """Returns a backward product's values as ``Products.backward_from`` says.
+
+        The axes that the forward product has contracted are those that this one keeps.
+        """
+        products, carries = self.recipe.products, [v.origin == "backward" for v in values]
+        if products is None or products.backward_from == "original" or sum(carries) != 1:
+            return values
+        if equation.name != "dot_general" or not self._is_recipes_own(equation, values):
+            return values
+        i = carries.index(False)
+        if QUANTIZED in values[i].memo:
+            return values
+        value, reread = values[i], _is_reread(values[i], equation)
+        role = role_of(value) or ("weight" if value.origin == "stored" else "activation")
+        setting = products.operand("forward", role)
+        used = [a for axes in params.dot_dimensions(equation) for a in axes[i]]
+        contracted = tuple(a for a in range(value.data.ndim) if a not in used)
+        if setting is None or not contracted or INTEGERS in value.memo:
+            return values
+        purpose = "forward", setting, contracted, reread
+        if purpose not in value.memo:
+            x = load(self._stored(value, self.recipe.residuals)) if reread else value
+            fields = {"lineage": None, "base": None, "memo": {}, "constant_value": None}
+            fields |= {"origin": "residual" if reread else x.origin, "role": role}
+            data = self._numbers(x, setting, contracted)
+            value.memo[purpose] = dataclasses.replace(x, data=data, **fields)
+        return [value.memo[purpose], values[1]] if i == 0 else [values[0], value.memo[purpose]]
+
+    def _numbers(
+        self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...]
+    ) -> jax.Array:
+        """Returns a value's numbers after a rounding, in the dtype in flight."""
+        x, axis = value.data, contracted[-1]
+        signs = hadamard_signs(setting.hadamard, None)
+        if setting.hadamard > 1:
+            data = hadamard_transform(x, axis, signs).astype(x.dtype)
+            value = dataclasses.replace(value, data=data, memo={})
+        copy = self._rounded(value, setting, contracted, "forward")
+        if not isinstance(copy, Blocks):
+            copy = Blocks(copy, setting.format, x.dtype)
+        data = copy.value(wide_dtype(x.dtype))
+        if setting.hadamard > 1:
+            data = hadamard_transform(data, axis, signs, inverse=True)
+            data = lax.slice_in_dim(data, 0, x.shape[axis], axis=axis)
+        return data.astype(x.dtype)
+
+    def _is_recipes_own(self, equation: Equation, values: Sequence[ScaledValue]) -> bool:
+        """Returns whether a contraction's operands are rounded as ``Recipe.products`` says."""
+        few = bool(self.recipe.residuals) and not at_least(features(equation), self.recipe.features)
+        kept = self.overrides.find(equation, self) is not self
+        return not few and not kept and not between_activations(equation, values)
+
+    def _operand(
+        self,
+        value: ScaledValue,
+        equation: Equation,
+        setting: Operand | None,
+        contracted: tuple[int, ...],
+        position: int,
+        other: jax.Array | None,
+    ) -> Factor:
+        """Returns one operand: its numbers, in a dtype that holds the format, and its scale.
+
+        The scale is a power of two in the compute dtype; None for 1. An operand that the forward
+        pass has stored is loaded after ``other``, the scales of the other operand, has been
+        computed.
+        """
+        if QUANTIZED in value.memo:
+            return value.memo[QUANTIZED].factor(equation, contracted)
+        if setting is None:
+            value.memo[STORED] = True
+            return value.data, None
+        reread = _is_reread(value, equation)
+        operand_id = f"{_place(equation)}/{position}"
+        if reread and not self._reuses_copy(value, setting):
+            stored = self._stored(value, self.recipe.residuals)
+            value = load(loaded_after(stored, other) if isinstance(stored, StoredValue) else stored)
+            reread = False
+        copy = self._rounded(value, setting, contracted, operand_id)
+        if isinstance(copy, Blocks):
+            return copy, None
+        if not setting.per_tensor:
+            if setting.per == "channel" and equation.name == "dot_general":
+                assert isinstance(copy.scale, jax.Array)
+                assert isinstance(copy.data, jax.Array)
+                return copy.data, copy.scale
+            return Blocks(copy, setting.format, value.data.dtype), None
+        assert isinstance(copy.scale, jax.Array)
+        data = copy.data if isinstance(copy.data, jax.Array) else copy.data.astype(jnp.float32)
+        data = stored_copy(data)
+        return loaded_after(data, other) if reread else data, copy.scale
+
+    def product(
+        self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
+    ) -> jax.Array:
+        """Computes a contraction in ``dtype``; sums are accumulated in float32 at least."""
+        return multiply(equation, operands, dtype, self.device, self.units).value()
+
+    def _rounded(
+        self,
+        value: ScaledValue,
+        setting: Operand,
+        contracted: tuple[int, ...],
+        operand_id: str,
+    ) -> ScaledArray | Blocks:
+        """Returns a narrow copy of a value; the same copy for the same setting and axes.
+
+        Stochastic rounding makes a copy of its own for each operand.
+        """
+        purpose = self._purpose(setting, contracted)
+        if setting.rounding != "nearest_even" or setting.draws:
+            purpose = purpose, operand_id
+        if purpose not in value.memo:
+            value.memo[purpose] = self._copy(value, setting, contracted, operand_id)
+        return value.memo[purpose]
+
+    def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Hashable:
+        """Returns the key of a copy in a value's memo."""
+        if self.recipe.products is None:
+            return setting.format if setting.per_tensor else (setting.format, contracted)
+        # a copy with current scaling is also the one that waits for the backward pass
+        current = setting.per_tensor and setting == Operand(setting.format)
+        return setting.format if current else (setting, contracted)
+
+    def _reuses_copy(self, value: ScaledValue, setting: Operand) -> bool:
+        """Returns whether a backward product reads the copy that the forward product made."""
+        if not setting.per_tensor or not setting.scaling.reuses_copy:
+            return False
+        return self.recipe.products is None or self._purpose(setting, ()) in value.memo
+
+    def _copy(
+        self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...], operand_id: str
+    ) -> ScaledArray | Blocks:
+        fmt, rounding = setting.format, setting.rounding
+        scaling, x = setting.scaling.predicted(value.log2_std), value.data
+        key = operand_key(self.key, operand_id, x) if setting.draws else None
+        kept = tuple(a for a in range(x.ndim) if a not in contracted)
+        if isinstance(fmt, BlockFormat):
+            axis = block_axis(setting, contracted, x.ndim)
+            tile = (kept[-1], setting.tile) if setting.tile > 1 and kept else None
+            return in_blocks(x, fmt, scaling.of_blocks(), axis, rounding, tile, key)
+        if setting.per == "channel":
+            return quantize(x, fmt, scaling=scaling, axis=kept, rounding=rounding, key=key)
+        if rounding == "nearest_even":
+            return self.copied(value, fmt, scaling, operand_id)
+        return quantize(x, fmt, scaling=scaling, rounding=rounding, key=key)
+
+    def copied(
+        self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
+    ) -> ScaledArray:
+        """Returns a narrow copy, with one scale, of the operand with this id."""
+        return quantize_measured(value.data, self._measured(value), fmt, scaling)
+
+    def rounded_operands(
+        self, equation: Equation, inputs: Sequence[Value]
+    ) -> Sequence[RoundedOperand]:
+        if RULES[equation.name].rule not in (contraction, grouped):
+            return ()
+        values: list[ScaledValue] = [load(x) for x in self.multiplied(equation, inputs[:2])]
+        settings, axes = self.settings(equation, values), params.contracted_axes(equation)
+        settings, _ = self.faster(equation, values, settings, axes)
+        operands, _ = self.operands(equation, values)
+        given, axes = self.transformed(equation, values, settings, axes)
+        found = []
+        for value, operand, setting, contracted in zip(
+            given, operands, settings, axes, strict=True
+        ):
+            if setting is not None:
+                ((rounded, scale),) = plain([operand], jnp.float32)
+                exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
+                own = 1.0 if scale is None else leading(scale, rounded)
+                rounded = rounded if scale is None else rounded * own
+                largest = largest_beside(rounded, setting, contracted)
+                saturated = is_saturated(exact, rounded, largest, setting)
+                limit = math.inf
+                if setting.scaling.source == "shapes":
+                    limit = float(setting.element.max) * own
+                found.append(RoundedOperand(exact, rounded, saturated, limit))
+        return found
+
+    def to_send(
+        self, value: ScaledValue, axis_name: AxisName, equation: Equation
+    ) -> tuple[jax.Array, jax.Array] | None:
+        """Returns the narrow data that a collective sends, and all devices' scale, or None."""
+        fmt = self.overrides.find(equation, self.recipe.collective)
+        sent = fmt if isinstance(fmt, Format) and not holds(value.data.dtype, fmt) else None
+        self._recorded("collective", equation, value, sent)
+        if sent is None:
+            return None
+        x = value.data.astype(wide_dtype(value.data.dtype))
+        scale, _ = Amax().scale(x, sent, range(x.ndim))
+        scale = lax.pmax(scale, axis_name)
+        data = encode(x * (1 / scale), sent)
+        assert isinstance(data, jax.Array)
+        return data, scale
+
+
+def _narrowed(
+    values: Sequence[ScaledValue], settings: Sequence[Operand | None]
+) -> list[Operand | QuantizedValue | None]:
+    """Returns for each operand how it is narrow: quantized before, or to be rounded."""
+    return [v.memo.get(QUANTIZED, s) for v, s in zip(values, settings, strict=True)]
+
+
+def _is_reread(value: ScaledValue, equation: Equation) -> bool:
+    """Returns whether a backward product reads a value of the forward pass."""
+    return equation.direction == "backward" and value.origin == "forward"
+
+
+def _place(equation: Equation) -> str:
+    """Returns a contraction's number among the program's, after those of the loops around it."""
+    return ".".join(map(str, equation.order))
+
+
+def _setting(
+    fmt: Format | BlockFormat, scaling: Scaling, per: Literal["tensor", "channel"]
+) -> Operand:
+    """Returns the setting that a recipe without ``products`` has for operands in a format."""
+    return Operand(fmt, scaling, "tensor" if isinstance(fmt, BlockFormat) else per)
+
+
+def _mixes_freely(equation: Equation) -> bool:
+    """Returns whether a contraction sums over all indices of its contracted axes alike."""
+    if equation.name == "conv_general_dilated":
+        return params.conv_groups(equation) == (1, 1)
+    return equation.name == "dot_general" and bool(params.contracted_axes(equation)[0])
+
+
+def _scales(operand: Factor | None) -> PyTree:
+    """Returns the scales of an operand, or its numbers if it has none; None for no operand."""
+    if operand is None:
+        return None
+    numbers, scale = operand
+    if isinstance(numbers, Blocks):
+        return numbers.copy.scale if numbers.source is None else numbers.source
+    return numbers if scale is None else scale

@@ -1,0 +1,325 @@
+"""Contractions of narrow operands, by the device's own narrow units if it has them.
+
+The platform for which a program is lowered decides how a product is computed, so that a program
+compiled ahead of time on a host runs as it would on the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from .._jax import with_common_axes
+from ..devices import DEVICES, Device, MatrixUnits, units_for
+from ..formats import BF16, FP16
+from ..formats import format as format_
+from ..interpret import Equation, bind
+from ..primitives import params
+from ._block_product import block_product, takes_blocks
+from ._blocks import Blocks, widened
+from ._on_units import product_on_units, unit_of
+from ._value import Exponent, Origin, ScaledValue, leading, wide_dtype
+
+SIXTEEN = (FP16.dtype, BF16.dtype)
+DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
+
+
+# An operand's numbers, and their scale, a power of two; None for 1.
+Factor = tuple[jax.Array | Blocks, jax.Array | None]
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class DeferredProduct:
+    """A ``dot_general`` of narrow operands, computed when its value is first read.
+
+    JAX computes the gradient of a weight with its axes exchanged, and transposes it. XLA on a CPU
+    merges the transpose into a product that its library doesn't support: a GPT's step took a fifth
+    longer. Here the operands change places instead. Flattening it as a pytree computes the value.
+
+    Attributes:
+        equation: the contraction.
+        operands: the numbers and the scales.
+        dtype: of the result.
+        exponent: of the result.
+        origin: of the result, as in :class:`ScaledValue`.
+        log2_std: of the result.
+        device, units: that compute it, see :func:`multiply`.
+    """
+
+    equation: Equation
+    operands: tuple[Factor, Factor]
+    dtype: DTypeLike
+    exponent: Exponent
+    origin: Origin = "stored"
+    log2_std: float = 0.0
+    device: Device | None = None
+    units: MatrixUnits | None = None
+    memo: dict[str, ScaledValue] = dataclasses.field(default_factory=dict, repr=False)
+
+    def load(self) -> ScaledValue:
+        """Computes the product."""
+        if "plain" not in self.memo:
+            if "transposed" in self.memo:
+                data = lax.transpose(self.memo["transposed"].data, self._exchange(1, 0))
+                base = None
+            else:
+                product = self._multiply(self.equation, self.operands)
+                data, base = product.value(), product
+            self.memo["plain"] = self._as_value(data, base)
+        return self.memo["plain"]
+
+    def transposed(self, permutation: Sequence[int]) -> ScaledValue | None:
+        """Returns the transposed product if exchanging the operands computes it, otherwise None."""
+        equation = self.equation
+        exchanged = tuple(permutation) == self._exchange(0, 1)
+        if "plain" in self.memo or not exchanged or params.out_sharding(equation) is not None:
+            return None
+        if "transposed" not in self.memo:
+            precision = params.precision(equation)
+            exchanged = equation.with_params(
+                dimension_numbers=tuple((b, a) for a, b in params.dot_dimensions(equation)),
+                precision=precision[::-1] if isinstance(precision, tuple) else precision,
+            )
+            product = self._multiply(exchanged, self.operands[::-1])
+            self.memo["transposed"] = self._as_value(product.value(), product)
+        return self.memo["transposed"]
+
+    def _multiply(self, equation: Equation, operands: Sequence[Factor]) -> UnscaledProduct:
+        return multiply(equation, operands, self.dtype, self.device, self.units)
+
+    def _exchange(self, first: int, second: int) -> tuple[int, ...]:
+        """Returns the permutation that moves one operand's axes in a result behind the other's."""
+        contracted, batch = params.dot_dimensions(self.equation)
+        n = len(batch[0])
+        own = [x.ndim - n - len(contracted[0]) for x, _ in self.operands]
+        middle, end = n + own[first], n + own[first] + own[second]
+        return (*range(n), *range(middle, end), *range(n, middle))
+
+    def _as_value(self, data: jax.Array, base: UnscaledProduct | None) -> ScaledValue:
+        return ScaledValue(data, self.exponent, self.origin, log2_std=self.log2_std, base=base)
+
+    def tree_flatten(self):
+        return (self.load(),), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return children[0]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UnscaledProduct:
+    """A product as a device computes it, and the factors that are still to be applied.
+
+    Attributes:
+        raw: the product of the numbers without their scales; on a CPU, the value itself.
+        factors: their axes are the first axes of ``raw``; on a CPU, ones.
+    """
+
+    raw: jax.Array
+    factors: tuple[jax.Array, ...] = ()
+
+    def value(self, raw: jax.Array | None = None) -> jax.Array:
+        """Returns the scaled product, optionally of another copy of ``raw``."""
+        raw = self.raw if raw is None else raw
+        out = raw.astype(wide_dtype(raw.dtype))
+        for factor in self.factors:
+            out = lax.mul(out, leading(lax.convert_element_type(factor, out.dtype), out))
+        return out.astype(raw.dtype)
+
+
+def multiply(
+    equation: Equation,
+    operands: Sequence[Factor],
+    dtype: DTypeLike,
+    device: Device | None = None,
+    units: MatrixUnits | None = None,
+) -> UnscaledProduct:
+    """Computes a contraction of narrow operands with scales that are powers of two.
+
+    Products of two narrow numbers are exact in float32, so that all methods give the same result,
+    except for the order in which sums are accumulated, and for intermediate results beyond
+    float32's range.
+
+    - On a CPU, which has no narrow units for all shapes, operands are widened and multiplied by
+      their scales first, so that consumers need no rescale.
+    - All other platforms multiply the numbers as they are stored, if the device's units support the
+      pair of formats, and scale the result. Sums are accumulated in float32. A backward product
+      asks for the exact accumulation that Hopper's FP8 units otherwise shorten to 14 bits
+      (``Precision.HIGHEST``), a forward product keeps the program's own ``precision``.
+    - Blocks with scales of their own go to the device's block-scaled units. A device without them
+      gets the products of numbers and scales in 16 bits.
+
+    Args:
+        equation: the contraction, a ``dot_general`` or ``conv_general_dilated``.
+        operands: data in any float dtype with a scale, or with None; or blocks, with None. The axes
+            of a scale are the first axes of the data; or, of a ``dot_general``'s, all of them, of
+            which contracted ones have length 1.
+        dtype: of the result; sums are accumulated in float32 at least.
+        device: whose matrix units the product is compiled for, unless it is lowered for a CPU; None
+            for an H100's.
+        units: whose arithmetic the product has on every platform, bit for bit, where they multiply
+            the operands' formats; None for that of the platform.
+    """
+    total = wide_dtype(dtype)
+    unit = None if units is None else unit_of(equation, operands, units)
+    if unit is not None:
+        raw, above = product_on_units(equation, operands, unit, dtype)
+        return UnscaledProduct(raw, above or _ordered(_result_scales(equation, operands)))
+    device = DEFAULT_DEVICE if device is None or device.platform == "cpu" else device
+    by_blocks = total == jnp.float32 and has_block_units(equation, operands, device)
+    if not by_blocks and not all(
+        isinstance(x, Blocks) and x.source is not None for x, _ in operands
+    ):
+        operands = plain(operands)
+    scales = tuple(scale for _, scale in operands if scale is not None)
+    kept = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.bfloat16)) if by_blocks else None
+    dtypes = kept or tuple(x.dtype for x, _ in operands)
+    unit_dtypes = _unit_dtypes(equation, dtypes, dtype, device) if total == jnp.float32 else None
+
+    def wide(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        factors = [
+            wider if scale is None else lax.mul(wider, leading(scale.astype(total), x))
+            for x, scale in plain(arrays, total)
+            for wider in [lax.convert_element_type(x, total)]
+        ]
+        out = _bound(equation, factors, total).astype(dtype)
+        given = _result_scales(equation, arrays)
+        return out, tuple(map(jnp.ones_like, _tensor_scales(arrays) or given))
+
+    def narrow(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        assert unit_dtypes is not None
+        arrays, ones = plain(arrays), tuple(map(jnp.ones_like, _tensor_scales(arrays)))
+        factors = [widened(x, d, k) for (x, _), (d, k) in zip(arrays, unit_dtypes, strict=True)]
+        precise = equation.with_params(precision=_precision(equation, factors))
+        out = _bound(precise, factors, dtype)
+        shifted = [
+            (x, scale if scale is None or k == 0 else scale * np.asarray(2.0**k, scale.dtype))
+            for (x, scale), (_, k) in zip(arrays, unit_dtypes, strict=True)
+        ]
+        return out, ones or _ordered(_result_scales(equation, shifted))
+
+    def by_units(arrays: Sequence[Factor]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        (a, _), (b, _) = arrays
+        assert isinstance(a, Blocks)
+        assert isinstance(b, Blocks)
+        return block_product(params.dot_dimensions(equation), a.copy, b.copy, dtype)
+
+    if not by_blocks and not scales and all(d == dtype for d in dtypes):
+        return UnscaledProduct(_bound(equation, [x for x, _ in plain(operands)], dtype))
+    if unit_dtypes is None:
+        return UnscaledProduct(wide(operands)[0])
+    routes = {device.platform: by_units} if by_blocks else {}
+    arrays = with_common_axes(tuple(operands))
+    found = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
+    raw, factors = cast(tuple[jax.Array, tuple[jax.Array, ...]], found)
+    return UnscaledProduct(raw, factors)
+
+
+def is_narrow(operand: Factor) -> bool:
+    """Returns whether an operand has scales, so that its product shouldn't be transposed."""
+    return operand[1] is not None or isinstance(operand[0], Blocks)
+
+
+def has_block_units(equation: Equation, operands: Sequence[Factor], device: Device) -> bool:
+    """Returns whether a device has block-scaled units for a product of two operands."""
+    (a, _), (b, _) = operands
+    if not (isinstance(a, Blocks) and isinstance(b, Blocks)):
+        return False
+    known = units_for(a.format, b.format, device) is not None
+    return known and takes_blocks(equation, a.copy, b.copy)
+
+
+def plain(
+    operands: Sequence[Factor], dtype: DTypeLike | None = None
+) -> list[tuple[jax.Array, jax.Array | None]]:
+    """Returns operands without blocks: those with blocks are multiplied by their scales."""
+    return [(x.value(dtype) if isinstance(x, Blocks) else x, scale) for x, scale in operands]
+
+
+def _tensor_scales(operands: Sequence[Factor]) -> tuple[jax.Array, ...]:
+    """Returns the scales of whole operands, above those of their blocks (NVFP4)."""
+    scales = [x.copy.tensor_scale for x, _ in operands if isinstance(x, Blocks)]
+    return tuple(s.astype(jnp.float32) for s in scales if s is not None)
+
+
+def _result_scales(equation: Equation, operands: Sequence[Factor]) -> tuple[jax.Array, ...]:
+    """Returns the operands' scales with axes as a product's result has them.
+
+    Those of one number stay as they are. Of others the axes that aren't contracted are moved behind
+    the batch axes, and the other operand's are of length 1.
+    """
+    found = []
+    for i, (x, scale) in enumerate(operands):
+        if scale is not None and scale.ndim:
+            contracted, batch = (axes[i] for axes in params.dot_dimensions(equation))
+            other = operands[1 - i][0].ndim - len(contracted) - len(batch)
+            free = [a for a in range(x.ndim) if a not in (*contracted, *batch)]
+            moved = lax.transpose(scale, (*batch, *free, *contracted))
+            kept, own = moved.shape[: len(batch)], moved.shape[len(batch) :][: len(free)]
+            beside = (1,) * other
+            scale = moved.reshape(*kept, *((*own, *beside) if i == 0 else (*beside, *own)))
+        if scale is not None:
+            found.append(scale)
+    return tuple(found)
+
+
+def _ordered(scales: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """Returns two scales, the smaller first, so that a product doesn't overflow on the way.
+
+    Behind a barrier: one small kernel computes both, rather than each kernel that reads the
+    product.
+    """
+    if len(scales) < 2 or any(s.ndim for s in scales):
+        return scales
+    pair = lax.concatenate([lax.expand_dims(f(*scales), [0]) for f in (lax.min, lax.max)], 0)
+    pair = lax.optimization_barrier(pair)
+    return tuple(lax.index_in_dim(pair, i, keepdims=False) for i in range(2))
+
+
+def _bound(equation: Equation, operands: Sequence[jax.Array], dtype: DTypeLike) -> jax.Array:
+    """Binds a contraction, with a result of ``dtype``."""
+    changed = params.replaced(equation, preferred_element_type=jnp.dtype(dtype))
+    return bind(equation.primitive, changed, equation.varied(operands))[0]
+
+
+def _precision(equation: Equation, factors: Sequence[jax.Array]) -> lax.PrecisionLike:
+    """Returns the precision of a product of narrow numbers; a backward product's sum is exact."""
+    precision = params.precision(equation)
+    own = precision if isinstance(precision, tuple) else (precision,)
+    if precision is not None and all(isinstance(p, lax.Precision) for p in own):
+        return precision
+    # an algorithm (``lax.DotAlgorithm``) names the dtypes of wide operands
+    exact = equation.direction == "backward" and all(x.dtype.itemsize == 1 for x in factors)
+    return (lax.Precision.HIGHEST, lax.Precision.HIGHEST) if exact else None
+
+
+def _unit_dtypes(
+    equation: Equation, dtypes: Sequence[np.dtype], dtype: DTypeLike, device: Device
+) -> tuple[tuple[np.dtype, int], tuple[np.dtype, int]] | None:
+    """Returns for each operand the dtype in which a device multiplies it, and log2 of its divisor.
+
+    None if only float32 holds both operands.
+    """
+    a, b = dtypes
+    narrow = [d for d in (a, b) if d.itemsize == 1]
+    if len(narrow) == 2 and equation.name == "dot_general":
+        units = units_for(format_(a), format_(b), device)
+        if units is not None:
+            (x, y), (j, k) = units.formats, units.shifts
+            return (x.dtype, j), (y.dtype, k)  # pyright: ignore
+    wider = {d for d in (a, b) if d.itemsize > 1}
+    if not wider <= set(SIXTEEN) or len(wider) == 2:
+        return None
+    own = jnp.dtype(dtype if dtype in SIXTEEN else FP16.dtype)  # each holds every FP8 number
+    if not device.rate(FP16, FP16):
+        own = jnp.dtype(BF16.dtype)
+    common = next(iter(wider), own)
+    return (common, 0), (common, 0)

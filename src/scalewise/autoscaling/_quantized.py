@@ -1,0 +1,324 @@
+"""Arguments that come quantized: products multiply their numbers as they are stored."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from ..formats import BLOCK_FORMATS, E4M3FN, FP32, BlockFormat, Format
+from ..formats import format as format_
+from ..interpret import Argument, Equation, Value
+from ..primitives import params
+from ..rounding import EncodedArray
+from ..scaled import ScaledArray
+from ._blocks import Blocks
+from ._products import Factor
+from ._value import ScaledValue
+
+QUANTIZED = "quantized"  # key of a value's memo: the argument whose numbers a product multiplies
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuantizedValue:
+    """``data * scale * upper``: an argument in at most 8 bits, which nothing has changed so far.
+
+    Operations that only move elements move the stored numbers. A product multiplies them; for all
+    other operations :meth:`load` computes the value.
+
+    Attributes:
+        data: the stored numbers, an array or an :class:`EncodedArray`.
+        scale: with as many axes as data, each of length 1, of data's own length, or of the number
+            of blocks along the blocked axis; None for 1.
+        upper: the upper of two levels of scales (NVFP4), with as many axes; None for 1.
+        block: the blocked axis, counted from the last, and the size of blocks; or None.
+        dtype: of the value in flight.
+        is_argument: whether the value is an argument itself, not moved.
+    """
+
+    data: jax.Array | EncodedArray
+    scale: jax.Array | None
+    upper: jax.Array | None
+    block: tuple[int, int] | None
+    dtype: DTypeLike
+    is_argument: bool = False
+    memo: dict[str, ScaledValue] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.data.shape)
+
+    @property
+    def array(self) -> ScaledArray:
+        """The same numbers and scales as a ScaledArray."""
+        scale = self._one_level() if self._has_uppers else self.scale
+        if self.upper is not None and not self._has_uppers:
+            assert scale is not None
+            scale = ScaledArray(scale, self.upper.reshape(()))
+        block = self.block and (self.block[0] + self.ndim, self.block[1])
+        return ScaledArray(self.data, scale, block)
+
+    @property
+    def _has_uppers(self) -> bool:
+        """Whether there are several scales of the upper level, which no device's units take."""
+        return self.upper is not None and self.upper.size > 1
+
+    def _one_level(self) -> jax.Array | None:
+        """Returns the product of both levels of scales."""
+        if self.upper is None or self.scale is None:
+            return self.scale
+        return self.scale.astype(jnp.float32) * self.upper
+
+    @property
+    def format(self) -> Format | BlockFormat:
+        """The block format that has these numbers, scales and blocks, else the numbers' format."""
+        data = self.data
+        element = data.format if isinstance(data, EncodedArray) else format_(data.dtype)
+        if self.block is None or self.scale is None:
+            return element
+        scale = FP32 if self._has_uppers else format_(self.scale.dtype)
+        for fmt in BLOCK_FORMATS.values():
+            two_levels = (fmt.tensor_scale is not None) == (self.upper is not None)
+            if (fmt.element, fmt.scale, fmt.size) == (element, scale, self.block[1]) and two_levels:
+                return fmt
+        return BlockFormat(f"{element.name}_blocks", element, scale=scale, size=self.block[1])
+
+    def load(self) -> ScaledValue:
+        """Returns the value in flight."""
+        if "value" not in self.memo:
+            self.memo["value"] = ScaledValue(self.array.value().astype(self.dtype))
+        return self.memo["value"]
+
+    def as_operand(self) -> ScaledValue:
+        """Returns a value of this shape and dtype without data, for rules of products."""
+        blank = jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
+        return ScaledValue(blank, memo={QUANTIZED: self})  # pyright: ignore[reportArgumentType]
+
+    def factor(self, equation: Equation, contracted: Sequence[int]) -> Factor:
+        """Returns the operand of a contraction over these axes: numbers with their scales.
+
+        A scale that is the same for all numbers of a sum is applied behind the product.
+        """
+        scale, data = self.scale, self.data
+        whole = self.upper is None and (scale is None or scale.size == 1)
+        outside = (
+            scale is not None
+            and self.block is None
+            and self.upper is None
+            and equation.name == "dot_general"
+            and all(scale.shape[a] == 1 for a in contracted)
+        )
+        if isinstance(data, EncodedArray) or not (whole or outside):
+            # the dtype of the result, which an argument's own weak dtype doesn't decide
+            half = equation.out_avals[0].dtype == jnp.bfloat16
+            return Blocks(self.array, self.format, jnp.bfloat16 if half else self.dtype), None
+        if scale is None:
+            return data, jnp.ones((), jnp.float32)
+        scale = scale.astype(jnp.float32)
+        return data, scale.reshape(()) if scale.size == 1 else scale
+
+    def unstacked(self) -> QuantizedValue:
+        """Returns the same value with a scale for each index of the first axis."""
+
+        def rows(x: jax.Array | None) -> jax.Array | None:
+            return x if x is None else jnp.broadcast_to(x, (self.shape[0], *x.shape[1:]))
+
+        fields = {"scale": rows(self.scale), "upper": rows(self.upper)}
+        return dataclasses.replace(self, **fields, is_argument=False, memo={})
+
+    def tree_flatten(self):
+        return (self.data, self.scale, self.upper), (self.block, self.dtype, self.is_argument)
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        return cls(*children, *static)
+
+
+def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
+    """Returns an argument whose numbers are multiplied as they are; None for all others.
+
+    That is a ScaledArray with axes, of at most 8 bits, with scales that aren't exponents.
+    """
+    if not is_quantized(x):
+        return None
+    scale, upper = x.scale, x.tensor_scale
+    if isinstance(scale, ScaledArray):
+        if not isinstance(scale.data, jax.Array):
+            return None
+        scale = scale.data
+    if scale is not None and not isinstance(scale, jax.Array):
+        return None
+    block = x.block
+    if block is not None:
+        block = block[0] % x.ndim - x.ndim, block[1]
+
+    def full(s: jax.Array | None) -> jax.Array | None:
+        return None if s is None else s.reshape((1,) * (x.ndim - s.ndim) + s.shape)
+
+    return QuantizedValue(x.data, full(scale), full(upper), block, dtype, True)
+
+
+def is_quantized(x: object) -> bool:
+    """Returns whether an argument is a ScaledArray that products multiply as it is stored."""
+    if not isinstance(x, ScaledArray) or x.exponent is not None or not x.ndim:
+        return False
+    if isinstance(x.data, EncodedArray):
+        return x.data.format.bits <= 8
+    return jnp.issubdtype(x.data.dtype, jnp.floating) and np.dtype(x.data.dtype).itemsize == 1
+
+
+def apart(operands: tuple[Factor, Factor]) -> tuple[Factor, Factor]:
+    """Returns operands in a form in which XLA computes their product by itself.
+
+    XLA on a GPU joins products that have an operand in common: it would write the weights of an
+    attention's queries, keys and values side by side in each call.
+    """
+    return lax.optimization_barrier(operands)
+
+
+def moved(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
+    """Returns the result of an operation that only moves a quantized argument; None for others."""
+    move = _move_of(equation.name)
+    floats = [x for x, a in zip(inputs, equation.in_avals, strict=True) if _is_float(a)]
+    if move is None or len(floats) != 1 or not isinstance(inputs[0], QuantizedValue):
+        return None
+    return move(equation, inputs)
+
+
+def _is_float(aval) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def _convert(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
+    dtype = equation.out_avals[0].dtype
+    if not jnp.issubdtype(dtype, jnp.floating) or np.dtype(dtype).itemsize < 2:
+        return None
+    kept = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
+    return dataclasses.replace(inputs[0], dtype=kept, is_argument=False, memo={})
+
+
+def _same(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
+    del equation
+    return inputs[0]
+
+
+def _each(
+    x: QuantizedValue, f: Callable[[jax.Array], jax.Array], axis: int | None = None
+) -> QuantizedValue:
+    """Applies a function to numbers and scales; ``axis`` is the blocked one afterwards."""
+    scale, upper = (None if s is None else f(s) for s in (x.scale, x.upper))
+    data = f(_unpacked(x.data))
+    block = None
+    if x.block is not None and axis is not None:
+        block = axis - len(data.shape), x.block[1]
+    return QuantizedValue(data, scale, upper, block, x.dtype)
+
+
+def _unpacked(data: jax.Array | EncodedArray) -> jax.Array:
+    """Returns codes of fewer than 8 bits as E4M3FN, which holds their numbers."""
+    if not isinstance(data, EncodedArray):
+        return data
+    return data.astype(jnp.float32).astype(E4M3FN.dtype)
+
+
+def _transpose(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
+    (x,) = inputs
+    order = params.permutation(equation)
+    axis = None if x.block is None else list(order).index(x.block[0] + x.ndim)
+    return _each(x, lambda a: lax.transpose(a, order), axis)
+
+
+def _reshape(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
+    """Moves axes of length 1, or any axes of an array with one scale."""
+    x, shape = inputs[0], equation.out_avals[0].shape
+    one_scale = (x.scale is None or x.scale.size == 1) and x.upper is None
+    if one_scale and not isinstance(x.data, EncodedArray):
+        data = lax.reshape(x.data, shape)
+        scale = None if x.scale is None else x.scale.reshape((1,) * len(shape))
+        return QuantizedValue(data, scale, None, None, x.dtype)
+    if [n for n in shape if n != 1] != [n for n in x.shape if n != 1]:
+        return None
+    # each axis of the result, with the axis that it was; None for one of length 1
+    before = iter([i for i, n in enumerate(x.shape) if n != 1])
+    origins = [None if n == 1 else next(before) for n in shape]
+    blocked = None if x.block is None else x.block[0] + x.ndim
+    if blocked is not None and blocked not in origins:
+        return None
+
+    def f(a: jax.Array) -> jax.Array:
+        return a.reshape([1 if i is None else a.shape[i] for i in origins])
+
+    return _each(x, f, None if blocked is None else origins.index(blocked))
+
+
+def _slices(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
+    """Cuts a slice out of axes along which all numbers, or none, share a scale."""
+    x, *rest = inputs
+    shape = equation.out_avals[0].shape
+    blocked = None if x.block is None else x.block[0] + x.ndim
+    if blocked is not None and shape[blocked] != x.shape[blocked]:
+        return None
+    if equation.name == "slice":
+        start, limit, stride = params.slice_bounds(equation)
+
+        def f(a: jax.Array) -> jax.Array:
+            whole = [a.shape[i] != x.shape[i] for i in range(a.ndim)]
+            return lax.slice(
+                a,
+                [0 if w else s for s, w in zip(start, whole, strict=True)],
+                [n if w else e for e, n, w in zip(limit, a.shape, whole, strict=True)],
+                [1 if w else s for s, w in zip(stride, whole, strict=True)],
+            )
+
+        return _each(x, f, blocked)
+
+    def g(a: jax.Array) -> jax.Array:
+        whole = [a.shape[i] != x.shape[i] for i in range(a.ndim)]
+        starts = [jnp.zeros_like(s) if w else s for s, w in zip(rest, whole, strict=True)]
+        sizes = [a.shape[i] if w else shape[i] for i, w in enumerate(whole)]
+        return lax.dynamic_slice(a, starts, sizes)
+
+    return _each(x, g, blocked)
+
+
+def _take(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
+    """Gathers from an array with one scale."""
+    x, *rest = inputs
+    if (x.scale is not None and x.scale.size > 1) or isinstance(x.data, EncodedArray):
+        return None
+    if equation.name == "gather" and params.fill_value(equation) is not None:
+        return None
+    (data,) = equation.bind(x.data, *rest)
+    one = (1,) * data.ndim
+    scale, upper = (None if s is None else s.reshape(one) for s in (x.scale, x.upper))
+    return QuantizedValue(data, scale, upper, None, x.dtype)
+
+
+def _move_of(name: str) -> Callable[[Equation, Sequence[Value]], QuantizedValue | None] | None:
+    """Returns how a primitive moves a quantized argument's numbers; None if it computes."""
+    match name:
+        case "convert_element_type":
+            return _convert
+        case "copy" | "copy_p":
+            return _same
+        case "transpose":
+            return _transpose
+        case "reshape" | "squeeze":
+            return _reshape
+        case "slice" | "dynamic_slice":
+            return _slices
+        case "gather" | "all_gather":
+            return _take
+        case "sharding_constraint":
+            return _take
+    return None

@@ -1,0 +1,309 @@
+"""Recipes: which values are stored narrow, in which format, with which scale."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeAlias, cast
+
+from .._check import CONVERTED, Natural, Pattern, checked
+from .._repr import changed_fields
+from .._resolve import as_format
+from ..devices import MatrixUnits, device, device_for, matrix_units
+from ..formats import BF16, FP16, BlockFormat, Format, FormatLike
+from ..scaled import SCALINGS, Scaling, at_least, check_scaling, storable
+from ._operand_settings import CURRENT, Operand, OperandPair, Products, shown
+from ._overrides import Scope
+from ._units import require_native
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """How one array of a training state is stored between two steps.
+
+    Attributes:
+        format: the narrow format of the data; or a block format of whole bytes (MXFP8), with a
+            scale for each block along the last axis. An array without axes has one scale.
+        root: 1 stores the array itself, 2 its square root, for non-negative arrays such as a second
+            moment, whose exponents span twice the gradient's.
+        axis: axes that keep a scale for each of their indices; None for one scale a tensor.
+        min_size: arrays with fewer elements (biases, a norm's gains) aren't stored, since each
+            stored array adds a few operations to trace, compile and run.
+        nonzero: True to round a nonzero number that would become zero to the format's smallest
+            number, for arrays that are divisors. Square roots are always stored so.
+    """
+
+    format: Annotated[Format | BlockFormat, CONVERTED]
+    root: Literal[1, 2] = 1
+    axis: int | tuple[int, ...] | None = None
+    min_size: Natural = 0
+    nonzero: bool = False
+
+    def __post_init__(self):
+        fmt = as_format(self.format, "Storage.format", blocks=True)
+        storable(fmt.element if isinstance(fmt, BlockFormat) else fmt)
+        object.__setattr__(self, "format", fmt)
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """The formats and scales by which :func:`autoscale` rounds.
+
+    Attributes:
+        forward: format, or block format, of a contraction's operands that come from the forward
+            pass (weights, activations); None leaves them in the compute dtype. Blocks lie along the
+            contracted axis.
+        backward: format of a contraction's operands that carry a gradient.
+        products: how each operand of each of the three products is rounded, in place of
+            ``forward``, ``backward``, ``scaling`` and ``per``; ``forward`` and ``backward`` then
+            are the formats of the activation in ``products.forward`` and of the gradient in
+            ``products.input_gradient``. Operands that ``residuals`` or ``keep`` give another format
+            have one scale, their largest magnitude's.
+        residuals: format of all other values of the forward pass that the backward pass reads or
+            computes its inputs from; also of attention's operands if the other operands have at
+            most 8 bits. With ``rounds="every_op"``, format of every result.
+        carry: format of a loop's carry between two iterations; None keeps the compute dtype, since
+            a sum that a loop carries in a narrow format stagnates.
+        collective: format in which a ``shard_map``'s all_gather and psum send their data, with a
+            scale common to all devices; None sends the compute dtype.
+        state: pairs of a regular expression and a :class:`Storage`; an output whose path (as
+            ``jax.tree_util.keystr`` prints it) matches is returned stored so.
+        min_size: residuals with fewer elements (for example the statistics of a norm) stay in the
+            compute dtype, since a narrow copy saves less than its scale costs.
+        rounds: which results are rounded. ``"boundaries"``: operands of contractions, residuals
+            and stored outputs, while values in flight have the dtype that ``flight`` says.
+            ``"every_op"``: each result, to ``residuals`` with a scale of its own, the arithmetic of
+            a machine without float32.
+        scaling: how an operand's scale is chosen, see :func:`scalewise.quantize`. By default its
+            largest magnitude (current scaling), so that nothing saturates. :class:`Mx` chooses the
+            scales of blocks; operands in ``residuals`` keep current scaling. :class:`Unit` predicts
+            the scale from shapes, without reading the data; :class:`Delayed` derives it from the
+            steps before (see :class:`WithHistory`).
+        per: ``"tensor"``: one scale for an operand; ``"channel"``: one for each index of the axes
+            that aren't contracted.
+        features: a contraction of fewer features (an image's one or three channels, a convolution
+            that makes one, a depthwise convolution) has operands in ``residuals``: no hardware
+            multiplies so few in FP8, and the whole input or output of a network passes through
+            them.
+        flight: dtype of values in flight. ``"program"``: bfloat16 where the program computes in
+            bfloat16, float32 for all other floats of at most 32 bits; a value in flight that takes
+            no more memory than a 16-bit storage or operand format isn't rounded. ``"float32"``:
+            float32 throughout. float64 stays float64. For ``rounds="boundaries"``.
+        keep: exceptions, ``{name: format}``: equations of that primitive, or in that scope (a
+            ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another), or
+            whose scope holds a pattern (``re.compile("^block_(0|11)/")``, of the names joined by
+            ``/``), have operands and residuals in that format; FP32 leaves them unrounded. The
+            first match decides. With ``rounds="every_op"`` they are computed and kept in FP32, FP16
+            or BF16.
+        rescale: with ``rounds="every_op"``, where scales are found from the data. ``"max"``,
+            ``"l1"``, ``"l2"`` and ``"least_squares"``: after each operation that can change the
+            magnitude, by that measure. None: after contractions, sums, powers, quotients and
+            functions without a rule, in an optimizer, and where a propagated scale could overflow
+            the format; elsewhere scales are propagated. ``"never"``: all scales follow from those
+            of the arguments and from shapes, as :data:`scalewise.scaled.RULES` say, and data are
+            never read to find one (but for :func:`rescale`); functions without a rule have results
+            of scale 1; data beyond the format's largest number saturate.
+        arithmetic: with ``rounds="every_op"``, the dtype in which contractions accumulate:
+            ``"float32"``, ``"narrow"`` (the device's own product of that dtype, whose sums may
+            overflow), or ``"auto"``, which chooses at run time the narrow dtype if the operands'
+            magnitudes let no sum overflow, otherwise float32. That is for scales that leave data of
+            unit size (propagated ones, ``rescale="l2"``); with ``"max"`` FP16's sums would
+            overflow.
+        device: a name of :data:`scalewise.devices.DEVICES`, for whose matrix units products are
+            compiled unless the program is lowered for a CPU. None: the device of JAX's default
+            backend, or an H100 if that isn't in the table. Name a device to compile ahead of time
+            for it. Operands that its units don't multiply are widened, with a warning.
+        narrow: ``"faster"``: for a known device other than a CPU, a product whose narrow operands
+            would make it slower is left as the program has it: convolutions and formats without
+            units, small products, products whose operands take longer to convert than they save, by
+            the device's operations and bytes a second. A CPU rounds all of them, to show what the
+            formats do. ``"always"``: on every device.
+        emulate: a device's name or :class:`~scalewise.devices.MatrixUnits`: products of rounded
+            operands are added on every platform as these units add them, bit for bit, where they
+            multiply the formats, which takes much longer than the platform's own product. None: as
+            the platform adds them.
+        native_products: True to raise ValueError instead: every product of ``forward`` and
+            ``backward`` formats has to run in units that multiply them.
+
+    Raises:
+        ValueError: an unknown format or name, or a contradictory combination.
+    """
+
+    forward: Annotated[Format | BlockFormat | None, CONVERTED] = FP16
+    backward: Annotated[Format | BlockFormat | None, CONVERTED] = FP16
+    residuals: Annotated[Format | None, CONVERTED] = FP16
+    carry: Annotated[Format | None, CONVERTED] = None
+    collective: Annotated[Format | None, CONVERTED] = None
+    state: tuple[tuple[Pattern, Storage], ...] = ()
+    min_size: Natural = 8192
+    rounds: Literal["boundaries", "every_op"] = "boundaries"
+    scaling: Scaling = CURRENT
+    per: Literal["tensor", "channel"] = "tensor"
+    features: Natural = 4
+    flight: Literal["program", "float32"] = "program"
+    keep: Mapping[Scope, FormatLike | None] | tuple[tuple[Scope, FormatLike | None], ...] = ()
+    rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None = None
+    arithmetic: Literal["float32", "narrow", "auto"] = "float32"
+    device: str | None = None
+    narrow: Literal["faster", "always"] = "faster"
+    emulate: Annotated[MatrixUnits | None, CONVERTED] = None
+    native_products: bool = False
+    products: Products | None = None
+
+    def __post_init__(self):
+        self._take_products()
+        if self.device is not None:
+            object.__setattr__(self, "device", device(self.device).name)
+        if self.emulate is not None:
+            object.__setattr__(self, "emulate", matrix_units(self.emulate))
+        for field in ("forward", "backward"):
+            object.__setattr__(self, field, _operand(getattr(self, field)))
+        for field in ("residuals", "carry", "collective"):
+            value = getattr(self, field)
+            if value is not None:
+                object.__setattr__(self, field, storable(as_format(value, f"Recipe.{field}")))
+        pairs = tuple(self.keep.items() if isinstance(self.keep, Mapping) else self.keep)
+        object.__setattr__(self, "keep", tuple((name, _operand(f)) for name, f in pairs))
+        self._check_combinations()
+
+    def __repr__(self) -> str:
+        """The fields that differ from the defaults; a catalogue format is its name."""
+        derived = ("forward", "backward") if self.products is not None else ()
+        return f"Recipe({', '.join(changed_fields(self, *derived, text=shown))})"
+
+    def _take_products(self) -> None:
+        """Checks ``products``, and sets ``forward`` and ``backward`` to their formats."""
+        if self.products is None:
+            return
+        if self.rounds != "boundaries" or self.scaling != CURRENT or self.per != "tensor":
+            raise ValueError(
+                "Recipe.products says how operands are rounded: rounds='every_op', scaling and per "
+                "would be ignored; set them in each Operand"
+            )
+        given = {
+            "forward": self.products.operand("forward", "activation"),
+            "backward": self.products.operand("input_gradient", "gradient"),
+        }
+        for field, operand in given.items():
+            fmt, own = operand and operand.format, _operand(getattr(self, field))
+            if own not in (FP16, fmt):
+                raise ValueError(
+                    f"Recipe.{field} is {getattr(own, 'name', own)!r}, and products say "
+                    f"{getattr(fmt, 'name', fmt)!r}; change products by with_products, or set "
+                    "products=None"
+                )
+            object.__setattr__(self, field, fmt)
+
+    def _check_combinations(self) -> None:
+        check_scaling(self.scaling, "Recipe.scaling")
+        if self.native_products:
+            pairs = (self.forward, self.forward), (self.forward, self.backward)
+            if self.products is not None:
+                pairs = self.products.formats()
+            require_native(pairs, device_for(self.device))
+        if self.scaling.source == "operand":
+            raise ValueError(
+                "Recipe.scaling is Propagated, which needs a scale to begin with; expected one of "
+                + ", ".join(c.__name__ for c in SCALINGS.values() if c.source != "operand")
+            )
+        if self.scaling.source == "history":
+            self._check_delayed()
+        if self.rounds == "every_op":
+            if self.emulate is not None:
+                raise ValueError("Recipe.emulate is for rounds='boundaries', not 'every_op'")
+            if self.scaling != CURRENT:
+                raise ValueError(
+                    f"rounds='every_op' finds scales as rescale says: scaling={self.scaling!r} "
+                    "would be ignored"
+                )
+            if self.residuals not in (FP16, BF16):
+                name = self.residuals and self.residuals.name
+                raise ValueError(f"rounds='every_op' computes in fp16 or bf16; residuals is {name}")
+            if self.carry is not None:
+                raise ValueError("rounds='every_op' rounds every result: no carry of its own")
+            other = [f for _, f in self.overrides if f not in (None, FP16, BF16)]
+            if other:
+                raise ValueError(
+                    "rounds='every_op' computes in fp16, bf16 or, where keep says so, fp32; "
+                    f"keep names {getattr(other[0], 'name', other[0])}"
+                )
+        elif self.rescale is not None or self.arithmetic != "float32":
+            raise ValueError("rescale and arithmetic are for rounds='every_op'")
+
+    def _check_delayed(self) -> None:
+        blocks = [f.name for f in (self.forward, self.backward) if isinstance(f, BlockFormat)]
+        if self.rounds != "boundaries" or self.per != "tensor" or blocks:
+            what = f"format {blocks[0]}" if blocks else f"rounds={self.rounds!r}, per={self.per!r}"
+            raise ValueError(
+                "Recipe.scaling is Delayed, which keeps one scale an operand; expected "
+                f"rounds='boundaries', per='tensor' and no block formats, not {what}"
+            )
+
+    def with_products(self, **changes: OperandPair | Literal["original", "forward"]) -> Recipe:
+        """Returns the recipe with changed fields of its ``products``.
+
+        ``dataclasses.replace`` would keep ``forward`` and ``backward``, which follow them.
+
+        Example:
+            >>> import scalewise as sw
+            >>> wide = sw.recipes.nvfp4.with_products(weight_gradient=(None, None))
+            >>> wide.products.weight_gradient
+            (None, None)
+        """
+        if self.products is None:
+            raise ValueError("Recipe.with_products: this recipe has no products to change")
+        products = dataclasses.replace(self.products, **changes)
+        return dataclasses.replace(self, products=products, forward=FP16, backward=FP16)
+
+    def with_headroom(self, headroom: float = 17 / 16) -> Recipe:
+        """Returns the recipe with a margin in the scales of blocks that are rounded stochastically.
+
+        A block scale in E4M3 that is rounded down saturates its block's largest numbers, by up to
+        1/17, which no random draw makes up for; a margin of 17/16 prevents that, so that these
+        operands are unbiased. MS-EDEN's operands are rounded stochastically instead: its correction
+        is unbiased in the limit of many dimensions alone.
+
+        Example:
+            >>> import scalewise as sw
+            >>> sw.recipes.nvfp4.with_headroom().products.input_gradient[0].scaling
+            Amax(power_of_two=False, headroom=1.0625)
+        """
+        if self.products is None:
+            raise ValueError("Recipe.with_headroom: this recipe has no products to change")
+        pairs: dict[str, OperandPair] = {}
+        for name in ("forward", "input_gradient", "weight_gradient"):
+            a, b = (
+                x.with_headroom(headroom) if isinstance(x, Operand) else x
+                for x in getattr(self.products, name)
+            )
+            pairs[name] = a, b
+        return self.with_products(**pairs)
+
+    @property
+    def overrides(self) -> tuple[tuple[Scope, Format | BlockFormat | None], ...]:
+        """``keep`` as pairs; None for formats that the compute dtype holds."""
+        return cast(tuple[tuple[Scope, Format | BlockFormat | None], ...], self.keep)
+
+    def state_storage(self, path: str, size: int) -> Storage | None:
+        """Returns the storage of the first pattern found in a path; None for a smaller array."""
+        found = next((s for pattern, s in self.state if re.search(pattern, path)), None)
+        return found if found is not None and at_least(size, found.min_size) else None
+
+
+def _operand(fmt: FormatLike | BlockFormat | None) -> Format | BlockFormat | None:
+    """Returns a format of operands; None if the compute dtype holds it."""
+    if fmt is None:
+        return None
+    fmt = as_format(fmt, "Recipe", blocks=True)
+    if isinstance(fmt, BlockFormat):
+        return fmt
+    if not fmt.zero:
+        raise ValueError(f"{fmt.name} has no zero: it is for scales, not for operands")
+    return None if fmt.mantissa_bits >= 23 and fmt.exponent_bits >= 8 else fmt
+
+
+RecipeLike: TypeAlias = Recipe | str
+"""A recipe, or the name of one (``"fp8"``)."""

@@ -1,0 +1,184 @@
+"""Values that are computed again where they are read, instead of being stored until then.
+
+A backward pass reads values of the forward pass: of a GELU five arrays, all functions of one array,
+the product before it. Stored one by one they take more memory and more traffic than the program
+without scales, in which XLA chooses. So an elementwise function of one large array remembers how it
+was computed, and the backward pass computes it again from that array, its *source*.
+
+If the source is kept unrounded, the second value equals the first. If it is stored rounded, only
+functions are computed again that amplify its rounding error no more than a product would; all
+others are rounded and stored themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax import lax
+
+from ..interpret import Equation, Value, is_quantization
+from ..primitives import having, params
+from ..scaled import at_least, is_known
+from ._value import ScaledValue
+
+RECOMPUTED, STABLE = having("recomputed"), having("stable")
+SAME_ORDER = having("same_order")
+COSTLY, REDUCTIONS = having("costly"), having("reduces")
+FEW = 16  # the least elements per result of a reduction that makes a statistic
+DEEPEST = 48  # most operations between a value and its source
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lineage:
+    """How a value was computed from its source.
+
+    Attributes:
+        equation: the last operation.
+        inputs: its operands; the lineages of these lead to the source.
+        source: the one large array that the value depends on; None if all operands are small.
+        costly: whether a function among the operations takes a device several instructions.
+        normalises: whether statistics are among the operands, as in a softmax or a norm.
+        depth: the number of operations.
+    """
+
+    equation: Equation
+    inputs: tuple[Value, ...]
+    source: ScaledValue | None
+    costly: bool
+    normalises: bool
+    depth: int
+
+
+def lineage(
+    equation: Equation, inputs: Sequence[Value], small: int, kept: Callable[[ScaledValue], bool]
+) -> Lineage | None:
+    """Returns how the result of an equation can be computed again; None if it has to be stored.
+
+    Args:
+        equation: of any primitive.
+        inputs: its operands.
+        small: arrays of fewer elements are always stored.
+        kept: returns whether a source waits for the backward pass unrounded.
+    """
+    if equation.name not in RECOMPUTED or len(equation.out_avals) != 1:
+        return None
+    floats = [x for x in inputs if isinstance(x, ScaledValue) and x.constant_value is None]
+    large = [x for x in floats if at_least(x.data.size, small) and not x.is_statistic]
+    sources = {id(s): s for s in map(_source, large) if s is not None}
+    depth = 1 + max((x.lineage.depth for x in large if x.lineage), default=0)
+    if len(sources) > 1 or depth > DEEPEST:
+        return None
+    source = next(iter(sources.values()), None)
+    if source is not None and not kept(source) and not _is_stable(equation, floats):
+        return None
+    costly = equation.name in COSTLY or any(x.lineage.costly for x in large if x.lineage)
+    own = [x.lineage.normalises for x in floats if x.lineage]
+    normalises = any(own) or any(x.is_statistic for x in floats)
+    return Lineage(equation, tuple(inputs), source, costly, normalises, depth)
+
+
+def is_statistic(equation: Equation, inputs: Sequence[Value]) -> bool:
+    """Returns whether a result is a statistic, much smaller than the array it was computed from.
+
+    A reduction of at least ``FEW`` elements to one, or an elementwise function of such results.
+    """
+    floats = [x for x in inputs if isinstance(x, ScaledValue)]
+    size = math.prod(equation.out_avals[0].shape)
+    if equation.name in REDUCTIONS:
+        return bool(floats) and at_least(floats[0].data.size, size * FEW)
+    arrays = [x for x in floats if x.constant_value is None]
+    if equation.name not in RECOMPUTED or not arrays or not is_known(size):
+        return False
+    return all(x.is_statistic for x in arrays) and any(at_least(x.data.size, size) for x in arrays)
+
+
+def _source(x: ScaledValue) -> ScaledValue | None:
+    return x if x.lineage is None else x.lineage.source
+
+
+def _is_stable(equation: Equation, floats: Sequence[ScaledValue]) -> bool:
+    """Returns whether an operation on arrays and constants amplifies no relative error."""
+    if equation.name in STABLE:
+        return not is_quantization(equation)
+    # a sum may cancel, unless one addend is a constant, 1 - tanh(x), or all have one sign, x + x^3
+    if equation.name == "add" and len(floats) == 2:
+        return all(map(_odd, floats))
+    return equation.name in ("add", "sub") and len(floats) == 1
+
+
+def _odd(x: ScaledValue) -> bool:
+    """Returns whether a value is its source times a factor that is never negative."""
+    if x.lineage is None:
+        return True
+    equation = x.lineage.equation
+    floats = [i for i in x.lineage.inputs if isinstance(i, ScaledValue)]
+    arrays = [i for i in floats if i.constant_value is None]
+    if len(arrays) != 1:
+        return False
+    match equation.name:
+        case "integer_pow":
+            kept = params.degree(equation) % 2 == 1
+        case "mul":
+            kept = all(i.constant_value > 0 for i in floats if i.constant_value is not None)
+        case "convert_element_type":
+            kept = True
+        case name:
+            kept = name in SAME_ORDER
+    return kept and _odd(arrays[0])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Copy:
+    """A copy of a source, and the values that have been computed again from it.
+
+    Attributes:
+        source: of the lineages.
+        copy: used in its place.
+        done: by id, each value with the one that was computed from the copy.
+    """
+
+    source: ScaledValue
+    copy: ScaledValue
+    done: dict[int, tuple[ScaledValue, ScaledValue]] = dataclasses.field(default_factory=dict)
+
+    def value(
+        self, value: ScaledValue, apply: Callable[[Equation, Sequence[Value]], list[Value]]
+    ) -> ScaledValue:
+        """Computes ``value``, a function of the source, from the copy.
+
+        Args:
+            value: the source itself, or a value whose lineage leads to it.
+            apply: computes an equation: ``apply(equation, inputs)``.
+        """
+        if value is self.source:
+            return self.copy
+        if value.lineage is None:
+            return value
+        if id(value) not in self.done:
+            inputs = [
+                self.value(x, apply) if isinstance(x, ScaledValue) else x
+                for x in value.lineage.inputs
+            ]
+            (again,) = apply(value.lineage.equation, inputs)
+            self.done[id(value)] = value, again  # with the value, so that its id stays unique
+        return self.done[id(value)][1]
+
+
+def separate_copy(x: jax.Array, purpose: int) -> jax.Array:
+    """Returns ``x`` behind a barrier, so that a device's compiler recomputes its functions.
+
+    XLA on a CPU, which stores and computes less if it may share results, gets ``x`` itself.
+
+    Args:
+        x: any array.
+        purpose: XLA merges two such copies of ``x`` with the same number.
+    """
+
+    def behind(x):
+        return lax.optimization_barrier((x, np.int32(purpose)))[0]
+
+    return lax.platform_dependent(x, cpu=lambda x: x, default=behind)

@@ -1,0 +1,174 @@
+"""`scalewise inspect`, `diff` and `check`: checkpoints, beside numbers, reports and recordings."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .._output import check_source
+from ._formats import show_numbers
+from ._refusal import refusal
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+FILES = (".safetensors", ".gguf")
+
+
+@contextmanager
+def progress(*paths: Path) -> Iterator[Callable[[Any, int], None]]:
+    """Yields a function that moves a bar on stderr by bytes; no bar where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    total = sum(
+        f.stat().st_size
+        for path in paths
+        for f in (path.iterdir() if path.is_dir() else [path])
+        if f.suffix in FILES
+    )
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(paths[0].name, total=total or None)
+
+        def told(what: Any, size: int) -> None:
+            bar.update(task, advance=size)
+
+        yield told
+
+
+def shown(report: Any, saved: list[Path] | None, json: bool, everything: bool = False) -> None:
+    """Prints a report, after it is written to files."""
+    for path in saved or ():
+        report.save(path)
+    if json:
+        typer.echo(report.json())
+    else:
+        report.show(everything=everything)
+        for path in saved or ():
+            typer.echo(f"wrote {path}")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.is_dir() or path.name.endswith((*FILES, ".index.json"))
+
+
+def inspect(
+    what: Annotated[
+        list[str],
+        typer.Argument(help="A checkpoint; or numbers, or codes such as 0x3c00 or 0b1010."),
+    ],
+    fmt: Annotated[str, typer.Option("--format", help="Of numbers: a format's name.")] = "fp32",
+    out: Annotated[
+        list[Path] | None, typer.Option(help="Of a checkpoint: a file, .html or .json.")
+    ] = None,
+    json: AsJson = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all rows.")] = False,
+) -> None:
+    """Describe a checkpoint: layout, formats, bytes, scales; or show numbers in a format."""
+    if len(what) > 1 or not _is_checkpoint(Path(what[0])):
+        return show_numbers(what, fmt)
+    with refusal(ValueError):
+        path = _there(Path(what[0]))
+        from .. import checkpoints  # JAX takes a second to import: not for --help
+
+        with progress(path) as told:
+            report = checkpoints.inspect(path, told)
+        shown(report, out, json, everything)
+
+
+def diff(
+    before: Annotated[
+        Path, typer.Argument(help="A checkpoint; a recording, .safetensors; a report, .json.")
+    ],
+    after: Annotated[Path, typer.Argument(help="Another one of the same kind.")],
+    out: Annotated[
+        list[Path] | None, typer.Option(help="A file to write, .html, .json; of recordings .csv.")
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Of checkpoints: relative error that counts as equal.")
+    ] = 0.0,
+    json: AsJson = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all lines.")] = False,
+) -> None:
+    """Compare two checkpoints in value, two recordings line by line, or two audits' reports.
+
+    Of checkpoints, exits with 1 if an array differs by more than the tolerance, or isn't in both.
+    """
+    with refusal(ValueError):
+        for path in (before, after):
+            _there(path)
+        kinds = {_kind(path) for path in (before, after)}
+        if kinds != {"checkpoint"}:
+            return _diff_results(before, after, out, everything, kinds == {"recording"})
+        from .. import checkpoints
+
+        with progress(before, after) as told:
+            report = checkpoints.diff(before, after, tolerance=tolerance, told=told)
+        shown(report, out, json, everything)
+    if not report:
+        raise typer.Exit(1)
+
+
+def _kind(path: Path) -> str:
+    """Returns what a path holds: a checkpoint, a recording or a report."""
+    if not _is_checkpoint(path):
+        return "report"
+    if path.suffix != ".safetensors" or path.is_dir():
+        return "checkpoint"
+    with path.open("rb") as file:
+        length = min(int.from_bytes(file.read(8), "little"), 1 << 16)
+        return "recording" if b'"recording"' in file.read(length) else "checkpoint"
+
+
+def _diff_results(
+    before: Path, after: Path, out: list[Path] | None, everything: bool, recordings: bool
+) -> None:
+    # JAX takes a second to import
+    from scalewise.auditing import compare, writable
+    from scalewise.auditing import diff as diff_reports
+
+    if not recordings:
+        if out:
+            raise ValueError("--out: expected two checkpoints or recordings (.safetensors)")
+        diff_reports(before, after).show()
+        return
+    paths = [writable(path) for path in out or ()]
+    comparison = compare(before, after)
+    saved = [comparison.save(path) for path in paths]
+    comparison.show(everything=everything)
+    for path in saved:
+        typer.echo(f"wrote {path}")
+
+
+def check(
+    path: Annotated[Path, typer.Argument(help="A checkpoint.")],
+    against: Annotated[
+        Path | None, typer.Option(help="The checkpoint that it was made from.")
+    ] = None,
+    out: Annotated[
+        list[Path] | None, typer.Option(help="A file to write, .html or .json.", metavar="FILE")
+    ] = None,
+    json: AsJson = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all findings.")] = False,
+) -> None:
+    """Look for faults in a checkpoint that loaders don't notice, and try a repair of each.
+
+    Exits with 1 if there is one.
+    """
+    with refusal(ValueError):
+        paths = [_there(p) for p in (path, against) if p is not None]
+        from .. import checkpoints
+
+        with progress(path) as told:
+            report = checkpoints.check(*paths, told=told)
+        shown(report, out, json, everything)
+    if not report:
+        raise typer.Exit(1)
+
+
+def _there(path: Path) -> Path:
+    """Returns a path that is a folder, or a file that can be read."""
+    if not path.is_dir():
+        check_source(path)
+    return path

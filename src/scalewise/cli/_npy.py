@@ -1,0 +1,91 @@
+"""Reads a `.npy` file of floats, and reports the error of a cast."""
+
+import math
+import os
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from .._output import check_source, check_target
+
+
+def target_of(data: Path, out: Path | None, name: str) -> Path:
+    """Returns the file to write: ``out``, or one of that name beside the data, but not the data."""
+    target = out or data.with_name(name)
+    with suppress(OSError):  # one of them doesn't exist
+        if os.path.samefile(target, data):
+            raise ValueError(f"{target} is the input itself; give another --out")
+    check_target(target)
+    return target
+
+
+def read(path: Path) -> np.ndarray:
+    """Reads the floats of a .npy file.
+
+    The size in the header is checked against the file's before any memory is allocated.
+
+    Raises:
+        ValueError: the file is no .npy file, is truncated, or holds other numbers than floats.
+        OSError: the file can't be read.
+    """
+    size = check_source(path)
+    with path.open("rb") as file:
+        shape, transposed, dtype = _npy_header(path, file)
+        if dtype.kind != "f" or dtype.itemsize > 8:
+            raise ValueError(f"{path} holds {dtype}; expected float16, float32 or float64")
+        claimed, there = math.prod(shape) * dtype.itemsize, size - file.tell()
+        if claimed > there:
+            raise ValueError(
+                f"{path} is no complete .npy file (an array of shape {shape} has {claimed:,} "
+                f"bytes, {there:,} are there)"
+            )
+        x = np.frombuffer(file.read(claimed), dtype)
+    x = x.reshape(shape[::-1]).T if transposed else x.reshape(shape)
+    return x.astype(dtype.newbyteorder("="))
+
+
+def _npy_header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Returns shape, whether the array is in Fortran order, and dtype."""
+    readers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in readers:
+            raise ValueError(f"version {version} of the format")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
+            shape, transposed, dtype = readers[version](file)
+        if any(type(n) is not int or n < 0 for n in shape):
+            raise ValueError(f"a shape of {shape}")
+    except OSError:
+        raise
+    except Exception as error:  # numpy evaluates the header, which may raise any exception
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path} is no complete .npy file ({why[:100]})") from None
+    return shape, transposed, dtype
+
+
+def report(x: np.ndarray, y: np.ndarray, largest: float | np.ndarray) -> str:
+    """Describes a cast: SQNR and largest relative error of finite numbers; overflow and flushes."""
+    wide = x.astype(np.float64)
+    finite = np.isfinite(wide)
+    kept = finite & np.isfinite(y)
+    unit = np.abs(wide[kept]).max(initial=0.0) or 1.0  # so that no square leaves float64's range
+    signal, noise = wide[kept] / unit, (y[kept] - wide[kept]) / unit
+    power, error = float(np.sum(signal**2)), float(np.sum(noise**2))
+    sqnr = f"{10 * np.log10(power / error):.1f} dB" if power and error else "exact"
+    if error and not power:
+        sqnr = "none"
+    nonzero = signal != 0
+    relative = np.abs(noise[nonzero] / signal[nonzero]).max(initial=0.0)
+    over = int(np.sum(finite & (np.abs(wide) > largest)))
+    flushed = int(np.sum((wide != 0) & (y == 0)))
+    return (
+        f"{x.size} numbers, SQNR {sqnr}, largest relative error {relative:.3g}, "
+        f"{over} beyond the largest number, {flushed} flushed to zero"
+    )

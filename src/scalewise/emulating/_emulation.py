@@ -1,0 +1,94 @@
+"""The interpretation of ``emulate``, which rounds every result to one format."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._check import checked
+from .._jax import ShapedArray
+from ..devices import MatrixUnits
+from ..formats import Format, Saturation
+from ..formats import format as format_
+from ..interpret import (
+    Applied,
+    Argument,
+    Equation,
+    Interpretation,
+    State,
+    Value,
+    is_quantization,
+    map_floats,
+    rebind,
+    unit_for,
+    unit_result,
+    warn_kernel,
+)
+from ..primitives import having
+from ..rounding import from_float64, round_to, to_float64
+
+EXACT = having("exact")
+
+
+def is_exact(equation: Equation) -> bool:
+    """Returns whether float results are numbers of the operands or their negatives or magnitudes.
+
+    Rounding leaves these unchanged. Parts and magnitudes of complex numbers, whose own computation
+    isn't rounded, are not among them.
+    """
+    of_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in equation.in_avals)
+    return equation.name in EXACT and not of_complex
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Emulation(Interpretation):
+    """Rounds each result to a format; values are float64 arrays that hold numbers of the format.
+
+    float64 carries every format up to 25 significant bits so that ``+ - * /`` and the square root,
+    rounded to float64 and then to the format, are the correctly rounded exact results (53 bits are
+    at least 2p + 2: Figueroa, "When is double rounding innocuous?", 1995), and no backend flushes
+    numbers that are subnormal in the format.
+    """
+
+    fmt: Format
+    saturate: Saturation = False
+    # which compute the products, if some of them are for `fmt`
+    units: MatrixUnits | None = dataclasses.field(default=None, kw_only=True)
+
+    def context(self) -> contextlib.AbstractContextManager[object]:
+        return jax.enable_x64(True)
+
+    def _round(self, x: jax.Array) -> jax.Array:
+        return round_to(x, self.fmt, saturate=self.saturate)
+
+    def lift(self, x: Argument, aval: ShapedArray) -> jax.Array:
+        return self._round(to_float64(jnp.asarray(x)))
+
+    def constant(self, x: np.ndarray, aval: ShapedArray) -> Value:
+        rounded = self.fmt.decode(self.fmt.encode(x, saturate=self.saturate))
+        return jnp.asarray(np.where(np.isnan(x), np.nan, rounded), jnp.float64)
+
+    def lower(self, value: jax.Array, aval: ShapedArray) -> jax.Array:
+        return from_float64(value, aval.dtype)
+
+    def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        warn_kernel(equation, "emulate")
+        # rounds each equation of an update function, but no equation of a reduction's operator
+        inside = self if equation.name == "scatter_apply" else None
+        formats = (self.fmt, self.fmt)
+        unit = None if self.units is None else unit_for(equation, self.units, formats)
+        if is_quantization(equation):
+            outs = [round_to(inputs[0], format_(equation.out_avals[0].dtype))]
+        elif unit is None:
+            outs = rebind(equation, inputs, jnp.float64, inside)
+        else:
+            outs = [unit_result(equation, unit, inputs)]
+        if is_exact(equation):
+            return state, outs
+        return state, map_floats(lambda y, _: self._round(y), outs, equation.out_avals)

@@ -1,0 +1,106 @@
+"""Reductions, running sums and softmax of ScaledArrays; see ``_operations.py`` for their scales."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._check import checked
+from ._array import ScaledArray
+from ._operand import ScaledOperand, operands, scaled_result
+from ._operations import Operand, applied
+from ._rules import FACTORS, RULES, static_scale
+
+Axis = int | Sequence[int] | None
+
+
+def _terms(a: Operand, axis: Axis) -> int:
+    shape = jnp.shape(a.data if isinstance(a, ScaledArray) else a)  # pyright: ignore
+    axes = (
+        range(len(shape))
+        if axis is None
+        else (axis,)
+        if isinstance(axis, int | np.integer)
+        else axis
+    )
+    return math.prod(shape[i] for i in axes)
+
+
+@checked
+def sum(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
+    """Returns the sum over axes with the scale ``sA s``: s is sqrt(n), rounded to a power of two,
+    for n terms, the size of a sum of n independent numbers of unit size.
+    """
+    s = static_scale(_terms(a, axis))
+    return applied("sum", a, lambda x: _over(jnp.sum, x.data, axis, keepdims) / s, s)
+
+
+@checked
+def cumsum(a: Operand, axis: int = -1) -> ScaledArray:
+    """Returns running sums along an axis with the scale ``sA s``, s as for :func:`sum`: that of the
+    last of them.
+    """
+    s = static_scale(_terms(a, axis))
+    return applied("cumsum", a, lambda x: jnp.cumsum(x.data, axis=axis) / s, s)
+
+
+@checked
+def mean(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
+    """Returns the mean over axes with the scale ``sA / s``, s as for :func:`sum`."""
+    s = static_scale(_terms(a, axis))
+    return applied("mean", a, lambda x: _over(jnp.mean, x.data, axis, keepdims) * s, s)
+
+
+@checked
+def max(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
+    """Returns the largest element over axes with the scale ``sA``."""
+    return applied("max", a, lambda x: _over(jnp.max, x.data, axis, keepdims))
+
+
+@checked
+def min(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
+    """Returns the smallest element over axes with the scale ``sA``."""
+    return applied("min", a, lambda x: _over(jnp.min, x.data, axis, keepdims))
+
+
+def _over(reduce: Callable, data: jax.Array, axis: Axis, keepdims: bool) -> jax.Array:
+    axis = tuple(axis) if isinstance(axis, Sequence) else axis
+    return reduce(data, axis=axis, keepdims=keepdims)
+
+
+@checked
+def softmax(a: Operand, axis: int = -1) -> ScaledArray:
+    """Returns the softmax along an axis with the scale ``1 / sum(data)``, one for each row.
+
+    The data are ``exp((data - max) sA)``, from 0 to 1.
+    """
+    x, below = _below_largest("softmax", a, axis)
+    data = jnp.exp(below.value())
+    scale = RULES["softmax"].scale(FACTORS, jnp.sum(data, axis=axis, keepdims=True))
+    return scaled_result(data, scale, FACTORS, x.dtype)
+
+
+@checked
+def log_softmax(a: Operand, axis: int = -1) -> ScaledArray:
+    """Returns the logarithm of the softmax along an axis, with the scale ``max(sA, 1)``.
+
+    It is ``value - max - log(sum(exp(value - max)))``; its first part is of the size of the
+    operand, its second at most the logarithm of the number of terms.
+    """
+    x, below = _below_largest("log_softmax", a, axis)
+    total = jnp.log(jnp.sum(jnp.exp(below.value()), axis=axis, keepdims=True))
+    scale = RULES["log_softmax"].scale(x.algebra, x.scale)
+    total = ScaledOperand(total, x.algebra.one, x.algebra, x.dtype)
+    return scaled_result(below.at(scale) - total.at(scale), scale, x.algebra, x.dtype)
+
+
+def _below_largest(name: str, a: Operand, axis: int) -> tuple[ScaledOperand, ScaledOperand]:
+    """Returns an operand, and what it is below its largest element along an axis."""
+    (x,) = operands(name, a)
+    top = jnp.max(x.data, axis=axis, keepdims=True)
+    return x, dataclasses.replace(x, data=x.data - top)

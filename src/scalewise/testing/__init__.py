@@ -1,0 +1,5 @@
+"""Comparisons for the unit tests of operators: errors in units of a format's last place."""
+
+from ._close import ULPS as ULPS
+from ._close import assert_allclose as assert_allclose
+from ._close import ulps_between as ulps_between

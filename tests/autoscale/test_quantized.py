@@ -1,0 +1,197 @@
+"""Quantized arguments are multiplied as they are stored; ``quantize_params`` makes them."""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import scalewise as sw
+
+W = jax.random.normal(jax.random.key(0), (64, 96)) * 0.1
+X = jax.random.normal(jax.random.key(1), (32, 64), jnp.bfloat16)
+RECIPES = ("fp8", "fp8_rowwise", "mxfp8", "nvfp4", "fp8_blockwise")
+
+
+def equations(jaxpr):
+    """All equations of a jaxpr, also of its inner ones."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from equations(inner)
+
+
+def largest_by_primitive(f, *args):
+    found = [e for e in equations(jax.make_jaxpr(f)(*args).jaxpr) if e.outvars]
+    return {e.primitive.name: e.outvars[0].aval.shape for e in found}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_stored_weights_give_the_result_of_weights_that_are_rounded_in_the_call(recipe):
+    f = sw.autoscale(lambda p, x: jax.nn.gelu(x @ p["w"]) @ p["u"], recipe)
+    params = {"w": W.astype(jnp.bfloat16), "u": W.T.astype(jnp.bfloat16)}
+    got = f(sw.quantize_params(params, recipe), X)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got, f(params, X))
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_scales_of_tensors_rows_and_columns_multiply_the_numbers(axis, transposed):
+    stored = sw.quantize(W, "e4m3fn", axis=axis)
+    f = (lambda w, x: x @ w.T) if transposed else (lambda w, x: x @ w)
+    x = X[:, :1].repeat(96, 1) if transposed else X
+    keep = dataclasses.replace(sw.recipes.fp8, forward="bf16")  # activations as they are
+    got = sw.autoscale(f, keep)(stored, x)
+    want = f(stored.value(), x.astype(jnp.float32))
+    np.testing.assert_allclose(got, want, rtol=2**-7, atol=2**-7)
+
+
+def test_a_weight_is_neither_measured_nor_rounded_nor_written():
+    stored = sw.quantize_params({"w": W}, "fp8")
+    found = largest_by_primitive(sw.autoscale(lambda p, x: x @ p["w"], "fp8"), stored, X)
+    assert found["reduce_max"] == ()
+    rounded = [
+        e
+        for e in equations(
+            jax.make_jaxpr(sw.autoscale(lambda p, x: x @ p["w"], "fp8"))(stored, X).jaxpr
+        )
+        if e.primitive.name == "stored_copy"
+    ]
+    assert [e.outvars[0].aval.shape for e in rounded] == [X.shape]
+
+    def on_device(p, x):
+        return sw.autoscale(lambda p, x: x @ p["w"], "fp8")(p, x)
+
+    text = jax.jit(on_device).trace(stored, X).lower(lowering_platforms=("cuda",)).as_text()
+    (product,) = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    assert "tensor<64x96xf8E4M3FN>" in product
+    assert product.rstrip().endswith("tensor<32x96xbf16>")
+    assert "-> tensor<64x96xf" not in text.replace("-> tensor<64x96xf8", "")
+
+
+def test_stacked_weights_keep_their_numbers_in_a_scan():
+    stack = jnp.stack([W[:, :64], -W[:, :64]])
+
+    def f(w, x):
+        return lax.scan(lambda c, v: (jnp.tanh(c @ v), None), x, w)[0]
+
+    for recipe, error in (("fp8", 0.02), ("mxfp8", 0.02), ("nvfp4", 0.15)):
+        stored = sw.quantize_params({"w": stack}, recipe)["w"]
+        got = sw.autoscale(f, recipe)(stored, X)
+        want = X
+        for i in range(2):
+            one = sw.autoscale(lambda w, x: jnp.tanh(x @ w), recipe)
+            want = one(stored.value()[i].astype(jnp.bfloat16), want)
+        np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), atol=error)
+        assert got.dtype == jnp.bfloat16
+
+
+def test_gradients_reach_adapters_through_a_frozen_quantized_base():
+    base = sw.quantize_params({"w": W}, "fp8")
+    a, b = jnp.ones((64, 4)) * 0.01, jnp.ones((4, 96)) * 0.01
+
+    def loss(adapters, base, x):
+        a, b = adapters
+        y = x @ base["w"] + (x @ a) @ b
+        return jnp.mean(jnp.square(jnp.tanh(y) @ base["w"].T))
+
+    wide, x = {"w": base["w"].value()}, X.astype(jnp.float32)
+    want = jax.grad(loss)((a, b), wide, x)
+    inside = sw.autoscale(jax.grad(loss), "fp8")((a, b), base, x)
+    outside = jax.grad(sw.autoscale(loss, "fp8"))((a, b), base, x)
+    for got in (inside, outside):
+        for g, w in zip(got, want, strict=True):
+            assert float(jnp.linalg.norm(g - w) / jnp.linalg.norm(w)) < 0.1
+
+
+def test_an_argument_that_is_returned_stays_quantized():
+    stored = sw.quantize_params({"w": W}, "fp8")
+    same, y = sw.autoscale(lambda p, x: (p, x @ p["w"]), "fp8")(stored, X)
+    assert same["w"].data.dtype == jnp.float8_e4m3fn
+    np.testing.assert_array_equal(same["w"].value(), stored["w"].value())
+    assert y.shape == (32, 96)
+
+
+def test_other_operations_compute_with_the_value():
+    stored = sw.quantize(W, "e4m3fn")
+    got = sw.autoscale(lambda w: jnp.sum(jnp.square(w), axis=0), "fp8")(stored)
+    np.testing.assert_allclose(got, jnp.sum(jnp.square(stored.value()), axis=0), rtol=1e-6)
+
+
+def test_patterns_and_axes_say_what_is_quantized():
+    tree = {"embedding": W, "norm": W, "query": W[None], "bias": W[0], "n": jnp.int32(1)}
+    stored = sw.quantize_params(tree, "mxfp8", axis={"query": 1})
+    assert isinstance(stored["query"], sw.ScaledArray)
+    assert stored["query"].block == (1, 32)
+    for name in ("embedding", "norm", "bias", "n"):
+        assert not isinstance(stored[name], sw.ScaledArray)
+    everything = sw.quantize_params(tree, "fp8", wide=())
+    assert isinstance(everything["embedding"], sw.ScaledArray)
+    with pytest.raises(ValueError, match=r"\['query'\] of shape \(1, 64, 96\) has no axis 3"):
+        sw.quantize_params(tree, "fp8", axis={"query": 3})
+    with pytest.raises(ValueError, match="16 bits or more"):
+        sw.quantize_params(tree, "fp16")
+    with pytest.raises(ValueError, match="Hadamard"):
+        sw.quantize_params(tree, "quartet")
+
+
+# -- products that a device computes faster as they are --------------------------------------------
+
+
+def formats(f, recipe, *args, device="h100"):
+    recipe = dataclasses.replace(sw.recipes.CATALOGUE[recipe], device=device)
+    rows = sw.explain(f, recipe)(*args).rows
+    return [(row.format, row.scale) for row in rows if row.kind == "contraction"]
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.bfloat16)
+
+
+def loss(w, x):
+    return jnp.sum(jnp.square(x @ w))
+
+
+def test_a_recipe_leaves_small_products_alone_on_a_known_device():
+    step = jax.grad(loss)
+    assert formats(step, "fp8", shape(8192, 8192), shape(8192, 8192))[0][0] == "e4m3fn x e4m3fn"
+    small = formats(step, "fp8", shape(256, 256), shape(256, 256))
+    assert {text for text, _ in small} == {"bf16 x bf16"}
+    assert {scale for _, scale in small} == {"left alone: converting costs more"}
+    # a CPU shows what the formats do
+    here = formats(step, "fp8", shape(256, 256), shape(256, 256), device="cpu")
+    assert here[0][0] == "e4m3fn x e4m3fn"
+    always = dataclasses.replace(sw.recipes.fp8, device="h100", narrow="always")
+    row = sw.explain(step, always)(shape(256, 256), shape(256, 256)).rows[0]
+    assert row.format == "e4m3fn x e4m3fn"
+
+
+@pytest.mark.filterwarnings("ignore:autoscale.*no matrix units")
+def test_a_recipe_leaves_convolutions_alone_on_a_known_device():
+    def f(w, x):
+        return jnp.sum(lax.conv_general_dilated(x, w, (1, 1), "SAME"))
+
+    found = formats(jax.grad(f), "fp8", shape(256, 256, 3, 3), shape(64, 256, 32, 32))
+    assert set(found) == {("bf16 x bf16", "left alone: no units")}
+
+
+def test_weights_that_cost_more_to_quantize_than_they_save_are_warned_of():
+    def f(w, x):
+        return x @ w
+
+    with pytest.warns(UserWarning, match=r"test_quantized.py.*quantize_params"):
+        found = formats(f, "fp8", shape(4096, 4096), shape(8, 4096))
+    assert found == [("bf16 x bf16", "left alone: converting costs more")]
+    stored = sw.quantize_params({"w": jnp.zeros((4096, 4096), jnp.bfloat16)}, "fp8")["w"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = formats(f, "fp8", stored, shape(8, 4096))
+    assert found == [("e4m3fn x e4m3fn", "amax x stored")]

@@ -1,0 +1,103 @@
+"""The command's help: sentences, an example for each subcommand that parses, and 80 columns."""
+
+import re
+import shlex
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from scalewise.cli import EXAMPLES, app
+
+GROUP = get_command(app)
+
+
+def commands(group=GROUP, path=()):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+COMMANDS = dict(commands())
+REWRITTEN = {"cast", "diff", "inspect"}  # whose options the work on checkpoints words anew
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - REWRITTEN))
+def test_each_option_is_described_by_a_sentence_and_shows_no_type_of_python(name):
+    for parameter in COMMANDS[name].params:
+        described = parameter.help or ""
+        assert described[:1].isupper() or described.startswith(("float32", "all:", "jax,")), (
+            parameter.name
+        )
+        assert described.endswith((".", ">.")), (parameter.name, described)
+    shown = CliRunner().invoke(app, [*name.split(), "--help"]).output
+    assert set(re.findall(r"<([^>]+)>", shown)) <= {
+        "int",
+        "float",
+        "str",
+        "path",
+        "time",
+        "int range",
+        "list[str]",  # of positional lists, which Typer shows in any case
+    }
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_help_ends_with_an_example_that_parses(name):
+    program, command, *arguments = shlex.split(EXAMPLES[name])
+    assert (program, command) == ("scalewise", name)
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).output
+    assert shown.rstrip().endswith(f"Example:\n    {EXAMPLES[name]}")
+    assert GROUP.commands[name].make_context(name, arguments).params
+
+
+def test_every_subcommand_has_an_example():
+    assert set(EXAMPLES) | {"table"} == set(GROUP.commands)
+
+
+def test_recipes_fit_into_80_columns():
+    shown = CliRunner().invoke(app, ["recipes"], env={"COLUMNS": "200"}).output
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "mlp", "--recipe", "fp9"],
+        ["train", "mlp", "--recipe", "fp9", "--steps", "1"],
+        ["recipes", "fp9"],
+    ],
+)
+def test_a_mistyped_recipe_gets_recipes_as_suggestions(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 2
+    assert "did you mean 'fp8'" in " ".join(ran.output.split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_tune_prints_and_writes_what_it_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(
+        "import jax.numpy as jnp\n\n\ndef f(x):\n    return jnp.sum(jnp.exp(x) * x)\n\n\n"
+        "def small():\n    return (jnp.linspace(0.0, 1.0, 64),)\n"
+    )
+    command = ["tune", "net.py:f", "--args", "small", "--tol", "0.1", "--out", "t.json"]
+    ran = CliRunner().invoke(app, command)
+    assert ran.exit_code == 0, ran.output
+    assert "bf16" in ran.output
+    assert (tmp_path / "t.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["audit", "record", "tune"])
+def test_a_folder_that_is_missing_is_told_before_the_function_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("raise SystemExit('the file was run')\n")
+    suffix = "safetensors" if name == "record" else "json"
+    ran = CliRunner().invoke(app, [name, "net.py:f", "--out", f"none/x.{suffix}"])
+    assert ran.exit_code == 2
+    assert "none" in ran.output
+    assert "was run" not in ran.output

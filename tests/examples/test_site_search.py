@@ -1,0 +1,74 @@
+"""The site's search: each question of newcomers leads to its page among the first five results.
+
+It needs the built site (``make docs``), whose index it ranks as lunr does, by BM25 over stemless
+words with the titles of sections weighted.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+INDEX = Path(__file__).parents[2] / "site" / "search" / "search_index.json"
+QUESTIONS = {
+    "loss nan": ("faq", "guides/audit", "get-started/debug"),
+    "own format": ("tutorials/custom-format", "faq"),
+    "fsdp": ("guides/sharding", "faq"),
+    "convert a checkpoint to MXFP8": ("faq", "casts", "guides/convert"),
+    "cite": ("faq",),
+    "loss scale": ("guides/loss-scaling", "mixed_precision", "faq"),
+    "resume training": ("guides/checkpoints", "faq"),
+    "inference": ("faq", "guides/inference"),
+    "which recipe on an H100": ("faq", "guides/recipes", "guides/devices"),
+    "last layer in BF16": ("faq", "guides/wide-parts"),
+    "NNX": ("tutorials/nnx", "faq"),
+    "saturate": ("casts", "faq"),
+    "speed on a GPU": ("gpu", "faq"),
+    "PyTorch": ("torch", "tutorials/pytorch", "faq"),
+    "safetensors": ("casts", "faq"),
+    "histogram": ("tutorials/gradient-histograms", "faq"),
+    "master weights": ("guides/narrow-state", "mixed_precision", "faq"),
+    "stochastic rounding": ("concepts/formats-and-rounding", "faq", "guides/narrow-state"),
+    "why FP16 diverges": ("faq", "mixed_precision", "get-started/debug"),
+    "layer norm in FP16": ("guides/norm-for-hardware", "norms", "faq"),
+}
+STOP = {"a", "an", "the", "to", "in", "on", "is", "my", "of", "for", "with", "by", "it", "and"}
+
+
+def words(text: str) -> list[str]:
+    plain = re.sub(r"<[^>]+>", " ", text).lower()
+    return [w.rstrip("s") for w in re.findall(r"[a-z0-9_]+", plain) if w not in STOP]
+
+
+def ranked(question: str, documents: list[dict]) -> list[str]:
+    """Returns the pages, best first: BM25 over sections, whose titles count ten times."""
+    texts = [words(d["title"]) * 10 + words(d["text"]) for d in documents]
+    counts = [Counter(t) for t in texts]
+    mean = sum(map(len, texts)) / len(texts)
+    scores = [0.0] * len(documents)
+    for word in words(question):
+        holding = sum(word in c for c in counts)
+        weight = math.log(1 + (len(documents) - holding + 0.5) / (holding + 0.5))
+        for i, c in enumerate(counts):
+            rate = c[word] * 2.2 / (c[word] + 1.2 * (0.25 + 0.75 * len(texts[i]) / mean))
+            scores[i] += weight * rate * documents[i].get("boost", 1)
+    order = sorted(range(len(documents)), key=lambda i: -scores[i])
+    return list(dict.fromkeys(documents[i]["location"].split(".html")[0] for i in order))
+
+
+@pytest.mark.skipif(not INDEX.exists(), reason="the site isn't built: make docs")
+def test_each_question_finds_its_page_among_the_first_five():
+    documents = json.loads(INDEX.read_text())["docs"]
+    assert not [d["location"] for d in documents if d["location"].startswith("source/")]
+    missed = {q: ranked(q, documents)[:5] for q, pages in QUESTIONS.items()
+              if not set(pages) & set(ranked(q, documents)[:5])}  # fmt: skip
+    assert not missed
+
+
+def test_there_are_20_questions_whose_pages_exist():
+    docs = INDEX.parents[2] / "docs"
+    assert len(QUESTIONS) == 20
+    assert all(any((docs / f"{p}.md").is_file() for p in pages) for pages in QUESTIONS.values())

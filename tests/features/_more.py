@@ -1,0 +1,346 @@
+"""More corners of JAX: collectives, products, indices, solvers, loops of unusual kinds."""
+
+import contextlib
+import functools
+
+import equinox as eqx
+import haiku as hk
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import sparse
+from jax.sharding import AxisType, PartitionSpec
+
+from ._control import layer, loss
+from ._table import INT8, MASK, ROWS, B, S, V, W, X, feature
+
+P = PartitionSpec
+
+
+@feature
+def reductions_by_functions_of_the_program(t):
+    def f(w, x):
+        y = jnp.tanh(x @ w)
+        pair = lax.reduce(
+            (x, lax.broadcasted_iota(jnp.int32, y.shape, 1)), (-jnp.inf, jnp.int32(0)),
+            lambda a, b: tuple(jnp.where(a[0] >= b[0], p, q) for p, q in zip(a, b, strict=True)),
+            (1,),
+        )  # fmt: skip
+        squares = lax.reduce(y, np.float32(0), lambda a, b: lax.add(a, b), (0,))
+        windows = lax.reduce_window(y, np.float32(1), lambda a, b: a * b, (1, 2), (1, 2), "VALID")
+        return pair, squares, windows, lax.reduce_or(x > 0.5, (1,))
+
+    return t(f)(W, X)
+
+
+@feature
+def sparse_products_and_their_gradients(t):
+    dense = np.where(np.abs(W) > 0.3, W, 0)
+    matrix = sparse.BCOO.fromdense(dense, nse=64)
+
+    def f(data, x):
+        product = sparse.BCOO((data, matrix.indices), shape=matrix.shape) @ x.T
+        return jnp.sum(jnp.tanh(product) ** 2)
+
+    sums = sparse.sparsify(lambda m, x: jnp.sum(m @ x.T))
+    return t(jax.grad(f, (0, 1)))(matrix.data, X), t(lambda m, x: sums(m, x))(matrix, X)
+
+
+@feature
+def indices_below_zero_and_out_of_range(t):
+    def f(w, x, i):
+        y = x @ w
+        return (
+            lax.dynamic_slice(y, (i, jnp.int32(0)), (2, 16)), y[-1], y[i, -2],
+            lax.dynamic_index_in_dim(y, -i, 1), y.at[100].get(mode="clip"),
+            y.at[jnp.array([0, 50])].set(1.0, mode="drop"), y.at[-i].add(y[0]),
+            jnp.take(y, ROWS - 3, axis=0, mode="wrap"), lax.dynamic_update_slice(y, x, (i, i)),
+        )  # fmt: skip
+
+    return t(jax.jit(f))(W, X, jnp.int32(-3))
+
+
+@feature
+def collectives_of_all_kinds_over_vmap(t):
+    def f(w, x):
+        def row(r):
+            r = r @ w
+            turned = lax.ppermute(r, "i", [(k, (k + 1) % 8) for k in range(8)])
+            parts = lax.all_to_all(r[:8], "i", 0, 0)
+            scattered = lax.psum_scatter(r[:8], "i", scatter_dimension=0)
+            return turned, parts, scattered, lax.pmax(r, "i"), lax.psum(1, "i")
+
+        return jax.vmap(row, axis_name="i")(x)
+
+    return t(f)(W, X)
+
+
+@feature
+def collectives_of_all_kinds_over_a_mesh(t):
+    n = jax.device_count()
+    mesh = jax.make_mesh((n,), ("i",), axis_types=(AxisType.Auto,))
+
+    def body(w, x):
+        y = lax.psum_scatter(layer(w, x), "i", scatter_dimension=1, tiled=True)
+        y = lax.ppermute(y, "i", [(k, (k + 1) % n) for k in range(n)])
+        y = lax.all_gather(y, "i", axis=1, tiled=True)
+        return y + lax.axis_index("i")
+
+    def f(w, x):
+        mapped = jax.shard_map(
+            body, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i"), check_vma=False
+        )
+        return jnp.mean(mapped(w, x) ** 2)
+
+    return t(jax.jit(jax.value_and_grad(f)))(W, X)
+
+
+@feature
+def axes_mapped_by_name_and_from_the_end(t):
+    f = jax.vmap(
+        lambda p, row: (row @ p["w"] + p["b"], jnp.sum(p["w"])),
+        in_axes=({"w": None, "b": 0}, -1), out_axes=(-1, None),
+    )  # fmt: skip
+    return t(f)({"w": W, "b": jnp.stack([B] * 8)}, X.T)
+
+
+@feature
+def products_with_precisions(t):
+    def f(w, x):
+        with jax.default_matmul_precision("float32"):
+            y = jnp.matmul(x, w, precision="highest")
+        algorithm = lax.DotAlgorithmPreset.F32_F32_F32
+        z = lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=algorithm)
+        return y, z, lax.dot(x, w, preferred_element_type=jnp.float32), jnp.vecdot(x, y)
+
+    return t(f)(W, X)
+
+
+@feature
+def convolutions_of_all_kinds(t):
+    def f(k, x):
+        image = x.reshape(1, 4, 8, 4)
+        kernel = k[:, :4].reshape(2, 2, 4, 4)
+        names = ("NHWC", "HWIO", "NHWC")
+        conv = functools.partial(lax.conv_general_dilated, dimension_numbers=names)
+        grouped = conv(image, kernel[:, :, :1], (1, 1), "VALID", feature_group_count=4)
+        dilated = conv(
+            image, kernel, (1, 1), ((1, 1), (0, 2)), lhs_dilation=(2, 1), rhs_dilation=(1, 2)
+        )
+        turned = lax.conv_transpose(image, kernel, (2, 2), "SAME", dimension_numbers=names)
+        patches = lax.conv_general_dilated_patches(
+            image, (2, 2), (1, 1), "VALID", dimension_numbers=names
+        )
+        return sum(jnp.mean(y**2) for y in (grouped, dilated, turned, patches))
+
+    return t(jax.value_and_grad(f))(W, X)
+
+
+@feature
+def largest_elements_and_their_gradients(t):
+    def f(w, x):  # of arguments: roundings move no product past another
+        values, places = lax.approx_max_k(x, 3)
+        best = lax.top_k(x, 2)[0]
+        return jnp.sum(best**2) + jnp.sum(values @ w[:3]) + places[0, 0]
+
+    with jax.numpy_dtype_promotion("standard"):
+        return t(jax.grad(f, (0, 1)))(W, X), t(lambda x: jnp.partition(x, 3))(X)
+
+
+@feature
+def cumulative_products_and_sums_backwards(t):
+    def f(w, x):
+        y = jnp.tanh(x @ w) + 2
+        sums = lax.cumsum(y, 1, reverse=True) + lax.cumlogsumexp(y, 1)
+        return jnp.mean(sums**2) + jnp.mean(jnp.cumprod(y[:, :4], 1) ** 2)
+
+    return t(jax.grad(f))(W, X)
+
+
+@feature
+def scatters_that_multiply(t):
+    def f(w, x, rows):
+        y = jnp.ones((8, 16)).at[jnp.arange(8) * 0 + rows // 8].multiply(jnp.tanh(x) + 2)
+        z = jnp.zeros((4, 16)).at[rows // 2].max(x @ w, unique_indices=False)
+        return jax.ops.segment_min(x @ w, rows, num_segments=8)[:2], y, z
+
+    return t(f)(W, X, ROWS)
+
+
+@feature
+def images_and_signals_sampled(t):
+    def f(w, x):
+        places = [jnp.linspace(0.0, 6.0, 5), jnp.linspace(0.0, 14.0, 5)]
+        sampled = jax.scipy.ndimage.map_coordinates(x @ w, places, order=1)
+        convolved = jax.scipy.signal.convolve2d(x, w[:3, :3], mode="same")
+        return sampled, convolved, jax.scipy.integrate.trapezoid(x @ w)
+
+    return t(f)(W, X)
+
+
+@feature
+def mutable_arrays_inside(t):
+    def f(w, x):
+        total = jax.new_ref(jnp.zeros((8, 16)))
+        rows = jax.new_ref(x)
+
+        def body(i, _):
+            total[...] += rows[...] @ w * (i + 1)
+            rows[0] = total[i]
+            return _
+
+        with jax.numpy_dtype_promotion("standard"):
+            lax.fori_loop(0, 3, body, None)
+        return total[...]
+
+    return t(f)(W, X)
+
+
+@feature
+def functions_of_bits(t):
+    def f(w, x):
+        y = x @ w
+        signs = jnp.copysign(jnp.ones_like(x), x)
+        whole = lax.bitcast_convert_type(jnp.abs(x), jnp.int32) >> 23
+        fraction, power = jnp.frexp(x)
+        return signs * y, whole, jnp.ldexp(fraction, power), lax.nextafter(x, x + 1), y
+
+    return t(f)(W, X)
+
+
+@feature
+def infinities_and_nan_chosen_away(t):
+    def f(w, x):
+        y = jnp.log(jnp.where(x > 0, x, 0))
+        safe = jnp.nan_to_num(jnp.where(MASK, x / 0.0, jnp.nan), nan=0.0, posinf=1.0, neginf=-1.0)
+        scores = jnp.where(MASK, x @ w, -jnp.inf)
+        return jnp.exp(y), safe @ w, jnp.max(scores, 1), jax.nn.log_softmax(scores)[:, 0] > -9
+
+    return t(f)(W, X)
+
+
+@feature
+def choices_among_several(t):
+    def f(w, x):  # by position and by sign, which no rounding changes
+        y, column = x @ w, jnp.arange(w.shape[1]) % 3
+        chosen = [column == 0, column == 1]
+        pieces = jnp.piecewise(x, [x < 0, x >= 0], [lambda v: -2.0 * v, jnp.sqrt])
+        return jnp.select([c[None] | (y != y) for c in chosen], [y * 2, y**2], 1.0) @ w, pieces
+
+    return t(f)(W, X)
+
+
+@feature
+def solvers_of_linear_systems(t):
+    def f(s, b):
+        gmres = jax.scipy.sparse.linalg.gmres(lambda v: s @ v, b, tol=1e-3, maxiter=3)[0]
+        stable = jax.scipy.sparse.linalg.bicgstab(lambda v: s @ v, b, maxiter=8)[0]
+        upper = jax.scipy.linalg.solve_triangular(s, b)
+        band = jnp.full(16, 0.2)
+        inside = band.at[0].set(0), jnp.full(16, 2.0), band.at[-1].set(0)
+        return gmres, stable, upper, lax.linalg.tridiagonal_solve(*inside, b[:, None])
+
+    return t(f)(S, B)
+
+
+@feature
+def loops_with_counts_from_data(t):
+    def f(w, x, n):
+        def body(i, y):
+            inner = lax.while_loop(lambda s: s[0] < i, lambda s: (s[0] + 1, s[1] * 0.5), (0, y))
+            return jnp.tanh(inner[1] @ w)
+
+        return lax.fori_loop(0, n, body, x), lax.fori_loop(n, n, body, x)
+
+    return t(jax.jit(f))(W, X, jnp.int32(3))
+
+
+@feature
+def forward_derivatives_of_loops(t):
+    def f(w, x):
+        return lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, layer(w, s[1])), (0, x))[1]
+
+    def both(w, x):
+        y, dy = jax.jvp(f, (w, x), (w, x))
+        out, pull, kept = jax.vjp(lambda w: (loss(w, x), x @ w), w, has_aux=True)
+        return y, dy, out, pull(jnp.float32(2))[0], kept
+
+    return t(both)(W, X)
+
+
+@feature
+def wide_floats_inside(t):
+    def f(w, x):
+        with jax.enable_x64(True):
+            y = jnp.sum(x.astype(jnp.float64) ** 2).astype(jnp.float32)
+        return x @ w, y
+
+    return t(jax.jit(f))(W, X)
+
+
+@feature
+def jitted_functions_within_loops(t):
+    @functools.partial(jax.jit, inline=True)
+    def inlined(w, x, scale=1.0):
+        return jnp.tanh(x @ w) * scale
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def twice(w, x, n, *, shift=0.0):
+        return lax.scan(lambda c, _: (inlined(w, c) + shift, None), x, None, length=n)[0]
+
+    f = lambda w, x: jnp.mean(twice(w, twice(w, x, 2), 1, shift=0.5) ** 2)  # noqa: E731
+    return t(jax.grad(f))(W, X)
+
+
+@feature
+def quantized_attention_cache(t):
+    """Keys stored in 8-bit integers with a scale for each row, written at an index."""
+
+    def f(q, cache, scales, row, i):
+        scale = jnp.max(jnp.abs(row)) / 127
+        cache = cache.at[i].set(jnp.round(row / scale).astype(jnp.int8))
+        scales = scales.at[i].set(scale)
+        scores = q @ (cache.astype(q.dtype) * scales[:, None]).T
+        return jax.nn.softmax(scores), cache, scales
+
+    return t(f)(X, INT8[:8], jnp.full(8, 1 / 64), jnp.round(V[0] * 0) + 1, jnp.int32(5))
+
+
+def promoting():
+    """Returns contexts in which libraries promote as they like."""
+    contexts = contextlib.ExitStack()
+    contexts.enter_context(jax.numpy_dtype_promotion("standard"))
+    contexts.enter_context(jax.numpy_rank_promotion("allow"))
+    return contexts
+
+
+@feature
+def statistics_of_haiku(t):
+    def network(x):
+        return jnp.tanh(hk.BatchNorm(True, True, 0.9)(hk.Linear(16)(x), is_training=True))
+
+    with promoting():
+        f = hk.transform_with_state(network)
+        params, state = f.init(jax.random.key(1), X)
+
+        def mean(params, state, x):
+            y, state = f.apply(params, state, None, x)
+            return jnp.mean(y[:, :4] ** 2), state
+
+        (value, state), _ = t(jax.value_and_grad(mean, has_aux=True))(params, state, X)
+    return value, state
+
+
+@feature
+def statistics_of_equinox(t):
+    def run(model, state, x):
+        y, state = jax.vmap(model, axis_name="b", in_axes=(0, None), out_axes=(0, None))(x, state)
+        return jnp.mean(jnp.tanh(y)[:, :4] ** 2), state
+
+    with promoting():
+        norm = lambda: eqx.nn.BatchNorm(16, "b", mode="batch")  # noqa: E731
+        linear = eqx.nn.Linear(16, 16, key=jax.random.key(1))
+        model, state = eqx.nn.make_with_state(lambda: eqx.nn.Sequential([linear, norm()]))()
+        value, state = t(lambda model, state, x: run(model, state, x))(model, state, X)
+    return value, jax.tree.leaves(state)
