@@ -45,6 +45,7 @@ OTHERS = """All other errors are Python's own: `ValueError` for a value, `TypeEr
 ## Common messages
 """
 PUBLIC = {  # the classes that users may want to catch, and where they are found
+    "UnreadableError": "scalewise.checkpoints",
     "InputError": "scalewise.training",
     "CheckpointError": "scalewise.training",
     "TrainingError": "scalewise.training",
@@ -141,7 +142,7 @@ def _lost_update() -> None:
 
 
 def _units() -> None:
-    recipe = dataclasses.replace(sw.recipes.mxfp4_forward, device="h100")
+    recipe = dataclasses.replace(sw.recipes.mxfp4_forward, device="h100", narrow="always")
     jax.jit(sw.autoscale(lambda x: x @ x, recipe)).lower(jnp.ones((64, 64)))
 
 

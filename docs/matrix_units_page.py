@@ -41,7 +41,10 @@ HEAD = """# How matrix units add
 A tensor core computes no sum of exact products. It cuts terms off, keeps few bits of a running
 sum, and rounds in its own way. `sw.emulate(f, device="h100")` computes each product of a program
 as the units of that device do, bit for bit; so does `sw.ops.matmul(a, b,
-accumulator=sw.devices.matrix_unit("h100", "e4m3fn"))`.
+accumulator=sw.devices.matrix_unit("h100", "e4m3fn"))`. `sw.autoscale(f, "fp8", emulate="h100")`
+rounds the operands as the recipe says and adds their products as the device does, in training
+steps too; `sw.devices.MatrixUnits("h100", promote=128)` in place of the name sets the schedule.
+`scalewise formats --device h100` lists the units.
 
 The order of a whole product is not modelled: one accumulator takes the terms in ascending order
 of K. cuBLAS may split K, or keep several accumulators, and then differs in the last bits.

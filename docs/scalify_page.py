@@ -151,6 +151,7 @@ DATA = {
     "minimum": "min(A sA/s', B sB/s')",
     "where": "A sA/s' or B sB/s'",
     "concatenate": "each at the largest scale",
+    "clip": "clip(A sA/s', bounds / s')",
     "mul": "A B",
     "div": "A / B",
     "integer_pow": "A^n",
@@ -161,6 +162,7 @@ DATA = {
     "dot_general": "dot_general(A, B) / s",
     "conv": "conv(A, B) / s",
     "sum": "sum(A) / s",
+    "cumsum": "cumsum(A) / s",
     "mean": "mean(A) s",
     "max": "max(A)",
     "min": "min(A)",
@@ -175,6 +177,8 @@ DATA = {
     "sigmoid": "sigmoid(A sA)",
     "sin": "sin(A sA)",
     "cos": "cos(A sA)",
+    "erf": "erf(A sA)",
+    "log_softmax": "(A - max A) sA/s' - log(sum of exp) / s'",
     "softmax": "exp((A - max A) sA), one scale a row",
 }
 
