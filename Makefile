@@ -12,7 +12,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest test-torch test-torch-sample check unit thorough format prove corpus fuzz nightly parity references bench scoreboard docs gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest test-torch test-torch-gate test-torch-sample check unit thorough format prove corpus fuzz nightly parity references bench scoreboard docs gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -40,7 +40,7 @@ check: $(VENV)/.ready     ## lint, format, spelling, types
 unit: $(VENV)/.ready      ## the tests, of the thorough ones a sample
 	$(PYTEST) -m "not slow and not gate" $(ARGS)
 
-thorough: $(VENV)/.ready  ## of the other cases of the thorough tests a sixth
+thorough: $(VENV)/.ready  ## of the other cases of the thorough tests a twelfth
 	$(PYTEST) -m "gate and not slow" $(ARGS)
 
 test-all: test thorough   ## everything the gate asks
@@ -62,7 +62,12 @@ test-torch: .venv-torch/.ready  ## tests of scalewise.torch, which need torch an
 
 test-torch-sample: .venv-torch/.ready  ## of the thorough tests of scalewise.torch a sample: two minutes
 	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest -n 2 --dist worksteal \
-		-m "not slow and not gate" tests/pytorch $(ARGS)
+		-m "not slow and not gate" $(or $(ARGS),tests/pytorch)
+
+# What the gate runs of the sample: errors beside torch's, custom backward passes, control flow, models.
+test-torch-gate:
+	$(MAKE) --no-print-directory test-torch-sample \
+		ARGS="$(addprefix tests/pytorch/test_,reference.py control.py architectures.py torch.py)"
 
 .venv-torch/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-torch
@@ -105,6 +110,7 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(BIN)/python -m proofs.torture --again; \
 	run $(BIN)/python -m proofs.side_by_side --again; \
 	run $(BIN)/python -m proofs.recipe_training; \
+	run $(BIN)/python -m proofs.operand_bias; \
 	run $(BIN)/python -m proofs.gallery --record; \
 	run $(MAKE) corpus; \
 	run $(MAKE) scoreboard; \
@@ -137,6 +143,7 @@ parity: $(VENV)/.ready   ## models beside float32, and tortured; methods and rec
 	PYTHONPATH=. $(BIN)/python docs/side_by_side_page.py
 	$(BIN)/python -m proofs.recipe_numbers
 	$(BIN)/python -m proofs.recipe_training
+	$(BIN)/python -m proofs.operand_bias
 	PYTHONPATH=. $(BIN)/python docs/recipe_results_page.py
 
 scoreboard: $(VENV)/.ready .venv-scoreboard/.ready  ## the gallery through other tools: docs/scoreboard.md
