@@ -20,7 +20,7 @@ from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, s
 from ._norms import norms
 from ._pairs import RESERVE, Failed
 from ._recipe_fix_kinds import run_of
-from ._thresholds import AMPLIFIED_SHOWN, UNUSABLE
+from ._thresholds import AMPLIFIED_SHOWN, unusable
 
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
 # an operation's own rounding isn't a finding: without others, and beside others.
@@ -279,7 +279,7 @@ class Search(JointFixes):
         if not helped:
             return None
         before = self.outcome.error
-        limit = UNUSABLE
+        limit = unusable(self.fmt.precision)
         parts = [
             (fix, after)
             for fix, after in helped
