@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml
 	@test -e $(VENV)/.ready || $(BIN)/python $(INSTALL) --progress-bar on --editable '.[train]'
 	@touch $@
 
-demo: $(VENV)/.installed  ## train the example under five recipes, side by side
+demo: $(VENV)/.installed  ## train the example by five methods, side by side
 	$(BIN)/scalewise compare examples/gpt.py --steps 100 $(ARGS)
 
 test: check unit          ## lint, types, and the tests that a change needs most

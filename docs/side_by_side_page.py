@@ -56,7 +56,7 @@ steps and reaches the same loss: another power of two as the scale changes no bi
 are neither flushed nor saturated. `fp16_every_op` is `scalify` with each scale recomputed from the
 data by the maximum, `scalify-l1` and `-l2` by the mean of magnitudes or of squares, which leave
 less headroom for a tensor's large numbers. In `scalify-loss`, which is
-`scalewise train --recipe scalify`, scales are propagated only through loss and gradients, and the
+`scalewise train --method scalify`, scales are propagated only through loss and gradients, and the
 optimizer is in float32.
 """,
     "parity on gpt": """
@@ -141,7 +141,7 @@ def cells(summary: dict[str, Any], method: dict[str, Any]) -> list[str]:
 def table(part: str, summary: dict[str, Any]) -> str:
     model, methods, steps = side_by_side.PARTS[part]
     command = f"`scalewise compare examples/{model}.py --steps {steps} --seeds {summary['seeds']}"
-    command += f" --recipe ...` ({len(methods)} of them; float32: "
+    command += f" --method ...` ({len(methods)} of them; float32: "
     command += f"{summary['methods'][0]['median_seconds'] * 1e3:.1f} ms a step)"
     head = TABLE.format(
         title=TITLES[part],

@@ -78,10 +78,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--every", type=int, default=4)
-    parser.add_argument("--recipe", default="five-bytes")
+    parser.add_argument("--method", default="five-bytes")
     parser.add_argument("program", nargs="?", default="mlp")
     given = parser.parse_args()
-    arguments = [given.program, "--recipe", given.recipe, "--steps", str(given.steps)]
+    arguments = [given.program, "--method", given.method, "--steps", str(given.steps)]
     with tempfile.TemporaryDirectory() as folder:
         found = prove(
             [*arguments, "--every", str(given.every)], given.kills, given.seed, Path(folder)

@@ -89,7 +89,7 @@ def function(x):
         (lambda: sw.cast(1.0, "fp8_blockwise"), "not a format; did you mean 'e4m3fn'"),
         (lambda: sw.autoscale(function, "e4m3fn"), "'e4m3fn' is a format, not a recipe"),
         (lambda: sw.autocast(function, "fp8"), "'fp8' is a recipe, no dtype to compute in"),
-        (lambda: sw.audit(function, "five-bytes"), "audit: 'five-bytes' is a method of comparison"),
+        (lambda: sw.audit(function, "five-bytes"), "audit: 'five-bytes' is a method of training"),
         (lambda: sw.audit(function, "fp17"), "audit: no policy, format or recipe is called"),
         (lambda: sw.training.step(function, optax.sgd(1.0), "e5m2"), "step: 'e5m2' is a format"),
         (lambda: sw.training.method("c=bf16"), "'c=bf16' is a policy, not a method of compariso"),

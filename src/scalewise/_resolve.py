@@ -75,7 +75,7 @@ KINDS: dict[str, Kind] = {  # in the order in which a string is looked up
     "recipe": Kind(
         "a recipe", "scalewise.autoscaling.recipes", "CATALOGUE", "recipe", _underscored
     ),
-    "method": Kind("a method of comparison", "scalewise.training", "METHODS", "method"),
+    "method": Kind("a method of training", "scalewise.training", "METHODS", "method"),
 }
 
 

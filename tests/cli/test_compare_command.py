@@ -46,7 +46,7 @@ def folder(tmp_path):
 
 
 def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
-    options = ("--data", "text", "--steps", 3, "--recipe", "float32", "--recipe", "fp16")
+    options = ("--data", "text", "--steps", 3, "--method", "float32", "--method", "fp16")
     done = scalewise("compare", "line.py", *options, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "ratios to float32" in done.stdout
@@ -60,8 +60,8 @@ def test_a_piped_comparison_prints_table_curves_and_where_its_files_are(folder):
     ("arguments", "message"),
     [
         (
-            ("line.py", "--recipe", "fp61"),
-            "no method of comparison is called 'fp61'",
+            ("line.py", "--method", "fp61"),
+            "no method of training is called 'fp61'",
         ),
         (("text",), "no program at 'text'"),
         (("bare.py",), "defines no init(seed) -> state and no train_step(state, batch)"),
@@ -97,7 +97,7 @@ def test_control_c_keeps_a_readable_run(folder):
     listening += "os.execv(sys.argv[1], sys.argv[1:])"
     program = str(Path(sys.executable).with_name("scalewise"))
     command = [sys.executable, "-c", listening, program, "compare", "line.py"]
-    options = ["--data", "text", "--steps", "1000000", "--recipe", "float32", "--out", "run"]
+    options = ["--data", "text", "--steps", "1000000", "--method", "float32", "--out", "run"]
     with subprocess.Popen(
         command + options,
         cwd=folder,

@@ -66,8 +66,8 @@ def test_recipes_fit_into_80_columns():
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["compare", "mlp", "--recipe", "fp9"],
-        ["train", "mlp", "--recipe", "fp9", "--steps", "1"],
+        ["compare", "mlp", "--method", "fp9"],
+        ["train", "mlp", "--method", "fp9", "--steps", "1"],
         ["recipes", "fp9"],
     ],
 )

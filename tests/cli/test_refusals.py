@@ -130,7 +130,7 @@ def test_an_unwritable_target_is_refused_before_the_run(folder, monkeypatch):
         (("audit", "net.py:norm", "--args", "factory"), "failed: Stop: nothing made (net.py:"),
         (("audit", "stopping.py:norm", "--args", "small"), "doesn't run: Stop: at once"),
         (("compare", "stopping.py"), "stopping.py doesn't run: Stop: at once"),
-        (("compare", "net.py", "--steps", "1", "--recipe", "float32", "--out", "/proc/run"),
+        (("compare", "net.py", "--steps", "1", "--method", "float32", "--out", "/proc/run"),
          "'/proc/run'"),
         (("compare", "importing.py"), "importing.py needs sklearnn, which isn't installed: pip"),
         (("train", "/dev/null"), "no program '/dev/null'"),
@@ -153,7 +153,7 @@ def test_a_full_disk_ends_a_comparison_with_its_report(folder, monkeypatch):
     """metrics.jsonl can't grow beyond 1,000 bytes after step 8, and report.html doesn't fit."""
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     (folder / "full.txt").write_text("full")
-    done = run("compare", "net.py", "--data", "full.txt", "--steps", 60, "--recipe", "float32",
+    done = run("compare", "net.py", "--data", "full.txt", "--steps", 60, "--method", "float32",
                "--out", "run")  # fmt: skip
     said = sentence(done, code=1)
     assert "metrics.jsonl can't be written after step " in said
@@ -168,7 +168,7 @@ def test_a_full_disk_ends_a_comparison_with_its_report(folder, monkeypatch):
 
 def test_a_comparison_whose_program_fails_keeps_what_was_measured(folder):
     (folder / "stops.txt").write_text("stops")
-    done = run("compare", "net.py", "--data", "stops.txt", "--steps", 60, "--recipe", "float32",
+    done = run("compare", "net.py", "--data", "stops.txt", "--steps", 60, "--method", "float32",
                "--out", "run")  # fmt: skip
     assert "net.batches failed: Stop: enough (net.py:" in sentence(done, code=1)
     summary = json.loads((folder / "run" / "summary.json").read_text())

@@ -24,8 +24,8 @@ def call(*arguments):
 @pytest.mark.slow
 def test_an_example_trains_in_mixed_precision(tmp_path, model):
     out = tmp_path / "run"
-    recipe = "p=f32,c=bf16,o=f32"
-    result = call(model, "--recipe", recipe, "--steps", 2, "--out", out)
+    method = "p=f32,c=bf16,o=f32"
+    result = call(model, "--method", method, "--steps", 2, "--out", out)
     assert result.exit_code == 0, result.output
     assert f"{model}, p=f32,c=bf16,o=f32: 2 steps, loss " in result.output
     lines = (out / "metrics.jsonl").read_text().splitlines()

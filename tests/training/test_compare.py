@@ -56,10 +56,10 @@ def loss_of(params, batch):
 SCALED = Program("tiny", init, train_step, batches, loss_of, OPTIMIZER)
 
 
-def run(tmp_path, recipes=("float32",), **changes):
+def run(tmp_path, methods=("float32",), **changes):
     console = Console(file=io.StringIO(), width=100)
     arguments = {"program": TINY, "data": b"x" * 100, "steps": 6, "out": tmp_path / "run"}
-    result = training.compare(recipes=recipes, console=console, **(arguments | changes))
+    result = training.compare(methods=methods, console=console, **(arguments | changes))
     return result, console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -112,9 +112,10 @@ def test_methods_that_scale_the_loss_show_their_scales(tmp_path):
     assert all(r.temporary_bytes > 0 for r in result.records)
 
 
-def test_train_and_compare_share_their_recipes():
-    assert set(recipes.CATALOGUE) <= set(training.RECIPES)
-    assert set(training.METHODS) - set(training.RECIPES) == {"fp16-plain", "fp8-narrow-state"}
+def test_train_and_compare_share_their_methods():
+    assert set(recipes.CATALOGUE) <= set(training.METHODS)
+    whole = {name for name, each in training.METHODS.items() if each.step_options is None}
+    assert whole == {"fp16-plain", "fp8-narrow-state"}
 
 
 @pytest.mark.slow
@@ -277,11 +278,11 @@ def test_a_users_own_method_is_compared(tmp_path):
     ("changes", "message"),
     [
         (
-            {"recipes": ["fp61"]},
+            {"methods": ["fp61"]},
             "is called 'fp61'; did you mean 'fp16'.*one of float32, ",
         ),
-        ({"recipes": []}, "no recipe given; expected some of float32"),
-        ({"recipes": ["fp8", "fp8"]}, "a recipe is given twice: fp8, fp8"),
+        ({"methods": []}, "methods: none given; expected some of float32"),
+        ({"methods": ["fp8", "fp8"]}, "methods: one is given twice: fp8, fp8"),
         ({"data": b""}, "tiny.batches: not one batch from 0 bytes of data"),
         ({"data": "/nowhere/at/all"}, "no data at '/nowhere/at/all'; expected a text file"),
         ({"program": "/nowhere.py"}, "no program '/nowhere.py'; expected a Python file"),

@@ -75,11 +75,11 @@ def batches(data, seed):
 TINY = Program("tiny", init, train_step, batches, loss_of, OPTIMIZER)
 
 
-def run(out, recipe="autocast-fp16", program=TINY, **changes):
+def run(out, method="autocast-fp16", program=TINY, **changes):
     console = Console(file=io.StringIO(), width=100)
     arguments = {"data": b"x" * 9, "steps": 12, "every": 4, "out": out} | changes
     try:
-        ended = training.train(program, recipe, console=console, **arguments)
+        ended = training.train(program, method, console=console, **arguments)
     finally:
         run.said = console.file.getvalue()
     return ended
@@ -97,12 +97,12 @@ def saved(out):
     return sorted(int(p.name) for p in (out / "checkpoints").iterdir() if p.name.isdigit())
 
 
-@pytest.mark.parametrize("recipe", ["autocast-fp16", "five-bytes", "fp8_delayed"])
+@pytest.mark.parametrize("method", ["autocast-fp16", "five-bytes", "fp8_delayed"])
 @pytest.mark.thorough(keep=1)
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, recipe):
-    whole = run(tmp_path / "whole", recipe)
-    run(tmp_path / "parts", recipe, steps=7)
-    parts = run(tmp_path / "parts", recipe, resume=True)
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, method):
+    whole = run(tmp_path / "whole", method)
+    run(tmp_path / "parts", method, steps=7)
+    parts = run(tmp_path / "parts", method, resume=True)
     assert parts.digest == whole.digest
     assert parts.loss == whole.loss
     assert figures(tmp_path / "parts") == figures(tmp_path / "whole")
@@ -142,7 +142,7 @@ def test_a_kill_at_any_moment_changes_no_bit(tmp_path):
     """One kill here; `python -m proofs.resume` makes twenty."""
     (tmp_path / "tiny.py").write_text(PROGRAM)
     program = str(tmp_path / "tiny.py")
-    arguments = [program, "--recipe", "autocast-fp16", "--steps", "10", "--every", "2"]
+    arguments = [program, "--method", "autocast-fp16", "--steps", "10", "--every", "2"]
     assert prove(arguments, kills=1, seed=1, folder=tmp_path)["kills"] == 1
 
 
@@ -348,8 +348,8 @@ def test_another_run_is_not_resumed(tmp_path):
     other = Program("other", init, train_step, batches, loss_of, OPTIMIZER)
     for changes, message in (
         (
-            {"recipe": "float32"},
-            "a run with recipe 'autocast-fp16', not 'float32': resume it as it",
+            {"method": "float32"},
+            "a run with method 'autocast-fp16', not 'float32': resume it as it",
         ),
         ({"program": other}, "a run with model 'tiny', not 'other'"),
         ({"seed": 3}, "a run with seed 0, not 3"),
@@ -414,10 +414,10 @@ def test_an_edited_program_is_not_resumed(tmp_path, changed):
 
 
 @pytest.mark.thorough(keep=1)
-@pytest.mark.parametrize("recipe", ["float32", "fp16", "fp8", "autocast-fp16"])
-def test_the_text_of_a_program_is_the_same_in_every_process(tmp_path, recipe):
+@pytest.mark.parametrize("method", ["float32", "fp16", "fp8", "autocast-fp16"])
+def test_the_text_of_a_program_is_the_same_in_every_process(tmp_path, method):
     (tmp_path / "tiny.py").write_text(PROGRAM)
-    code = f"from scalewise import training\ntraining.train('tiny.py', {recipe!r}, steps=1, out="
+    code = f"from scalewise import training\ntraining.train('tiny.py', {method!r}, steps=1, out="
     texts = []
     for seed in ("1", "2"):
         done = subprocess.run(
@@ -467,9 +467,9 @@ def test_resume_begins_in_an_empty_folder(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"recipe": "autocast-fp61"}, "is called 'autocast-fp61'; did you mean 'auto"),
-        ({"recipe": "fp8-narrow-state"}, "changes the whole program and its state"),
-        ({"recipe": "c=f61"}, "'f61' is no dtype to compute in"),
+        ({"method": "autocast-fp61"}, "is called 'autocast-fp61'; did you mean 'auto"),
+        ({"method": "fp8-narrow-state"}, "changes the whole program and its state"),
+        ({"method": "c=f61"}, "'f61' is no dtype to compute in"),
         ({"weights": "light"}, "weights is 'light'; expected one of 'plain'"),
         ({"resume": True, "out": None}, "resume needs the folder of the run"),
         ({"program": "gtp"}, "no program 'gtp'; .* an example: cnn, .*; did you mean 'gpt'"),

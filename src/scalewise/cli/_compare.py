@@ -1,4 +1,4 @@
-"""`scalewise compare`: trains one program under several recipes, side by side."""
+"""`scalewise compare`: trains one program by several methods, side by side."""
 
 import signal
 from pathlib import Path
@@ -17,12 +17,12 @@ def compare(
             help="A Python file with init, train_step and batches, or an example (gpt, mlp, ...).",
         ),
     ],
-    recipe: Annotated[
+    method: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A recipe to train with; may be given again. Default: float32, fp16-plain, fp16, "
-            "fp8 and fp8-narrow-state.",
+            help="A recipe or another method; may be given again. Default: float32, fp16-plain, "
+            "fp16, fp8 and fp8-narrow-state.",
         ),
     ] = None,
     data: Annotated[
@@ -31,7 +31,7 @@ def compare(
             metavar="PATH", help="A text file or folder. Default: the sources of Python's library."
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="The number of steps of each recipe.")] = 300,
+    steps: Annotated[int, typer.Option(min=1, help="The number of steps of each method.")] = 300,
     seed: Annotated[int, typer.Option(help="The seed of parameters and batches.")] = 0,
     seeds: Annotated[
         int, typer.Option(min=1, help="The number of seeds, counted up from --seed.")
@@ -43,7 +43,7 @@ def compare(
         ),
     ] = None,
 ) -> None:
-    """Train a program under several recipes; show losses, times and memory side by side."""
+    """Train a program by several methods; show losses, times and memory side by side."""
     with refusal(ValueError):
         check_program(program, data)
     from scalewise import training  # JAX takes a second to import: not for --help
@@ -52,7 +52,7 @@ def compare(
         try:
             comparison = training.compare(
                 program,
-                recipe or training.DEMO,
+                method or training.DEMO,
                 data=data,
                 steps=steps,
                 seed=seed,

@@ -1,4 +1,4 @@
-"""`scalewise train`: trains one program under one recipe; a killed run can be resumed."""
+"""`scalewise train`: trains one program by one method; a killed run can be resumed."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +17,11 @@ def train(
             metavar="PROGRAM", help="A Python file, or an example (gpt, cnn, lstm, mlp, ...)."
         ),
     ],
-    recipe: Annotated[
+    method: Annotated[
         str,
-        typer.Option(metavar="NAME", help="A recipe, or a policy such as p=f32,c=bf16,o=f32."),
+        typer.Option(
+            metavar="NAME", help="A recipe, another method, or a policy such as p=f32,c=bf16,o=f32."
+        ),
     ] = "float32",
     data: Annotated[
         Path | None,
@@ -63,7 +65,7 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train a program under a recipe or policy; a killed run resumes to the same bits."""
+    """Train a program by a method or policy; a killed run resumes to the same bits."""
     with refusal(ValueError):
         check_program(program, data)
     from scalewise import training  # JAX takes a second to import: not for --help
@@ -74,7 +76,7 @@ def train(
         try:
             ended = training.train(
                 program,
-                recipe,
+                method,
                 data=data,
                 steps=steps,
                 seed=seed,
@@ -91,7 +93,7 @@ def train(
             tell(str(error))
             raise typer.Exit(FAILED) from None
     typer.echo(
-        f"{ended.program}, {ended.recipe}: {ended.steps} steps, loss {ended.loss:.4f}, "
+        f"{ended.program}, {ended.method}: {ended.steps} steps, loss {ended.loss:.4f}, "
         f"scale {ended.scale:g}, {ended.skipped} skipped; state {ended.digest[:16]}"
     )
     typer.echo(f"run: {ended.folder}")

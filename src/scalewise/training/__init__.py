@@ -39,7 +39,6 @@ from ._state_codes import TableStorage as TableStorage
 from ._state_codes import TableStored as TableStored
 from ._step import Step as Step
 from ._step import step as step
-from ._train import RECIPES as RECIPES
 from ._train import CheckpointError as CheckpointError
 from ._train import Log as Log
 from ._train import Sharding as Sharding

@@ -43,7 +43,7 @@ from ._terminal import announce, show
 @checked
 def compare(
     program: str | Path | Program,
-    recipes: Sequence[str | Method] = DEMO,
+    methods: Sequence[str | Method] = DEMO,
     *,
     data: str | Path | bytes | None = None,
     steps: Count = 300,
@@ -62,7 +62,7 @@ def compare(
     Args:
         program: a Python file with ``init``, ``train_step`` and ``batches``; the name of one of
             scalewise's examples, ``"gpt"`` say; or a :class:`Program`.
-        recipes: names in :data:`METHODS`, or methods.
+        methods: names in :data:`METHODS`, or methods.
         data: a text file or folder; the bytes themselves; or None for the sources of Python's
             standard library.
         steps: the number of steps of each method, at least 1.
@@ -84,7 +84,7 @@ def compare(
         KeyboardInterrupt: interrupted before the first step was made; nothing was written.
     """
     console = console or Console()
-    methods = _checked_methods(recipes)
+    chosen = _checked_methods(methods)
     program = load_program(program)
     text = data if isinstance(data, bytes) else corpus(data)
     folder = None if out is None else Folder.at(out)
@@ -93,13 +93,13 @@ def compare(
     states = [call_user(program.init, f"{program.name}.init", seed + i) for i in range(seeds)]
     parameters = parameter_count(states[0], program)
     check_step(program, states[0], first[0])
-    for each in methods:
+    for each in chosen:
         each.build(program)  # fails if the program lacks what the method needs
     with tolerant(console), nullcontext() if folder is None else folder.claimed() as folder:
         announce(console, program.name, parameters, len(text), steps)
         warm_up()
         runs, finite = [], jax.jit(functools.partial(finite_leaves))
-        for each in methods:
+        for each in chosen:
             with console.status(f"compiling {each.name}"):
                 one = Run(each, program, states[0], first[0], parameters, finite)
                 others = zip(states[1:], first[1:], strict=True)
@@ -126,13 +126,13 @@ def compare(
     return comparison
 
 
-def _checked_methods(recipes: Sequence[str | Method]) -> list[Method]:
-    methods = [method(name) for name in recipes]
+def _checked_methods(given: Sequence[str | Method]) -> list[Method]:
+    methods = [method(name) for name in given]
     names = [m.name for m in methods]
     if not names:
-        raise InputError(f"no recipe given; expected some of {', '.join(METHODS)}")
+        raise InputError(f"methods: none given; expected some of {', '.join(METHODS)}")
     if len(set(names)) < len(names):
-        raise InputError(f"a recipe is given twice: {', '.join(names)}")
+        raise InputError(f"methods: one is given twice: {', '.join(names)}")
     return methods
 
 

@@ -260,7 +260,7 @@ def method(name: str | Method) -> Method:
         >>> method("fp61")
         Traceback (most recent call last):
         ...
-        scalewise...InputError: recipe: no method of comparison is called 'fp61'; did you mean
+        scalewise...InputError: method: no method of training is called 'fp61'; did you mean
         'fp16'?...
     """
     if isinstance(name, Method):
@@ -268,4 +268,4 @@ def method(name: str | Method) -> Method:
     spellings = {known.replace("_", "-"): found for known, found in METHODS.items()}
     if found := spellings.get(str(name).replace("_", "-")):
         return found
-    raise InputError(unknown(str(name), "method", where="recipe"))
+    raise InputError(unknown(str(name), "method", where="method"))

@@ -67,7 +67,7 @@ def table(comparison: Comparison) -> Table:
         show_edge=False,
         padding=(0, 1, 0, 0),
     )
-    result.add_column("\nrecipe", no_wrap=True)
+    result.add_column("\nmethod", no_wrap=True)
     for heading in HEADINGS:
         result.add_column(heading, justify="right", no_wrap=True)
     for record, colour in zip(comparison.records, itertools.cycle(COLOURS), strict=False):

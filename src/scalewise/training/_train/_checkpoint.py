@@ -2,7 +2,7 @@
 
 A checkpoint is a flat list of arrays and a description of them, with a digest of each array's bytes
 and one of the description, which tell a good checkpoint from a damaged one, and from one of another
-step, run, model or recipe. Arrays that are split over devices are written and read part by part.
+step, run, model or method. Arrays that are split over devices are written and read part by part.
 All processes of a run call the same methods and see the same folder.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from orbax.checkpoint import CheckpointManager
 
 FAMILY = "scalewise train, "
-KIND = FAMILY + "3"
+KIND = FAMILY + "4"
 
 
 def _orbax() -> ModuleType:

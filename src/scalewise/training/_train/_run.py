@@ -39,7 +39,7 @@ class Run:
     """A training run in progress.
 
     Attributes:
-        program, recipe, step, state, console, watch, sharding: as :func:`train` has them.
+        program, method, step, state, console, watch, sharding: as :func:`train` has them.
         checkpoints: where the state is saved; None if the run has no folder.
         settings: what has to be the same when the run is resumed.
         identity: of the run, written to its checkpoints.
@@ -49,7 +49,7 @@ class Run:
     """
 
     program: Program
-    recipe: str
+    method: str
     step: Step
     state: TrainState
     checkpoints: Checkpoints | None
@@ -147,7 +147,7 @@ class Run:
         check_interrupt: Callable[[], None],
     ) -> None:
         batch = next(batches)
-        with self.console.status(f"compiling {self.program.name} under {self.recipe}"):
+        with self.console.status(f"compiling {self.program.name} by {self.method}"):
             compiled = traced.lower().compile()
         name = self.program.name
         with Progress(self.console, [name], steps, self.done) as progress:

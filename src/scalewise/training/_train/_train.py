@@ -1,4 +1,4 @@
-"""``train``: trains one program under one recipe; a killed run resumes to the same bits."""
+"""``train``: trains one program by one method; a killed run resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from .._step import Step
 from ._checkpoint import Checkpoints
 from ._digest import state_digest
 from ._identity import check_program, program_text, read_identity, run_folder, write_identity
+from ._methods import step_for
 from ._processes import call_on_first, claimed_by_first, is_first
-from ._recipes import step_for
 from ._run import Run, Watch
 from ._sharding import Sharding, check_processes
 
@@ -46,7 +46,7 @@ class Trained:
     """The result of a training run.
 
     Attributes:
-        program, recipe: their names.
+        program, method: their names.
         steps: the number of steps made, also before the run was resumed.
         loss: mean over the last 50 steps, also those before the run was resumed; NaN if one wasn't
             finite.
@@ -61,7 +61,7 @@ class Trained:
     """
 
     program: str
-    recipe: str
+    method: str
     steps: int
     loss: float
     scale: float
@@ -76,7 +76,7 @@ class Trained:
 @checked
 def train(
     program: str | Path | Program,
-    recipe: str = "float32",
+    method: str = "float32",
     *,
     data: str | Path | bytes | None = None,
     steps: Count = 300,
@@ -91,7 +91,7 @@ def train(
     allow_changes: bool = False,
     **options: Any,
 ) -> Trained:
-    """Trains a program under a recipe, with metrics and checkpoints in a folder.
+    """Trains a program by a method, with metrics and checkpoints in a folder.
 
     The batch of a step depends only on the seed and the step's number, and a checkpoint holds the
     whole training state. A run that was killed and resumed, however often, therefore ends with the
@@ -107,7 +107,8 @@ def train(
     Args:
         program: a file with ``init``, ``loss_of``, ``OPTIMIZER``, ``train_step`` and ``batches``;
             the name of one of scalewise's examples (gpt, cnn, lstm, ...); or a :class:`Program`.
-        recipe: a name in :data:`RECIPES`, or a policy, ``"p=f32,c=bf16,o=f32"``.
+        method: the name of one in :data:`METHODS` that ``training.step`` can apply, such as a
+            recipe's; or a policy, ``"p=f32,c=bf16,o=f32"``.
         data: as for :func:`compare`.
         steps: the number of steps in all, at least 1.
         seed: of the parameters and the batches.
@@ -140,10 +141,10 @@ def train(
     console = (console or Console()) if is_first() else Console(quiet=True)
     program = load_program(program)
     text = data if isinstance(data, bytes) else corpus(data)
-    train_step = step_for(program, recipe, **options)
+    train_step = step_for(program, method, **options)
     settings = {
         "model": program.name,
-        "recipe": recipe,
+        "method": method,
         "seed": seed,
         "options": {k: repr(v) for k, v in sorted(options.items()) if v is not None},
         "data": hashlib.sha256(text).hexdigest()[:16],
@@ -160,7 +161,7 @@ def train(
         _checkpoints(folder, keep) as checkpoints,
     ):
         run = Run(
-            program, recipe, train_step, state, checkpoints, console, settings, watch, sharding
+            program, method, train_step, state, checkpoints, console, settings, watch, sharding
         )
         traced = run.trace(batch)
         if folder is not None and checkpoints is not None:
@@ -218,7 +219,7 @@ def _result(run: Run, interrupt: KeyboardInterrupt | None, folder: Folder | None
     last = run.losses[-50:]
     return Trained(
         program=run.program.name,
-        recipe=run.recipe,
+        method=run.method,
         steps=run.done,
         loss=statistics.fmean(last) if last else math.nan,
         scale=float(scale.scale),

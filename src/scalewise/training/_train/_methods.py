@@ -1,0 +1,48 @@
+"""Makes the training step of a method or a policy for ``scalewise train``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .._compare import METHODS, InputError, Program, method
+from .._step import Step, step
+
+
+def step_for(program: Program, name: str, **options: Any) -> Step:
+    """Returns the training step of a program by a method.
+
+    Args:
+        program: one that defines ``loss_of(params, batch)`` and ``OPTIMIZER``.
+        name: a method's, or a policy, ``"p=f32,c=bf16,o=f32"``.
+        options: further arguments of :func:`training.step` that aren't None.
+
+    Raises:
+        InputError: there is no such method, ``training.step`` can't apply it, it doesn't fit the
+            optimizer, or the program has no loss or no optimizer.
+    """
+    if program.loss_of is None or program.optimizer is None:
+        raise InputError(
+            f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER: training under a "
+            "loss scale needs both (scalewise compare does without)"
+        )
+    given = {key: value for key, value in options.items() if value is not None}
+    try:
+        return step(program.loss_of, program.optimizer, **{**_arguments(name), **given})
+    except (ValueError, TypeError) as error:
+        raise InputError(str(error)) from error
+
+
+def _arguments(name: str) -> Mapping[str, Any]:
+    """Returns the arguments of ``training.step`` for a method's name or a policy."""
+    if "=" in name:
+        return {"policy": name}
+    found = method(name)
+    if found.step_options is None:
+        usable = (known for known, each in METHODS.items() if each.step_options is not None)
+        raise InputError(
+            f"{name} changes the whole program and its state: run it with scalewise compare; "
+            f"scalewise train expects one of {', '.join(usable)}, or a policy such as "
+            "'p=f32,c=bf16,o=f32'"
+        )
+    return found.step_options
