@@ -26,7 +26,7 @@ def figure(number: float | None, form: str) -> str:
 
 def demo_table(summary: dict) -> list[str]:
     """The README's table, from the summary that the demo wrote."""
-    heads = ("recipe", "final loss", "ratio", "non-finite steps", "state bytes / parameter")
+    heads = ("method", "final loss", "ratio", "non-finite steps", "state bytes / parameter")
     heads += ("step time, ratio", "trace + compile, ratio")
     rows = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (len(heads) - 1) + "|"]
     for method in summary["methods"]:
