@@ -92,7 +92,7 @@ def function(x):
         (lambda: sw.audit(function, "five-bytes"), "audit: 'five-bytes' is a method of training"),
         (lambda: sw.audit(function, "fp17"), "audit: no policy, format or recipe is called"),
         (lambda: sw.training.step(function, optax.sgd(1.0), "e5m2"), "step: 'e5m2' is a format"),
-        (lambda: sw.training.method("c=bf16"), "'c=bf16' is a policy, not a method of compariso"),
+        (lambda: sw.training.method("c=bf16"), "'c=bf16' is a policy, not a method of training"),
     ],
 )  # fmt: skip
 def test_a_name_of_another_kind_is_said_to_be_one(call, message):
