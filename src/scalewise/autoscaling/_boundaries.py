@@ -16,7 +16,8 @@ from .._types import PyTree
 from ..formats import Format
 from ..interpret import KERNELS, Applied, Argument, Boundary, Equation, State, Value
 from ..primitives import Family, params
-from ..scaled import ScaledArray, at_least
+from ..scaled import EXPONENTS, ScaledArray, at_least, combined
+from ..scaled import RULES as SCALE_RULES
 from ._narrow import StoredValue, has_exponent, holds, is_stored, store_array, store_value
 from ._operand_settings import Operand
 from ._operands import OperandRounding
@@ -30,8 +31,6 @@ from ._roles import known_uses, role_of
 from ._rules import RULES
 from ._value import (
     ScaledValue,
-    at_exponent,
-    common_exponent,
     materialize,
     normalised,
     per_slice,
@@ -105,13 +104,13 @@ class Boundaries(OperandRounding):
                 dataclasses.replace(plain, **known_uses(value)) if boundary == "stacked" else plain
             )
         exponent = 0 if value.constant_value is not None or per_slice(value) else value.exponent
-        return ScaledValue(at_exponent(value, exponent), jnp.asarray(exponent, jnp.int32), origin)
+        return ScaledValue(value.at(exponent), jnp.asarray(exponent, jnp.int32), origin)
 
     def select(
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
-        exponent = common_exponent([on_true, on_false])
-        data = lax.select(predicate, *(at_exponent(x, exponent) for x in (on_true, on_false)))
+        cases, exponent = combined(SCALE_RULES["where"], EXPONENTS, [on_true, on_false])
+        data = lax.select(predicate, *cases)
         return dataclasses.replace(on_true, data=data, exponent=exponent, memo={})
 
     def unstack(self, value: Value, aval: ShapedArray) -> Value:

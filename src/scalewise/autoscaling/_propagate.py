@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from ..interpret import Equation, Value, rebind
-from ..primitives import Family, names, params
-from ..scaled import EXPONENTS, predicted_size, static_scale
-from ..scaled import RULES as SCALE_RULES
-from ._families import RuleContext, wrap
+from ..interpret import Equation
+from ..primitives import Family, names
+from ..scaled import predicted_size, static_scale
+from ._families import propagated_power
 from ._predict import terms_of
 from ._rules import FALLBACK, RULES, Rule
 
@@ -20,14 +18,8 @@ READ_DATA = names(lambda row: row.family is Family.CONTRACTIVE) | {"reduce_prod"
 def propagating_rule(name: str) -> Rule:
     """Returns the rule of a primitive that reads no data to find a scale."""
     if name == "integer_pow":
-        return Rule(Family.POWER, _power)
+        return Rule(Family.POWER, propagated_power)
     return FALLBACK if name in READ_DATA else RULES[name]
-
-
-def _power(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    (x,) = inputs
-    exponent = SCALE_RULES["integer_pow"].scale(EXPONENTS, x.exponent, params.degree(equation))
-    return wrap(equation, rebind(equation, [x.data], x.data.dtype), exponent)
 
 
 def static_exponent(equation: Equation) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from ..scaled import EXPONENTS, RULES, exponent_of, ldexp
+from ..scaled import exponent_of, ldexp
 
 if TYPE_CHECKING:
     from ._products import UnscaledProduct
@@ -75,6 +74,29 @@ class ScaledValue:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
+
+    @property
+    def scale(self) -> Exponent:
+        """The exponent, to which rules of scales apply; 0 beside one for each slice."""
+        return 0 if per_slice(self) else self.exponent
+
+    @property
+    def takes_scale(self) -> bool:
+        """Whether the value is a constant, which takes the exponent of the other operands."""
+        return self.constant_value is not None
+
+    def at(self, exponent: Exponent) -> jax.Array:
+        """Returns the data that the value has at another exponent."""
+        if isinstance(exponent, int) and isinstance(self.exponent, int):
+            if self.constant_value is not None and exponent != self.exponent:
+                number = _ldexp(self.constant_value, -exponent)
+                return jnp.full(self.shape, _finite(number, self.data.dtype), self.data.dtype)
+            return shift(self.data, self.exponent - exponent)
+        return shift(self.data, jnp.int32(self.exponent) - jnp.int32(exponent))
+
+    def value(self) -> jax.Array:
+        """Returns the plain array, on which functions without a scale rule are computed."""
+        return materialize(self)
 
     @property
     def is_computed(self) -> bool:
@@ -152,26 +174,8 @@ def _finite(number: float, dtype: DTypeLike) -> float:
     return max(-limit, min(limit, number)) if math.isfinite(number) else number
 
 
-def at_exponent(x: ScaledValue, exponent: Exponent) -> jax.Array:
-    """Returns the data that ``x`` has at another exponent."""
-    if isinstance(exponent, int) and isinstance(x.exponent, int):
-        if x.constant_value is not None and exponent != x.exponent:
-            number = _ldexp(x.constant_value, -exponent)
-            return jnp.full(x.shape, _finite(number, x.data.dtype), x.data.dtype)
-        return shift(x.data, x.exponent - exponent)
-    return shift(x.data, jnp.int32(x.exponent) - jnp.int32(exponent))
-
-
 def _ldexp(number: float, exponent: int) -> float:
     try:
         return math.ldexp(number, exponent)
     except OverflowError:
         return math.copysign(math.inf, number)
-
-
-def common_exponent(values: list[ScaledValue]) -> Exponent:
-    """Returns the largest exponent of values that aren't known constants (zeros cost nothing)."""
-    exponents = [v.exponent for v in values if v.constant_value is None] or [0]
-    if any(not isinstance(e, int) and e.ndim for e in exponents):  # per slice: materialize
-        return 0
-    return functools.reduce(functools.partial(RULES["add"].scale, EXPONENTS), exponents)
