@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from .._jax import ShapedArray, with_common_axes
-from .._types import PyTree
+from .._types import AxisName, PyTree
 from ..formats import Format
 from ..interpret import KERNELS, Applied, Argument, Boundary, Equation, State, Value
 from ..primitives import Family, params
@@ -133,11 +133,16 @@ class Boundaries(OperandRounding):
         value = load_product(value)
         if not isinstance(value, ScaledValue) or "dot_general" not in readers or per_slice(value):
             return value
+        if self.amaxes is not None:  # each operand has a history of its own
+            return value
         fmt = self.recipe.backward if value.origin == "backward" else self.recipe.forward
         one_scale = self.recipe.products is None and self.recipe.per == "tensor"
         if isinstance(fmt, Format) and one_scale and value.constant_value is None:
             self._rounded(value, Operand(fmt, self.recipe.scaling), (), "")
         return value
+
+    def merge(self, state: State, axes: AxisName) -> State:
+        return jax.tree.map(lambda newest: lax.pmax(newest, axes), state)
 
     def inside(self, value: Value) -> Value:
         if not isinstance(value, ScaledValue):
@@ -167,14 +172,24 @@ class Boundaries(OperandRounding):
     # -- equations -------------------------------------------------------------------------------
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        """Runs one equation; with delayed scaling the state is each operand's largest magnitude."""
+        if not state or RULES[equation.name].family is not Family.CONTRACTION:
+            return state, self._applied(equation, inputs)
+        assert self.amaxes is not None
+        newest: dict[str, jax.Array] = {}
+        amaxes = dataclasses.replace(self.amaxes, newest=newest)
+        outs = dataclasses.replace(self, amaxes=amaxes)._applied(equation, inputs)
+        return state | {i: jnp.maximum(state[i], amax) for i, amax in newest.items()}, outs
+
+    def _applied(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         transposed = _transposed_product(equation, inputs)
         if transposed is not None:
-            return state, [transposed]
+            return [transposed]
         if equation.name in KERNELS and self.overrides.find(equation, "rounded") is not None:
             warn_opaque(equation)
         rule = RULES[equation.name]
         if (same := moved(equation, inputs)) is not None:
-            return state, [same]
+            return [same]
         inputs = [load(x) for x in self.multiplied(equation, inputs)]
         origin = _origin(equation, inputs, rule.family)
         if equation.direction == "backward" and rule.family is not Family.CONTRACTION:
@@ -187,7 +202,7 @@ class Boundaries(OperandRounding):
             inputs = late
         outs = rule.rule(self, equation, inputs)
         if not outs:  # a debugging callback
-            return state, outs
+            return outs
         if equation.name == "add_any" and at_least(outs[0].data.size, MATERIALIZED_SIZE):
             data = force_materialize(outs[0].data, inputs[0].data)
             outs = [dataclasses.replace(outs[0], data=data, memo={})]
@@ -212,7 +227,7 @@ class Boundaries(OperandRounding):
             statistic = is_statistic(equation, inputs)
             if how is not None or statistic:
                 outs[0] = dataclasses.replace(outs[0], lineage=how, is_statistic=statistic)
-        return state, outs
+        return outs
 
 
 def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:

@@ -17,8 +17,8 @@ from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, check_callable, transform
 from ._autoscale import interpretation
 from ._boundaries import Boundaries
-from ._delayed import DelayedBoundaries
 from ._every_op import EveryOp
+from ._history import OperandAmaxes
 from ._narrow import has_exponent, is_stored
 from ._operand_settings import Operand
 from ._overrides import FormatOverrides
@@ -164,7 +164,7 @@ class _Recorder:
     def interpretation(self, *, traced: bool) -> Boundaries | EveryOp:
         """Returns the interpretation of ``autoscale``, with this recorder attached."""
         if self.recipe.scaling.source == "history":
-            chosen = DelayedBoundaries(self.recipe, magnitudes={})
+            chosen = Boundaries(self.recipe, amaxes=OperandAmaxes(newest={}))
         else:
             chosen = interpretation(self.recipe, traced=traced)
         fields = {"overrides": self.overrides} if hasattr(chosen, "overrides") else {}

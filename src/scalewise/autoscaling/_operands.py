@@ -21,6 +21,7 @@ from ..scaled import (
     Amax,
     ScaledArray,
     Scaling,
+    amax,
     at_least,
     quantize,
     quantize_measured,
@@ -28,6 +29,7 @@ from ..scaled import (
 from ._blocks import Blocks, in_blocks
 from ._contraction_rules import contraction, features, grouped
 from ._gain import reason_to_leave
+from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key
 from ._layout import loaded_after, stored_copy
 from ._narrow import StoredValue, holds
@@ -47,9 +49,11 @@ class OperandRounding(Residuals):
 
     Attributes:
         key: of the program, for random roundings and signs; None for the key of seed 0.
+        amaxes: of delayed scaling; None for scales of other strategies.
     """
 
     key: jax.Array | None = None
+    amaxes: OperandAmaxes | None = dataclasses.field(default=None, compare=False)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
@@ -302,6 +306,9 @@ class OperandRounding(Residuals):
             purpose = purpose, operand_id
         if purpose not in value.memo:
             value.memo[purpose] = self._copy(value, setting, contracted, operand_id)
+        elif self.amaxes is not None:
+            # so that the ids don't depend on which operands are one array
+            self.amaxes.record(operand_id, self._largest(value))
         return value.memo[purpose]
 
     def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Hashable:
@@ -339,7 +346,21 @@ class OperandRounding(Residuals):
         self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
     ) -> ScaledArray:
         """Returns a narrow copy, with one scale, of the operand with this id."""
-        return quantize_measured(value.data, self._measured(value), fmt, scaling)
+        if self.amaxes is None:
+            return quantize_measured(value.data, self._measured(value), fmt, scaling)
+        largest = self._largest(value)
+        self.amaxes.record(operand_id, largest)
+        return quantize(value.data, fmt, scaling=self.amaxes.strategy(operand_id, largest, scaling))
+
+    def _largest(self, value: ScaledValue) -> jax.Array:
+        if "largest" not in value.memo:
+            measured = self._measured(value, arguments=False).astype(jnp.float32)
+            value.memo["largest"] = amax(measured, range(value.data.ndim), False)
+        return value.memo["largest"]
+
+    def magnitudes(self, inputs: Sequence[Value]) -> jax.Array:
+        """Returns the largest magnitudes of a contraction's operands, float32, ``[2]``."""
+        return jnp.stack([self._largest(load(x)) for x in inputs[:2]])
 
     def rounded_operands(
         self, equation: Equation, inputs: Sequence[Value]

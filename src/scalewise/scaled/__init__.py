@@ -79,6 +79,7 @@ from ._scaling import LeastSquares as LeastSquares
 from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms
 from ._scaling import Unit as Unit
+from ._scaling import shifted as shifted
 from ._scaling import to_top as to_top
 from ._sizes import at_least as at_least
 from ._sizes import is_known as is_known
