@@ -19,7 +19,7 @@ from ..primitives import Family, params
 from ..scaled import EXPONENTS, ScaledArray, at_least, combined
 from ..scaled import RULES as SCALE_RULES
 from ._narrow import StoredValue, has_exponent, holds, is_stored, store_array, store_value
-from ._operand_settings import Operand
+from ._operand_settings import GRADIENT
 from ._operands import OperandRounding
 from ._overrides import warn_opaque
 from ._predict import of_argument, predict
@@ -135,10 +135,11 @@ class Boundaries(OperandRounding):
             return value
         if self.amaxes is not None:  # each operand has a history of its own
             return value
-        fmt = self.recipe.backward if value.origin == "backward" else self.recipe.forward
-        one_scale = self.recipe.products is None and self.recipe.per == "tensor"
-        if isinstance(fmt, Format) and one_scale and value.constant_value is None:
-            self._rounded(value, Operand(fmt, self.recipe.scaling), (), "")
+        place = GRADIENT if value.origin == "backward" else ("forward", "weight")
+        setting = self.recipe.products.operand(*place)
+        short = self.recipe.products.short_form is not None
+        if short and setting and setting.per_tensor and value.constant_value is None:
+            self._rounded(value, setting, (), "")
         return value
 
     def merge(self, state: State, axes: AxisName) -> State:
@@ -212,7 +213,7 @@ class Boundaries(OperandRounding):
                 for y in outs
             ]
         fields: dict[str, object] = {"origin": origin}
-        if rule.family is Family.STRUCTURAL and self.recipe.products is not None:
+        if rule.family is Family.STRUCTURAL and self.recipe.products.short_form is None:
             roles = {role_of(x) for x in inputs if isinstance(x, ScaledValue)}
             fields["role"] = roles.pop() if len(roles) == 1 else ""
         if self.recipe.scaling.source == "shapes":

@@ -49,7 +49,7 @@ class WithHistory:
         functools.update_wrapper(self, f, updated=())  # leaves a callable object's attributes alone
 
     def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
-        overrides = FormatOverrides(self.current.overrides)
+        overrides = FormatOverrides(self.current.keep)
         boundaries = Boundaries(self.current, overrides=overrides)
         outs = transform(self.f, boundaries, name=NAME)(*args, **kwargs)
         overrides.check(NAME)
@@ -123,7 +123,7 @@ class WithHistory:
         return outs, _column(history.operand_ids, newest)
 
     def _program(self, f: Callable, args, kwargs, as_jit: bool = False):
-        overrides = FormatOverrides(self.recipe.overrides)
+        overrides = FormatOverrides(self.recipe.keep)
         boundaries = Boundaries(self.recipe, overrides=overrides, amaxes=OperandAmaxes())
         return trace(f, boundaries, args, kwargs, name=NAME, as_jit=as_jit), boundaries
 

@@ -158,7 +158,7 @@ class _Recorder:
     """Collects rows, each once however often a loop's body is traced."""
 
     def __init__(self, recipe: Recipe):
-        self.recipe, self.overrides = recipe, FormatOverrides(recipe.overrides)
+        self.recipe, self.overrides = recipe, FormatOverrides(recipe.keep)
         self.rows: dict[Hashable, ExplanationRow] = {}
 
     def interpretation(self, *, traced: bool) -> Boundaries | EveryOp:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Hashable, Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +32,7 @@ from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key
 from ._layout import loaded_after, stored_copy
 from ._narrow import StoredValue, holds
-from ._operand_settings import CURRENT, Operand, Role
+from ._operand_settings import GRADIENT, Operand, Role
 from ._products import Factor, multiply, plain
 from ._quantized import QUANTIZED, QuantizedValue, apart
 from ._residuals import STORED, Residuals, load
@@ -117,9 +116,7 @@ class OperandRounding(Residuals):
             elif own is not None and fmt == own.format:
                 chosen.append(own)
             else:
-                scaling = self.recipe.scaling
-                current = scaling.for_blocks and isinstance(fmt, Format)
-                chosen.append(_setting(fmt, CURRENT if current else scaling, self.recipe.per))
+                chosen.append(self.recipe.setting(fmt))
         both = len({x.hadamard if x else 0 for x in chosen}) == 1
         if not both or not _mixes_freely(equation):
             chosen = [x and dataclasses.replace(x, hadamard=0) for x in chosen]
@@ -132,16 +129,16 @@ class OperandRounding(Residuals):
         self, equation: Equation, values: Sequence[ScaledValue], attention: bool
     ) -> list[Operand | None]:
         """Returns the settings that the recipe has for a contraction's operands."""
-        recipe = self.recipe
+        products, short = self.recipe.products, self.recipe.products.short_form is not None
         carries = [value.origin == "backward" for value in values]
-        if recipe.products is None:
-            formats = [recipe.backward if backward else recipe.forward for backward in carries]
-            return [f and _setting(f, recipe.scaling, recipe.per) for f in formats]
+        if short:
+            x, gradient = products.operand("forward", "weight"), products.operand(*GRADIENT)
+            return [gradient if backward else x for backward in carries]
         if equation.direction != "backward" or not any(carries):
             found = roles(equation, values, attention)
             for value, role in zip(values, found, strict=True):
                 value.memo.setdefault(ROLE, role)
-            return [recipe.products.operand("forward", role) for role in found]
+            return [products.operand("forward", role) for role in found]
         known: list[Role] = [
             role_of(value) or ("weight" if value.origin == "stored" else "activation")
             for value, backward in zip(values, carries, strict=True)
@@ -149,8 +146,7 @@ class OperandRounding(Residuals):
         ]
         product = "input_gradient" if known == ["weight"] else "weight_gradient"
         return [
-            recipe.products.operand(product, "gradient" if backward else known[0])
-            for backward in carries
+            products.operand(product, "gradient" if backward else known[0]) for backward in carries
         ]
 
     def transformed(
@@ -197,7 +193,7 @@ class OperandRounding(Residuals):
         The axes that the forward product has contracted are those that this one keeps.
         """
         products, carries = self.recipe.products, [v.origin == "backward" for v in values]
-        if products is None or products.backward_from == "original" or sum(carries) != 1:
+        if products.backward_from == "original" or sum(carries) != 1:
             return values
         if equation.name != "dot_general" or not self._is_recipes_own(equation, values):
             return values
@@ -313,17 +309,17 @@ class OperandRounding(Residuals):
 
     def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Hashable:
         """Returns the key of a copy in a value's memo."""
-        if self.recipe.products is None:
-            return setting.format if setting.per_tensor else (setting.format, contracted)
-        # a copy with current scaling is also the one that waits for the backward pass
-        current = setting.per_tensor and setting == Operand(setting.format)
-        return setting.format if current else (setting, contracted)
+        # the copy of a short form is also the one that waits for the backward pass
+        if setting != self.recipe.setting(setting.format):
+            return setting, contracted
+        return setting.format if setting.per_tensor else (setting.format, contracted)
 
     def _reuses_copy(self, value: ScaledValue, setting: Operand) -> bool:
         """Returns whether a backward product reads the copy that the forward product made."""
         if not setting.per_tensor or not setting.scaling.reuses_copy:
             return False
-        return self.recipe.products is None or self._purpose(setting, ()) in value.memo
+        short = self.recipe.products.short_form is not None
+        return short or self._purpose(setting, ()) in value.memo
 
     def _copy(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...], operand_id: str
@@ -421,13 +417,6 @@ def _is_reread(value: ScaledValue, equation: Equation) -> bool:
 def _place(equation: Equation) -> str:
     """Returns a contraction's number among the program's, after those of the loops around it."""
     return ".".join(map(str, equation.order))
-
-
-def _setting(
-    fmt: Format | BlockFormat, scaling: Scaling, per: Literal["tensor", "channel"]
-) -> Operand:
-    """Returns the setting that a recipe without ``products`` has for operands in a format."""
-    return Operand(fmt, scaling, "tensor" if isinstance(fmt, BlockFormat) else per)
 
 
 def _mixes_freely(equation: Equation) -> bool:

@@ -64,7 +64,7 @@ def _policy_of(policy: Policy, equation: Equation) -> Autocast:
 
 def _exception(recipe: Recipe, equation: Equation) -> Overrides:
     """Returns the entry of ``Recipe.keep`` for an equation, or one that never matches."""
-    keep = recipe.overrides
+    keep = recipe.keep
     if not keep:
         return ()
     fmt = FormatOverrides(keep).find(equation, keep)  # `keep` itself: no override applies
@@ -81,7 +81,7 @@ def _recipe(recipe: Recipe, keep: Overrides) -> Interpretation:
 def of_recipe(recipe: Recipe) -> Boundaries | EveryOp:
     """Returns the interpretation of a recipe; with delayed scaling it is given past magnitudes."""
     if recipe.scaling.source == "history":
-        overrides = FormatOverrides(recipe.overrides)
+        overrides = FormatOverrides(recipe.keep)
         return Boundaries(recipe, overrides=overrides, amaxes=OperandAmaxes())
     return interpretation(recipe)
 
