@@ -18,7 +18,7 @@ from ..interpret import KERNELS, Applied, Argument, Boundary, Equation, State, V
 from ..primitives import Family, params
 from ..scaled import EXPONENTS, ScaledArray, at_least, combined
 from ..scaled import RULES as SCALE_RULES
-from ._narrow import StoredValue, has_exponent, holds, is_stored, store_array, store_value
+from ._narrow import has_exponent, holds, is_stored, store_array, store_value
 from ._operand_settings import GRADIENT
 from ._operands import OperandRounding
 from ._overrides import warn_opaque
@@ -30,7 +30,9 @@ from ._residuals import load, load_product
 from ._roles import known_uses, role_of
 from ._rules import RULES
 from ._value import (
+    Memo,
     ScaledValue,
+    StoredValue,
     materialize,
     normalised,
     per_slice,
@@ -111,7 +113,7 @@ class Boundaries(OperandRounding):
     ) -> ScaledValue:
         cases, exponent = combined(SCALE_RULES["where"], EXPONENTS, [on_true, on_false])
         data = lax.select(predicate, *cases)
-        return dataclasses.replace(on_true, data=data, exponent=exponent, memo={})
+        return dataclasses.replace(on_true, data=data, exponent=exponent, memo=Memo())
 
     def unstack(self, value: Value, aval: ShapedArray) -> Value:
         def rows(exponent):  # one exponent for each slice of the scan
@@ -126,7 +128,7 @@ class Boundaries(OperandRounding):
             return value.unstacked()
         if value.constant_value is not None:
             return ScaledValue(materialize(value), 0, value.origin)
-        return dataclasses.replace(value, exponent=rows(value.exponent), memo={})
+        return dataclasses.replace(value, exponent=rows(value.exponent), memo=Memo())
 
     def invariant(self, value: Value, readers: Set[str], equation: Equation) -> Value:
         """Rounds weights that each iteration of a loop multiplies by once, before the loop."""
@@ -148,7 +150,7 @@ class Boundaries(OperandRounding):
     def inside(self, value: Value) -> Value:
         if not isinstance(value, ScaledValue):
             return super().inside(value)
-        return dataclasses.replace(value, memo=dict(value.memo), lineage=None, base=None)
+        return dataclasses.replace(value, memo=value.memo.copy(), lineage=None, base=None)
 
     def residual(self, value: Value, aval: ShapedArray) -> ScaledValue | StoredValue:
         """Returns a value narrow, if the recipe says so, until the backward pass reads it."""
@@ -164,10 +166,10 @@ class Boundaries(OperandRounding):
         if not isinstance(value, ScaledValue) or not value.is_computed:
             return
         source = value if value.lineage is None else value.lineage.source or value
-        narrow = [x for x in (value, source) if ("rest", fmt) in x.memo]
+        narrow = [x for x in (value, source) if fmt in x.memo.stored]
         stored = narrow[0] if narrow else source
-        if "recorded" not in stored.memo:
-            stored.memo["recorded"] = True
+        if not stored.memo.explained:
+            stored.memo.explained = True
             self._recorded("residual", equation, stored, fmt if narrow else None)
 
     # -- equations -------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ class Boundaries(OperandRounding):
             return outs
         if equation.name == "add_any" and at_least(outs[0].data.size, MATERIALIZED_SIZE):
             data = force_materialize(outs[0].data, inputs[0].data)
-            outs = [dataclasses.replace(outs[0], data=data, memo={})]
+            outs = [dataclasses.replace(outs[0], data=data, memo=Memo())]
         if self.traced and rule.family in MULTIPLY:
             outs = [
                 normalised(load(y)) if isinstance(y, ScaledValue | DeferredProduct) else y

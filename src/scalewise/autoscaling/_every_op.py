@@ -71,7 +71,6 @@ from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide
 
 # The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.
 Outputs = Literal["arrays", "scales", "exponents"]
-SCALE = "scale"  # key of a value's memo: the measure that its scale was found by
 # Devices have different exponents, so that they exchange plain numbers.
 COLLECTIVES = having("collective")
 # Families whose results need the format's whole range (of aligned operands, one may be a mask).
@@ -216,7 +215,7 @@ class EveryOp(TakesStored):
         contraction = RULES[equation.name].family is Family.CONTRACTION
         kind, count = ("contraction", 2) if contraction else ("result", 1)
         narrow = y.data.dtype == self.dtype and not self.keeps_float32
-        scale = y.memo.get(SCALE, "propagated") if narrow else "none"
+        scale = (y.memo.measure or "propagated") if narrow else "none"
         self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
 
     def _applied(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
@@ -297,10 +296,10 @@ class EveryOp(TakesStored):
         if exact and not self.propagates:
             data, found = scaled_down(x.data, "max", self.fmt)
             return ScaledValue(data, jnp.where(found == ZERO_EXPONENT, found, found + x.exponent))
-        if self.dtype not in x.memo:
-            x.memo[self.dtype] = self.lifted(x)
+        if self.dtype not in x.memo.changed:
+            x.memo.changed[self.dtype] = self.lifted(x)
         independent = is_independent(x)
-        return dataclasses.replace(x.memo[self.dtype], independent=independent)
+        return dataclasses.replace(x.memo.changed[self.dtype], independent=independent)
 
     def _result(
         self,
@@ -409,7 +408,7 @@ class EveryOp(TakesStored):
         data, exponent = outlined(rescaled, options, x.data, exponent)
         bound = TOP if self.keeps_float32 else min(bound_of(measure, data.size), TOP)
         y = EveryOpValue(data, exponent, x.origin, bound=bound)
-        y.memo[SCALE] = measure
+        y.memo.measure = measure
         return y
 
     def _measure(self, full_range: bool) -> str:

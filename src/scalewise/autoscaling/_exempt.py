@@ -91,7 +91,7 @@ def _stored(x: Value, by: EveryOp) -> Value:
         return x
     if x.constant_value is None and is_independent(x):  # rounded when it meets a dependent value
         return x
-    if by.dtype not in x.memo:
+    if by.dtype not in x.memo.changed:
         known = x.constant_value is not None
-        x.memo[by.dtype] = by.rounded(x) if known else by.lifted(widened(x))
-    return x.memo[by.dtype]
+        x.memo.changed[by.dtype] = by.rounded(x) if known else by.lifted(widened(x))
+    return x.memo.changed[by.dtype]

@@ -31,15 +31,15 @@ from ._gain import reason_to_leave
 from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key
 from ._layout import loaded_after, stored_copy
-from ._narrow import StoredValue, holds
+from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
 from ._products import Factor, multiply, plain
-from ._quantized import QUANTIZED, QuantizedValue, apart
-from ._residuals import STORED, Residuals, load
-from ._roles import NARROWED, ROLE, between_activations, role_of, roles
+from ._quantized import QuantizedOperand, QuantizedValue, apart
+from ._residuals import Residuals, load
+from ._roles import between_activations, role_of, roles
 from ._rules import RULES
 from ._saturation import block_axis, is_saturated, largest_beside
-from ._value import INTEGERS, Exponent, ScaledValue, leading, wide_dtype
+from ._value import Exponent, Memo, ScaledValue, StoredValue, leading, wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class OperandRounding(Residuals):
             other = _scales(made.get(1 - i))
             made[i] = self._operand(values[i], equation, settings[i], axes[i], i, other)
         operands = made[0], made[1]
-        stored = any(QUANTIZED in value.memo for value in values)
+        stored = any(isinstance(value, QuantizedOperand) for value in values)
         return (apart(operands) if stored else operands), exponent
 
     def faster(
@@ -89,7 +89,7 @@ class OperandRounding(Residuals):
             return settings, None
         narrow = _narrowed(values, settings)
         own = zip(values, settings, axes, strict=True)
-        made = [s is not None and self._purpose(s, a) in v.memo for v, s, a in own]
+        made = [s is not None and self._purpose(s, a) in v.memo.copies for v, s, a in own]
         why = reason_to_leave(equation, values, narrow, made, device)
         return ([None, None], why) if why else (settings, None)
 
@@ -111,7 +111,7 @@ class OperandRounding(Residuals):
                 fmt = self.recipe.residuals
             fmt = self.overrides.find(equation, fmt)
             narrow = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
-            if fmt is None or narrow or INTEGERS in value.memo or QUANTIZED in value.memo:
+            if fmt is None or narrow or value.integers or isinstance(value, QuantizedOperand):
                 chosen.append(None)
             elif own is not None and fmt == own.format:
                 chosen.append(own)
@@ -122,7 +122,7 @@ class OperandRounding(Residuals):
             chosen = [x and dataclasses.replace(x, hadamard=0) for x in chosen]
         if not attention:
             for value in values:
-                value.memo[NARROWED] = True
+                value.memo.narrowed = True
         return chosen
 
     def _own_settings(
@@ -137,7 +137,7 @@ class OperandRounding(Residuals):
         if equation.direction != "backward" or not any(carries):
             found = roles(equation, values, attention)
             for value, role in zip(values, found, strict=True):
-                value.memo.setdefault(ROLE, role)
+                value.memo.role = value.memo.role or role
             return [products.operand("forward", role) for role in found]
         known: list[Role] = [
             role_of(value) or ("weight" if value.origin == "stored" else "activation")
@@ -176,13 +176,13 @@ class OperandRounding(Residuals):
         for value, own in zip(values, axes, strict=True):
             reread = _is_reread(value, equation)
             purpose = "hadamard", first.hadamard, own[-1], reread
-            if key is not None or purpose not in value.memo:
+            if key is not None or purpose not in value.memo.changed:
                 x = load(self._stored(value, self.recipe.residuals)) if reread else value
                 data = hadamard_transform(x.data, own[-1], signs).astype(x.data.dtype)
-                fields = {"lineage": None, "base": None, "memo": {}, "constant_value": None}
+                fields = {"lineage": None, "base": None, "memo": Memo(), "constant_value": None}
                 fields["origin"] = "residual" if reread else x.origin
-                value.memo[purpose] = dataclasses.replace(x, data=data, **fields)
-            done.append(value.memo[purpose])
+                value.memo.changed[purpose] = dataclasses.replace(x, data=data, **fields)
+            done.append(value.memo.changed[purpose])
         return done, axes
 
     def _from_forward(
@@ -198,23 +198,24 @@ class OperandRounding(Residuals):
         if equation.name != "dot_general" or not self._is_recipes_own(equation, values):
             return values
         i = carries.index(False)
-        if QUANTIZED in values[i].memo:
+        if isinstance(values[i], QuantizedOperand):
             return values
         value, reread = values[i], _is_reread(values[i], equation)
         role = role_of(value) or ("weight" if value.origin == "stored" else "activation")
         setting = products.operand("forward", role)
         used = [a for axes in params.dot_dimensions(equation) for a in axes[i]]
         contracted = tuple(a for a in range(value.data.ndim) if a not in used)
-        if setting is None or not contracted or INTEGERS in value.memo:
+        if setting is None or not contracted or value.integers:
             return values
         purpose = "forward", setting, contracted, reread
-        if purpose not in value.memo:
+        if purpose not in value.memo.changed:
             x = load(self._stored(value, self.recipe.residuals)) if reread else value
-            fields = {"lineage": None, "base": None, "memo": {}, "constant_value": None}
+            fields = {"lineage": None, "base": None, "memo": Memo(), "constant_value": None}
             fields |= {"origin": "residual" if reread else x.origin, "role": role}
             data = self._numbers(x, setting, contracted)
-            value.memo[purpose] = dataclasses.replace(x, data=data, **fields)
-        return [value.memo[purpose], values[1]] if i == 0 else [values[0], value.memo[purpose]]
+            value.memo.changed[purpose] = dataclasses.replace(x, data=data, **fields)
+        made = value.memo.changed[purpose]
+        return [made, values[1]] if i == 0 else [values[0], made]
 
     def _numbers(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...]
@@ -224,7 +225,7 @@ class OperandRounding(Residuals):
         signs = hadamard_signs(setting.hadamard, None)
         if setting.hadamard > 1:
             data = hadamard_transform(x, axis, signs).astype(x.dtype)
-            value = dataclasses.replace(value, data=data, memo={})
+            value = dataclasses.replace(value, data=data, memo=Memo())
         copy = self._rounded(value, setting, contracted, "forward")
         if not isinstance(copy, Blocks):
             copy = Blocks(copy, setting.format, x.dtype)
@@ -255,10 +256,10 @@ class OperandRounding(Residuals):
         pass has stored is loaded after ``other``, the scales of the other operand, has been
         computed.
         """
-        if QUANTIZED in value.memo:
-            return value.memo[QUANTIZED].factor(equation, contracted)
+        if isinstance(value, QuantizedOperand):
+            return value.quantized.factor(equation, contracted)
         if setting is None:
-            value.memo[STORED] = True
+            value.memo.unrounded = True
             return value.data, None
         reread = _is_reread(value, equation)
         operand_id = f"{_place(equation)}/{position}"
@@ -300,12 +301,12 @@ class OperandRounding(Residuals):
         purpose = self._purpose(setting, contracted)
         if setting.rounding != "nearest_even" or setting.draws:
             purpose = purpose, operand_id
-        if purpose not in value.memo:
-            value.memo[purpose] = self._copy(value, setting, contracted, operand_id)
+        if purpose not in value.memo.copies:
+            value.memo.copies[purpose] = self._copy(value, setting, contracted, operand_id)
         elif self.amaxes is not None:
             # so that the ids don't depend on which operands are one array
             self.amaxes.record(operand_id, self._largest(value))
-        return value.memo[purpose]
+        return value.memo.copies[purpose]
 
     def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Hashable:
         """Returns the key of a copy in a value's memo."""
@@ -319,7 +320,7 @@ class OperandRounding(Residuals):
         if not setting.per_tensor or not setting.scaling.reuses_copy:
             return False
         short = self.recipe.products.short_form is not None
-        return short or self._purpose(setting, ()) in value.memo
+        return short or self._purpose(setting, ()) in value.memo.copies
 
     def _copy(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...], operand_id: str
@@ -349,10 +350,10 @@ class OperandRounding(Residuals):
         return quantize(value.data, fmt, scaling=self.amaxes.strategy(operand_id, largest, scaling))
 
     def _largest(self, value: ScaledValue) -> jax.Array:
-        if "largest" not in value.memo:
+        if value.memo.largest is None:
             measured = self._measured(value, arguments=False).astype(jnp.float32)
-            value.memo["largest"] = amax(measured, range(value.data.ndim), False)
-        return value.memo["largest"]
+            value.memo.largest = amax(measured, range(value.data.ndim), False)
+        return value.memo.largest
 
     def magnitudes(self, inputs: Sequence[Value]) -> jax.Array:
         """Returns the largest magnitudes of a contraction's operands, float32, ``[2]``."""
@@ -406,7 +407,8 @@ def _narrowed(
     values: Sequence[ScaledValue], settings: Sequence[Operand | None]
 ) -> list[Operand | QuantizedValue | None]:
     """Returns for each operand how it is narrow: quantized before, or to be rounded."""
-    return [v.memo.get(QUANTIZED, s) for v, s in zip(values, settings, strict=True)]
+    pairs = zip(values, settings, strict=True)
+    return [v.quantized if isinstance(v, QuantizedOperand) else s for v, s in pairs]
 
 
 def _is_reread(value: ScaledValue, equation: Equation) -> bool:

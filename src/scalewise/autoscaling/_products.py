@@ -25,7 +25,7 @@ from ..primitives import params
 from ._block_product import block_product, takes_blocks
 from ._blocks import Blocks, widened
 from ._on_units import product_on_units, unit_of
-from ._value import Exponent, Origin, ScaledValue, leading, wide_dtype
+from ._value import Exponent, Origin, ScaledValue, UnscaledProduct, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
 DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
@@ -112,27 +112,6 @@ class DeferredProduct:
     @classmethod
     def tree_unflatten(cls, _, children):
         return children[0]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class UnscaledProduct:
-    """A product as a device computes it, and the factors that are still to be applied.
-
-    Attributes:
-        raw: the product of the numbers without their scales; on a CPU, the value itself.
-        factors: their axes are the first axes of ``raw``; on a CPU, ones.
-    """
-
-    raw: jax.Array
-    factors: tuple[jax.Array, ...] = ()
-
-    def value(self, raw: jax.Array | None = None) -> jax.Array:
-        """Returns the scaled product, optionally of another copy of ``raw``."""
-        raw = self.raw if raw is None else raw
-        out = raw.astype(wide_dtype(raw.dtype))
-        for factor in self.factors:
-            out = lax.mul(out, leading(lax.convert_element_type(factor, out.dtype), out))
-        return out.astype(raw.dtype)
 
 
 def multiply(

@@ -10,10 +10,6 @@ from ..primitives import params
 from ._operand_settings import Role
 from ._value import ScaledValue
 
-# keys of a value's memo
-NARROWED = "narrowed"  # a product of narrow operands has read the value
-ROLE = "role"  # the value's role in the forward products that have read it
-
 
 class Uses(TypedDict):
     """Fields of a value that hold what its memo says of its uses."""
@@ -32,7 +28,7 @@ def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) ->
 
 def role_of(value: ScaledValue) -> Role | Literal[""]:
     """Returns the role that a forward product gave a value; empty if none has read it."""
-    return value.memo.get(ROLE, value.role)
+    return value.memo.role or value.role
 
 
 def known_uses(value: ScaledValue) -> Uses:
@@ -55,4 +51,4 @@ def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bo
 
 def is_narrowed(value: ScaledValue) -> bool:
     """Returns whether a product of narrow operands has read the value."""
-    return value.narrowed or NARROWED in value.memo
+    return value.narrowed or value.memo.narrowed
