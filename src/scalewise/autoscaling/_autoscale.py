@@ -17,7 +17,6 @@ from ..scaled import ScaledArray
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
 from ._every_op import EveryOp, Outputs
-from ._exempt import EveryOpWithOverrides
 from ._narrow import has_exponent, is_stored
 from ._overrides import FormatOverrides
 from ._recipe import Recipe, RecipeLike
@@ -113,8 +112,7 @@ def autoscale(
         outputs = _outputs(recipe, leaves, traced)
         chosen = interpretation(recipe, traced=traced, key=key, outputs=outputs)
         outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
-        if isinstance(chosen, Boundaries | EveryOpWithOverrides):
-            chosen.overrides.check("autoscale")
+        chosen.overrides.check("autoscale")
         return outs
 
     return scaled
@@ -165,6 +163,4 @@ def interpretation(
     overrides = FormatOverrides(recipe.keep)
     if recipe.rounds != "every_op":
         return Boundaries(recipe, traced, overrides, key=key)
-    if recipe.keep:
-        return EveryOpWithOverrides(recipe, outputs=outputs, overrides=overrides)
-    return EveryOp(recipe, outputs=outputs)
+    return EveryOp(recipe, outputs=outputs, overrides=overrides)

@@ -16,7 +16,8 @@ from .._types import AxisName, PyTree
 from ..formats import Format
 from ..interpret import KERNELS, Applied, Argument, Boundary, Equation, State, Value
 from ..primitives import Family, params
-from ..scaled import EXPONENTS, ScaledArray, at_least, combined
+from ..rounding import encode
+from ..scaled import EXPONENTS, Amax, ScaledArray, at_least, combined
 from ..scaled import RULES as SCALE_RULES
 from ._narrow import has_exponent, holds, is_stored, store_array, store_value
 from ._operand_settings import GRADIENT
@@ -36,6 +37,7 @@ from ._value import (
     materialize,
     normalised,
     per_slice,
+    wide_dtype,
 )
 
 # Families whose results may leave the range of their operands.
@@ -231,6 +233,22 @@ class Boundaries(OperandRounding):
             if how is not None or statistic:
                 outs[0] = dataclasses.replace(outs[0], lineage=how, is_statistic=statistic)
         return outs
+
+    def to_send(
+        self, value: ScaledValue, axis_name: AxisName, equation: Equation
+    ) -> tuple[jax.Array, jax.Array] | None:
+        """Returns the narrow data that a collective sends, and all devices' scale, or None."""
+        fmt = self.overrides.find(equation, self.recipe.collective)
+        sent = fmt if isinstance(fmt, Format) and not holds(value.data.dtype, fmt) else None
+        self._recorded("collective", equation, value, sent)
+        if sent is None:
+            return None
+        x = value.data.astype(wide_dtype(value.data.dtype))
+        scale, _ = Amax().scale(x, sent, range(x.ndim))
+        scale = lax.pmax(scale, axis_name)
+        data = encode(x * (1 / scale), sent)
+        assert isinstance(data, jax.Array)
+        return data, scale
 
 
 def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:

@@ -148,6 +148,13 @@ def features(equation: Equation) -> int:
     return math.prod(shape[a] for a in params.contracted_axes(equation)[1])
 
 
+def mixes_freely(equation: Equation) -> bool:
+    """Returns whether a contraction sums over all indices of its contracted axes alike."""
+    if equation.name == "conv_general_dilated":
+        return params.conv_groups(equation) == (1, 1)
+    return equation.name == "dot_general" and bool(params.contracted_axes(equation)[0])
+
+
 def _materialize_stack(x: Value) -> Value:
     if not isinstance(x, ScaledValue) or not per_slice(x):
         return x

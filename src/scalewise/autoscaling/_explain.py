@@ -167,10 +167,7 @@ class _Recorder:
             chosen = Boundaries(self.recipe, amaxes=OperandAmaxes(newest={}))
         else:
             chosen = interpretation(self.recipe, traced=traced)
-        fields = {"overrides": self.overrides} if hasattr(chosen, "overrides") else {}
-        if not fields:
-            self.overrides = FormatOverrides(())
-        return dataclasses.replace(chosen, record=self, **fields)
+        return dataclasses.replace(chosen, record=self, overrides=self.overrides)
 
     def __call__(
         self,

@@ -260,7 +260,7 @@ ROLES: dict[str, tuple[Role, Role]] = {
 }
 
 
-GRADIENT: tuple[str, Role] = "input_gradient", "gradient"
+GRADIENT: tuple[str, Literal["gradient"]] = "input_gradient", "gradient"
 
 
 def shown(value: object) -> str:

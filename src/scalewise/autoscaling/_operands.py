@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Hashable, Sequence
+import functools
+from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._types import AxisName, PyTree
+from .._types import PyTree
 from ..formats import BlockFormat, Format
 from ..interpret import Equation, RoundedOperand, Value
 from ..primitives import params
-from ..rounding import encode
 from ..scaled import (
-    Amax,
     ScaledArray,
     Scaling,
     amax,
@@ -26,20 +24,20 @@ from ..scaled import (
     quantize_measured,
 )
 from ._blocks import Blocks, in_blocks
-from ._contraction_rules import contraction, features, grouped
+from ._contraction_rules import contraction, features, grouped, mixes_freely
 from ._gain import reason_to_leave
 from ._history import OperandAmaxes
-from ._keys import hadamard_signs, hadamard_transform, operand_key
+from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
 from ._layout import loaded_after, stored_copy
 from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
-from ._products import Factor, multiply, plain
+from ._products import Factor, multiply
 from ._quantized import QuantizedOperand, QuantizedValue, apart
 from ._residuals import Residuals, load
-from ._roles import between_activations, role_of, roles
+from ._roles import between_activations, is_reread, role_read_later, roles
 from ._rules import RULES
-from ._saturation import block_axis, is_saturated, largest_beside
-from ._value import Exponent, Memo, ScaledValue, StoredValue, leading, wide_dtype
+from ._saturation import block_axis, rounded_operand
+from ._value import Exponent, Memo, ScaledValue, StoredValue, wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +66,7 @@ class OperandRounding(Residuals):
         exponent = values[0].exponent + values[1].exponent
         values, axes = self.transformed(equation, values, settings, axes)
         made: dict[int, Factor] = {}
-        for i in sorted(range(2), key=lambda i: _is_reread(values[i], equation)):
+        for i in sorted(range(2), key=lambda i: is_reread(values[i], equation)):
             other = _scales(made.get(1 - i))
             made[i] = self._operand(values[i], equation, settings[i], axes[i], i, other)
         operands = made[0], made[1]
@@ -118,7 +116,7 @@ class OperandRounding(Residuals):
             else:
                 chosen.append(self.recipe.setting(fmt))
         both = len({x.hadamard if x else 0 for x in chosen}) == 1
-        if not both or not _mixes_freely(equation):
+        if not both or not mixes_freely(equation):
             chosen = [x and dataclasses.replace(x, hadamard=0) for x in chosen]
         if not attention:
             for value in values:
@@ -139,11 +137,8 @@ class OperandRounding(Residuals):
             for value, role in zip(values, found, strict=True):
                 value.memo.role = value.memo.role or role
             return [products.operand("forward", role) for role in found]
-        known: list[Role] = [
-            role_of(value) or ("weight" if value.origin == "stored" else "activation")
-            for value, backward in zip(values, carries, strict=True)
-            if not backward
-        ]
+        others = [v for v, backward in zip(values, carries, strict=True) if not backward]
+        known: list[Role] = [role_read_later(value) for value in others]
         product = "input_gradient" if known == ["weight"] else "weight_gradient"
         return [
             products.operand(product, "gradient" if backward else known[0]) for backward in carries
@@ -170,19 +165,19 @@ class OperandRounding(Residuals):
         axes = left, right
         key = None
         if first.signs == "random":
-            key = operand_key(self.key, f"{_place(equation)}/signs", *[x.data for x in values])
+            key = operand_key(self.key, f"{place_of(equation)}/signs", *[x.data for x in values])
         signs = hadamard_signs(first.hadamard, key)
         done = []
         for value, own in zip(values, axes, strict=True):
-            reread = _is_reread(value, equation)
+            reread = is_reread(value, equation)
             purpose = "hadamard", first.hadamard, own[-1], reread
-            if key is not None or purpose not in value.memo.changed:
-                x = load(self._stored(value, self.recipe.residuals)) if reread else value
-                data = hadamard_transform(x.data, own[-1], signs).astype(x.data.dtype)
-                fields = {"lineage": None, "base": None, "memo": Memo(), "constant_value": None}
-                fields["origin"] = "residual" if reread else x.origin
-                value.memo.changed[purpose] = dataclasses.replace(x, data=data, **fields)
-            done.append(value.memo.changed[purpose])
+            if key is not None:
+                value.memo.changed.pop(purpose, None)
+
+            def transform(x: ScaledValue, axis: int = own[-1]) -> jax.Array:
+                return hadamard_transform(x.data, axis, signs).astype(x.data.dtype)
+
+            done.append(self._changed(value, purpose, reread, transform))
         return done, axes
 
     def _from_forward(
@@ -200,22 +195,34 @@ class OperandRounding(Residuals):
         i = carries.index(False)
         if isinstance(values[i], QuantizedOperand):
             return values
-        value, reread = values[i], _is_reread(values[i], equation)
-        role = role_of(value) or ("weight" if value.origin == "stored" else "activation")
+        value, reread = values[i], is_reread(values[i], equation)
+        role = role_read_later(value)
         setting = products.operand("forward", role)
         used = [a for axes in params.dot_dimensions(equation) for a in axes[i]]
         contracted = tuple(a for a in range(value.data.ndim) if a not in used)
         if setting is None or not contracted or value.integers:
             return values
         purpose = "forward", setting, contracted, reread
+        numbers = functools.partial(self._numbers, setting=setting, contracted=contracted)
+        made = self._changed(value, purpose, reread, numbers)
+        made = dataclasses.replace(made, role=role)
+        return [made, values[1]] if i == 0 else [values[0], made]
+
+    def _changed(
+        self,
+        value: ScaledValue,
+        purpose: Hashable,
+        reread: bool,
+        change: Callable[[ScaledValue], jax.Array],
+    ) -> ScaledValue:
+        """Returns a value with changed data, made once, from what the backward pass reads."""
         if purpose not in value.memo.changed:
             x = load(self._stored(value, self.recipe.residuals)) if reread else value
+            origin = "residual" if reread else x.origin
             fields = {"lineage": None, "base": None, "memo": Memo(), "constant_value": None}
-            fields |= {"origin": "residual" if reread else x.origin, "role": role}
-            data = self._numbers(x, setting, contracted)
-            value.memo.changed[purpose] = dataclasses.replace(x, data=data, **fields)
-        made = value.memo.changed[purpose]
-        return [made, values[1]] if i == 0 else [values[0], made]
+            made = dataclasses.replace(x, data=change(x), origin=origin, **fields)
+            value.memo.changed[purpose] = made
+        return value.memo.changed[purpose]
 
     def _numbers(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...]
@@ -261,8 +268,8 @@ class OperandRounding(Residuals):
         if setting is None:
             value.memo.unrounded = True
             return value.data, None
-        reread = _is_reread(value, equation)
-        operand_id = f"{_place(equation)}/{position}"
+        reread = is_reread(value, equation)
+        operand_id = f"{place_of(equation)}/{position}"
         if reread and not self._reuses_copy(value, setting):
             stored = self._stored(value, self.recipe.residuals)
             value = load(loaded_after(stored, other) if isinstance(stored, StoredValue) else stored)
@@ -349,16 +356,6 @@ class OperandRounding(Residuals):
         self.amaxes.record(operand_id, largest)
         return quantize(value.data, fmt, scaling=self.amaxes.strategy(operand_id, largest, scaling))
 
-    def _largest(self, value: ScaledValue) -> jax.Array:
-        if value.memo.largest is None:
-            measured = self._measured(value, arguments=False).astype(jnp.float32)
-            value.memo.largest = amax(measured, range(value.data.ndim), False)
-        return value.memo.largest
-
-    def magnitudes(self, inputs: Sequence[Value]) -> jax.Array:
-        """Returns the largest magnitudes of a contraction's operands, float32, ``[2]``."""
-        return jnp.stack([self._largest(load(x)) for x in inputs[:2]])
-
     def rounded_operands(
         self, equation: Equation, inputs: Sequence[Value]
     ) -> Sequence[RoundedOperand]:
@@ -369,38 +366,18 @@ class OperandRounding(Residuals):
         settings, _ = self.faster(equation, values, settings, axes)
         operands, _ = self.operands(equation, values)
         given, axes = self.transformed(equation, values, settings, axes)
-        found = []
-        for value, operand, setting, contracted in zip(
-            given, operands, settings, axes, strict=True
-        ):
-            if setting is not None:
-                ((rounded, scale),) = plain([operand], jnp.float32)
-                exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
-                own = 1.0 if scale is None else leading(scale, rounded)
-                rounded = rounded if scale is None else rounded * own
-                largest = largest_beside(rounded, setting, contracted)
-                saturated = is_saturated(exact, rounded, largest, setting)
-                limit = math.inf
-                if setting.scaling.source == "shapes":
-                    limit = float(setting.element.max) * own
-                found.append(RoundedOperand(exact, rounded, saturated, limit))
-        return found
+        rounded = zip(given, operands, settings, axes, strict=True)
+        return [rounded_operand(x, y, s, a) for x, y, s, a in rounded if s is not None]
 
-    def to_send(
-        self, value: ScaledValue, axis_name: AxisName, equation: Equation
-    ) -> tuple[jax.Array, jax.Array] | None:
-        """Returns the narrow data that a collective sends, and all devices' scale, or None."""
-        fmt = self.overrides.find(equation, self.recipe.collective)
-        sent = fmt if isinstance(fmt, Format) and not holds(value.data.dtype, fmt) else None
-        self._recorded("collective", equation, value, sent)
-        if sent is None:
-            return None
-        x = value.data.astype(wide_dtype(value.data.dtype))
-        scale, _ = Amax().scale(x, sent, range(x.ndim))
-        scale = lax.pmax(scale, axis_name)
-        data = encode(x * (1 / scale), sent)
-        assert isinstance(data, jax.Array)
-        return data, scale
+    def _largest(self, value: ScaledValue) -> jax.Array:
+        if value.memo.largest is None:
+            measured = self._measured(value, arguments=False).astype(jnp.float32)
+            value.memo.largest = amax(measured, range(value.data.ndim), False)
+        return value.memo.largest
+
+    def magnitudes(self, inputs: Sequence[Value]) -> jax.Array:
+        """Returns the largest magnitudes of a contraction's operands, float32, ``[2]``."""
+        return jnp.stack([self._largest(load(x)) for x in inputs[:2]])
 
 
 def _narrowed(
@@ -409,23 +386,6 @@ def _narrowed(
     """Returns for each operand how it is narrow: quantized before, or to be rounded."""
     pairs = zip(values, settings, strict=True)
     return [v.quantized if isinstance(v, QuantizedOperand) else s for v, s in pairs]
-
-
-def _is_reread(value: ScaledValue, equation: Equation) -> bool:
-    """Returns whether a backward product reads a value of the forward pass."""
-    return equation.direction == "backward" and value.origin == "forward"
-
-
-def _place(equation: Equation) -> str:
-    """Returns a contraction's number among the program's, after those of the loops around it."""
-    return ".".join(map(str, equation.order))
-
-
-def _mixes_freely(equation: Equation) -> bool:
-    """Returns whether a contraction sums over all indices of its contracted axes alike."""
-    if equation.name == "conv_general_dilated":
-        return params.conv_groups(equation) == (1, 1)
-    return equation.name == "dot_general" and bool(params.contracted_axes(equation)[0])
 
 
 def _scales(operand: Factor | None) -> PyTree:

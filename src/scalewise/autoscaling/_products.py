@@ -18,13 +18,14 @@ from jax.typing import DTypeLike
 
 from .._jax import with_common_axes
 from ..devices import DEVICES, Device, MatrixUnits, units_for
-from ..formats import BF16, FP16
+from ..formats import BF16, FP16, Format
 from ..formats import format as format_
-from ..interpret import Equation, bind
+from ..interpret import Equation, bind, rebind
 from ..primitives import params
 from ._block_product import block_product, takes_blocks
 from ._blocks import Blocks, widened
 from ._on_units import product_on_units, unit_of
+from ._predict import terms_of
 from ._value import Exponent, Origin, ScaledValue, UnscaledProduct, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
@@ -200,6 +201,41 @@ def multiply(
     found = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
     raw, factors = cast(tuple[jax.Array, tuple[jax.Array, ...]], found)
     return UnscaledProduct(raw, factors)
+
+
+def accumulated(
+    equation: Equation,
+    operands: Sequence[jax.Array],
+    dtype: DTypeLike,
+    fmt: Format,
+    arithmetic: str,
+) -> jax.Array:
+    """Computes a contraction that accumulates as ``recipe.arithmetic`` says.
+
+    Args:
+        equation: the contraction.
+        operands: numbers of the format.
+        dtype: of the result.
+        fmt: FP16 or BF16.
+        arithmetic: of the recipe.
+    """
+
+    def wide(a: jax.Array, b: jax.Array) -> jax.Array:
+        return multiply(equation, ((a, None), (b, None)), dtype).value()
+
+    def narrow(a: jax.Array, b: jax.Array) -> jax.Array:
+        own = fmt.dtype
+        assert own is not None
+        return rebind(equation, [a.astype(own), b.astype(own)], own)[0].astype(dtype)
+
+    if arithmetic == "float32":
+        return wide(*operands)
+    if arithmetic == "narrow":
+        return narrow(*operands)
+    largest = [jnp.max(jnp.abs(x).astype(dtype), initial=0) for x in operands]
+    bound = np.float32(terms_of(equation)) * largest[0] * largest[1]
+    # half of the maximum, since rounding enlarges sums; a NaN selects the wide product
+    return lax.cond(bound <= np.float32(float(fmt.max) / 2), narrow, wide, *operands)
 
 
 def is_narrow(operand: Factor) -> bool:

@@ -31,6 +31,11 @@ def role_of(value: ScaledValue) -> Role | Literal[""]:
     return value.memo.role or value.role
 
 
+def role_read_later(value: ScaledValue) -> Role:
+    """Returns the role of an operand that carries no gradient in a backward product."""
+    return role_of(value) or ("weight" if value.origin == "stored" else "activation")
+
+
 def known_uses(value: ScaledValue) -> Uses:
     """Returns the fields of a value that keep what its memo says of its uses."""
     return {"narrowed": is_narrowed(value), "role": role_of(value)}
@@ -52,3 +57,8 @@ def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bo
 def is_narrowed(value: ScaledValue) -> bool:
     """Returns whether a product of narrow operands has read the value."""
     return value.narrowed or value.memo.narrowed
+
+
+def is_reread(value: ScaledValue, equation: Equation) -> bool:
+    """Returns whether a backward product reads a value of the forward pass."""
+    return equation.direction == "backward" and value.origin == "forward"
