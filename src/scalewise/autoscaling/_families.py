@@ -24,7 +24,7 @@ from ..primitives import params
 from ..rounding import round_to
 from ..scaled import EXPONENTS, RULES, ScaleRule, combined, is_known
 from ..scaled._rules import KEPT, LARGER, POWER, ROOT, UNSCALED
-from ._products import Factor
+from ._blocks import Factor
 from ._value import (
     Exponent,
     ScaledValue,

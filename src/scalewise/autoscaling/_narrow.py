@@ -16,7 +16,7 @@ from .._jax import type_like
 from .._types import PyTree
 from ..formats import BlockFormat, Format
 from ..interpret import Argument, Interpretation
-from ..rounding import EncodedArray, encode, stored_array
+from ..rounding import EncodedArray, StoredArray, encode
 from ..scaled import ScaledArray, quantize
 from ._quantized import is_quantized
 from ._recipe import RecipeLike, Storage
@@ -45,16 +45,15 @@ def holds(dtype: DTypeLike, fmt: Format) -> bool:
     return jnp.dtype(dtype).itemsize * 8 <= fmt.bits
 
 
-@stored_array
-class SqrtStored:
+@dataclasses.dataclass(frozen=True, eq=False)
+class SqrtStored(StoredArray):
     """An array stored as its square root: ``value = root.value() ** 2``.
 
     A second moment spans twice the exponents of the gradients that it is made of; its root spans
     theirs. Non-negative arrays only.
     """
 
-    def __init__(self, root: ScaledArray):
-        self.root = root
+    root: ScaledArray
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,21 +67,8 @@ class SqrtStored:
         """Returns the plain array."""
         return jnp.square(self.root.value())
 
-    def __array__(self, dtype=None, copy=None):
-        return self.value().__array__(dtype)
-
-    def __jax_array__(self) -> jax.Array:
-        return self.value()
-
     def __repr__(self) -> str:
         return f"SqrtStored({self.root!r})"
-
-    def tree_flatten(self):
-        return (self.root,), None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        return cls(*children)
 
 
 def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:

@@ -23,7 +23,7 @@ from ..scaled import (
     quantize,
     quantize_measured,
 )
-from ._blocks import Blocks, in_blocks
+from ._blocks import Blocks, Factor, in_blocks
 from ._contraction_rules import contraction, features, grouped, mixes_freely
 from ._gain import reason_to_leave
 from ._history import OperandAmaxes
@@ -31,7 +31,7 @@ from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
 from ._layout import loaded_after, stored_copy
 from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
-from ._products import Factor, multiply
+from ._products import multiply
 from ._quantized import QuantizedOperand, QuantizedValue, apart
 from ._residuals import Residuals, load
 from ._roles import between_activations, is_reread, role_read_later, roles

@@ -23,17 +23,13 @@ from ..formats import format as format_
 from ..interpret import Equation, bind, rebind
 from ..primitives import params
 from ._block_product import block_product, takes_blocks
-from ._blocks import Blocks, widened
+from ._blocks import Blocks, Factor, widened
 from ._on_units import product_on_units, unit_of
 from ._predict import terms_of
 from ._value import Exponent, Origin, ScaledValue, UnscaledProduct, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
 DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
-
-
-# An operand's numbers, and their scale, a power of two; None for 1.
-Factor = tuple[jax.Array | Blocks, jax.Array | None]
 
 
 @jax.tree_util.register_pytree_node_class

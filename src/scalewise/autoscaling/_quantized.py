@@ -17,8 +17,7 @@ from ..interpret import Argument, Equation, Value
 from ..primitives import params
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray
-from ._blocks import Blocks
-from ._products import Factor
+from ._blocks import Blocks, Factor
 from ._value import ScaledValue
 
 

@@ -11,8 +11,9 @@ import numpy as np
 from ..formats import BlockFormat
 from ..interpret import RoundedOperand
 from ..scaled import exponent_of, merge_blocks, power_of_two, split_blocks
+from ._blocks import Factor
 from ._operand_settings import Operand
-from ._products import Factor, plain
+from ._products import plain
 from ._value import ScaledValue, leading
 
 
