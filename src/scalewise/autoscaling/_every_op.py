@@ -48,7 +48,7 @@ from ..scaled import (
 from ..scaled import RULES as SCALE_RULES
 from ._align import aligned, chosen, finite_factor
 from ._blocks import Factor
-from ._every_op_rounding import ResultRounding
+from ._every_op_rounding import ResultRounding, propagating_rule
 from ._every_op_value import (
     EXACT,
     EveryOpValue,
@@ -61,7 +61,6 @@ from ._every_op_value import (
 from ._narrow import TakesStored, has_exponent, has_scale, is_stored, store_array
 from ._overrides import FormatOverrides, warn_opaque
 from ._products import accumulated
-from ._propagate import propagating_rule
 from ._recipe import Recipe
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES

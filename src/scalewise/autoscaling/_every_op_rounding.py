@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -10,21 +11,45 @@ import numpy as np
 
 from ..formats import Format
 from ..interpret import Equation, Value, outlined
-from ..primitives import Family
+from ..primitives import Family, names
+from ..scaled import predicted_size, static_scale
 from ._every_op_value import (
     EveryOpValue,
     bound_of_data,
     is_nonzero_constant,
     propagated_bound,
 )
-from ._propagate import static_exponent
+from ._families import propagated_power
+from ._predict import terms_of
 from ._recipe import Recipe
 from ._rescale import is_rescale
+from ._rules import FALLBACK, RULES, Rule
 from ._search import TOP, bound_of, rescaled, rounded, zeros_exponent
 from ._value import Exponent, ScaledValue
 
 # Families whose results need the format's whole range (of aligned operands, one may be a mask).
 FULL_RANGE = (Family.FALLBACK, Family.POWER, Family.ALIGNED)
+# Primitives whose rules find the exponent of their result from data.
+READ_DATA = names(lambda row: row.family is Family.CONTRACTIVE) | {"reduce_prod"}
+
+
+def propagating_rule(name: str) -> Rule:
+    """Returns the rule of a primitive that reads no data to find a scale."""
+    if name == "integer_pow":
+        return Rule(Family.POWER, propagated_power)
+    return FALLBACK if name in READ_DATA else RULES[name]
+
+
+def static_exponent(equation: Equation) -> int:
+    """Returns log2 of the static scale of a sum: sqrt(n), rounded, for n terms; else 0."""
+    if equation.name in ("dot_general", "conv_general_dilated"):
+        terms = terms_of(equation)
+    elif equation.name == "reduce_sum":
+        whole, rest = equation.in_avals[0].shape, equation.out_avals[0].shape
+        terms = predicted_size(whole) // predicted_size(rest)
+    else:
+        return 0
+    return math.frexp(static_scale(terms))[1] - 1
 
 
 @dataclasses.dataclass(frozen=True)

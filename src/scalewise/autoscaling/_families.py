@@ -114,14 +114,9 @@ def fallback(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> li
     return wrap(equation, _bind(by, equation, plain))
 
 
-def _static_none(equation: Equation) -> tuple[float, ...]:
-    del equation
-    return ()
-
-
 def by_scale(
     rule: ScaleRule,
-    static: Callable[[Equation], tuple[float, ...]] = _static_none,
+    static: Callable[[Equation], tuple[float, ...]] = lambda _: (),
     prepare: Callable[[ScaledValue, tuple[float, ...]], ScaledValue] = lambda x, _: x,
     *,
     moves: bool = False,

@@ -206,15 +206,7 @@ def accumulated(
     fmt: Format,
     arithmetic: str,
 ) -> jax.Array:
-    """Computes a contraction that accumulates as ``recipe.arithmetic`` says.
-
-    Args:
-        equation: the contraction.
-        operands: numbers of the format.
-        dtype: of the result.
-        fmt: FP16 or BF16.
-        arithmetic: of the recipe.
-    """
+    """Computes a contraction of 16-bit numbers that accumulates as ``recipe.arithmetic`` says."""
 
     def wide(a: jax.Array, b: jax.Array) -> jax.Array:
         return multiply(equation, ((a, None), (b, None)), dtype).value()

@@ -38,7 +38,7 @@ def role_read_later(value: ScaledValue) -> Role:
 
 def known_uses(value: ScaledValue) -> Uses:
     """Returns the fields of a value that keep what its memo says of its uses."""
-    return {"narrowed": is_narrowed(value), "role": role_of(value)}
+    return {"narrowed": value.narrowed or value.memo.narrowed, "role": role_of(value)}
 
 
 def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bool:
@@ -51,12 +51,8 @@ def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bo
         return False
     if any(x.origin == "stored" for x in values):
         return False
-    return equation.direction != "backward" or not any(map(is_narrowed, values))
-
-
-def is_narrowed(value: ScaledValue) -> bool:
-    """Returns whether a product of narrow operands has read the value."""
-    return value.narrowed or value.memo.narrowed
+    read = any(value.narrowed or value.memo.narrowed for value in values)
+    return equation.direction != "backward" or not read
 
 
 def is_reread(value: ScaledValue, equation: Equation) -> bool:

@@ -19,11 +19,14 @@ from ._rules import FACTORS, RULES, static_scale
 Axis = int | Sequence[int] | None
 
 
-def _terms(a: Operand, axis: Axis) -> int:
+def _static(name: str, a: Operand, axis: Axis) -> float:
+    """Returns the static scale of a sum over axes."""
     shape = jnp.shape(a.data if isinstance(a, ScaledArray) else a)  # pyright: ignore
     whole = range(len(shape)) if axis is None else axis
     axes = (whole,) if isinstance(whole, int | np.integer) else whole
-    return math.prod(shape[i] for i in axes)
+    if not all(-len(shape) <= i < len(shape) for i in axes):
+        raise ValueError(f"{name}: axis is {axis!r}, but the operand has shape {shape}")
+    return static_scale(math.prod(shape[i] for i in axes))
 
 
 @checked
@@ -31,7 +34,7 @@ def sum(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray
     """Returns the sum over axes with the scale ``sA s``: s is sqrt(n), rounded to a power of two,
     for n terms, the size of a sum of n independent numbers of unit size.
     """
-    s = static_scale(_terms(a, axis))
+    s = _static("sum", a, axis)
     return applied("sum", lambda x: _over(jnp.sum, x, axis, keepdims) / s, a, static=(s,))
 
 
@@ -40,14 +43,14 @@ def cumsum(a: Operand, axis: int = -1) -> ScaledArray:
     """Returns running sums along an axis with the scale ``sA s``, s as for :func:`sum`: that of the
     last of them.
     """
-    s = static_scale(_terms(a, axis))
+    s = _static("cumsum", a, axis)
     return applied("cumsum", lambda x: jnp.cumsum(x, axis=axis) / s, a, static=(s,))
 
 
 @checked
 def mean(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the mean over axes with the scale ``sA / s``, s as for :func:`sum`."""
-    s = static_scale(_terms(a, axis))
+    s = _static("mean", a, axis)
     return applied("mean", lambda x: _over(jnp.mean, x, axis, keepdims) * s, a, static=(s,))
 
 
