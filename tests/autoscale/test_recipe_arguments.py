@@ -35,12 +35,25 @@ def test_a_name_stands_for_its_recipe():
 @pytest.mark.parametrize("name", sw.recipes.CATALOGUE)
 def test_a_recipes_repr_evaluates_to_the_recipe(name):
     recipe = sw.recipes.CATALOGUE[name]
-    assert len(repr(recipe)) < (120 if recipe.products is None else 480)
+    assert len(repr(recipe)) < (120 if recipe.products.short_form else 480)
     if not isinstance(recipe.scaling, sw.Delayed):  # its history is an array
         names = {x.__name__: x for x in sw.scaled.SCALINGS.values()} | vars(sw.formats)
         assert eval(repr(recipe), names | {x: getattr(sw, x) for x in dir(sw)}) == recipe
     storage = dataclasses.replace(recipe, state=((r"\.mu", sw.Storage("e4m3fn")),))
     assert repr(storage).count("Storage(") == 1
+
+
+def test_replace_changes_a_short_form_and_products_alike():
+    fp8, nvfp4 = sw.recipes.fp8, sw.recipes.nvfp4
+    assert dataclasses.replace(fp8, backward="fp16") == sw.Recipe(forward="e4m3fn")
+    assert dataclasses.replace(fp8, scaling=sw.Rms()).products.forward[0].scaling == sw.Rms()
+    assert dataclasses.replace(fp8, products=nvfp4.products) == nvfp4
+    assert dataclasses.replace(nvfp4, products=fp8.products) == fp8
+    assert dataclasses.replace(nvfp4, products=None) == sw.Recipe()
+    wide = fp8.with_products(weight_gradient=(None, None))
+    assert (wide.forward, wide.products.short_form) == (sw.formats.E4M3FN, None)
+    with pytest.raises(ValueError, match="forward is 'fp16', and products say 'nvfp4'"):
+        sw.Recipe(forward="fp16", products=nvfp4.products)  # the default, but given
 
 
 def test_the_page_of_recipes_has_a_row_for_each():

@@ -56,3 +56,16 @@ def test_orders_roots_and_products_move_only_the_scale(k):
         (da, ea), (db, eb) = parts(a), parts(b)
         np.testing.assert_array_equal(da, db)
         assert eb - ea == move
+
+
+@pytest.mark.parametrize("recipe", ["fp16", "scalify"])
+def test_largest_elements_are_found_among_slices_with_exponents_of_their_own(recipe):
+    def grown(x):
+        ys = lax.scan(lambda c, _: (c * 2.0**20, c * 2.0**20), x, None, length=3)[1]
+        return jnp.argmax(ys, 0), jnp.argmin(ys, 0), jnp.sign(ys)
+
+    x = jnp.array([1.0, -1.5])
+    got = sw.autoscale(grown, recipe)(sw.ScaledArray.from_exponent(x, -5))
+    for y, want in zip(got, grown(x), strict=True):
+        y = y.value() if isinstance(y, sw.ScaledArray) else y
+        np.testing.assert_array_equal(y, want)

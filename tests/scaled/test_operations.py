@@ -258,6 +258,13 @@ def test_channels_blocks_and_codes_are_brought_to_their_largest_scale(fmt, axis)
     assert y.scale.ndim == 0
 
 
+def test_an_axis_that_an_operand_lacks_is_refused():
+    for f, x, axis in ((scaled.sum, array(0, 2.0), 2), (scaled.mean, array(0, 3), (0, -3)),
+                       (scaled.cumsum, 0.5, -1)):  # fmt: skip
+        with pytest.raises(ValueError, match=r"axis is .*, but the operand has shape"):
+            f(x, axis)
+
+
 def test_exponents_of_channels():
     e = sw.ScaledArray.from_exponent(jnp.ones((2, 4), jnp.float16), jnp.int32([[3], [300]]))
     assert int(scaled.neg(e).exponent) == 300

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import scalewise as sw
 from arrays import normal
 from scalewise.scaled import ldexp, power_of_two
+from scalewise.training import ExpandedStorage, TableStorage
 
 NARROW = ["fp16", "bf16", "e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e4m3", "e3m4"]
 
@@ -329,3 +330,13 @@ def test_used_like_an_array(fmt, axis):
         np.testing.assert_array_equal(np.asarray(f(a)), np.asarray(f(a.value())), use)
     with pytest.raises(TypeError, match="unhashable"):
         hash(a)
+
+
+@pytest.mark.parametrize("storage", [TableStorage(), ExpandedStorage()])
+def test_numpy_and_jax_take_every_stored_array(storage):
+    x = normal(0, (5000,))
+    for stored in (storage.store(x), sw.SqrtStored(sw.quantize(jnp.abs(x), "fp16"))):
+        np.testing.assert_array_equal(np.asarray(stored), stored.value())
+        np.testing.assert_array_equal(jnp.asarray(stored), stored.value())
+        again = jax.tree.unflatten(jax.tree.structure(stored), jax.tree.leaves(stored))
+        np.testing.assert_array_equal(again.value(), stored.value())

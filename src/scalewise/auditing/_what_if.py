@@ -68,7 +68,7 @@ def candidate(spec: WhatIfLike, where: str) -> Candidate:
     fmt = spec.forward if spec.rounds == "boundaries" and spec.forward else spec.residuals
     if fmt is None:
         raise ValueError(f"{where}: {name} rounds nothing; expected a recipe with a narrow format")
-    first = spec.products and spec.products.operand("forward", "activation")
+    first = spec.products.operand("forward", "activation")
     scaling = first.scaling if first else spec.scaling
     if isinstance(fmt, BlockFormat):
         return Candidate(name, fmt, scaling.of_blocks())

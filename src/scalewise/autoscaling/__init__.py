@@ -5,13 +5,13 @@ from . import recipes as recipes
 from ._autoscale import autoscale as autoscale
 from ._autoscale import interpretation as interpretation
 from ._boundaries import Boundaries as Boundaries
-from ._delayed import AmaxHistory as AmaxHistory
-from ._delayed import PastBoundaries as PastBoundaries
 from ._delayed import WithHistory as WithHistory
 from ._every_op import EveryOp as EveryOp
 from ._explain import Explanation as Explanation
 from ._explain import ExplanationRow as ExplanationRow
 from ._explain import explain as explain
+from ._history import AmaxHistory as AmaxHistory
+from ._history import OperandAmaxes as OperandAmaxes
 from ._narrow import SqrtStored as SqrtStored
 from ._narrow import is_stored as is_stored
 from ._narrow import store as store

@@ -17,7 +17,6 @@ from ..scaled import ScaledArray
 from ._boundaries import Boundaries
 from ._delayed import WithHistory
 from ._every_op import EveryOp, Outputs
-from ._exempt import EveryOpWithOverrides
 from ._narrow import has_exponent, is_stored
 from ._overrides import FormatOverrides
 from ._recipe import Recipe, RecipeLike
@@ -98,7 +97,7 @@ def autoscale(
     if emulate is not None:
         recipe = dataclasses.replace(recipe, emulate=emulate)
     check_callable(f, "autoscale")
-    if keyed and (recipe.products is None or not recipe.products.is_random):
+    if keyed and not recipe.products.is_random:
         raise ValueError("autoscale: keyed is True, but this recipe draws no random numbers")
     if recipe.scaling.source == "history":
         return WithHistory(f, recipe)
@@ -113,8 +112,7 @@ def autoscale(
         outputs = _outputs(recipe, leaves, traced)
         chosen = interpretation(recipe, traced=traced, key=key, outputs=outputs)
         outs = transform(f, chosen, name="autoscale")(*args, **kwargs)
-        if isinstance(chosen, Boundaries | EveryOpWithOverrides):
-            chosen.overrides.check("autoscale")
+        chosen.overrides.check("autoscale")
         return outs
 
     return scaled
@@ -130,7 +128,7 @@ def _outputs(recipe: Recipe, leaves: list[object], traced: bool) -> Outputs:
 
 def _in_phase(f: Callable, keyed: bool, recipe: Recipe) -> Callable:
     """Returns :func:`autoscale` of a phase's recipe; a key that it doesn't need is left out."""
-    if not keyed or (recipe.products is not None and recipe.products.is_random):
+    if not keyed or recipe.products.is_random:
         return autoscale(f, recipe, keyed=keyed)
     plain = autoscale(f, recipe)
     return lambda *args, **kwargs: plain(*_with_key(args)[1:], **kwargs)
@@ -162,9 +160,7 @@ def interpretation(
         key: for recipes that draw random numbers; None for the key of seed 0.
         outputs: with ``rounds="every_op"``: plain arrays, or ScaledArrays with scales or exponents.
     """
-    overrides = FormatOverrides(recipe.overrides)
+    overrides = FormatOverrides(recipe.keep)
     if recipe.rounds != "every_op":
         return Boundaries(recipe, traced, overrides, key=key)
-    if recipe.keep:
-        return EveryOpWithOverrides(recipe, outputs=outputs, overrides=overrides)
-    return EveryOp(recipe, outputs=outputs)
+    return EveryOp(recipe, outputs=outputs, overrides=overrides)

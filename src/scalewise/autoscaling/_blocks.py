@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,10 @@ class Blocks:
             return outlined(_from_copy, options, *operands)
         result = jax.ShapeDtypeStruct(self.source.shape, dtype)
         return by_platform(_from_copy, _from_source, options, result, *operands)
+
+
+Factor: TypeAlias = tuple[jax.Array | Blocks, jax.Array | None]
+"""An operand's numbers, and their scale, a power of two; None for 1."""
 
 
 def in_blocks(

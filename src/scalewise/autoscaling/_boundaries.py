@@ -12,13 +12,15 @@ import numpy as np
 from jax import lax
 
 from .._jax import ShapedArray, with_common_axes
-from .._types import PyTree
+from .._types import AxisName, PyTree
 from ..formats import Format
 from ..interpret import KERNELS, Applied, Argument, Boundary, Equation, State, Value
 from ..primitives import Family, params
-from ..scaled import ScaledArray, at_least
-from ._narrow import StoredValue, has_exponent, holds, is_stored, store_array, store_value
-from ._operand_settings import Operand
+from ..rounding import encode
+from ..scaled import EXPONENTS, Amax, ScaledArray, at_least, combined
+from ..scaled import RULES as SCALE_RULES
+from ._narrow import has_exponent, holds, is_stored, store_array, store_value
+from ._operand_settings import GRADIENT
 from ._operands import OperandRounding
 from ._overrides import warn_opaque
 from ._predict import of_argument, predict
@@ -29,12 +31,13 @@ from ._residuals import load, load_product
 from ._roles import known_uses, role_of
 from ._rules import RULES
 from ._value import (
+    Memo,
     ScaledValue,
-    at_exponent,
-    common_exponent,
+    StoredValue,
     materialize,
     normalised,
     per_slice,
+    wide_dtype,
 )
 
 # Families whose results may leave the range of their operands.
@@ -105,14 +108,14 @@ class Boundaries(OperandRounding):
                 dataclasses.replace(plain, **known_uses(value)) if boundary == "stacked" else plain
             )
         exponent = 0 if value.constant_value is not None or per_slice(value) else value.exponent
-        return ScaledValue(at_exponent(value, exponent), jnp.asarray(exponent, jnp.int32), origin)
+        return ScaledValue(value.at(exponent), jnp.asarray(exponent, jnp.int32), origin)
 
     def select(
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
-        exponent = common_exponent([on_true, on_false])
-        data = lax.select(predicate, *(at_exponent(x, exponent) for x in (on_true, on_false)))
-        return dataclasses.replace(on_true, data=data, exponent=exponent, memo={})
+        cases, exponent = combined(SCALE_RULES["where"], EXPONENTS, [on_true, on_false])
+        data = lax.select(predicate, *cases)
+        return dataclasses.replace(on_true, data=data, exponent=exponent, memo=Memo())
 
     def unstack(self, value: Value, aval: ShapedArray) -> Value:
         def rows(exponent):  # one exponent for each slice of the scan
@@ -127,23 +130,29 @@ class Boundaries(OperandRounding):
             return value.unstacked()
         if value.constant_value is not None:
             return ScaledValue(materialize(value), 0, value.origin)
-        return dataclasses.replace(value, exponent=rows(value.exponent), memo={})
+        return dataclasses.replace(value, exponent=rows(value.exponent), memo=Memo())
 
     def invariant(self, value: Value, readers: Set[str], equation: Equation) -> Value:
         """Rounds weights that each iteration of a loop multiplies by once, before the loop."""
         value = load_product(value)
         if not isinstance(value, ScaledValue) or "dot_general" not in readers or per_slice(value):
             return value
-        fmt = self.recipe.backward if value.origin == "backward" else self.recipe.forward
-        one_scale = self.recipe.products is None and self.recipe.per == "tensor"
-        if isinstance(fmt, Format) and one_scale and value.constant_value is None:
-            self._rounded(value, Operand(fmt, self.recipe.scaling), (), "")
+        if self.amaxes is not None:  # each operand has a history of its own
+            return value
+        place = GRADIENT if value.origin == "backward" else ("forward", "weight")
+        setting = self.recipe.products.operand(*place)
+        short = self.recipe.products.short_form is not None
+        if short and setting and setting.per_tensor and value.constant_value is None:
+            self._rounded(value, setting, (), "")
         return value
+
+    def merge(self, state: State, axes: AxisName) -> State:
+        return jax.tree.map(lambda newest: lax.pmax(newest, axes), state)
 
     def inside(self, value: Value) -> Value:
         if not isinstance(value, ScaledValue):
             return super().inside(value)
-        return dataclasses.replace(value, memo=dict(value.memo), lineage=None, base=None)
+        return dataclasses.replace(value, memo=value.memo.copy(), lineage=None, base=None)
 
     def residual(self, value: Value, aval: ShapedArray) -> ScaledValue | StoredValue:
         """Returns a value narrow, if the recipe says so, until the backward pass reads it."""
@@ -159,23 +168,33 @@ class Boundaries(OperandRounding):
         if not isinstance(value, ScaledValue) or not value.is_computed:
             return
         source = value if value.lineage is None else value.lineage.source or value
-        narrow = [x for x in (value, source) if ("rest", fmt) in x.memo]
+        narrow = [x for x in (value, source) if fmt in x.memo.stored]
         stored = narrow[0] if narrow else source
-        if "recorded" not in stored.memo:
-            stored.memo["recorded"] = True
+        if not stored.memo.explained:
+            stored.memo.explained = True
             self._recorded("residual", equation, stored, fmt if narrow else None)
 
     # -- equations -------------------------------------------------------------------------------
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
+        """Runs one equation; with delayed scaling the state is each operand's largest magnitude."""
+        if not state or RULES[equation.name].family is not Family.CONTRACTION:
+            return state, self._applied(equation, inputs)
+        assert self.amaxes is not None
+        newest: dict[str, jax.Array] = {}
+        amaxes = dataclasses.replace(self.amaxes, newest=newest)
+        outs = dataclasses.replace(self, amaxes=amaxes)._applied(equation, inputs)
+        return state | {i: jnp.maximum(state[i], amax) for i, amax in newest.items()}, outs
+
+    def _applied(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         transposed = _transposed_product(equation, inputs)
         if transposed is not None:
-            return state, [transposed]
+            return [transposed]
         if equation.name in KERNELS and self.overrides.find(equation, "rounded") is not None:
             warn_opaque(equation)
         rule = RULES[equation.name]
         if (same := moved(equation, inputs)) is not None:
-            return state, [same]
+            return [same]
         inputs = [load(x) for x in self.multiplied(equation, inputs)]
         origin = _origin(equation, inputs, rule.family)
         if equation.direction == "backward" and rule.family is not Family.CONTRACTION:
@@ -188,17 +207,17 @@ class Boundaries(OperandRounding):
             inputs = late
         outs = rule.rule(self, equation, inputs)
         if not outs:  # a debugging callback
-            return state, outs
+            return outs
         if equation.name == "add_any" and at_least(outs[0].data.size, MATERIALIZED_SIZE):
             data = force_materialize(outs[0].data, inputs[0].data)
-            outs = [dataclasses.replace(outs[0], data=data, memo={})]
+            outs = [dataclasses.replace(outs[0], data=data, memo=Memo())]
         if self.traced and rule.family in MULTIPLY:
             outs = [
                 normalised(load(y)) if isinstance(y, ScaledValue | DeferredProduct) else y
                 for y in outs
             ]
         fields: dict[str, object] = {"origin": origin}
-        if rule.family is Family.STRUCTURAL and self.recipe.products is not None:
+        if rule.family is Family.STRUCTURAL and self.recipe.products.short_form is None:
             roles = {role_of(x) for x in inputs if isinstance(x, ScaledValue)}
             fields["role"] = roles.pop() if len(roles) == 1 else ""
         if self.recipe.scaling.source == "shapes":
@@ -213,7 +232,23 @@ class Boundaries(OperandRounding):
             statistic = is_statistic(equation, inputs)
             if how is not None or statistic:
                 outs[0] = dataclasses.replace(outs[0], lineage=how, is_statistic=statistic)
-        return state, outs
+        return outs
+
+    def to_send(
+        self, value: ScaledValue, axis_name: AxisName, equation: Equation
+    ) -> tuple[jax.Array, jax.Array] | None:
+        """Returns the narrow data that a collective sends, and all devices' scale, or None."""
+        fmt = self.overrides.find(equation, self.recipe.collective)
+        sent = fmt if isinstance(fmt, Format) and not holds(value.data.dtype, fmt) else None
+        self._recorded("collective", equation, value, sent)
+        if sent is None:
+            return None
+        x = value.data.astype(wide_dtype(value.data.dtype))
+        scale, _ = Amax().scale(x, sent, range(x.ndim))
+        scale = lax.pmax(scale, axis_name)
+        data = encode(x * (1 / scale), sent)
+        assert isinstance(data, jax.Array)
+        return data, scale
 
 
 def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from ..interpret import Equation, Value
 from ..primitives import params
 from ._families import RuleContext, fallback, homogeneous, structural, wrap
 from ._products import DeferredProduct, is_narrow
-from ._value import INTEGERS, ScaledValue, materialize, per_slice, wide_dtype
+from ._value import ScaledValue, materialize, per_slice, wide_dtype
 
 
 def contraction(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
@@ -43,7 +43,7 @@ def _with_integers(equation: Equation, inputs: Sequence[Value]) -> Sequence[Valu
 
     def as_float(x: jax.Array) -> ScaledValue:  # bfloat16 holds all integers of 8 bits
         dtype = jnp.bfloat16 if x.dtype.itemsize == 1 else jnp.float32
-        return ScaledValue(jnp.asarray(x).astype(dtype), memo={INTEGERS: True})
+        return ScaledValue(jnp.asarray(x).astype(dtype), integers=True)
 
     return [as_float(x) if exact else x for x, exact in zip(inputs, real, strict=True)]
 
@@ -146,6 +146,13 @@ def features(equation: Equation) -> int:
     if equation.name == "conv_general_dilated":
         return min(shape[a] for a in params.conv_dimensions(equation).rhs_spec[:2])
     return math.prod(shape[a] for a in params.contracted_axes(equation)[1])
+
+
+def mixes_freely(equation: Equation) -> bool:
+    """Returns whether a contraction sums over all indices of its contracted axes alike."""
+    if equation.name == "conv_general_dilated":
+        return params.conv_groups(equation) == (1, 1)
+    return equation.name == "dot_general" and bool(params.contracted_axes(equation)[0])
 
 
 def _materialize_stack(x: Value) -> Value:

@@ -9,9 +9,10 @@ propagated scale could leave the format's range.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +31,6 @@ from ..interpret import (
     State,
     Value,
     map_floats,
-    outlined,
     rebind,
 )
 from ..primitives import Family, having
@@ -47,35 +47,30 @@ from ..scaled import (
 )
 from ..scaled import RULES as SCALE_RULES
 from ._align import aligned, chosen, finite_factor
+from ._blocks import Factor
+from ._every_op_rounding import ResultRounding, propagating_rule
 from ._every_op_value import (
     EXACT,
     EveryOpValue,
     bound_of_data,
     constant_limit,
     is_independent,
-    is_nonzero_constant,
-    propagated_bound,
     widened,
     widest_dtype,
 )
 from ._narrow import TakesStored, has_exponent, has_scale, is_stored, store_array
-from ._overrides import warn_opaque
-from ._predict import terms_of
-from ._products import Factor, multiply
-from ._propagate import propagating_rule, static_exponent
+from ._overrides import FormatOverrides, warn_opaque
+from ._products import accumulated
 from ._recipe import Recipe
 from ._rescale import is_rescale
 from ._rules import FALLBACK, RULES
-from ._search import TOP, bound_of, rescaled, rounded, zeros_exponent
+from ._search import TOP
 from ._value import Exponent, ScaledValue, leading, materialize, per_slice, wide_dtype
 
 # The form of a function's float results: plain arrays, or ScaledArrays with either kind of scale.
 Outputs = Literal["arrays", "scales", "exponents"]
-SCALE = "scale"  # key of a value's memo: the measure that its scale was found by
 # Devices have different exponents, so that they exchange plain numbers.
 COLLECTIVES = having("collective")
-# Families whose results need the format's whole range (of aligned operands, one may be a mask).
-FULL_RANGE = (Family.FALLBACK, Family.POWER, Family.ALIGNED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,51 +89,70 @@ class EveryOp(TakesStored):
 
     A nonzero number is never flushed to zero: an element whose square is lost in a second moment,
     or that is a divisor, would become infinite.
-    """
 
-    keeps_float32: ClassVar[bool] = False  # whether results stay unrounded
+    Where ``recipe.keep`` names another format, an equation's results are FP16, BF16 or float32,
+    with an exponent. Arguments and constants then are float32, too, until an equation that isn't
+    exempt reads them and rounds them, once. A loop's carry and a branch's results are always in
+    ``residuals``.
+
+    Attributes:
+        recipe: the formats.
+        record: called with each result, by ``explain``.
+        outputs: the form of float results.
+        overrides: the recipe's ``keep``, and what of it has been met.
+        keeps_float32: whether results stay unrounded, by the same rules.
+    """
 
     recipe: Recipe
     record: Callable[..., None] | None = None
     outputs: Outputs = "arrays"
+    overrides: FormatOverrides = dataclasses.field(
+        default_factory=lambda: FormatOverrides(()), compare=False
+    )
+    keeps_float32: bool = False
+
+    @functools.cached_property
+    def rounding(self) -> ResultRounding:
+        """How results are rounded, and get their scales."""
+        return ResultRounding(self.recipe, self.keeps_float32)
 
     @property
     def fmt(self) -> Format:
-        assert self.recipe.residuals is not None
-        return self.recipe.residuals
+        """The format of results."""
+        return self.rounding.fmt
 
     @property
     def dtype(self) -> np.dtype:
-        assert self.fmt.dtype is not None
-        return self.fmt.dtype
+        """The dtype of results."""
+        return self.rounding.dtype
+
+    @functools.cached_property
+    def unrounded(self) -> EveryOp:
+        """The interpretation of equations that ``keep`` leaves in float32."""
+        plain = dataclasses.replace(self.recipe, keep=(), rescale="max", arithmetic="float32")
+        return EveryOp(plain, self.record, keeps_float32=True)
 
     # -- in and out ------------------------------------------------------------------------------
 
     def lift(self, x: Argument, aval: ShapedArray) -> ScaledValue:
+        if self.overrides.keep:
+            return self.unrounded.lift(x, aval)
         if has_exponent(x):
-            return self.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
+            return self.rounding.lifted(ScaledValue(x.data.astype(jnp.float32), x.exponent))
         if self.outputs != "arrays" and has_scale(x):
             mantissa, power = split_power(x.scale.astype(jnp.float32))
             data = x.data.astype(jnp.float32) * mantissa
-            return self.lifted(ScaledValue(data, exponent_of(power)))
+            return self.rounding.lifted(ScaledValue(data, exponent_of(power)))
         plain = jnp.asarray(x.value() if is_stored(x) else x)
-        return self.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))))
-
-    def lifted(self, x: ScaledValue) -> ScaledValue:
-        """Returns a float argument with a scale of its own, or with the one that it came with."""
-        return self.clipped(x) if self.propagates else self.rescaled(x, full_range=True)
-
-    @property
-    def propagates(self) -> bool:
-        """Whether scales follow from operands' scales and from shapes alone, never from data."""
-        return self.recipe.rescale == "never"
+        return self.rounding.lifted(ScaledValue(plain.astype(wide_dtype(plain.dtype))))
 
     def constant(self, x: np.ndarray, aval: ShapedArray) -> ScaledValue:
         if x.size != 1:
-            return self.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
+            by = self.unrounded if self.overrides.keep else self
+            return by.rounding.rounded(ScaledValue(jnp.asarray(x, jnp.float32)))
         number = float(x)
         mantissa, exponent = math.frexp(number) if math.isfinite(number) else (number, 0)
-        dtype = jnp.float32 if self.keeps_float32 else self.dtype
+        dtype = jnp.float32 if self.keeps_float32 or self.overrides.keep else self.dtype
         data = jnp.full(x.shape, np.float32(mantissa).astype(dtype))
         return EveryOpValue(data, exponent, constant_value=number)
 
@@ -158,7 +172,11 @@ class EveryOp(TakesStored):
     def _scaled_output(self, value: Value, aval: ShapedArray) -> ScaledArray:
         """Returns a result with narrow data, rescaled once more by the recipe's measure."""
         value = widened(self.read(self.stack(value, aval)))
-        value = self.clipped(value) if self.propagates else self.rescaled(value)
+        value = (
+            self.rounding.clipped(value)
+            if self.rounding.propagates
+            else self.rounding.rescaled(value)
+        )
         exponent = jnp.asarray(value.exponent, jnp.int32)
         if self.outputs == "exponents":
             return ScaledArray.from_exponent(value.data, exponent)
@@ -174,17 +192,19 @@ class EveryOp(TakesStored):
         self, value: Value, aval: ShapedArray, boundary: Boundary, equation: Equation
     ) -> ScaledValue:
         if boundary == "mapped":  # devices may have different exponents: float32 between them
-            return ScaledValue(materialize(widened(value)), 0, "forward")
-        value = self.read(value)
+            return ScaledValue(materialize(widened(self._own(value))), 0, "forward")
+        value = self.read(self._own(value))
         return ScaledValue(value.data, jnp.asarray(value.exponent, jnp.int32), "forward")
 
     def select(
         self, predicate: jax.Array, on_true: ScaledValue, on_false: ScaledValue
     ) -> ScaledValue:
-        cases: list[Value] = [widened(on_false), widened(on_true)]
-        (b, a), exponent = aligned(cases if self.propagates else chosen(predicate, cases), TOP)
+        cases: list[Value] = [widened(self._own(x)) for x in (on_false, on_true)]
+        (b, a), exponent = aligned(
+            cases if self.rounding.propagates else chosen(predicate, cases), TOP
+        )
         assert exponent is not None
-        result = self.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
+        result = self.rounding.rounded(ScaledValue(lax.select(predicate, a.data, b.data), exponent))
         return ScaledValue(result.data, jnp.asarray(exponent, jnp.int32), "forward")
 
     def unstack(self, value: Value, aval: ShapedArray) -> ScaledValue:
@@ -199,12 +219,19 @@ class EveryOp(TakesStored):
         exponent = jnp.max(value.exponent, initial=np.int32(ZERO_EXPONENT))
         factor = power_of_two(jnp.clip(value.exponent - exponent, -126, 0))
         data = value.data.astype(jnp.float32) * leading(factor, value.data)
-        return self.rounded(ScaledValue(data, exponent))
+        return self.rounding.rounded(ScaledValue(data, exponent))
 
     # -- equations -------------------------------------------------------------------------------
 
     def apply(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
-        state, outs = self._applied(state, equation, inputs)
+        fmt = self.overrides.find(equation, self.fmt)
+        if fmt is None:
+            plain = [widened(x) if isinstance(x, ScaledValue) else x for x in inputs]
+            return self.unrounded.apply(state, equation, plain)
+        if fmt != self.fmt:
+            other = EveryOp(dataclasses.replace(self.recipe, keep=(), residuals=fmt), self.record)
+            return other.apply(state, equation, [other._in_format(x) for x in inputs])
+        state, outs = self._applied(state, equation, [self._own(x) for x in inputs])
         for y in outs if self.record is not None else ():
             self._recorded(equation, y)
         return state, outs
@@ -216,13 +243,13 @@ class EveryOp(TakesStored):
         contraction = RULES[equation.name].family is Family.CONTRACTION
         kind, count = ("contraction", 2) if contraction else ("result", 1)
         narrow = y.data.dtype == self.dtype and not self.keeps_float32
-        scale = y.memo.get(SCALE, "propagated") if narrow else "none"
+        scale = (y.memo.measure or "propagated") if narrow else "none"
         self.record(kind, equation, y.shape, [y.data.dtype] * count, scale)
 
     def _applied(self, state: State, equation: Equation, inputs: Sequence[Value]) -> Applied:
         if not self.keeps_float32:
             warn_opaque(equation)
-        rule = propagating_rule(equation.name) if self.propagates else RULES[equation.name]
+        rule = propagating_rule(equation.name) if self.rounding.propagates else RULES[equation.name]
         floats = [x for x in inputs if isinstance(x, ScaledValue)]
         mixed = rule.family is Family.CONTRACTION and len(floats) < len(equation.in_avals[:2])
         if mixed or equation.name in COLLECTIVES:
@@ -247,7 +274,7 @@ class EveryOp(TakesStored):
         operands, common = wide, None
         if equation.name == "mul":
             operands = [finite_factor(x) for x in wide]
-        if equation.name == "select_n" and not self.propagates:
+        if equation.name == "select_n" and not self.rounding.propagates:
             wide = [wide[0], *chosen(wide[0], wide[1:])]
         if rule.family in (Family.ALIGNED, Family.COMPARISON):
             operands, common = aligned(wide, constant_limit(self.recipe))
@@ -255,7 +282,7 @@ class EveryOp(TakesStored):
         family = Family.FALLBACK if any(stacked) else rule.family
 
         def result(y: ScaledValue, _: ShapedArray) -> ScaledValue:
-            return self._result(y, equation, family, common, wide)
+            return self.rounding.result(y, equation, family, common, wide)
 
         return state, map_floats(result, outs, equation.out_avals)
 
@@ -283,6 +310,23 @@ class EveryOp(TakesStored):
 
         return map_floats(moved, outs, equation.out_avals)
 
+    def _own(self, x: Value) -> Value:
+        """Returns a value in this format where ``keep`` has left others in another one."""
+        return self._in_format(x) if self.overrides.keep else x
+
+    def _in_format(self, x: Value) -> Value:
+        """Returns a value in this interpretation's format, rounded only once."""
+        if not isinstance(x, ScaledValue) or x.data.dtype == self.dtype:
+            return x
+        if x.constant_value is None and is_independent(x):  # rounded beside a dependent value
+            return x
+        if self.dtype not in x.memo.changed:
+            known = x.constant_value is not None
+            x.memo.changed[self.dtype] = (
+                self.rounding.rounded(x) if known else self.rounding.lifted(widened(x))
+            )
+        return x.memo.changed[self.dtype]
+
     def read(self, x: ScaledValue, exact: bool = False) -> ScaledValue:
         """Returns a value rounded, as an equation that depends on float arguments reads it.
 
@@ -294,45 +338,13 @@ class EveryOp(TakesStored):
             return x
         if self.keeps_float32 and not is_independent(x):
             return x
-        if exact and not self.propagates:
+        if exact and not self.rounding.propagates:
             data, found = scaled_down(x.data, "max", self.fmt)
             return ScaledValue(data, jnp.where(found == ZERO_EXPONENT, found, found + x.exponent))
-        if self.dtype not in x.memo:
-            x.memo[self.dtype] = self.lifted(x)
+        if self.dtype not in x.memo.changed:
+            x.memo.changed[self.dtype] = self.rounding.lifted(x)
         independent = is_independent(x)
-        return dataclasses.replace(x.memo[self.dtype], independent=independent)
-
-    def _result(
-        self,
-        y: ScaledValue,
-        equation: Equation,
-        family: Family,
-        common: Exponent | None,
-        inputs: Sequence[Value],
-    ) -> ScaledValue:
-        """Returns a rule's result, rounded, with the scale that the recipe asks for."""
-        optimizer = equation.direction == "update"
-        if common is not None:
-            y = ScaledValue(y.data, common)
-        if is_rescale(equation):
-            return self.rescaled(y)
-        if self.propagates:
-            static = static_exponent(equation)
-            data = y.data * y.data.dtype.type(2.0**-static) if static else y.data
-            return self.clipped(dataclasses.replace(y, data=data, exponent=y.exponent + static))
-        floats = [x for x in inputs if isinstance(x, ScaledValue)]
-        if family in (Family.STRUCTURAL, Family.ORDERED) or y.constant_value is not None:
-            return self.rounded(y, max(map(bound_of_data, floats)))
-        constant = any(x.constant_value is not None for x in floats)
-        if equation.name == "div" and is_nonzero_constant(floats[1]) and not optimizer:
-            half = y.data.dtype.type(0.5)  # the constant's data lie above 1/2
-            y = ScaledValue(y.data * half, y.exponent + 1)
-        bound = propagated_bound(self.recipe, equation, family, floats, constant)
-        if bound is None or bound > TOP:
-            return self.rescaled(y, full_range=optimizer or family in FULL_RANGE)
-        if family is Family.POWER:
-            y = dataclasses.replace(y, exponent=zeros_exponent(y.exponent))
-        return self.rounded(y, bound)
+        return dataclasses.replace(x.memo.changed[self.dtype], independent=independent)
 
     @property
     def device(self) -> None:
@@ -365,56 +377,5 @@ class EveryOp(TakesStored):
         self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
     ) -> jax.Array:
         """Computes a contraction that accumulates as ``recipe.arithmetic`` says."""
-        a, b = (x for x, _ in operands if isinstance(x, jax.Array))
-
-        def wide(a, b):
-            return multiply(equation, ((a, None), (b, None)), dtype).value()
-
-        def narrow(a, b):
-            own = self.dtype
-            return rebind(equation, [a.astype(own), b.astype(own)], own)[0].astype(dtype)
-
-        if self.recipe.arithmetic == "float32":
-            return wide(a, b)
-        if self.recipe.arithmetic == "narrow":
-            return narrow(a, b)
-        largest = [jnp.max(jnp.abs(x).astype(dtype), initial=0) for x in (a, b)]
-        bound = np.float32(terms_of(equation)) * largest[0] * largest[1]
-        # half of the maximum, since rounding enlarges sums; a NaN selects the wide product
-        return lax.cond(bound <= np.float32(float(self.fmt.max) / 2), narrow, wide, a, b)
-
-    # -- rounding --------------------------------------------------------------------------------
-
-    def rounded(self, x: ScaledValue, bound: int = TOP) -> ScaledValue:
-        """Returns the value with its data rounded to the format, once; finite data stay finite.
-
-        Args:
-            x: a value with data in the compute dtype.
-            bound: log2 of their largest finite magnitude.
-        """
-        data = x.data
-        if data.dtype != self.dtype:
-            (data,) = outlined(rounded, (self.fmt, bound > TOP), data.astype(jnp.float32))
-        return EveryOpValue(data, x.exponent, x.origin, x.constant_value, bound=min(bound, TOP))
-
-    def clipped(self, x: ScaledValue) -> ScaledValue:
-        """Returns the value rounded at its scale; data beyond the format's largest saturate."""
-        return self.rounded(x, TOP + 1)
-
-    def rescaled(self, x: ScaledValue, *, full_range: bool = False) -> ScaledValue:
-        """Returns the value, rounded once, with an exponent found from the data."""
-        measure = self._measure(full_range)
-        exponent = jnp.asarray(x.exponent, jnp.int32)
-        options = (measure, self.fmt, not self.keeps_float32)
-        data, exponent = outlined(rescaled, options, x.data, exponent)
-        bound = TOP if self.keeps_float32 else min(bound_of(measure, data.size), TOP)
-        y = EveryOpValue(data, exponent, x.origin, bound=bound)
-        y.memo[SCALE] = measure
-        return y
-
-    def _measure(self, full_range: bool) -> str:
-        """Returns the measure by which an exponent is found."""
-        # propagated scales assume data of unit size
-        if self.recipe.rescale is None and full_range and self.recipe.arithmetic == "float32":
-            return "max"
-        return "l2" if self.propagates else self.recipe.rescale or "l2"
+        arrays = [x for x, _ in operands if isinstance(x, jax.Array)]
+        return accumulated(equation, arrays, dtype, self.fmt, self.recipe.arithmetic)

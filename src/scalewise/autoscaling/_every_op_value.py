@@ -17,7 +17,7 @@ from ..primitives import Family, having, names
 from ._align import MASK
 from ._recipe import Recipe
 from ._search import TOP
-from ._value import ScaledValue
+from ._value import Memo, ScaledValue
 
 # Operations whose results are numbers of the format if their operand's elements are.
 EXACT = having("exact") & names(lambda row: row.family is Family.HOMOGENEOUS)
@@ -75,7 +75,7 @@ def widest_dtype(equation: Equation) -> DTypeLike:
 
 def widened(x: ScaledValue, dtype: DTypeLike = jnp.float32) -> ScaledValue:
     """Returns the value with its data in a compute dtype."""
-    return dataclasses.replace(x, data=x.data.astype(dtype), memo={})
+    return dataclasses.replace(x, data=x.data.astype(dtype), memo=Memo())
 
 
 def propagated_bound(

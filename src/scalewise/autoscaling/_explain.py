@@ -17,8 +17,8 @@ from ..formats import format as format_
 from ..interpret import Argument, Equation, Value, check_callable, transform
 from ._autoscale import interpretation
 from ._boundaries import Boundaries
-from ._delayed import DelayedBoundaries
 from ._every_op import EveryOp
+from ._history import OperandAmaxes
 from ._narrow import has_exponent, is_stored
 from ._operand_settings import Operand
 from ._overrides import FormatOverrides
@@ -158,19 +158,16 @@ class _Recorder:
     """Collects rows, each once however often a loop's body is traced."""
 
     def __init__(self, recipe: Recipe):
-        self.recipe, self.overrides = recipe, FormatOverrides(recipe.overrides)
+        self.recipe, self.overrides = recipe, FormatOverrides(recipe.keep)
         self.rows: dict[Hashable, ExplanationRow] = {}
 
     def interpretation(self, *, traced: bool) -> Boundaries | EveryOp:
         """Returns the interpretation of ``autoscale``, with this recorder attached."""
         if self.recipe.scaling.source == "history":
-            chosen = DelayedBoundaries(self.recipe, magnitudes={})
+            chosen = Boundaries(self.recipe, amaxes=OperandAmaxes(newest={}))
         else:
             chosen = interpretation(self.recipe, traced=traced)
-        fields = {"overrides": self.overrides} if hasattr(chosen, "overrides") else {}
-        if not fields:
-            self.overrides = FormatOverrides(())
-        return dataclasses.replace(chosen, record=self, **fields)
+        return dataclasses.replace(chosen, record=self, overrides=self.overrides)
 
     def __call__(
         self,

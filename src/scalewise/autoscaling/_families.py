@@ -22,13 +22,12 @@ from ..formats import format as format_
 from ..interpret import Equation, Value, is_float, is_quantization, map_floats, rebind
 from ..primitives import params
 from ..rounding import round_to
-from ..scaled import EXPONENTS, RULES, is_known
-from ._products import Factor
+from ..scaled import EXPONENTS, RULES, ScaleRule, combined, is_known
+from ..scaled._rules import KEPT, LARGER, POWER, ROOT, UNSCALED
+from ._blocks import Factor
 from ._value import (
     Exponent,
     ScaledValue,
-    at_exponent,
-    common_exponent,
     materialize,
     normalised,
     per_slice,
@@ -97,10 +96,6 @@ def _floats(inputs: Sequence[Value]) -> list[ScaledValue]:
     return [x for x in inputs if isinstance(x, ScaledValue)]
 
 
-def _data(inputs: Sequence[Value]) -> list[Value]:
-    return [x.data if isinstance(x, ScaledValue) else x for x in inputs]
-
-
 def wrap(
     equation: Equation,
     outs: Sequence[jax.Array],
@@ -119,49 +114,58 @@ def fallback(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> li
     return wrap(equation, _bind(by, equation, plain))
 
 
-def structural(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    floats = _floats(inputs)
-    if len(floats) != 1 or per_slice(floats[0]):
-        return fallback(by, equation, inputs)
-    (x,) = floats
-    outs = _bind(by, equation, _data(inputs))
-    return wrap(equation, outs, x.exponent, constant_value=x.constant_value)
+def by_scale(
+    rule: ScaleRule,
+    static: Callable[[Equation], tuple[float, ...]] = lambda _: (),
+    prepare: Callable[[ScaledValue, tuple[float, ...]], ScaledValue] = lambda x, _: x,
+    *,
+    moves: bool = False,
+) -> Function:
+    """Returns the rule of primitives that compute on what ``rule`` reads of their operands.
+
+    Args:
+        rule: of :mod:`scalewise.scaled`.
+        static: returns the rule's degree from the equation.
+        prepare: changes each operand before, given the degree.
+        moves: whether results are elements of the one operand, equal ones of a constant.
+    """
+
+    def apply(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
+        floats = _floats(inputs)
+        several = rule.reads != "aligned" and any(map(per_slice, floats))
+        if rule.reads == "value" or several or (rule is KEPT and len(floats) != 1):
+            return fallback(by, equation, inputs)
+        degree = static(equation)
+        prepared = [prepare(x, degree) for x in floats]
+        data, exponent = combined(rule, EXPONENTS, prepared, *degree)
+        outs = _bind(by, equation, _with_data(inputs, data))
+        constant_value = floats[0].constant_value if moves else None
+        return wrap(equation, outs, exponent, constant_value=constant_value)
+
+    return apply
 
 
-def homogeneous(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    floats = _floats(inputs)
-    if len(floats) != 1 or per_slice(floats[0]):
-        return fallback(by, equation, inputs)
-    return wrap(equation, _bind(by, equation, _data(inputs)), floats[0].exponent)
+def _with_data(inputs: Sequence[Value], data: Sequence[jax.Array]) -> list[Value]:
+    """Returns the inputs with data in place of the floats."""
+    given = iter(data)
+    return [next(given) if isinstance(x, ScaledValue) else x for x in inputs]
 
 
-def _align(inputs: Sequence[Value]) -> tuple[list[jax.Array], Exponent]:
-    exponent = common_exponent(_floats(inputs))
-    return [at_exponent(x, exponent) if isinstance(x, ScaledValue) else x for x in inputs], exponent
-
-
-def aligned(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    operands, exponent = _align(inputs)
-    return wrap(equation, _bind(by, equation, operands), exponent)
+structural = by_scale(KEPT, moves=True)
+homogeneous = by_scale(KEPT)
+aligned = by_scale(LARGER)
+invariant = by_scale(UNSCALED)
 
 
 def remainder(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     """Computes a remainder; 0 for a divisor too small to be represented beside the dividend."""
-    operands, exponent = _align(inputs)
+    operands, exponent = combined(LARGER, EXPONENTS, inputs)
     (out,) = _bind(by, equation, operands)
-    unseen = (operands[1] == 0) & (_data(inputs)[1] != 0) & jnp.isfinite(operands[0])
+    unseen = (operands[1] == 0) & (inputs[1].data != 0) & jnp.isfinite(operands[0])
     return wrap(equation, [jnp.where(unseen, jnp.zeros_like(out), out)], exponent)
 
 
-def comparison(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    return _bind(by, equation, _align(inputs)[0])
-
-
-def invariant(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    return wrap(equation, _bind(by, equation, _data(inputs)))
-
-
-def _normalised(x: ScaledValue) -> ScaledValue:
+def _normalised(x: ScaledValue, _: tuple[float, ...]) -> ScaledValue:
     """Returns a constant with its power of two in the exponent, if it would cost range in the data.
 
     A constant that stands for an infinity (``finfo.min`` times a mask) is unchanged: as an exponent
@@ -175,42 +179,26 @@ def _normalised(x: ScaledValue) -> ScaledValue:
     return ScaledValue(jnp.full(x.shape, mantissa, x.data.dtype), exponent)
 
 
+def _degree(equation: Equation) -> tuple[float, ...]:
+    return (int(params.degree(equation)),)
+
+
+def _in_range(x: ScaledValue, degree: tuple[float, ...]) -> ScaledValue:
+    """Returns an operand whose power of a high degree stays in the compute dtype's range."""
+    return normalised(x, 0) if abs(degree[0]) > 2 else x
+
+
 def product(name: str) -> Function:
     """Returns the rule of ``mul`` or ``div``: scales are multiplied or divided."""
-    scale = RULES[name].scale
-
-    def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        a, b = (_normalised(x) for x in inputs)
-        if per_slice(a) or per_slice(b):
-            return fallback(by, equation, inputs)
-        exponent = scale(EXPONENTS, a.exponent, b.exponent)
-        return wrap(equation, _bind(by, equation, [a.data, b.data]), exponent)
-
-    return rule
+    return by_scale(RULES[name], prepare=_normalised)
 
 
-def power(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-    (x,) = inputs
-    if per_slice(x):
-        return fallback(by, equation, inputs)
-    degree = int(params.degree(equation))
-    if abs(degree) > 2:
-        x = normalised(x, 0)
-    exponent = RULES["integer_pow"].scale(EXPONENTS, x.exponent, degree)
-    return wrap(equation, _bind(by, equation, [x.data]), exponent)
+propagated_power = by_scale(POWER, _degree)
+power = by_scale(POWER, _degree, _in_range)
 
 
-def root(degree: int, sign: int = 1) -> Function:
-    def rule(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
-        (x,) = inputs
-        if per_slice(x):
-            return fallback(by, equation, inputs)
-        # what the root leaves of the exponent remains with the data
-        part = RULES["sqrt"].scale(EXPONENTS, x.exponent, degree)
-        rest = x.exponent - degree * part
-        return wrap(equation, _bind(by, equation, [shift(x.data, rest)]), sign * part)
-
-    return rule
+def root(degree: int, rule: ScaleRule = ROOT) -> Function:
+    return by_scale(rule, lambda _: (degree,))
 
 
 def contractive(slope: float, bounded: bool = False) -> Function:
@@ -246,7 +234,7 @@ def ordered(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> lis
     """Sorts each array by its data, which is the order of its values."""
     if any(per_slice(x) for x in _floats(inputs)):
         return fallback(by, equation, inputs)
-    outs = _bind(by, equation, _data(inputs))
+    outs = _bind(by, equation, [x.data if isinstance(x, ScaledValue) else x for x in inputs])
     exponents = [x.exponent if isinstance(x, ScaledValue) else 0 for x in inputs]
     exponents += [0] * (len(outs) - len(exponents))  # top_k also gives indices
     return [
@@ -268,7 +256,7 @@ def select_n(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> li
     which, *cases = inputs
     if not _floats(cases):
         return equation.bind(*inputs)
-    operands, exponent = _align(cases)
+    operands, exponent = combined(LARGER, EXPONENTS, cases)
     dtype = by.flight_dtype(equation.out_avals[0])
     return wrap(equation, [lax.select_n(which, *[_as(x, dtype) for x in operands])], exponent)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..interpret import Equation
 from ..scaled import merge_blocks, split_blocks
 from ._value import wide_dtype
 
@@ -28,6 +29,11 @@ def operand_key(key: jax.Array | None, operand_id: str, *operands: jax.Array) ->
         bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
         key = jax.random.fold_in(key, jnp.sum(bits, dtype=jnp.uint32))
     return key
+
+
+def place_of(equation: Equation) -> str:
+    """Returns a contraction's number among the program's, after those of the loops around it."""
+    return ".".join(map(str, equation.order))
 
 
 def hadamard_signs(size: int, key: jax.Array | None) -> jax.Array:

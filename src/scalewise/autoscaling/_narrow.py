@@ -16,64 +16,28 @@ from .._jax import type_like
 from .._types import PyTree
 from ..formats import BlockFormat, Format
 from ..interpret import Argument, Interpretation
-from ..rounding import EncodedArray, encode, stored_array
+from ..rounding import EncodedArray, StoredArray, encode
 from ..scaled import ScaledArray, quantize
 from ._quantized import is_quantized
 from ._recipe import RecipeLike, Storage
-from ._value import Exponent, ScaledValue, leading
+from ._value import ScaledValue, StoredValue
 from .recipes import recipe as recipe_
-
-
-@jax.tree_util.register_pytree_node_class
-@dataclasses.dataclass(frozen=True, eq=False)
-class StoredValue:
-    """A value that is narrow in memory until it is loaded: ``data * scale * 2**own``.
-
-    Attributes:
-        data: in the storage dtype; behind a barrier, so that no compiler keeps the wide original
-            instead.
-        scale: the rounding's power of two, in the compute dtype. Its axes are the first axes of
-            ``data`` (a scan that stacks values stacks their scales).
-        own: the exponent of the value in flight.
-        dtype: of the value in flight.
-        narrowed, role: as in :class:`ScaledValue`.
-    """
-
-    data: jax.Array
-    scale: jax.Array
-    own: Exponent
-    dtype: DTypeLike
-    narrowed: bool = False
-    role: str = ""
-
-    def load(self) -> ScaledValue:
-        """Returns the value in flight."""
-        data = self.data.astype(self.scale.dtype) * leading(self.scale, self.data)
-        known = {"narrowed": self.narrowed, "role": self.role}
-        return ScaledValue(data.astype(self.dtype), self.own, "residual", **known)
-
-    def tree_flatten(self):
-        if isinstance(self.own, int):
-            return (self.data, self.scale), (self.own, self.dtype, self.narrowed, self.role)
-        return (self.data, self.scale, self.own), (None, self.dtype, self.narrowed, self.role)
-
-    @classmethod
-    def tree_unflatten(cls, static, children):
-        own, *rest = static
-        data, scale, *traced = children
-        return cls(data, scale, traced[0] if traced else own, *rest)
 
 
 def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
     """Returns ``value`` rounded to ``fmt`` and stored, the same array however often it is read."""
-    if ("rest", fmt) not in value.memo:
-        if fmt not in value.memo:
-            value.memo[fmt] = quantize(value.data, fmt)
-        copy = value.memo[fmt]
+    memo = value.memo
+    if fmt not in memo.stored:
+        if fmt not in memo.copies:
+            memo.copies[fmt] = quantize(value.data, fmt)
+        copy = memo.copies[fmt]
+        assert isinstance(copy, ScaledArray)
+        assert isinstance(copy.data, jax.Array)
+        assert isinstance(copy.scale, jax.Array)
         data = lax.optimization_barrier(copy.data)
         known = value.data.dtype, value.narrowed, value.role
-        value.memo["rest", fmt] = StoredValue(data, copy.scale, value.exponent, *known)
-    return value.memo["rest", fmt]
+        memo.stored[fmt] = StoredValue(data, copy.scale, value.exponent, *known)
+    return memo.stored[fmt]
 
 
 def holds(dtype: DTypeLike, fmt: Format) -> bool:
@@ -81,16 +45,15 @@ def holds(dtype: DTypeLike, fmt: Format) -> bool:
     return jnp.dtype(dtype).itemsize * 8 <= fmt.bits
 
 
-@stored_array
-class SqrtStored:
+@dataclasses.dataclass(frozen=True, eq=False)
+class SqrtStored(StoredArray):
     """An array stored as its square root: ``value = root.value() ** 2``.
 
     A second moment spans twice the exponents of the gradients that it is made of; its root spans
     theirs. Non-negative arrays only.
     """
 
-    def __init__(self, root: ScaledArray):
-        self.root = root
+    root: ScaledArray
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,21 +67,8 @@ class SqrtStored:
         """Returns the plain array."""
         return jnp.square(self.root.value())
 
-    def __array__(self, dtype=None, copy=None):
-        return self.value().__array__(dtype)
-
-    def __jax_array__(self) -> jax.Array:
-        return self.value()
-
     def __repr__(self) -> str:
         return f"SqrtStored({self.root!r})"
-
-    def tree_flatten(self):
-        return (self.root,), None
-
-    @classmethod
-    def tree_unflatten(cls, _, children):
-        return cls(*children)
 
 
 def store_array(x: jax.Array, storage: Storage) -> ScaledArray | SqrtStored:

@@ -16,12 +16,9 @@ from ..interpret import Equation, unit_for, unit_result
 from ..ops import matmul
 from ..primitives import params
 from ._block_product import arranged, takes_blocks
-from ._blocks import Blocks, quantized, widened
+from ._blocks import Blocks, Factor, quantized, widened
 
 SIXTEEN = (FP16, BF16)
-
-# As in `_products`: numbers, and a scale or None.
-Factor = tuple["jax.Array | Blocks", "jax.Array | None"]
 
 
 def unit_of(

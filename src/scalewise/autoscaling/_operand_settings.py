@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+import functools
+from typing import Annotated, Any, Literal
 
 from .._check import CONVERTED, Count, Natural, checked
 from .._repr import changed_fields
@@ -181,7 +182,10 @@ class Products:
                     f"not {_transform(pair[0])} and {_transform(pair[1])}"
                 )
             for operand in pair:
-                if operand is not None and operand.scaling.source in ("history", "operand"):
+                if operand is None:
+                    continue
+                source = operand.scaling.source
+                if source == "operand" or (source == "history" and self.short_form is None):
                     raise ValueError(
                         f"Products.{field}: {operand.scaling!r} needs a scale from before; expected"
                         " a scaling that reads the operand or its shape"
@@ -197,21 +201,56 @@ class Products:
         """The fields that differ from the defaults, with their shortest texts."""
         return f"Products({', '.join(changed_fields(self, text=shown))})"
 
+    @classmethod
+    def short(
+        cls,
+        forward: Format | BlockFormat | None,
+        backward: Format | BlockFormat | None,
+        scaling: Scaling = CURRENT,
+        per: Literal["tensor", "channel"] = "tensor",
+    ) -> Products:
+        """Returns products of which an operand has one format in all, and a gradient another.
+
+        Args:
+            forward, backward: the formats; None leaves operands in the dtype in flight.
+            scaling, per: of all operands; blocks have scales of their own.
+        """
+        x, gradient = (f and plain_operand(f, scaling, per) for f in (forward, backward))
+        return cls((x, x), (gradient, x), (x, gradient))
+
+    @functools.cached_property
+    def short_form(self) -> dict[str, Any] | None:
+        """The arguments with which :meth:`short` makes these products; None if it can't."""
+        x, gradient = self.pair("forward")[0], self.pair("input_gradient")[0]
+        pairs = [self.pair(name) for name in ROLES]
+        alike = pairs == [(x, x), (gradient, x), (x, gradient)]
+        if not alike or self.backward_from != "original":
+            return None
+        own = [operand for operand in (x, gradient) if operand is not None]
+        scaling = own[0].scaling if own else CURRENT
+        per = "channel" if any(operand.per == "channel" for operand in own) else "tensor"
+        if any(operand != plain_operand(operand.format, scaling, per) for operand in own):
+            return None
+        forward, backward = x and x.format, gradient and gradient.format
+        return {"forward": forward, "backward": backward, "scaling": scaling, "per": per}
+
     @property
     def is_random(self) -> bool:
         """Whether the products depend on a key."""
-        pairs = (getattr(self, field) for field in ROLES)
-        return any(x is not None and x.is_random for pair in pairs for x in pair)
+        return any(x is not None and x.is_random for name in ROLES for x in self.pair(name))
 
     def formats(self) -> list[tuple[Format | BlockFormat | None, ...]]:
         """Returns the formats of the operands of each product."""
-        pairs = (getattr(self, field) for field in ROLES)
-        return [tuple(x and x.format for x in pair) for pair in pairs]
+        return [tuple(x and x.format for x in self.pair(name)) for name in ROLES]
+
+    def pair(self, product: str) -> tuple[Operand | None, Operand | None]:
+        """Returns the operands of a product, a field's name."""
+        return getattr(self, product)
 
     def operand(self, product: str, role: Role) -> Operand | None:
         """Returns how an operand of a role is rounded in a product, a field's name."""
         roles = ROLES[product]
-        return getattr(self, product)[roles.index(role) if role in roles else 0]
+        return self.pair(product)[roles.index(role) if role in roles else 0]
 
 
 ROLES: dict[str, tuple[Role, Role]] = {
@@ -219,6 +258,9 @@ ROLES: dict[str, tuple[Role, Role]] = {
     "input_gradient": ("gradient", "weight"),
     "weight_gradient": ("activation", "gradient"),
 }
+
+
+GRADIENT: tuple[str, Literal["gradient"]] = "input_gradient", "gradient"
 
 
 def shown(value: object) -> str:
@@ -233,6 +275,25 @@ def shown(value: object) -> str:
     if isinstance(value, Scaling) and dataclasses.is_dataclass(value):
         return f"{type(value).__name__}({', '.join(changed_fields(value, text=shown))})"
     return repr(value)
+
+
+def operand_format(fmt: BlockFormatLike | None) -> Format | BlockFormat | None:
+    """Returns a format of operands; None if the compute dtype holds it."""
+    if fmt is None:
+        return None
+    fmt = as_format(fmt, "Recipe", blocks=True)
+    if isinstance(fmt, BlockFormat):
+        return fmt
+    if not fmt.zero:
+        raise ValueError(f"{fmt.name} has no zero: it is for scales, not for operands")
+    return None if fmt.mantissa_bits >= 23 and fmt.exponent_bits >= 8 else fmt
+
+
+def plain_operand(
+    fmt: Format | BlockFormat, scaling: Scaling, per: Literal["tensor", "channel"]
+) -> Operand:
+    """Returns an operand rounded to nearest in a format; blocks have scales of their own."""
+    return Operand(fmt, scaling, "tensor" if isinstance(fmt, BlockFormat) else per)
 
 
 def _as_operand(x: Operand | FormatLike | BlockFormat | None) -> Operand | None:

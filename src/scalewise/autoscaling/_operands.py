@@ -3,42 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Hashable, Sequence
-from typing import Literal
+import functools
+from collections.abc import Callable, Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from .._types import AxisName, PyTree
+from .._types import PyTree
 from ..formats import BlockFormat, Format
 from ..interpret import Equation, RoundedOperand, Value
 from ..primitives import params
-from ..rounding import encode
 from ..scaled import (
-    Amax,
     ScaledArray,
     Scaling,
+    amax,
     at_least,
     quantize,
     quantize_measured,
 )
-from ._blocks import Blocks, in_blocks
-from ._contraction_rules import contraction, features, grouped
+from ._blocks import Blocks, Factor, in_blocks
+from ._contraction_rules import contraction, features, grouped, mixes_freely
 from ._gain import reason_to_leave
-from ._keys import hadamard_signs, hadamard_transform, operand_key
+from ._history import OperandAmaxes
+from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
 from ._layout import loaded_after, stored_copy
-from ._narrow import StoredValue, holds
-from ._operand_settings import CURRENT, Operand, Role
-from ._products import Factor, multiply, plain
-from ._quantized import QUANTIZED, QuantizedValue, apart
-from ._residuals import STORED, Residuals, load
-from ._roles import NARROWED, ROLE, between_activations, role_of, roles
+from ._narrow import holds
+from ._operand_settings import GRADIENT, Operand, Role
+from ._products import multiply
+from ._quantized import QuantizedOperand, QuantizedValue, apart
+from ._residuals import Residuals, load
+from ._roles import between_activations, is_reread, role_read_later, roles
 from ._rules import RULES
-from ._saturation import block_axis, is_saturated, largest_beside
-from ._value import INTEGERS, Exponent, ScaledValue, leading, wide_dtype
+from ._saturation import block_axis, rounded_operand
+from ._value import Exponent, Memo, ScaledValue, StoredValue, wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +46,11 @@ class OperandRounding(Residuals):
 
     Attributes:
         key: of the program, for random roundings and signs; None for the key of seed 0.
+        amaxes: of delayed scaling; None for scales of other strategies.
     """
 
     key: jax.Array | None = None
+    amaxes: OperandAmaxes | None = dataclasses.field(default=None, compare=False)
 
     def operands(
         self, equation: Equation, values: Sequence[ScaledValue]
@@ -65,11 +66,11 @@ class OperandRounding(Residuals):
         exponent = values[0].exponent + values[1].exponent
         values, axes = self.transformed(equation, values, settings, axes)
         made: dict[int, Factor] = {}
-        for i in sorted(range(2), key=lambda i: _is_reread(values[i], equation)):
+        for i in sorted(range(2), key=lambda i: is_reread(values[i], equation)):
             other = _scales(made.get(1 - i))
             made[i] = self._operand(values[i], equation, settings[i], axes[i], i, other)
         operands = made[0], made[1]
-        stored = any(QUANTIZED in value.memo for value in values)
+        stored = any(isinstance(value, QuantizedOperand) for value in values)
         return (apart(operands) if stored else operands), exponent
 
     def faster(
@@ -86,7 +87,7 @@ class OperandRounding(Residuals):
             return settings, None
         narrow = _narrowed(values, settings)
         own = zip(values, settings, axes, strict=True)
-        made = [s is not None and self._purpose(s, a) in v.memo for v, s, a in own]
+        made = [s is not None and self._purpose(s, a) in v.memo.copies for v, s, a in own]
         why = reason_to_leave(equation, values, narrow, made, device)
         return ([None, None], why) if why else (settings, None)
 
@@ -108,45 +109,39 @@ class OperandRounding(Residuals):
                 fmt = self.recipe.residuals
             fmt = self.overrides.find(equation, fmt)
             narrow = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
-            if fmt is None or narrow or INTEGERS in value.memo or QUANTIZED in value.memo:
+            if fmt is None or narrow or value.integers or isinstance(value, QuantizedOperand):
                 chosen.append(None)
             elif own is not None and fmt == own.format:
                 chosen.append(own)
             else:
-                scaling = self.recipe.scaling
-                current = scaling.for_blocks and isinstance(fmt, Format)
-                chosen.append(_setting(fmt, CURRENT if current else scaling, self.recipe.per))
+                chosen.append(self.recipe.setting(fmt))
         both = len({x.hadamard if x else 0 for x in chosen}) == 1
-        if not both or not _mixes_freely(equation):
+        if not both or not mixes_freely(equation):
             chosen = [x and dataclasses.replace(x, hadamard=0) for x in chosen]
         if not attention:
             for value in values:
-                value.memo[NARROWED] = True
+                value.memo.narrowed = True
         return chosen
 
     def _own_settings(
         self, equation: Equation, values: Sequence[ScaledValue], attention: bool
     ) -> list[Operand | None]:
         """Returns the settings that the recipe has for a contraction's operands."""
-        recipe = self.recipe
+        products, short = self.recipe.products, self.recipe.products.short_form is not None
         carries = [value.origin == "backward" for value in values]
-        if recipe.products is None:
-            formats = [recipe.backward if backward else recipe.forward for backward in carries]
-            return [f and _setting(f, recipe.scaling, recipe.per) for f in formats]
+        if short:
+            x, gradient = products.operand("forward", "weight"), products.operand(*GRADIENT)
+            return [gradient if backward else x for backward in carries]
         if equation.direction != "backward" or not any(carries):
             found = roles(equation, values, attention)
             for value, role in zip(values, found, strict=True):
-                value.memo.setdefault(ROLE, role)
-            return [recipe.products.operand("forward", role) for role in found]
-        known: list[Role] = [
-            role_of(value) or ("weight" if value.origin == "stored" else "activation")
-            for value, backward in zip(values, carries, strict=True)
-            if not backward
-        ]
+                value.memo.role = value.memo.role or role
+            return [products.operand("forward", role) for role in found]
+        others = [v for v, backward in zip(values, carries, strict=True) if not backward]
+        known: list[Role] = [role_read_later(value) for value in others]
         product = "input_gradient" if known == ["weight"] else "weight_gradient"
         return [
-            recipe.products.operand(product, "gradient" if backward else known[0])
-            for backward in carries
+            products.operand(product, "gradient" if backward else known[0]) for backward in carries
         ]
 
     def transformed(
@@ -170,19 +165,19 @@ class OperandRounding(Residuals):
         axes = left, right
         key = None
         if first.signs == "random":
-            key = operand_key(self.key, f"{_place(equation)}/signs", *[x.data for x in values])
+            key = operand_key(self.key, f"{place_of(equation)}/signs", *[x.data for x in values])
         signs = hadamard_signs(first.hadamard, key)
         done = []
         for value, own in zip(values, axes, strict=True):
-            reread = _is_reread(value, equation)
+            reread = is_reread(value, equation)
             purpose = "hadamard", first.hadamard, own[-1], reread
-            if key is not None or purpose not in value.memo:
-                x = load(self._stored(value, self.recipe.residuals)) if reread else value
-                data = hadamard_transform(x.data, own[-1], signs).astype(x.data.dtype)
-                fields = {"lineage": None, "base": None, "memo": {}, "constant_value": None}
-                fields["origin"] = "residual" if reread else x.origin
-                value.memo[purpose] = dataclasses.replace(x, data=data, **fields)
-            done.append(value.memo[purpose])
+            if key is not None:
+                value.memo.changed.pop(purpose, None)
+
+            def transform(x: ScaledValue, axis: int = own[-1]) -> jax.Array:
+                return hadamard_transform(x.data, axis, signs).astype(x.data.dtype)
+
+            done.append(self._changed(value, purpose, reread, transform))
         return done, axes
 
     def _from_forward(
@@ -193,28 +188,41 @@ class OperandRounding(Residuals):
         The axes that the forward product has contracted are those that this one keeps.
         """
         products, carries = self.recipe.products, [v.origin == "backward" for v in values]
-        if products is None or products.backward_from == "original" or sum(carries) != 1:
+        if products.backward_from == "original" or sum(carries) != 1:
             return values
         if equation.name != "dot_general" or not self._is_recipes_own(equation, values):
             return values
         i = carries.index(False)
-        if QUANTIZED in values[i].memo:
+        if isinstance(values[i], QuantizedOperand):
             return values
-        value, reread = values[i], _is_reread(values[i], equation)
-        role = role_of(value) or ("weight" if value.origin == "stored" else "activation")
+        value, reread = values[i], is_reread(values[i], equation)
+        role = role_read_later(value)
         setting = products.operand("forward", role)
         used = [a for axes in params.dot_dimensions(equation) for a in axes[i]]
         contracted = tuple(a for a in range(value.data.ndim) if a not in used)
-        if setting is None or not contracted or INTEGERS in value.memo:
+        if setting is None or not contracted or value.integers:
             return values
         purpose = "forward", setting, contracted, reread
-        if purpose not in value.memo:
+        numbers = functools.partial(self._numbers, setting=setting, contracted=contracted)
+        made = self._changed(value, purpose, reread, numbers)
+        made = dataclasses.replace(made, role=role)
+        return [made, values[1]] if i == 0 else [values[0], made]
+
+    def _changed(
+        self,
+        value: ScaledValue,
+        purpose: Hashable,
+        reread: bool,
+        change: Callable[[ScaledValue], jax.Array],
+    ) -> ScaledValue:
+        """Returns a value with changed data, made once, from what the backward pass reads."""
+        if purpose not in value.memo.changed:
             x = load(self._stored(value, self.recipe.residuals)) if reread else value
-            fields = {"lineage": None, "base": None, "memo": {}, "constant_value": None}
-            fields |= {"origin": "residual" if reread else x.origin, "role": role}
-            data = self._numbers(x, setting, contracted)
-            value.memo[purpose] = dataclasses.replace(x, data=data, **fields)
-        return [value.memo[purpose], values[1]] if i == 0 else [values[0], value.memo[purpose]]
+            origin = "residual" if reread else x.origin
+            fields = {"lineage": None, "base": None, "memo": Memo(), "constant_value": None}
+            made = dataclasses.replace(x, data=change(x), origin=origin, **fields)
+            value.memo.changed[purpose] = made
+        return value.memo.changed[purpose]
 
     def _numbers(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...]
@@ -224,7 +232,7 @@ class OperandRounding(Residuals):
         signs = hadamard_signs(setting.hadamard, None)
         if setting.hadamard > 1:
             data = hadamard_transform(x, axis, signs).astype(x.dtype)
-            value = dataclasses.replace(value, data=data, memo={})
+            value = dataclasses.replace(value, data=data, memo=Memo())
         copy = self._rounded(value, setting, contracted, "forward")
         if not isinstance(copy, Blocks):
             copy = Blocks(copy, setting.format, x.dtype)
@@ -255,13 +263,13 @@ class OperandRounding(Residuals):
         pass has stored is loaded after ``other``, the scales of the other operand, has been
         computed.
         """
-        if QUANTIZED in value.memo:
-            return value.memo[QUANTIZED].factor(equation, contracted)
+        if isinstance(value, QuantizedOperand):
+            return value.quantized.factor(equation, contracted)
         if setting is None:
-            value.memo[STORED] = True
+            value.memo.unrounded = True
             return value.data, None
-        reread = _is_reread(value, equation)
-        operand_id = f"{_place(equation)}/{position}"
+        reread = is_reread(value, equation)
+        operand_id = f"{place_of(equation)}/{position}"
         if reread and not self._reuses_copy(value, setting):
             stored = self._stored(value, self.recipe.residuals)
             value = load(loaded_after(stored, other) if isinstance(stored, StoredValue) else stored)
@@ -300,23 +308,26 @@ class OperandRounding(Residuals):
         purpose = self._purpose(setting, contracted)
         if setting.rounding != "nearest_even" or setting.draws:
             purpose = purpose, operand_id
-        if purpose not in value.memo:
-            value.memo[purpose] = self._copy(value, setting, contracted, operand_id)
-        return value.memo[purpose]
+        if purpose not in value.memo.copies:
+            value.memo.copies[purpose] = self._copy(value, setting, contracted, operand_id)
+        elif self.amaxes is not None:
+            # so that the ids don't depend on which operands are one array
+            self.amaxes.record(operand_id, self._largest(value))
+        return value.memo.copies[purpose]
 
     def _purpose(self, setting: Operand, contracted: tuple[int, ...]) -> Hashable:
         """Returns the key of a copy in a value's memo."""
-        if self.recipe.products is None:
-            return setting.format if setting.per_tensor else (setting.format, contracted)
-        # a copy with current scaling is also the one that waits for the backward pass
-        current = setting.per_tensor and setting == Operand(setting.format)
-        return setting.format if current else (setting, contracted)
+        # the copy of a short form is also the one that waits for the backward pass
+        if setting != self.recipe.setting(setting.format):
+            return setting, contracted
+        return setting.format if setting.per_tensor else (setting.format, contracted)
 
     def _reuses_copy(self, value: ScaledValue, setting: Operand) -> bool:
         """Returns whether a backward product reads the copy that the forward product made."""
         if not setting.per_tensor or not setting.scaling.reuses_copy:
             return False
-        return self.recipe.products is None or self._purpose(setting, ()) in value.memo
+        short = self.recipe.products.short_form is not None
+        return short or self._purpose(setting, ()) in value.memo.copies
 
     def _copy(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...], operand_id: str
@@ -339,7 +350,11 @@ class OperandRounding(Residuals):
         self, value: ScaledValue, fmt: Format, scaling: Scaling, operand_id: str
     ) -> ScaledArray:
         """Returns a narrow copy, with one scale, of the operand with this id."""
-        return quantize_measured(value.data, self._measured(value), fmt, scaling)
+        if self.amaxes is None:
+            return quantize_measured(value.data, self._measured(value), fmt, scaling)
+        largest = self._largest(value)
+        self.amaxes.record(operand_id, largest)
+        return quantize(value.data, fmt, scaling=self.amaxes.strategy(operand_id, largest, scaling))
 
     def rounded_operands(
         self, equation: Equation, inputs: Sequence[Value]
@@ -351,69 +366,26 @@ class OperandRounding(Residuals):
         settings, _ = self.faster(equation, values, settings, axes)
         operands, _ = self.operands(equation, values)
         given, axes = self.transformed(equation, values, settings, axes)
-        found = []
-        for value, operand, setting, contracted in zip(
-            given, operands, settings, axes, strict=True
-        ):
-            if setting is not None:
-                ((rounded, scale),) = plain([operand], jnp.float32)
-                exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
-                own = 1.0 if scale is None else leading(scale, rounded)
-                rounded = rounded if scale is None else rounded * own
-                largest = largest_beside(rounded, setting, contracted)
-                saturated = is_saturated(exact, rounded, largest, setting)
-                limit = math.inf
-                if setting.scaling.source == "shapes":
-                    limit = float(setting.element.max) * own
-                found.append(RoundedOperand(exact, rounded, saturated, limit))
-        return found
+        rounded = zip(given, operands, settings, axes, strict=True)
+        return [rounded_operand(x, y, s, a) for x, y, s, a in rounded if s is not None]
 
-    def to_send(
-        self, value: ScaledValue, axis_name: AxisName, equation: Equation
-    ) -> tuple[jax.Array, jax.Array] | None:
-        """Returns the narrow data that a collective sends, and all devices' scale, or None."""
-        fmt = self.overrides.find(equation, self.recipe.collective)
-        sent = fmt if isinstance(fmt, Format) and not holds(value.data.dtype, fmt) else None
-        self._recorded("collective", equation, value, sent)
-        if sent is None:
-            return None
-        x = value.data.astype(wide_dtype(value.data.dtype))
-        scale, _ = Amax().scale(x, sent, range(x.ndim))
-        scale = lax.pmax(scale, axis_name)
-        data = encode(x * (1 / scale), sent)
-        assert isinstance(data, jax.Array)
-        return data, scale
+    def _largest(self, value: ScaledValue) -> jax.Array:
+        if value.memo.largest is None:
+            measured = self._measured(value, arguments=False).astype(jnp.float32)
+            value.memo.largest = amax(measured, range(value.data.ndim), False)
+        return value.memo.largest
+
+    def magnitudes(self, inputs: Sequence[Value]) -> jax.Array:
+        """Returns the largest magnitudes of a contraction's operands, float32, ``[2]``."""
+        return jnp.stack([self._largest(load(x)) for x in inputs[:2]])
 
 
 def _narrowed(
     values: Sequence[ScaledValue], settings: Sequence[Operand | None]
 ) -> list[Operand | QuantizedValue | None]:
     """Returns for each operand how it is narrow: quantized before, or to be rounded."""
-    return [v.memo.get(QUANTIZED, s) for v, s in zip(values, settings, strict=True)]
-
-
-def _is_reread(value: ScaledValue, equation: Equation) -> bool:
-    """Returns whether a backward product reads a value of the forward pass."""
-    return equation.direction == "backward" and value.origin == "forward"
-
-
-def _place(equation: Equation) -> str:
-    """Returns a contraction's number among the program's, after those of the loops around it."""
-    return ".".join(map(str, equation.order))
-
-
-def _setting(
-    fmt: Format | BlockFormat, scaling: Scaling, per: Literal["tensor", "channel"]
-) -> Operand:
-    """Returns the setting that a recipe without ``products`` has for operands in a format."""
-    return Operand(fmt, scaling, "tensor" if isinstance(fmt, BlockFormat) else per)
-
-
-def _mixes_freely(equation: Equation) -> bool:
-    """Returns whether a contraction sums over all indices of its contracted axes alike."""
-    if equation.name == "conv_general_dilated":
-        return params.conv_groups(equation) == (1, 1)
-    return equation.name == "dot_general" and bool(params.contracted_axes(equation)[0])
+    pairs = zip(values, settings, strict=True)
+    return [v.quantized if isinstance(v, QuantizedOperand) else s for v, s in pairs]
 
 
 def _scales(operand: Factor | None) -> PyTree:

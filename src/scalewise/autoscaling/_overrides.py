@@ -22,6 +22,7 @@ class FormatOverrides:
     def __init__(self, keep: Iterable[tuple[Scope, Format | BlockFormat | None]]):
         self.keep = tuple(keep)
         self.met: set[Scope] = set()
+        self.names: set[str] = set()
         self.scopes: set[str] = set()
 
     def find(self, equation: Equation, default: Default) -> Format | BlockFormat | Default | None:
@@ -29,6 +30,7 @@ class FormatOverrides:
         if not self.keep:
             return default
         parts = scope_parts(equation.scope)
+        self.names.add(equation.name)
         self.scopes.add("/".join(parts))
         found = [(n, f) for n, f in self.keep if n == equation.name or _within(n, parts)]
         self.met |= {n for n, _ in found}
@@ -38,15 +40,17 @@ class FormatOverrides:
         """Raises ValueError if a name of ``keep`` has matched nothing."""
         unmet = [n for n, _ in self.keep if n not in self.met]
         if unmet:
-            scopes = ", ".join(sorted(s for s in self.scopes if s)) or "none"
+            names, scopes = (
+                ", ".join(sorted(filter(None, x))) or "none" for x in (self.names, self.scopes)
+            )
             first = unmet[0]
             if isinstance(first, re.Pattern):
-                shown, what = first.pattern, "is found in no scope of"
+                shown, what = first.pattern, "is found in no scope"
             else:
-                shown, what = first, "is neither a primitive nor a scope of"
+                shown, what = first, "is neither a primitive nor a scope"
             raise ValueError(
-                f"{name}: keep names {shown!r}, which {what} "
-                f"this function. Its scopes where something is rounded are: {scopes}"
+                f"{name}: keep names {shown!r}, which {what} where this function rounds anything. "
+                f"These primitives are: {names}; these scopes: {scopes}"
             )
 
 

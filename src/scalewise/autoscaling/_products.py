@@ -18,21 +18,18 @@ from jax.typing import DTypeLike
 
 from .._jax import with_common_axes
 from ..devices import DEVICES, Device, MatrixUnits, units_for
-from ..formats import BF16, FP16
+from ..formats import BF16, FP16, Format
 from ..formats import format as format_
-from ..interpret import Equation, bind
+from ..interpret import Equation, bind, rebind
 from ..primitives import params
 from ._block_product import block_product, takes_blocks
-from ._blocks import Blocks, widened
+from ._blocks import Blocks, Factor, widened
 from ._on_units import product_on_units, unit_of
-from ._value import Exponent, Origin, ScaledValue, leading, wide_dtype
+from ._predict import terms_of
+from ._value import Exponent, Origin, ScaledValue, UnscaledProduct, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
 DEFAULT_DEVICE = DEVICES["h100"]  # if no other device is named or present
-
-
-# An operand's numbers, and their scale, a power of two; None for 1.
-Factor = tuple[jax.Array | Blocks, jax.Array | None]
 
 
 @jax.tree_util.register_pytree_node_class
@@ -112,27 +109,6 @@ class DeferredProduct:
     @classmethod
     def tree_unflatten(cls, _, children):
         return children[0]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class UnscaledProduct:
-    """A product as a device computes it, and the factors that are still to be applied.
-
-    Attributes:
-        raw: the product of the numbers without their scales; on a CPU, the value itself.
-        factors: their axes are the first axes of ``raw``; on a CPU, ones.
-    """
-
-    raw: jax.Array
-    factors: tuple[jax.Array, ...] = ()
-
-    def value(self, raw: jax.Array | None = None) -> jax.Array:
-        """Returns the scaled product, optionally of another copy of ``raw``."""
-        raw = self.raw if raw is None else raw
-        out = raw.astype(wide_dtype(raw.dtype))
-        for factor in self.factors:
-            out = lax.mul(out, leading(lax.convert_element_type(factor, out.dtype), out))
-        return out.astype(raw.dtype)
 
 
 def multiply(
@@ -221,6 +197,33 @@ def multiply(
     found = lax.platform_dependent(arrays, cpu=wide, **routes, default=narrow)
     raw, factors = cast(tuple[jax.Array, tuple[jax.Array, ...]], found)
     return UnscaledProduct(raw, factors)
+
+
+def accumulated(
+    equation: Equation,
+    operands: Sequence[jax.Array],
+    dtype: DTypeLike,
+    fmt: Format,
+    arithmetic: str,
+) -> jax.Array:
+    """Computes a contraction of 16-bit numbers that accumulates as ``recipe.arithmetic`` says."""
+
+    def wide(a: jax.Array, b: jax.Array) -> jax.Array:
+        return multiply(equation, ((a, None), (b, None)), dtype).value()
+
+    def narrow(a: jax.Array, b: jax.Array) -> jax.Array:
+        own = fmt.dtype
+        assert own is not None
+        return rebind(equation, [a.astype(own), b.astype(own)], own)[0].astype(dtype)
+
+    if arithmetic == "float32":
+        return wide(*operands)
+    if arithmetic == "narrow":
+        return narrow(*operands)
+    largest = [jnp.max(jnp.abs(x).astype(dtype), initial=0) for x in operands]
+    bound = np.float32(terms_of(equation)) * largest[0] * largest[1]
+    # half of the maximum, since rounding enlarges sums; a NaN selects the wide product
+    return lax.cond(bound <= np.float32(float(fmt.max) / 2), narrow, wide, *operands)
 
 
 def is_narrow(operand: Factor) -> bool:

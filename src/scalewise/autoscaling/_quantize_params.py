@@ -13,7 +13,7 @@ from .._check import checked
 from .._jax import Format, Layout, Tracer
 from .._types import PyTree
 from ..formats import BlockFormat
-from ..scaled import Amax, ScaledArray, Scaling, quantize, quantize_measured
+from ..scaled import Amax, ScaledArray, quantize, quantize_measured
 from ._narrow import is_stored
 from ._operand_settings import CURRENT, Operand
 from ._recipe import Recipe, RecipeLike
@@ -92,12 +92,9 @@ def weight_setting(recipe: Recipe) -> Operand:
     Raises:
         ValueError: to 16 bits or more, or after a transform.
     """
-    if recipe.products is not None:
-        setting = recipe.products.operand("forward", "weight")
-    else:
-        fmt = recipe.forward
-        per = "tensor" if isinstance(fmt, BlockFormat) else recipe.per
-        setting = None if fmt is None else Operand(fmt, _of_data(recipe.scaling), per)
+    setting = recipe.products.operand("forward", "weight")
+    if setting is not None and setting.scaling.source in ("history", "shapes"):
+        setting = dataclasses.replace(setting, scaling=Amax(setting.scaling.power_of_two))
     if setting is None or setting.element.bits > 8:
         raise ValueError(
             "quantize_params: the recipe's forward products multiply weights of 16 bits or more; "
@@ -129,13 +126,6 @@ def memory_order(ndim: int, axis: int) -> tuple[int, ...]:
     """Returns the axes from the outermost in memory to the innermost, which is ``axis``."""
     axis %= ndim
     return (*(a for a in range(ndim) if a != axis), axis)
-
-
-def _of_data(scaling: Scaling) -> Scaling:
-    """Returns a strategy that finds scales from the data alone."""
-    if scaling.source in ("history", "shapes"):
-        return Amax(scaling.power_of_two)
-    return scaling
 
 
 def _quantized(x: jax.Array, setting: Operand, axis: int) -> ScaledArray:

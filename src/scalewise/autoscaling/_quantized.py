@@ -17,11 +17,8 @@ from ..interpret import Argument, Equation, Value
 from ..primitives import params
 from ..rounding import EncodedArray
 from ..scaled import ScaledArray
-from ._blocks import Blocks
-from ._products import Factor
+from ._blocks import Blocks, Factor
 from ._value import ScaledValue
-
-QUANTIZED = "quantized"  # key of a value's memo: the argument whose numbers a product multiplies
 
 
 @jax.tree_util.register_pytree_node_class
@@ -99,10 +96,10 @@ class QuantizedValue:
             self.memo["value"] = ScaledValue(self.array.value().astype(self.dtype))
         return self.memo["value"]
 
-    def as_operand(self) -> ScaledValue:
+    def as_operand(self) -> QuantizedOperand:
         """Returns a value of this shape and dtype without data, for rules of products."""
         blank = jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype))
-        return ScaledValue(blank, memo={QUANTIZED: self})  # pyright: ignore[reportArgumentType]
+        return QuantizedOperand(blank, quantized=self)  # pyright: ignore[reportArgumentType]
 
     def factor(self, equation: Equation, contracted: Sequence[int]) -> Factor:
         """Returns the operand of a contraction over these axes: numbers with their scales.
@@ -142,6 +139,13 @@ class QuantizedValue:
     @classmethod
     def tree_unflatten(cls, static, children):
         return cls(*children, *static)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuantizedOperand(ScaledValue):
+    """A quantized argument as the operand of a product, which multiplies it as it is stored."""
+
+    quantized: QuantizedValue = dataclasses.field(kw_only=True)
 
 
 def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:

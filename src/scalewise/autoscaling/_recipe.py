@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias
 
 from .._check import CONVERTED, Natural, Pattern, checked
-from .._repr import changed_fields
 from .._resolve import as_format
-from ..devices import MatrixUnits, device, device_for, matrix_units
-from ..formats import BF16, FP16, BlockFormat, Format, FormatLike
+from ..devices import MatrixUnits, MatrixUnitsLike, device_for, matrix_units
+from ..devices import device as device_
+from ..formats import BF16, FP16, BlockFormat, BlockFormatLike, Format, FormatLike
 from ..scaled import SCALINGS, Scaling, at_least, check_scaling, storable
-from ._operand_settings import CURRENT, Operand, OperandPair, Products, shown
+from ._operand_settings import (
+    CURRENT,
+    ROLES,
+    Operand,
+    OperandPair,
+    Products,
+    operand_format,
+    plain_operand,
+    shown,
+)
 from ._overrides import Scope
 from ._units import require_native
+
+NOT_GIVEN: Any = ...  # the default of an argument whose own default is a value
+SHORT_FORM = {"forward": FP16, "backward": FP16, "scaling": CURRENT, "per": "tensor"}
 
 
 @checked
@@ -48,20 +61,24 @@ class Storage:
 
 
 @checked
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Recipe:
     """The formats and scales by which :func:`autoscale` rounds.
 
+    A recipe is how each operand of the three products is rounded, and what holds for the whole
+    program. ``forward``, ``backward``, ``scaling`` and ``per`` are a short form of ``products``:
+    all operands from the forward pass are rounded alike, and all that carry a gradient.
+
     Attributes:
         forward: format, or block format, of a contraction's operands that come from the forward
-            pass (weights, activations); None leaves them in the compute dtype. Blocks lie along the
-            contracted axis.
-        backward: format of a contraction's operands that carry a gradient.
-        products: how each operand of each of the three products is rounded, in place of
-            ``forward``, ``backward``, ``scaling`` and ``per``; ``forward`` and ``backward`` then
-            are the formats of the activation in ``products.forward`` and of the gradient in
-            ``products.input_gradient``. Operands that ``residuals`` or ``keep`` give another format
-            have one scale, their largest magnitude's.
+            pass (weights, activations), FP16 if none is given; None leaves them in the compute
+            dtype. Blocks lie along the contracted axis. Read from a recipe, the format of the
+            activation in ``products.forward``.
+        backward: format of a contraction's operands that carry a gradient, FP16 if none is given.
+            Read from a recipe, that of the gradient in ``products.input_gradient``.
+        products: how each operand of each of the three products is rounded. Operands that
+            ``residuals`` or ``keep`` give another format have the scaling of a short form, else
+            one scale, their largest magnitude's.
         residuals: format of all other values of the forward pass that the backward pass reads or
             computes its inputs from; also of attention's operands if the other operands have at
             most 8 bits. With ``rounds="every_op"``, format of every result.
@@ -132,85 +149,99 @@ class Recipe:
         ValueError: an unknown format or name, or a contradictory combination.
     """
 
-    forward: Annotated[Format | BlockFormat | None, CONVERTED] = FP16
-    backward: Annotated[Format | BlockFormat | None, CONVERTED] = FP16
-    residuals: Annotated[Format | None, CONVERTED] = FP16
-    carry: Annotated[Format | None, CONVERTED] = None
-    collective: Annotated[Format | None, CONVERTED] = None
-    state: tuple[tuple[Pattern, Storage], ...] = ()
-    min_size: Natural = 8192
-    rounds: Literal["boundaries", "every_op"] = "boundaries"
-    scaling: Scaling = CURRENT
-    per: Literal["tensor", "channel"] = "tensor"
-    features: Natural = 4
-    flight: Literal["program", "float32"] = "program"
-    keep: Mapping[Scope, FormatLike | None] | tuple[tuple[Scope, FormatLike | None], ...] = ()
-    rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None = None
-    arithmetic: Literal["float32", "narrow", "auto"] = "float32"
-    device: str | None = None
-    narrow: Literal["faster", "always"] = "faster"
-    emulate: Annotated[MatrixUnits | None, CONVERTED] = None
-    native_products: bool = False
-    products: Products | None = None
+    products: Products
+    residuals: Format | None
+    carry: Format | None
+    collective: Format | None
+    state: tuple[tuple[Pattern, Storage], ...]
+    min_size: int
+    rounds: Literal["boundaries", "every_op"]
+    features: int
+    flight: Literal["program", "float32"]
+    keep: tuple[tuple[Scope, Format | BlockFormat | None], ...]
+    rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None
+    arithmetic: Literal["float32", "narrow", "auto"]
+    device: str | None
+    narrow: Literal["faster", "always"]
+    emulate: MatrixUnits | None
+    native_products: bool
 
-    def __post_init__(self):
-        self._take_products()
-        if self.device is not None:
-            object.__setattr__(self, "device", device(self.device).name)
-        if self.emulate is not None:
-            object.__setattr__(self, "emulate", matrix_units(self.emulate))
-        for field in ("forward", "backward"):
-            object.__setattr__(self, field, _operand(getattr(self, field)))
+    def __init__(
+        self,
+        forward: Annotated[BlockFormatLike | None, CONVERTED] = NOT_GIVEN,
+        backward: Annotated[BlockFormatLike | None, CONVERTED] = NOT_GIVEN,
+        residuals: Annotated[FormatLike | None, CONVERTED] = FP16,
+        carry: Annotated[FormatLike | None, CONVERTED] = None,
+        collective: Annotated[FormatLike | None, CONVERTED] = None,
+        state: tuple[tuple[Pattern, Storage], ...] = (),
+        min_size: Natural = 8192,
+        rounds: Literal["boundaries", "every_op"] = "boundaries",
+        scaling: Scaling = NOT_GIVEN,
+        per: Literal["tensor", "channel"] = NOT_GIVEN,
+        features: Natural = 4,
+        flight: Literal["program", "float32"] = "program",
+        keep: Mapping[Scope, FormatLike | None] | tuple[tuple[Scope, FormatLike | None], ...] = (),
+        rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None = None,
+        arithmetic: Literal["float32", "narrow", "auto"] = "float32",
+        device: str | None = None,
+        narrow: Literal["faster", "always"] = "faster",
+        emulate: Annotated[MatrixUnitsLike | None, CONVERTED] = None,
+        native_products: bool = False,
+        products: Products | None = None,
+    ):
+        arguments = locals()
+        own = {field.name: arguments[field.name] for field in dataclasses.fields(Recipe)}
+        given = {n: arguments[n] for n in SHORT_FORM if arguments[n] is not NOT_GIVEN}
+        own["products"] = _products(products, given, rounds)
+        own["device"] = None if device is None else device_(device).name
+        own["emulate"] = None if emulate is None else matrix_units(emulate)
         for field in ("residuals", "carry", "collective"):
-            value = getattr(self, field)
-            if value is not None:
-                object.__setattr__(self, field, storable(as_format(value, f"Recipe.{field}")))
-        pairs = tuple(self.keep.items() if isinstance(self.keep, Mapping) else self.keep)
-        object.__setattr__(self, "keep", tuple((name, _operand(f)) for name, f in pairs))
+            if own[field] is not None:
+                own[field] = storable(as_format(own[field], f"Recipe.{field}"))
+        pairs = keep.items() if isinstance(keep, Mapping) else keep
+        own["keep"] = tuple((name, operand_format(f)) for name, f in pairs)
+        for field, value in own.items():
+            object.__setattr__(self, field, value)
         self._check_combinations()
 
     def __repr__(self) -> str:
-        """The fields that differ from the defaults; a catalogue format is its name."""
-        derived = ("forward", "backward") if self.products is not None else ()
-        return f"Recipe({', '.join(changed_fields(self, *derived, text=shown))})"
+        """The arguments that differ from the defaults; a catalogue format is its name."""
+        but = SHORT_FORM if self.products.short_form is None else {"products": None}
+        default = {n: p.default for n, p in inspect.signature(Recipe).parameters.items()}
+        values = {n: getattr(self, n) for n in default if n not in but}
+        changed = [n for n, x in values.items() if x != SHORT_FORM.get(n, default[n])]
+        return f"Recipe({', '.join(f'{n}={shown(values[n])}' for n in changed)})"
 
-    def _take_products(self) -> None:
-        """Checks ``products``, and sets ``forward`` and ``backward`` to their formats."""
-        if self.products is None:
-            return
-        if self.rounds != "boundaries" or self.scaling != CURRENT or self.per != "tensor":
-            raise ValueError(
-                "Recipe.products says how operands are rounded: rounds='every_op', scaling and per "
-                "would be ignored; set them in each Operand"
-            )
-        given = {
-            "forward": self.products.operand("forward", "activation"),
-            "backward": self.products.operand("input_gradient", "gradient"),
-        }
-        for field, operand in given.items():
-            fmt, own = operand and operand.format, _operand(getattr(self, field))
-            if own not in (FP16, fmt):
-                raise ValueError(
-                    f"Recipe.{field} is {getattr(own, 'name', own)!r}, and products say "
-                    f"{getattr(fmt, 'name', fmt)!r}; change products by with_products, or set "
-                    "products=None"
-                )
-            object.__setattr__(self, field, fmt)
+    @property
+    def forward(self) -> Format | BlockFormat | None:
+        """The format of the activation in the forward product."""
+        return self.products.formats()[0][0]
+
+    @property
+    def backward(self) -> Format | BlockFormat | None:
+        """The format of the gradient in the product that gives the input's gradient."""
+        return self.products.formats()[1][0]
+
+    @property
+    def scaling(self) -> Scaling:
+        """How the scales of operands in a short form's formats, or in other formats, are chosen."""
+        form = self.products.short_form
+        return CURRENT if form is None else form["scaling"]
+
+    @property
+    def per(self) -> Literal["tensor", "channel"]:
+        """What such operands have a scale for."""
+        form = self.products.short_form
+        return "tensor" if form is None else form["per"]
+
+    def setting(self, fmt: Format | BlockFormat) -> Operand:
+        """Returns how operands are rounded to a format that ``products`` doesn't give them."""
+        current = self.scaling.for_blocks and isinstance(fmt, Format)
+        return plain_operand(fmt, CURRENT if current else self.scaling, self.per)
 
     def _check_combinations(self) -> None:
-        check_scaling(self.scaling, "Recipe.scaling")
         if self.native_products:
-            pairs = (self.forward, self.forward), (self.forward, self.backward)
-            if self.products is not None:
-                pairs = self.products.formats()
-            require_native(pairs, device_for(self.device))
-        if self.scaling.source == "operand":
-            raise ValueError(
-                "Recipe.scaling is Propagated, which needs a scale to begin with; expected one of "
-                + ", ".join(c.__name__ for c in SCALINGS.values() if c.source != "operand")
-            )
-        if self.scaling.source == "history":
-            self._check_delayed()
+            require_native(self.products.formats(), device_for(self.device))
         if self.rounds == "every_op":
             if self.emulate is not None:
                 raise ValueError("Recipe.emulate is for rounds='boundaries', not 'every_op'")
@@ -224,7 +255,7 @@ class Recipe:
                 raise ValueError(f"rounds='every_op' computes in fp16 or bf16; residuals is {name}")
             if self.carry is not None:
                 raise ValueError("rounds='every_op' rounds every result: no carry of its own")
-            other = [f for _, f in self.overrides if f not in (None, FP16, BF16)]
+            other = [f for _, f in self.keep if f not in (None, FP16, BF16)]
             if other:
                 raise ValueError(
                     "rounds='every_op' computes in fp16, bf16 or, where keep says so, fp32; "
@@ -233,19 +264,8 @@ class Recipe:
         elif self.rescale is not None or self.arithmetic != "float32":
             raise ValueError("rescale and arithmetic are for rounds='every_op'")
 
-    def _check_delayed(self) -> None:
-        blocks = [f.name for f in (self.forward, self.backward) if isinstance(f, BlockFormat)]
-        if self.rounds != "boundaries" or self.per != "tensor" or blocks:
-            what = f"format {blocks[0]}" if blocks else f"rounds={self.rounds!r}, per={self.per!r}"
-            raise ValueError(
-                "Recipe.scaling is Delayed, which keeps one scale an operand; expected "
-                f"rounds='boundaries', per='tensor' and no block formats, not {what}"
-            )
-
     def with_products(self, **changes: OperandPair | Literal["original", "forward"]) -> Recipe:
         """Returns the recipe with changed fields of its ``products``.
-
-        ``dataclasses.replace`` would keep ``forward`` and ``backward``, which follow them.
 
         Example:
             >>> import scalewise as sw
@@ -253,10 +273,7 @@ class Recipe:
             >>> wide.products.weight_gradient
             (None, None)
         """
-        if self.products is None:
-            raise ValueError("Recipe.with_products: this recipe has no products to change")
-        products = dataclasses.replace(self.products, **changes)
-        return dataclasses.replace(self, products=products, forward=FP16, backward=FP16)
+        return dataclasses.replace(self, products=dataclasses.replace(self.products, **changes))
 
     def with_headroom(self, headroom: float = 17 / 16) -> Recipe:
         """Returns the recipe with a margin in the scales of blocks that are rounded stochastically.
@@ -271,21 +288,11 @@ class Recipe:
             >>> sw.recipes.nvfp4.with_headroom().products.input_gradient[0].scaling
             Amax(power_of_two=False, headroom=1.0625)
         """
-        if self.products is None:
-            raise ValueError("Recipe.with_headroom: this recipe has no products to change")
         pairs: dict[str, OperandPair] = {}
-        for name in ("forward", "input_gradient", "weight_gradient"):
-            a, b = (
-                x.with_headroom(headroom) if isinstance(x, Operand) else x
-                for x in getattr(self.products, name)
-            )
+        for name in ROLES:
+            a, b = (x and x.with_headroom(headroom) for x in self.products.pair(name))
             pairs[name] = a, b
         return self.with_products(**pairs)
-
-    @property
-    def overrides(self) -> tuple[tuple[Scope, Format | BlockFormat | None], ...]:
-        """``keep`` as pairs; None for formats that the compute dtype holds."""
-        return cast(tuple[tuple[Scope, Format | BlockFormat | None], ...], self.keep)
 
     def state_storage(self, path: str, size: int) -> Storage | None:
         """Returns the storage of the first pattern found in a path; None for a smaller array."""
@@ -293,16 +300,51 @@ class Recipe:
         return found if found is not None and at_least(size, found.min_size) else None
 
 
-def _operand(fmt: FormatLike | BlockFormat | None) -> Format | BlockFormat | None:
-    """Returns a format of operands; None if the compute dtype holds it."""
-    if fmt is None:
-        return None
-    fmt = as_format(fmt, "Recipe", blocks=True)
-    if isinstance(fmt, BlockFormat):
-        return fmt
-    if not fmt.zero:
-        raise ValueError(f"{fmt.name} has no zero: it is for scales, not for operands")
-    return None if fmt.mantissa_bits >= 23 and fmt.exponent_bits >= 8 else fmt
+def _products(products: Products | None, given: dict[str, Any], rounds: str) -> Products:
+    """Returns a recipe's products: in the short form that is given, or as changed by it."""
+    given |= {n: operand_format(given[n]) for n in ("forward", "backward") if n in given}
+    form = SHORT_FORM if products is None else products.short_form
+    if form is not None:
+        form = form | given
+        _check_short_form(rounds, **form)
+        return Products.short(**form)
+    assert products is not None
+    own = {"forward": products.formats()[0][0], "backward": products.formats()[1][0]}
+    other = [n for n, x in given.items() if x != (SHORT_FORM | own)[n]]
+    if rounds != "boundaries" or {"scaling", "per"} & set(other):
+        raise ValueError(
+            "Recipe.products says how operands are rounded: rounds='every_op', scaling and per "
+            "would be ignored; set them in each Operand"
+        )
+    if other:
+        name, fmt, has = other[0], given[other[0]], own[other[0]]
+        raise ValueError(
+            f"Recipe.{name} is {getattr(fmt, 'name', fmt)!r}, and products say "
+            f"{getattr(has, 'name', has)!r}; change products by with_products, or set products=None"
+        )
+    return products
+
+
+def _check_short_form(
+    rounds: str,
+    forward: Format | BlockFormat | None,
+    backward: Format | BlockFormat | None,
+    scaling: Scaling,
+    per: str,
+) -> None:
+    check_scaling(scaling, "Recipe.scaling")
+    if scaling.source == "operand":
+        raise ValueError(
+            "Recipe.scaling is Propagated, which needs a scale to begin with; expected one of "
+            + ", ".join(c.__name__ for c in SCALINGS.values() if c.source != "operand")
+        )
+    blocks = [f.name for f in (forward, backward) if isinstance(f, BlockFormat)]
+    if scaling.source == "history" and (rounds != "boundaries" or per != "tensor" or blocks):
+        what = f"format {blocks[0]}" if blocks else f"rounds={rounds!r}, per={per!r}"
+        raise ValueError(
+            "Recipe.scaling is Delayed, which keeps one scale an operand; expected "
+            f"rounds='boundaries', per='tensor' and no block formats, not {what}"
+        )
 
 
 RecipeLike: TypeAlias = Recipe | str

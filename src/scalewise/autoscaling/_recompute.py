@@ -12,7 +12,6 @@ others are rounded and stored themselves.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -23,34 +22,13 @@ from jax import lax
 from ..interpret import Equation, Value, is_quantization
 from ..primitives import having, params
 from ..scaled import at_least, is_known
-from ._value import ScaledValue
+from ._value import Lineage, ScaledValue
 
 RECOMPUTED, STABLE = having("recomputed"), having("stable")
 SAME_ORDER = having("same_order")
 COSTLY, REDUCTIONS = having("costly"), having("reduces")
 FEW = 16  # the least elements per result of a reduction that makes a statistic
 DEEPEST = 48  # most operations between a value and its source
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Lineage:
-    """How a value was computed from its source.
-
-    Attributes:
-        equation: the last operation.
-        inputs: its operands; the lineages of these lead to the source.
-        source: the one large array that the value depends on; None if all operands are small.
-        costly: whether a function among the operations takes a device several instructions.
-        normalises: whether statistics are among the operands, as in a softmax or a norm.
-        depth: the number of operations.
-    """
-
-    equation: Equation
-    inputs: tuple[Value, ...]
-    source: ScaledValue | None
-    costly: bool
-    normalises: bool
-    depth: int
 
 
 def lineage(
@@ -129,43 +107,6 @@ def _odd(x: ScaledValue) -> bool:
         case name:
             kept = name in SAME_ORDER
     return kept and _odd(arrays[0])
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Copy:
-    """A copy of a source, and the values that have been computed again from it.
-
-    Attributes:
-        source: of the lineages.
-        copy: used in its place.
-        done: by id, each value with the one that was computed from the copy.
-    """
-
-    source: ScaledValue
-    copy: ScaledValue
-    done: dict[int, tuple[ScaledValue, ScaledValue]] = dataclasses.field(default_factory=dict)
-
-    def value(
-        self, value: ScaledValue, apply: Callable[[Equation, Sequence[Value]], list[Value]]
-    ) -> ScaledValue:
-        """Computes ``value``, a function of the source, from the copy.
-
-        Args:
-            value: the source itself, or a value whose lineage leads to it.
-            apply: computes an equation: ``apply(equation, inputs)``.
-        """
-        if value is self.source:
-            return self.copy
-        if value.lineage is None:
-            return value
-        if id(value) not in self.done:
-            inputs = [
-                self.value(x, apply) if isinstance(x, ScaledValue) else x
-                for x in value.lineage.inputs
-            ]
-            (again,) = apply(value.lineage.equation, inputs)
-            self.done[id(value)] = value, again  # with the value, so that its id stays unique
-        return self.done[id(value)][1]
 
 
 def separate_copy(x: jax.Array, purpose: int) -> jax.Array:

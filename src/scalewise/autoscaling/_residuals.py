@@ -16,18 +16,17 @@ from ..formats import Format
 from ..interpret import Equation, Value
 from ..scaled import at_least
 from ._families import RuleContext
-from ._narrow import StoredValue, TakesStored, holds, store_value
+from ._narrow import TakesStored, holds, store_value
 from ._overrides import FormatOverrides
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue
 from ._recipe import Recipe
-from ._recompute import Copy, separate_copy
+from ._recompute import separate_copy
 from ._rules import RULES
 from ._units import MissingUnits
-from ._value import ScaledValue, wide_dtype
+from ._value import Copy, Memo, ScaledValue, StoredValue, wide_dtype
 
 FOR_SCALE, FOR_BACKWARD = 0, 1  # the purposes of a separate copy
-STORED = "stored"  # key of a value's memo: a product has read it unrounded, so that it is stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,27 +91,27 @@ class Residuals(TakesStored):
         if source is None or (source is value and self._is_small(value)):
             return value
         # the compiler chooses: it has kernels for a softmax or a norm, and products store operands
-        chosen = STORED in value.memo or (how is not None and how.normalises)
+        chosen = value.memo.unrounded or (how is not None and how.normalises)
         if chosen and (
             self.prefers_speed or (self._stays_wide(value, fmt) and self._stays_wide(source, fmt))
         ):
             return value
-        if fmt in value.memo and not self._stays_wide(value, fmt):
+        if fmt in value.memo.copies and not self._stays_wide(value, fmt):
             return load(self._stored(value, fmt))
-        if ("late", fmt) not in source.memo:
+        if fmt not in source.memo.again:
             if self._stays_wide(source, fmt):
                 copy = self._separate_copy(source, FOR_BACKWARD)
             else:
                 copy = load(self._stored(source, fmt))
-            source.memo["late", fmt] = Copy(source, copy)
-        return source.memo["late", fmt].value(value, self._apply_rule)
+            source.memo.again[fmt] = Copy(source, copy)
+        return source.memo.again[fmt].value(value, self._apply_rule)
 
     def _separate_copy(self, value: ScaledValue, purpose: int) -> ScaledValue:
         if value.base is None:
             data = separate_copy(value.data, purpose)
         else:  # a product is stored without its scales
             data = value.base.value(separate_copy(value.base.raw, purpose))
-        return dataclasses.replace(value, data=data, lineage=None, base=None, memo={})
+        return dataclasses.replace(value, data=data, lineage=None, base=None, memo=Memo())
 
     def _apply_rule(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         return RULES[equation.name].rule(cast(RuleContext, self), equation, inputs)
@@ -129,9 +128,9 @@ class Residuals(TakesStored):
         costly = value.lineage is not None and value.lineage.costly
         if not costly and not (arguments and source.origin == "stored"):
             return value.data
-        if "measured" not in source.memo:
-            source.memo["measured"] = Copy(source, self._separate_copy(source, FOR_SCALE))
-        return source.memo["measured"].value(value, self._apply_rule).data
+        if source.memo.measured is None:
+            source.memo.measured = Copy(source, self._separate_copy(source, FOR_SCALE))
+        return source.memo.measured.value(value, self._apply_rule).data
 
     def _stored(self, value: ScaledValue, fmt: Format | None) -> ScaledValue | StoredValue:
         """Returns the value as it is in memory when the backward pass reads it."""

@@ -10,10 +10,6 @@ from ..primitives import params
 from ._operand_settings import Role
 from ._value import ScaledValue
 
-# keys of a value's memo
-NARROWED = "narrowed"  # a product of narrow operands has read the value
-ROLE = "role"  # the value's role in the forward products that have read it
-
 
 class Uses(TypedDict):
     """Fields of a value that hold what its memo says of its uses."""
@@ -32,12 +28,17 @@ def roles(equation: Equation, values: Sequence[ScaledValue], attention: bool) ->
 
 def role_of(value: ScaledValue) -> Role | Literal[""]:
     """Returns the role that a forward product gave a value; empty if none has read it."""
-    return value.memo.get(ROLE, value.role)
+    return value.memo.role or value.role
+
+
+def role_read_later(value: ScaledValue) -> Role:
+    """Returns the role of an operand that carries no gradient in a backward product."""
+    return role_of(value) or ("weight" if value.origin == "stored" else "activation")
 
 
 def known_uses(value: ScaledValue) -> Uses:
     """Returns the fields of a value that keep what its memo says of its uses."""
-    return {"narrowed": is_narrowed(value), "role": role_of(value)}
+    return {"narrowed": value.narrowed or value.memo.narrowed, "role": role_of(value)}
 
 
 def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bool:
@@ -50,9 +51,10 @@ def between_activations(equation: Equation, values: Sequence[ScaledValue]) -> bo
         return False
     if any(x.origin == "stored" for x in values):
         return False
-    return equation.direction != "backward" or not any(map(is_narrowed, values))
+    read = any(value.narrowed or value.memo.narrowed for value in values)
+    return equation.direction != "backward" or not read
 
 
-def is_narrowed(value: ScaledValue) -> bool:
-    """Returns whether a product of narrow operands has read the value."""
-    return value.narrowed or NARROWED in value.memo
+def is_reread(value: ScaledValue, equation: Equation) -> bool:
+    """Returns whether a backward product reads a value of the forward pass."""
+    return equation.direction == "backward" and value.origin == "forward"

@@ -1,4 +1,7 @@
-"""The table of rules: what each primitive does to (data, exponent) pairs."""
+"""The table of rules: what each primitive does to (data, exponent) pairs.
+
+Where an operation of :mod:`scalewise.scaled` has the same rule, its scale is the same function.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import math
 from .._check import checked
 from .._jax import jex
 from ..primitives import PRIMITIVES, Family
+from ..scaled._rules import INVERSE_ROOT
 from . import _contraction_rules as contraction_rules
 from . import _families as families
 from ._families import Function, fallback
@@ -34,7 +38,7 @@ FAMILIES: dict[Family, Function] = {
     Family.STRUCTURAL: families.structural,
     Family.ALIGNED: families.aligned,
     Family.HOMOGENEOUS: families.homogeneous,
-    Family.COMPARISON: families.comparison,
+    Family.COMPARISON: families.aligned,
     Family.INVARIANT: families.invariant,
     Family.ORDERED: families.ordered,
     Family.CONTRACTION: contraction_rules.contraction,
@@ -54,7 +58,7 @@ PARTICULAR: dict[str, Function] = {
     "integer_pow": families.power,
     "square": families.power,
     "sqrt": families.root(2),
-    "rsqrt": families.root(2, sign=-1),
+    "rsqrt": families.root(2, INVERSE_ROOT),
     "cbrt": families.root(3),
     "reduce_prod": families.product_of_all,
     "sin": families.contractive(1.0),

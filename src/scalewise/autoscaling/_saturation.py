@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ..formats import BlockFormat
+from ..interpret import RoundedOperand
 from ..scaled import exponent_of, merge_blocks, power_of_two, split_blocks
+from ._blocks import Factor
 from ._operand_settings import Operand
+from ._products import plain
+from ._value import ScaledValue, leading
 
 
 def block_axis(setting: Operand, contracted: tuple[int, ...], ndim: int) -> int:
@@ -16,7 +22,21 @@ def block_axis(setting: Operand, contracted: tuple[int, ...], ndim: int) -> int:
     return contracted[-1] if setting.hadamard > 1 else max(contracted, default=ndim - 1)
 
 
-def largest_beside(rounded: jax.Array, setting: Operand, contracted: tuple[int, ...]) -> jax.Array:
+def rounded_operand(
+    value: ScaledValue, operand: Factor, setting: Operand, contracted: tuple[int, ...]
+) -> RoundedOperand:
+    """Returns an operand's numbers before and after its rounding, and which were cut off."""
+    ((rounded, scale),) = plain([operand], jnp.float32)
+    exact, rounded = value.data.astype(jnp.float32), rounded.astype(jnp.float32)
+    own = 1.0 if scale is None else leading(scale, rounded)
+    rounded = rounded if scale is None else rounded * own
+    largest = _largest_beside(rounded, setting, contracted)
+    saturated = _is_saturated(exact, rounded, largest, setting)
+    limit = float(setting.element.max) * own if setting.scaling.source == "shapes" else math.inf
+    return RoundedOperand(exact, rounded, saturated, limit)
+
+
+def _largest_beside(rounded: jax.Array, setting: Operand, contracted: tuple[int, ...]) -> jax.Array:
     """Returns for each number the largest magnitude with the same scale."""
     size, fmt = jnp.abs(rounded), setting.format
     if not isinstance(fmt, BlockFormat):
@@ -31,7 +51,7 @@ def largest_beside(rounded: jax.Array, setting: Operand, contracted: tuple[int, 
     return size
 
 
-def is_saturated(
+def _is_saturated(
     exact: jax.Array, rounded: jax.Array, largest: jax.Array, setting: Operand
 ) -> jax.Array:
     """Returns whether numbers were cut off: rounded down by more than half a unit, to the largest.

@@ -1,33 +1,65 @@
-"""Values in flight: data in the compute dtype times a power of two, and their origin."""
+"""Values in flight, stored narrow or still unscaled, and what is known of how they were made."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from collections.abc import Callable, Hashable, Sequence
+from typing import ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from ..scaled import EXPONENTS, RULES, exponent_of, ldexp
-
-if TYPE_CHECKING:
-    from ._products import UnscaledProduct
-    from ._recompute import Lineage
+from ..formats import Format
+from ..interpret import Equation, Value
+from ..scaled import ScaledArray, exponent_of, ldexp
+from ._blocks import Blocks
+from ._operand_settings import Role
 
 Exponent: TypeAlias = int | jax.Array
 """An exponent of 2: an integer if the program alone determines it, else an int32 array."""
 
-Memo: TypeAlias = dict[Hashable, Any]
-"""What was made of a value so far, by purpose: narrow copies, and facts about its uses."""
-
-INTEGERS = "integers"  # key of a value's memo: the program has it as integers
-
 Origin = Literal["stored", "residual", "forward", "backward"]
+
+
+@dataclasses.dataclass(eq=False)
+class Memo:
+    """What was made of a value so far, each once, and what is known of its uses.
+
+    Attributes:
+        copies: narrow copies: by format, of one scale, which may also wait for the backward pass;
+            or by setting and axes.
+        stored: by format, the value as it waits for the backward pass.
+        again: by format, what the backward pass computes again from the value.
+        measured: what is computed again from the value to find scales.
+        changed: values that equations read in place of this one: after a transform, as the forward
+            product read it, or in a dtype (``rounds="every_op"``), by what was done.
+        largest: the largest magnitude, of delayed scaling.
+        measure: by which the scale was found (``rounds="every_op"``); empty if it was propagated.
+        role: in the forward products that have read it.
+        narrowed: whether a product of narrow operands has read it.
+        unrounded: whether a product has read it unrounded, so that it is stored.
+        explained: whether ``explain`` has a row for it.
+    """
+
+    copies: dict[Hashable, ScaledArray | Blocks] = dataclasses.field(default_factory=dict)
+    stored: dict[Format, StoredValue] = dataclasses.field(default_factory=dict)
+    again: dict[Format | None, Copy] = dataclasses.field(default_factory=dict)
+    measured: Copy | None = None
+    changed: dict[Hashable, ScaledValue] = dataclasses.field(default_factory=dict)
+    largest: jax.Array | None = None
+    measure: str = ""
+    role: Role | Literal[""] = ""
+    narrowed: bool = False
+    unrounded: bool = False
+    explained: bool = False
+
+    def copy(self) -> Memo:
+        """Returns a memo whose changes don't reach this one."""
+        names = ("copies", "stored", "again", "changed")
+        return dataclasses.replace(self, **{name: dict(getattr(self, name)) for name in names})
 
 
 @jax.tree_util.register_pytree_node_class
@@ -55,7 +87,8 @@ class ScaledValue:
         lineage: how to compute the value again from an array that is stored anyway; None if it has
             to be stored itself, or has passed through a loop or a call.
         base: of a product, the product without its operands' scales, as a device stores it.
-        memo: the narrow copies made so far, by purpose, so that each is rounded only once.
+        integers: whether the program has the numbers as integers, which are never rounded.
+        memo: what was made of the value so far, which copies of it share.
     """
 
     STATIC: ClassVar = ("origin", "constant_value", "log2_std", "narrowed", "role", "is_statistic")
@@ -66,15 +99,39 @@ class ScaledValue:
     constant_value: float | None = None
     log2_std: float = 0.0
     narrowed: bool = False
-    role: str = ""
+    role: Role | Literal[""] = ""
     is_statistic: bool = False
     lineage: Lineage | None = dataclasses.field(default=None, repr=False)
     base: UnscaledProduct | None = dataclasses.field(default=None, repr=False)
-    memo: Memo = dataclasses.field(default_factory=dict, repr=False)
+    integers: bool = False
+    memo: Memo = dataclasses.field(default_factory=Memo, repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
+
+    @property
+    def scale(self) -> Exponent:
+        """The exponent, to which rules of scales apply; 0 beside one for each slice."""
+        return 0 if per_slice(self) else self.exponent
+
+    @property
+    def takes_scale(self) -> bool:
+        """Whether the value is a constant, which takes the exponent of the other operands."""
+        return self.constant_value is not None
+
+    def at(self, exponent: Exponent) -> jax.Array:
+        """Returns the data that the value has at another exponent."""
+        if isinstance(exponent, int) and isinstance(self.exponent, int):
+            if self.constant_value is not None and exponent != self.exponent:
+                number = _ldexp(self.constant_value, -exponent)
+                return jnp.full(self.shape, _finite(number, self.data.dtype), self.data.dtype)
+            return shift(self.data, self.exponent - exponent)
+        return shift(self.data, jnp.int32(self.exponent) - jnp.int32(exponent))
+
+    def value(self) -> jax.Array:
+        """Returns the plain array, on which functions without a scale rule are computed."""
+        return materialize(self)
 
     @property
     def is_computed(self) -> bool:
@@ -93,6 +150,125 @@ class ScaledValue:
         data, *traced = children
         fields = dict(zip(cls.STATIC, rest, strict=True))
         return cls(data, traced[0] if traced else exponent, **fields)
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class StoredValue:
+    """A value that is narrow in memory until it is loaded: ``data * scale * 2**own``.
+
+    Attributes:
+        data: in the storage dtype; behind a barrier, so that no compiler keeps the wide original
+            instead.
+        scale: the rounding's power of two, in the compute dtype. Its axes are the first axes of
+            ``data`` (a scan that stacks values stacks their scales).
+        own: the exponent of the value in flight.
+        dtype: of the value in flight.
+        narrowed, role: as in :class:`ScaledValue`.
+    """
+
+    data: jax.Array
+    scale: jax.Array
+    own: Exponent
+    dtype: DTypeLike
+    narrowed: bool = False
+    role: Role | Literal[""] = ""
+
+    def load(self) -> ScaledValue:
+        """Returns the value in flight."""
+        data = self.data.astype(self.scale.dtype) * leading(self.scale, self.data)
+        known = {"narrowed": self.narrowed, "role": self.role}
+        return ScaledValue(data.astype(self.dtype), self.own, "residual", **known)
+
+    def tree_flatten(self):
+        if isinstance(self.own, int):
+            return (self.data, self.scale), (self.own, self.dtype, self.narrowed, self.role)
+        return (self.data, self.scale, self.own), (None, self.dtype, self.narrowed, self.role)
+
+    @classmethod
+    def tree_unflatten(cls, static, children):
+        own, *rest = static
+        data, scale, *traced = children
+        return cls(data, scale, traced[0] if traced else own, *rest)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lineage:
+    """How a value was computed from its source.
+
+    Attributes:
+        equation: the last operation.
+        inputs: its operands; the lineages of these lead to the source.
+        source: the one large array that the value depends on; None if all operands are small.
+        costly: whether a function among the operations takes a device several instructions.
+        normalises: whether statistics are among the operands, as in a softmax or a norm.
+        depth: the number of operations.
+    """
+
+    equation: Equation
+    inputs: tuple[Value, ...]
+    source: ScaledValue | None
+    costly: bool
+    normalises: bool
+    depth: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Copy:
+    """A copy of a source, and the values that have been computed again from it.
+
+    Attributes:
+        source: of the lineages.
+        copy: used in its place.
+        done: by id, each value with the one that was computed from the copy.
+    """
+
+    source: ScaledValue
+    copy: ScaledValue
+    done: dict[int, tuple[ScaledValue, ScaledValue]] = dataclasses.field(default_factory=dict)
+
+    def value(
+        self, value: ScaledValue, apply: Callable[[Equation, Sequence[Value]], list[Value]]
+    ) -> ScaledValue:
+        """Computes ``value``, a function of the source, from the copy.
+
+        Args:
+            value: the source itself, or a value whose lineage leads to it.
+            apply: computes an equation: ``apply(equation, inputs)``.
+        """
+        if value is self.source:
+            return self.copy
+        if value.lineage is None:
+            return value
+        if id(value) not in self.done:
+            inputs = [
+                self.value(x, apply) if isinstance(x, ScaledValue) else x
+                for x in value.lineage.inputs
+            ]
+            (again,) = apply(value.lineage.equation, inputs)
+            self.done[id(value)] = value, again  # with the value, so that its id stays unique
+        return self.done[id(value)][1]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class UnscaledProduct:
+    """A product as a device computes it, and the factors that are still to be applied.
+
+    Attributes:
+        raw: the product of the numbers without their scales; on a CPU, the value itself.
+        factors: their axes are the first axes of ``raw``; on a CPU, ones.
+    """
+
+    raw: jax.Array
+    factors: tuple[jax.Array, ...] = ()
+
+    def value(self, raw: jax.Array | None = None) -> jax.Array:
+        """Returns the scaled product, optionally of another copy of ``raw``."""
+        raw = self.raw if raw is None else raw
+        out = raw.astype(wide_dtype(raw.dtype))
+        for factor in self.factors:
+            out = lax.mul(out, leading(lax.convert_element_type(factor, out.dtype), out))
+        return out.astype(raw.dtype)
 
 
 def wide_dtype(dtype: DTypeLike) -> DTypeLike:
@@ -136,7 +312,7 @@ def normalised(x: ScaledValue, top: int = 50) -> ScaledValue:
         return x
     largest = jnp.max(jnp.where(jnp.isfinite(x.data), jnp.abs(x.data), 0), initial=0.0)
     up = jnp.where(largest > 0, top - exponent_of(largest), 0)
-    return dataclasses.replace(x, data=shift(x.data, up), exponent=x.exponent - up, memo={})
+    return dataclasses.replace(x, data=shift(x.data, up), exponent=x.exponent - up, memo=Memo())
 
 
 def materialize(x: ScaledValue) -> jax.Array:
@@ -152,26 +328,8 @@ def _finite(number: float, dtype: DTypeLike) -> float:
     return max(-limit, min(limit, number)) if math.isfinite(number) else number
 
 
-def at_exponent(x: ScaledValue, exponent: Exponent) -> jax.Array:
-    """Returns the data that ``x`` has at another exponent."""
-    if isinstance(exponent, int) and isinstance(x.exponent, int):
-        if x.constant_value is not None and exponent != x.exponent:
-            number = _ldexp(x.constant_value, -exponent)
-            return jnp.full(x.shape, _finite(number, x.data.dtype), x.data.dtype)
-        return shift(x.data, x.exponent - exponent)
-    return shift(x.data, jnp.int32(x.exponent) - jnp.int32(exponent))
-
-
 def _ldexp(number: float, exponent: int) -> float:
     try:
         return math.ldexp(number, exponent)
     except OverflowError:
         return math.copysign(math.inf, number)
-
-
-def common_exponent(values: list[ScaledValue]) -> Exponent:
-    """Returns the largest exponent of values that aren't known constants (zeros cost nothing)."""
-    exponents = [v.exponent for v in values if v.constant_value is None] or [0]
-    if any(not isinstance(e, int) and e.ndim for e in exponents):  # per slice: materialize
-        return 0
-    return functools.reduce(functools.partial(RULES["add"].scale, EXPONENTS), exponents)

@@ -7,8 +7,6 @@ from ._carrier import to_float64 as to_float64
 from ._decode import decode as decode
 from ._encoded import EncodedArray as EncodedArray
 from ._encoded import encode as encode
-from ._flax import serializable as serializable
-from ._flax import stored_array as stored_array
 from ._native import CONVERTED as CONVERTED
 from ._native import converted as converted
 from ._nearest import nearest_codes as nearest_codes
@@ -16,3 +14,4 @@ from ._pack import pack as pack
 from ._pack import unpack as unpack
 from ._round import cast as cast
 from ._round import round_to as round_to
+from ._stored import StoredArray as StoredArray

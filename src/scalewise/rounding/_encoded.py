@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -15,14 +15,13 @@ from ..formats import Format
 from ..formats import format as format_
 from ._carrier import has_float64
 from ._decode import decoded
-from ._flax import stored_array
 from ._pack import WIDTHS, pack, unpack
 from ._round import cast
+from ._stored import StoredArray
 
 
-@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
-class EncodedArray:
+class EncodedArray(StoredArray):
     """An array stored as codes, for formats without a dtype of whole bytes.
 
     XLA on CPU doesn't support the 6-bit dtypes and is 30 times slower with the 4-bit one; there is
@@ -40,6 +39,8 @@ class EncodedArray:
         >>> x.codes.tolist(), x.shape, x.astype(jnp.float32).tolist()
         ([114, 9], (3,), [1.0, 6.0, -0.5])
     """
+
+    STATIC: ClassVar = ("format", "length")
 
     codes: jax.Array
     format: Format
@@ -78,21 +79,9 @@ class EncodedArray:
         """Returns the numbers, which are exact if ``dtype`` represents them."""
         return decoded(self.unpacked(), self.format).astype(dtype)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.asarray(self.astype(dtype or np.float32))
-
-    def __jax_array__(self) -> jax.Array:
+    def value(self) -> jax.Array:
+        """Returns the numbers, float32."""
         return self.astype(np.float32)
-
-    def tree_flatten(self):
-        return (self.codes,), (self.format, self.length)
-
-    @classmethod
-    def tree_unflatten(cls, static, children):
-        self = object.__new__(cls)  # without checks: under jax.tree.map leaves can be any object
-        for name, value in zip(("codes", "format", "length"), (*children, *static), strict=True):
-            object.__setattr__(self, name, value)
-        return self
 
 
 def is_packed(fmt: Format) -> bool:

@@ -24,7 +24,6 @@ from ._measures import HIGHEST as HIGHEST
 from ._measures import LOWEST as LOWEST
 from ._measures import ZERO_EXPONENT as ZERO_EXPONENT
 from ._measures import scaled_down as scaled_down
-from ._measures import split_power as split_power
 from ._mx import Mx as Mx
 from ._operations import abs as abs
 from ._operations import add as add
@@ -54,6 +53,7 @@ from ._operations import where as where
 from ._power import exponent_of as exponent_of
 from ._power import ldexp as ldexp
 from ._power import power_of_two as power_of_two
+from ._power import split_power as split_power
 from ._quantize import quantize as quantize
 from ._quantize import quantize_measured as quantize_measured
 from ._quantize import storable as storable
@@ -68,6 +68,7 @@ from ._rules import EXPONENTS as EXPONENTS
 from ._rules import FACTORS as FACTORS
 from ._rules import RULES as RULES
 from ._rules import ScaleRule as ScaleRule
+from ._rules import combined as combined
 from ._rules import static_scale as static_scale
 from ._safetensors import load_safetensors as load_safetensors
 from ._safetensors import save_safetensors as save_safetensors
@@ -78,6 +79,7 @@ from ._scaling import LeastSquares as LeastSquares
 from ._scaling import Propagated as Propagated
 from ._scaling import Rms as Rms
 from ._scaling import Unit as Unit
+from ._scaling import shifted as shifted
 from ._scaling import to_top as to_top
 from ._sizes import at_least as at_least
 from ._sizes import is_known as is_known

@@ -6,7 +6,7 @@ import dataclasses
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .._check import checked
 from .._jax import ShapedArray, Tracer
-from ..rounding import EncodedArray, serializable, stored_array
+from ..rounding import EncodedArray, StoredArray
 from ._power import exponent_of, ldexp, power_of_two
 
 
@@ -24,9 +24,8 @@ def _on_value(operate: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda self, *other: operate(self.value(), *other)
 
 
-@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
-class ScaledArray:
+class ScaledArray(StoredArray):
     """An array stored as ``data * scale``, or as ``data * 2**exponent``.
 
     Attributes:
@@ -54,13 +53,15 @@ class ScaledArray:
         ([1048576.0, 1572864.0], 'float32', (2,))
     """
 
+    STATIC: ClassVar = ("block",)
+
     data: jax.Array | EncodedArray
     scale: jax.Array | EncodedArray | ScaledArray | None = None
     block: tuple[int, int] | None = None
     exponent: jax.Array | None = None
 
     def __post_init__(self):
-        serializable()
+        super().__post_init__()
         stored = isinstance(self.scale, EncodedArray | ScaledArray | jax.ShapeDtypeStruct)
         if self.scale is not None and not stored:
             object.__setattr__(
@@ -231,29 +232,10 @@ class ScaledArray:
     def __bool__(self) -> bool:
         return bool(self.value())
 
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        value = np.asarray(self.value())
-        return value if dtype is None else value.astype(dtype)
-
-    def __jax_array__(self) -> jax.Array:
-        return self.value()
-
     def __repr__(self) -> str:
         fields = {name: getattr(self, name) for name in ("scale", "block", "exponent")}
         given = "".join(f", {name}={x!r}" for name, x in fields.items() if x is not None)
         return f"ScaledArray({self.data!r}{given})"
-
-    def tree_flatten(self):
-        return (self.data, self.scale, self.exponent), self.block
-
-    @classmethod
-    def tree_unflatten(cls, block, children):
-        serializable()
-        self = object.__new__(cls)  # leaves may be any object while a tree is mapped: no checks
-        names = ("data", "scale", "exponent", "block")
-        for name, value in zip(names, (*children, block), strict=True):
-            object.__setattr__(self, name, value)
-        return self
 
 
 @checked

@@ -117,21 +117,14 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
         scaling: with the format, a pair for which :func:`rounds_in_blocks` is True.
     """
     u, element = np.uint32, fmt.element
-    m, quantum = element.mantissa_bits, element.min_exponent - element.mantissa_bits
     blocks = split_blocks(x, fmt.size, 1)
 
     def spread(per_block: jax.Array) -> jax.Array:
         return lax.broadcast_in_dim(per_block, blocks.shape, (0, 1, 3))
 
-    def power(field: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(lax.shift_left(field, np.int32(23)), np.float32)
-
-    def bits_of(number: float | Fraction) -> np.uint32:
-        return np.float32(float(number)).view(u)
-
     bits = lax.bitcast_convert_type(blocks, u)
     magnitude = lax.bitwise_and(bits, u(0x7FFFFFFF))
-    infinity = bits_of(np.inf)
+    infinity = _bits_of(np.inf)
     nan_scales = _nan_scales(fmt, scaling)
     if nan_scales:
         largest = lax.reduce_max(lax.bitcast_convert_type(magnitude, np.int32), (2,))
@@ -147,8 +140,8 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
 
     # |x| / 2**exponent; float32's subnormals count
     tiny = lax.lt(magnitude, u(1 << 23))
-    inverse = power(lax.sub(np.int32(127), exponent))
-    lower = power(lax.max(lax.sub(np.int32(127 - 149), exponent), np.int32(1)))
+    inverse = _power(lax.sub(np.int32(127), exponent))
+    lower = _power(lax.max(lax.sub(np.int32(127 - 149), exponent), np.int32(1)))
     size = lax.select(
         tiny,
         lax.convert_element_type(magnitude, np.float32),
@@ -156,22 +149,15 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     )
     size = lax.mul(size, lax.select(tiny, spread(lower), spread(inverse)))
 
-    # rounded to the element's precision, or to multiples of its smallest number
     whole = lax.bitcast_convert_type(size, u)
-    odd = lax.bitwise_and(lax.shift_right_logical(whole, u(23 - m)), u(1))
-    half = lax.add(odd, u((1 << (22 - m)) - 1))
-    rounded = lax.bitwise_and(lax.add(whole, half), u(2**32 - (1 << (23 - m))))
-    units = lax.round(lax.mul(size, np.float32(2.0**-quantum)), lax.RoundingMethod.TO_NEAREST_EVEN)
-    small = lax.bitcast_convert_type(lax.mul(units, np.float32(2.0**quantum)), u)
-    rounded = lax.select(lax.lt(whole, bits_of(element.smallest_normal)), small, rounded)
-    rounded = lax.min(rounded, bits_of(element.max))
+    rounded = _rounded_bits(size, whole, element)
     if element.nan_code is not None:
-        beyond = magnitude if element.infinities else lax.full_like(whole, bits_of(np.nan))
+        beyond = magnitude if element.infinities else lax.full_like(whole, _bits_of(np.nan))
         rounded = lax.select(lax.ge(magnitude, infinity), beyond, rounded)
 
     # times 2**exponent in two factors, each of which is a normal number
     first = lax.shift_right_arithmetic(exponent, np.int32(1))
-    factors = [power(lax.add(e, np.int32(127))) for e in (first, lax.sub(exponent, first))]
+    factors = [_power(lax.add(e, np.int32(127))) for e in (first, lax.sub(exponent, first))]
     if nan_scales:
         nan = lax.full_like(factors[1], np.nan)
         factors[1] = lax.select(lax.ge(largest, infinity.view(np.int32)), nan, factors[1])
@@ -180,6 +166,36 @@ def round_in_blocks(x: jax.Array, fmt: BlockFormat, scaling: Mx | None = None) -
     for factor in factors:
         value = lax.mul(value, spread(factor))
     return merge_blocks(value, x.shape, 1)
+
+
+def _power(field: jax.Array) -> jax.Array:
+    """Returns the power of two with an exponent field."""
+    return lax.bitcast_convert_type(lax.shift_left(field, np.int32(23)), np.float32)
+
+
+def _bits_of(number: float | Fraction) -> np.uint32:
+    return np.float32(float(number)).view(np.uint32)
+
+
+def _rounded_bits(size: jax.Array, whole: jax.Array, element: Format) -> jax.Array:
+    """Returns the bits of magnitudes rounded to an element format, at most its largest number.
+
+    They are rounded to the element's precision, or to multiples of its smallest number.
+
+    Args:
+        size: float32, not negative.
+        whole: their bits.
+        element: the format.
+    """
+    u, m = np.uint32, element.mantissa_bits
+    quantum = element.min_exponent - m
+    odd = lax.bitwise_and(lax.shift_right_logical(whole, u(23 - m)), u(1))
+    half = lax.add(odd, u((1 << (22 - m)) - 1))
+    rounded = lax.bitwise_and(lax.add(whole, half), u(2**32 - (1 << (23 - m))))
+    units = lax.round(lax.mul(size, np.float32(2.0**-quantum)), lax.RoundingMethod.TO_NEAREST_EVEN)
+    small = lax.bitcast_convert_type(lax.mul(units, np.float32(2.0**quantum)), u)
+    rounded = lax.select(lax.lt(whole, _bits_of(element.smallest_normal)), small, rounded)
+    return lax.min(rounded, _bits_of(element.max))
 
 
 def rounds_in_blocks(fmt: BlockFormat, scaling: Scaling | None = None) -> bool:

@@ -17,7 +17,7 @@ from ..formats import FormatLike
 from ._array import ScaledArray
 from ._operand import ScaledOperand, common_dtype, operands, scaled_result
 from ._operations import Operand
-from ._rules import EXPONENTS, RULES, Algebra, static_scale
+from ._rules import EXPONENTS, RULES, Algebra, combined, static_scale
 
 Static = float | Callable[[Operand, Operand], float]
 """A number that the data of a product are divided by, or a function of the operands' shapes."""
@@ -41,10 +41,11 @@ def _contraction(
         s = static_scale(terms(x.data.shape, y.data.shape))
     else:
         s = _static(name, static(a, b) if callable(static) else static, x.algebra)
-    scale = RULES[name].scale(x.algebra, x.scale, y.scale, s)
-    data = product(*_widened(x, y)) / s
+    data, scale = combined(RULES[name], x.algebra, [x, y], s)
+    wide = max((d.dtype for d in data), key=lambda dtype: dtype.itemsize)
     dtype = _result_dtype(x, y) if dtype is None else dtype
-    return scaled_result(data, scale, x.algebra, dtype)
+    out = product(*(d.astype(wide) for d in data)) / s
+    return scaled_result(out, scale, x.algebra, dtype)
 
 
 def _static(name: str, s: object, algebra: Algebra) -> float:
@@ -70,11 +71,6 @@ def _static(name: str, s: object, algebra: Algebra) -> float:
             "an exponent"
         )
     return number
-
-
-def _widened(x: ScaledOperand, y: ScaledOperand) -> tuple[jax.Array, jax.Array]:
-    wide = max(x.data.dtype, y.data.dtype, key=lambda dtype: dtype.itemsize)
-    return x.data.astype(wide), y.data.astype(wide)
 
 
 def _result_dtype(x: ScaledOperand, y: ScaledOperand) -> np.dtype:

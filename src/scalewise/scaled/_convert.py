@@ -17,9 +17,9 @@ from ..formats import format as format_
 from ..rounding import EncodedArray
 from . import scaled_tree
 from ._array import ScaledArray, rebalance
-from ._measures import MEASURES, ZERO_EXPONENT, scaled_down, split_power
+from ._measures import MEASURES, ZERO_EXPONENT, scaled_down
 from ._operand import stored
-from ._power import power_of_two
+from ._power import power_of_two, split_power
 from .scaled_tree import is_scaled
 
 Measure = Literal["max", "l1", "l2", "least_squares"]

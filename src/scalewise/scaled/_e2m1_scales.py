@@ -15,7 +15,7 @@ from ..formats import E2M1FN, E8M0, BlockFormat, Format
 from ..rounding import EncodedArray, encode, round_to
 from ._amax import amax
 from ._array import ScaledArray
-from ._power import exponent_of, power_of_two
+from ._power import exponent_of
 from ._scaling import Amax, to_top
 from ._strategy import Axes, Scales, Scaling
 
@@ -168,8 +168,3 @@ class Quest(Scaling):
         exponent = exponent_of(spread) + exponent_of(unit)
         exponent = jnp.where(spread == 0, -127, exponent)
         return jnp.clip(jnp.squeeze(exponent, tuple(axes)), -127, 127)
-
-    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
-        exponent = jnp.clip(self.exponents(x, fmt, axes), -126, 126)
-        exponent = jnp.expand_dims(exponent, tuple(axes)) if keepdims else exponent
-        return power_of_two(exponent, x.dtype), power_of_two(-exponent, x.dtype)

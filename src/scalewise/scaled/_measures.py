@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from ..formats import Format
-from ._power import exponent_of, layout, power_of_two
+from ._power import exponent_of, power_of_two
 from ._scaling import LeastSquares, top_exponent
 from ._sizes import is_known
 
@@ -74,19 +74,3 @@ def _as_float32(data: jax.Array) -> tuple[jax.Array, jax.Array]:
     moved = exponent_of(jnp.maximum(jnp.max(size, initial=0.0), 2.0**-1000))
     moved = lax.clamp(np.int32(-1000), moved.astype(jnp.int32), np.int32(1000))
     return (data * power_of_two(-moved, jnp.float64)).astype(jnp.float32), moved
-
-
-def split_power(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns a mantissa of a magnitude from 1 to 2 and the power of two that it is multiplied by.
-
-    Zeros, infinities and NaN keep the power 1; numbers below twice the smallest normal one keep
-    that.
-
-    Args:
-        x: float32 or float64.
-    """
-    _, _, bias = layout(x.dtype)
-    usable = jnp.isfinite(x) & (x != 0)
-    exponent = jnp.clip(exponent_of(jnp.where(usable, jnp.abs(x), 1)), 2 - bias, bias - 1)
-    power = power_of_two(jnp.where(usable, exponent, 0), x.dtype)
-    return x / power, power

@@ -15,8 +15,8 @@ from jax.typing import DTypeLike
 from .._check import checked
 from ..formats import Format
 from ._amax import amax_by_keys
-from ._power import layout, power_of_two
-from ._strategy import Axes, Scales, Scaling
+from ._power import layout
+from ._strategy import Axes, Scaling
 
 # How the exponent of a scale is found from the largest magnitude of a block: torchao's names, then
 # the modes in which ONNX's Cast rounds amax / max to E8M0.
@@ -86,8 +86,3 @@ class Mx(Scaling):
                 below, tie = (0, top * 3 / 2) if top * 3 < ones * 4 else (1, top * 3 / 4)
                 return below, math.ceil(tie) - 1 - ones
         return 0, (0 if self.exponent == "ceil" else None)
-
-    def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
-        exponent = jnp.clip(self.exponents(x, fmt, axes), -126, 126)
-        exponent = jnp.expand_dims(exponent, tuple(axes)) if keepdims else exponent
-        return power_of_two(exponent, x.dtype), power_of_two(-exponent, x.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,9 @@ from .. import rounding
 from ..formats import FormatLike, Saturation
 from ..formats import format as format_
 from ._array import ScaledArray
-from ._measures import ZERO_EXPONENT, split_power
-from ._power import exponent_of, ldexp
-from ._rules import EXPONENTS, FACTORS, Algebra, Scale
+from ._measures import ZERO_EXPONENT
+from ._power import exponent_of, ldexp, split_power
+from ._rules import EXPONENTS, FACTORS, RULES, Algebra, Scale, ScaleRule, combined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,10 @@ class ScaledOperand:
     scale: jax.Array
     algebra: Algebra
     dtype: np.dtype
+
+    @property
+    def takes_scale(self) -> bool:
+        return False
 
     def value(self) -> jax.Array:
         return times(self.data, self.scale, self.algebra)
@@ -132,6 +137,28 @@ def stored(
     if fmt.dtype is None or fmt.bits <= 8 or saturate:
         return rounding.encode(data, fmt, saturate=saturate)
     return data.astype(fmt.dtype)
+
+
+def applied(
+    rule: str | ScaleRule,
+    f: Callable[..., jax.Array],
+    *xs: ScaledArray | ArrayLike,
+    name: str = "",
+    static: tuple[float, ...] = (),
+) -> ScaledArray:
+    """Computes an operation on what its rule reads of the operands.
+
+    Args:
+        rule: a key of :data:`RULES`, or a rule.
+        f: computes the result's data.
+        xs: the operands.
+        name: of the operation, for messages; by default the key.
+        static: the rule's n or s.
+    """
+    found = operands(name or str(rule), *xs)
+    rule = RULES[rule] if isinstance(rule, str) else rule
+    data, scale = combined(rule, found[0].algebra, found, *static)
+    return scaled_result(f(*data), scale, found[0].algebra, common_dtype(*found))
 
 
 def scaled_result(

@@ -61,6 +61,22 @@ def ldexp(x: jax.Array, exponent: jax.Array) -> jax.Array:
     return x * power_of_two(exponent - half, x.dtype)
 
 
+def split_power(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns a mantissa of a magnitude from 1 to 2 and the power of two that it is multiplied by.
+
+    Zeros, infinities and NaN keep the power 1; numbers below twice the smallest normal one keep
+    that.
+
+    Args:
+        x: float32 or float64.
+    """
+    _, _, bias = layout(x.dtype)
+    usable = jnp.isfinite(x) & (x != 0)
+    exponent = jnp.clip(exponent_of(jnp.where(usable, jnp.abs(x), 1)), 2 - bias, bias - 1)
+    power = power_of_two(jnp.where(usable, exponent, 0), x.dtype)
+    return x / power, power
+
+
 def shrink(x: jax.Array, factor: jax.Array, rounding: str) -> jax.Array:
     """Returns ``x * factor``, to be rounded next; for directed roundings it doesn't underflow to 0.
 

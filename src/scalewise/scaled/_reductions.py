@@ -12,23 +12,21 @@ import numpy as np
 
 from .._check import checked
 from ._array import ScaledArray
-from ._operand import ScaledOperand, operands, scaled_result
-from ._operations import Operand, applied
+from ._operand import ScaledOperand, applied, operands, scaled_result
+from ._operations import Operand
 from ._rules import FACTORS, RULES, static_scale
 
 Axis = int | Sequence[int] | None
 
 
-def _terms(a: Operand, axis: Axis) -> int:
+def _static(name: str, a: Operand, axis: Axis) -> float:
+    """Returns the static scale of a sum over axes."""
     shape = jnp.shape(a.data if isinstance(a, ScaledArray) else a)  # pyright: ignore
-    axes = (
-        range(len(shape))
-        if axis is None
-        else (axis,)
-        if isinstance(axis, int | np.integer)
-        else axis
-    )
-    return math.prod(shape[i] for i in axes)
+    whole = range(len(shape)) if axis is None else axis
+    axes = (whole,) if isinstance(whole, int | np.integer) else whole
+    if not all(-len(shape) <= i < len(shape) for i in axes):
+        raise ValueError(f"{name}: axis is {axis!r}, but the operand has shape {shape}")
+    return static_scale(math.prod(shape[i] for i in axes))
 
 
 @checked
@@ -36,8 +34,8 @@ def sum(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray
     """Returns the sum over axes with the scale ``sA s``: s is sqrt(n), rounded to a power of two,
     for n terms, the size of a sum of n independent numbers of unit size.
     """
-    s = static_scale(_terms(a, axis))
-    return applied("sum", a, lambda x: _over(jnp.sum, x.data, axis, keepdims) / s, s)
+    s = _static("sum", a, axis)
+    return applied("sum", lambda x: _over(jnp.sum, x, axis, keepdims) / s, a, static=(s,))
 
 
 @checked
@@ -45,27 +43,27 @@ def cumsum(a: Operand, axis: int = -1) -> ScaledArray:
     """Returns running sums along an axis with the scale ``sA s``, s as for :func:`sum`: that of the
     last of them.
     """
-    s = static_scale(_terms(a, axis))
-    return applied("cumsum", a, lambda x: jnp.cumsum(x.data, axis=axis) / s, s)
+    s = _static("cumsum", a, axis)
+    return applied("cumsum", lambda x: jnp.cumsum(x, axis=axis) / s, a, static=(s,))
 
 
 @checked
 def mean(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the mean over axes with the scale ``sA / s``, s as for :func:`sum`."""
-    s = static_scale(_terms(a, axis))
-    return applied("mean", a, lambda x: _over(jnp.mean, x.data, axis, keepdims) * s, s)
+    s = _static("mean", a, axis)
+    return applied("mean", lambda x: _over(jnp.mean, x, axis, keepdims) * s, a, static=(s,))
 
 
 @checked
 def max(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the largest element over axes with the scale ``sA``."""
-    return applied("max", a, lambda x: _over(jnp.max, x.data, axis, keepdims))
+    return applied("max", lambda x: _over(jnp.max, x, axis, keepdims), a)
 
 
 @checked
 def min(a: Operand, axis: Axis = None, *, keepdims: bool = False) -> ScaledArray:
     """Returns the smallest element over axes with the scale ``sA``."""
-    return applied("min", a, lambda x: _over(jnp.min, x.data, axis, keepdims))
+    return applied("min", lambda x: _over(jnp.min, x, axis, keepdims), a)
 
 
 def _over(reduce: Callable, data: jax.Array, axis: Axis, keepdims: bool) -> jax.Array:

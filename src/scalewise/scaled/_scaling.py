@@ -237,8 +237,7 @@ class Delayed(Scaling):
     def update(self, x: jax.Array) -> Delayed:
         """Returns the history with the largest finite magnitude of ``x`` as its newest entry."""
         newest = amax(jnp.asarray(x).astype(jnp.float32), range(jnp.ndim(x)), False)
-        amaxes = jnp.concatenate([newest[None], self.amaxes[:-1]])
-        return self.tree_unflatten(self.power_of_two, (amaxes,))
+        return self.tree_unflatten(self.power_of_two, (shifted(self.amaxes, newest),))
 
     def __repr__(self) -> str:
         power = "" if self.power_of_two else ", power_of_two=False"
@@ -264,6 +263,11 @@ class Delayed(Scaling):
         self = object.__new__(cls)
         self.amaxes, self.power_of_two = children[0], power_of_two
         return self
+
+
+def shifted(amaxes: np.ndarray | jax.Array, newest: jax.Array) -> jax.Array:
+    """Returns histories, ``[..., steps]``, with their newest entries in front of the others."""
+    return jnp.concatenate([newest[..., None], amaxes[..., :-1]], -1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..formats import BlockFormat, Format
-from ._power import exponent_of
+from ._power import exponent_of, power_of_two
 
 Axes = Sequence[int]
 Scales = tuple[jax.Array, jax.Array]  # a scale and its inverse
@@ -56,9 +56,12 @@ class Scaling:
     def scale(self, x: jax.Array, fmt: Format, axes: Axes, keepdims: bool = False) -> Scales:
         """Returns the scale of ``x`` (float32 or float64) over ``axes``, and its inverse.
 
-        It depends on the finite elements of ``x`` alone.
+        It depends on the finite elements of ``x`` alone. A subclass defines this or
+        :meth:`exponents`, from which the other follows.
         """
-        raise NotImplementedError
+        exponent = jnp.clip(self.exponents(x, fmt, axes), -126, 126)
+        exponent = jnp.expand_dims(exponent, tuple(axes)) if keepdims else exponent
+        return power_of_two(exponent, x.dtype), power_of_two(-exponent, x.dtype)
 
     def exponents(self, x: jax.Array, element: Format, axes: Axes) -> jax.Array:
         """Returns the int32 exponents of scales that E8M0 holds, from -127 to 127."""

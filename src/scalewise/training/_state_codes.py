@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import numpy as np
 
 from .._check import Count, Natural, checked
 from ..formats import E4M3FN
-from ..rounding import decode, encode, stored_array
+from ..rounding import StoredArray, decode, encode
 
 
 @checked
@@ -66,9 +66,8 @@ class TableStorage:
         return TableStored(codes, scale, self, x.shape)
 
 
-@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
-class TableStored:
+class TableStored(StoredArray):
     """An array as :class:`TableStorage` stores it.
 
     Attributes:
@@ -77,6 +76,8 @@ class TableStored:
         storage: the table and the blocks.
         shape: of the array.
     """
+
+    STATIC: ClassVar = ("storage", "shape")
 
     codes: jax.Array
     scale: jax.Array
@@ -91,13 +92,6 @@ class TableStored:
             codes = pairs.reshape(len(codes), -1)
         entries = dynamic_table(self.storage.bits, self.storage.signed, self.storage.table)
         return _from_blocks(jnp.asarray(entries)[codes] * self.scale[:, None], self.shape)
-
-    def tree_flatten(self):
-        return (self.codes, self.scale), (self.storage, self.shape)
-
-    @classmethod
-    def tree_unflatten(cls, static, children):
-        return cls(*children, *static)
 
 
 @checked
@@ -143,9 +137,8 @@ class ExpandedStorage:
         return ExpandedStored(data, scale[:, 0], center[:, 0], power[:, 0], x.shape)
 
 
-@stored_array
 @dataclasses.dataclass(frozen=True, eq=False)
-class ExpandedStored:
+class ExpandedStored(StoredArray):
     """An array as :class:`ExpandedStorage` stores it.
 
     Attributes:
@@ -153,6 +146,8 @@ class ExpandedStored:
         scale, center, power: float32, one of each for each block.
         shape: of the array.
     """
+
+    STATIC: ClassVar = ("shape",)
 
     data: jax.Array
     scale: jax.Array
@@ -166,14 +161,6 @@ class ExpandedStored:
         y = decode(codes, E4M3FN).astype(jnp.float32) * self.scale[:, None]
         size = jnp.abs(y) ** (1 / self.power[:, None]) * self.center[:, None]
         return _from_blocks(jnp.sign(y) * size, self.shape)
-
-    def tree_flatten(self):
-        return (self.data, self.scale, self.center, self.power), self.shape
-
-    @classmethod
-    def tree_unflatten(cls, shape, children):
-        data, scale, center, power = children
-        return cls(data, scale, center, power, shape)
 
 
 @functools.cache

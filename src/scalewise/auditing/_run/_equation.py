@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._jax import ShapedArray
-from ...autoscaling import PastBoundaries
+from ...autoscaling import Boundaries, OperandAmaxes
 from ...emulating import is_exact
 from ...interpret import Argument, Equation, Interpretation, RoundedOperand, Value, is_float
 from ...primitives import having
@@ -270,8 +270,8 @@ def run_both(
     fmt, tainted = op_params[:FORMAT_PARAMS], any_tainted(taints_of(inputs))
     lows, references = split(plan, inputs)
     if past is not None:
-        assert isinstance(low, PastBoundaries)
-        low = dataclasses.replace(low, past=past)
+        assert isinstance(low, Boundaries)
+        low = dataclasses.replace(low, amaxes=OperandAmaxes(past=past))
     low_outs = low.apply(fmt if from_table else (), equation, lows)[1]
     reference_outs = reference.apply((), equation, references)[1]
     uncounted = None
@@ -298,7 +298,7 @@ def run_both(
     both = list(zip(low_outs, reference_outs, equation.out_avals, strict=True))
     events = _events(plan, both, low.rounded_operands(equation, lows))
     if past is not None and events is not None:
-        assert isinstance(low, PastBoundaries)
+        assert isinstance(low, Boundaries)
         events = jnp.concatenate([events, low.magnitudes(lows).astype(events.dtype)])
     if plan.decides:
         imposed = op_params[0] == IMPOSED

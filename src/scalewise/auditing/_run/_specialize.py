@@ -13,7 +13,7 @@ from ...autoscaling import (
     Boundaries,
     EveryOp,
     FormatOverrides,
-    PastBoundaries,
+    OperandAmaxes,
     Recipe,
     interpretation,
 )
@@ -64,7 +64,7 @@ def _policy_of(policy: Policy, equation: Equation) -> Autocast:
 
 def _exception(recipe: Recipe, equation: Equation) -> Overrides:
     """Returns the entry of ``Recipe.keep`` for an equation, or one that never matches."""
-    keep = recipe.overrides
+    keep = recipe.keep
     if not keep:
         return ()
     fmt = FormatOverrides(keep).find(equation, keep)  # `keep` itself: no override applies
@@ -81,13 +81,14 @@ def _recipe(recipe: Recipe, keep: Overrides) -> Interpretation:
 def of_recipe(recipe: Recipe) -> Boundaries | EveryOp:
     """Returns the interpretation of a recipe; with delayed scaling it is given past magnitudes."""
     if recipe.scaling.source == "history":
-        return PastBoundaries(recipe, overrides=FormatOverrides(recipe.overrides))
+        overrides = FormatOverrides(recipe.keep)
+        return Boundaries(recipe, overrides=overrides, amaxes=OperandAmaxes())
     return interpretation(recipe)
 
 
 def history_of(low: Interpretation) -> int:
     """Returns how many steps' magnitudes scales depend on; 0 for none."""
-    if not isinstance(low, PastBoundaries):
+    if not isinstance(low, Boundaries) or low.amaxes is None:
         return 0
     assert isinstance(low.recipe.scaling, Delayed)
     return len(low.recipe.scaling.amaxes)

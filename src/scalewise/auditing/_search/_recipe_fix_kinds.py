@@ -113,7 +113,7 @@ def _rounding_of_scales(context: Context) -> Iterator[Fix]:
     recipe, own = context.now.recipe, context.now.recipe.scaling.of_blocks() or Mx()
     powers = isinstance(recipe.forward, BlockFormat) and recipe.forward.scale == E8M0
     if (
-        recipe.products is None
+        recipe.products.short_form is not None
         and powers
         and isinstance(own, Mx)
         and own.exponent not in ("ceil", "rceil")
@@ -143,7 +143,7 @@ def _keep(context: Context) -> Iterator[Fix]:
 def _operands(context: Context) -> Iterator[Fix]:
     backward = context.group.first.direction == "backward"
     operands = "backward" if backward else "forward"
-    if context.now.recipe.products is not None:  # each operand has a format of its own
+    if context.now.recipe.products.short_form is None:  # each operand has a format of its own
         return
     fmt = getattr(context.now.recipe, operands)
     rounded = [

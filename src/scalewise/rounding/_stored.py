@@ -1,0 +1,84 @@
+"""``StoredArray``, the base class of arrays that are stored as other arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any, ClassVar, Self
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+
+from .._types import PyTree
+
+KINDS: list[type[StoredArray]] = []  # which flax.serialization doesn't know yet
+
+
+class StoredArray:
+    """An array stored as other arrays: a pytree, whose value is computed when it is read.
+
+    A subclass is a frozen dataclass. Its fields are the pytree's children, but for those in
+    ``STATIC``. ``flax.serialization`` saves and restores it, once a program has imported that.
+    """
+
+    STATIC: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls):
+        KINDS.append(cls)
+        jax.tree_util.register_pytree_node_class(cls)
+
+    def __post_init__(self):
+        _serializable()
+
+    def value(self) -> jax.Array:
+        """Returns the plain array."""
+        raise NotImplementedError
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        value = np.asarray(self.value())
+        return value if dtype is None else value.astype(dtype)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.value()
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], Any]:
+        children = tuple(getattr(self, name) for name in self._children())
+        static = tuple(getattr(self, name) for name in self.STATIC)
+        return children, static[0] if len(static) == 1 else static or None
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, children: tuple[Any, ...]) -> Self:
+        _serializable()
+        self = object.__new__(cls)  # leaves may be any object while a tree is mapped: no checks
+        fields = zip(cls._children(), children, strict=True)
+        own = (static,) if len(cls.STATIC) == 1 else static or ()
+        for name, value in (*fields, *zip(cls.STATIC, own, strict=True)):
+            object.__setattr__(self, name, value)
+        return self
+
+    @classmethod
+    def _children(cls) -> tuple[str, ...]:
+        fields: Any = cls
+        return tuple(f.name for f in dataclasses.fields(fields) if f.name not in cls.STATIC)
+
+
+def _serializable() -> None:
+    """Registers the stored arrays for ``flax.serialization``, if the program has imported it."""
+    if not KINDS:
+        return
+    flax: Any = sys.modules.get("flax.serialization")
+    if flax is None or not hasattr(flax, "register_serialization_state"):
+        return
+
+    def state(x: Any) -> dict[str, PyTree]:
+        children, _ = x.tree_flatten()
+        return {str(i): flax.to_state_dict(child) for i, child in enumerate(children)}
+
+    def restored(x: Any, state: dict[str, PyTree]) -> PyTree:
+        children, static = x.tree_flatten()
+        new = [flax.from_state_dict(c, state[str(i)]) for i, c in enumerate(children)]
+        return type(x).tree_unflatten(static, new)
+
+    while KINDS:
+        flax.register_serialization_state(KINDS.pop(), state, restored, override=True)
