@@ -70,6 +70,12 @@ class EquationStatistics:
         return self.numbers[name]
 
     @property
+    def quantizes(self) -> bool:
+        """Whether it is the program's own cast to a dtype of 8 bits or fewer."""
+        cast = self.primitive == "convert_element_type" and self.dtype.startswith("float")
+        return cast and np.dtype(self.dtype).itemsize == 1
+
+    @property
     def short(self) -> str:
         """``file.py:12``."""
         return f"{Path(self.file).name}:{self.line}" if self.file else "unknown line"

@@ -326,17 +326,19 @@ class Lockstep(Evaluator):
         index = self.indices.setdefault(equation.path, len(self.indices))
         if index == len(self.recorded):
             self.recorded.append(equation)
-            if self.stays_wide(equation):
-                self.formats[index] = FP32_PARAMS
+            own = self.own_params(equation)
+            if own is not None:
+                self.formats[index] = own
         return index
+
+    def own_params(self, equation: Equation) -> np.ndarray | None:
+        """Returns the format that the program itself asks for in an equation, if ``low`` keeps it
+        (see :meth:`TableEmulation.own_params`)."""
+        return self.low.own_params(equation) if isinstance(self.low, TableEmulation) else None
 
     def stays_wide(self, equation: Equation) -> bool:
         """Returns whether the program computes an equation in float32, and ``low`` keeps that."""
-        low = self.low
-        if not isinstance(low, TableEmulation) or low.low_dtype is None:
-            return False
-        floats = [a for a in equation.out_avals if is_float(a)]
-        return bool(floats) and not any(map(low.is_low, floats))
+        return self.own_params(equation) is FP32_PARAMS
 
 
 def _scalars(program: Program) -> list[tuple[float, np.dtype]]:

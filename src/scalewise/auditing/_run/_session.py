@@ -22,7 +22,7 @@ from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
 from ._pair import origins, shaped
 from ._precompile import compile_ahead
-from ._rounding import FP32_PARAMS, format_params
+from ._rounding import format_params
 from ._specialize import is_elementwise, nominal_format
 from ._statistics import Statistics
 
@@ -171,8 +171,9 @@ class Session:
         own = format_params(nominal_format(self.low), getattr(self.low, "saturate", False))
         table = np.tile(own, (max(self.program.equations, 1), 1))
         for index, equation in enumerate(self.lockstep.recorded):
-            if self.lockstep.stays_wide(equation):
-                table[index] = FP32_PARAMS
+            own = self.lockstep.own_params(equation)
+            if own is not None:
+                table[index] = own
         return table
 
     def run(

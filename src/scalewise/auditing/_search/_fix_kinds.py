@@ -238,8 +238,9 @@ def _float32(context: Context) -> Iterator[Fix]:
     here, equations = context.group.first, context.equations
     yielded: set[tuple[int, ...]] = set()
     optimizer = here.direction == "optimizer"
+    own = f"cast to {here.dtype}" if here.quantizes else here.primitive
     for what, found in (
-        (f"this {here.primitive}", list(context.group.equations)),
+        (f"this {own}", list(context.group.equations)),
         (f"line {here.line}", like(here, equations, "file", "line", "direction")),
         (f"line {here.line}, both ways", like(here, equations, "file", "line")),
         (f"all of {here.name}", like(here, equations, "file", "function")),

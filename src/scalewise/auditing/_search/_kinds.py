@@ -93,6 +93,7 @@ def _nan(group: Group, fmt: Format) -> str:
 
 
 def _too_large(group: Group, fmt: Format) -> str:
+    fmt = group.own_format(fmt)
     amax = max(e["amax"] for e in group.equations)
     count = f"{int(group.total('overflowed')):,} of {int(group.total('elements')):,} numbers"
     if amax <= float(fmt.max):
@@ -187,7 +188,7 @@ def _amplified(group: Group, fmt: Format) -> str:
 
 @register("precision", lambda *_: True)  # the last: what is left
 def _precision(group: Group, fmt: Format) -> str:
-    made, unit = group.worst("introduced"), float(fmt.eps) / 2
+    made, unit = group.worst("introduced"), float(group.own_format(fmt).eps) / 2
     if made < EXACT * unit:
         return made_here(max(group.equations, key=lambda e: e.inherited))
     return f"error made here {made:.2g}, {made / unit:.2g} times half a unit in the last place"
