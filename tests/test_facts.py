@@ -227,6 +227,12 @@ def adds(b):
     return np.array_equal(b.results[0], a + c) or np.array_equal(b.results[0], a - c)
 
 
+def accumulates(b):
+    x = b.operands[0]
+    added = b.replaced(0, np.zeros_like(x))[0]
+    return np.any(added == 0) and np.any(added != 0) and np.allclose(b.results[0], x + added)
+
+
 def bilinear(b):
     """Twice one operand gives twice the result, for at least two operands or one."""
     want = b.results[0]
@@ -265,7 +271,7 @@ HOLDS = {
     "same_order": same_order, "keeps_constant": keeps_constant, "own_dtype": own_dtype,
     "single": single,
     "drops": drops, "keeps_scale": keeps_scale, "reduces": reduces, "stable": stable,
-    "in_norms": in_norms, "adds": adds, "indexes": indexes, "host": host,
+    "in_norms": in_norms, "adds": adds, "accumulates": accumulates, "indexes": indexes, "host": host,
     "contraction": linear_algebra, "bilinear": bilinear, "collective": collective,
     "series": lambda b: instructions(b) > 20,
     "recomputed": lambda b: exact(b) or elementwise(b),

@@ -51,14 +51,14 @@ min                                  aligned      -          selects direct stab
 pad                                  aligned      -          exact chooses direct keeps_scale
 rem                                  aligned      difference elementwise direct recomputed
 scatter                              aligned      -          exact chooses
-scatter-add                          aligned      sum
+scatter-add                          aligned      sum        accumulates
 scatter-max                          aligned      -          exact
 scatter-min                          aligned      -          exact
-scatter-sub                          aligned      -
-scatter_add                          aligned      sum
+scatter-sub                          aligned      -          accumulates
+scatter_add                          aligned      sum        accumulates
 scatter_max                          aligned      -          exact
 scatter_min                          aligned      -          exact
-scatter_sub                          aligned      -
+scatter_sub                          aligned      -          accumulates
 select_n                             aligned      -          selects direct stable
 stack                                aligned      -          exact
 sub                                  aligned      difference adds recomputed

@@ -22,7 +22,7 @@ TOTALS = {  # of what it is a share
     "operands_saturated": "operands", "operands_flushed": "operands",
     "operands_latent": "operands",
 }  # fmt: skip
-ADDITIONS = having("adds")
+ADDITIONS = having("adds") | having("accumulates")
 EPSILON = 1e-3  # constants up to this size are there for numbers that are smaller still
 
 

@@ -126,7 +126,8 @@ def _finding(search: Trials, group: Group, update: Update | None = None) -> Find
 
 
 def _fixed(search: Trials, lost: _Lost) -> bool:
-    """Accepts the first fix that regains the change; returns False if none does."""
+    """Accepts the smallest fix that regains the change, and at most twice as much of its error is
+    left as with another one; returns False if none does."""
     before, error = lost.measure(search.outcome), search.outcome.error
     if not isinstance(search.current, Setting):
         return False
@@ -135,8 +136,7 @@ def _fixed(search: Trials, lost: _Lost) -> bool:
         search.outcome.equations, literal=lost.literal, causes=search._causes,
     )  # fmt: skip
     kind = "constant" if lost.literal else "lost_updates"
-    tried: list[tuple[Fix, Outcome]] = []
-    chosen: tuple[Fix, Outcome] | None = None
+    tried: list[tuple[Fix, Outcome, float]] = []
     for fix in proposals(kind, context):
         setting = fix.change(search.current)
         after = search.results.get(key_of(setting))
@@ -145,14 +145,16 @@ def _fixed(search: Trials, lost: _Lost) -> bool:
         after = after or search._try(setting)
         limit = NOT_WORSE * error.relative + float(search.fmt.eps)
         if after.error.non_finite <= error.non_finite and after.error.relative <= limit:
-            tried.append((fix, after))
-            if lost.measure(after) <= CHANGE_REGAINED * before:
-                chosen = fix, after
+            tried.append((fix, after, lost.measure(after)))
+            if tried[-1][-1] <= min(CHANGE_REGAINED * before, float(search.fmt.eps) / 2):
                 break
+    least = min((left for *_, left in tried), default=before)
+    chosen = next((x for x in tried if x[-1] <= min(CHANGE_REGAINED * before, 2 * least)), None)
     if tried and lost.literal and before < CHANGE_LOST:  # the decay counts in later calls
         chosen = chosen or tried[-1]
     if chosen is None:
         return False
-    found = dataclasses.replace(lost.what, fix=search._accepted(chosen[0]))
-    search._accept(*chosen, [found])
+    fix, after, _ = chosen
+    found = dataclasses.replace(lost.what, fix=search._accepted(fix))
+    search._accept(fix, after, [found])
     return True
