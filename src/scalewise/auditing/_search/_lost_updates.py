@@ -15,7 +15,7 @@ from ._measure import key_of, lost_updates
 from ._setting import Setting
 from ._thresholds import CHANGE_LOST, CHANGE_REGAINED, NOT_WORSE, UPDATES_LOST
 from ._trials import Trials
-from ._updates import Update, decays, lost_contributions, updates
+from ._updates import Update, counters, decays, lost_contributions, updates
 
 Measure = Callable[[Outcome], float]
 MOST = 12  # findings about lost changes: each takes up to four trials
@@ -81,6 +81,10 @@ def _lost(search: Trials) -> Iterator[_Lost]:
             group = _group_of(groups, outcome, update.indices)
             measure = _of(search, update.indices)
             yield _Lost(_finding(search, group, update), group, measure, str(update))
+    for index, text in counters(session, outcome, search.fmt):
+        group = _group_of(groups, outcome, (index,))
+        what = dataclasses.replace(search._finding(group), kind="swamping", evidence=text)
+        yield _Lost(what, group, _swamped(group), text)
     for index in lost_contributions(outcome):
         group = _group_of(groups, outcome, (index,))
         yield _Lost(_finding(search, group), group, _swamped(group))
