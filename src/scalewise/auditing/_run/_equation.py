@@ -195,7 +195,7 @@ def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length:
             x = jnp.broadcast_to(unflat(x, shape), target)
         return flat(x, length)
 
-    return Pair(jax.tree.map(one, x.low), one(x.reference), x.tainted, x.origin)
+    return Pair(jax.tree.map(one, x.low), one(x.reference), x.tainted)
 
 
 def unrounded(

@@ -114,7 +114,7 @@ class Trials:
 
     @functools.cached_property
     def _operands(self) -> Operands:
-        return self.session.lockstep.operands
+        return self.session.dataflow.operands
 
     @functools.cached_property
     def _rewrites(self) -> list[Rewrite]:
@@ -124,10 +124,10 @@ class Trials:
 
     @property
     def _causes(self) -> Causes:
-        return Causes(self.session.lockstep.flow, self.outcome.equations)
+        return Causes(self.outcome.dataflow.flow, self.outcome.equations)
 
     def _groups(self, outcome: Outcome) -> list[Group]:
-        causes = Causes(self.session.lockstep.flow, outcome.equations)
+        causes = Causes(outcome.dataflow.flow, outcome.equations)
         return groups(outcome.equations, self.fmt, causes)
 
     def _finding(self, group: Group) -> Finding:

@@ -111,7 +111,7 @@ def updates(session: Session, outcome: Outcome) -> list[Update]:
         return []
     lows, references = session.state_arrays()
     eps = float(np.finfo(session.reference.dtype).eps)
-    causes = Causes(outcome.flow, outcome.equations)
+    causes = Causes(outcome.dataflow.flow, outcome.equations)
     found = []
     for output, argument, whole in pairs:
         new, old = _wide(outcome.reference[output]), _wide(references[argument])
@@ -157,7 +157,7 @@ def decays(
     An average with such a decay forgets nothing, whatever its change in one call.
     """
     ones = [x for x in literals if abs(x.rounded) == 1 and x.primitive == "mul"]
-    causes = Causes(outcome.flow, outcome.equations)
+    causes = Causes(outcome.dataflow.flow, outcome.equations)
     found = []
     for output in (x.output for x in carried(session.program)) if ones else ():
         indices = _rounds(outcome.origins[output], causes)
@@ -173,7 +173,7 @@ def decays(
 def lost_contributions(outcome: Outcome) -> list[int]:
     """Returns additions of the optimizer to which a small multiple of an argument contributes
     nothing: a weight decay, for example."""
-    causes = Causes(outcome.flow, outcome.equations)
+    causes = Causes(outcome.dataflow.flow, outcome.equations)
     found = []
     for e in outcome.equations:
         lost = e["added"] and e.share("swamped") >= CONTRIBUTION_LOST and not e.adds_constant
@@ -189,7 +189,7 @@ def lost_contributions(outcome: Outcome) -> list[int]:
 def counters(session: Session, outcome: Outcome, fmt: Format) -> list[tuple[int, str]]:
     """Returns additions of a constant to carried multiples of it that soon change nothing, and a
     sentence about each: a number of steps, for example."""
-    causes, arguments = Causes(outcome.flow, outcome.equations), session.state_arrays()[1]
+    causes, arguments = Causes(outcome.dataflow.flow, outcome.equations), session.state_arrays()[1]
     found = []
     for output, argument, _ in carried(session.program):
         old, new = _wide(arguments[argument]), _wide(outcome.reference[output])
