@@ -124,7 +124,8 @@ def groups(equations: Equations, fmt: Format, causes: Causes | None = None) -> l
     """
     found: dict[tuple, list[EquationStatistics]] = {}
     for e in equations:
-        key = (e.index,) if e.file is None else (e.file, e.line, e.primitive, e.part)
+        place = (e.file, e.line, e.primitive, e.part, e.quantizes)
+        key = (e.index,) if e.file is None else place
         found.setdefault(key, []).append(e)
     factor = causes.amplification if causes else lambda _: 0.0
     noticeable = min(0.01, 16 * float(fmt.eps))

@@ -351,7 +351,7 @@ class Search(JointFixes):
     def _amplified_after(self, what: Finding, fix: Fix) -> Finding:
         """Returns a finding about rounding with the operation that amplifies its error."""
         few = what.kind == "swamping" and not any(
-            e.looped or (e.share("swamped") >= MANY_SWAMPED and e.is_output)
+            e.looped or e.share("swamped") >= MANY_SWAMPED
             for e in map(self._causes.equations.__getitem__, what.equations)
         )
         if not (what.kind == "precision" or few) or not what.equations:
@@ -366,6 +366,8 @@ class Search(JointFixes):
             cancels = self._finding(Group((e,)))
             if cancels.kind == "cancellation" and (e.file, e.line) == here:
                 return cancels
+        if few:
+            return what
         moved, amplified = self._finding(Group((made,))), _amplification(made, by)
         if not amplified:
             return what
