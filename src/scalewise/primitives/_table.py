@@ -401,3 +401,31 @@ stage                                internal     -
 unreachable                          internal     -
 zeros_like                           internal     -
 """
+
+# How primitives make a NaN of numbers without one (`NANS`), and an infinity of finite numbers other
+# than by their size or a division by 0 (`POLES`).
+NON_FINITE = """
+acos           beyond_1    -
+add            difference  -
+add_any        difference  -
+asin           beyond_1    -
+atanh          beyond_1    one
+cos            infinite    -
+cumsum         difference  -
+digamma        pole        -
+div            quotient    -
+dot_general    product     -
+erf_inv        beyond_1    one
+integer_pow    -           power
+lgamma         -           pole
+log            negative    log
+log1p          negative    log
+mul            product     -
+pow            negative    power
+reduce_sum     difference  -
+rsqrt          negative    root
+sin            infinite    -
+sqrt           negative    -
+sub            difference  -
+tan            infinite    -
+"""
