@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from primitives import FLOATS, OTHERS
-from scalewise.primitives import FACTS, PRIMITIVES, Family, having, params
+from scalewise.primitives import FACTS, NANS, POLES, PRIMITIVES, Family, having, names, params
 
 EXAMPLES = OTHERS | FLOATS
 
@@ -227,6 +227,12 @@ def adds(b):
     return np.array_equal(b.results[0], a + c) or np.array_equal(b.results[0], a - c)
 
 
+def accumulates(b):
+    x = b.operands[0]
+    added = b.replaced(0, np.zeros_like(x))[0]
+    return np.any(added == 0) and np.any(added != 0) and np.allclose(b.results[0], x + added)
+
+
 def bilinear(b):
     """Twice one operand gives twice the result, for at least two operands or one."""
     want = b.results[0]
@@ -265,7 +271,8 @@ HOLDS = {
     "same_order": same_order, "keeps_constant": keeps_constant, "own_dtype": own_dtype,
     "single": single,
     "drops": drops, "keeps_scale": keeps_scale, "reduces": reduces, "stable": stable,
-    "in_norms": in_norms, "adds": adds, "indexes": indexes, "host": host,
+    "in_norms": in_norms, "adds": adds, "accumulates": accumulates, "indexes": indexes,
+    "host": host,
     "contraction": linear_algebra, "bilinear": bilinear, "collective": collective,
     "series": lambda b: instructions(b) > 20,
     "recomputed": lambda b: exact(b) or elementwise(b),
@@ -292,3 +299,38 @@ def test_each_primitive_has_the_facts_it_claims(fact):
     for name in sorted(having(fact) & EXAMPLES.keys()):
         false = [b for b in bound(name) if b.operands and not HOLDS[fact](b)]
         assert not false or (fact, name) in UNSEEN, f"{name} is not {fact}"
+
+
+EVERYWHERE = {  # operands of which each element gives a NaN, or an infinity
+    "difference": (np.inf, -np.inf), "product": (0.0, np.inf), "quotient": (0.0, 0.0),
+    "negative": (-2.0, 0.5), "infinite": (np.inf,), "beyond_1": (2.0,),
+    "log": (0.0,), "root": (0.0,), "power": (0.0, -1.0), "one": (1.0,), "pole": (0.0,),
+}  # fmt: skip
+
+
+def made(b, numbers):
+    """The results where all elements of each operand are one of these numbers; of a single operand
+    of a sum, elements in turn."""
+    operands = [np.full_like(x, v) for x, v in zip(b.operands, numbers, strict=False)]
+    if len(b.floats) == 1 and len(numbers) == 2 and b.name in having("reduces") | {"cumsum"}:
+        operands = [np.resize(np.array(numbers, b.operands[0].dtype), b.operands[0].shape)]
+    return [*b(*operands, *b.operands[len(operands) :])]
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [(word, name) for words, causes in (("nan", NANS), ("pole", POLES)) for word in causes
+     for name in sorted(names(lambda r, t=causes[word], w=words: getattr(r, w) == t))],
+)  # fmt: skip
+def test_each_primitive_makes_the_nan_or_infinity_that_it_claims(word, name):
+    b = bound(name)[0]
+    numbers = EVERYWHERE[word]
+    if name == "sub":
+        numbers = numbers[:1] * 2
+    if name == "log1p":
+        numbers = (numbers[0] - 1,)  # of 1 + x
+    if name == "integer_pow":
+        assert np.isinf(jax.lax.integer_pow(jnp.zeros(2), -1)).all()
+        return
+    wanted = np.isinf if PRIMITIVES[name].pole == POLES.get(word) else np.isnan
+    assert any(wanted(y).any() for y in made(b, numbers) if is_float(y))

@@ -124,7 +124,7 @@ def test_a_constant_and_its_product_both_overflow():
     report = sw.audit(grown, "fp16", trials=8)(jnp.ones((4, 4)))
     (found,) = report.findings
     assert (found.kind, found.line) == ("overflow", grown.__code__.co_firstlineno + 1)
-    assert str(found.fix) == f"float32 for line {found.line}, its 1e+06 too"
+    assert str(found.fix) == f"float32 for line {found.line}"
     assert (found.non_finite_before, found.non_finite_after, found.error_after) == (16, 0, 0.0)
 
 

@@ -76,3 +76,31 @@ def test_other_words_and_formats_are_refused():
         audited(norm, (LARGE, WEIGHTS), dtypes="half")
     with pytest.raises(ValueError, match="dtypes='as_written'; expected low"):
         sw.audit(norm, "e4m3fn", dtypes="as_written")(LARGE, WEIGHTS)
+
+
+def quantized(x, w):
+    codes = (x / 4).astype(jnp.float8_e4m3fn)
+    return (codes.astype(x.dtype) * 4) @ w
+
+
+SMALL = jnp.asarray(np.random.default_rng(1).normal(size=(8, 64)), jnp.float32)
+
+
+@pytest.mark.parametrize("low", ["fp16", "bf16", "e5m2"])
+def test_the_programs_own_casts_to_8_bits_are_honoured(low):
+    """The low-precision run rounds as ``emulate`` does, and the cast is the error's cause."""
+    exact = np.asarray((SMALL @ WEIGHTS), np.float64)
+    emulated = np.asarray(sw.emulate(quantized, low)(SMALL, WEIGHTS), np.float64)
+    expected = np.sqrt(np.sum((emulated - exact) ** 2) / np.sum(exact**2))
+    report = sw.audit(quantized, low, trials=4, dtypes="all")(SMALL, WEIGHTS)
+    assert float(report.error) == pytest.approx(expected, rel=1e-5)
+    cast = next(e for e in report.equations if e.quantizes)
+    assert (2.0**-6 < cast.introduced < 2.0**-4) is (low != "e5m2")  # whose numbers E4M3 holds
+
+
+def test_an_overflow_of_an_own_cast_is_told_in_its_format():
+    worst = sw.audit(quantized, "fp16", trials=4)(SMALL * 4096, WEIGHTS).findings[0]
+    assert (worst.kind, worst.primitive) == ("overflow", "convert_element_type")
+    assert "exceeds E4M3FN's maximum" in worst.evidence
+    assert str(worst.fix) == "float32 for this cast to float8_e4m3fn"
+    assert worst.error_after < 1e-3

@@ -14,7 +14,9 @@ from scalewise.auditing._report._verdict import unusable
 
 SOURCE = """import jax
 import jax.numpy as jnp
+import jax.numpy as np
 import optax
+import scalewise as sw
 from flax import linen as nn
 
 EPS = 1e-9
@@ -39,6 +41,24 @@ def layer(x):
     return NORM.apply({"params": {"scale": jnp.ones(8), "bias": jnp.zeros(8)}}, x)
 
 
+def logistic(x):
+    e = np.exp(x)
+    return np.log(1 + e)
+
+
+def root(x):
+    return x / np.sqrt(np.sum(np.square(x), -1, keepdims=True))
+
+
+def gradient(w):
+    value, g = jax.value_and_grad(lambda w: 8e-3 * np.sum(np.tanh(w) ** 2))(w)
+    return g
+
+
+def narrow(x):
+    return (x.astype(np.float8_e4m3fn).astype(x.dtype)) * 2
+
+
 def distance(x, y):
     return jnp.sum(x * x, -1) + jnp.sum(y * y, -1) - 2 * jnp.sum(
         x * y, -1
@@ -51,6 +71,10 @@ CASES = {
     "named": ("fp16", (jnp.arange(3.0),), "EPS = 6.1"),
     "adam": ("fp16", (jnp.arange(1.0, 5.0),), "optax.adam(1e-3, eps=6.1"),
     "layer": ("fp16", (ZERO,), "nn.LayerNorm(epsilon="),
+    "logistic": ("fp16", (jnp.arange(4.0) * 8,), "jax.nn.softplus(x)"),
+    "root": ("fp16", (jnp.arange(1.0, 9.0)[None] * 90,), "sw.ops.l2_norm(x, -1, keepdims=True)"),
+    "gradient": ("fp16", (NORMAL * 1e-4,), "2.0**"),
+    "narrow": ("fp16", (NORMAL * 500,), "return (x.astype(x.dtype)) * 2"),
     "distance": ("bf16", (NORMAL, NORMAL + 0.25), "jnp.float32(x) * jnp.float32(x)"),
 }
 

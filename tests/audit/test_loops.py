@@ -37,6 +37,25 @@ def session(f) -> Session:
     )
 
 
+def flow(outcome):
+    """Where the operands of each equation come from, and the outputs, by paths."""
+    at = [equation.path for equation in outcome.recorded]
+    found = outcome.dataflow
+    operands = {at[i]: [{at[j] for j in x} for x in own] for i, own in found.flow.items()}
+    return operands, [{at[j] for j in x} for x in found.outputs]
+
+
+def test_the_origin_of_a_carry_is_its_value_of_the_iteration_before():
+    outcome = session(scanned).run()
+    name = [equation.name for equation in outcome.recorded]
+    carried = {(name[i], name[j]) for i, own in outcome.dataflow.flow.items()
+               for operand in own for j in operand}  # fmt: skip
+    first = {(name[i], name[j]) for i, own in outcome.dataflow.operands.items()
+             for operand in own for j in operand}  # fmt: skip
+    assert carried - first == {("mul", "add")}
+    assert [{name[j] for j in x} for x in outcome.dataflow.outputs] == [{"add"}, {"dot_general"}]
+
+
 @pytest.mark.thorough(keep=1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled_and_eager_loops_agree(name, monkeypatch):
@@ -52,6 +71,7 @@ def test_compiled_and_eager_loops_agree(name, monkeypatch):
         jax.tree.map(np.testing.assert_array_equal, eager.low, compiled.low)
         jax.tree.map(np.testing.assert_array_equal, eager.reference, compiled.reference)
         ran = {e.path: i for i, e in enumerate(compiled.recorded)}
+        assert flow(eager) == flow(compiled)
         for i, equation in enumerate(eager.recorded):
             if name == "while" and equation.path[1] == 0:
                 continue  # a compiled loop doesn't count its condition's last evaluation

@@ -175,3 +175,21 @@ def test_the_running_mean_of_a_batch_norm_with_momentum_0_999():
     worst = sw.audit(normalised, "bf16")(state, X).findings[0]
     assert worst.line == normalised.__code__.co_firstlineno + 1
     assert worst.kind in ("swamping", "precision")
+
+
+def counted(state, x):
+    new = state["n"] + 1.0
+    return {"n": new, "sum": state["sum"] + x / new}, x
+
+
+@pytest.mark.parametrize(("n", "ends"), [(2040.0, True), (100.0, False), (2040.5, False)])
+def test_a_counter_that_will_stay_where_it_is(n, ends):
+    """FP16 has no 2049, so that a counter stays at 2048: nothing of one step shows it."""
+    state = {"n": jnp.float32(n), "sum": W}
+    report = sw.audit(counted, "fp16")(state, X[:1, :4])
+    assert report.error.relative < 2.0**-10
+    assert any("stays at 2048" in x.evidence for x in report.findings) == ends
+    if ends:
+        assert report.findings[0].line == counted.__code__.co_firstlineno + 1
+        assert report.findings[0].fix is not None
+        assert "a counter, now 2041, stays at 2048" in report.verdict

@@ -10,18 +10,10 @@ import numpy as np
 
 from .._jax import Tracer
 from ..interpret import Program, is_float
+from ..primitives import PRIMITIVES
 from ._file import name_of
 from ._run._session import Outcome, Session
 
-# How a primitive makes a NaN of numbers without one.
-NAN_CAUSES = {
-    **dict.fromkeys(("add", "sub", "add_any", "reduce_sum", "cumsum"), "infinity minus infinity"),
-    **dict.fromkeys(("mul", "dot_general"), "0 times infinity, or infinity minus infinity"),
-    **dict.fromkeys(("log", "log1p", "sqrt", "rsqrt", "pow"), "of a negative number"),
-    **dict.fromkeys(("sin", "cos", "tan"), "of infinity"),
-    **dict.fromkeys(("acos", "asin", "atanh"), "of a number beyond 1"),
-    "div": "0 / 0, or infinity / infinity",
-}
 # Primitives that give other numbers at each call, and what to do instead.
 UNREPEATABLE = {"rng_uniform": "draws other numbers at each call: use jax.random with a key"}
 
@@ -71,7 +63,8 @@ def check_reference(session: Session, outcome: Outcome, f: Callable) -> None:
         where = f"argument {given or 'or constant'} has NaN"
         advice = "replace it first"
     else:
-        why = NAN_CAUSES.get(first.primitive, "a number without a real result")
+        row = PRIMITIVES.get(first.primitive)
+        why = (row and row.nan) or "a number without a real result"
         where = f"the first comes from {first.primitive} at {first.file}:{first.line} ({why})"
         advice = "fix that first"
         if session.reference.dtype == jnp.float32 and ("infinity" in why or "0 /" in why):

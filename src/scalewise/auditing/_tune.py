@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from rich.console import Console
+from rich.table import Table
 
 from .._check import Positive, checked
+from .._output import page_environment, print_table
+from .._output._text import Text
 from .._resolve import as_format
 from .._types import Json, PyTree
 from ..autocasting import Autocast, Policy, Rule
 from ..formats import BF16, FP16, FP32, Format, FormatLike
 from ..interpret import trace
+from ._bisect import fewest
 from ._file import name_of
 from ._report._save import Saved, plain
-from ._report._tuning import as_csv, as_dict, page, show, verdict
+from ._report._verdict import counted
 from ._run._equation_statistics import EquationStatistics
 from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
 from ._run._session import Outcome, OutputError, Session
 
 Part = tuple[str, str]  # (user's function, primitive), which a rule of autocast can name
+COLUMNS = ("format", "function", "primitive", "operations", "numbers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,19 +170,19 @@ class _Search:
 
     def lower(self, parts: Sequence[Part], fmt: Format) -> None:
         """Gives ``fmt`` to those of these parts with which the tolerance is kept."""
-        if not parts:
-            return
-        table = self.table.copy()
-        for part in parts:
-            table[[e.index for e in self.parts[part]]] = format_params(fmt)
-        error = self.session.run(table).error
-        if float(error) <= self.tolerance:
-            self.table, self.error = table, error
-            self.chosen |= dict.fromkeys(parts, fmt)
-        elif len(parts) > 1:
-            half = len(parts) // 2
-            self.lower(parts[:half], fmt)
-            self.lower(parts[half:], fmt)
+        before = self.table
+
+        def suffices(wide: list[Part]) -> bool:
+            table = before.copy()
+            for part in set(parts) - set(wide):
+                table[[e.index for e in self.parts[part]]] = format_params(fmt)
+            error = self.session.run(table).error
+            if float(error) <= self.tolerance:
+                self.table, self.error = table, error
+            return float(error) <= self.tolerance
+
+        wide = fewest(parts, suffices)
+        self.chosen |= {part: fmt for part in parts if part not in wide}
 
     def summary(self) -> tuple[TunedPart, ...]:
         """Returns all parts, float32 first, then by the numbers of their results."""
@@ -216,3 +223,62 @@ def _checked(policy: Policy | None, session: Session, tolerance: float) -> Polic
         return None
     error = Session(session.program, Autocast(policy), session.reference).run().error
     return policy if float(error) <= tolerance else None
+
+
+def verdict(tuning: Tuning) -> str:
+    """Returns in one sentence which share of the bits is needed for which error."""
+    low = sum(part.format != "fp32" for part in tuning.parts)
+    if not low:
+        return (
+            f"{tuning.function} needs float32 for all operations: with any of them in "
+            f"{' or '.join(tuning.tried)} the error exceeds {tuning.tol:.2g}."
+        )
+    autocast = "autocast with .policy keeps it too" if tuning.policy else "no policy for autocast"
+    return (
+        f"{tuning.function} keeps an error of {tuning.error} (tolerance {tuning.tol:.2g}) with "
+        f"{tuning.cost:.0%} of float32's bits: {low} of {counted(len(tuning.parts), 'part')} in "
+        f"{' and '.join(dict.fromkeys(tuning.formats.values()))}; {autocast}."
+    )
+
+
+def show(tuning: Tuning, console: Console) -> None:
+    """Prints the verdict and a table of the parts, those in float32 first."""
+    console.print(Text(f"tune  {tuning.function}   {counted(tuning.runs, 'run')}"))
+    console.print(Text(verdict(tuning), style="bold"))
+    table = Table(box=None, pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in COLUMNS[3:] else "left", no_wrap=True)
+    for part in tuning.parts:
+        texts = part.format, part.function, part.primitive, f"{part.operations:,}"
+        table.add_row(*map(Text, (*texts, f"{part.numbers:,}")))
+    print_table(console, table)
+
+
+def page(tuning: Tuning) -> str:
+    """Returns the HTML; every name in it is escaped."""
+    environment = page_environment("scalewise.auditing._report")
+    return environment.rendered(
+        "tuning.html.j2", tuning=tuning, verdict=verdict(tuning), columns=COLUMNS
+    )
+
+
+def as_dict(tuning: Tuning) -> dict[str, Json]:
+    """Returns the content of the JSON file."""
+    return {
+        "verdict": verdict(tuning),
+        "function": tuning.function,
+        "tol": tuning.tol,
+        "error": dataclasses.asdict(tuning.error),
+        "cost": tuning.cost,
+        "runs": tuning.runs,
+        "policy": None if tuning.policy is None else str(tuning.policy),
+        "parts": [dataclasses.asdict(part) for part in tuning.parts],
+    }
+
+
+def as_csv(tuning: Tuning) -> str:
+    """Returns CSV with a header and one line for each part."""
+    stream = io.StringIO()
+    rows = [[getattr(part, name) for name in COLUMNS] for part in tuning.parts]
+    csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *rows])
+    return stream.getvalue()

@@ -39,10 +39,10 @@ def is_exact(equation: Equation) -> bool:
     """Returns whether float results are numbers of the operands or their negatives or magnitudes.
 
     Rounding leaves these unchanged. Parts and magnitudes of complex numbers, whose own computation
-    isn't rounded, are not among them.
+    isn't rounded, are not among them, and neither are the program's own casts to 8 bits.
     """
     of_complex = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in equation.in_avals)
-    return equation.name in EXACT and not of_complex
+    return equation.name in EXACT and not of_complex and not is_quantization(equation)
 
 
 @checked
@@ -84,8 +84,8 @@ class Emulation(Interpretation):
         formats = (self.fmt, self.fmt)
         unit = None if self.units is None else unit_for(equation, self.units, formats)
         if is_quantization(equation):
-            outs = [round_to(inputs[0], format_(equation.out_avals[0].dtype))]
-        elif unit is None:
+            return state, [round_to(inputs[0], format_(equation.out_avals[0].dtype))]
+        if unit is None:
             outs = rebind(equation, inputs, jnp.float64, inside)
         else:
             outs = [unit_result(equation, unit, inputs)]

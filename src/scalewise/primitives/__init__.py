@@ -3,6 +3,8 @@
 from . import params as params
 from ._row import AUTOCAST as AUTOCAST
 from ._row import FACTS as FACTS
+from ._row import NANS as NANS
+from ._row import POLES as POLES
 from ._row import PRIMITIVES as PRIMITIVES
 from ._row import Family as Family
 from ._row import Primitive as Primitive

@@ -7,7 +7,7 @@ import enum
 from collections.abc import Callable
 from types import MappingProxyType
 
-from ._table import TABLE
+from ._table import NON_FINITE, TABLE
 
 
 class Family(enum.Enum):
@@ -63,12 +63,33 @@ FACTS = MappingProxyType({
     "read twice",
     "in_norms": "may stand between the squares and the root of a norm that is written out",
     "adds": "adds or subtracts two operands",
+    "accumulates": "adds elements of another operand to, or subtracts them from, some of its first",
     "indexes": "its integers are indices of its operand's elements",
     "host": "calls a Python function on the host",
     "contraction": "multiplies and adds, in a form that no rule of contractions covers",
     "bilinear": "linear in one operand, given the others, whatever its family",
     "collective": "exchanges data between the devices of a mesh",
     "direct": "lowered to one operation of its operands' types, or re-issues traced jaxprs",
+})  # fmt: skip
+
+# How a primitive makes a NaN of numbers without one.
+NANS = MappingProxyType({
+    "difference": "infinity minus infinity",
+    "product": "0 times infinity, or infinity minus infinity",
+    "quotient": "0 / 0, or infinity / infinity",
+    "negative": "of a negative number",
+    "infinite": "of infinity",
+    "beyond_1": "of a number beyond 1",
+    "pole": "of a pole",
+})  # fmt: skip
+
+# How a primitive makes an infinity of finite numbers, other than by their size or a division by 0.
+POLES = MappingProxyType({
+    "log": "the logarithm of 0",
+    "root": "the inverse root of 0",
+    "power": "a negative power of 0",
+    "one": "of 1 or -1",
+    "pole": "of a pole",
 })  # fmt: skip
 
 # The facts that another one implies.
@@ -91,6 +112,8 @@ class Primitive:
         autocast: a key of :data:`AUTOCAST`.
         facts: keys of :data:`FACTS`.
         body: name of the parameter that holds the jaxpr which a call stands for, or None.
+        nan, pole: how it makes a NaN and an infinity, a text of :data:`NANS` and of :data:`POLES`;
+            "" if it makes none, or an infinity by a division by 0.
     """
 
     name: str
@@ -98,6 +121,8 @@ class Primitive:
     autocast: str
     facts: frozenset[str]
     body: str | None = None
+    nan: str = ""
+    pole: str = ""
 
     @property
     def full(self) -> bool:
@@ -127,7 +152,18 @@ def parsed(table: str) -> dict[str, Primitive]:
     return rows
 
 
-PRIMITIVES = MappingProxyType(parsed(TABLE))
+def _with_causes(rows: dict[str, Primitive], table: str) -> dict[str, Primitive]:
+    """Returns rows with ``nan`` and ``pole``."""
+    for name, nan, pole in (line.split() for line in table.splitlines() if line):
+        causes = {
+            "nan": "" if nan == "-" else NANS[nan],
+            "pole": "" if pole == "-" else POLES[pole],
+        }
+        rows[name] = dataclasses.replace(rows[name], **causes)
+    return rows
+
+
+PRIMITIVES = MappingProxyType(_with_causes(parsed(TABLE), NON_FINITE))
 
 
 def names(holds: Callable[[Primitive], object]) -> frozenset[str]:

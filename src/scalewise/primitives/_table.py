@@ -51,14 +51,14 @@ min                                  aligned      -          selects direct stab
 pad                                  aligned      -          exact chooses direct keeps_scale
 rem                                  aligned      difference elementwise direct recomputed
 scatter                              aligned      -          exact chooses
-scatter-add                          aligned      sum
+scatter-add                          aligned      sum        accumulates
 scatter-max                          aligned      -          exact
 scatter-min                          aligned      -          exact
-scatter-sub                          aligned      -
-scatter_add                          aligned      sum
+scatter-sub                          aligned      -          accumulates
+scatter_add                          aligned      sum        accumulates
 scatter_max                          aligned      -          exact
 scatter_min                          aligned      -          exact
-scatter_sub                          aligned      -
+scatter_sub                          aligned      -          accumulates
 select_n                             aligned      -          selects direct stable
 stack                                aligned      -          exact
 sub                                  aligned      difference adds recomputed
@@ -400,4 +400,32 @@ lt_to                                internal     -
 stage                                internal     -
 unreachable                          internal     -
 zeros_like                           internal     -
+"""
+
+# How primitives make a NaN of numbers without one (`NANS`), and an infinity of finite numbers other
+# than by their size or a division by 0 (`POLES`).
+NON_FINITE = """
+acos           beyond_1    -
+add            difference  -
+add_any        difference  -
+asin           beyond_1    -
+atanh          beyond_1    one
+cos            infinite    -
+cumsum         difference  -
+digamma        pole        -
+div            quotient    -
+dot_general    product     -
+erf_inv        beyond_1    one
+integer_pow    -           power
+lgamma         -           pole
+log            negative    log
+log1p          negative    log
+mul            product     -
+pow            negative    power
+reduce_sum     difference  -
+rsqrt          negative    root
+sin            infinite    -
+sqrt           negative    -
+sub            difference  -
+tan            infinite    -
 """

@@ -99,6 +99,14 @@ def call_body(equation: Equation) -> Jaxpr:
     return read(equation, *[named] if named else [], "call_jaxpr")
 
 
+def called(equation: Equation) -> Jaxpr | None:
+    """Returns the jaxpr of a call, a nested jit, a checkpoint or a ``shard_map``; None of another
+    equation without one."""
+    if is_call(equation) or equation.primitive.name in BODIES:
+        return call_body(equation)
+    return read(equation, "jaxpr", default=None)
+
+
 def is_barrier(equation: Equation) -> bool:
     """Returns True if a ``jax.checkpoint``'s recomputation must not be merged with the original."""
     return read(equation, "differentiated") and read(equation, "prevent_cse")

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from ...primitives import having, params
+from .._bisect import fewest
 from ._render import Slice
 
 ELEMENTWISE = having("elementwise")
 ELEMENTS = 4  # kept of results that are computed one by one
+SHRINKING = 24  # smaller inputs that are tried: each has a shape of its own, which is compiled
 Arrays = dict[str, np.ndarray]
 
 
@@ -102,17 +104,14 @@ def _product(piece: Slice, arrays: Arrays, low: Any, wide: Any, shows: Any) -> A
 
 
 def _halved(arrays: Arrays, axes: dict[str, int], shows: Callable[[Arrays], bool]) -> Arrays:
-    """Returns the inputs, halved along an axis of each as often as they still show the event."""
-    while True:
-        size = max((x.shape[axes[n]] for n, x in arrays.items() if x.ndim), default=1)
-        if size < 2:
-            return arrays
-        for part in (slice(0, size // 2), slice(size // 2, size)):
-            half = {
-                n: x[(*[slice(None)] * axes[n], part)] if x.ndim else x for n, x in arrays.items()
-            }
-            if shows(half):
-                arrays = half
-                break
-        else:
-            return arrays
+    """Returns the inputs with as few positions of an axis of each as still show the event."""
+    size = max((x.shape[axes[n]] for n, x in arrays.items() if x.ndim), default=1)
+    calls = iter(range(SHRINKING))
+
+    def few(at: list[int]) -> Arrays:
+        return {n: np.take(x, at, axes[n]) if x.ndim else x for n, x in arrays.items()}
+
+    def still(at: list[int]) -> bool:
+        return bool(at) and next(calls, None) is not None and shows(few(at))
+
+    return few(fewest(range(size), still))

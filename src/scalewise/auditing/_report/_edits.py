@@ -7,16 +7,21 @@ import dataclasses
 import inspect
 import io
 import linecache
+import re
 import sys
 import textwrap
 import tokenize
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .._search._findings import Finding
+from ._patterns import expressions, replacement, scaled_gradient, uncast
 from ._summary import Summary
 from ._widen import in_float32
 
@@ -61,11 +66,13 @@ def edits(report: Summary, finding: Finding) -> list[Edit]:
         )
         return [found] if found else []
     if not fix.indices:
-        return []
+        return _expressed(report, str(fix), user)
     if finding.callers:
         found = _first(_argument(finding, *place, None) for place in user)
         return [found] if found else []
     chosen = [e for e in report.equations if e.index in set(fix.indices)]
+    if chosen and all(e.quantizes for e in chosen):
+        return _uncast(chosen[0].dtype, {(e.file, e.line) for e in chosen if e.file})
     if any(e.caller for e in chosen):
         return []
     places = sorted({(e.file, e.line) for e in chosen if e.file})
@@ -105,6 +112,81 @@ def _edited(file: str, first: int, last: int, change: Callable[[str], str]) -> E
     after = change("".join(before)).splitlines()
     lines = [x.rstrip("\n") for x in before]
     return Edit(file, first, tuple(lines), tuple(after)) if after != lines else None
+
+
+# -- expressions ----------------------------------------------------------------------------------
+
+
+def _expressed(report: Summary, fix: str, user: Sequence[tuple[str, int]]) -> list[Edit]:
+    """Returns the edits of the expressions that a fix replaces, a loss scale's or a function's; of
+    several in a function the nearest to the finding, unless the fix is for all.
+
+    A loss in the format can't be multiplied by a scale that the format doesn't hold.
+    """
+    scale, better = re.match(r"loss scale 2\^(-?\d+)", fix), fix.partition(" in place of")[0]
+    found: list[Edit] = []
+    for file, line in dict.fromkeys(user):
+        tree, source = _tree(file), "".join(linecache.getlines(file))
+        scope = _function(tree, line) if tree else None
+        if scale and tree and 2.0 ** int(scale[1]) <= report.largest:
+            change = partial(scaled_gradient, scale=f"2.0**{scale[1]}", source=source)
+            edits = _changed(file, tree, change)
+            found += edits if len(edits) == 1 else []
+        elif tree and scope:
+            change = partial(replacement, text=better, scope=scope)
+            edits = sorted(_changed(file, scope, change), key=lambda x: abs(x.line - line))
+            found += edits if "everywhere" in fix or "each" in fix else edits[:1]
+    return found
+
+
+def _uncast(dtype: str, places: Collection[tuple[str, int]]) -> list[Edit]:
+    found = []
+    for file, line in sorted(places):
+        node = _statement(file, line)
+        change = partial(uncast, dtype=dtype, source="".join(linecache.getlines(file)))
+        found += _changed(file, node, change) if node else []
+    return found
+
+
+def _function(tree: ast.Module, line: int) -> ast.AST:
+    """Returns the innermost function around a line; the module outside of all."""
+    around = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Lambda)
+        and node.lineno <= line <= (node.end_lineno or 0)
+    ]  # fmt: skip
+    named = [node for node in around if isinstance(node, ast.FunctionDef)]
+    return max(named, key=lambda node: node.lineno, default=tree)
+
+
+def _changed(file: str, scope: ast.AST, change: Callable[[ast.expr], str | None]) -> list[Edit]:
+    """Returns an edit for each outermost expression that ``change`` returns another text for."""
+    found: list[Edit] = []
+    inside: set[ast.AST] = set()
+    imported = _imports(_tree(file) or ast.Module([], []))
+    modules = {"jnp": jnp, "jax": jax, "scalewise": sys.modules["scalewise"]}
+    names = {k: name for k, own in modules.items() for name, x in imported.items() if x is own}
+    for node in expressions(scope):
+        text = None if node in inside else change(node)
+        if text is None:
+            continue
+        for module, short in names.items():
+            text = re.sub(rf"\b{module}\.", f"{short}.", text)
+        inside |= set(ast.walk(node))
+        at = _statement(file, node.lineno)
+        whole = node if at is None or hasattr(at, "body") else at
+        first, last = whole.lineno, whole.end_lineno
+        edit = _edited(file, first, last or first, partial(_spliced, node, text, first))
+        found += [edit] if edit else []
+    return found
+
+
+def _spliced(node: ast.expr, text: str, first: int, source: str) -> str:
+    """Returns the lines from number ``first`` on with an expression replaced."""
+    lines = [x.encode() for x in source.splitlines(keepends=True)]
+    start, end = node.lineno - first, (node.end_lineno or node.lineno) - first
+    after = lines[end][node.end_col_offset :]
+    lines[start : end + 1] = [lines[start][: node.col_offset] + text.encode() + after]
+    return b"".join(lines).decode()
 
 
 # -- constants ------------------------------------------------------------------------------------

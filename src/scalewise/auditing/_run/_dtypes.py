@@ -83,7 +83,7 @@ def as_cast(low: Interpretation, arguments: PyTree) -> PyTree:
 def _narrow(program: Program) -> bool:
     """Returns whether a program has 16-bit floats of its own."""
     equations = all_equations(program.jaxpr)
-    return any(bits <= 16 for e in equations for bits in _float_bits([*e.invars, *e.outvars]))
+    return any(bits == 16 for e in equations for bits in _float_bits([*e.invars, *e.outvars]))
 
 
 def _float_bits(atoms: Sequence[jex.Var | jex.Literal]) -> list[int]:

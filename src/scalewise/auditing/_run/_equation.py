@@ -25,7 +25,7 @@ from ._rounding import FORMAT_PARAMS, narrowed, round_by
 from ._specialize import is_elementwise, result_format_params, specialize
 from ._statistics import COUNT, LATENT, SAMPLE, is_tainted, sample_positions
 
-DROPS = having("drops")
+DROPS, ACCUMULATES = having("drops"), having("accumulates")
 IMPOSED = np.inf  # in place of a format's first number: the low run decides as the reference run
 SIGNS = {ADD: 1, SUB: -1}  # of the second operand, by an operation's code
 
@@ -85,8 +85,13 @@ class Plan:
     @functools.cached_property
     def op_params(self) -> np.ndarray:
         """The equation's ``OP_PARAMS`` without its format."""
-        sign = SIGNS.get(operation(self.equation), 0)
+        sign = SIGNS.get(operation(self.equation), int(self.accumulates))
         return np.array([self.size, sign, self.operation, *self.is_array], np.float64)
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether it adds to some elements of its first operand, as a scatter does."""
+        return self.equation.name in ACCUMULATES
 
 
 def is_discrete(aval: ShapedArray) -> bool:
@@ -190,24 +195,32 @@ def broadcast_flat(x: Pair, shape: Sequence[int], target: Sequence[int], length:
             x = jnp.broadcast_to(unflat(x, shape), target)
         return flat(x, length)
 
-    return Pair(jax.tree.map(one, x.low), one(x.reference), x.tainted, x.origin)
+    return Pair(jax.tree.map(one, x.low), one(x.reference), x.tainted)
 
 
 def unrounded(
     runs: Runs, plan: Plan, op_params: jax.Array, inputs: Sequence[Value]
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Computes one equation without its rounding, the only part that depends on the primitive.
 
     Returns:
-        The exact result of the low inputs, ready to be rounded (see :func:`narrowed`), and the
-        reference run's result; both flat, so that what follows depends only on the size.
+        The exact result of the low inputs, ready to be rounded (see :func:`narrowed`), the
+        reference run's result, and of an equation that accumulates the numbers that it adds to, 0
+        where it adds nothing; flat, so that what follows depends only on the size.
     """
     lows, references = split(plan, inputs)
     (result,) = exact(plan.equation, lows)
     (wide,) = runs.reference.apply((), plan.equation, references)[1]
     result = flat(result, plan.length).astype(jnp.float64)  # a weak type would compile all anew
     wide = flat(wide, plan.length).astype(runs.reference.dtype)
-    return narrowed(result, op_params[:FORMAT_PARAMS], runs.low.carrier), wide
+    before = (added_to(result, lows[0], plan),) if plan.accumulates else ()
+    return narrowed(result, op_params[:FORMAT_PARAMS], runs.low.carrier), wide, *before
+
+
+def added_to(result: jax.Array, operand: jax.Array, plan: Plan) -> jax.Array:
+    """Returns an accumulating equation's first operand, flat, 0 where the exact result is equal."""
+    before = flat(operand, plan.length)
+    return jnp.where(result != before.astype(result.dtype), before, 0)
 
 
 def operand_samples(
@@ -217,7 +230,9 @@ def operand_samples(
     length = plan.length
     at = sample_positions(op_params[COUNT], length)
     addends: Sequence[jax.Array] = [jnp.zeros(SAMPLE)] * 2
-    if operation(plan.equation) in SIGNS:
+    if plan.accumulates:
+        addends = [exact[at], added_to(exact, lows[0], plan)[at]]
+    elif operation(plan.equation) in SIGNS:
         addends = [flat(x, length)[at] if x.ndim else jnp.broadcast_to(x, at.shape) for x in lows]
     return jnp.stack([x.astype(jnp.float64) for x in (exact[at], *addends)])
 

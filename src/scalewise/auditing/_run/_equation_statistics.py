@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import numpy as np
 from ..._jax import jex
 from ...interpret import Equation, is_float
 from ...primitives import having
-from ._gradients import Operands, gradients
+from ._dataflow import Dataflow
+from ._gradients import gradients
 from ._statistics import COUNTS, FIRST, MAXIMA, PEAKS, SUMS, Statistics
 
 TOTALS = {  # of what it is a share
@@ -22,7 +23,7 @@ TOTALS = {  # of what it is a share
     "operands_saturated": "operands", "operands_flushed": "operands",
     "operands_latent": "operands",
 }  # fmt: skip
-ADDITIONS = having("adds")
+ADDITIONS = having("adds") | having("accumulates")
 EPSILON = 1e-3  # constants up to this size are there for numbers that are smaller still
 
 
@@ -68,6 +69,12 @@ class EquationStatistics:
 
     def __getitem__(self, name: str) -> float:
         return self.numbers[name]
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether it is the program's own cast to a dtype of 8 bits or fewer."""
+        cast = self.primitive == "convert_element_type" and self.dtype.startswith("float")
+        return cast and np.dtype(self.dtype).itemsize == 1
 
     @property
     def short(self) -> str:
@@ -142,25 +149,22 @@ def _ratio(noise: float, signal: float) -> float:
 def equation_statistics(
     equations: Sequence[Equation],
     statistics: Statistics,
-    operands: Operands,
-    flow: Operands,
-    produced: Collection[int],
+    dataflow: Dataflow,
 ) -> list[EquationStatistics]:
     """Returns the statistics of every equation that ran.
 
     Args:
         equations: the recorded equations.
         statistics: a row for each.
-        operands: see :func:`gradients`.
-        flow: the same, through the carries of loops too.
-        produced: the equations that the outputs come from.
+        dataflow: between them.
     """
     arrays = statistics.counts, statistics.sums, statistics.maxima
     counts, sums, maxima = (np.asarray(x).tolist() for x in arrays)
     histogram = np.asarray(statistics.histogram).astype(int).tolist()
     trained = any(e.direction == "backward" for e in equations)
-    gradient_of = gradients(equations, operands)
-    read = {i for operands in flow.values() for operand in operands for i in operand}
+    gradient_of = gradients(equations, dataflow.operands)
+    produced = {i for origins in dataflow.outputs for i in origins}
+    read = {i for own in dataflow.flow.values() for operand in own for i in operand}
     found = []
     for i, equation in enumerate(equations):
         if not counts[i][0]:

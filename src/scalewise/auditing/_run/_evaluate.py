@@ -129,14 +129,18 @@ class Evaluator(Paired):
         arrays = [x if w else some for x, w in zip(pairs, is_array, strict=True)]
         return arrays, [self._zeros if w else x for x, w in zip(pairs, is_array, strict=True)]
 
-    def _as_operands(self, result: tuple[jax.Array, jax.Array], inputs: Sequence[Value]):
-        """Returns an exact result in this form, to be rounded; its inputs' taints on the four."""
+    def _as_operands(self, result: Sequence[jax.Array], inputs: Sequence[Value]):
+        """Returns an exact result in this form, to be rounded; its inputs' taints on the four. The
+        numbers that it was added to, if there are any, take the place of the second operand."""
         taints = taints_of(inputs)
         taints = taints if len(taints) <= 4 else [self.call(_any_tainted, taints)]
         taints = (taints + [self._zeros.tainted] * 4)[:4]
-        zeros = self._zeros
+        zeros, (low, wide, *before) = self._zeros, result
         return (
-            [Pair(*result, tainted) for tainted in taints[:2]],
+            [
+                Pair(x, wide, tainted)
+                for x, tainted in zip((low, *before, low), taints[:2], strict=False)
+            ],
             [Pair(zeros.low, zeros.reference, tainted) for tainted in taints[2:]],
         )
 

@@ -24,6 +24,7 @@ from ...interpret import (
     State,
     Value,
     is_float,
+    is_quantization,
     rebind,
 )
 from ...rounding import from_float64, to_float64
@@ -56,6 +57,14 @@ class TableEmulation(Emulation):
     def params_of(self, aval: ShapedArray) -> np.ndarray:
         """Returns the parameters of the format that arrays of this type are rounded to."""
         return format_params(self.fmt, self.saturate) if self.is_low(aval) else FP32_PARAMS
+
+    def own_params(self, equation: Equation) -> np.ndarray | None:
+        """Returns the parameters of the format that the program itself asks for in an equation, and
+        that this run keeps: of its casts to 8 bits and, as written, float32; None without one."""
+        floats = [a for a in equation.out_avals if is_float(a)]
+        if is_quantization(equation):
+            return format_params(floats[0].dtype)
+        return FP32_PARAMS if floats and not any(map(self.is_low, floats)) else None
 
     def in_float32(self, x: np.ndarray) -> np.ndarray:
         """Returns a literal as it would be if the program had float32 in place of 16 bits.

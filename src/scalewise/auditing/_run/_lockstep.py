@@ -30,17 +30,7 @@ from ._evaluate import Evaluator
 from ._flat import flat, is_flat, padded_size, uncommitted
 from ._interpretations import FP32_MAX, TableEmulation
 from ._magnitudes import OPERANDS, Magnitudes
-from ._pair import (
-    ORIGINS,
-    Decision,
-    Draw,
-    Pair,
-    low_of,
-    origins,
-    reference_of,
-    shaped,
-    with_origin,
-)
+from ._pair import Decision, Draw, Pair, low_of, reference_of, shaped, with_constancy
 from ._rounding import FORMAT_PARAMS, FP32_PARAMS, is_wide
 from ._specialize import history_of
 
@@ -68,11 +58,6 @@ class Lockstep(Evaluator):
             float32's largest number, as if the program ran in float32.
         literals: scalars lifted so far.
         precomputed: by path, results that depend on no float and that weren't needed yet.
-        operands: for each recorded equation, by operand, the recorded equations that it comes from
-            at its first visit.
-        flow: the same at all visits: also through the carries of loops that run one by one, and
-            through the state from one step to the next.
-        settled: whether a first run has recorded both.
         formats: the format of each equation's results in this run.
         rows: the program's literals, so that compiled loops take them as data.
         table: of each of them the numbers in both runs, while a loop is being compiled.
@@ -88,9 +73,6 @@ class Lockstep(Evaluator):
     precomputed: dict[tuple[int, ...], list[jax.Array | None]] = dataclasses.field(
         default_factory=dict
     )
-    operands: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
-    flow: dict[int, tuple[tuple[int, ...], ...]] = dataclasses.field(default_factory=dict)
-    settled: bool = False
     formats: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, FORMAT_PARAMS)))
     rows: dict[tuple[float, np.dtype], int] = dataclasses.field(default_factory=dict)
     table: jax.Array | np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((0, 3)))
@@ -125,7 +107,7 @@ class Lockstep(Evaluator):
         if self.compiling and key in self.rows:
             low, reference, tainted = self.table[self.rows[key]]
             low, reference = low.astype(self.carrier), reference.astype(self.reference.dtype)
-            return Pair(low, reference, tainted != 0, constant=True)
+            return Pair(low, reference, tainted != 0, constant=True, literal=True)
         if value in self.constants or key not in self.literals:
             pair = self._literal(value, x, aval)
             traced = self.compiling or isinstance(pair.tainted, Tracer)
@@ -141,12 +123,12 @@ class Lockstep(Evaluator):
             low, reference = self.low.constant(x, aval), self.reference.constant(x, aval)
             plain = self.low.lower(low, aval)
             tainted = plain if isinstance(plain, Tracer) else _overflows(x, np.asarray(plain))
-            return Pair(low, reference, tainted, constant=True)
+            return Pair(low, reference, tainted, constant=True, literal=True)
         low, wide, tainted = self._numbers(value, x, aval)
         reference = self.reference.constant(wide, aval)
         if x.ndim == 0:  # laid out like any other array
             low, reference = (flat(y, padded_size(1)) for y in (low, reference))
-        return Pair(low, reference, tainted, constant=True)
+        return Pair(low, reference, tainted, constant=True, literal=True)
 
     def _numbers(self, value: float, x: np.ndarray, aval: ShapedArray):
         """Returns a literal in the run of a format and in the reference run, and whether it is
@@ -239,7 +221,7 @@ class Lockstep(Evaluator):
             state = state.add(index, record, plan.length)
         if events is not None:
             state = state.add_events(index, events, record is None)
-        return state, self.with_origins(plan, index, inputs, outs)
+        return state, self.with_constancy(plan, inputs, outs)
 
     def past(self, equation: Equation) -> tuple[np.ndarray, ...]:
         """Returns with delayed scaling the past magnitudes of a contraction's operands."""
@@ -263,26 +245,20 @@ class Lockstep(Evaluator):
             return list(inputs)
 
         def unrounded(x: Value) -> Value:
-            if not isinstance(x, Pair) or not x.constant or x.origin:
+            if not isinstance(x, Pair) or not x.literal:
                 return x
             low = jnp.where(wide, x.reference.astype(self.carrier), x.low)
             return dataclasses.replace(x, low=low)
 
         return [unrounded(x) for x in inputs]
 
-    def with_origins(self, plan: Plan, index: int, inputs: Sequence[Value], outs: Sequence[Value]):
-        """Returns results that know the equations they come from, and records those of operands."""
-        constant = all(x.constant for x in inputs if isinstance(x, Pair))
-        constant &= not any(isinstance(x, Decision) for x in inputs)
-        origin = (index,) if plan.counts else origins(inputs)
-        if plan.counts and not self.settled:
-            own = tuple(origins([x]) for x in inputs)
-            self.operands.setdefault(index, own)
-            known = self.flow.setdefault(index, own)
-            if own != known:
-                both = zip(known, own, strict=True)
-                self.flow[index] = tuple(tuple(dict.fromkeys((*a, *b)))[:ORIGINS] for a, b in both)
-        return [with_origin(y, origin, constant) for y in outs]
+    def with_constancy(self, plan: Plan, inputs: Sequence[Value], outs: Sequence[Value]):
+        """Returns results that know whether they depend on an argument."""
+        pairs = [x for x in inputs if isinstance(x, Pair)]
+        decided = any(isinstance(x, Decision) for x in inputs)
+        constant = not decided and all(x.constant for x in pairs)
+        literal = constant and not plan.counts and all(x.literal for x in pairs)
+        return [with_constancy(y, constant, literal) for y in outs]
 
     def draws(self, equation: Equation, inputs: Sequence[Value]) -> bool:
         """Returns whether an equation is a step from random bits to a random draw."""
@@ -307,8 +283,7 @@ class Lockstep(Evaluator):
         if any(isinstance(x, Decision) for x in inputs):
             lows, references = ([of(x) for x in inputs] for of in (low_of, reference_of))
             outs = zip(equation.bind(*lows), equation.bind(*references), strict=True)
-            origin = origins(inputs)
-            return state, [Decision(y, s, origin) for y, s in outs]
+            return state, [Decision(y, s) for y, s in outs]
         outs = self.precomputed.pop(equation.path, None)
         return state, equation.bind(*inputs) if outs is None else outs
 
@@ -326,17 +301,19 @@ class Lockstep(Evaluator):
         index = self.indices.setdefault(equation.path, len(self.indices))
         if index == len(self.recorded):
             self.recorded.append(equation)
-            if self.stays_wide(equation):
-                self.formats[index] = FP32_PARAMS
+            own = self.own_params(equation)
+            if own is not None:
+                self.formats[index] = own
         return index
+
+    def own_params(self, equation: Equation) -> np.ndarray | None:
+        """Returns the format that the program itself asks for in an equation, if ``low`` keeps it
+        (see :meth:`TableEmulation.own_params`)."""
+        return self.low.own_params(equation) if isinstance(self.low, TableEmulation) else None
 
     def stays_wide(self, equation: Equation) -> bool:
         """Returns whether the program computes an equation in float32, and ``low`` keeps that."""
-        low = self.low
-        if not isinstance(low, TableEmulation) or low.low_dtype is None:
-            return False
-        floats = [a for a in equation.out_avals if is_float(a)]
-        return bool(floats) and not any(map(low.is_low, floats))
+        return self.own_params(equation) is FP32_PARAMS
 
 
 def _scalars(program: Program) -> list[tuple[float, np.dtype]]:

@@ -16,14 +16,13 @@ from ...interpret import Value
 from ._flat import unflat
 
 Flag: TypeAlias = jax.Array | np.ndarray | np.bool_  # a boolean scalar
-ORIGINS = 64  # equations that a value's origin names at most
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["low", "reference", "tainted"],
     meta_fields=[],
-    drop_fields=["origin", "constant"],
+    drop_fields=["constant", "literal"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
@@ -34,23 +33,21 @@ class Pair:
             :func:`is_elementwise` allows that.
         reference: the value in the reference run, laid out in the same way.
         tainted: bool scalar, true if ``low`` is non-finite somewhere where ``reference`` is finite.
-        origin: the indices of the recorded equations that its numbers come from, unrounded since;
-            not part of the pytree.
         constant: whether it depends on no argument and no random bits; not part of the pytree.
+        literal: whether it is a constant that no operation has rounded; not part of the pytree.
     """
 
     low: Value
     reference: jax.Array
     tainted: Flag
-    origin: tuple[int, ...] = ()
     constant: bool = False
+    literal: bool = False
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["low", "reference"],
     meta_fields=[],
-    drop_fields=["origin"],
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Decision:
@@ -60,12 +57,10 @@ class Decision:
 
     Attributes:
         low, reference: the array in each run, in its own shape.
-        origin: as of a :class:`Pair`.
     """
 
     low: jax.Array
     reference: jax.Array
-    origin: tuple[int, ...] = ()
 
     @property
     def ways(self) -> Sequence[jax.Array]:
@@ -100,17 +95,11 @@ def reference_of(x: Value) -> Value:
     return x.reference if isinstance(x, Pair | Decision) else x
 
 
-def origins(values: Sequence[Value]) -> tuple[int, ...]:
-    """Returns the recorded equations that values come from."""
-    found = (index for x in values if isinstance(x, Pair | Decision) for index in x.origin)
-    return tuple(dict.fromkeys(found))[:ORIGINS]
-
-
-def with_origin(value: Value, origin: tuple[int, ...], constant: bool) -> Value:
-    """Returns a value that comes from these equations."""
-    if isinstance(value, Pair):  # dataclasses.replace takes ten times as long
-        return Pair(value.low, value.reference, value.tainted, origin, constant)
-    return Decision(value.low, value.reference, origin) if isinstance(value, Decision) else value
+def with_constancy(value: Value, constant: bool, literal: bool) -> Value:
+    """Returns a value that is known to be constant or not."""
+    if not isinstance(value, Pair):
+        return value
+    return Pair(value.low, value.reference, value.tainted, constant, literal)  # replace is slow
 
 
 def shaped(value: Value, aval: ShapedArray) -> Value:
@@ -122,4 +111,4 @@ def shaped(value: Value, aval: ShapedArray) -> Value:
         return unflat(x, aval.shape)
 
     low, reference = jax.tree.map(reshape, value.low), reshape(value.reference)
-    return Pair(low, reference, value.tainted, value.origin)
+    return Pair(low, reference, value.tainted)

@@ -18,7 +18,7 @@ from ...interpret import Argument, Boundary, Equation, Interpretation, Value, is
 from ._equation import lift_any, lift_from_table, round_draw
 from ._flat import flat, padded_size, uncommitted
 from ._interpretations import Reference, Runs, TableEmulation
-from ._pair import Decision, Draw, Pair, low_of, origins, reference_of, shaped
+from ._pair import Decision, Draw, Pair, low_of, reference_of, shaped
 from ._rounding import format_params
 from ._specialize import is_elementwise
 
@@ -88,13 +88,12 @@ class Paired(Interpretation):
             if not self.compiling:
                 return value
             # of one type before and after a loop's body, which may compute it from floats
-            return Decision(low_of(value), reference_of(value), origins([value]))
+            return Decision(low_of(value), reference_of(value))
         value = shaped(value, aval)
         return Pair(
             self.low.canonical(value.low, aval, boundary, equation),
             self.reference.canonical(value.reference, aval, boundary, equation),
             jnp.asarray(value.tainted),
-            value.origin,
         )
 
     def decisions(self, chosen: Value) -> Sequence[jax.Array]:
@@ -104,7 +103,7 @@ class Paired(Interpretation):
         own, other = results
         if isinstance(own, Pair):
             return dataclasses.replace(own, reference=other.reference)
-        return Decision(low_of(own), reference_of(other), origins(results))
+        return Decision(low_of(own), reference_of(other))
 
     def unfinished(
         self, equation: Equation, going: Sequence[jax.Array], value: Value, aval: ShapedArray
@@ -121,16 +120,15 @@ class Paired(Interpretation):
 
     def select(self, predicate: Value, on_true: Value, on_false: Value) -> Value:
         own, other = low_of(predicate), reference_of(predicate)
-        origin = origins([on_true, on_false])
         if isinstance(on_true, Pair):
             low = self.low.select(own, on_true.low, on_false.low)
             reference = self.reference.select(other, on_true.reference, on_false.reference)
-            return Pair(low, reference, on_true.tainted | on_false.tainted, origin)
+            return Pair(low, reference, on_true.tainted | on_false.tainted)
         if not any(isinstance(x, Decision) for x in (predicate, on_true, on_false)):
             return jnp.where(own, on_true, on_false)
         low = jnp.where(own, low_of(on_true), low_of(on_false))
         reference = jnp.where(other, reference_of(on_true), reference_of(on_false))
-        return Decision(low, reference, origin)
+        return Decision(low, reference)
 
     def unstack(self, value: Value, aval: ShapedArray) -> Value:
         value = self.rounded(value)
@@ -142,7 +140,6 @@ class Paired(Interpretation):
             self.low.unstack(value.low, aval),
             self.reference.unstack(value.reference, aval),
             spread(value.tainted, aval.shape[:1]),
-            value.origin,
         )
 
     def stack(self, value: Value, aval: ShapedArray) -> Value:
@@ -152,7 +149,6 @@ class Paired(Interpretation):
             self.low.stack(value.low, aval),
             self.reference.stack(value.reference, aval),
             value.tainted.any(),
-            value.origin,
         )
 
     def rounded(self, value: Value) -> Value:

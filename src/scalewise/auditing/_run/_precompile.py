@@ -56,7 +56,7 @@ class CompilingLockstep(Lockstep):
         outs, record, _ = self.evaluate(planned, inputs, op_params, *self.past(equation))
         if record is not None and Accumulator not in self.submitted:
             self.submitted[Accumulator] = self.pool.submit(state.prepare)
-        return state, self.with_origins(planned[0], 0, inputs, outs)
+        return state, self.with_constancy(planned[0], inputs, outs)
 
     def call(self, f: Callable[..., PyTree], *arguments: PyTree) -> PyTree:
         leaves, tree = jax.tree.flatten(arguments)
@@ -97,7 +97,7 @@ def compile_ahead(program: Program, lockstep: Lockstep, accumulator: Accumulator
             "plans": lockstep.plans, "literals": lockstep.literals, "limits": lockstep.limits,
             "code": lockstep.code,
         }  # fmt: skip
-        runs = {"low": lockstep.low, "reference": lockstep.reference, "settled": True}
+        runs = {"low": lockstep.low, "reference": lockstep.reference}
         tracer = CompilingLockstep(**runs, **shared, pool=pool)
         with lockstep.context():
             jax.eval_shape(interpret, arrays)

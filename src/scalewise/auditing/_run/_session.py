@@ -14,15 +14,15 @@ from jax.typing import ArrayLike
 from ..._jax import ShapedArray
 from ...interpret import Argument, Equation, Interpretation, Program, Value, is_float, lifted
 from ._accumulator import Accumulator
+from ._dataflow import Dataflow, dataflow
 from ._equation import Plan
 from ._equation_statistics import EquationStatistics, equation_statistics
-from ._gradients import Operands
 from ._interpretations import Reference, Runs, TableEmulation
 from ._lockstep import Lockstep
 from ._loss_scale import loss_scaled_paths
-from ._pair import origins, shaped
+from ._pair import shaped
 from ._precompile import compile_ahead
-from ._rounding import FP32_PARAMS, format_params
+from ._rounding import format_params
 from ._specialize import is_elementwise, nominal_format
 from ._statistics import Statistics
 
@@ -53,9 +53,8 @@ class Outcome:
 
     Attributes:
         recorded, statistics: the equations, and the statistics of each.
-        operands, flow: the equations that its operands come from, see :class:`Lockstep`.
+        dataflow: the equations that operands and outputs come from.
         origins: the equations that each float output comes from.
-        produced: the equations that the outputs come from.
         error, outputs: of all outputs, and of each by its path.
         reference_nans: the paths of outputs with NaN in the reference run.
         low, reference: the float outputs of both runs.
@@ -63,10 +62,8 @@ class Outcome:
 
     recorded: tuple[Equation, ...]
     statistics: Statistics
-    operands: Operands
-    flow: Operands
+    dataflow: Dataflow
     origins: tuple[tuple[int, ...], ...]
-    produced: frozenset[int]
     error: OutputError
     outputs: tuple[tuple[str, OutputError], ...]
     reference_nans: tuple[str, ...]
@@ -76,9 +73,7 @@ class Outcome:
     @functools.cached_property
     def equations(self) -> list[EquationStatistics]:
         """The statistics by equation; computed on demand, since few trials need them."""
-        return equation_statistics(
-            self.recorded, self.statistics, self.operands, self.flow, self.produced
-        )
+        return equation_statistics(self.recorded, self.statistics, self.dataflow)
 
 
 def new_code() -> dict[tuple[Callable, Runs, Plan], Callable]:
@@ -100,6 +95,7 @@ class Session:
         arguments: the lifted arguments, once they are needed.
         code: compiled code that runs with other interpretations share (see :class:`Lockstep`).
         floors: the least norm that each float output's error is relative to; () for 0.
+        known: how many equations were recorded when the dataflow was found, and that.
     """
 
     program: Program
@@ -113,6 +109,7 @@ class Session:
         default_factory=lambda: new_code()
     )
     floors: tuple[float, ...] = ()
+    known: tuple[int, Dataflow] | None = None
     lockstep: Lockstep = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -153,6 +150,15 @@ class Session:
         )  # fmt: skip
 
     @property
+    def dataflow(self) -> Dataflow:
+        """The dataflow between the equations that were recorded so far."""
+        count = len(self.lockstep.recorded)
+        if self.known is None or self.known[0] != count:
+            state = self.state_size if self.steps > 1 else 0
+            self.known = count, dataflow(self.program, self.lockstep.indices, state)
+        return self.known[1]
+
+    @property
     def adjustable(self) -> bool:
         """Whether a run may choose the format of each equation."""
         return isinstance(self.low, TableEmulation)
@@ -171,8 +177,9 @@ class Session:
         own = format_params(nominal_format(self.low), getattr(self.low, "saturate", False))
         table = np.tile(own, (max(self.program.equations, 1), 1))
         for index, equation in enumerate(self.lockstep.recorded):
-            if self.lockstep.stays_wide(equation):
-                table[index] = FP32_PARAMS
+            own = self.lockstep.own_params(equation)
+            if own is not None:
+                table[index] = own
         return table
 
     def run(
@@ -207,7 +214,6 @@ class Session:
             inputs = self._inputs(step, state, arguments, lockstep)
             values = lockstep.interpret(self.program, accumulator, inputs)[1]
             lockstep.magnitudes.next_step()
-        self.lockstep.settled = True
         with jax.enable_x64(True):
             statistics = accumulator.flush()
         return self._outcome(tuple(lockstep.recorded), statistics, values)
@@ -217,14 +223,12 @@ class Session:
         lows, references = self._both(values, avals)
         floats = [(p, v) for p, v, a in zip(self.program.paths, values, avals, strict=True)
                   if is_float(a)]  # fmt: skip
-        error = OutputError(0, 0.0)
+        error, flow = OutputError(0, 0.0), self.dataflow
         outcome = Outcome(
             recorded=recorded,
             statistics=statistics,
-            operands=self.lockstep.operands,
-            flow=self.lockstep.flow,
-            origins=tuple(origins([v]) for _, v in floats),
-            produced=frozenset(origins(values)),
+            dataflow=flow,
+            origins=tuple(own for own, a in zip(flow.outputs, avals, strict=True) if is_float(a)),
             error=error,
             outputs=tuple((p, error) for p, _ in floats),
             reference_nans=(),

@@ -16,11 +16,11 @@ from ...autocasting import Autocast, converted, policy
 from ...autoscaling import Boundaries, EveryOp, interpretation
 from ...autoscaling.recipes import recipe
 from ...emulating import Constant, EmulationWithDraws
-from ...interpret import Applied, Equation, Interpretation, State, Value, is_float, transform
+from ...interpret import Applied, Equation, Interpretation, State, Value, transform
 from .._run._dtypes import as_cast
 from .._run._interpretations import FP32_MAX, TableEmulation
 from .._run._loss_scale import LossScaled
-from .._run._rounding import is_wide
+from .._run._rounding import FP32_PARAMS, format_params, is_wide
 from ._setting import Setting
 
 Indices = Mapping[tuple[int, ...], tuple[int, str]]
@@ -80,10 +80,11 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
             raise ValueError(OTHER_PROGRAM)
         self.seen.add(equation.path)
         if index is None:  # exact, or in a branch that the audit didn't take
-            params = self.params_of(_float_type(equation))
+            own = self.own_params(equation)
+            params = format_params(self.fmt, self.saturate) if own is None else own
         else:
             params = self.setting.formats[index]
-        keeps_limits = self.limits and not self.is_low(_float_type(equation))
+        keeps_limits = self.limits and self.own_params(equation) is FP32_PARAMS
         if is_wide(params) and not keeps_limits:  # in float32 it reads the program's own constants
             inputs = [
                 dataclasses.replace(x, rounded=x.exact.astype(self.carrier))
@@ -95,11 +96,6 @@ class FixedEmulation(EmulationWithDraws, TableEmulation):
 
     def residual(self, value: Value, aval: ShapedArray) -> Any:
         raise ValueError(OTHER_PROGRAM)
-
-
-def _float_type(equation: Equation) -> Any:
-    """Returns the type of an equation's first float result, or else of its first result."""
-    return next(filter(is_float, equation.out_avals), equation.out_avals[0])
 
 
 class FixedFunction:

@@ -30,7 +30,7 @@ WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width
 
 @register("constant", "constant")
 def _constant(context: Context) -> Iterator[Fix]:
-    """Yields another number, the number in float32, and with it the line that uses it."""
+    """Yields another number, the number in float32, and its line and function in float32."""
     literal, fmt = context.literal, context.fmt
     assert literal is not None
     number, written = literal.number, literal.written
@@ -45,15 +45,7 @@ def _constant(context: Context) -> Iterator[Fix]:
     here = (literal.file, literal.line)
     line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
     if line:
-        indices = tuple(e.index for e in line)
-        alone = Fix("", partial(Setting.widened, indices=indices))
-        text = f"{context.word} for line {literal.line}, its {written} too"
-        yield Fix(
-            text,
-            lambda now: replace(now, new=number).widened(indices),
-            indices=indices,
-            without=alone,
-        )
+        yield widened(context.word, f"line {literal.line}", line)  # its literals are wide too
         function = like(line[0], context.equations, "file", "function")
         if len(function) > len(line):
             yield widened(context.word, f"all of {line[0].name}", function)
@@ -238,8 +230,9 @@ def _float32(context: Context) -> Iterator[Fix]:
     here, equations = context.group.first, context.equations
     yielded: set[tuple[int, ...]] = set()
     optimizer = here.direction == "optimizer"
+    own = f"cast to {here.dtype}" if here.quantizes else here.primitive
     for what, found in (
-        (f"this {here.primitive}", list(context.group.equations)),
+        (f"this {own}", list(context.group.equations)),
         (f"line {here.line}", like(here, equations, "file", "line", "direction")),
         (f"line {here.line}, both ways", like(here, equations, "file", "line")),
         (f"all of {here.name}", like(here, equations, "file", "function")),

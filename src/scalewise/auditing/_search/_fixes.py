@@ -47,7 +47,6 @@ class Fix:
         change: returns a setting, or the interpretation of a policy or recipe, with the change.
         size: how many operations get a wider format, to order fixes of one finding; 0 if the
             change is of another kind.
-        without: a narrower fix; this one is accepted only if that one is measurably worse.
         indices: the operations that become float32.
         limits: literals of the program's own narrow dtype that become float32's.
         replaces: a constant and the number that takes its place.
@@ -60,7 +59,6 @@ class Fix:
     text: str
     change: Callable[[Any], Any] = dataclasses.field(repr=False)
     size: int = dataclasses.field(default=0, repr=False)
-    without: Fix | None = dataclasses.field(default=None, repr=False)
     indices: tuple[int, ...] = dataclasses.field(default=(), repr=False)
     limits: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     replaces: tuple[float, float] | None = dataclasses.field(default=None, repr=False)

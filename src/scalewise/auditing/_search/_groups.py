@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from ...formats import Format
+from ...formats import Format, format
 from .._run._equation_statistics import TOTALS, Equations, EquationStatistics
 from ._causes import AMPLIFIED, Causes
 
@@ -57,7 +57,11 @@ class Group:
     def is_singular(self, fmt: Format) -> bool:
         """Whether results are infinite though the exact ones would fit: a division by 0."""
         amax = max(e["amax"] for e in self.equations)
-        return self.total("overflowed") > 0 and amax <= float(fmt.max)
+        return self.total("overflowed") > 0 and amax <= float(self.own_format(fmt).max)
+
+    def own_format(self, fmt: Format) -> Format:
+        """Returns the format of the program's own cast to 8 bits; ``fmt`` of other operations."""
+        return format(self.first.dtype) if self.first.quantizes else fmt
 
     @property
     def cancels(self) -> bool:
@@ -120,7 +124,8 @@ def groups(equations: Equations, fmt: Format, causes: Causes | None = None) -> l
     """
     found: dict[tuple, list[EquationStatistics]] = {}
     for e in equations:
-        key = (e.index,) if e.file is None else (e.file, e.line, e.primitive, e.part)
+        place = (e.file, e.line, e.primitive, e.part, e.quantizes)
+        key = (e.index,) if e.file is None else place
         found.setdefault(key, []).append(e)
     factor = causes.amplification if causes else lambda _: 0.0
     noticeable = min(0.01, 16 * float(fmt.eps))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 from ...formats import Format, Saturation
-from ...primitives import having
+from ...primitives import PRIMITIVES, having
 from .._run._equation_statistics import EquationStatistics
 from ._groups import Group
 from ._thresholds import EXACT
@@ -47,12 +47,6 @@ class FindingKind:
 
 
 INDICES = having("indexes")
-# How a primitive makes an infinity of finite numbers, other than by their size.
-SINGULAR = {
-    "log": "the logarithm of 0", "log1p": "the logarithm of 0", "rsqrt": "the inverse root of 0",
-    "pow": "a negative power of 0", "integer_pow": "a negative power of 0",
-    "atanh": "of 1 or -1", "erf_inv": "of 1 or -1", "lgamma": "of a pole", "digamma": "of a pole",
-}  # fmt: skip
 KINDS: dict[str, FindingKind] = {}  # by name; a finding is of the first kind with evidence
 
 
@@ -93,10 +87,12 @@ def _nan(group: Group, fmt: Format) -> str:
 
 
 def _too_large(group: Group, fmt: Format) -> str:
+    fmt = group.own_format(fmt)
     amax = max(e["amax"] for e in group.equations)
     count = f"{int(group.total('overflowed')):,} of {int(group.total('elements')):,} numbers"
     if amax <= float(fmt.max):
-        why = SINGULAR.get(group.first.primitive, "a division by 0")
+        row = PRIMITIVES.get(group.first.primitive)
+        why = (row and row.pole) or "a division by 0"
         return f"{count} are infinite, though no input is: {why}"
     return f"{exceeds(amax, fmt)} in {count}"
 
@@ -187,7 +183,7 @@ def _amplified(group: Group, fmt: Format) -> str:
 
 @register("precision", lambda *_: True)  # the last: what is left
 def _precision(group: Group, fmt: Format) -> str:
-    made, unit = group.worst("introduced"), float(fmt.eps) / 2
+    made, unit = group.worst("introduced"), float(group.own_format(fmt).eps) / 2
     if made < EXACT * unit:
         return made_here(max(group.equations, key=lambda e: e.inherited))
     return f"error made here {made:.2g}, {made / unit:.2g} times half a unit in the last place"

@@ -15,7 +15,7 @@ from ._measure import key_of, lost_updates
 from ._setting import Setting
 from ._thresholds import CHANGE_LOST, CHANGE_REGAINED, NOT_WORSE, UPDATES_LOST
 from ._trials import Trials
-from ._updates import Update, decays, lost_contributions, updates
+from ._updates import Update, counters, decays, lost_contributions, updates
 
 Measure = Callable[[Outcome], float]
 MOST = 12  # findings about lost changes: each takes up to four trials
@@ -81,6 +81,10 @@ def _lost(search: Trials) -> Iterator[_Lost]:
             group = _group_of(groups, outcome, update.indices)
             measure = _of(search, update.indices)
             yield _Lost(_finding(search, group, update), group, measure, str(update))
+    for index, text in counters(session, outcome, search.fmt):
+        group = _group_of(groups, outcome, (index,))
+        what = dataclasses.replace(search._finding(group), kind="swamping", evidence=text)
+        yield _Lost(what, group, _swamped(group), text)
     for index in lost_contributions(outcome):
         group = _group_of(groups, outcome, (index,))
         yield _Lost(_finding(search, group), group, _swamped(group))
@@ -126,7 +130,8 @@ def _finding(search: Trials, group: Group, update: Update | None = None) -> Find
 
 
 def _fixed(search: Trials, lost: _Lost) -> bool:
-    """Accepts the first fix that regains the change; returns False if none does."""
+    """Accepts the smallest fix that regains the change, and at most twice as much of its error is
+    left as with another one; returns False if none does."""
     before, error = lost.measure(search.outcome), search.outcome.error
     if not isinstance(search.current, Setting):
         return False
@@ -135,8 +140,7 @@ def _fixed(search: Trials, lost: _Lost) -> bool:
         search.outcome.equations, literal=lost.literal, causes=search._causes,
     )  # fmt: skip
     kind = "constant" if lost.literal else "lost_updates"
-    tried: list[tuple[Fix, Outcome]] = []
-    chosen: tuple[Fix, Outcome] | None = None
+    tried: list[tuple[Fix, Outcome, float]] = []
     for fix in proposals(kind, context):
         setting = fix.change(search.current)
         after = search.results.get(key_of(setting))
@@ -145,14 +149,16 @@ def _fixed(search: Trials, lost: _Lost) -> bool:
         after = after or search._try(setting)
         limit = NOT_WORSE * error.relative + float(search.fmt.eps)
         if after.error.non_finite <= error.non_finite and after.error.relative <= limit:
-            tried.append((fix, after))
-            if lost.measure(after) <= CHANGE_REGAINED * before:
-                chosen = fix, after
+            tried.append((fix, after, lost.measure(after)))
+            if tried[-1][-1] <= min(CHANGE_REGAINED * before, float(search.fmt.eps) / 2):
                 break
+    least = min((left for *_, left in tried), default=before)
+    chosen = next((x for x in tried if x[-1] <= min(CHANGE_REGAINED * before, 2 * least)), None)
     if tried and lost.literal and before < CHANGE_LOST:  # the decay counts in later calls
         chosen = chosen or tried[-1]
     if chosen is None:
         return False
-    found = dataclasses.replace(lost.what, fix=search._accepted(chosen[0]))
-    search._accept(*chosen, [found])
+    fix, after, _ = chosen
+    found = dataclasses.replace(lost.what, fix=search._accepted(fix))
+    search._accept(fix, after, [found])
     return True

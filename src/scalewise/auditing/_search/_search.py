@@ -199,7 +199,7 @@ class Search(JointFixes):
                     continue
                 after = self._try(setting)
             tried.append((fix, after.error))
-            helps = better(after.error, before, GAIN) and self._beats_narrower(fix, after)
+            helps = better(after.error, before, GAIN)
             if helps:
                 helped.append((fix, after))
             if fix is probe and not helps:  # what is part of it won't help either
@@ -244,7 +244,9 @@ class Search(JointFixes):
         *others, last = (after.error for _, after in helped)
         if self._is_least(last):
             return True
-        rounds = not before.non_finite or last.relative <= FEW_ROUNDINGS * self._rounding
+        fix = helped[-1][0]
+        coarse = before.non_finite or (fix.kind is not None and fix.kind.name == "wider_result")
+        rounds = not coarse or last.relative <= FEW_ROUNDINGS * self._rounding
         return enough(last, before) and (rounds or any(near(x, last) for x in others))
 
     def _is_like_any_rounding(self, what: Finding, fix: Fix) -> bool:
@@ -402,15 +404,6 @@ class Search(JointFixes):
         count, size = int(small["subnormal"]), int(small["elements"])
         text = f"{count:,} of {size:,} numbers are subnormal"
         return dataclasses.replace(moved, kind="underflow", evidence=text) if count else what
-
-    def _beats_narrower(self, fix: Fix, after: Outcome) -> bool:
-        """Returns True if the narrower alternative is measurably worse, or there is none."""
-        if fix.without is None or self.trials <= 0:
-            return True
-        setting = fix.without.change(self.current)
-        if key_of(setting) not in self.results:
-            self.results[key_of(setting)] = self._try(setting)
-        return better(after.error, self.results[key_of(setting)].error, GAIN)
 
 
 def _is_part_of(fix: Fix, other: Fix) -> bool:

@@ -16,6 +16,8 @@ CONTRIBUTION_LOST = 0.9
 # A smaller multiple of an argument is below half a unit of BF16 beside a number of the argument's
 # own size.
 SMALL_FACTOR = 2.0**-9
+# A counter stops where its step is half a unit in the last place: a finding from a quarter of it.
+NEAR_ITS_END = 0.25
 # A fix of a lost change is accepted if it leaves half of the change's error.
 CHANGE_REGAINED = 0.5
 # The outputs' error hardly shows such a fix; it may exceed the one before by so much.

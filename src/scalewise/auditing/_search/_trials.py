@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ...formats import FP32, Format, Saturation
+from .._bisect import fewest
 from .._run._equation_statistics import EquationStatistics
 from .._run._gradients import Operands
 from .._run._session import Outcome, OutputError, Session
@@ -114,7 +115,7 @@ class Trials:
 
     @functools.cached_property
     def _operands(self) -> Operands:
-        return self.session.lockstep.operands
+        return self.session.dataflow.operands
 
     @functools.cached_property
     def _rewrites(self) -> list[Rewrite]:
@@ -124,10 +125,10 @@ class Trials:
 
     @property
     def _causes(self) -> Causes:
-        return Causes(self.session.lockstep.flow, self.outcome.equations)
+        return Causes(self.outcome.dataflow.flow, self.outcome.equations)
 
     def _groups(self, outcome: Outcome) -> list[Group]:
-        causes = Causes(self.session.lockstep.flow, outcome.equations)
+        causes = Causes(outcome.dataflow.flow, outcome.equations)
         return groups(outcome.equations, self.fmt, causes)
 
     def _finding(self, group: Group) -> Finding:
@@ -184,26 +185,22 @@ class Trials:
 
     def _fewer_lines(self, fix: Fix, after: Outcome) -> tuple[Fix, Outcome]:
         """Narrows float32 for several lines to the lines that matter, by bisection."""
-        kept, budget = list(self._by_line(fix).values()), NARROWING
-        size = len(kept) // 2
         limit = OutputError(after.error.non_finite, 2 * after.error.relative)
-        while size and budget and self.trials > self.reserve:
-            for start in range(0, len(kept), size):
-                rest = kept[:start] + kept[start + size :]
-                if not rest or not budget or self.trials <= self.reserve:
-                    continue
-                few = [e for line in rest for e in line]
-                text = described(few, self.outcome.equations)
-                narrow = widened(self._word, text, few, cause=fix.cause, limits=fix.limits)
-                setting = self._untried(narrow)
-                if setting is None:
-                    continue
-                budget -= 1
-                outcome = self._try(setting)
-                if outcome.error <= limit or self._is_least(outcome.error):
-                    fix, after, kept = dataclasses.replace(narrow, kind=fix.kind), outcome, rest
-                    break
-            else:
-                size //= 2
-            size = min(size, len(kept) // 2)
-        return fix, after
+        found, end = (fix, after), max(self.reserve, self.trials - NARROWING)
+
+        def helps(lines: list[list[EquationStatistics]]) -> bool:
+            nonlocal found
+            few = [e for line in lines for e in line]
+            text = described(few, self.outcome.equations)
+            narrow = widened(self._word, text, few, cause=fix.cause, limits=fix.limits)
+            setting = self._untried(narrow) if few and self.trials > end else None
+            if setting is None:
+                return False
+            outcome = self._try(setting)
+            enough = outcome.error <= limit or self._is_least(outcome.error)
+            if enough:
+                found = dataclasses.replace(narrow, kind=fix.kind), outcome
+            return enough
+
+        fewest(list(self._by_line(fix).values()), helps)
+        return found

@@ -10,17 +10,24 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
 from ..._jax import jex
+from ...formats import Format
 from ...interpret import Equation, Program, is_float
 from .._run._equation_statistics import ADDITIONS
 from .._run._session import Outcome, Session
 from ._causes import Causes
 from ._literals import Literal
-from ._thresholds import CHANGE_LOST, CONTRIBUTION_LOST, ROUNDED_AWAY, SMALL_FACTOR
+from ._thresholds import (
+    CHANGE_LOST,
+    CONTRIBUTION_LOST,
+    NEAR_ITS_END,
+    ROUNDED_AWAY,
+    SMALL_FACTOR,
+)
 
 BACK = 3  # operations between a constant that scales the state and the output that it makes
 
@@ -104,7 +111,7 @@ def updates(session: Session, outcome: Outcome) -> list[Update]:
         return []
     lows, references = session.state_arrays()
     eps = float(np.finfo(session.reference.dtype).eps)
-    causes = Causes(outcome.flow, outcome.equations)
+    causes = Causes(outcome.dataflow.flow, outcome.equations)
     found = []
     for output, argument, whole in pairs:
         new, old = _wide(outcome.reference[output]), _wide(references[argument])
@@ -150,7 +157,7 @@ def decays(
     An average with such a decay forgets nothing, whatever its change in one call.
     """
     ones = [x for x in literals if abs(x.rounded) == 1 and x.primitive == "mul"]
-    causes = Causes(outcome.flow, outcome.equations)
+    causes = Causes(outcome.dataflow.flow, outcome.equations)
     found = []
     for output in (x.output for x in carried(session.program)) if ones else ():
         indices = _rounds(outcome.origins[output], causes)
@@ -166,7 +173,7 @@ def decays(
 def lost_contributions(outcome: Outcome) -> list[int]:
     """Returns additions of the optimizer to which a small multiple of an argument contributes
     nothing: a weight decay, for example."""
-    causes = Causes(outcome.flow, outcome.equations)
+    causes = Causes(outcome.dataflow.flow, outcome.equations)
     found = []
     for e in outcome.equations:
         lost = e["added"] and e.share("swamped") >= CONTRIBUTION_LOST and not e.adds_constant
@@ -177,6 +184,28 @@ def lost_contributions(outcome: Outcome) -> list[int]:
             if _scales_argument(causes, before.index) and 0 < abs(factor) < SMALL_FACTOR:
                 found.append(e.index)
     return found
+
+
+def counters(session: Session, outcome: Outcome, fmt: Format) -> list[tuple[int, str]]:
+    """Returns additions of a constant to carried multiples of it that soon change nothing, and a
+    sentence about each: a number of steps, for example."""
+    causes, arguments = Causes(outcome.dataflow.flow, outcome.equations), session.state_arrays()[1]
+    found = []
+    for output, argument, _ in carried(session.program):
+        old, new = _wide(arguments[argument]), _wide(outcome.reference[output])
+        for e in (causes.equations[i] for i in _rounds(outcome.origins[output], causes)):
+            literals = [x for x in outcome.recorded[e.index].eqn.invars if _is_number(x)]
+            step = abs(float(literals[0].val)) if literals else 0.0
+            end = step * 2.0**fmt.precision
+            near = e["limit"] <= float(fmt.max) and NEAR_ITS_END * end <= e["reference_max"] < end
+            if near and (np.abs(new - old) == step).all() and (old % step == 0).all():
+                top = e["reference_max"]
+                found.append((e.index, f"a counter, now {top:g}, stays at {end:g} from then on"))
+    return found
+
+
+def _is_number(atom: object) -> TypeGuard[jex.Literal]:
+    return isinstance(atom, jex.Literal) and np.size(atom.val) == 1
 
 
 def _scales_argument(causes: Causes, index: int) -> bool:
@@ -201,6 +230,5 @@ def _converts_argument(causes: Causes, index: int) -> bool:
 
 def _factor(equation: Equation) -> float:
     """Returns the constant of a product; 0 without one."""
-    found = [x.val for x in equation.eqn.invars if isinstance(x, jex.Literal)]
-    scales = equation.name == "mul" and found and np.size(found[0]) == 1
-    return float(found[0]) if scales else 0.0
+    found = [x.val for x in equation.eqn.invars if _is_number(x)]
+    return float(found[0]) if equation.name == "mul" and found else 0.0

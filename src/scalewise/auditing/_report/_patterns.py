@@ -1,0 +1,206 @@
+"""Expressions of a user's source that a fix replaces, found by patterns of Python's syntax."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+
+# By the text of a fix before "in place of": the expression that is replaced, and what replaces it.
+# Single capitals stand for any expression, the same one each time; `...` for a call's further
+# arguments. Squares are written `square(X)`, methods of arrays as functions.
+PATTERNS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "log1p(x)": [("log(1 + X)", "jnp.log1p(X)")],
+    "log1p(-x)": [("log(1 - X)", "jnp.log1p(-(X))")],
+    "expm1(x)": [("exp(X) - 1", "jnp.expm1(X)")],
+    "log_sigmoid(x)": [("log(sigmoid(X))", "jax.nn.log_sigmoid(X)")],
+    "log_sigmoid(-x)": [("log(1 - sigmoid(X))", "jax.nn.log_sigmoid(-(X))")],
+    "softplus(x)": [("log(1 + exp(X))", "jax.nn.softplus(X)")],
+    "logaddexp(x, y)": [("log(exp(X) + exp(Y))", "jnp.logaddexp(X, Y)")],
+    "logsumexp(x)": [("log(sum(exp(X), ...))", "jax.nn.logsumexp(X, ...)")],
+    "logsumexp(x, b=w)": [("log(sum(W * exp(X), ...))", "jax.nn.logsumexp(X, ..., b=W)")],
+    "log_softmax(x)": [
+        ("log(softmax(X, ...))", "jax.nn.log_softmax(X, ...)"),
+        ("log(exp(X) / sum(exp(X)))", "jax.nn.log_softmax(X, axis=None)"),
+        ("log(exp(X) / sum(exp(X), ..., axis=A))", "jax.nn.log_softmax(X, axis=A)"),
+        ("log(exp(X) / sum(exp(X), A, ...))", "jax.nn.log_softmax(X, axis=A)"),
+    ],
+    "softmax(x)": [
+        ("exp(X) / sum(exp(X))", "jax.nn.softmax(X, axis=None)"),
+        ("exp(X) / sum(exp(X), ..., axis=A)", "jax.nn.softmax(X, axis=A)"),
+        ("exp(X) / sum(exp(X), A, ...)", "jax.nn.softmax(X, axis=A)"),
+    ],
+    "sum(x)": [("log(prod(exp(X), ...))", "jnp.sum(X, ...)")],
+    "hypot": [("sqrt(square(X) + square(Y))", "jnp.hypot(X, Y)")],
+    "the mean of squared deviations": [
+        ("mean(square(X)) - square(mean(X))", "jnp.mean(jnp.square(X - jnp.mean(X)))"),
+        (
+            "mean(square(X), ..., axis=A) - square(mean(X, ..., axis=A))",
+            "jnp.mean(jnp.square(X - jnp.mean(X, axis=A, keepdims=True)), ..., axis=A)",
+        ),
+        (
+            "mean(square(X), A, ...) - square(mean(X, A, ...))",
+            "jnp.mean(jnp.square(X - jnp.mean(X, A, keepdims=True)), A, ...)",
+        ),
+    ],
+    "ops.l2_norm": [
+        ("sqrt(sum(square(X), ...))", "scalewise.ops.l2_norm(X, ...)"),
+        ("norm(X, ...)", "scalewise.ops.l2_norm(X, ...)"),
+    ],
+    "sum(log(x))": [("prod(X, ...)", "jnp.sum(jnp.log(X), ...)")],
+}
+SCALED = (
+    "(lambda *args: jax.tree.map(lambda g: jnp.float32(g) / {k}, "
+    "{grad}(lambda *args: {k} * ({f})(*args){rest})(*args)))"
+)
+GRADIENTS = ("grad", "value_and_grad")
+INLINED = 4  # names that are looked up within each other
+Found = dict[str, ast.expr]  # what names stand for; of `...` a call with these arguments
+
+
+def replacement(node: ast.expr, text: str, scope: ast.AST) -> str | None:
+    """Returns what replaces an expression; None if none of a fix's patterns matches it.
+
+    Args:
+        node: an expression.
+        text: the fix's, up to "in place of".
+        scope: the function around the expression, whose assignments define the names in it.
+    """
+    for pattern, template in PATTERNS.get(text, ()):
+        found: Found = {}
+        expected = ast.parse(pattern, mode="eval").body
+        if _matches(expected, node, found, _definitions(scope)):
+            return ast.unparse(_Fill(found).visit(ast.parse(template, mode="eval").body))
+    return None
+
+
+def scaled_gradient(node: ast.expr, scale: str, source: str) -> str | None:
+    """Returns the call of a gradient function with a loss scale; None for another expression, or a
+    loss with further results, which no scale may change."""
+    if not isinstance(node, ast.Call) or _name(node.func) not in GRADIENTS or len(node.args) != 1:
+        return None
+    if any(x.arg in (None, "has_aux") for x in node.keywords):
+        return None
+    rest = "".join(f", {x.arg}={_text(x.value, source)}" for x in node.keywords)
+    grad, loss = _text(node.func, source), _text(node.args[0], source)
+    return SCALED.format(k=scale, grad=grad, f=loss, rest=rest)
+
+
+def uncast(node: ast.expr, dtype: str, source: str) -> str | None:
+    """Returns the operand of a cast to a dtype; None for another expression."""
+    match node:
+        case ast.Call(ast.Attribute(value, "astype"), [to]) if dtype in ast.unparse(to):
+            return _text(value, source)
+    return None
+
+
+def _text(node: ast.expr, source: str) -> str:
+    return ast.get_source_segment(source, node) or ast.unparse(node)
+
+
+def _name(node: ast.expr) -> str:
+    """Returns the last part of a dotted name."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _normal(node: ast.expr) -> ast.expr:
+    """Returns a square as ``square(x)``, and a method's call as a function's."""
+    match node:
+        case ast.BinOp(left, ast.Pow(), ast.Constant(2 | 2.0)):
+            return ast.Call(ast.Name("square"), [left], [])
+        case ast.BinOp(left, ast.Mult(), right) if ast.dump(left) == ast.dump(right):
+            return ast.Call(ast.Name("square"), [left], [])
+        case ast.Call(ast.Attribute(owner, name), arguments, keywords) if not _is_module(owner):
+            return ast.Call(ast.Name(name), [owner, *arguments], keywords)
+    return node
+
+
+def _is_module(node: ast.expr) -> bool:
+    return _name(node) in ("jnp", "np", "numpy", "jax", "lax", "nn", "linalg", "nnx", "optax")
+
+
+def _definitions(scope: ast.AST) -> dict[str, ast.expr]:
+    """Returns the values of the names that a function assigns once."""
+    found: dict[str, list[ast.expr | None]] = {}
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.setdefault(node.id, []).append(None)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name):
+                found.setdefault(target.id, []).append(node.value)
+    return {k: x for k, own in found.items() if len(own) == 2 for x in own if x is not None}
+
+
+def _matches(
+    expected: ast.expr,
+    node: ast.expr,
+    found: Found,
+    known: Mapping[str, ast.expr],
+    depth: int = INLINED,
+) -> bool:
+    if isinstance(expected, ast.Name) and len(expected.id) == 1:
+        return ast.dump(found.setdefault(expected.id, node)) == ast.dump(node)
+
+    def same(a: ast.expr, b: ast.expr) -> bool:
+        return _matches(a, b, found, known, depth)
+
+    node = _normal(node)
+    if isinstance(node, ast.Name) and node.id in known and depth:
+        return _matches(expected, known[node.id], found, known, depth - 1)
+    match expected, node:
+        case ast.Constant(a), ast.Constant(b):
+            return type(b) in (int, float) and a == b
+        case ast.BinOp(a, operator, b), ast.BinOp(c, other, d) if type(operator) is type(other):
+            before = dict(found)
+            if same(a, c) and same(b, d):
+                return True
+            found.clear()
+            found.update(before)
+            swaps = isinstance(operator, ast.Add | ast.Mult)
+            return swaps and same(a, d) and same(b, c)
+        case ast.Call(), ast.Call() if _name(expected.func) == _name(node.func):
+            return _arguments_match(expected, node, found, same)
+    return False
+
+
+def _arguments_match(expected: ast.Call, node: ast.Call, found: Found, same) -> bool:
+    *first, last = expected.args
+    rest = isinstance(last, ast.Constant) and last.value is ...
+    own = first if rest else expected.args
+    if len(node.args) < len(own) or (len(node.args) > len(own) and not rest):
+        return False
+    if not all(map(same, own, node.args)):
+        return False
+    given = {x.arg: x.value for x in node.keywords}
+    for keyword in expected.keywords:
+        if keyword.arg not in given or not same(keyword.value, given.pop(keyword.arg)):
+            return False
+    if given and not rest:
+        return False
+    more = ast.Call(ast.Name("f"), node.args[len(own) :], [ast.keyword(*x) for x in given.items()])
+    return not rest or ast.dump(found.setdefault("...", more)) == ast.dump(more)
+
+
+class _Fill(ast.NodeTransformer):
+    """Puts what its names stand for into a template."""
+
+    def __init__(self, found: Found):
+        self.found = found
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.found.get(node.id, node)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        kept = [x for x in node.args if not (isinstance(x, ast.Constant) and x.value is ...)]
+        rest = self.found.get("...") if len(kept) < len(node.args) else None
+        node.args = kept
+        self.generic_visit(node)
+        if isinstance(rest, ast.Call):
+            node.args += rest.args
+            node.keywords = [*rest.keywords, *node.keywords]
+        return node
+
+
+def expressions(node: ast.AST) -> Iterator[ast.expr]:
+    """Yields the expressions within a node, the outer ones first."""
+    return (x for x in ast.walk(node) if isinstance(x, ast.expr))

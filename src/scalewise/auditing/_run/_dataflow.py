@@ -1,0 +1,120 @@
+"""Which recorded equations each operand and output comes from, read off the program's jaxpr."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from ..._jax import Jaxpr, open_jaxpr
+from ...interpret import CONTROL, Equation, Program
+from ...interpret._body import Body, Number, body_of
+from ...primitives import params
+
+Origins: TypeAlias = tuple[int, ...]  # indices of recorded equations
+MOST = 64  # equations that a value's origins name at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataflow:
+    """Where the numbers of operands and outputs come from, unrounded since.
+
+    Attributes:
+        operands: for each recorded equation, by operand, the recorded equations that it comes from
+            at its first visit.
+        flow: the same at all visits: also through the carries of loops, and through the state from
+            one step to the next.
+        outputs: the recorded equations that each output of the program comes from.
+    """
+
+    operands: Mapping[int, tuple[Origins, ...]]
+    flow: Mapping[int, tuple[Origins, ...]]
+    outputs: Sequence[Origins]
+
+
+def dataflow(program: Program, indices: Mapping[tuple[int, ...], int], state: int = 0) -> Dataflow:
+    """Returns the dataflow of a program.
+
+    Args:
+        program: traced.
+        indices: of the recorded equations, by path.
+        state: how many outputs, the first ones, are the first inputs of a next step; 0 without one.
+    """
+    walk, count = _Walk(indices), len(program.in_avals)
+    outs = walk.body(program.body, [()] * count)
+    if state:
+        outs = walk.body(program.body, [*outs[:state], *[()] * (count - state)])
+    return Dataflow(walk.operands, walk.flow, outs)
+
+
+def _union(some: Iterable[Origins]) -> Origins:
+    return tuple(dict.fromkeys(index for origins in some for index in origins))[:MOST]
+
+
+@dataclasses.dataclass
+class _Walk:
+    indices: Mapping[tuple[int, ...], int]
+    operands: dict[int, tuple[Origins, ...]] = dataclasses.field(default_factory=dict)
+    flow: dict[int, tuple[Origins, ...]] = dataclasses.field(default_factory=dict)
+
+    def inner(
+        self, within: Equation, jaxpr: Jaxpr, values: Sequence[Origins], *part: int
+    ) -> list[Origins]:
+        return self.body(body_of(open_jaxpr(jaxpr)[0], within, part), values)
+
+    def body(self, body: Body, values: Sequence[Origins]) -> list[Origins]:
+        known = dict(zip(body.inputs, values, strict=True))
+
+        def read(atom) -> Origins:
+            return () if isinstance(atom, Number) else known.get(atom, ())
+
+        for step in body.steps:
+            outs = self.equation(step.equation, [read(x) for x in step.reads])
+            known.update(zip(step.writes, outs, strict=True))
+        return [read(x) for x in body.outputs]
+
+    def equation(self, equation: Equation, inputs: Sequence[Origins]) -> list[Origins]:
+        match equation.name:
+            case "scan":
+                return self.scan(equation, inputs)
+            case "while":
+                return self.while_loop(equation, inputs)
+            case "cond":
+                parts = enumerate(params.branches(equation))
+                outs = [self.inner(equation, b, inputs[1:], i) for i, b in parts]
+                return [_union(some) for some in zip(*outs, strict=True)]
+        calls = equation.name in CONTROL or params.is_call(equation)
+        called = params.called(equation) if calls else None
+        if called is not None:
+            return self.inner(equation, called, inputs)
+        index = self.indices.get(equation.path)
+        if index is None:
+            return [_union(inputs)] * len(equation.out_avals)
+        self.operands.setdefault(index, tuple(inputs))
+        before = self.flow.get(index, inputs)
+        self.flow[index] = tuple(_union(some) for some in zip(before, inputs, strict=True))
+        return [(index,)] * len(equation.out_avals)
+
+    def scan(self, equation: Equation, inputs: Sequence[Origins]) -> list[Origins]:
+        loop = params.scan(equation)
+        first, last = loop.consts, loop.consts + loop.carries
+        while True:
+            outs = self.inner(equation, loop.body, inputs)
+            carry = map(_union, zip(inputs[first:last], outs, strict=False))
+            again = [*inputs[:first], *carry, *inputs[last:]]
+            if again == list(inputs):
+                return outs
+            inputs = again
+
+    def while_loop(self, equation: Equation, inputs: Sequence[Origins]) -> list[Origins]:
+        loop = params.while_loop(equation)
+        first = loop.condition_consts + loop.body_consts
+        conditions, consts = inputs[: loop.condition_consts], inputs[loop.condition_consts : first]
+        carry = list(inputs[first:])
+        while True:
+            self.inner(equation, loop.condition, [*conditions, *carry], 0)
+            outs = self.inner(equation, loop.body, [*consts, *carry], 1)
+            again = [_union(some) for some in zip(carry, outs, strict=True)]
+            if again == carry:
+                return carry
+            carry = again
