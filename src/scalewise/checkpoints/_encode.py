@@ -16,7 +16,9 @@ import numpy as np
 
 from ..formats import BLOCK_FORMATS, E2M1FN, E4M3FN, BlockFormat, Format
 from ._layouts import Layout
-from ._packed import CHUNK, Packed, Rows, _scales, elements, pack_nibbles, slabs
+from ._packed import (
+    CHUNK, Packed, Rows, _scales, elements, largest_of_blocks, pack_nibbles, slabs,
+)  # fmt: skip
 
 Choice = Literal["amax", "four_over_six", "least_squares", "mse"]
 CHOICES: tuple[Choice, ...] = ("amax", "four_over_six", "least_squares", "mse")
@@ -199,8 +201,8 @@ def _rows(x: np.ndarray | Rows, out: Packed, writer: Writer, choice: Choice) -> 
     for i in range(0, x.shape[0], step):
         blocks = np.asarray(x[i : i + step]).astype(np.float32).reshape(-1, columns // size, size)
         if not writer.signed_zero and out.element == E2M1FN:
-            blocks = blocks + np.float32(0)
-        top = np.abs(blocks).max(axis=-1)
+            blocks += np.float32(0)
+        top = largest_of_blocks(blocks)
         scale, factor = _searched(blocks, top, out, writer, choice, of_scale)
         codes = encoded(_divided(blocks, factor, out, writer), out.element)
         codes = codes.reshape(len(blocks), columns)
@@ -320,9 +322,10 @@ def _tiles(x: np.ndarray | Rows, out: Packed, writer: Writer, largest: float, po
         if one:
             top = np.full((1, 1), largest, np.float32)
         else:
-            padded = np.pad(np.abs(part), ((0, 0), (0, -columns % c)))
-            top = padded.reshape(len(part), -1, c).max(axis=-1)
+            top = np.abs(part)
             top = top.max(axis=0, keepdims=True) if tall else top
+            padded = np.pad(top, ((0, 0), (0, -columns % c))) if columns % c else top
+            top = padded.reshape(len(top), -1, c).max(axis=-1)
         scale, factor = _tile_scales(top, writer, high, powers)
         out.scale[0 if one else slice(i // r, i // r + len(top))] = scale
         factor = np.repeat(factor, c, axis=1)[:, :columns] if factor.shape[1] > 1 else factor

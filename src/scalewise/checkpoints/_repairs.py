@@ -10,6 +10,7 @@ import numpy as np
 from ..formats import E2M1FN
 from ._files import UnreadableError
 from ._packed import E8M0, WIDE, Packed, elements, from_halves, nibbles, pack_nibbles, values
+from ._statistics import spread
 from ._weights import swizzled, unswizzled
 
 ROWS, MATRICES = 64, 4  # a sample of a tensor
@@ -178,10 +179,8 @@ class Sample:
 def sample_of(shape: tuple[int, ...]) -> Sample:
     """Returns a sample of a tensor as stored."""
     lead, rows = shape[:-2], shape[-2]
-    chosen = np.unique(np.linspace(0, rows - 1, min(rows, ROWS)).astype(int))
     every = list(np.ndindex(*lead))
-    at = np.unique(np.linspace(0, len(every) - 1, min(len(every), MATRICES)).astype(int))
-    return Sample(tuple(every[i] for i in at), chosen)
+    return Sample(tuple(every[i] for i in spread(len(every), MATRICES)), spread(rows, ROWS))
 
 
 def tries(p: Packed, shift: float | None) -> Iterator[Repair]:
