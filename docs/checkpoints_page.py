@@ -16,7 +16,7 @@ ORDER = {"pairs": "even element low", "halves": "j low, j + half a block high", 
 
 def row(layout) -> str:
     names = [layout.codes, layout.scale] + ([layout.whole] if layout.whole else [])
-    shown = ", ".join(f"`{n.format('*')}`" for n in dict.fromkeys(names))
+    shown = ", ".join(f"`{n.format('*', stem='*')}`" for n in dict.fromkeys(names))
     block = "by the shapes" if layout.block is None else f"{layout.block[0]} x {layout.block[1]}"
     whole = "" if layout.whole is None else "divide" if layout.divides else "multiply"
     swapped = "yes" if layout.transposed else ""

@@ -115,7 +115,8 @@ def narrow(layout, tensors, fuse=True):
     metadata = torchao_metadata(records) if layout.family == "torchao" else {}
     if layout.family == "comfyui":
         metadata = {"_quantization_metadata": json.dumps({"layers": {}})}
-    config = quantization_config(layouts, [], "channel", False) if layout.family in (
+    config = quantization_config(
+        {n: (x, "channel") for n, x in layouts.items()}, [], False) if layout.family in (
         "compressed-tensors",) else {"quant_method": METHOD.get(layout.family)}  # fmt: skip
     if layout.family == "deepseek":
         config["weight_block_size"] = [128, 128]

@@ -23,6 +23,7 @@ def lora(monkeypatch):
 @pytest.mark.parametrize(
     ("to", "layout"), [("nvfp4", "compressed-tensors"), ("e4m3fn", "deepseek")]
 )
+@pytest.mark.thorough(keep=1)
 def test_adapters_learn_on_a_quantised_base(lora, to, layout, tmp_path):
     found = lora.run(to, layout, tmp_path, steps=150)
     before = found[f"{to} base, turned digits"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._output import TargetError, check_target, replacing
 from .._types import Json
-from ._configs import hf_quant_config, quantization_config
+from ._configs import Strategy, hf_quant_config, quantization_config, strategy_of
 from ._encode import amax, quantised, shaped, writer_of
 from ._files import UnreadableError
 from ._find import family_of, find, is_side, unscaled
@@ -41,7 +41,7 @@ class Plan:
     options: Options
     weights: Mapping[str, Weight]
     family: str | None
-    layouts: dict[str, Layout] = dataclasses.field(default_factory=dict)
+    written: dict[str, tuple[Layout, Strategy]] = dataclasses.field(default_factory=dict)
     kept: list[str] = dataclasses.field(default_factory=list)
     dropped: list[str] = dataclasses.field(default_factory=list)
     records: dict[str, Json] = dataclasses.field(default_factory=dict)
@@ -103,7 +103,6 @@ class Plan:
         base = base_of(layout, weight.name)
         if base is None:
             raise UnreadableError(f"{weight.name!r} has no name in the layout {layout.family}")
-        self.layouts[weight.name] = layout
         note = None
         if weight.layout is not None:
             note = repacked_exactly(weight.packed, layout)
@@ -114,11 +113,12 @@ class Plan:
                 raise UnreadableError(_again(weight))
             note = None
         make = partial(self._make, weight, layout, base, note)
-        entries = _entries(weight, layout, base, self.options, note)
+        template = _template(weight, layout, self.options, note)
+        self.written[weight.name] = layout, strategy_of(template)
+        entries = tuple(entry_of(n, x) for n, x in laid_out(template, layout, base).items())
         original = {"F32": "float32", "F16": "float16"}.get(
             weight.parts["codes"].dtype, "bfloat16")  # fmt: skip
         if layout.family == "torchao":
-            template = _template(weight, layout, self.options, note)
             self.records[weight.name] = torchao_record(layout, template, original)
         return Job(entries, make)
 
@@ -218,13 +218,6 @@ def _template(weight: Weight, layout: Layout, options: Options, note: str | None
     return shaped(shape, layout, options.strategy)
 
 
-def _entries(
-    weight: Weight, layout: Layout, base: str, options: Options, note: str | None
-) -> tuple[Entry, ...]:
-    template = _template(weight, layout, options, note)
-    return tuple(entry_of(n, x) for n, x in laid_out(template, layout, base).items())
-
-
 def cast(
     path: str | os.PathLike[str],
     options: Options,
@@ -320,7 +313,7 @@ def _write_configs(folder: Path, source: Source, plan: Plan, shards: Sequence[Sh
                 shutil.copyfile(path, folder / path.name)
     options = plan.options
     wide = [n for n in plan.kept if len(plan.weights[n].shape) > 1]
-    found = quantization_config(plan.layouts, wide, options.strategy, options.powers)
+    found = quantization_config(plan.written, wide, options.powers)
     config = {k: v for k, v in source.config.items() if k != "quantization_config"}
     config |= {"quantization_config": found} if found else {}
     if source.config or found:

@@ -114,7 +114,7 @@ def quantised(
     *,
     largest: float | None = None,
     choice: Choice = "amax",
-    strategy: str = "channel",
+    strategy: str | tuple[int, int] = "channel",
     powers: bool = False,
 ) -> Packed:
     """Returns an array in a layout's format.
@@ -127,7 +127,8 @@ def quantised(
         largest: for the scale of the whole tensor: the largest magnitude of the tensors that share
             it, by default its own.
         choice: how the scales of blocks are chosen.
-        strategy: of FP8 without blocks: ``"tensor"`` or ``"channel"``.
+        strategy: of FP8 without blocks: ``"tensor"``, ``"channel"``, ``"block"`` (128 x 128), or
+            rows and columns of a tile.
         powers: of DeepSeek's layout, whether scales are rounded up to powers of two.
 
     Raises:
@@ -148,7 +149,9 @@ def quantised(
     return out
 
 
-def shaped(shape: tuple[int, ...], layout: Layout, strategy: str) -> Packed:
+def shaped(
+    shape: tuple[int, ...], layout: Layout, strategy: str | tuple[int, int]
+) -> Packed:
     """Returns a packed tensor in a layout for an array of a shape, as stored; bytes are arbitrary.
 
     Raises:
@@ -161,7 +164,8 @@ def shaped(shape: tuple[int, ...], layout: Layout, strategy: str) -> Packed:
     if fmt is not None:
         block = (1, fmt.size)
     else:
-        block = layout.block or (1 if strategy == "channel" else rows, columns)
+        of = {"channel": (1, columns), "tensor": (rows, columns), "block": (128, 128)}
+        block = layout.block or (of[strategy] if isinstance(strategy, str) else strategy)
     element = fmt.element if fmt else E4M3FN
     width = columns // 2 if element == E2M1FN else columns
     return Packed(

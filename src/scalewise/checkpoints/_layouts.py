@@ -35,8 +35,9 @@ class Layout:
         name: of the layout, ``family/kind``.
         format: the format that the tensor has: a format's or block format's name.
         weight: template of the tensor's own name, of a base.
-        codes, scale, whole: templates of the names of the parts; ``whole`` is the scale of the
-            whole tensor over the scales of blocks, if there may be one.
+        codes, scale, whole: templates of the names of the parts, of a base, or of its ``stem``
+            without ``.weight``; ``whole`` is the scale of the whole tensor over the scales of
+            blocks, if there may be one.
         code_dtypes, scale_dtypes: safetensors' names of the dtypes that the parts may have.
         block: rows and columns that share a scale; None if the shapes say.
         nibbles: ``"pairs"``: elements 2j and 2j + 1 in the low and high half of a byte;
@@ -74,14 +75,11 @@ class Layout:
 
     def names(self, base: str) -> dict[Role, str]:
         """Returns the names of the parts of a weight."""
-        parts: dict[Role, str] = {
-            "codes": self.codes.format(base), "scale": self.scale.format(base)
+        templates: dict[Role, str | None] = {
+            "codes": self.codes, "scale": self.scale, "whole": self.whole, "pre": self.pre
         }  # fmt: skip
-        if self.whole is not None:
-            parts["whole"] = self.whole.format(base)
-        if self.pre is not None:
-            parts["pre"] = self.pre.format(base)
-        return parts
+        stem = base.removesuffix(".weight")
+        return {role: t.format(base, stem=stem) for role, t in templates.items() if t is not None}
 
 
 def _fp4(name: str, fmt: str, **fields: Any) -> Layout:
@@ -144,7 +142,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("gguf/mxfp4", "mxfp4", "{}", "{}", "{}", ("GGUF_MXFP4",), ("U8",), block=(1, 32),
            nibbles="halves"),
     Layout("gguf/nvfp4", "nvfp4", "{}", "{}", "{}", ("GGUF_NVFP4",), ("U8",), block=(1, 16),
-           nibbles="halves"),
+           nibbles="halves", whole="{stem}.scale"),
 )  # fmt: skip
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 SIDE = (  # of a layer, beside its weight: activations' and KV caches' scales stay as they are

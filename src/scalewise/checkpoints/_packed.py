@@ -70,7 +70,7 @@ class Packed:
         lead = self.codes.shape[:-2]
         whole = self.whole
         if whole is not None and whole.size > 1:
-            whole = np.broadcast_to(whole.reshape(whole.shape[: len(lead)]), lead)
+            whole = np.broadcast_to(whole, lead)
         for at in indices:
             index = np.unravel_index(at, lead) if lead else ()
             own = whole if whole is None or whole.size == 1 else whole[index]

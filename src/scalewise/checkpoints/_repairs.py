@@ -155,7 +155,7 @@ class Sample:
         scale = np.stack([p.scale[m][self.rows // p.block[0]] for m in self.matrices])
         whole = p.whole
         if whole is not None and whole.size > 1:
-            whole = np.broadcast_to(whole.reshape(whole.shape[: len(lead)]), lead)
+            whole = np.broadcast_to(whole, lead)
             whole = np.stack([whole[m] for m in self.matrices])
         return dataclasses.replace(
             p, codes=codes, scale=scale, whole=whole, block=(1, p.block[1]), transposed=False
