@@ -4,8 +4,8 @@
 
 A mutant is a layout, a fault, a seed: the same seed makes the same bytes. Each is checked beside
 the original and alone. A mutant whose bytes are also those of a clean cast of other plausible
-weights (all of a tensor's times 2 or 4, say) has no evidence alone: if it isn't found, it is counted
-apart, after the equal bytes were made.
+weights (all of a tensor's times 2 or 4, say) has no evidence alone: if it isn't found, it is
+counted apart, after the equal bytes were made.
 """
 
 import argparse

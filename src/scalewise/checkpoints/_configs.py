@@ -20,7 +20,7 @@ Written: TypeAlias = Mapping[str, tuple[Layout, Strategy]]
 
 def strategy_of(packed: Packed) -> Strategy:
     """Returns what shares a scale: ``"tensor"``, ``"channel"``, or rows and columns of a tile."""
-    rows, columns = packed.stored_shape[-2:]
+    columns = packed.stored_shape[-1]
     if packed.scale.shape[-2:] == (1, 1):
         return "tensor"
     return "channel" if packed.block == (1, columns) else packed.block

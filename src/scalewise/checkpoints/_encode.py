@@ -17,7 +17,14 @@ import numpy as np
 from ..formats import BLOCK_FORMATS, E2M1FN, E4M3FN, BlockFormat, Format
 from ._layouts import Layout
 from ._packed import (
-    CHUNK, Packed, Rows, _scales, elements, largest_of_blocks, pack_nibbles, slabs,
+    CHUNK,
+    Packed,
+    Rows,
+    _scales,
+    elements,
+    largest_of_blocks,
+    pack_nibbles,
+    slabs,
 )  # fmt: skip
 
 Choice = Literal["amax", "four_over_six", "least_squares", "mse"]
@@ -149,9 +156,7 @@ def quantised(
     return out
 
 
-def shaped(
-    shape: tuple[int, ...], layout: Layout, strategy: str | tuple[int, int]
-) -> Packed:
+def shaped(shape: tuple[int, ...], layout: Layout, strategy: str | tuple[int, int]) -> Packed:
     """Returns a packed tensor in a layout for an array of a shape, as stored; bytes are arbitrary.
 
     Raises:
