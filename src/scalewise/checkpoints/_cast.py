@@ -17,7 +17,7 @@ from .._types import Json
 from ._configs import Strategy, hf_quant_config, quantization_config, strategy_of
 from ._encode import amax, quantised, shaped, writer_of
 from ._files import UnreadableError
-from ._find import family_of, find, is_side, unscaled
+from ._find import intact, is_side, refuse_unscaled
 from ._lay import base_of, laid_out, torchao_metadata, torchao_record
 from ._layouts import Layout, writable
 from ._loss import Loss, loss
@@ -26,12 +26,13 @@ from ._own import own_job
 from ._packed import Packed, Rows, values
 from ._repack import repacked, repacked_exactly
 from ._report import CastReport
-from ._source import Source, open_source
+from ._source import Source
 from ._weights import Weight
 from ._write import Entry, Job, Shard, digest, entry_of, publish, staging, write_shards
 
 FUSED = re.compile(r"(.*\.)(?:(?:[qkv]_proj)|(gate_proj|up_proj)|(w1|w3))\.weight$")
 PLAIN = ("F32", "F16", "BF16")
+FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
 
 
 @dataclasses.dataclass
@@ -226,18 +227,11 @@ def cast(
 ) -> CastReport:
     """Casts a checkpoint: see :func:`scalewise.checkpoints.cast`."""
     options = checked_options(options)
-    source, target = open_source(path), Path(out)
-    missing = [p for p in source.problems if p.fault in ("shard missing", "tensor missing")]
-    if missing:
-        raise UnreadableError(f"{path}: {missing[0].what}")
-    family, _ = family_of(source)
-    weights = find(source, family)
-    alone = unscaled(weights)
-    if alone and not options.unscaled:
-        raise UnreadableError(
-            f"{path}: {alone[0]!r} and {len(alone) - 1} others are FP8 without a scale anywhere; "
-            "give --unscaled if their numbers are what is stored"
-        )
+    (source, family, weights), target = intact(path), Path(out)
+    if not options.unscaled:
+        refuse_unscaled(path, weights)
+    if target.suffix in FOREIGN:
+        raise TargetError(f"cannot write {str(target)!r}: expected a folder or a .safetensors file")
     plan = Plan(options, weights, family)
     shards = _shards(source, plan)
     single = target.suffix == ".safetensors"

@@ -167,4 +167,4 @@ def writable(family: str, fmt: str) -> Layout:
         have = ", ".join(sorted(f for name, f in able if name == family))
         raise ValueError(f"the layout {family} has no {fmt}; expected one of {have}")
     names = ", ".join(sorted({x.family for x in LAYOUTS if x.writes} | {"plain", "scalewise"}))
-    raise ValueError(f"no layout to write is called {family!r}; expected one of {names}, orbax")
+    raise ValueError(f"no layout to write is called {family!r}; expected one of {names}")

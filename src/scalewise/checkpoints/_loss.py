@@ -53,13 +53,15 @@ def decibel(signal: float, noise: float) -> float:
 
 
 def loss(x: np.ndarray | Rows, y: np.ndarray | Rows, packed: Packed | None = None) -> Loss:
-    """Returns the difference of two arrays of at least two axes.
+    """Returns the difference of two arrays.
 
     Args:
         x: the original.
         y: the other one.
         packed: of ``y``, for the count of saturated numbers and the size of blocks.
     """
+    if len(x.shape) < 2:
+        x, y = np.reshape(x, (1, -1)), np.reshape(y, (1, -1))  # pyright: ignore
     found = Loss()
     size = MEASURED if packed is None or packed.block[1] > MEASURED else packed.block[1]
     for (index, i, a), (_, _, b) in zip(slabs(x), slabs(y), strict=True):

@@ -70,7 +70,7 @@ def checked_options(options: Options) -> Options:
         elif layout == "plain" and fmt not in WIDE and fmt not in ("e4m3fn", "e5m2"):
             raise ValueError(f"the layout plain has no {fmt}: it holds no scales")
     if options.strategy == "block" and layout != "compressed-tensors":
-        raise ValueError(f"strategy is 'block'; the layout {layout} has none for it")
+        raise ValueError(f"strategy is 'block'; the layout {layout} has tensor and channel")
     if options.rounding not in ROUNDINGS:
         raise ValueError(
             f"rounding is {options.rounding!r}; expected one of {', '.join(ROUNDINGS)}"

@@ -69,10 +69,12 @@ def inspect(
     everything: Everything = False,
 ) -> None:
     """Describe a checkpoint: layout, formats, bytes, scales; or show numbers in a format."""
-    if len(what) > 1 or not _is_checkpoint(Path(what[0])):
+    path = Path(what[0])
+    if len(what) > 1 or not (_is_checkpoint(path) or path.exists()):
         return show_numbers(what, fmt)
     with refusal(ValueError):
-        path = _there(Path(what[0]))
+        if not _is_checkpoint(_there(path)):
+            raise ValueError(f"{path} is no checkpoint; expected a folder, .safetensors or .gguf")
         from .. import checkpoints  # JAX takes a second to import: not for --help
 
         with progress(path) as told:
