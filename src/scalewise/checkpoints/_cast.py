@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from ._encode import amax, quantised, shaped, writer_of
 from ._files import UnreadableError
 from ._find import intact, is_side, refuse_unscaled
 from ._lay import base_of, laid_out, torchao_metadata, torchao_record
-from ._layouts import Layout, writable
+from ._layouts import Layout, fused_key, writable
 from ._loss import Loss, loss
 from ._options import WIDE, Options, checked_options
 from ._own import own_job
@@ -30,7 +29,6 @@ from ._source import Source
 from ._weights import Weight
 from ._write import Entry, Job, Shard, digest, entry_of, publish, staging, write_shards
 
-FUSED = re.compile(r"(.*\.)(?:(?:[qkv]_proj)|(gate_proj|up_proj)|(w1|w3))\.weight$")
 PLAIN = ("F32", "F16", "BF16")
 FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
 
@@ -144,14 +142,18 @@ class Plan:
         record = _record(weight, what, layout.format, packed.size, lost)
         return list(laid_out(packed, layout, base).values()), record
 
+    @cached_property
+    def _fused(self) -> dict[tuple, list[str]]:
+        groups: dict[tuple, list[str]] = {}
+        for name in self.weights:
+            if (key := fused_key(name)) is not None:
+                groups.setdefault(key, []).append(name)
+        return groups
+
     def _largest(self, weight: Weight, layout: Layout, x: np.ndarray | Rows) -> float:
         """Returns the largest magnitude behind the tensor's scale, over tensors that share it."""
-        match = FUSED.match(weight.name)
-        names = [weight.name]
-        if self.options.fuse and match and layout.whole:
-            names = [n for n in self.weights if (m := FUSED.match(n)) and m.group(1, 2, 3) and
-                     (m.group(1), bool(m.group(2)), bool(m.group(3))) ==
-                     (match.group(1), bool(match.group(2)), bool(match.group(3)))]  # fmt: skip
+        key = fused_key(weight.name) if self.options.fuse and layout.whole else None
+        names = [weight.name] if key is None else self._fused[key]
         for name in names:
             if name not in self.largest:
                 rows = x if name == weight.name else rows_of(self.weights[name])

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from ._cast import FUSED
 from ._faults import Fault
 from ._files import UnreadableError
 from ._find import family_of, find
 from ._findings import CheckReport, Finding, merged
+from ._layouts import fused_key
 from ._packed import E8M0, Packed
 from ._repairs import MATRICES, Repair, Sample, sample_of, tries
 from ._single import of_codes, of_scales
@@ -164,11 +164,10 @@ class _Audit:
         """Yields layers whose q, k and v, or gate and up, have unequal global scales."""
         groups: dict[tuple, dict[str, float]] = defaultdict(dict)
         for name, r in self.read.items():
-            match, layout = FUSED.match(name), r.weight.layout
-            if not (match and layout and layout.family in ("compressed-tensors", "modelopt")):
+            key, layout = fused_key(name), r.weight.layout
+            if not (key and layout and layout.family in ("compressed-tensors", "modelopt")):
                 continue
             if r.packed is not None and r.packed.whole is not None:
-                key = match.group(1), bool(match.group(2)), bool(match.group(3))
                 groups[key][name] = float(np.max(r.packed.whole))
         for wholes in groups.values():
             usual = float(np.median(list(wholes.values())))

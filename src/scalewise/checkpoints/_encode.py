@@ -100,7 +100,7 @@ def encoded(x: np.ndarray, fmt: Format) -> np.ndarray:
     bits = x.view(np.uint32)
     prefix = (bits >> 16).astype(np.uint16)
     prefix |= (bits & 0xFFFF) != 0
-    return np.take(_codes(fmt), prefix, mode="clip")
+    return np.take(_codes(fmt), prefix, mode="wrap")
 
 
 def amax(x: np.ndarray | Rows) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, Literal
 
 Role = Literal["codes", "scale", "whole", "pre"]
@@ -151,6 +152,12 @@ SIDE = (  # of a layer, beside its weight: activations' and KV caches' scales st
     ".input_activation_scale", ".activation_scale", "._weight_act_per_tensor_scale",
     ".input_scale_ub", ".weight_shape",
 )  # fmt: skip
+
+
+def fused_key(name: str) -> tuple[str, bool, bool] | None:
+    """Returns what weights have in common that loaders fuse: q, k and v, or gate and up."""
+    match = re.match(r"(.*\.)(?:(?:[qkv]_proj)|(gate_proj|up_proj)|(w1|w3))\.weight$", name)
+    return match and (match[1], bool(match[2]), bool(match[3]))
 
 
 def writable(family: str, fmt: str) -> Layout:

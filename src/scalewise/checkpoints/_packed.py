@@ -17,6 +17,7 @@ import numpy as np
 from ..formats import CATALOGUE, E2M1FN, Format
 
 CHUNK = 1 << 17  # elements that are decoded at a time: temporaries stay in the cache
+TABULATED = 1 << 19  # elements from which a table of all pairs of a scale and a byte is faster
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E8M0, E4M3, UE4M3, WIDE = "e8m0", "e4m3fn", "ue4m3", "fp32"
 
@@ -182,7 +183,8 @@ class Decoder:
 
     def __init__(self, packed: Packed, dtype: np.dtype):
         self._packed = packed
-        self._of_bytes = packed.kind != WIDE and packed.block[0] == 1
+        by_row = packed.kind != WIDE and packed.block[0] == 1
+        self._of_bytes = by_row and packed.size >= TABULATED
         if self._of_bytes:
             self._table = _table(packed, dtype)
         else:
@@ -208,13 +210,13 @@ class Decoder:
         joined = blocks | scale[:, : blocks.shape[1], None]
         index[:, :whole] = joined.reshape(len(codes), whole)
         index[:, whole:] = codes[:, whole:] | scale[:, -1:]
-        np.take(self._table, index, out=out.view(self._table.dtype), mode="clip")
+        np.take(self._table, index, out=out.view(self._table.dtype), mode="wrap")
 
     def _by_factors(self, first: int, out: np.ndarray) -> None:
         """Scales are float32, or hold for several rows."""
         (r, c), columns = self._packed.block, out.shape[1]
         codes = self._packed.codes[first : first + len(out)]
-        wide = np.take(self._table, codes, mode="clip").view(np.float32)
+        wide = np.take(self._table, codes, mode="wrap").view(np.float32)
         factors = self._factors[np.arange(first, first + len(out)) // r]
         if not (factors.shape[1] == 1 and c >= columns):
             factors = np.repeat(factors, c, axis=1)[:, :columns]
