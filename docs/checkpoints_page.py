@@ -4,8 +4,12 @@ python docs/checkpoints_page.py
 """
 
 import json
+import shutil
+import tempfile
+from collections import defaultdict
 from pathlib import Path
 
+from scalewise.checkpoints import load
 from scalewise.checkpoints._encode import WRITERS
 from scalewise.checkpoints._layouts import FAMILIES, LAYOUTS
 
@@ -14,15 +18,34 @@ RECORDED = HERE.parent / "tests/checkpoints/recorded"
 ORDER = {"pairs": "even element low", "halves": "j low, j + half a block high", None: ""}
 
 
-def row(layout) -> str:
+def packages() -> dict[str, list[str]]:
+    """Returns the packages whose recorded files have each layout."""
+    found = defaultdict(list)
+    for name, package in json.loads((RECORDED / "versions.json").read_text()).items():
+        if name.startswith("gguf"):
+            layouts = {"gguf/mxfp4", "gguf/nvfp4"}  # the package reads its header
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                shutil.copy(RECORDED / f"{name}.safetensors", Path(folder, "model.safetensors"))
+                if (RECORDED / f"{name}.config.json").exists():
+                    shutil.copy(RECORDED / f"{name}.config.json", Path(folder, "config.json"))
+                weights = load(folder).weights.values()
+            layouts = {w.layout.name for w in weights if w.layout}
+        for layout in layouts:
+            found[layout] = sorted({*found[layout], package})
+    return found
+
+
+def row(layout, tested) -> str:
     names = [layout.codes, layout.scale] + ([layout.whole] if layout.whole else [])
-    shown = ", ".join(f"`{n.format('*')}`" for n in dict.fromkeys(names))
+    shown = ", ".join(f"`{n.format('*', stem='*')}`" for n in dict.fromkeys(names))
     block = "by the shapes" if layout.block is None else f"{layout.block[0]} x {layout.block[1]}"
     whole = "" if layout.whole is None else "divide" if layout.divides else "multiply"
     swapped = "yes" if layout.transposed else ""
     cells = (f"`{layout.name}`" + (" w" if layout.writes else ""), shown,
              ", ".join(layout.code_dtypes), ", ".join(layout.scale_dtypes), block,
-             ORDER[layout.nibbles], whole, swapped)  # fmt: skip
+             ORDER[layout.nibbles], whole, swapped,
+             ", ".join(tested.get(layout.name, ["no file of its package"])))  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
@@ -38,9 +61,14 @@ always multiply. `*` stands for the name without its ending; w marks layouts tha
 cast` writes. E8M0 is `2^(byte - 127)`, 255 is NaN. Blocks are rows x columns; by the shapes: a
 scale for the tensor, each row, or each tile.
 
-| layout | tensors | codes | scales | block | nibbles | whole | axes swapped |
-|---|---|---|---|---|---|---|---|
+| layout | tensors | codes | scales | block | nibbles | whole | axes swapped | equal to |
+|---|---|---|---|---|---|---|---|---|
 {layouts}
+
+`equal to` names the package whose file is read to equal values, and, of layouts marked w, whose
+bytes are written, in `tests/checkpoints/test_layouts.py`. compressed-tensors' `naive-quantized` has
+the tensors of `float-quantized`; in `mixed-precision` each of `config_groups` has a layout of its
+own (`tests/checkpoints/test_cast.py`).
 
 Wide tensors are read as they are. FP8 without a scale is refused unless the caller says that its
 numbers are what is stored. The layout `scalewise` holds ScaledArrays of any format, `orbax` the
@@ -82,8 +110,9 @@ def page() -> str:
         f"| {w.name} | {w.zero:g} | {w.smallest:g} | {w.exponent} | {w.product} | {w.empty:g} |"
         for w in WRITERS.values()
     )
+    tested = packages()
     return TEXT.format(
-        layouts="\n".join(map(row, LAYOUTS)),
+        layouts="\n".join(row(layout, tested) for layout in LAYOUTS),
         families="\n".join(f"| {name} | {what} |" for name, what in FAMILIES.items()),
         writers="\n".join(writers),
         recorded="\n".join(f"| {n} | {package} |" for n, package in sorted(versions.items())),

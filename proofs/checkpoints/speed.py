@@ -2,8 +2,9 @@
 
     taskset -c 0 python -m proofs.checkpoints.speed FOLDER --gigabytes 2
 
-Each command runs in a process of its own. Peak memory is the resident set's anonymous part: pages
-of mapped files belong to the system's cache.
+Each command runs in a process of its own. Rates are bytes of the wide file in a second, of the
+clock and of processor time: on a machine that does other work, compare the latter. Peak memory is
+the resident set's anonymous part: pages of mapped files belong to the system's cache.
 """
 
 import argparse
@@ -34,10 +35,11 @@ def watch():
         time.sleep(0.01)
 threading.Thread(target=watch, daemon=True).start()
 time.sleep(0.05)
-base, start = peak[0], time.perf_counter()
+base, start, cpu = peak[0], time.perf_counter(), time.process_time()
 source, out, to, layout = sys.argv[1:5]
 checkpoints.cast(source, to, out=out, layout=layout if layout != "-" else None, keep="")
-print(time.perf_counter() - start, (peak[0] - base) / 1024)
+seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+print(seconds, cpu, (peak[0] - base) / 1024)
 """
 
 
@@ -57,25 +59,24 @@ def digest(path):
 
 def cast(source, out, to, layout):
     command = [sys.executable, "-c", CAST, str(source), str(out), to, layout]
-    seconds, memory = subprocess.check_output(command, text=True).split()
-    return float(seconds), float(memory)
+    return tuple(map(float, subprocess.check_output(command, text=True).split()))
 
 
 def copied(path, out):
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     with path.open("rb") as a, out.open("wb") as b:
         while part := a.read(1 << 22):
             b.write(part)
         os.fsync(b.fileno())
-    seconds = time.perf_counter() - start
+    times = time.perf_counter() - start, time.process_time() - cpu
     out.unlink()
-    return seconds
+    return times
 
 
 def killed(source, folder, times):
     """Kills a cast at random moments; returns whether the resumed file has the same bytes."""
     whole, out = folder / "whole.safetensors", folder / "killed.safetensors"
-    seconds, _ = cast(source, whole, "nvfp4", "compressed-tensors")
+    seconds, _, _ = cast(source, whole, "nvfp4", "compressed-tensors")
     rng, kills = random.Random(0), 0
     while kills < times:
         command = [sys.executable, "-c", CAST, str(source), str(out), "nvfp4", "compressed-tensors"]
@@ -109,19 +110,21 @@ def main():
     tensor = make(source, given.gigabytes, given.side)
     size = source.stat().st_size
     print(f"{size:,} bytes, largest tensor {tensor / 2**20:.0f} MiB", flush=True)
-    print(f"copy: {size / copied(source, folder / 'copy') / 1e9:.3f} GB/s", flush=True)
+
+    def rates(times):
+        return " and ".join(f"{size / t / 1e9:.3f}" for t in times[:2]) + " GB/s"
+
+    print(f"copy: {rates(copied(source, folder / 'copy'))}", flush=True)
     for to, layout in (("nvfp4", "modelopt"), ("mxfp4", "compressed-tensors"),
                        ("e4m3fn", "deepseek")):  # fmt: skip
         narrow, wide = folder / f"{to}.safetensors", folder / "wide.safetensors"
-        seconds, memory = cast(source, narrow, to, layout)
-        print(
-            f"{to} {layout}: read at {size / seconds / 1e9:.3f} GB/s, {memory:.0f} MiB", flush=True
-        )
-        seconds, memory = cast(narrow, wide, "bf16", "-")
+        packing = cast(source, narrow, to, layout)
+        print(f"{to} {layout}: packed at {rates(packing)}, {packing[2]:.0f} MiB", flush=True)
+        unpacking = cast(narrow, wide, "bf16", "-")
         copy = copied(wide, folder / "copy")
-        rate = size / seconds / 1e9
-        print(f"{to} to bf16: wrote {rate:.3f} GB/s, {memory:.0f} MiB", flush=True)
-        print(f"a copy of the result took {copy / seconds:.2f} of that time", flush=True)
+        share = " and ".join(f"{b / a:.2f}" for a, b in zip(unpacking, copy, strict=False))
+        print(f"{to} {layout}: unpacked at {rates(unpacking)}, {unpacking[2]:.0f} MiB; "
+              f"{share} of a copy's speed", flush=True)  # fmt: skip
         wide.unlink()
         narrow.unlink()
     kills, equal = killed(source, folder, given.kills)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import ml_dtypes
 import numpy as np
@@ -242,13 +243,47 @@ def test_outputs_that_exist_and_invalid_options_are_errors(model, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(model, tmp_path):
-    if os.geteuid() == 0:
-        pytest.skip("root may write anywhere")
-    locked = tmp_path / "locked"
-    locked.mkdir(mode=0o555)
-    with pytest.raises(OSError, match="Permission denied"):
-        checkpoints.cast(model, "nvfp4", out=locked / "out")
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of its own, of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder]).returncode:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", folder], check=True)
+
+
+def test_a_disk_that_fills_up_while_it_is_written_loses_nothing(model, tmp_path, disk, monkeypatch):
+    whole, out, filler = tmp_path / "whole", disk / "out", disk / "filler"
+    checkpoints.cast(model, "nvfp4", out=whole, layout="modelopt")
+    before = contents(model)
+    monkeypatch.setattr(_write, "SYNC", 1)
+
+    def fill(record, size):
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        checkpoints.cast(model, "nvfp4", out=out, layout="modelopt", told=fill)
+    assert caught.value.filename == str(out)
+    assert not out.exists()
+    assert contents(model) == before
+    refused = CliRunner().invoke(app, ["cast", str(model), "--to", "nvfp4", "--out", str(out)])
+    assert refused.exit_code == 2
+    assert refused.stderr.count("\n") == 1
+    filler.unlink()
+    assert checkpoints.cast(model, "nvfp4", out=out, layout="modelopt").resumed >= 1
+    assert contents(out) == contents(whole)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(model, disk):
+    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+    ran = CliRunner().invoke(app, ["cast", str(model), "--to", "nvfp4", "--out", str(disk / "out")])
+    assert ran.exit_code == 2
+    assert ran.stderr == f"scalewise: Read-only file system: '{disk / 'out'}'\n"
+    assert not list(disk.iterdir())
 
 
 def test_better_scales_lose_less(model):

@@ -17,6 +17,22 @@ def test_a_fault_is_found_and_named_beside_the_original(seed, tmp_path):
     assert mutants.judged(report, fault, names) == (True, True), str(report)
 
 
+@pytest.mark.parametrize("seed", [2, 3, 4, 9, 92, 112, 129, 130])
+@pytest.mark.thorough(keep=3)
+def test_scales_and_codes_of_other_blocks_are_found_without_the_original(seed, tmp_path):
+    _, fault, names, _ = mutants.mutant(seed, tmp_path / "mutant")
+    report = checkpoints.check(tmp_path / "mutant")
+    assert mutants.judged(report, fault, names) == (True, True), str(report)
+    assert {f.fault for f in report.findings} == {fault}
+
+
+def test_a_bias_that_is_not_found_alone_gives_a_clean_file_of_other_weights(tmp_path):
+    layout, _, names, original = mutants.mutant(6, tmp_path / "mutant")
+    assert checkpoints.check(tmp_path / "mutant")
+    assert mutants.has_clean_twin(layout, names, original, tmp_path / "mutant")
+    assert not mutants.has_clean_twin(layout, [], original, tmp_path / "mutant")
+
+
 @pytest.mark.parametrize("name", mutants.LAYOUTS)
 @pytest.mark.thorough(keep=3)
 def test_a_clean_file_has_no_findings(name, tmp_path):

@@ -24,6 +24,7 @@ WRITTEN = {  # the layout, the writer, and options of it
     "compressed-tensors_mxfp8-quantized": {},
     "compressed-tensors_float-quantized": {},
     "compressed-tensors_float-quantized-tensor": {"strategy": "tensor"},
+    "compressed-tensors_float-quantized-block": {"strategy": (16, 32)},
     "modelopt_nvfp4": {},
     "modelopt_fp8": {"strategy": "tensor"},
     "modelopt_mxfp8": {},
@@ -126,6 +127,42 @@ def test_the_metadata_that_torchao_reads_are_written(name, tmp_path):
         t.name: t.bytes.tobytes() for t in open_file(RECORDED / f"{name}.safetensors").tensors
     }
     assert stored == recorded
+
+
+def test_the_tensor_scales_of_gguf_multiply_and_may_be_one_for_each_expert(tmp_path):
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType.NVFP4
+    rng = np.random.default_rng(0)
+    dense, experts = (rng.integers(0, 120, (*n, 36), np.uint8) for n in ((8,), (3, 8)))
+    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
+    for name, x in (("blk.0.ffn_up", dense), ("blk.0.ffn_up_exps", experts)):
+        writer.add_tensor(f"{name}.weight", x, raw_dtype=kind)
+    scales = {"blk.0.ffn_up": np.float32([0.37]), "blk.0.ffn_up_exps": np.float32([1, 3.3, 1e-3])}
+    for name, scale in scales.items():
+        writer.add_tensor(f"{name}.scale", scale)
+        writer.add_tensor(f"{name}.input_scale", np.float32([1]))
+    for step in ("header", "kv_data", "tensors"):
+        getattr(writer, f"write_{step}_to_file")()
+    writer.close()
+    tree = checkpoints.load(tmp_path / "x.gguf")
+    assert set(tree) == {f"{n}.{k}" for n in scales for k in ("weight", "input_scale")}
+    for (name, scale), x in zip(scales.items(), (dense, experts), strict=True):
+        alone = gguf.quants.dequantize(x, kind)
+        want = alone * scale.reshape(-1, *(1,) * (x.ndim - 1))
+        np.testing.assert_allclose(tree.value(f"{name}.weight"), want.reshape(alone.shape), 3e-7)
+        np.testing.assert_allclose(tree[f"{name}.weight"].value(), want.reshape(alone.shape), 3e-7)
+
+
+def test_blocks_that_the_shapes_give_are_written_as_they_were_read(tmp_path):
+    name = "compressed-tensors_float-quantized-block"
+    source, out = folder_of(name, tmp_path), tmp_path / "out"
+    checkpoints.cast(source, "e4m3fn", out=out, layout="compressed-tensors")
+    stored = [{t.name: t.bytes.tobytes() for t in open_file(f / "model.safetensors").tensors}
+              for f in (source, out)]  # fmt: skip
+    assert stored[0] == stored[1]
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    weights = config["config_groups"]["group_0"]["weights"]
+    assert (weights["strategy"], weights["block_structure"]) == ("block", [16, 32])
 
 
 def test_every_layout_has_a_recorded_file(tmp_path):

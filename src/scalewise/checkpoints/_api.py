@@ -57,7 +57,8 @@ def cast(
             layout's own.
         scales: how scales of blocks are chosen: ``"amax"``, ``"least_squares"`` (three of Lloyd's
             steps), ``"four_over_six"``, ``"mse"`` (a search over a grid).
-        strategy: of FP8 without blocks: a scale per ``"channel"`` or per ``"tensor"``.
+        strategy: of FP8 without blocks: a scale per ``"channel"``, per ``"tensor"``, or, in
+            compressed-tensors, per ``"block"`` of 128 x 128.
         fuse: whether NVFP4's global scale is one for q, k and v, and one for gate and up, as vLLM
             fuses them.
         powers_of_two: whether DeepSeek's scales are rounded up to powers of two.

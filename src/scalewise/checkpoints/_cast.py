@@ -5,33 +5,32 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 
 from .._output import TargetError, check_target, replacing
 from .._types import Json
-from ._configs import hf_quant_config, quantization_config
+from ._configs import Strategy, hf_quant_config, quantization_config, strategy_of
 from ._encode import amax, quantised, shaped, writer_of
 from ._files import UnreadableError
-from ._find import family_of, find, is_side, unscaled
+from ._find import intact, is_side, refuse_unscaled
 from ._lay import base_of, laid_out, torchao_metadata, torchao_record
-from ._layouts import Layout, writable
+from ._layouts import Layout, fused_key, writable
 from ._loss import Loss, loss
 from ._options import WIDE, Options, checked_options
 from ._own import own_job
 from ._packed import Packed, Rows, values
 from ._repack import repacked, repacked_exactly
 from ._report import CastReport
-from ._source import Source, open_source
+from ._source import Source
 from ._weights import Weight
 from ._write import Entry, Job, Shard, digest, entry_of, publish, staging, write_shards
 
-FUSED = re.compile(r"(.*\.)(?:(?:[qkv]_proj)|(gate_proj|up_proj)|(w1|w3))\.weight$")
 PLAIN = ("F32", "F16", "BF16")
+FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".npy", ".npz", ".json", ".h5", ".msgpack")
 
 
 @dataclasses.dataclass
@@ -41,7 +40,7 @@ class Plan:
     options: Options
     weights: Mapping[str, Weight]
     family: str | None
-    layouts: dict[str, Layout] = dataclasses.field(default_factory=dict)
+    written: dict[str, tuple[Layout, Strategy]] = dataclasses.field(default_factory=dict)
     kept: list[str] = dataclasses.field(default_factory=list)
     dropped: list[str] = dataclasses.field(default_factory=list)
     records: dict[str, Json] = dataclasses.field(default_factory=dict)
@@ -103,7 +102,6 @@ class Plan:
         base = base_of(layout, weight.name)
         if base is None:
             raise UnreadableError(f"{weight.name!r} has no name in the layout {layout.family}")
-        self.layouts[weight.name] = layout
         note = None
         if weight.layout is not None:
             note = repacked_exactly(weight.packed, layout)
@@ -114,11 +112,12 @@ class Plan:
                 raise UnreadableError(_again(weight))
             note = None
         make = partial(self._make, weight, layout, base, note)
-        entries = _entries(weight, layout, base, self.options, note)
+        template = _template(weight, layout, self.options, note)
+        self.written[weight.name] = layout, strategy_of(template)
+        entries = tuple(entry_of(n, x) for n, x in laid_out(template, layout, base).items())
         original = {"F32": "float32", "F16": "float16"}.get(
             weight.parts["codes"].dtype, "bfloat16")  # fmt: skip
         if layout.family == "torchao":
-            template = _template(weight, layout, self.options, note)
             self.records[weight.name] = torchao_record(layout, template, original)
         return Job(entries, make)
 
@@ -143,14 +142,18 @@ class Plan:
         record = _record(weight, what, layout.format, packed.size, lost)
         return list(laid_out(packed, layout, base).values()), record
 
+    @cached_property
+    def _fused(self) -> dict[tuple, list[str]]:
+        groups: dict[tuple, list[str]] = {}
+        for name in self.weights:
+            if (key := fused_key(name)) is not None:
+                groups.setdefault(key, []).append(name)
+        return groups
+
     def _largest(self, weight: Weight, layout: Layout, x: np.ndarray | Rows) -> float:
         """Returns the largest magnitude behind the tensor's scale, over tensors that share it."""
-        match = FUSED.match(weight.name)
-        names = [weight.name]
-        if self.options.fuse and match and layout.whole:
-            names = [n for n in self.weights if (m := FUSED.match(n)) and m.group(1, 2, 3) and
-                     (m.group(1), bool(m.group(2)), bool(m.group(3))) ==
-                     (match.group(1), bool(match.group(2)), bool(match.group(3)))]  # fmt: skip
+        key = fused_key(weight.name) if self.options.fuse and layout.whole else None
+        names = [weight.name] if key is None else self._fused[key]
         for name in names:
             if name not in self.largest:
                 rows = x if name == weight.name else rows_of(self.weights[name])
@@ -218,13 +221,6 @@ def _template(weight: Weight, layout: Layout, options: Options, note: str | None
     return shaped(shape, layout, options.strategy)
 
 
-def _entries(
-    weight: Weight, layout: Layout, base: str, options: Options, note: str | None
-) -> tuple[Entry, ...]:
-    template = _template(weight, layout, options, note)
-    return tuple(entry_of(n, x) for n, x in laid_out(template, layout, base).items())
-
-
 def cast(
     path: str | os.PathLike[str],
     options: Options,
@@ -233,18 +229,11 @@ def cast(
 ) -> CastReport:
     """Casts a checkpoint: see :func:`scalewise.checkpoints.cast`."""
     options = checked_options(options)
-    source, target = open_source(path), Path(out)
-    missing = [p for p in source.problems if p.fault in ("shard missing", "tensor missing")]
-    if missing:
-        raise UnreadableError(f"{path}: {missing[0].what}")
-    family, _ = family_of(source)
-    weights = find(source, family)
-    alone = unscaled(weights)
-    if alone and not options.unscaled:
-        raise UnreadableError(
-            f"{path}: {alone[0]!r} and {len(alone) - 1} others are FP8 without a scale anywhere; "
-            "give --unscaled if their numbers are what is stored"
-        )
+    (source, family, weights), target = intact(path), Path(out)
+    if not options.unscaled:
+        refuse_unscaled(path, weights)
+    if target.suffix in FOREIGN:
+        raise TargetError(f"cannot write {str(target)!r}: expected a folder or a .safetensors file")
     plan = Plan(options, weights, family)
     shards = _shards(source, plan)
     single = target.suffix == ".safetensors"
@@ -320,7 +309,7 @@ def _write_configs(folder: Path, source: Source, plan: Plan, shards: Sequence[Sh
                 shutil.copyfile(path, folder / path.name)
     options = plan.options
     wide = [n for n in plan.kept if len(plan.weights[n].shape) > 1]
-    found = quantization_config(plan.layouts, wide, options.strategy, options.powers)
+    found = quantization_config(plan.written, wide, options.powers)
     config = {k: v for k, v in source.config.items() if k != "quantization_config"}
     config |= {"quantization_config": found} if found else {}
     if source.config or found:

@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 from .._types import Json
 from ._layouts import Layout
+from ._packed import Packed
 
 PRODUCER = {"name": "scalewise"}
 ALGORITHMS = {"nvfp4": "NVFP4", "e4m3fn": "FP8", "mxfp8_e4m3": "MXFP8", "mxfp4": "MXFP4"}
 
 
-def quantization_config(
-    layouts: Mapping[str, Layout], kept: Sequence[str], strategy: str, powers: bool
-) -> dict[str, Json]:
+Strategy: TypeAlias = str | tuple[int, int]
+Written: TypeAlias = Mapping[str, tuple[Layout, Strategy]]
+
+
+def strategy_of(packed: Packed) -> Strategy:
+    """Returns what shares a scale: ``"tensor"``, ``"channel"``, or rows and columns of a tile."""
+    columns = packed.stored_shape[-1]
+    if packed.scale.shape[-2:] == (1, 1):
+        return "tensor"
+    return "channel" if packed.block == (1, columns) else packed.block
+
+
+def quantization_config(written: Written, kept: Sequence[str], powers: bool) -> dict[str, Json]:
     """Returns the value of ``quantization_config`` for a written checkpoint, {} for none.
 
     Args:
-        layouts: of the quantised weights, by name.
+        written: the layouts of quantised weights and what shares a scale, by name.
         kept: names of weights of two axes that stayed wide.
-        strategy: ``"tensor"`` or ``"channel"``, of FP8 without blocks.
         powers: whether DeepSeek's scales are powers of two.
     """
-    if not layouts:
+    if not written:
         return {}
     ignored = sorted(_module(name) for name in kept if name.endswith(".weight"))
-    first = next(iter(layouts.values()))
+    first, _ = next(iter(written.values()))
     if first.family == "compressed-tensors":
-        return _compressed_tensors(layouts, ignored, strategy)
+        return _compressed_tensors(written, ignored)
     if first.family == "modelopt":
-        return {"quant_method": "modelopt", **_modelopt(layouts, ignored, strategy)}
+        return {"quant_method": "modelopt", **_modelopt(written, ignored)}
     if first.family == "deepseek":
         scale = {"scale_fmt": "ue8m0"} if powers else {}
         return {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", **scale,
@@ -44,18 +55,16 @@ def _module(name: str) -> str:
     return name.removesuffix(".weight")
 
 
-def _compressed_tensors(
-    layouts: Mapping[str, Layout], ignored: Sequence[str], strategy: str
-) -> dict[str, Json]:
-    kinds: dict[Layout, list[str]] = {}
-    for name, layout in layouts.items():
-        kinds.setdefault(layout, []).append(name)
+def _compressed_tensors(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
+    kinds: dict[tuple[Layout, Strategy], list[str]] = {}
+    for name, kind in written.items():
+        kinds.setdefault(kind if kind[0].block is None else (kind[0], ""), []).append(name)
     groups = {}
-    for i, (layout, names) in enumerate(kinds.items()):
+    for i, ((layout, strategy), names) in enumerate(kinds.items()):
         exact = [f"re:^{re.escape(_module(name))}$" for name in names]
         groups[f"group_{i}"] = {
             "format": layout.name.partition("/")[2],
-            "input_activations": _activations(layout),
+            "input_activations": _activations(layout, strategy),
             "output_activations": None,
             "targets": ["Linear"] if len(kinds) == 1 else exact,
             "weights": _arguments(layout, strategy),
@@ -70,27 +79,31 @@ def _compressed_tensors(
     }
 
 
-def _arguments(layout: Layout, strategy: str) -> dict[str, Json]:
+def _arguments(layout: Layout, strategy: Strategy) -> dict[str, Json]:
     common = {"dynamic": False, "symmetric": True, "type": "float"}
     bits = 4 if layout.nibbles else 8
     if layout.format == "nvfp4":
         scale = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
     elif layout.block:
         scale = {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    elif isinstance(strategy, tuple):
+        scale = {"strategy": "block", "block_structure": list(strategy)}
     else:
         scale = {"strategy": strategy}
     return {"num_bits": bits, **common, **scale}
 
 
-def _activations(layout: Layout) -> dict[str, Json] | None:
-    """FP8 products round activations for each token; layouts of blocks are for weights alone."""
+def _activations(layout: Layout, strategy: Strategy) -> dict[str, Json] | None:
+    """FP8 products round activations by token or group; layouts of blocks are for weights alone."""
     if layout.block is not None:
         return None
-    common = {"dynamic": True, "symmetric": True, "type": "float"}
-    return {"num_bits": 8, **common, "strategy": "token"}
+    common = {"num_bits": 8, "dynamic": True, "symmetric": True, "type": "float"}
+    if isinstance(strategy, tuple):
+        return {**common, "strategy": "group", "group_size": strategy[1]}
+    return {**common, "strategy": "token"}
 
 
-def _algorithm(layout: Layout, strategy: str) -> dict[str, Json]:
+def _algorithm(layout: Layout, strategy: Strategy) -> dict[str, Json]:
     name = ALGORITHMS[layout.format]
     if layout.block is None:
         return {"quant_algo": name if strategy == "tensor" else "FP8_PER_CHANNEL_PER_TOKEN"}
@@ -98,15 +111,13 @@ def _algorithm(layout: Layout, strategy: str) -> dict[str, Json]:
     return {"quant_algo": weight_only, "group_size": layout.block[1]}
 
 
-def _modelopt(
-    layouts: Mapping[str, Layout], ignored: Sequence[str], strategy: str
-) -> dict[str, Json]:
-    kinds = set(layouts.values())
+def _modelopt(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
+    each = {_module(name): _algorithm(*kind) for name, kind in written.items()}
+    first = next(iter(each.values()))
     common: dict[str, Json] = {"kv_cache_quant_algo": None, "exclude_modules": list(ignored)}
-    if len(kinds) == 1:
-        return _algorithm(next(iter(kinds)), strategy) | common
-    layers = {_module(name): _algorithm(x, strategy) for name, x in layouts.items()}
-    return {"quant_algo": "MIXED_PRECISION", **common, "quantized_layers": layers}
+    if all(algorithm == first for algorithm in each.values()):
+        return first | common
+    return {"quant_algo": "MIXED_PRECISION", **common, "quantized_layers": each}
 
 
 def hf_quant_config(quantization: Mapping[str, Json]) -> dict[str, Json] | None:

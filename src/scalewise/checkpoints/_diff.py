@@ -9,13 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .._types import Json
-from ._files import UnreadableError
-from ._find import family_of, find, is_side
+from ._find import intact, is_side
 from ._loss import Loss, loss
 from ._packed import Rows as Decoded
-from ._report import Report, Rows, _db
-from ._source import open_source
+from ._report import Report, Rows, _db, first_of
 from ._weights import Weight
 
 
@@ -58,6 +55,11 @@ class DiffReport(Report):
     missing: list[str]
     extra: list[str]
     title = "diff"
+    derived = ("equal",)
+
+    @property
+    def equal(self) -> bool:
+        return bool(self)
 
     @property
     def beyond(self) -> list[Difference]:
@@ -75,8 +77,7 @@ class DiffReport(Report):
                  f"error of {self.tolerance:g}"]  # fmt: skip
         for names, where in ((self.missing, self.before), (self.extra, self.after)):
             if names:
-                found.append(f"only in {where}: {', '.join(names[:5])}" + (
-                    f" and {len(names) - 5} more" if len(names) > 5 else ""))  # fmt: skip
+                found.append(f"only in {where}: {first_of(names)}")
         return found
 
     def tables(self) -> list[Rows]:
@@ -93,12 +94,6 @@ class DiffReport(Report):
                          f"{at} {_db(sqnr)}" if at else ""))  # fmt: skip
         heads = ("array", "before", "after", "error", "SQNR", "different", "worst block")
         return [Rows("largest error first", heads, rows)]
-
-    def as_dict(self) -> dict[str, Json]:
-        each = [dataclasses.asdict(d) for d in self.differences]
-        return {"before": self.before, "after": self.after, "tolerance": self.tolerance,
-                "equal": bool(self), "missing": self.missing, "extra": self.extra,
-                "differences": each}  # fmt: skip
 
 
 def diff(
@@ -123,11 +118,7 @@ def diff(
         raise ValueError(f"tolerance is {tolerance!r}; expected 0 or more")
     sides = []
     for path in (before, after):
-        source = open_source(path)
-        lost = [p for p in source.problems if p.fault in ("shard missing", "tensor missing")]
-        if lost:
-            raise UnreadableError(f"{path}: {lost[0].what}")
-        found = find(source, family_of(source)[0])
+        _, _, found = intact(path)
         sides.append({n: w for n, w in found.items() if not is_side(n)})
     a, b = sides
     differences = []
@@ -164,10 +155,9 @@ def _kind(weight: Weight) -> str:
 
 
 def _rows(weight: Weight, stored: bool) -> np.ndarray | Decoded:
-    """Returns an array of two axes or more, times the factors of the input's channels if any."""
+    """Returns the numbers, times the factors of the input's channels if any."""
     channels = weight.channel_scale
     if weight.layout is not None and channels is None and (stored or not weight.packed.transposed):
         return Decoded(weight.packed)
     x = weight.value(np.float64 if weight.format == "f64" else np.float32)
-    x = x if channels is None else x * channels
-    return x.reshape(1, -1) if x.ndim < 2 else x
+    return x if channels is None else x * channels

@@ -16,7 +16,16 @@ import numpy as np
 
 from ..formats import BLOCK_FORMATS, E2M1FN, E4M3FN, BlockFormat, Format
 from ._layouts import Layout
-from ._packed import CHUNK, Packed, Rows, _scales, elements, pack_nibbles, slabs
+from ._packed import (
+    CHUNK,
+    Packed,
+    Rows,
+    _scales,
+    elements,
+    largest_of_blocks,
+    pack_nibbles,
+    slabs,
+)  # fmt: skip
 
 Choice = Literal["amax", "four_over_six", "least_squares", "mse"]
 CHOICES: tuple[Choice, ...] = ("amax", "four_over_six", "least_squares", "mse")
@@ -91,7 +100,7 @@ def encoded(x: np.ndarray, fmt: Format) -> np.ndarray:
     bits = x.view(np.uint32)
     prefix = (bits >> 16).astype(np.uint16)
     prefix |= (bits & 0xFFFF) != 0
-    return np.take(_codes(fmt), prefix, mode="clip")
+    return np.take(_codes(fmt), prefix, mode="wrap")
 
 
 def amax(x: np.ndarray | Rows) -> float:
@@ -112,7 +121,7 @@ def quantised(
     *,
     largest: float | None = None,
     choice: Choice = "amax",
-    strategy: str = "channel",
+    strategy: str | tuple[int, int] = "channel",
     powers: bool = False,
 ) -> Packed:
     """Returns an array in a layout's format.
@@ -125,7 +134,8 @@ def quantised(
         largest: for the scale of the whole tensor: the largest magnitude of the tensors that share
             it, by default its own.
         choice: how the scales of blocks are chosen.
-        strategy: of FP8 without blocks: ``"tensor"`` or ``"channel"``.
+        strategy: of FP8 without blocks: ``"tensor"``, ``"channel"``, ``"block"`` (128 x 128), or
+            rows and columns of a tile.
         powers: of DeepSeek's layout, whether scales are rounded up to powers of two.
 
     Raises:
@@ -146,7 +156,7 @@ def quantised(
     return out
 
 
-def shaped(shape: tuple[int, ...], layout: Layout, strategy: str) -> Packed:
+def shaped(shape: tuple[int, ...], layout: Layout, strategy: str | tuple[int, int]) -> Packed:
     """Returns a packed tensor in a layout for an array of a shape, as stored; bytes are arbitrary.
 
     Raises:
@@ -159,7 +169,8 @@ def shaped(shape: tuple[int, ...], layout: Layout, strategy: str) -> Packed:
     if fmt is not None:
         block = (1, fmt.size)
     else:
-        block = layout.block or (1 if strategy == "channel" else rows, columns)
+        of = {"channel": (1, columns), "tensor": (rows, columns), "block": (128, 128)}
+        block = layout.block or (of[strategy] if isinstance(strategy, str) else strategy)
     element = fmt.element if fmt else E4M3FN
     width = columns // 2 if element == E2M1FN else columns
     return Packed(
@@ -199,8 +210,8 @@ def _rows(x: np.ndarray | Rows, out: Packed, writer: Writer, choice: Choice) -> 
     for i in range(0, x.shape[0], step):
         blocks = np.asarray(x[i : i + step]).astype(np.float32).reshape(-1, columns // size, size)
         if not writer.signed_zero and out.element == E2M1FN:
-            blocks = blocks + np.float32(0)
-        top = np.abs(blocks).max(axis=-1)
+            blocks += np.float32(0)
+        top = largest_of_blocks(blocks)
         scale, factor = _searched(blocks, top, out, writer, choice, of_scale)
         codes = encoded(_divided(blocks, factor, out, writer), out.element)
         codes = codes.reshape(len(blocks), columns)
@@ -320,9 +331,10 @@ def _tiles(x: np.ndarray | Rows, out: Packed, writer: Writer, largest: float, po
         if one:
             top = np.full((1, 1), largest, np.float32)
         else:
-            padded = np.pad(np.abs(part), ((0, 0), (0, -columns % c)))
-            top = padded.reshape(len(part), -1, c).max(axis=-1)
+            top = np.abs(part)
             top = top.max(axis=0, keepdims=True) if tall else top
+            padded = np.pad(top, ((0, 0), (0, -columns % c))) if columns % c else top
+            top = padded.reshape(len(top), -1, c).max(axis=-1)
         scale, factor = _tile_scales(top, writer, high, powers)
         out.scale[0 if one else slice(i // r, i // r + len(top))] = scale
         factor = np.repeat(factor, c, axis=1)[:, :columns] if factor.shape[1] > 1 else factor

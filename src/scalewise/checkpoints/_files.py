@@ -19,6 +19,7 @@ import safetensors
 from .._output import check_source
 from .._types import Json
 from ..scaled._safetensors import DTYPES, MOST_HEADER
+from ._faults import Fault
 
 BITS = {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()} | {"F4": 4}
 MOST_JSON = 64_000_000  # bytes of an index or a config
@@ -33,7 +34,7 @@ class UnreadableError(ValueError):
 class Problem:
     """Something wrong with the files of a checkpoint, before any tensor is decoded."""
 
-    fault: str
+    fault: Fault
     tensors: tuple[str, ...]
     what: str
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
 
 from .._types import Json
+from ._faults import Fault
 from ._files import UnreadableError
 from ._layouts import FP8, LAYOUTS, METHODS, SIDE, Layout
 from ._packed import ELEMENTS
-from ._source import Source
+from ._source import Source, open_source
 from ._weights import Weight
 
 
@@ -29,6 +31,30 @@ def family_of(source: Source) -> tuple[str | None, str]:
         return METHODS[method], f"quant_method is {method!r}"
     return None, "no config and no metadata names a layout" if method is None else (
         f"quant_method is {method!r}, which is not known")  # fmt: skip
+
+
+def intact(path: str | os.PathLike[str]) -> tuple[Source, str | None, dict[str, Weight]]:
+    """Returns a checkpoint whose tensors are all there, the family of its layouts, and its arrays.
+
+    Raises:
+        UnreadableError: a shard or a tensor is missing.
+    """
+    source = open_source(path)
+    lost = [p for p in source.problems if p.fault in (Fault.SHARD_MISSING, Fault.TENSOR_MISSING)]
+    if lost:
+        raise UnreadableError(f"{path}: {lost[0].what}")
+    family, _ = family_of(source)
+    return source, family, find(source, family)
+
+
+def refuse_unscaled(path: str | os.PathLike[str], weights: Mapping[str, Weight]) -> None:
+    """Raises UnreadableError if an FP8 tensor has no scale."""
+    alone = unscaled(weights)
+    if alone:
+        raise UnreadableError(
+            f"{path}: {alone[0]!r} and {len(alone) - 1} others are FP8 without a scale anywhere; "
+            "if their numbers are what is stored, pass unscaled_fp8=True (--unscaled)"
+        )
 
 
 def find(source: Source, family: str | None) -> dict[str, Weight]:

@@ -5,36 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from .._types import Json
-from ._repairs import (
-    BIAS,
-    INVERTED,
-    MISSING,
-    NEGATIVE_ZERO,
-    NIBBLES,
-    NUMBER,
-    ROUNDED,
-    SWIZZLED,
-    TRANSPOSED,
-    TWICE,
-    WRONG_BLOCK,
-)  # fmt: skip
-from ._report import Report, Rows
-
-UNEQUAL, RANDOM = "unequal global scales", "weights near random"
-
-
-BAD_SCALE, DIFFERENT = "NaN, infinite or zero scales", "other numbers than the original"
-
-
-MISSHAPEN = "scale of a wrong shape"
-
-
-FAULTS = (
-    INVERTED, TWICE, TRANSPOSED, SWIZZLED, WRONG_BLOCK, NUMBER, BIAS, ROUNDED, MISSING, NIBBLES,
-    NEGATIVE_ZERO, UNEQUAL, "tensor missing", "tensor stale", "tensor duplicated", "shard missing",
-    BAD_SCALE, RANDOM, MISSHAPEN, DIFFERENT,
-)  # fmt: skip
+from ._faults import Fault
+from ._report import Report, Rows, first_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +14,14 @@ class Finding:
     """A fault.
 
     Attributes:
-        fault: one of :data:`FAULTS`.
+        fault: its kind.
         tensors: its names.
         evidence: what shows it.
         repair: what would undo it, None if nothing that was tried does.
         tried: what the repair gave on the file itself.
     """
 
-    fault: str
+    fault: Fault
     tensors: tuple[str, ...]
     evidence: str
     repair: str | None = None
@@ -83,22 +55,14 @@ class CheckReport(Report):
         found = f"{len(self.findings)} faults" if self.findings else "no fault found"
         lines = [f"{self.path}: {found} in {self.weights} quantised tensors{beside}"]
         for f in self.findings[:20]:
-            more = f" and {len(f.tensors) - 1} more" if len(f.tensors) > 1 else ""
             repair = f"; repair: {f.repair} ({f.tried})" if f.repair else ""
-            lines.append(
-                f"{f.fault}: {f.tensors[0] if f.tensors else ''}{more}: {f.evidence}{repair}"
-            )
+            lines.append(f"{f.fault}: {first_of(f.tensors, 1)}: {f.evidence}{repair}")
         return lines
 
     def tables(self) -> list[Rows]:
         rows = [(f.fault, ", ".join(f.tensors), f.evidence, f.repair or "", f.tried or "")
                 for f in self.findings[20:]]  # fmt: skip
         return [Rows("more", ("fault", "tensors", "evidence", "repair", "tried"), rows)]
-
-    def as_dict(self) -> dict[str, Json]:
-        return {"path": self.path, "against": self.against, "layout": self.layout,
-                "weights": self.weights,
-                "findings": [dataclasses.asdict(f) for f in self.findings]}  # fmt: skip
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:

@@ -15,7 +15,7 @@ from .._types import Json
 from ._files import UnreadableError
 from ._find import family_of, find, is_side, unscaled
 from ._layouts import METHODS
-from ._report import Report, Rows
+from ._report import Report, Rows, first_of
 from ._source import open_source
 from ._weights import Weight
 
@@ -69,6 +69,7 @@ class InspectReport(Report):
     wide: list[str]
     suspicious: list[str]
     title = "inspect"
+    derived = ("bits",)
 
     @property
     def bits(self) -> float:
@@ -83,8 +84,7 @@ class InspectReport(Report):
             f"numbers, {self.bytes:,} bytes, {self.bits:.3f} bits for each number",
         ]
         if self.wide and any(g.scales for g in self.groups):
-            more = f" and {len(self.wide) - 5} more" if len(self.wide) > 5 else ""
-            found.append(f"stay wide: {', '.join(self.wide[:5])}{more}")
+            found.append(f"stay wide: {first_of(self.wide)}")
         if self.side:
             found.append(
                 f"{len(self.side)} scales of activations or KV caches ({self.side[0]}, ...)"
@@ -97,9 +97,6 @@ class InspectReport(Report):
                  f"{g.bits:.3f}", "" if g.scales is None else
                  f"{g.scales[0]:.3g} to {g.scales[1]:.3g}") for g in self.groups]  # fmt: skip
         return [Rows("arrays", heads, rows)]
-
-    def as_dict(self) -> dict[str, Json]:
-        return {**dataclasses.asdict(self), "bits": self.bits}
 
 
 def inspect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, Literal
 
 Role = Literal["codes", "scale", "whole", "pre"]
@@ -35,8 +36,9 @@ class Layout:
         name: of the layout, ``family/kind``.
         format: the format that the tensor has: a format's or block format's name.
         weight: template of the tensor's own name, of a base.
-        codes, scale, whole: templates of the names of the parts; ``whole`` is the scale of the
-            whole tensor over the scales of blocks, if there may be one.
+        codes, scale, whole: templates of the names of the parts, of a base, or of its ``stem``
+            without ``.weight``; ``whole`` is the scale of the whole tensor over the scales of
+            blocks, if there may be one.
         code_dtypes, scale_dtypes: safetensors' names of the dtypes that the parts may have.
         block: rows and columns that share a scale; None if the shapes say.
         nibbles: ``"pairs"``: elements 2j and 2j + 1 in the low and high half of a byte;
@@ -74,14 +76,11 @@ class Layout:
 
     def names(self, base: str) -> dict[Role, str]:
         """Returns the names of the parts of a weight."""
-        parts: dict[Role, str] = {
-            "codes": self.codes.format(base), "scale": self.scale.format(base)
+        templates: dict[Role, str | None] = {
+            "codes": self.codes, "scale": self.scale, "whole": self.whole, "pre": self.pre
         }  # fmt: skip
-        if self.whole is not None:
-            parts["whole"] = self.whole.format(base)
-        if self.pre is not None:
-            parts["pre"] = self.pre.format(base)
-        return parts
+        stem = base.removesuffix(".weight")
+        return {role: t.format(base, stem=stem) for role, t in templates.items() if t is not None}
 
 
 def _fp4(name: str, fmt: str, **fields: Any) -> Layout:
@@ -144,7 +143,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("gguf/mxfp4", "mxfp4", "{}", "{}", "{}", ("GGUF_MXFP4",), ("U8",), block=(1, 32),
            nibbles="halves"),
     Layout("gguf/nvfp4", "nvfp4", "{}", "{}", "{}", ("GGUF_NVFP4",), ("U8",), block=(1, 16),
-           nibbles="halves"),
+           nibbles="halves", whole="{stem}.scale"),
 )  # fmt: skip
 BY_NAME = {layout.name: layout for layout in LAYOUTS}
 SIDE = (  # of a layer, beside its weight: activations' and KV caches' scales stay as they are
@@ -153,6 +152,12 @@ SIDE = (  # of a layer, beside its weight: activations' and KV caches' scales st
     ".input_activation_scale", ".activation_scale", "._weight_act_per_tensor_scale",
     ".input_scale_ub", ".weight_shape",
 )  # fmt: skip
+
+
+def fused_key(name: str) -> tuple[str, bool, bool] | None:
+    """Returns what weights have in common that loaders fuse: q, k and v, or gate and up."""
+    match = re.match(r"(.*\.)(?:(?:[qkv]_proj)|(gate_proj|up_proj)|(w1|w3))\.weight$", name)
+    return match and (match[1], bool(match[2]), bool(match[3]))
 
 
 def writable(family: str, fmt: str) -> Layout:
@@ -169,4 +174,4 @@ def writable(family: str, fmt: str) -> Layout:
         have = ", ".join(sorted(f for name, f in able if name == family))
         raise ValueError(f"the layout {family} has no {fmt}; expected one of {have}")
     names = ", ".join(sorted({x.family for x in LAYOUTS if x.writes} | {"plain", "scalewise"}))
-    raise ValueError(f"no layout to write is called {family!r}; expected one of {names}, orbax")
+    raise ValueError(f"no layout to write is called {family!r}; expected one of {names}")

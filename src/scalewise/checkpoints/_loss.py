@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from ._packed import Packed, Rows, slabs
+from ._packed import Packed, Rows, largest_of_blocks, slabs
 
 MEASURED = 128  # columns behind one of the blocks that are compared, but for narrower formats
 
@@ -53,13 +53,15 @@ def decibel(signal: float, noise: float) -> float:
 
 
 def loss(x: np.ndarray | Rows, y: np.ndarray | Rows, packed: Packed | None = None) -> Loss:
-    """Returns the difference of two arrays of at least two axes.
+    """Returns the difference of two arrays.
 
     Args:
         x: the original.
         y: the other one.
         packed: of ``y``, for the count of saturated numbers and the size of blocks.
     """
+    if len(x.shape) < 2:
+        x, y = np.reshape(x, (1, -1)), np.reshape(y, (1, -1))  # pyright: ignore
     found = Loss()
     size = MEASURED if packed is None or packed.block[1] > MEASURED else packed.block[1]
     for (index, i, a), (_, _, b) in zip(slabs(x), slabs(y), strict=True):
@@ -73,27 +75,29 @@ def _add(found: Loss, a: np.ndarray, b: np.ndarray, size: int, start: tuple[int,
     with np.errstate(all="ignore"):
         wrong = b - a
         off = wrong != 0
-    finite = np.isfinite(wrong)
-    if not finite.all():
+    largest = max(float(wrong.max(initial=0)), -float(wrong.min(initial=0)))
+    if not math.isfinite(largest):
+        finite = np.isfinite(wrong)
         found.non_finite += int(np.sum(np.isfinite(a) != np.isfinite(b)))
-        same = (a == b) | (np.isnan(a) & np.isnan(b))
-        off &= ~same
+        off &= ~((a == b) | (np.isnan(a) & np.isnan(b)))
         wrong, a = np.where(finite, wrong, 0), np.where(finite, a, 0)
+        largest = float(np.max(np.abs(wrong), initial=0))
     found.numbers += a.size
     found.different += int(np.count_nonzero(off))
     found.flushed += int(np.count_nonzero((b == 0) & (a != 0)))
-    found.largest = max(found.largest, float(np.max(np.abs(wrong), initial=0)))
-    blocks = a.shape[1] // size
-    if blocks:
-        part = (slice(None), slice(blocks * size))
-        shape = (len(a), blocks, size)
-        noise, signal = (
-            np.einsum("...i,...i->...", z, z) for z in (wrong[part].reshape(shape),
-                                                        a[part].reshape(shape))
-        )  # fmt: skip
+    found.largest = max(found.largest, largest)
+    if not 1e-12 < max(float(a.max(initial=0)), -float(a.min(initial=0)), largest) < 1e15:
+        a, wrong = a.astype(np.float64), wrong.astype(np.float64)  # squares leave float32
+    whole = a.shape[1] // size * size
+    noise, signal = (
+        np.einsum("...i,...i->...", blocks, blocks)
+        for blocks in (z[:, :whole].reshape(len(z), -1, size) for z in (wrong, a))
+    )
+    if whole:
         _worst(found, noise, signal, start, size)
-    found.signal += float(np.einsum("ij,ij->", a, a, dtype=np.float64))
-    found.noise += float(np.einsum("ij,ij->", wrong, wrong, dtype=np.float64))
+    for name, blocks, rest in (("signal", signal, a), ("noise", noise, wrong)):
+        more = np.einsum("ij,ij->", rest[:, whole:], rest[:, whole:], dtype=np.float64)
+        setattr(found, name, getattr(found, name) + float(np.sum(blocks, dtype=np.float64) + more))
 
 
 def _worst(found: Loss, noise: np.ndarray, signal: np.ndarray, start: tuple, size: int) -> None:
@@ -114,6 +118,11 @@ def _saturated(x: np.ndarray | Rows, packed: Packed) -> int:
     for index, i, rows in slabs(x):
         limit = limits[int(np.ravel_multi_index(index, lead)) if lead else 0]
         limit = limit[np.arange(i, i + len(rows)) // r]
+        if limit.shape[1] > 1 and not (c & (c - 1) or rows.shape[1] % c):
+            blocks = rows.reshape(len(rows), -1, c)
+            over = largest_of_blocks(blocks) > limit
+            count += int(np.count_nonzero(np.abs(blocks[over]) > limit[over][:, None]))
+            continue
         if limit.shape[1] > 1:
             limit = np.repeat(limit, c, axis=1)[:, : rows.shape[1]]
         count += int(np.count_nonzero(np.abs(rows) > limit))

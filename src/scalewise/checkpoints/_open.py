@@ -19,8 +19,8 @@ from ..rounding import EncodedArray
 from ..scaled import ScaledArray, save_safetensors
 from ..scaled._safetensors import _joined, _parts
 from ._files import UnreadableError, read_json
-from ._find import family_of, find, unscaled
-from ._source import Source, open_source
+from ._find import family_of, intact, refuse_unscaled
+from ._source import Source
 from ._weights import Weight
 
 Array: TypeAlias = jax.Array | np.ndarray | ScaledArray | EncodedArray
@@ -124,19 +124,11 @@ def load(
     path = Path(path)
     if (path / ORBAX).is_file():
         return _load_orbax(path, select, sharding)
-    source = open_source(path)
-    lost = [p for p in source.problems if p.fault in ("shard missing", "tensor missing")]
-    if lost:
-        raise UnreadableError(f"{path}: {lost[0].what}")
-    weights = find(source, family_of(source)[0])
+    source, _, weights = intact(path)
     tree = Tree(source, weights, sharding)
     tree = tree.select(select) if select else tree
-    alone = unscaled(tree.weights)
-    if alone and not unscaled_fp8:
-        raise UnreadableError(
-            f"{path}: {alone[0]!r} is FP8 without a scale anywhere (and {len(alone) - 1} more); "
-            "pass unscaled_fp8=True if its numbers are what is stored"
-        )
+    if not unscaled_fp8:
+        refuse_unscaled(path, tree.weights)
     return tree
 
 

@@ -49,7 +49,7 @@ def checked_options(options: Options) -> Options:
     """
     for what, given, expected in (
         ("scales", options.scales, CHOICES),
-        ("strategy", options.strategy, ("tensor", "channel")),
+        ("strategy", options.strategy, ("tensor", "channel", "block")),
     ):
         if given not in expected:
             raise ValueError(f"{what} is {given!r}; expected one of {', '.join(expected)}")
@@ -69,6 +69,8 @@ def checked_options(options: Options) -> Options:
             writer_of(writable(layout, fmt).family, options.writer)
         elif layout == "plain" and fmt not in WIDE and fmt not in ("e4m3fn", "e5m2"):
             raise ValueError(f"the layout plain has no {fmt}: it holds no scales")
+    if options.strategy == "block" and layout != "compressed-tensors":
+        raise ValueError(f"strategy is 'block'; the layout {layout} has tensor and channel")
     if options.rounding not in ROUNDINGS:
         raise ValueError(
             f"rounding is {options.rounding!r}; expected one of {', '.join(ROUNDINGS)}"

@@ -16,8 +16,7 @@ from ..formats import BlockFormat, Format
 from ..scaled import FourOverSix, LeastSquares, ScaledArray, Scaling, quantize
 from ..scaled._safetensors import NAMES, _parts
 from ._encode import Choice
-from ._loss import Loss, loss
-from ._packed import Packed
+from ._loss import loss
 from ._weights import Weight
 from ._write import Entry, Job
 
@@ -51,7 +50,7 @@ def _make(
     stored: ScaledArray = run(jnp.asarray(x))
     parts, _ = _parts(weight.name, stored)
     y = np.asarray(stored.value())
-    lost = _loss(x, y)
+    lost = loss(x, y)
     element = fmt.element if isinstance(fmt, BlockFormat) else fmt
     ones = scaled.ScaledArray(jnp.ones(stored.shape, jnp.float32), stored.scale, stored.block)
     top = np.asarray(ones.value()).astype(np.float64) * float(element.max)
@@ -59,8 +58,3 @@ def _make(
     record = {"name": weight.name, "what": "quantised", "from": weight.kind, "to": fmt.name,
               "size": x.size, "bytes": weight.nbytes, "loss": lost.record()}  # fmt: skip
     return [np.asarray(p) for p in parts.values()], record
-
-
-def _loss(x: np.ndarray, y: np.ndarray, packed: Packed | None = None) -> Loss:
-    flat = (x.reshape(1, -1), y.reshape(1, -1)) if x.ndim < 2 else (x, y)
-    return loss(flat[0], flat[1], packed)

@@ -8,24 +8,20 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..formats import E2M1FN
+from ._faults import Fault
 from ._files import UnreadableError
 from ._packed import E8M0, WIDE, Packed, elements, from_halves, nibbles, pack_nibbles, values
+from ._statistics import spread
 from ._weights import swizzled, unswizzled
 
 ROWS, MATRICES = 64, 4  # a sample of a tensor
-INVERTED, TWICE = "global scale inverted", "global scale applied twice"
-TRANSPOSED, SWIZZLED = "scale transposed", "scale swizzled"
-WRONG_BLOCK = "scale of the wrong block"
-NUMBER, BIAS = "E8M0 byte read as a number", "E8M0 with a wrong bias"
-NIBBLES, ROUNDED = "nibbles swapped", "float32 scales rounded to E8M0"
-MISSING, NEGATIVE_ZERO = "scale missing", "zero coded as -0"
 
 
 @dataclasses.dataclass(frozen=True)
 class Repair:
     """A repair: the fault, what is done, and a function of the packed tensor, None if unfit."""
 
-    fault: str
+    fault: Fault
     what: str
     apply: Callable[[Packed], Packed | None]
     of_codes: bool = False
@@ -94,7 +90,7 @@ def biased(by: int) -> Repair:
         moved = np.clip(p.scale.astype(np.int32) + by, 0, 254).astype(np.uint8)
         return dataclasses.replace(p, scale=moved)
 
-    return Repair(BIAS, f"add {by} to the scales' bytes", apply)
+    return Repair(Fault.BIAS, f"add {by} to the scales' bytes", apply)
 
 
 def _flipped(p: Packed) -> Packed | None:
@@ -118,21 +114,25 @@ def _to_halves(p: Packed) -> Packed | None:
 
 
 REPAIRS = (
-    Repair(INVERTED, "invert the global scale", _whole(lambda w: 1 / w)),
-    Repair(TWICE, "take the root of the global scale", _whole(np.sqrt)),
-    Repair(TWICE, "take 1 as the global scale", _whole(np.ones_like)),
-    Repair(TRANSPOSED, "transpose the scale", _scale(_transposed)),
-    Repair(SWIZZLED, "bring the scale from tiles into rows", _scale(_unswizzled)),
-    Repair(SWIZZLED, "bring the scale from rows into tiles", _scale(_swizzled)),
+    Repair(Fault.INVERTED, "invert the global scale", _whole(lambda w: 1 / w)),
+    Repair(Fault.TWICE, "take the root of the global scale", _whole(np.sqrt)),
+    Repair(Fault.TWICE, "take 1 as the global scale", _whole(np.ones_like)),
+    Repair(Fault.TRANSPOSED, "transpose the scale", _scale(_transposed)),
+    Repair(Fault.SWIZZLED, "bring the scale from tiles into rows", _scale(_unswizzled)),
+    Repair(Fault.SWIZZLED, "bring the scale from rows into tiles", _scale(_swizzled)),
     *(
-        Repair(WRONG_BLOCK, f"move the scale by {by} along axis {axis}", _scale(_rolled(by, axis)))
+        Repair(
+            Fault.WRONG_BLOCK,
+            f"move the scale by {by} along axis {axis}",
+            _scale(_rolled(by, axis)),
+        )
         for axis in (-1, -2)
         for by in (-1, 1, -2, 2)
     ),
-    Repair(NUMBER, "read the scale as E8M0 bytes", _as_bytes),
-    Repair(NIBBLES, "swap the halves of each byte", _flipped, True),
-    Repair(NIBBLES, "read element j and j + half a block from a byte", _from_halves, True),
-    Repair(NIBBLES, "read elements 2j and 2j + 1 from a byte", _to_halves, True),
+    Repair(Fault.NUMBER, "read the scale as E8M0 bytes", _as_bytes),
+    Repair(Fault.NIBBLES, "swap the halves of each byte", _flipped, True),
+    Repair(Fault.NIBBLES, "read element j and j + half a block from a byte", _from_halves, True),
+    Repair(Fault.NIBBLES, "read elements 2j and 2j + 1 from a byte", _to_halves, True),
 )
 
 
@@ -154,7 +154,7 @@ class Sample:
         scale = np.stack([p.scale[m][self.rows // p.block[0]] for m in self.matrices])
         whole = p.whole
         if whole is not None and whole.size > 1:
-            whole = np.broadcast_to(whole.reshape(whole.shape[: len(lead)]), lead)
+            whole = np.broadcast_to(whole, lead)
             whole = np.stack([whole[m] for m in self.matrices])
         return dataclasses.replace(
             p, codes=codes, scale=scale, whole=whole, block=(1, p.block[1]), transposed=False
@@ -178,10 +178,8 @@ class Sample:
 def sample_of(shape: tuple[int, ...]) -> Sample:
     """Returns a sample of a tensor as stored."""
     lead, rows = shape[:-2], shape[-2]
-    chosen = np.unique(np.linspace(0, rows - 1, min(rows, ROWS)).astype(int))
     every = list(np.ndindex(*lead))
-    at = np.unique(np.linspace(0, len(every) - 1, min(len(every), MATRICES)).astype(int))
-    return Sample(tuple(every[i] for i in at), chosen)
+    return Sample(tuple(every[i] for i in spread(len(every), MATRICES)), spread(rows, ROWS))
 
 
 def tries(p: Packed, shift: float | None) -> Iterator[Repair]:

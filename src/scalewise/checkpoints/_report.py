@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from .._output import Printed, check_writable, page_environment, print_table, replacing, visible
 from .._types import Json
@@ -32,6 +32,7 @@ class Report(Printed):
     """The result of a command, with sentences and tables."""
 
     title = "checkpoint"
+    derived: ClassVar[tuple[str, ...]] = ()  # properties in the JSON file
 
     def lines(self) -> list[str]:
         """Returns sentences, the verdict first."""
@@ -42,7 +43,8 @@ class Report(Printed):
 
     def as_dict(self) -> dict[str, Json]:
         """Returns what the JSON file holds; non-finite numbers are "inf", "-inf", "nan"."""
-        raise NotImplementedError
+        fields: Json = dataclasses.asdict(self)  # pyright: ignore[reportArgumentType]
+        return fields | {name: getattr(self, name) for name in self.derived}
 
     def json(self) -> str:
         return json.dumps(plain(self.as_dict()), indent=1)
@@ -116,6 +118,7 @@ class CastReport(Report):
     dropped: list[str]
     resumed: int = 0
     title = "cast"
+    derived = ("sqnr",)
 
     @property
     def sqnr(self) -> float:
@@ -147,26 +150,19 @@ class CastReport(Report):
         for r in lost:
             x = r["loss"]
             at, sqnr = x["worst"] or ("", math.nan)
-            rows.append(
-                (
-                    r["name"],
-                    r["to"],
-                    str(r["size"]),
-                    _db(x["sqnr"]),
-                    str(x["saturated"]),
-                    str(x["flushed"]),
-                    f"{x['largest']:.3g}",
-                    f"{at} {_db(sqnr)}" if at else "",
-                )
-            )
+            rows.append((r["name"], r["to"], str(r["size"]), _db(x["sqnr"]), str(x["saturated"]),
+                         str(x["flushed"]), f"{x['largest']:.3g}",
+                         f"{at} {_db(sqnr)}" if at else ""))  # fmt: skip
         heads = ("tensor", "format", "numbers", "SQNR", "saturated", "flushed", "largest error",
                  "worst block")  # fmt: skip
         kept = [(r["name"], r["to"], r["what"]) for r in self.records if "loss" not in r]
         return [Rows("worst first", heads, rows), Rows("others", ("tensor", "dtype", "what"), kept)]
 
-    def as_dict(self) -> dict[str, Json]:
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | {
-            "sqnr": self.sqnr}  # fmt: skip
+
+def first_of(names: Sequence[str], most: int = 5) -> str:
+    """Returns some names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _db(x: float) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..formats import E2M1FN
-from ._findings import BAD_SCALE, DIFFERENT, RANDOM, Finding
+from ._faults import Fault
+from ._findings import Finding
 from ._packed import E8M0, WIDE, Packed, elements
-from ._repairs import NEGATIVE_ZERO, NUMBER, ROUNDED, is_bytes, negative_zeros
+from ._repairs import is_bytes, negative_zeros
 from ._statistics import is_uniform, powers
 from ._weights import Weight
 
@@ -21,19 +22,21 @@ def of_scales(weight: Weight, p: Packed) -> Iterator[Finding]:
         bad = ~np.isfinite(p.scale) | (p.scale == 0)
         count, negative = int(bad.sum()), int((p.scale < 0).sum())
         if negative:
-            yield Finding(BAD_SCALE, name, f"{negative} scales are negative")
+            yield Finding(Fault.BAD_SCALE, name, f"{negative} scales are negative")
         if count:
-            yield Finding(BAD_SCALE, name, f"{count} of {p.scale.size} scales are NaN, infinite or "
-                          "zero")  # fmt: skip
+            what = f"{count} of {p.scale.size} scales are NaN, infinite or zero"
+            yield Finding(Fault.BAD_SCALE, name, what)
         elif is_bytes(p.scale):
             low, high = int(p.scale.min()), int(p.scale.max())
-            yield Finding(NUMBER, name, f"all scales are integers from {low} to {high}",
+            yield Finding(Fault.NUMBER, name, f"all scales are integers from {low} to {high}",
                           "read them as 2^(scale - 127)",
                           f"the scales are then 2^{low - 127} to 2^{high - 127}")  # fmt: skip
     elif p.kind == E8M0:
         count = int((p.scale == 255).sum())
         if count:
-            yield Finding(BAD_SCALE, name, f"{count} of {p.scale.size} scales are NaN (byte 255)")
+            yield Finding(
+                Fault.BAD_SCALE, name, f"{count} of {p.scale.size} scales are NaN (byte 255)"
+            )
     else:
         nan = int((p.scale & 127 == 127).sum()) if p.kind == "e4m3fn" else 0
         zero = _zero_scales(p)
@@ -41,9 +44,9 @@ def of_scales(weight: Weight, p: Packed) -> Iterator[Finding]:
         for count, what in ((nan, "NaN"), (zero, "zero over codes that aren't"),
                             (negative, "negative")):  # fmt: skip
             if count:
-                yield Finding(BAD_SCALE, name, f"{count} of {p.scale.size} scales are {what}")
+                yield Finding(Fault.BAD_SCALE, name, f"{count} of {p.scale.size} scales are {what}")
     if p.whole is not None and not np.all(np.isfinite(p.whole) & (p.whole > 0)):
-        yield Finding(BAD_SCALE, name, f"the global scale is {np.min(p.whole)}")
+        yield Finding(Fault.BAD_SCALE, name, f"the global scale is {np.min(p.whole)}")
 
 
 def _zero_scales(p: Packed) -> int:
@@ -59,7 +62,7 @@ def of_codes(weight: Weight, p: Packed) -> Iterator[Finding]:
     yield from _at_the_top(weight, p)
     zeros, negative = negative_zeros(p)
     if zeros >= 64 and negative > 0.9 * zeros:
-        yield Finding(NEGATIVE_ZERO, (weight.name,), f"{negative} of {zeros} zeros are -0",
+        yield Finding(Fault.NEGATIVE_ZERO, (weight.name,), f"{negative} of {zeros} zeros are -0",
                       "clear the sign of zeros", "no value changes")  # fmt: skip
     rows = p.codes.reshape(-1, p.codes.shape[-1])
     step = max(1, -(-(1 << 14) // max(1, rows.shape[1])))
@@ -71,13 +74,13 @@ def of_codes(weight: Weight, p: Packed) -> Iterator[Finding]:
             uniform.append(i)
     if uniform:
         where = "all rows" if len(uniform) == count else f"rows from {uniform[0]}"
-        yield Finding(RANDOM, (weight.name,), f"the codes of {where} are equally frequent")
+        yield Finding(Fault.RANDOM, (weight.name,), f"the codes of {where} are equally frequent")
     if p.element != E2M1FN:
         nan = (
             int(np.isnan(elements(p.element))[rows.reshape(-1)].sum()) if p.element.nan_code else 0
         )
         if nan and not uniform:
-            yield Finding(DIFFERENT, (weight.name,), f"{nan} codes are NaN")
+            yield Finding(Fault.DIFFERENT, (weight.name,), f"{nan} codes are NaN")
 
 
 def _at_the_top(weight: Weight, p: Packed) -> Iterator[Finding]:
@@ -101,7 +104,7 @@ def _at_the_top(weight: Weight, p: Packed) -> Iterator[Finding]:
             reached, used = reached + int((x == top).sum()), used + int((x > 0).sum())
     if used >= 3 and reached >= max(3, 0.95 * used):
         yield Finding(
-            ROUNDED,
+            Fault.ROUNDED,
             (weight.name,),
             f"{reached} of {used} blocks reach the largest code, "
             "as with scales of the largest magnitude, but all scales are powers of two",

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from .._types import Json
+from ._faults import Fault
 from ._files import File, Problem, Tensor, UnreadableError, open_file, read_json
 from ._gguf import open_gguf
 
@@ -75,7 +76,7 @@ def _open_folder(folder: Path, index: Path | None = None) -> Source:
         else:
             lost = tuple(t for t, shard in weights.items() if shard == name)
             what = f"the shard {name} isn't there; the index puts {len(lost)} tensors there"
-            problems.append(Problem("shard missing", lost, what))
+            problems.append(Problem(Fault.SHARD_MISSING, lost, what))
     source = _source(folder, files, problems, folder)
     _compare_with_index(source, weights)
     return source
@@ -88,11 +89,11 @@ def _compare_with_index(source: Source, weights: Mapping[str, str]) -> None:
     for name, shard in weights.items():
         if shard in opened and (name, shard) not in there:
             what = f"{name!r} isn't in {shard}, where the index puts it"
-            source.problems.append(Problem("tensor missing", (name,), what))
+            source.problems.append(Problem(Fault.TENSOR_MISSING, (name,), what))
     for name, shard in sorted(there):
         if name not in weights:
             what = f"{name!r} is in {shard}, but not in the index: loaders that use it skip it"
-            source.problems.append(Problem("tensor stale", (name,), what))
+            source.problems.append(Problem(Fault.TENSOR_STALE, (name,), what))
     for file in source.files:  # of a duplicate, the index says which one counts
         for t in file.tensors:
             if weights.get(t.name) == file.path.name:
@@ -107,7 +108,7 @@ def _source(path: Path, files: list[File], problems: list[Problem], folder: Path
                 where = f"{tensors[t.name].file.path.name} and {file.path.name}"
                 same = np.array_equal(tensors[t.name].bytes, t.bytes)
                 what = f"{t.name!r} is in {where}, with {'equal' if same else 'different'} bytes"
-                problems.append(Problem("tensor duplicated", (t.name,), what))
+                problems.append(Problem(Fault.TENSOR_DUPLICATED, (t.name,), what))
             tensors.setdefault(t.name, t)
     config: dict[str, Json] = {}
     quantization: dict[str, Json] = {}

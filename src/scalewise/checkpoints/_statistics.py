@@ -7,7 +7,14 @@ import math
 import numpy as np
 
 from ..formats import E2M1FN
-from ._packed import Packed, nibbles
+from ._packed import Packed, elements, nibbles
+
+BLOCK_ROWS, ROWS_OF_BLOCK = 64, 16  # a sample of a matrix of blocks
+
+
+def spread(count: int, most: int) -> np.ndarray:
+    """Returns at most ``most`` of the indices 0 to ``count`` - 1, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
 def level(x: np.ndarray) -> float:
@@ -60,13 +67,41 @@ def powers(scale: np.ndarray) -> bool:
     return bool(np.all(np.frexp(scale)[0] == 0.5))
 
 
-def residue(p: Packed) -> float:
-    """Returns the share of the variance of the scales' logarithms that rows and columns leave."""
+def code_levels(p: Packed) -> tuple[np.ndarray, np.ndarray]:
+    """Returns rows of blocks of a matrix, and log2 of the root mean squares of their codes."""
+    (r, c), (rows, columns) = p.block, p.stored_shape
+    squares = np.nan_to_num(np.square(elements(p.element)), posinf=0)
+    chosen = spread(p.scale.shape[0], BLOCK_ROWS)
+    found = []
+    for i in chosen:
+        codes = p.codes[i * r + spread(min(r, rows - i * r), ROWS_OF_BLOCK)]
+        x = squares[nibbles(codes) if p.element == E2M1FN else codes].mean(axis=0)
+        found.append(np.add.reduceat(x, np.arange(0, columns, c)))
+    with np.errstate(divide="ignore"):
+        return chosen, 0.5 * np.log2(np.array(found))
+
+
+def residue(p: Packed, levels: tuple[np.ndarray, np.ndarray]) -> tuple[float, int]:
+    """Returns the variance of the levels of a matrix's blocks beside rows and columns.
+
+    A block's level is the logarithm of its root mean square: that of the scale plus that of the
+    codes. The two are correlated negatively, since a block whose largest number is an outlier has a
+    large scale and small codes; the sum varies less than scales and codes of different blocks.
+
+    Returns:
+        The sum of squares that effects of rows and columns leave, and its degrees of freedom.
+    """
+    chosen, of_codes = levels
     with np.errstate(all="ignore"):
-        x = np.log2(p.factors().astype(np.float64))
-    x = np.where(np.isfinite(x), x, 0)
-    left = x - x.mean(axis=1, keepdims=True) - x.mean(axis=0, keepdims=True) + x.mean()
-    return float(np.mean(left**2) / max(float(np.var(x)), 1e-12))
+        x = of_codes + np.log2(p.factors()[chosen].astype(np.float64))
+    valid = np.isfinite(x)
+    weights = np.maximum(valid, 1e-9)
+    x = np.where(valid, x, 0)
+    for axis in (1, 0) * 3:  # with gaps the two effects aren't orthogonal
+        mean = np.sum(x * weights, axis=axis, keepdims=True) / np.sum(
+            weights, axis=axis, keepdims=True)  # fmt: skip
+        x = np.where(valid, x - mean, 0)
+    return float(np.sum(x * x)), max(0, int(valid.sum()) - sum(x.shape) + 1)
 
 
 def is_uniform(codes: np.ndarray, p: Packed) -> bool:

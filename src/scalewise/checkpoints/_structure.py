@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from ._faults import Fault
 from ._find import is_side
 from ._findings import Finding
 from ._layouts import FP8, LAYOUTS
-from ._repairs import MISSING, NUMBER, is_bytes
+from ._repairs import is_bytes
 from ._source import Source
 from ._weights import Weight
 
@@ -38,18 +39,18 @@ def structure(
         evidence = f"{alone[name].parts['codes'].dtype} codes without a scale that a layout has"
         numbers = [n for n in partners if _holds_bytes(alone[n])]
         if numbers:
-            yield Finding(NUMBER, (name, *numbers), "its scale is of a wide dtype, but all numbers "
-                          "are integers as E8M0's bytes are", "store the scale as U8",
-                          "the layout then reads it")  # fmt: skip
+            evidence = "its scale is of a wide dtype, but holds integers as E8M0's bytes are"
+            repair = "store the scale as U8", "the layout then reads it"
+            yield Finding(Fault.NUMBER, (name, *numbers), evidence, *repair)
             continue
         if partners:
             evidence = f"codes with {', '.join(partners)}, but a part of the scale isn't there"
-        yield Finding(MISSING, (name,), evidence, *_estimated(alone[name], other))
+        yield Finding(Fault.MISSING, (name,), evidence, *_estimated(alone[name], other))
     for name, weight in weights.items():
         if isinstance(weight.record, dict) and weight.layout is not None:
             promised = weight.record.get("_tensor_data_names") or ()
             if "per_tensor_scale" in promised and "whole" not in weight.parts:
-                yield Finding(MISSING, (name,), "the header promises a per_tensor_scale")
+                yield Finding(Fault.MISSING, (name,), "the header promises a per_tensor_scale")
     for name in alone:
         tail = next((s for s in sorted(suffixes, key=len, reverse=True) if name.endswith(s)), None)
         if tail is None or is_side(name) or name in lost:
@@ -58,14 +59,16 @@ def structure(
         if any(b.startswith(base) for b in bare) or any(n.startswith(base) for n in lost):
             continue
         owner = f"{base}.weight" in weights and weights[f"{base}.weight"].layout is not None
-        fault = "tensor stale" if owner or f"{base}.weight" in weights else "tensor missing"
+        fault = Fault.TENSOR_STALE if owner or f"{base}.weight" in weights else Fault.TENSOR_MISSING
         yield Finding(fault, (name,), "a scale whose codes aren't there" if not owner else (
             "a scale beside another one that belongs to the codes"))  # fmt: skip
     if other is not None:
         absent = [n for n in other if n not in weights and n not in lost and not is_side(n)]
         absent = [n for n in absent if not any(n.startswith(b) or b.startswith(n) for b in bare)]
         if absent:
-            yield Finding("tensor missing", tuple(absent), "in the original, but not in the file")
+            yield Finding(
+                Fault.TENSOR_MISSING, tuple(absent), "in the original, but not in the file"
+            )
 
 
 def _holds_bytes(weight: Weight) -> bool:

@@ -115,7 +115,7 @@ def _packed(weight: Weight) -> Packed:
     layout, parts = weight.layout, weight.parts
     assert layout is not None
     if layout.family == "gguf":
-        return _from_gguf(parts["codes"])
+        return dataclasses.replace(_from_gguf(parts["codes"]), whole=_whole(weight))
     codes, scale = parts["codes"], parts["scale"].array()
     element = ELEMENTS.get(codes.dtype, E2M1FN)
     raw = codes.bytes.reshape(codes.array().shape)
@@ -123,10 +123,7 @@ def _packed(weight: Weight) -> Packed:
         raw = raw.reshape(*raw.shape[:-2], -1)
     if raw.ndim < 2:
         raise UnreadableError(f"{weight.name!r} has {raw.ndim} axes; {layout.name} has two or more")
-    whole = parts["whole"].array().astype(np.float32) if "whole" in parts else None
-    if whole is not None and whole.size == 1:
-        whole = whole.reshape(())
-    packed = Packed(raw, element, scale, _kind(layout, parts["scale"]), (1, 1), whole,
+    packed = Packed(raw, element, scale, _kind(layout, parts["scale"]), (1, 1), _whole(weight),
                     layout.divides, layout.transposed)  # fmt: skip
     swizzled = bool(weight.record and weight.record.get("is_swizzled_scales"))
     block, scale = _blocks(weight, packed, swizzled)
@@ -135,6 +132,17 @@ def _packed(weight: Weight) -> Packed:
     else:
         scale = scale.astype(np.float32)
     return dataclasses.replace(packed, scale=scale, block=block)
+
+
+def _whole(weight: Weight) -> np.ndarray | None:
+    """Returns the scale of the tensor, or of each of its experts."""
+    if "whole" not in weight.parts:
+        return None
+    whole = weight.parts["whole"].array().astype(np.float32)
+    lead = weight.parts["codes"].shape[:-2]
+    if whole.size not in (1, math.prod(lead)):
+        raise _misfit(weight, whole.shape, weight.parts["codes"].shape)
+    return whole.reshape(()) if whole.size == 1 else whole.reshape(lead)
 
 
 def _kind(layout: Layout, scale: Tensor) -> str:

@@ -8,7 +8,6 @@ bytes are on the disk, so that a run that was killed continues after the last of
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import json
 import os
@@ -99,9 +98,8 @@ def staging(target: Path) -> Iterator[Path]:
         with lock(folder):
             yield folder
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if str(error.filename or folder).startswith(str(folder)):  # not of the source
             error.filename = str(target)
-        error.filename = error.filename or str(target)
         raise
 
 

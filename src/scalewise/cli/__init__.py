@@ -32,7 +32,7 @@ EXAMPLES = {  # shown at the end of each help
     "diff": "scalewise diff before.json after.json",
     "compare": "scalewise compare gpt --method float32 --method fp8 --steps 100",
     "train": "scalewise train gpt --method fp8 --steps 300 --out runs/fp8 --resume",
-    "cast": "scalewise cast model --to nvfp4 --layout compressed-tensors --out model-nvfp4",
+    "cast": "scalewise cast model --to nvfp4 --layout modelopt --out model-nvfp4",
     "check": "scalewise check model-nvfp4 --against model",
     "formats": "scalewise formats --device h100",
     "recipes": "scalewise recipes fp8",

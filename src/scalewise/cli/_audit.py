@@ -11,6 +11,7 @@ import typer
 
 from .._output import TargetError, rescue_folder, sentence
 from .._output import check_target as check_file
+from ._options import Args, Everything, Reports, Seed
 from ._refusal import UNUSABLE, check_target, refusal, tell
 
 
@@ -35,14 +36,7 @@ def audit(
             metavar="NAME", help="A recipe of autoscale to audit instead of a format: fp8, ..."
         ),
     ] = None,
-    args: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FUNCTION",
-            help="A function of that file that returns the arguments, as a tuple or dict. "
-            "Default: random arrays, if the function's annotations have their shapes.",
-        ),
-    ] = None,
+    args: Args = None,
     reference: Annotated[
         str | None,
         typer.Option(
@@ -70,15 +64,9 @@ def audit(
             help="Instead of --args and --batches, a function that returns both as a pair.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The seed of random arguments.")] = 0,
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="A file to write the report to, .html, .json or .csv; may be given again.",
-        ),
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show benign findings, too.")] = False,
+    seed: Seed = 0,
+    out: Reports = None,
+    everything: Everything = False,
     framework: Annotated[
         str | None,
         typer.Option(

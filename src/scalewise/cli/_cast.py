@@ -6,61 +6,104 @@ from typing import Annotated, Any
 import typer
 
 from .._output import TargetError, check_source, replacing
-from ._checkpoints import AsJson, progress, shown
+from ._checkpoints import progress, shown
+from ._options import AsJson, Everything
 from ._refusal import refusal
 
 
 def cast(
     data: Annotated[
-        Path, typer.Argument(help="A checkpoint (file or folder), or a .npy file of real numbers.")
+        Path,
+        typer.Argument(
+            metavar="PATH", help="A checkpoint (file or folder), or a .npy file of real numbers."
+        ),
     ],
-    to: Annotated[str, typer.Option(help="A format's name.")],
+    fmt: Annotated[
+        str, typer.Option("--to", "--format", metavar="NAME", help="The format to cast to.")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(help="A new file or folder. Default: the name with the format's."),
+        typer.Option(
+            metavar="PATH", help="A new file or folder. Default: the input's name and the format's."
+        ),
     ] = None,
     layout: Annotated[
         str | None,
         typer.Option(
-            help="compressed-tensors, modelopt, torchao, deepseek, gpt-oss, plain, scalewise."
+            metavar="NAME",
+            help="The package's layout to write: compressed-tensors, modelopt, torchao, deepseek, "
+            "gpt-oss, plain or scalewise. Default: scalewise.",
         ),
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(help="A regular expression: wide tensors that stay wide.")
+        str | None,
+        typer.Option(
+            metavar="PATTERN", help="A regular expression of wide tensors that stay wide."
+        ),
     ] = None,
     tensors: Annotated[
         list[str] | None,
-        typer.Option(help="PATTERN=FORMAT, or PATTERN=keep, before --keep; may be given again."),
+        typer.Option(
+            metavar="RULE",
+            help="PATTERN=FORMAT or PATTERN=keep, tried before --keep; may be given again.",
+        ),
     ] = None,
     writer: Annotated[
-        str | None, typer.Option(help="The package whose bytes are written, where they differ.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="The package whose bytes are written, where packages differ."
+        ),
     ] = None,
-    scales: Annotated[str, typer.Option(help="amax, least_squares, four_over_six, mse.")] = "amax",
-    strategy: Annotated[str, typer.Option(help="Of FP8's scales: channel, tensor.")] = "channel",
+    scales: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The choice of scales: amax, least_squares, four_over_six or mse.",
+        ),
+    ] = "amax",
+    strategy: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="What shares an FP8 scale: channel, tensor or block (128 x 128)."
+        ),
+    ] = "channel",
     no_fuse: Annotated[
-        bool, typer.Option("--no-fuse", help="NVFP4: a global scale for each of q, k, v.")
+        bool,
+        typer.Option("--no-fuse", help="Give each of q, k and v its own NVFP4 tensor scale."),
     ] = False,
     powers_of_two: Annotated[
-        bool, typer.Option("--powers-of-two", help="deepseek: scales as ue8m0.")
+        bool, typer.Option("--powers-of-two", help="Round DeepSeek's scales up to powers of two.")
     ] = False,
     requantise: Annotated[
         bool, typer.Option("--requantise", help="Round again what is quantised already.")
     ] = False,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="FP8 without scales holds the numbers themselves.")
+        bool, typer.Option("--unscaled", help="Take FP8 without scales as the numbers themselves.")
     ] = False,
-    report: Annotated[
-        list[Path] | None, typer.Option(help="A file for the report, .html or .json.")
+    reports: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="A file to write the report to, .html or .json; may be given again.",
+        ),
     ] = None,
     json: AsJson = False,
+    everything: Everything = False,
     rounding: Annotated[
-        str, typer.Option(help="nearest_even, nearest_away, toward_zero, to_odd, ...")
+        str,
+        typer.Option(
+            metavar="NAME", help="The rounding mode: nearest_even, toward_zero, to_odd, ..."
+        ),
     ] = "nearest_even",
     saturate: Annotated[
-        bool, typer.Option(help="For .npy: round overflow to the largest number.")
+        bool, typer.Option("--saturate", help="Round a .npy file's overflow to the largest number.")
     ] = False,
     rule: Annotated[
-        str | None, typer.Option(help="For .npy: a published rule of saturation: onnx, onnx-19.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A published rule of saturation for a .npy file: onnx, onnx-19."
+        ),
     ] = None,
 ) -> None:
     """Cast a checkpoint or an array to a format, and report the error.
@@ -72,7 +115,7 @@ def cast(
     if data.suffix == ".npy":
         with refusal():
             check_source(data)
-        return _cast_array(data, to, out, rounding, saturate, rule)
+        return _cast_array(data, fmt, out, rounding, saturate, rule)
     with refusal(ValueError):
         if saturate or rule:
             name = "--saturate" if saturate else "--rule"
@@ -83,21 +126,21 @@ def cast(
         from .. import checkpoints  # numpy and JAX take time to import: not for --help
         from ..formats import BLOCK_FORMATS, CATALOGUE
 
-        name = to.lower().replace("-", "_")
-        known = name in BLOCK_FORMATS or name in CATALOGUE
-        target = out or data.with_name(f"{data.stem}.{name if known else to}" + (
-            ".safetensors" if data.is_file() else ""))  # fmt: skip
+        name = fmt.lower().replace("-", "_")
+        suffix = name if name in BLOCK_FORMATS or name in CATALOGUE else fmt
+        beside = f"{data.name}.{suffix}" if data.is_dir() else f"{data.stem}.{suffix}.safetensors"
+        target = out or data.with_name(beside)
         if target.exists() and target.resolve() == data.resolve():
             raise TargetError(f"{target} is the input itself; give another --out")
         options: dict[str, Any] = {} if keep is None else {"keep": keep}
         with progress(data) as told:
             found = checkpoints.cast(
-                data, to, out=target, layout=layout, rules=rules, writer=writer,
+                data, fmt, out=target, layout=layout, rules=rules, writer=writer,
                 scales=scales, strategy=strategy, fuse=not no_fuse,  # pyright: ignore
                 powers_of_two=powers_of_two, requantise=requantise, unscaled_fp8=unscaled,
                 rounding=rounding, told=told, **options,
             )  # fmt: skip
-        shown(found, report, json)
+        shown(found, reports, json, everything)
 
 
 def _rule(text: str) -> tuple[str, str]:

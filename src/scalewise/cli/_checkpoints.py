@@ -9,9 +9,9 @@ import typer
 
 from .._output import check_source
 from ._formats import show_numbers
+from ._options import AsJson, Everything, Reports
 from ._refusal import refusal
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 FILES = (".safetensors", ".gguf")
 
 
@@ -56,20 +56,25 @@ def _is_checkpoint(path: Path) -> bool:
 def inspect(
     what: Annotated[
         list[str],
-        typer.Argument(help="A checkpoint; or numbers, or codes such as 0x3c00 or 0b1010."),
+        typer.Argument(
+            metavar="WHAT",
+            help="A checkpoint; or numbers, or codes such as 0x3c00 or 0b1010.",
+        ),
     ],
-    fmt: Annotated[str, typer.Option("--format", help="Of numbers: a format's name.")] = "fp32",
-    out: Annotated[
-        list[Path] | None, typer.Option(help="Of a checkpoint: a file, .html or .json.")
-    ] = None,
+    fmt: Annotated[
+        str, typer.Option("--format", metavar="NAME", help="The format to show numbers in.")
+    ] = "fp32",
+    out: Reports = None,
     json: AsJson = False,
-    everything: Annotated[bool, typer.Option("--all", help="Show all rows.")] = False,
+    everything: Everything = False,
 ) -> None:
     """Describe a checkpoint: layout, formats, bytes, scales; or show numbers in a format."""
-    if len(what) > 1 or not _is_checkpoint(Path(what[0])):
+    path = Path(what[0])
+    if len(what) > 1 or not (_is_checkpoint(path) or path.exists()):
         return show_numbers(what, fmt)
     with refusal(ValueError):
-        path = _there(Path(what[0]))
+        if not _is_checkpoint(_there(path)):
+            raise ValueError(f"{path} is no checkpoint; expected a folder, .safetensors or .gguf")
         from .. import checkpoints  # JAX takes a second to import: not for --help
 
         with progress(path) as told:
@@ -79,17 +84,22 @@ def inspect(
 
 def diff(
     before: Annotated[
-        Path, typer.Argument(help="A checkpoint; a recording, .safetensors; a report, .json.")
+        Path,
+        typer.Argument(
+            metavar="BEFORE",
+            help="A checkpoint; a recording (.safetensors); a report of an audit (.json).",
+        ),
     ],
-    after: Annotated[Path, typer.Argument(help="Another one of the same kind.")],
-    out: Annotated[
-        list[Path] | None, typer.Option(help="A file to write, .html, .json; of recordings .csv.")
-    ] = None,
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one of the same kind.")],
+    out: Reports = None,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Of checkpoints: relative error that counts as equal.")
+        float,
+        typer.Option(
+            min=0.0, metavar="ERROR", help="The relative error of an array that counts as equal."
+        ),
     ] = 0.0,
     json: AsJson = False,
-    everything: Annotated[bool, typer.Option("--all", help="Show all lines.")] = False,
+    everything: Everything = False,
 ) -> None:
     """Compare two checkpoints in value, two recordings line by line, or two audits' reports.
 
@@ -142,19 +152,18 @@ def _diff_results(
 
 
 def check(
-    path: Annotated[Path, typer.Argument(help="A checkpoint.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A checkpoint.")],
     against: Annotated[
-        Path | None, typer.Option(help="The checkpoint that it was made from.")
+        Path | None,
+        typer.Option(metavar="PATH", help="The checkpoint that it was made from."),
     ] = None,
-    out: Annotated[
-        list[Path] | None, typer.Option(help="A file to write, .html or .json.", metavar="FILE")
-    ] = None,
+    out: Reports = None,
     json: AsJson = False,
-    everything: Annotated[bool, typer.Option("--all", help="Show all findings.")] = False,
+    everything: Everything = False,
 ) -> None:
     """Look for faults in a checkpoint that loaders don't notice, and try a repair of each.
 
-    Exits with 1 if there is one.
+    Exits with 1 if it finds one.
     """
     with refusal(ValueError):
         paths = [_there(p) for p in (path, against) if p is not None]

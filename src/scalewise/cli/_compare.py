@@ -6,17 +6,12 @@ from typing import Annotated
 
 import typer
 
+from ._options import Data, Program
 from ._refusal import FAILED, check_program, refusal, tell
 
 
 def compare(
-    program: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROGRAM",
-            help="A Python file with init, train_step and batches, or an example (gpt, mlp, ...).",
-        ),
-    ],
+    program: Program,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -25,12 +20,7 @@ def compare(
             "fp16, fp8 and fp8-narrow-state.",
         ),
     ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="A text file or folder. Default: the sources of Python's library."
-        ),
-    ] = None,
+    data: Data = None,
     steps: Annotated[int, typer.Option(min=1, help="The number of steps of each method.")] = 300,
     seed: Annotated[int, typer.Option(help="The seed of parameters and batches.")] = 0,
     seeds: Annotated[

@@ -6,32 +6,22 @@ from typing import Annotated
 import typer
 
 from .._output import check_target as check_file
+from ._options import Args, Everything, Seed, Target
 from ._refusal import check_target, refusal
 
 
 def record(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE:FUNCTION", help="A function of a Python file, model.py:train_step."
-        ),
-    ],
-    args: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FUNCTION",
-            help="A function of that file that returns the arguments, as a tuple or dict.",
-        ),
-    ] = None,
+    target: Target,
+    args: Args = None,
     fused: Annotated[
         bool, typer.Option("--fused", help="Read the numbers within one compiled program.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="The seed of random arguments.")] = 0,
+    seed: Seed = 0,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="A .safetensors file to write, for `scalewise diff`."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Show all arrays.")] = False,
+    everything: Everything = False,
 ) -> None:
     """Show the first non-finite number that a function computes on this device, and its numbers.
 

@@ -5,30 +5,21 @@ from typing import Annotated
 
 import typer
 
+from ._options import Data, Program
 from ._refusal import FAILED, check_program, refusal, tell
 
 STATE = {"weights": r"^\.params", "optimizer": r"^\.optimizer.*\.(mu|nu|trace|m|v)\b"}
 
 
 def train(
-    program: Annotated[
-        str,
-        typer.Argument(
-            metavar="PROGRAM", help="A Python file, or an example (gpt, cnn, lstm, mlp, ...)."
-        ),
-    ],
+    program: Program,
     method: Annotated[
         str,
         typer.Option(
             metavar="NAME", help="A recipe, another method, or a policy such as p=f32,c=bf16,o=f32."
         ),
     ] = "float32",
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="A text file or folder. Default: the sources of Python's library."
-        ),
-    ] = None,
+    data: Data = None,
     steps: Annotated[int, typer.Option(min=1, help="The number of steps in all.")] = 300,
     seed: Annotated[int, typer.Option(help="The seed of parameters and batches.")] = 0,
     out: Annotated[

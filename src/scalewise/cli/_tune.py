@@ -1,19 +1,16 @@
 """`scalewise tune`: finds cheap formats that keep a function's outputs within a tolerance."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .._output import check_target as check_file
+from ._options import Args, Reports, Seed, Target
 from ._refusal import check_target, refusal
 
 
 def tune(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="FILE:FUNCTION", help="A function of a Python file, model.py:loss."),
-    ],
+    target: Target,
     tol: Annotated[
         float, typer.Option(help="The outputs' relative error to keep, against float32.")
     ] = 1e-3,
@@ -23,20 +20,9 @@ def tune(
             "--format", metavar="NAME", help="A format to try; may be given again. Default: bf16."
         ),
     ] = None,
-    args: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FUNCTION",
-            help="A function of that file that returns the arguments, as a tuple or dict.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="The seed of random arguments.")] = 0,
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="A file to write, .html, .json or .csv; may be given again."
-        ),
-    ] = None,
+    args: Args = None,
+    seed: Seed = 0,
+    out: Reports = None,
 ) -> None:
     """Find the narrowest formats of a function's parts that keep its outputs within a tolerance."""
     with refusal(ValueError):
