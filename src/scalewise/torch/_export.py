@@ -8,6 +8,7 @@ import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
+from unittest import mock
 
 import jax
 
@@ -161,13 +162,29 @@ def _exported(
     except Exception as error:  # torch.export raises errors of many kinds
         raise ExportError(_refusal(model, error)) from error
     autocasts = inline_regions(program.graph_module)
+    split = _decompositions(frozenset(RULES) if granularity == "operation" else frozenset())
+    with (
+        _without_effects(torch.ops.aten._linalg_check_errors.default),
+        mock.patch.object(torch.export.exported_program, _SPLIT, lambda table: split),
+    ):
+        return program.run_decompositions({}), autocasts
+
+
+_SPLIT = "_split_decomp_table_to_cia_and_python_decomp"
+
+
+@functools.lru_cache(maxsize=4)
+def _decompositions(kept: frozenset[Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Returns the composite operations to keep, and torch's decompositions, but for ``kept``.
+
+    torch splits its table so in each call: to override every composite operation of every library
+    takes longer than to decompose a small model. Those to decompose need no override.
+    """
     table = torch.export.default_decompositions()
-    if granularity == "operation":
-        for overload in RULES:
-            if overload in table:
-                del table[overload]
-    with _without_effects(torch.ops.aten._linalg_check_errors.default):
-        return program.run_decompositions(table), autocasts
+    for overload in kept.intersection(table):
+        del table[overload]
+    composite, others = getattr(torch.export.exported_program, _SPLIT)(dict(table))
+    return {op: f for op, f in composite.items() if op not in table}, others
 
 
 def _program(model: Module, args: Any, kwargs: Any, as_given: bool) -> Any:
