@@ -165,7 +165,7 @@ def _exported(
     split = _decompositions(frozenset(RULES) if granularity == "operation" else frozenset())
     with (
         _without_effects(torch.ops.aten._linalg_check_errors.default),
-        mock.patch.object(torch.export.exported_program, _SPLIT, lambda table: split),
+        mock.patch.object(torch.export.exported_program, _SPLIT, return_value=split),
     ):
         return program.run_decompositions({}), autocasts
 
