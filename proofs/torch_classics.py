@@ -1,36 +1,17 @@
-"""Known failures of PyTorch models in 16 bits: what the audit and what torch's checks say.
-
-    python -m proofs.torch_classics            # with the Python of `make test-torch`
-    python -m proofs.torch_classics --write    # and writes the table of docs/torch.md
-
-Each program is one model with inputs on which it fails. The audit gets the model in float32.
-transformers' ``DebugUnderflowOverflow`` and ``torch.autograd.detect_anomaly`` look at what torch
-computes, forward and backward, with the model in float16 or bfloat16 on the CPU.
-"""
+"""Models of transformers and others with failures in 16 bits that are known from practice."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import copy
-import io
-import re
-import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.debug_utils import DebugUnderflowOverflow
 
 import scalewise.torch as st
 
-DOCS = Path(__file__).parents[1] / "docs" / "torch.md"
-BEGIN, END = "<!-- made by proofs/torch_classics.py -->\n", "<!-- end -->\n"
 TRIALS = 12
 OUTLIER = 3  # a feature that is much larger than the others, as trained models of this kind have it
 TOKENS = {"vocab_size": 64, "use_cache": False}
@@ -193,13 +174,6 @@ CLASSICS: dict[str, Classic] = {
 }  # fmt: skip
 
 
-class Said(NamedTuple):
-    """A check's words on a program, and its seconds."""
-
-    text: str
-    seconds: float
-
-
 def made(name: str) -> tuple[nn.Module, Mapping[str, Tensor]]:
     torch.manual_seed(1)
     return CLASSICS[name].make()
@@ -210,101 +184,3 @@ def audited(name: str, trials: int = TRIALS) -> Any:
     model, kwargs = made(name)
     low = "fp16" if CLASSICS[name].dtype == HALF else "bf16"
     return st.audit(model, (), kwargs, low=low, trials=trials)
-
-
-def audit(name: str) -> Said:
-    begin = time.perf_counter()
-    report = audited(name)
-    seconds = time.perf_counter() - begin
-    worst = (*report.findings, *report.unfixed)[0]
-    right = "" if worst.source in CLASSICS[name].source else " (another line)"
-    fix = f"{worst.fix}: error {worst.error_before:.2g} to {worst.error_after:.2g}"
-    where = f"{worst.kind} at {Path(worst.file).name}:{worst.line} `{worst.source}`{right}"
-    return Said(f"{where}; {fix if worst.fix else 'no fix helps'}", seconds)
-
-
-def _step(model: nn.Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> None:
-    outs = model(*args, **kwargs)
-    loss = outs["loss"] if isinstance(outs, Mapping) else (outs * outs).mean()
-    if loss.requires_grad:
-        loss.backward()
-
-
-def _low(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
-    model, kwargs = made(name)
-    dtype = CLASSICS[name].dtype
-    cast = {k: x.to(dtype) if x.is_floating_point() else x for k, x in kwargs.items()}
-    floats = [x.requires_grad_() for x in cast.values() if x.is_floating_point()]
-    assert floats or list(model.parameters())
-    return copy.deepcopy(model).to(dtype), cast
-
-
-def debug_underflow_overflow(model: nn.Module, args: Any, kwargs: Any) -> Said:
-    """Returns what transformers' check says of a step of a model in 16 bits."""
-    printed = io.StringIO()
-    begin = time.perf_counter()
-    try:
-        with contextlib.redirect_stdout(printed):
-            DebugUnderflowOverflow(model)
-            _step(model, args, kwargs)
-    except ValueError as error:
-        if "DebugUnderflowOverflow" not in str(error):
-            raise
-        seconds = time.perf_counter() - begin
-        module, kind = re.findall(r"^ {18}(\S*) (\w+)$", printed.getvalue(), re.MULTILINE)[-1]
-        seen = ", ".join(dict.fromkeys(re.findall(r"^\S+ has \w+$", printed.getvalue(), re.M)))
-        return Said(f"module `{module or 'the model'}` ({kind}): {seen}", seconds)
-    return Said("nothing", time.perf_counter() - begin)
-
-
-def detect_anomaly(model: nn.Module, args: Any, kwargs: Any) -> Said:
-    """Returns what torch's check says of a step of a model in 16 bits."""
-    begin = time.perf_counter()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        try:
-            with torch.autograd.detect_anomaly(check_nan=True):
-                _step(model, args, kwargs)
-        except RuntimeError as error:
-            seconds = time.perf_counter() - begin
-            text = "".join(str(w.message) for w in told if "Traceback of forward" in str(w.message))
-            lines = re.findall(r'File "(.+?)", line (\d+)', text)
-            own = [x for x in lines if not x[0].startswith(str(Path(torch.__file__).parent))]
-            at = f" at {Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
-            return Said(f"{str(error).splitlines()[0]}{at}", seconds)
-    return Said("nothing", time.perf_counter() - begin)
-
-
-def table() -> str:
-    """Returns the table, with the versions that it was made with."""
-    lines = [
-        f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}, "
-        f"{torch.get_num_threads()} threads; seconds in parentheses.",
-        "",
-        "| program | `st.audit` | `DebugUnderflowOverflow` | `detect_anomaly` |",
-        "|---|---|---|---|",
-    ]
-    for name in CLASSICS:
-        cells = [audit(name)]
-        for check in (debug_underflow_overflow, detect_anomaly):
-            model, kwargs = _low(name)
-            cells.append(check(model, (), kwargs))
-        texts = [f"{said.text} ({said.seconds:.1f})".replace("|", "\\|") for said in cells]
-        lines.append(f"| {name} | {' | '.join(texts)} |")
-        print(lines[-1], flush=True)
-    return "\n".join(lines) + "\n"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--write", action="store_true", help="write the table to docs/torch.md")
-    given = parser.parse_args()
-    warnings.simplefilter("ignore")
-    made_table = table()
-    if given.write:
-        before, _, rest = DOCS.read_text().partition(BEGIN)
-        DOCS.write_text(before + BEGIN + made_table + END + rest.partition(END)[2])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,10 @@
-"""Small models of many kinds, each with a loss, for ``proofs.torch_architectures``."""
+"""Small models of many kinds for ``proofs.torch_architectures``.
+
+Each returns what its loss is computed from: the error of a loss, one number, is mostly chance. A
+cross entropy's log_softmax is left out as well: torch's CPU kernel for the last axis also rounds
+the logarithm of the sum, its kernels for other axes and for CUDA don't
+(``tests/pytorch/test_operations.py``, ``ROUND_WITHIN``).
+"""
 
 from __future__ import annotations
 
@@ -29,10 +35,10 @@ class GroupNormCNN(nn.Module):
         )  # fmt: skip
         self.head = nn.Linear(16, 5)
 
-    def forward(self, image: Tensor, label: Tensor) -> Tensor:
+    def forward(self, image: Tensor) -> Tensor:
         x = self.stem(image)
         x = F.max_pool2d(x + self.block(x), 2)
-        return F.cross_entropy(self.head(x.mean((2, 3))), label, label_smoothing=0.1)
+        return self.head(x.mean((2, 3)))
 
 
 class UNetBlock(nn.Module):
@@ -51,13 +57,13 @@ class UNetBlock(nn.Module):
         angles = t[:, None] * frequencies.to(t.dtype)
         return self.time(torch.cat((angles.sin(), angles.cos()), -1))
 
-    def forward(self, noisy: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+    def forward(self, noisy: Tensor, t: Tensor) -> Tensor:
         skip = self.first(noisy)
         x = self.down(skip) + self.embedded(t)[:, :, None, None]
         q, k, v = self.qkv(self.norm(x)).flatten(2).transpose(1, 2).chunk(3, -1)
         attended = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
         x = F.gelu(x + attended.transpose(1, 2).reshape(x.shape))
-        return F.mse_loss(self.last(torch.cat((self.up(x), skip), 1)), noise)
+        return self.last(torch.cat((self.up(x), skip), 1))
 
 
 class LSTMClassifier(nn.Module):
@@ -67,15 +73,13 @@ class LSTMClassifier(nn.Module):
         self.lstm = nn.LSTM(16, 16, num_layers=2, bidirectional=True, batch_first=True)
         self.head = nn.Linear(32, 3)
 
-    def forward(self, tokens: Tensor, label: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         states, (last, _) = self.lstm(self.embedding(tokens))
-        return F.cross_entropy(
-            self.head(states.amax(1) + torch.cat((last[-2], last[-1]), -1)), label
-        )
+        return self.head(states.amax(1) + torch.cat((last[-2], last[-1]), -1))
 
 
 class Discriminator(nn.Module):
-    """A discriminator with spectral norms and a hinge loss."""
+    """A discriminator with spectral norms, and the terms of its hinge loss."""
 
     def __init__(self):
         super().__init__()
@@ -85,8 +89,8 @@ class Discriminator(nn.Module):
             nn.LeakyReLU(0.2), nn.Flatten(), norm(nn.Linear(64, 1)),
         )  # fmt: skip
 
-    def forward(self, real: Tensor, fake: Tensor) -> Tensor:
-        return F.relu(1 - self.layers(real)).mean() + F.relu(1 + self.layers(fake)).mean()
+    def forward(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
+        return F.relu(1 - self.layers(real)), F.relu(1 + self.layers(fake))
 
 
 class PatchTransformer(nn.Module):
@@ -103,10 +107,10 @@ class PatchTransformer(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 5)
 
-    def forward(self, image: Tensor, label: Tensor) -> Tensor:
+    def forward(self, image: Tensor) -> Tensor:
         x = self.patches(image).flatten(2).mT
         x = torch.cat((self.token.expand(len(x), -1, -1), x), 1) + self.positions
-        return F.cross_entropy(self.head(self.norm(self.encoder(x)[:, 0])), label)
+        return self.head(self.norm(self.encoder(x)[:, 0]))
 
 
 class MessagePassing(nn.Module):
@@ -118,7 +122,7 @@ class MessagePassing(nn.Module):
         self.update = nn.ModuleList(nn.GRUCell(width, width) for _ in range(2))
         self.head = nn.Linear(width, 1)
 
-    def forward(self, nodes: Tensor, edges: Tensor, target: Tensor) -> Tensor:
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
         source, goal = edges
         degree = torch.zeros(len(nodes), dtype=nodes.dtype).index_add(
             0, goal, torch.ones(len(goal), dtype=nodes.dtype)
@@ -127,7 +131,7 @@ class MessagePassing(nn.Module):
             sent = F.relu(message(torch.cat((nodes[source], nodes[goal]), -1)))
             received = torch.zeros_like(nodes).index_add(0, goal, sent)
             nodes = update(received / degree.clamp(min=1)[:, None], nodes)
-        return F.smooth_l1_loss(self.head(nodes).squeeze(-1), target)
+        return self.head(nodes).squeeze(-1)
 
 
 class VAE(nn.Module):
@@ -138,16 +142,15 @@ class VAE(nn.Module):
         self.encoder = nn.Sequential(nn.Linear(32, 32), nn.ELU(), nn.Linear(32, 16))
         self.decoder = nn.Sequential(nn.Linear(8, 32), nn.ELU(), nn.Linear(32, 32))
 
-    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
+    def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_variance = self.encoder(x).chunk(2, -1)
         decoded = self.decoder(mean + noise * torch.exp(0.5 * log_variance))
         kl = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum(-1)
-        likelihood = F.binary_cross_entropy_with_logits(decoded, x.sigmoid(), reduction="none")
-        return (likelihood.sum(-1) + kl).mean()
+        return F.binary_cross_entropy_with_logits(decoded, x.sigmoid(), reduction="none"), kl
 
 
 class MixtureOfExperts(nn.Module):
-    """Two of four experts for each token, with a loss that balances them."""
+    """Two of four experts for each token, and the terms of a loss that balances them."""
 
     def __init__(self, width: int = 16, experts: int = 4):
         super().__init__()
@@ -155,7 +158,7 @@ class MixtureOfExperts(nn.Module):
         self.first = nn.Parameter(normal(experts, width, 32, scale=0.2))
         self.second = nn.Parameter(normal(experts, 32, width, seed=1, scale=0.2))
 
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         chances = self.router(x).softmax(-1)
         weights, chosen = chances.topk(2, -1)
         gates = torch.zeros_like(chances).scatter(
@@ -164,7 +167,7 @@ class MixtureOfExperts(nn.Module):
         hidden = F.silu(torch.einsum("td,edh->teh", x, self.first))
         y = torch.einsum("teh,ehd,te->td", hidden, self.second, gates)
         share = F.one_hot(chosen[:, 0], chances.shape[-1]).to(x.dtype).mean(0)
-        return F.mse_loss(y, target) + 0.01 * chances.shape[-1] * (share * chances.mean(0)).sum()
+        return y, share * chances.mean(0)
 
 
 class Contrastive(nn.Module):
@@ -178,8 +181,7 @@ class Contrastive(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         similar = F.cosine_similarity(self.left(a)[:, None], self.right(b)[None], dim=-1)
-        logits, labels = similar * self.temperature.exp(), torch.arange(len(a))
-        return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.mT, labels)) / 2
+        return similar * self.temperature.exp()
 
 
 class TiedTransformer(nn.Module):
@@ -195,30 +197,27 @@ class TiedTransformer(nn.Module):
         self.output.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens[:, :-1]) * self.embedding.embedding_dim**0.5
+        x = self.embedding(tokens) * self.embedding.embedding_dim**0.5
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=x.dtype)
         y = self.norms[0](x)
         x = x + self.attention(y, y, y, attn_mask=mask, need_weights=False)[0]
         gate, value = self.up(self.norms[1](x)).chunk(2, -1)
         x = x + self.down(F.silu(gate) * value)
-        logits = self.output(self.norms[2](x))
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        return self.output(self.norms[2](x))
 
 
-IMAGES, LABELS = normal(4, 3, 8, 8), integers(5, 4)
+IMAGES = normal(4, 3, 8, 8)
 MODELS: dict[str, Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]] = {
-    "CNN with group norms": lambda: (GroupNormCNN(), (IMAGES, LABELS)),
-    "diffusion UNet": lambda: (
-        UNetBlock(), (IMAGES, torch.tensor([1.0, 10.0, 100.0, 900.0]), normal(4, 3, 8, 8, seed=1))
+    "CNN with group norms": lambda: (GroupNormCNN(), (IMAGES,)),
+    "diffusion UNet": lambda: (UNetBlock(), (IMAGES, torch.tensor([1.0, 10.0, 100.0, 900.0]))),
+    "LSTM classifier": lambda: (LSTMClassifier(), (integers(50, 4, 7),)),
+    "GAN discriminator": lambda: (
+        Discriminator(), (normal(64, 3, 8, 8), normal(64, 3, 8, 8, seed=1))
     ),
-    "LSTM classifier": lambda: (LSTMClassifier(), (integers(50, 4, 7), integers(3, 4))),
-    "GAN discriminator": lambda: (Discriminator(), (IMAGES, normal(4, 3, 8, 8, seed=1))),
-    "vision transformer": lambda: (PatchTransformer(), (IMAGES, LABELS)),
-    "graph network": lambda: (
-        MessagePassing(), (normal(10, 16), integers(10, 2, 30), normal(10, seed=1))
-    ),
+    "vision transformer": lambda: (PatchTransformer(), (IMAGES,)),
+    "graph network": lambda: (MessagePassing(), (normal(10, 16), integers(10, 2, 30))),
     "VAE": lambda: (VAE(), (normal(8, 32), normal(8, 8, seed=1))),
-    "mixture of experts": lambda: (MixtureOfExperts(), (normal(12, 16), normal(12, 16, seed=1))),
+    "mixture of experts": lambda: (MixtureOfExperts(), (normal(12, 16),)),
     "contrastive loss": lambda: (Contrastive(), (normal(8, 24), normal(8, 12, seed=1))),
-    "tied transformer": lambda: (TiedTransformer(), (integers(50, 2, 8),)),
+    "tied transformer": lambda: (TiedTransformer(), (integers(50, 2, 7),)),
 }  # fmt: skip

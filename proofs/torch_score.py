@@ -11,23 +11,27 @@ A fix is right if torch computes the fixed program with at most 1.5 times the er
 from __future__ import annotations
 
 import argparse
+import contextlib
 import inspect
+import io
 import math
+import re
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.debug_utils import DebugUnderflowOverflow
 
 import scalewise.torch as st
-from proofs import torch_classics
 from proofs.torch_reports import FIXED, REPORTS
 from scalewise.auditing._search._thresholds import unusable
 from scalewise.formats import format as format_
 
-DOCS = torch_classics.DOCS
+DOCS = Path(__file__).parents[1] / "docs" / "torch.md"
 BEGIN, END = "<!-- made by proofs/torch_score.py -->\n", "<!-- end of the reports -->\n"
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 TRIALS = 20
@@ -102,13 +106,49 @@ def judged(name: str) -> Score:
     return Score(line, worst.kind in failure.kinds, after <= limit, text, seconds)
 
 
+def _step(model: nn.Module, args: Sequence[Tensor]) -> None:
+    outs = model(*args)
+    (outs * outs).mean().backward()
+
+
+def debug_underflow_overflow(model: nn.Module, args: Sequence[Tensor]) -> str:
+    """Returns what transformers' check says of a step of a model in 16 bits."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            DebugUnderflowOverflow(model)
+            _step(model, args)
+    except ValueError as error:
+        if "DebugUnderflowOverflow" not in str(error):
+            raise
+        module, kind = re.findall(r"^ {18}(\S*) (\w+)$", printed.getvalue(), re.MULTILINE)[-1]
+        seen = ", ".join(dict.fromkeys(re.findall(r"^\S+ has \w+$", printed.getvalue(), re.M)))
+        return f"module `{module or 'the model'}` ({kind}): {seen}"
+    return "nothing"
+
+
+def detect_anomaly(model: nn.Module, args: Sequence[Tensor]) -> str:
+    """Returns what torch's check says of a step of a model in 16 bits."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            with torch.autograd.detect_anomaly(check_nan=True):
+                _step(model, args)
+        except RuntimeError as error:
+            text = "".join(str(w.message) for w in told if "Traceback of forward" in str(w.message))
+            lines = re.findall(r'File "(.+?)", line (\d+)', text)
+            own = [x for x in lines if not x[0].startswith(str(Path(torch.__file__).parent))]
+            at = f" at {Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
+            return f"{str(error).splitlines()[0]}{at}"
+    return "nothing"
+
+
 def row(name: str, score: Score) -> str:
     """Returns a line of the table: the audit, and torch's checks."""
     failure = REPORTS[name]
     args = tuple(x.to(DTYPES[failure.low]).requires_grad_() for x in failure.args)
     checks = [
-        check(Program(failure.f), args, {}).text
-        for check in (torch_classics.debug_underflow_overflow, torch_classics.detect_anomaly)
+        check(Program(failure.f), args) for check in (debug_underflow_overflow, detect_anomaly)
     ]
     cells = [name, failure.low, *("yes" if x else "no" for x in score[:3])]
     for text in checks:

@@ -22,6 +22,7 @@ KERNEL = normal(6, 2, 3, 2, seed=10)
 STATISTICS = (normal(3, 1, seed=13), normal(3, 1, seed=14).abs() + 0.5)
 GROUPS = (normal(2, 2, seed=15), normal(2, 2, seed=16).abs() + 0.5)
 GRID = normal(2, 5, 3, 2, seed=17) * 0.8
+TRIPLE = normal(4, 3, seed=23), normal(5, 3, 2, seed=24), normal(4, 2, seed=25)
 SPECTRUM = torch.complex(normal(3, 3, seed=18), normal(3, 3, seed=19))
 POOLED = torch.ops.aten.max_pool2d_with_indices(IMAGE, [3, 2], [2, 2], [1, 1])
 TARGET = torch.sigmoid(Y)
@@ -37,6 +38,9 @@ LOSSES = {
         (X, TARGET, POSITIVE, POSITIVE[0], 0),
     ],
     A._cdist_forward.default: [(X, Y[:2], p, None) for p in (2.0, 1.0, 3.0, 0.0, float("inf"))],
+    A.logit.default: [(TARGET,), (TARGET, 0.2)],
+    torch.ops.prims.convert_element_type.default: [(X, torch.int32), (X, torch.float32)],
+    A._trilinear.default: [(*TRIPLE, [1, 3], [0], [1, 2], [2, 3])],
     A._pdist_forward.default: [(X, p) for p in (2.0, 1.0, float("inf"))],
 }
 BACKWARD = {

@@ -1,6 +1,7 @@
 """The audit's error is torch's own: the model in 16 bits against the model in float32."""
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -242,6 +243,24 @@ def test_findings_name_the_lines_of_helper_functions():
     assert exp.line == helper.__code__.co_firstlineno + 1
 
 
+with warnings.catch_warnings(action="ignore"):  # torch.jit is deprecated
+    JITTED = torch.jit.script(nn.Linear(4, 3))
+
+
+class DynamicCache:
+    """As transformers' class."""
+
+
+class Slope(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(self.layer(x).tanh().sum(), x, create_graph=True)[0]
+
+
 def linear(dtype=torch.float32):
     return nn.Linear(4, 3, dtype=dtype)
 
@@ -255,6 +274,11 @@ def linear(dtype=torch.float32):
         (lambda: st.audit(linear(), normal(2, 4)), "args is a Tensor; expected a tuple of inputs"),
         (lambda: st.audit(linear().double(), (normal(2, 4).double(),)), "weight has float64"),
         (lambda: st.audit(linear().to("meta"), (normal(2, 4),)), "weight is on the meta device"),
+        (lambda: st.audit(linear(), (normal(2, 4),), method="go"), "Linear has no method 'go'"),
+        (lambda: st.audit(linear(), (np.ones((2, 4)),)), "input 0 is a NumPy array"),
+        (lambda: st.audit(linear(), (DynamicCache(),)), "pass whole sequences, without past_key_v"),
+        (lambda: st.audit(JITTED, (normal(2, 4),)), "pass the module that torch.jit compiled"),
+        (lambda: st.audit(Slope(), (normal(2, 4),)), "refuses Slope: forward differentiates by"),
         (lambda: st.audit(3, (normal(2, 4),)), "a torch.nn.Module or a function, not int"),
     ],
 )

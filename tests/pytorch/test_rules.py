@@ -10,6 +10,7 @@ from pytorch.more_samples import MORE
 from pytorch.samples import OTHER, SAMPLES
 from scalewise.torch._dtypes import jax_dtype
 from scalewise.torch._graph import apply
+from scalewise.torch._registry import IN_STEPS
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:torch", "ignore::UserWarning:torch")
 # One unit in the last place, and float32's own error, relative to the result (or a twentieth of the
@@ -59,6 +60,32 @@ def test_a_rule_gives_what_torch_gives(overload, dtype):
         for y, x, z in zip(got, wants, exact, strict=True):
             assert y.shape == tuple(x.shape)
             compare(np.asarray(y), x, z, TOLERANCE[dtype])
+
+
+STEPS = {  # reductions come after the steps, so that they show in every number
+    "mse_loss": lambda a, b: (a, b, 0),
+    "l1_loss": lambda a, b: (a, b, 0),
+    "smooth_l1_loss": lambda a, b: (a, b, 1, 0.5),
+    "huber_loss": lambda a, b: (a, b, 0, 0.7),
+    "kl_div": lambda a, b: (a, b.softmax(-1), 0),
+    "binary_cross_entropy_with_logits": lambda a, b: (a, b.sigmoid(), b[0], b[1].exp(), 0),
+    "xlogy": lambda a, b: (a, b.exp()),
+    "logsumexp": lambda a, b: (a, [-1]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_each_step_rounds_where_torch_rounds_in_steps(dtype):
+    random = torch.Generator().manual_seed(0)
+    operands = [2 * torch.randn(64, 8, generator=random).to(dtype) for _ in range(2)]
+    assert {x.__name__.partition(".")[0] for x in IN_STEPS} == {*STEPS}
+    for overload in IN_STEPS:
+        if dtype == torch.float16 and overload is torch.ops.aten.huber_loss.default:
+            continue  # torch's kernel for FP16 on a CPU computes in float32; that for CUDA doesn't
+        args = STEPS[overload.__name__.partition(".")[0]](*operands)
+        want = overload(*args)
+        got = apply(overload, *st.to_jax((args, {})), [jax_dtype(dtype)], "operation")
+        assert (st.to_torch(got) == want).double().mean() > 0.995, overload
 
 
 def compare(got, want, exact, tolerance):

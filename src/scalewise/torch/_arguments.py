@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from .._types import PyTree
 from ._export import ExportError, as_forward, first_line
 from ._place import line_of_error
@@ -14,7 +16,10 @@ from ._torch import Module, torch
 
 # Errors that aren't about the model: a device's missing kernels, and constants beyond the format,
 # which the audit itself finds.
-HARMLESS = ("not implemented for", "without overflow", "could not create a primitive")
+HARMLESS = (
+    "not implemented for", "without overflow", "could not create a primitive",
+    "does not require grad", "stateless API",  # torch.export says what to do
+)  # fmt: skip
 
 
 def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str = "forward") -> Any:
@@ -36,7 +41,10 @@ def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str =
     empty = next((name for name, x in held if x.is_meta), None)
     if empty is not None:
         raise ValueError(f"{empty} is on the meta device, without numbers: load weights first")
-    inputs = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs or {})))
+    quantized = (type(m) for m in model.modules())
+    if any("quantized" in kind.__module__ for kind in quantized):
+        raise ValueError(f"{type(model).__name__} has quantized layers: pass it as it was before")
+    inputs = check_inputs(args, kwargs)
     numbered = [(f"input {i}", x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
     wide = next((name for name, x in [*held, *numbered] if x.dtype == torch.float64), None)
     if wide is not None:
@@ -47,6 +55,23 @@ def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str =
     return model
 
 
+def check_inputs(args: Sequence[PyTree], kwargs: Any) -> list[Any]:
+    """Returns the leaves of a model's arguments.
+
+    Raises:
+        TypeError: one is a NumPy array, or a cache of keys and values.
+    """
+    leaves = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs or {})))
+    for i, x in enumerate(leaves):
+        if isinstance(x, np.ndarray):
+            raise TypeError(f"input {i} is a NumPy array; pass torch.from_numpy(x)")
+        if type(x).__name__.endswith("Cache"):
+            raise TypeError(
+                f"input {i} is a {type(x).__name__}; pass whole sequences, without past_key_values"
+            )
+    return leaves
+
+
 def as_module(function: Callable[..., Any]) -> Module:
     """Returns a module whose ``forward`` is a function of tensors."""
 
@@ -54,7 +79,10 @@ def as_module(function: Callable[..., Any]) -> Module:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    own = inspect.signature(function).parameters.values()
+    try:
+        own = [*inspect.signature(function).parameters.values()]
+    except ValueError:  # of a function in C++
+        own = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
     instance = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     vars(forward)["__signature__"] = inspect.Signature([instance, *own])
     name = getattr(function, "__name__", "function")
@@ -74,13 +102,14 @@ def check_runs(model: Module, args: Any, kwargs: Any, method: str, dtype: Any) -
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), as_forward(model, method):
             torch.func.functional_call(model, buffers, tuple(args), dict(kwargs))
-    except NotImplementedError:
-        return
+    except (NotImplementedError, ExportError) as error:
+        if isinstance(error, ExportError):
+            raise
     except Exception as error:
         if any(text in str(error) for text in HARMLESS):
             return
-        where = line_of_error(error)
-        name, kind = type(model).__name__, str(dtype).removeprefix("torch.")
+        where, kind = line_of_error(error), str(dtype).removeprefix("torch.")
         raise ExportError(
-            f"torch can't run {name} in {kind}: {type(error).__name__}: {first_line(error)}{where}"
+            f"torch can't run {type(model).__name__} in {kind}{where}: {type(error).__name__}: "
+            f"{first_line(error)}"
         ) from error

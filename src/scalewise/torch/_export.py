@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
+from unittest import mock
 
 import jax
 
 from .._types import PyTree, TreeDef
 from ._convert import to_jax
 from ._derivatives import recorded_backward
-from ._place import line_of, recorded_frames
+from ._place import line_of, line_of_error, recorded_frames
 from ._regions import inline_regions
 from ._registry import RULES, check_covered
 from ._torch import GraphModule, Module, Overload, torch
@@ -158,37 +160,69 @@ def _exported(
             recorded_backward(),
         ):
             program = _program(model, args, kwargs, as_given)
+    except ExportError:
+        raise
     except Exception as error:  # torch.export raises errors of many kinds
-        raise ExportError(_refusal(model, error)) from error
+        raise ExportError(refusal(model, error)) from error
     autocasts = inline_regions(program.graph_module)
+    split = _decompositions(frozenset(RULES) if granularity == "operation" else frozenset())
+    with (
+        _without_effects(torch.ops.aten._linalg_check_errors.default),
+        mock.patch.object(torch.export.exported_program, _SPLIT, return_value=split),
+    ):
+        program = program.run_decompositions({})
+        others = torch._decomp.global_decomposition_table["post_autograd"]
+        more = {x: others[x] for x in _called(program) - RULES.keys() if x in others}
+        if not more:
+            return program, autocasts
+        split = split[0], split[1] | more
+    with mock.patch.object(torch.export.exported_program, _SPLIT, return_value=split):
+        decomposed = program.run_decompositions({})
+    return decomposed if _called(decomposed) <= RULES.keys() else program, autocasts
+
+
+def _called(program: Any) -> set[Any]:
+    return {n.target for n in program.graph_module.graph.nodes if n.op == "call_function"}
+
+
+_SPLIT = "_split_decomp_table_to_cia_and_python_decomp"
+
+
+@functools.lru_cache(maxsize=4)
+def _decompositions(kept: frozenset[Any]) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """Returns the composite operations to keep, and torch's decompositions, but for ``kept``.
+
+    torch splits its table so in each call: to override every composite operation of every library
+    takes longer than to decompose a small model. Those to decompose need no override.
+    """
     table = torch.export.default_decompositions()
-    if granularity == "operation":
-        for overload in RULES:
-            if overload in table:
-                del table[overload]
-    with _without_effects(torch.ops.aten._linalg_check_errors.default):
-        return program.run_decompositions(table), autocasts
+    for overload in kept.intersection(table):
+        del table[overload]
+    composite, others = getattr(torch.export.exported_program, _SPLIT)(dict(table))
+    return {op: f for op, f in composite.items() if op not in table}, others
 
 
 def _program(model: Module, args: Any, kwargs: Any, as_given: bool) -> Any:
     export = functools.partial(torch.export.export, model, tuple(args), dict(kwargs), strict=False)
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     try:
-        with _quiet(log) if as_given else contextlib.nullcontext():
+        with _quiet():
             return export()
     except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode:
         if not as_given:
             raise
     # BART in FP16 clamps if a number is infinite, for example
-    with _quiet(log), torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True):
+    with _quiet(), torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True):
         return export()
 
 
 @contextlib.contextmanager
-def _quiet(log: logging.Logger) -> Iterator[None]:
+def _quiet() -> Iterator[None]:
+    """Keeps torch from printing the graph of a model whose branches depend on numbers."""
+    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
     log.addFilter(_nothing)
     try:
-        yield
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
     finally:
         log.removeFilter(_nothing)
 
@@ -220,7 +254,7 @@ def _without_effects(overload: Overload) -> Iterator[None]:
 def as_forward(model: Module, method: str) -> Iterator[None]:
     """Lets ``model.forward`` be another method."""
     if not callable(getattr(model, method, None)):
-        raise AttributeError(f"{type(model).__name__} has no method {method!r}")
+        raise ExportError(f"{type(model).__name__} has no method {method!r}")
     if method == "forward":
         yield
         return
@@ -231,23 +265,36 @@ def as_forward(model: Module, method: str) -> Iterator[None]:
         del model.forward
 
 
-# By a word of torch's message: the smallest thing to try.
+# By a word of torch's message: what to do.
 _STATIC = (
     "control flow must not depend on numbers: pass masks and lengths that make the branch "
     "unnecessary"
 )
-_TRY = {
+_FIXED = "no shape can depend on numbers: keep all elements, and choose by torch.where"
+_GRADIENT = (
+    "forward differentiates by itself, which torch.export can't trace: differentiate the inner "
+    "module by jax.grad of what scalewise.torch.function returns"
+)
+_ADVICE = {
     "got FakeTensor": "shapes can't depend on numbers, such as the lengths of "
     "pack_padded_sequence: run the layer on the padded batch, and mask the steps behind each "
     "length",
-    "DynamicOutputShape": "no shape can depend on numbers: keep all elements, and choose by "
-    "torch.where",
-    "Cache": "pass whole sequences, without past_key_values, and use_cache=False",
-    "pytree": "pass tensors in tuples, lists and dicts, and return them so",
+    "DynamicOutputShape": _FIXED,
+    "Cache": "pass use_cache=False",
+    "pytree": "return tensors in tuples, lists and dicts",
+    "Unsupported input type": "pass tensors, alone or in tuples, lists and dicts",
     "data-dependent": _STATIC,
-    "GuardOnDataDependent": _STATIC,
+    "DataDependent": _STATIC,
+    "program constant's list": _GRADIENT,
+    "has no attribute 'constant'": _GRADIENT,
+    "does not require grad": _GRADIENT,
+    ".numpy()": "forward has to compute with torch, without NumPy",
     "vmap": 'set model.config._attn_implementation = "eager"',
+    "ScriptModule": "pass the module that torch.jit compiled",
+    "Jitted": "pass the module that torch.jit compiled",
+    "UnsupportedOperator": "write this operation with dense tensors",
 }
+LONGEST = 160  # characters of torch's message
 
 
 def first_line(error: Exception) -> str:
@@ -270,10 +317,11 @@ def _without_cache(model: Module) -> Iterator[None]:
             config.use_cache = True
 
 
-def _refusal(model: Module, error: Exception) -> str:
-    reason = first_line(error)
-    text = f"{type(error).__name__}: {error}"
-    hint = next((h for word, h in _TRY.items() if word in text), None)
-    return f"torch.export refuses {type(model).__name__}: {type(error).__name__}: {reason}; " + (
-        hint or "try torch.export.export(model, args, kwargs, strict=False) by itself"
-    )
+def refusal(model: Module, error: Exception, what: str = "torch.export refuses") -> str:
+    """Returns a sentence on why torch can't use a model: the model's line, and what to do."""
+    text, where = f"{type(error).__name__}: {error}", line_of_error(error)
+    advice = next((advice for word, advice in _ADVICE.items() if word in text), None)
+    if advice is None:
+        advice = first_line(error).partition(". ")[0]
+        advice = f"{type(error).__name__}: {advice[:LONGEST]}"
+    return f"{what} {type(model).__name__}{where}: {advice}"

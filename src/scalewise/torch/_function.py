@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._types import PyTree
-from ._arguments import as_module
+from ._arguments import as_module, check_inputs
 from ._dtypes import jax_dtype
 from ._export import Exported, ExportError, Granularity, export, first_line
 from ._graph import run
@@ -67,6 +67,7 @@ def function(
         MissingRuleError: operations have no rule.
         TypeError: ``f`` is called with tensors of other dtypes, or another number of them.
     """
+    check_inputs(args, kwargs)
     given = Arguments(tuple(args), dict(kwargs or {}))
     model = model if isinstance(model, torch.nn.Module) else as_module(model)
     return traced(model, given, method=method, granularity=granularity, buffers=buffers)

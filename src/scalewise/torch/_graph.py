@@ -19,7 +19,7 @@ from ._operation import Call, Flat, in_steps, operation, rounds_several_times
 from ._place import at, mark, scope_of
 from ._reference import Matched, Sides, rounded_in_program
 from ._regions import is_marked
-from ._registry import DRAWS, RULES, STAGED, WITH_GRAPHS
+from ._registry import DRAWS, IN_STEPS, RULES, STAGED, WITH_GRAPHS
 from ._torch import Node, torch
 
 A = torch.ops.aten
@@ -225,8 +225,13 @@ def apply(
         args, kwargs = _widened((args, kwargs))
         made = jnp.asarray(RULES[target](*args, **kwargs))
         return rounded_in_program(made.astype(jnp.float32), dtypes[0])
-    whole = granularity == "operation" and arrays and target not in STAGED
-    if whole and _rounds_several_times(call, arrays, dtypes):
+    in_own_steps = granularity == "decomposed" or target in IN_STEPS
+    if (
+        arrays
+        and not in_own_steps
+        and target not in STAGED
+        and _rounds_several_times(call, arrays, dtypes)
+    ):
         if target in NUMBERS:
             call, arrays = _with_numbers(call, arrays, len(_leaves(args)))
         shape = jax.eval_shape(call, *arrays)
@@ -234,7 +239,7 @@ def apply(
         name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
         outs = operation(name, Flat(call), dtypes, *arrays)
         return jax.tree.unflatten(jax.tree.structure(shape), outs)
-    if granularity == "decomposed" and target not in STAGED and target not in DRAWS:
+    if in_own_steps and target not in STAGED and target not in DRAWS:
         tree = jax.tree.structure(jax.eval_shape(call, *arrays))
         outs = in_steps(Flat(call), dtypes, arrays)
     else:

@@ -196,6 +196,14 @@ def operation(name: str, function: Callable[..., PyTree], dtypes: Sequence[np.dt
     return primitive_of(name).bind(*arrays, function=function, **types)
 
 
+def one_step(name: str, function: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
+    """Returns a function's result, rounded once to the dtype of its first operand.
+
+    For rules of several steps (``IN_STEPS``); equal functions have to be equal as objects.
+    """
+    return operation(name, Flat(function), [arrays[0].dtype], *arrays)[0]
+
+
 def _compute(*arrays: Any, function: Any, **dtypes: np.dtype) -> list[Any]:
     # `dtype_0` and so on are parameters of their own: whoever binds the equation to floats of
     # another width replaces them

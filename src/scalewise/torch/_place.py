@@ -18,6 +18,8 @@ from ._torch import Module, Node, torch
 
 _FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = os.sep + "site-packages" + os.sep
 # Modules of torch's own that are models, whose lines say where in them a number is lost.
 _MODELS = tuple(_TORCH + os.path.join("nn", "modules", x) for x in ("transformer.py", "rnn.py"))
 _MODEL_NAMES = ("torch.nn.modules.transformer.", "torch.nn.modules.rnn.")
@@ -50,15 +52,15 @@ def _own_frames(tracer: Any, stack: traceback.StackSummary) -> traceback.StackSu
     start = max((i for i, f in enumerate(stack) if f.filename == _EXPORT), default=-1)
     own = [f for f in stack[start + 1 :] if f.name == "forward" or not _is_internal(f.filename)]
     last = max((i for i, f in enumerate(own) if f.name == "forward"), default=-1)
-    installed = os.sep + "site-packages" + os.sep
     return traceback.StackSummary.from_list(
         f for i, f in enumerate(own)
-        if f.name == "forward" or i > last or installed not in f.filename
+        if f.name == "forward" or i > last or _INSTALLED not in f.filename
     )  # fmt: skip
 
 
 def _is_internal(file: str) -> bool:
-    return file.startswith((_TORCH, _SCALEWISE, "<"))
+    own = file.startswith((_TORCH, _SCALEWISE, "<"))
+    return own or (file.startswith(_PYTHON) and _INSTALLED not in file)
 
 
 def frames(node: Node) -> list[tuple[str, int, str]]:

@@ -28,6 +28,11 @@ STAGED: set[Overload] = set()
 """The overloads whose rule calls :func:`operation` for each of its roundings by itself."""
 
 
+IN_STEPS: set[Overload] = set()
+"""The overloads that torch computes by several operations or in the operands' own arithmetic, so
+that each step of their rule rounds its result."""
+
+
 def rule(*overloads: Overload) -> Callable[[Callable], Callable]:
     """Returns a decorator that registers a function as the rule of ATen (or custom) overloads.
 

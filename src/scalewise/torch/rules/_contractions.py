@@ -100,6 +100,14 @@ def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
     )  # fmt: skip
 
 
+@rule(A._trilinear.default)
+def trilinear(x, y, z, expand_x, expand_y, expand_z, sum_dims, unroll_dim=1):
+    """Returns sums of products of three arrays, each of which gets new axes first."""
+    pairs = (x, expand_x), (y, expand_y), (z, expand_z)
+    x, y, z = (jnp.expand_dims(v, tuple(new)) for v, new in pairs)
+    return jnp.sum(x * y * z, tuple(sum_dims))
+
+
 @rule(A._grouped_mm.default)
 def grouped_mm(x, weight, offs=None, bias=None, out_dtype=None):
     """Products of consecutive rows of x with one matrix each; ``offs`` are the groups' ends."""

@@ -11,6 +11,7 @@ import numpy as np
 from .._dtypes import jax_dtype
 from .._registry import DRAWS, rule
 from .._torch import torch
+from ._promotion import common
 
 A = torch.ops.aten
 
@@ -109,7 +110,8 @@ def random_rule(*overloads, draws=lambda *args, **kwargs: True):
             return function(position, *args, **kwargs)
 
         DRAWS.update(dict.fromkeys(overloads, draws))
-        return rule(*overloads)(rule_)
+        rule(*overloads)(rule_)
+        return function
 
     return register
 
@@ -128,18 +130,55 @@ def randn(position, shape, dtype=None, **options):
     return jax.random.normal(_key(position), shape, _dtype(dtype))
 
 
+@random_rule(A.uniform.default)
+def uniform(position, x, low=0.0, high=1.0, **options):
+    return jax.random.uniform(_key(position), x.shape, x.dtype, low, high)
+
+
+@random_rule(A.normal_functional.default)
+def normal_like(position, x, mean=0.0, std=1.0, **options):
+    return mean + std * jax.random.normal(_key(position), x.shape, x.dtype)
+
+
 @random_rule(A.rand_like.default)
 def rand_like(position, x, dtype=None, **options):
-    return jax.random.uniform(
-        _key(position), x.shape, x.dtype if dtype is None else jax_dtype(dtype)
-    )
+    return uniform(position, full_like(x, 0, dtype))
 
 
 @random_rule(A.randn_like.default)
 def randn_like(position, x, dtype=None, **options):
-    return jax.random.normal(
-        _key(position), x.shape, x.dtype if dtype is None else jax_dtype(dtype)
-    )
+    return normal_like(position, full_like(x, 0, dtype))
+
+
+@random_rule(A.normal.float_float)
+def normal(position, mean, std, shape, dtype=None, **options):
+    return mean + std * randn(position, shape, dtype)
+
+
+@random_rule(A.normal.Tensor_float, A.normal.float_Tensor, A.normal.Tensor_Tensor)
+def normal_around(position, mean, std=1.0, **options):
+    mean, std = common(mean, std)
+    return mean + std * normal_like(position, mean + std)
+
+
+@random_rule(A.randint.low)
+def randint(position, low, high, shape, dtype=torch.int64, **options):
+    return jax.random.randint(_key(position), shape, low, high).astype(jax_dtype(dtype))
+
+
+@random_rule(A.randint.default)
+def randint_from_0(position, high, shape, dtype=torch.int64, **options):
+    return randint(position, 0, high, shape, dtype)
+
+
+@random_rule(A.randint_like.low_dtype)
+def randint_like(position, x, low, high, dtype=None, **options):
+    return randint(position, low, high, x.shape).astype(full_like(x, 0, dtype).dtype)
+
+
+@random_rule(A.randint_like.default)
+def randint_like_from_0(position, x, high, dtype=None, **options):
+    return randint_like(position, x, 0, high, dtype)
 
 
 @random_rule(A.randperm.default)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._registry import rule
+from .._registry import IN_STEPS, rule
 from .._torch import torch
 from ._promotion import as_array, as_dtype, as_float, common, promoted, ranked
 
@@ -182,7 +182,7 @@ def copy(x, y, non_blocking=False):
     return jnp.broadcast_to(y.astype(x.dtype), x.shape)
 
 
-@rule(A._to_copy.default, A.to.dtype, A._to_copy.default)
+@rule(A._to_copy.default, A.to.dtype, torch.ops.prims.convert_element_type.default)
 def to_copy(x, dtype=None, *args, **options):
     return as_dtype(x, dtype)
 
@@ -239,7 +239,18 @@ def addcdiv(x, y, z, value=1):
     return x + value * y / z
 
 
+IN_STEPS.add(A.xlogy.Tensor)
+
+
 @rule(A.xlogy.Tensor)
 def xlogy(x: Any, y: Any) -> Any:
     x, y = common(x, y, floating=True)
-    return jnp.where(x == 0, jnp.where(jnp.isnan(y), y, jnp.zeros_like(y)), x * jnp.log(y))
+    safe = jnp.where(x == 0, jnp.ones_like(y), y)  # the derivative at 0 is finite
+    return jnp.where(x == 0, jnp.where(jnp.isnan(y), y, jnp.zeros_like(y)), x * jnp.log(safe))
+
+
+@rule(A.logit.default)
+def logit(x, eps=None):
+    x = as_float(x)
+    x = x if eps is None else clamp(x, eps, 1 - eps)
+    return jnp.log(x / (1 - x))

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._registry import rule
+from .._operation import one_step
+from .._registry import IN_STEPS, rule
 from .._torch import torch
-from ._promotion import as_array, common, ranked
+from ._activations import log_sigmoid
+from ._elementwise import xlogy
+from ._promotion import common, ranked
 
 A = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's reductions
+IN_STEPS.update(
+    (A.mse_loss.default, A.l1_loss.default, A.smooth_l1_loss.default, A.huber_loss.default,
+     A.kl_div.default, A.binary_cross_entropy_with_logits.default)
+)  # fmt: skip
+
+
+def _mean(x):
+    return jnp.sum(x) / x.size
 
 
 def _reduced(x, reduction):
     if reduction == NONE:
         return x
-    total = jnp.sum(x)
-    return total / x.size if reduction == MEAN else total
+    return one_step("sum", jnp.sum, x) if reduction == SUM else one_step("mean", _mean, x)
 
 
 @rule(A.mse_loss.default)
@@ -35,14 +46,24 @@ def l1_loss(x, y, reduction=MEAN):
     return _reduced(jnp.abs(x - y), reduction)
 
 
+@dataclasses.dataclass(frozen=True)
+class _SmoothL1:
+    """As torch's kernel for a CPU, which computes in float32."""
+
+    beta: float
+
+    def __call__(self, x, y):
+        size = jnp.abs(x - y)
+        near = 0.5 * size * size / self.beta
+        return jnp.where(size < self.beta, near, size - 0.5 * self.beta)
+
+
 @rule(A.smooth_l1_loss.default)
 def smooth_l1_loss(x, y, reduction=MEAN, beta=1.0):
     x, y = common(x, y)
     if not beta:
         return l1_loss(x, y, reduction)
-    size = jnp.abs(x - y)
-    near = 0.5 * size * size / beta
-    return _reduced(jnp.where(size < beta, near, size - 0.5 * beta), reduction)
+    return _reduced(one_step("smooth_l1", _SmoothL1(beta), x, y), reduction)
 
 
 @rule(A.huber_loss.default)
@@ -58,18 +79,16 @@ def kl_div(x, target, reduction=MEAN, log_target=False):
     x, target = common(x, target)
     if log_target:
         return _reduced(jnp.exp(target) * (target - x), reduction)
-    zero = as_array(0, target)
-    own = jnp.where(target == 0, zero, target * jnp.log(jnp.where(target == 0, zero + 1, target)))
-    return _reduced(own - target * x, reduction)
+    return _reduced(xlogy(target, target) - target * x, reduction)
 
 
 @rule(A.binary_cross_entropy_with_logits.default)
 def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reduction=MEAN):
     x, y = common(x, y)
-    negative = jnp.logaddexp(-x, as_array(0, x))  # -log(sigmoid(x))
+    log_chance = one_step("log_sigmoid", log_sigmoid, x)
     if pos_weight is not None:
-        negative = negative * (ranked(pos_weight - 1, y)[0] * y + 1)
-    loss = (1 - y) * x + negative
+        log_chance = log_chance * (ranked(pos_weight - 1, y)[0] * y + 1)
+    loss = (1 - y) * x - log_chance
     return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .._dtypes import jax_dtype
-from .._registry import rule
+from .._operation import one_step
+from .._registry import IN_STEPS, rule
 from .._torch import torch
 from ._promotion import as_dtype, as_float, axes_of
 
@@ -120,9 +121,27 @@ def var_mean(x, dims=None, correction=1, keepdim=False):
     return var(x, dims, correction, keepdim), mean_dims(x, dims, keepdim)
 
 
+@dataclasses.dataclass(frozen=True)
+class Sum:
+    """A sum over axes, as a function of an array."""
+
+    axes: tuple[int, ...]
+    keepdims: bool
+
+    def __call__(self, x):
+        return jnp.sum(x, self.axes, keepdims=self.keepdims)
+
+
+IN_STEPS.add(A.logsumexp.default)
+
+
 @rule(A.logsumexp.default)
 def logsumexp(x, dims, keepdim=False):
-    return jax.nn.logsumexp(as_float(x), axes_of(x, dims), keepdims=keepdim)
+    x, axes = as_float(x), axes_of(x, dims)
+    largest = lax.stop_gradient(jnp.max(x, axes, keepdims=True))
+    largest = jnp.where(jnp.isfinite(largest), largest, jnp.zeros_like(largest))
+    total = jnp.log(one_step("sum", Sum(axes, keepdim), jnp.exp(x - largest)))
+    return total + (largest if keepdim else jnp.squeeze(largest, axes))
 
 
 @rule(A.linalg_vector_norm.default)
