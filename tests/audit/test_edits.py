@@ -1,5 +1,6 @@
 """Fixes as edits of the source: each is made in a copy, and the copy is run."""
 
+import ast
 import importlib.util
 import linecache
 
@@ -10,6 +11,7 @@ import pytest
 
 import scalewise as sw
 from scalewise.auditing._report._edits import edits
+from scalewise.auditing._report._patterns import scaled_gradient
 from scalewise.auditing._report._verdict import unusable
 
 SOURCE = """import jax
@@ -50,11 +52,6 @@ def root(x):
     return x / np.sqrt(np.sum(np.square(x), -1, keepdims=True))
 
 
-def gradient(w):
-    value, g = jax.value_and_grad(lambda w: 8e-3 * np.sum(np.tanh(w) ** 2))(w)
-    return g
-
-
 def narrow(x):
     return (x.astype(np.float8_e4m3fn).astype(x.dtype)) * 2
 
@@ -73,7 +70,6 @@ CASES = {
     "layer": ("fp16", (ZERO,), "nn.LayerNorm(epsilon="),
     "logistic": ("fp16", (jnp.arange(4.0) * 8,), "jax.nn.softplus(x)"),
     "root": ("fp16", (jnp.arange(1.0, 9.0)[None] * 90,), "sw.ops.l2_norm(x, -1, keepdims=True)"),
-    "gradient": ("fp16", (NORMAL * 1e-4,), "2.0**"),
     "narrow": ("fp16", (NORMAL * 500,), "return (x.astype(x.dtype)) * 2"),
     "distance": ("bf16", (NORMAL, NORMAL + 0.25), "jnp.float32(x) * jnp.float32(x)"),
 }
@@ -125,6 +121,22 @@ def check_edit(name, tmp_path):
             again = min(again, sw.audit(lambda x: g(x.astype(dtype)), low, trials=0)(*args).error)
         assert again.non_finite == 0
         assert again.relative <= max(2 * finding.error_after, 2.0**-8)
+
+
+def test_a_gradient_with_a_loss_scale_is_the_gradient():
+    """What is written into the source scales the loss, and divides in float32."""
+    text = "jax.value_and_grad(lambda w: 8e-3 * jnp.sum(jnp.tanh(w) ** 2), argnums=0)"
+    node = ast.parse(text, mode="eval").body
+    edited = scaled_gradient(node, "2.0**15", text)
+    assert "2.0**15 *" in edited
+    with jax.numpy_dtype_promotion("standard"):
+        plain, scaled = eval(text), eval(edited)
+        for want, got in zip(plain(ZERO), scaled(ZERO), strict=True):
+            np.testing.assert_array_equal(want, got)
+        small = jnp.full(4, 1e-6, jnp.float16)
+        assert not plain(small)[1].any()  # flushed
+        assert (scaled(small)[1] > 1.5e-8).all()
+    assert scaled_gradient(ast.parse("jnp.sum(x)", mode="eval").body, "2.0", "") is None
 
 
 def test_an_edit_that_is_not_known_is_none():

@@ -69,13 +69,16 @@ def test_a_sum_and_a_product_keep_one_row_and_what_overflows(tmp_path):
     x = jnp.asarray(np.random.default_rng(0).uniform(100, 200, (3, 4096)), jnp.float32)
     found = reduced(lambda x: jnp.sum(x, axis=1), "fp16", x, kind="overflow", trials=2)
     (rest,) = found.inputs.values()
-    assert rest.shape == (1, 512)  # of 150 each
+    assert rest.shape[0] == 1
+    assert 328 <= rest.size <= 512  # of 100 to 200 each, which is 65,536 and more
     low, _, _ = run(found, tmp_path)
     assert np.isinf(low).all()
     assert (tmp_path / "case.npz").exists()
     y = jnp.full((4096, 2), 1.0)
     product = reduced(lambda x, y: x @ y, "fp16", x, y, kind="overflow", trials=2)
-    assert sorted(x.shape for x in product.inputs.values()) == [(1, 512), (512, 1)]
+    row, column = sorted(x.shape for x in product.inputs.values())
+    assert row == column[::-1]
+    assert (row[0], 328 <= row[1] <= 512) == (1, True)
     run(product, tmp_path)
 
 

@@ -25,11 +25,21 @@ class Dataflow:
         flow: the same at all visits: also through the carries of loops, and through the state from
             one step to the next.
         outputs: the recorded equations that each output of the program comes from.
+        loops: the path of the innermost loop around each recorded equation; () outside of loops.
     """
 
     operands: Mapping[int, tuple[Origins, ...]]
     flow: Mapping[int, tuple[Origins, ...]]
     outputs: Sequence[Origins]
+    loops: Mapping[int, tuple[int, ...]]
+
+    @property
+    def within_loops(self) -> Mapping[int, tuple[Origins, ...]]:
+        """The operands without those that come from outside of the equation's loop."""
+        return {
+            i: tuple(tuple(j for j in x if self.loops[j] == self.loops[i]) for x in own)
+            for i, own in self.operands.items()
+        }
 
 
 def dataflow(program: Program, indices: Mapping[tuple[int, ...], int], state: int = 0) -> Dataflow:
@@ -44,7 +54,7 @@ def dataflow(program: Program, indices: Mapping[tuple[int, ...], int], state: in
     outs = walk.body(program.body, [()] * count)
     if state:
         outs = walk.body(program.body, [*outs[:state], *[()] * (count - state)])
-    return Dataflow(walk.operands, walk.flow, outs)
+    return Dataflow(walk.operands, walk.flow, outs, walk.loops)
 
 
 def _union(some: Iterable[Origins]) -> Origins:
@@ -56,6 +66,8 @@ class _Walk:
     indices: Mapping[tuple[int, ...], int]
     operands: dict[int, tuple[Origins, ...]] = dataclasses.field(default_factory=dict)
     flow: dict[int, tuple[Origins, ...]] = dataclasses.field(default_factory=dict)
+    loops: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    inside: tuple[int, ...] = ()  # the path of the innermost loop
 
     def inner(
         self, within: Equation, jaxpr: Jaxpr, values: Sequence[Origins], *part: int
@@ -75,10 +87,12 @@ class _Walk:
 
     def equation(self, equation: Equation, inputs: Sequence[Origins]) -> list[Origins]:
         match equation.name:
-            case "scan":
-                return self.scan(equation, inputs)
-            case "while":
-                return self.while_loop(equation, inputs)
+            case "scan" | "while":
+                around, self.inside = self.inside, equation.path
+                loop = self.scan if equation.name == "scan" else self.while_loop
+                outs = loop(equation, inputs)
+                self.inside = around
+                return outs
             case "cond":
                 parts = enumerate(params.branches(equation))
                 outs = [self.inner(equation, b, inputs[1:], i) for i, b in parts]
@@ -91,6 +105,7 @@ class _Walk:
         if index is None:
             return [_union(inputs)] * len(equation.out_avals)
         self.operands.setdefault(index, tuple(inputs))
+        self.loops[index] = self.inside
         before = self.flow.get(index, inputs)
         self.flow[index] = tuple(_union(some) for some in zip(before, inputs, strict=True))
         return [(index,)] * len(equation.out_avals)

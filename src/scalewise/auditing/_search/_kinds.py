@@ -17,7 +17,8 @@ FLUSHED, SWAMPED = 1e-3, 1e-2  # shares from which a finding is an underflow, or
 # ones are flushed.
 OPERANDS_SATURATED, OPERANDS_FLUSHED = 0.05, 0.2
 # A block's scale that is rounded down cuts at most a quarter of a number. A larger error is that of
-# numbers which outgrow a scale from earlier steps, or from shapes: then a few of them matter.
+# numbers which outgrow a scale from earlier steps, or from shapes: then a few of them matter (if
+# not many others are flushed, which is as large an error).
 OUTGROWN = 0.25
 
 
@@ -105,7 +106,8 @@ register(
 
 def _saturates(group: Group, saturate: Saturation) -> bool:
     clipped = group.total("overflowed") > 0 and saturate is not False
-    outgrown = group.total("operands_saturated") and group.worst("introduced") > OUTGROWN
+    large = group.worst("introduced") > OUTGROWN and not _operands_flushed(group)
+    outgrown = group.total("operands_saturated") and large
     return bool(clipped or outgrown or group.share("operands_saturated") >= OPERANDS_SATURATED)
 
 

@@ -28,6 +28,7 @@ FEW_ROUNDINGS, MANY_ROUNDINGS = 2.0, 8.0
 BEFORE_WIDEST = 2  # fixes of a finding that may fail before the widest is tried
 # Of an error that many roundings may add up to, fewer additions that change nothing aren't a cause.
 MANY_SWAMPED = 0.5
+FEW_OPERATIONS = 4  # that a fix of a short program may widen, though they are most of it
 EVENT = 1e5  # the weight from which numbers overflow, or become NaN
 UNTRIED_SHOWN = 12  # findings listed if no fix may be tried
 UNFIXED_SHOWN = 6  # findings listed if none of the fixes tried helped
@@ -276,7 +277,8 @@ class Search(JointFixes):
         make numbers finite, all that leave an error of a rounding or less do.
 
         One that leaves nothing of the format, policy or recipe is chosen only if no other makes the
-        outputs usable.
+        outputs usable, and one that widens most operations if no other leaves an error that may be
+        the sum of many roundings.
         """
         if not helped:
             return None
@@ -289,6 +291,9 @@ class Search(JointFixes):
             if float(after.error) < limit
         ]
         helped = parts or helped
+        most = max(FEW_OPERATIONS, len(self.outcome.equations) / 2)
+        few = [x for x in helped if x[0].size <= most and self._may_be_roundings(x[1].error)]
+        helped = few or helped
         least = min(after.error for _, after in helped)
         rounding = FEW_ROUNDINGS * self._rounding if self.outcome.error.non_finite else 0.0
         close = [

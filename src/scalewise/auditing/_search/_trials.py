@@ -101,7 +101,9 @@ class Trials:
     @property
     def _is_small(self) -> bool:
         """Whether the error may be the sum of many roundings, as in any program."""
-        error = self.outcome.error
+        return self._may_be_roundings(self.outcome.error)
+
+    def _may_be_roundings(self, error: OutputError) -> bool:
         several = SMALL if run_of(self.session.low) in ROUNDED else 1.0
         return not error.non_finite and error.relative <= several * float(self.fmt.eps)
 
@@ -121,7 +123,8 @@ class Trials:
     def _rewrites(self) -> list[Rewrite]:
         if not self.session.adjustable:
             return []
-        return rewrites(self.session.lockstep.recorded, self._operands)
+        operands = self.session.dataflow.within_loops
+        return rewrites(self.session.lockstep.recorded, operands)
 
     @property
     def _causes(self) -> Causes:
