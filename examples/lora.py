@@ -30,7 +30,7 @@ def init(seed: int) -> dict[str, np.ndarray]:
     """Weights of the base, (outputs, inputs) as checkpoints store them."""
     rng = np.random.default_rng(seed)
     return {
-        f"{name}.weight": np.float32(rng.standard_normal((n, m)) * np.sqrt(2 / m))
+        f"{name}.weight": (rng.standard_normal((n, m)) * np.sqrt(2 / m)).astype(np.float32)
         for name, m, n in LAYERS
     }
 
@@ -128,7 +128,7 @@ def run(to: str, layout: str, folder: Path, steps: int = 300) -> dict[str, float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Adapters (LoRA) on a frozen quantised base.")
     parser.add_argument("--to", default="nvfp4", help="nvfp4, mxfp4, mxfp8_e4m3, e4m3fn")
     parser.add_argument("--layout", default="compressed-tensors")
     given = parser.parse_args()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
@@ -15,14 +16,14 @@ from .._output import TargetError, check_target, replacing
 from .._types import Json
 from ._configs import Strategy, hf_quant_config, quantization_config, strategy_of
 from ._encode import amax, quantised, shaped, writer_of
-from ._files import UnreadableError
+from ._files import DTYPES, UnreadableError
 from ._find import intact, is_side, refuse_unscaled
 from ._lay import base_of, laid_out, torchao_metadata, torchao_record
 from ._layouts import Layout, fused_key, writable
 from ._loss import Loss, loss
 from ._options import WIDE, Options, checked_options
 from ._own import own_job
-from ._packed import Packed, Rows, values
+from ._packed import Packed, Rows, Streamed, values
 from ._repack import repacked, repacked_exactly
 from ._report import CastReport
 from ._source import Source
@@ -190,14 +191,16 @@ def _copied(weight: Weight) -> tuple[Sequence[np.ndarray], Json]:
     return [x.bytes], _record(weight, "copied", x.dtype, size)
 
 
-def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray], Json]:
-    from ._files import DTYPES
-
-    y = weight.value(DTYPES[entry.dtype])
+def _decoded(weight: Weight, entry: Entry) -> tuple[Sequence[np.ndarray | Streamed], Json]:
+    dtype = DTYPES[entry.dtype]
+    if weight.layout is not None and not weight.packed.transposed:
+        y = Streamed(weight.packed, dtype)
+    else:
+        y = weight.value(dtype)
     narrow = weight.layout is not None or weight.record
     what = "decoded" if narrow else "copied" if weight.parts["codes"].dtype == entry.dtype else (
         "cast")  # fmt: skip
-    return [y], _record(weight, what, entry.dtype, y.size)
+    return [y], _record(weight, what, entry.dtype, math.prod(entry.shape))
 
 
 def _cast_alone(weight: Weight, fmt: str) -> tuple[Sequence[np.ndarray], Json]:

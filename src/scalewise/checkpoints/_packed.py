@@ -17,6 +17,7 @@ import numpy as np
 from ..formats import CATALOGUE, E2M1FN, Format
 
 CHUNK = 1 << 17  # elements that are decoded at a time: temporaries stay in the cache
+BUFFER = 1 << 20  # elements of a streamed tensor
 TABULATED = 1 << 19  # elements from which a table of all pairs of a scale and a byte is faster
 BF16 = np.dtype(ml_dtypes.bfloat16)
 E8M0, E4M3, UE4M3, WIDE = "e8m0", "e4m3fn", "ue4m3", "fp32"
@@ -142,6 +143,29 @@ def values(packed: Packed, dtype: np.dtype | type = np.float32) -> np.ndarray:
     for matrix, into in zip(packed.matrices(), flat, strict=True):
         Decoder(matrix, dtype).rows(0, into)
     return np.swapaxes(out, -1, -2) if packed.transposed else out
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Streamed:
+    """The values of a packed tensor that isn't transposed, some rows at a time, in one buffer."""
+
+    packed: Packed
+    dtype: np.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.packed.size * self.dtype.itemsize
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        rows, columns = self.packed.stored_shape[-2:]
+        step = max(1, BUFFER // max(1, columns))
+        buffer = np.empty((min(step, rows), columns), self.dtype)
+        for matrix in self.packed.matrices():
+            decoder = Decoder(matrix, self.dtype)
+            for i in range(0, rows, step):
+                part = buffer[: min(step, rows - i)]
+                decoder.rows(i, part)
+                yield part
 
 
 class Rows:

@@ -24,6 +24,7 @@ from .._output._write import PREFIX
 from .._types import Json
 from ..scaled._safetensors import DTYPES, MOST_HEADER
 from ._files import BITS, UnreadableError
+from ._packed import Streamed
 
 SYNC = 64 << 20  # bytes between two synchronisations with the disk
 JOURNAL = "journal.jsonl"
@@ -47,7 +48,7 @@ class Job:
     """Tensors that are made together, and the function that makes their bytes and a record."""
 
     entries: tuple[Entry, ...]
-    make: Callable[[], tuple[Sequence[np.ndarray], Json]]
+    make: Callable[[], tuple[Sequence[np.ndarray | Streamed], Json]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +184,8 @@ def _write_shard(
             arrays, record = job.make()
             for entry, x in zip(job.entries, arrays, strict=True):
                 _check(entry, x)
-                file.write(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
+                for part in x if isinstance(x, Streamed) else (x,):
+                    file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
             count = sum(e.nbytes for e in job.entries)
             waiting, unsynced = [*waiting, record], unsynced + count
             if unsynced >= SYNC:
@@ -194,9 +196,9 @@ def _write_shard(
     return []
 
 
-def _check(entry: Entry, x: np.ndarray) -> None:
+def _check(entry: Entry, x: np.ndarray | Streamed) -> None:
     if x.nbytes != entry.nbytes:
-        raise AssertionError(f"{entry} got {x.dtype} of shape {x.shape}")
+        raise AssertionError(f"{entry} got {x.nbytes} bytes")
 
 
 def _sync(file: IO[bytes], log: IO[str], records: Iterable[Json]) -> None:
