@@ -64,10 +64,10 @@ test-torch-sample: .venv-torch/.ready  ## of the thorough tests of scalewise.tor
 	PYTHONDONTWRITEBYTECODE= .venv-torch/bin/python -m pytest -n 2 --dist worksteal \
 		-m "not slow and not gate" $(or $(ARGS),tests/pytorch)
 
-# What the gate runs of the sample: errors beside torch's, custom backward passes, control flow, models.
+# What the gate runs of the sample: errors beside torch's, custom backward passes, control flow, models, fixes.
 test-torch-gate:
 	$(MAKE) --no-print-directory test-torch-sample \
-		ARGS="$(addprefix tests/pytorch/test_,reference.py control.py architectures.py torch.py)"
+		ARGS="$(addprefix tests/pytorch/test_,reference.py control.py architectures.py torch.py edits.py)"
 
 .venv-torch/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-torch

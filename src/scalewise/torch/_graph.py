@@ -15,9 +15,9 @@ from ._autocast import autocast
 from ._derivatives import Backward, backward_passes, differentiated
 from ._dtypes import jax_dtype, torch_dtype
 from ._export import Exported, Granularity
-from ._operation import Call, Flat, in_steps, operation, rounds_several_times
+from ._operation import Call, Flat, in_steps, operation, rounded_in_program, rounds_several_times
 from ._place import at, mark, scope_of
-from ._reference import Matched, Sides, rounded_in_program
+from ._reference import Matched, Sides
 from ._regions import is_marked
 from ._registry import DRAWS, IN_STEPS, RULES, STAGED, WITH_GRAPHS
 from ._torch import Node, torch

@@ -78,8 +78,12 @@ class InSteps(InDtype):
         rounded = np.asarray(x).astype(self.dtype)
         if np.array_equal(rounded.astype(x.dtype), x, equal_nan=True):
             return jnp.asarray(rounded)
-        wide = jnp.asarray(x, jnp.float32)  # JAX would fold its conversion into another constant
-        return operation("constant", _listed, [jnp.dtype(self.dtype)], wide)[0]
+        return rounded_in_program(jnp.asarray(x, jnp.float32), self.dtype)
+
+
+def rounded_in_program(x: Any, dtype: Any) -> jax.Array:
+    """Returns ``x`` in a narrower dtype, rounded by an equation: JAX would fold it if constant."""
+    return operation("constant", _listed, [jnp.dtype(dtype)], x)[0]
 
 
 def _listed(*arrays: jax.Array) -> list[jax.Array]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ._dtypes import jax_dtype
 from ._export import Exported
-from ._operation import operation
+from ._operation import rounded_in_program
 from ._place import at, line_of, mark, scope_of
 from ._torch import Node, torch
 
@@ -43,15 +43,6 @@ def by_run(low: jax.Array, reference: jax.Array, dtype: np.dtype) -> jax.Array:
     """
     rounded = rounded_in_program(ABOVE_ONE, dtype)
     return jnp.where(rounded > 1, reference.astype(low.dtype), low)
-
-
-def rounded_in_program(x: Any, dtype: Any) -> jax.Array:
-    """Returns ``x`` in a narrower dtype, rounded by an equation: JAX would fold it if constant."""
-    return operation("constant", _listed, [jnp.dtype(dtype)], x)[0]
-
-
-def _listed(x: Any) -> list[Any]:
-    return [x]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -55,24 +55,13 @@ def elu(x, alpha=1, scale=1, input_scale=1):
     return jnp.where(x > 0, x, negative) * scale
 
 
-@rule(A.selu.default)
-def selu(x):
-    return elu(x, 1.6732632423543772, 1.0507009873554805)
+rule(A.selu.default)(lambda x: elu(x, 1.6732632423543772, 1.0507009873554805))
+rule(A.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
 
 
-@rule(A.celu.default)
-def celu(x, alpha=1.0):
-    return elu(x, alpha, 1, 1 / alpha)
-
-
-@rule(A.leaky_relu.default)
-def leaky_relu(x, negative_slope=0.01):
-    return jnp.where(x > 0, x, x * negative_slope)
-
-
-@rule(A._prelu_kernel.default)
-def prelu(x, weight):
-    return jnp.where(x > 0, x, x * weight)
+@rule(A.leaky_relu.default, A._prelu_kernel.default)
+def leaky_relu(x, slope=0.01):
+    return jnp.where(x > 0, x, x * slope)
 
 
 @rule(A.hardtanh.default)
@@ -80,19 +69,9 @@ def hardtanh(x, low=-1, high=1):
     return jnp.minimum(jnp.maximum(x, as_array(low, x)), as_array(high, x))
 
 
-@rule(A.relu6.default)
-def relu6(x):
-    return hardtanh(x, 0, 6)
-
-
-@rule(A.hardsigmoid.default)
-def hardsigmoid(x):
-    return hardtanh(x + 3, 0, 6) / 6
-
-
-@rule(A.hardswish.default)
-def hardswish(x):
-    return x * hardsigmoid(x)
+rule(A.relu6.default)(lambda x: hardtanh(x, 0, 6))
+rule(A.hardsigmoid.default)(lambda x: hardtanh(x + 3, 0, 6) / 6)
+rule(A.hardswish.default)(lambda x: x * (hardtanh(x + 3, 0, 6) / 6))
 
 
 @rule(A.threshold.default)
@@ -123,7 +102,6 @@ def _shifted(x: jax.Array, dim: int) -> jax.Array:
 
 
 def softmax_along(x: jax.Array, dim: int) -> jax.Array:
-    """Returns a softmax."""
     e = jnp.exp(_shifted(x, dim))
     return e / jnp.sum(e, axes_of(x, dim), keepdims=True)
 
@@ -133,9 +111,7 @@ def softmax(x, dim, half_to_float=False):
     return softmax_along(as_dtype(x, torch.float32 if half_to_float else None), dim)
 
 
-@rule(A.softmax.int)
-def softmax_int(x, dim, dtype=None):
-    return softmax_along(as_dtype(x, dtype), dim)
+rule(A.softmax.int)(lambda x, dim, dtype=None: softmax_along(as_dtype(x, dtype), dim))
 
 
 @rule(A._safe_softmax.default)
@@ -151,6 +127,4 @@ def log_softmax(x, dim, half_to_float=False):
     return x - jnp.log(jnp.sum(jnp.exp(x), axes_of(x, dim), keepdims=True))
 
 
-@rule(A.log_softmax.int)
-def log_softmax_int(x, dim, dtype=None):
-    return log_softmax(as_dtype(x, dtype), dim)
+rule(A.log_softmax.int)(lambda x, dim, dtype=None: log_softmax(as_dtype(x, dtype), dim))

@@ -30,47 +30,32 @@ def full(shape, value, dtype=None, **options):
     return jnp.full(shape, value, _dtype(dtype, value))
 
 
-@rule(A.scalar_tensor.default)
-def scalar_tensor(value, dtype=None, **options):
-    return jnp.asarray(value, _dtype(dtype))
-
-
-@rule(A.fill.Scalar)
-def fill(x, value):
-    return jnp.full_like(x, value)
+@rule(A.new_full.default)
+def new_full(x, shape, value, dtype=None, **options):
+    return jnp.full(shape, value, x.dtype if dtype is None else jax_dtype(dtype))
 
 
 @rule(A.full_like.default)
 def full_like(x, value, dtype=None, **options):
-    return jnp.full(x.shape, value, x.dtype if dtype is None else jax_dtype(dtype))
+    return new_full(x, x.shape, value, dtype)
 
 
-rule(A.zeros_like.default)(lambda x, dtype=None, **options: full_like(x, 0, dtype))
-rule(A.ones_like.default)(lambda x, dtype=None, **options: full_like(x, 1, dtype))
-rule(A.empty_like.default)(lambda x, dtype=None, **options: full_like(x, 0, dtype))
-rule(A.zeros.default)(lambda shape, dtype=None, **options: jnp.zeros(shape, _dtype(dtype)))
-rule(A.ones.default)(lambda shape, dtype=None, **options: jnp.ones(shape, _dtype(dtype)))
-rule(A.empty.memory_format)(lambda shape, dtype=None, **options: jnp.zeros(shape, _dtype(dtype)))
+def _register_filled(value, filled, like, new):
+    rule(*filled)(lambda shape, dtype=None, **options: full(shape, value, dtype))
+    rule(*like)(lambda x, dtype=None, **options: full_like(x, value, dtype))
+    rule(*new)(lambda x, shape, dtype=None, **options: new_full(x, shape, value, dtype))
 
 
-@rule(A.empty_strided.default)
-def empty_strided(shape, strides, dtype=None, **options):
-    return jnp.zeros(shape, _dtype(dtype))
-
-
-@rule(A.new_zeros.default, A.new_empty.default)
-def new_zeros(x, shape, dtype=None, **options):
-    return jnp.zeros(shape, x.dtype if dtype is None else jax_dtype(dtype))
-
-
-@rule(A.new_ones.default)
-def new_ones(x, shape, dtype=None, **options):
-    return jnp.ones(shape, x.dtype if dtype is None else jax_dtype(dtype))
-
-
-@rule(A.new_full.default)
-def new_full(x, shape, value, dtype=None, **options):
-    return jnp.full(shape, value, x.dtype if dtype is None else jax_dtype(dtype))
+_register_filled(
+    0.0,
+    (A.zeros.default, A.empty.memory_format),
+    (A.zeros_like.default, A.empty_like.default),
+    (A.new_zeros.default, A.new_empty.default),
+)
+_register_filled(1.0, (A.ones.default,), (A.ones_like.default,), (A.new_ones.default,))
+rule(A.empty_strided.default)(lambda shape, strides, dtype=None, **o: full(shape, 0.0, dtype))
+rule(A.scalar_tensor.default)(lambda value, dtype=None, **o: jnp.asarray(value, _dtype(dtype)))
+rule(A.fill.Scalar)(lambda x, value: full_like(x, value))
 
 
 @rule(A.eye.m)

@@ -120,23 +120,14 @@ rule(A.remainder.Tensor, A.remainder.Scalar)(promoted(jnp.remainder))
 rule(A.fmod.Tensor, A.fmod.Scalar)(promoted(jnp.fmod))
 rule(A.minimum.default)(promoted(jnp.minimum))
 rule(A.maximum.default)(promoted(jnp.maximum))
+rule(A.hypot.default)(promoted(jnp.hypot))
+rule(A.copysign.Tensor, A.copysign.Scalar)(promoted(jnp.copysign))
+rule(A.pow.Tensor_Tensor)(promoted(jnp.power))
 
 
 @rule(A.atan2.default, A.atan2.out)
 def atan2(x, y, out=None):
     return jnp.arctan2(*common(x, y, floating=True))
-
-
-@rule(A.hypot.default)
-@promoted
-def hypot(x, y):
-    return jnp.hypot(x, y)
-
-
-@rule(A.copysign.Tensor, A.copysign.Scalar)
-@promoted
-def copysign(x, y):
-    return jnp.copysign(x, y)
 
 
 @rule(A.pow.Tensor_Scalar)
@@ -150,12 +141,6 @@ def pow_scalar(x, exponent):
     return lax.rsqrt(x) if exponent == -0.5 else jnp.power(x, exponent)
 
 
-@rule(A.pow.Tensor_Tensor)
-@promoted
-def pow_tensor(x, y):
-    return jnp.power(x, y)
-
-
 @rule(A.pow.Scalar)
 def pow_of_scalar(x, y):
     dtype = jnp.result_type(common(x, y)[1])
@@ -167,19 +152,9 @@ def round_half_even(x):
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN) if as_float(x) is x else x
 
 
-@rule(A.frac.default)
-def frac(x):
-    return x - jnp.trunc(x)
-
-
-@rule(A.clone.default, A.contiguous.default)
-def clone(x, memory_format=None):
-    return x
-
-
-@rule(A.copy.default)
-def copy(x, y, non_blocking=False):
-    return jnp.broadcast_to(y.astype(x.dtype), x.shape)
+rule(A.frac.default)(lambda x: x - jnp.trunc(x))
+rule(A.clone.default, A.contiguous.default)(lambda x, memory_format=None: x)
+rule(A.copy.default)(lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape))
 
 
 @rule(A._to_copy.default, A.to.dtype, torch.ops.prims.convert_element_type.default)
@@ -227,16 +202,16 @@ def lerp(x, y, weight):
     return x + weight * (y - x)
 
 
-@rule(A.addcmul.default)
-def addcmul(x, y, z, value=1):
-    x, y, z = common(x, y, z)
-    return x + value * y * z
+def _added(combine):
+    def added(x, y, z, value=1):
+        x, y, z = common(x, y, z)
+        return x + combine(value * y, z)
+
+    return added
 
 
-@rule(A.addcdiv.default)
-def addcdiv(x, y, z, value=1):
-    x, y, z = common(x, y, z)
-    return x + value * y / z
+rule(A.addcmul.default)(_added(operator.mul))
+rule(A.addcdiv.default)(_added(operator.truediv))
 
 
 IN_STEPS.add(A.xlogy.Tensor)

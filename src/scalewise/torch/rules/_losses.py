@@ -15,6 +15,7 @@ from .._torch import torch
 from ._activations import log_sigmoid
 from ._elementwise import xlogy
 from ._promotion import common, ranked
+from ._reductions import vector_norm
 
 A = torch.ops.aten
 NONE, MEAN, SUM = 0, 1, 2  # torch's reductions
@@ -92,26 +93,12 @@ def binary_cross_entropy_with_logits(x, y, weight=None, pos_weight=None, reducti
     return _reduced(loss if weight is None else loss * ranked(weight, loss)[0], reduction)
 
 
-def _distance(difference, p):
-    """Returns the p-norm along the last axis."""
-    size = jnp.abs(difference)
-    if p == 0:
-        return jnp.sum((size != 0).astype(size.dtype), -1)
-    if np.isinf(p):
-        return jnp.max(size, -1, initial=0)
-    if p == 1:
-        return jnp.sum(size, -1)
-    if p == 2:
-        return jnp.sqrt(jnp.sum(lax.square(size), -1))
-    return jnp.power(jnp.sum(jnp.power(size, float(p)), -1), 1 / p)
-
-
 @rule(A._cdist_forward.default)
 def cdist(x, y, p, compute_mode=None):
-    return _distance(jnp.expand_dims(x, -2) - jnp.expand_dims(y, -3), p)
+    return vector_norm(jnp.expand_dims(x, -2) - jnp.expand_dims(y, -3), p, -1)
 
 
 @rule(A._pdist_forward.default)
 def pdist(x, p=2.0):
     pairs = np.array(list(itertools.combinations(range(x.shape[0]), 2)), np.int32).reshape(-1, 2)
-    return _distance(x[pairs[:, 0]] - x[pairs[:, 1]], p)
+    return vector_norm(x[pairs[:, 0]] - x[pairs[:, 1]], p, -1)

@@ -52,52 +52,27 @@ def prod_dim(x, dim, keepdim=False, dtype=None):
 rule(A.prod.default)(lambda x, dtype=None: prod_dim(x, None, dtype=dtype))
 
 
-@rule(A.amax.default)
-def amax(x, dims=(), keepdim=False):
-    return jnp.max(x, axes_of(x, dims), keepdims=keepdim)
+def _over_axes(function):
+    return lambda x, dims=None, keepdim=False: function(x, axes_of(x, dims), keepdims=keepdim)
 
 
-@rule(A.amin.default)
-def amin(x, dims=(), keepdim=False):
-    return jnp.min(x, axes_of(x, dims), keepdims=keepdim)
+def _position(function):
+    def position(x, dim=None, keepdim=False):
+        return function(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int32)
+
+    return position
 
 
-rule(A.max.default)(amax)
-rule(A.min.default)(amin)
-
-
-@rule(A.max.dim)
-def max_dim(x, dim, keepdim=False):
-    return amax(x, dim, keepdim), argmax(x, dim, keepdim)
-
-
-@rule(A.min.dim)
-def min_dim(x, dim, keepdim=False):
-    return amin(x, dim, keepdim), argmin(x, dim, keepdim)
-
-
-@rule(A.argmax.default)
-def argmax(x, dim=None, keepdim=False):
-    return jnp.argmax(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int32)
-
-
-@rule(A.argmin.default)
-def argmin(x, dim=None, keepdim=False):
-    return jnp.argmin(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int32)
-
-
-@rule(A.any.dim, A.any.dims)
-def any_dims(x, dims=None, keepdim=False):
-    return jnp.any(x, axes_of(x, dims), keepdims=keepdim)
-
-
-@rule(A.all.dim, A.all.dims)
-def all_dims(x, dims=None, keepdim=False):
-    return jnp.all(x, axes_of(x, dims), keepdims=keepdim)
-
-
-rule(A.any.default)(lambda x: any_dims(x))
-rule(A.all.default)(lambda x: all_dims(x))
+rule(A.any.default, A.any.dim, A.any.dims)(_over_axes(jnp.any))
+rule(A.all.default, A.all.dim, A.all.dims)(_over_axes(jnp.all))
+amax, amin = _over_axes(jnp.max), _over_axes(jnp.min)
+argmax, argmin = _position(jnp.argmax), _position(jnp.argmin)
+rule(A.amax.default, A.max.default)(amax)
+rule(A.amin.default, A.min.default)(amin)
+rule(A.argmax.default)(argmax)
+rule(A.argmin.default)(argmin)
+rule(A.max.dim)(lambda x, dim, keepdim=False: (amax(x, dim, keepdim), argmax(x, dim, keepdim)))
+rule(A.min.dim)(lambda x, dim, keepdim=False: (amin(x, dim, keepdim), argmin(x, dim, keepdim)))
 
 
 @rule(A.var.correction)

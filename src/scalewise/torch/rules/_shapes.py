@@ -71,29 +71,20 @@ def unflatten(x, dim, sizes):
     return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
 
 
-@rule(A.permute.default)
-def permute(x, dims):
-    return lax.transpose(x, axes_of(x, dims)) if x.ndim else x
-
-
-@rule(A.transpose.int)
-def transpose(x, a, b):
-    return jnp.swapaxes(x, a, b) if x.ndim else x
-
-
-@rule(A.t.default)
-def t(x):
-    return x.T
-
-
-@rule(A.movedim.intlist)
-def movedim(x, source, destination):
-    return jnp.moveaxis(x, source, destination)
-
-
-@rule(A.unsqueeze.default)
-def unsqueeze(x, dim):
-    return jnp.expand_dims(x, dim)
+rule(A.permute.default)(lambda x, dims: lax.transpose(x, axes_of(x, dims)) if x.ndim else x)
+rule(A.transpose.int)(lambda x, dim0, dim1: jnp.swapaxes(x, dim0, dim1) if x.ndim else x)
+rule(A.t.default)(lambda x: x.T)
+rule(A.movedim.intlist)(lambda x, source, destination: jnp.moveaxis(x, source, destination))
+rule(A.unsqueeze.default)(lambda x, dim: jnp.expand_dims(x, dim))
+rule(A.flip.default)(lambda x, dims: lax.rev(x, [d % x.ndim for d in dims]))
+rule(A.roll.default)(lambda x, shifts, dims=(): jnp.roll(x, shifts, dims or None))
+rule(A.repeat.default)(lambda x, repeats: jnp.tile(x, repeats))
+rule(A.tril.default)(lambda x, diagonal=0: jnp.tril(x, diagonal))
+rule(A.triu.default)(lambda x, diagonal=0: jnp.triu(x, diagonal))
+rule(A.diagonal.default)(lambda x, offset=0, dim1=0, dim2=1: jnp.diagonal(x, offset, dim1, dim2))
+rule(A.repeat_interleave.self_int)(
+    lambda x, repeats, dim=None, output_size=None: jnp.repeat(x, repeats, dim)
+)
 
 
 @rule(A.squeeze.dims, A.squeeze.dim)
@@ -175,41 +166,6 @@ def slice_scatter(x, y, dim=0, start=None, end=None, step=1):
 @rule(A.select_scatter.default)
 def select_scatter(x, y, dim, index):
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(y.astype(x.dtype))
-
-
-@rule(A.diagonal.default)
-def diagonal(x, offset=0, dim1=0, dim2=1):
-    return jnp.diagonal(x, offset, dim1, dim2)
-
-
-@rule(A.flip.default)
-def flip(x, dims):
-    return lax.rev(x, [d % x.ndim for d in dims])
-
-
-@rule(A.roll.default)
-def roll(x, shifts, dims=()):
-    return jnp.roll(x, shifts, dims or None)
-
-
-@rule(A.repeat.default)
-def repeat(x, repeats):
-    return jnp.tile(x, repeats)
-
-
-@rule(A.repeat_interleave.self_int)
-def repeat_interleave(x, repeats, dim=None, output_size=None):
-    return jnp.repeat(x, repeats, dim)
-
-
-@rule(A.tril.default)
-def tril(x, diagonal=0):
-    return jnp.tril(x, diagonal)
-
-
-@rule(A.triu.default)
-def triu(x, diagonal=0):
-    return jnp.triu(x, diagonal)
 
 
 @rule(A.pixel_shuffle.default)
