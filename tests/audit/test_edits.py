@@ -124,7 +124,7 @@ def check_edit(name, tmp_path):
 
 
 def test_a_gradient_with_a_loss_scale_is_the_gradient():
-    """What is written into the source scales the loss, and divides in float32."""
+    """The edit scales the loss, and divides the gradients in float32."""
     text = "jax.value_and_grad(lambda w: 8e-3 * jnp.sum(jnp.tanh(w) ** 2), argnums=0)"
     node = ast.parse(text, mode="eval").body
     edited = scaled_gradient(node, "2.0**15", text)

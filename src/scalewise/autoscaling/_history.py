@@ -61,7 +61,7 @@ class FixedAmax(Scaling):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OperandAmaxes:
-    """What delayed scaling is given and records while a program is run.
+    """The magnitudes that delayed scaling gets and those that it records, while a program runs.
 
     Attributes:
         earlier: each operand's largest magnitude in earlier steps, by operand id; None if each

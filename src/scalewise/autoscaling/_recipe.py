@@ -230,7 +230,7 @@ class Recipe:
 
     @property
     def per(self) -> Literal["tensor", "channel"]:
-        """What such operands have a scale for."""
+        """The parts of such operands that have a scale each."""
         form = self.products.short_form
         return "tensor" if form is None else form["per"]
 

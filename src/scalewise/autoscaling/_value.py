@@ -26,7 +26,7 @@ Origin = Literal["stored", "residual", "forward", "backward"]
 
 @dataclasses.dataclass(eq=False)
 class Memo:
-    """What was made of a value so far, each once, and what is known of its uses.
+    """The copies that were made of a value so far, each once, and facts about its uses.
 
     Attributes:
         copies: narrow copies: by format, of one scale, which may also wait for the backward pass;

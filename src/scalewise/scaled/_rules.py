@@ -95,7 +95,7 @@ Reads = Literal["data", "aligned", "rooted", "value"]
 
 @dataclasses.dataclass(frozen=True)
 class ScaleRule:
-    """What an operation is computed on, and how its result gets its scale.
+    """The operands that an operation reads, and the scale of its result.
 
     Attributes:
         formula: the scale of the result in terms of the operands' (sA, sB), n (a degree) and s (a
