@@ -202,18 +202,23 @@ def main(names: list[str]) -> int:
 
 
 def replay(walk: Walk) -> list[tuple[str | None, set[str]]]:
-    """Returns for each file left out, and for none, the names of the tests that fail."""
+    """Returns for each file left out, and for none, the names of the tests that fail.
+
+    A task of one file has no such row, if that file is as it was without the change.
+    """
     results: list[tuple[str | None, set[str]]] = []
     for left_out in (None, *walk.patch):
         with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
+            folder, differs = Path(name), False
             copy_of_repository(folder)
             for file, pairs in walk.patch.items():
-                text = (folder / file).read_text(encoding="utf-8")
+                original = text = (folder / file).read_text(encoding="utf-8")
                 for pair in pairs:
                     text = changed(text, pair, file != left_out, file)
                 (folder / file).write_text(text, encoding="utf-8")
-            results.append((left_out, failures(folder, walk)))
+                differs |= text != original
+            if left_out is None or differs:
+                results.append((left_out, failures(folder, walk)))
     return results
 
 
