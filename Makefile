@@ -90,6 +90,7 @@ prove: $(VENV)/.ready    ## every cast on all 2^32 inputs, going on where it sto
 	$(BIN)/python -m proofs.functions
 	$(BIN)/python -m proofs.published
 	$(BIN)/python -m proofs.matrix_units
+	$(BIN)/python -m proofs.walks
 	$(PYTEST) -m slow
 	OPTIMIZED=1 $(PYTEST) -m "not slow and not gate" $(addprefix tests/,autocast autoscale cli training)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import safetensors
 
 from .._output import check_source
 from .._types import Json
@@ -169,12 +168,3 @@ def _entry(path: Path, name: str, fields: Json) -> tuple[str, str, tuple[int, ..
     if dtype not in BITS:
         raise UnreadableError(f"{path}: {name!r} is {str(dtype)[:40]}; known: {', '.join(BITS)}")
     return name, dtype, tuple(shape), start, stop
-
-
-def validated(path: Path) -> None:
-    """Raises if safetensors' own reader rejects a file, of which it reads the header."""
-    try:
-        with safetensors.safe_open(path, "np"):
-            pass
-    except safetensors.SafetensorError as error:
-        raise UnreadableError(f"{path}: safetensors rejects it: {error}") from None
