@@ -106,9 +106,10 @@ register(
 
 def _saturates(group: Group, saturate: Saturation) -> bool:
     clipped = group.total("overflowed") > 0 and saturate is not False
-    large = group.worst("introduced") > OUTGROWN and not _operands_flushed(group)
-    outgrown = group.total("operands_saturated") and large
-    return bool(clipped or outgrown or group.share("operands_saturated") >= OPERANDS_SATURATED)
+    if clipped or group.share("operands_saturated") >= OPERANDS_SATURATED:
+        return True
+    saturated = group.total("operands_saturated") > 0 and not _operands_flushed(group)
+    return saturated and group.worst("introduced") > OUTGROWN
 
 
 @register(
