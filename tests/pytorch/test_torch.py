@@ -389,7 +389,7 @@ def test_an_added_constant_that_vanishes_is_named_and_replaced(subtracted):
     report = st.audit(Model(), (x,), low="fp16", trials=6)
     worst = report.findings[0]
     assert worst.kind == "underflow"
-    fixes = r"-?6.1e-05 in place of -?1e-08|float32 for line .*, its -?1e-08 too"
+    fixes = r"-?6.1e-05 in place of -?1e-08|float32 for line \d+"
     assert re.match(fixes, str(worst.fix)), str(worst.fix)
     assert worst.source.startswith("return x / (")
     assert worst.non_finite_before == 1
