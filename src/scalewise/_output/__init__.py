@@ -14,6 +14,7 @@ from ._page import visible as visible
 from ._stream import Printed as Printed
 from ._stream import print_table as print_table
 from ._stream import tolerant as tolerant
+from ._words import counted as counted
 from ._write import TargetError as TargetError
 from ._write import append as append
 from ._write import check_source as check_source

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .._check import Positive, checked
-from .._output import page_environment, print_table
+from .._output import counted, page_environment, print_table
 from .._output._text import Text
 from .._resolve import as_format
 from .._types import Json, PyTree
@@ -23,7 +23,6 @@ from ..interpret import trace
 from ._bisect import fewest
 from ._file import name_of
 from ._report._save import Saved, plain
-from ._report._verdict import counted
 from ._run._equation_statistics import EquationStatistics
 from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .._output import counted
 from ._find import intact, is_side
 from ._loss import Loss, loss
 from ._packed import Rows as Decoded
@@ -72,8 +73,8 @@ class DiffReport(Report):
 
     def lines(self) -> list[str]:
         equal = sum(d.error == 0 for d in self.differences)
-        found = [f"{len(self.differences)} arrays in both: {equal} equal in value, "
-                 f"{len(self.differences) - equal} differ, {len(self.beyond)} beyond a relative "
+        found = [f"{counted(len(self.differences), 'array')} in both: {equal} equal in value, "
+                 f"{len(self.differences) - equal} unequal, {len(self.beyond)} beyond a relative "
                  f"error of {self.tolerance:g}"]  # fmt: skip
         for names, where in ((self.missing, self.before), (self.extra, self.after)):
             if names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from .._output import counted
 from ._faults import Fault
 from ._report import Report, Rows, first_of
 
@@ -52,8 +53,8 @@ class CheckReport(Report):
 
     def lines(self) -> list[str]:
         beside = f" against {self.against}" if self.against else ""
-        found = f"{len(self.findings)} faults" if self.findings else "no fault found"
-        lines = [f"{self.path}: {found} in {self.weights} quantised tensors{beside}"]
+        found = counted(len(self.findings), "fault") if self.findings else "no fault found"
+        lines = [f"{self.path}: {found} in {counted(self.weights, 'quantised tensor')}{beside}"]
         for f in self.findings[:20]:
             repair = f"; repair: {f.repair} ({f.tried})" if f.repair else ""
             lines.append(f"{f.fault}: {first_of(f.tensors, 1)}: {f.evidence}{repair}")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .._output import counted
 from .._types import Json
 from ._files import UnreadableError
 from ._find import family_of, find, is_side, unscaled
@@ -78,17 +79,17 @@ class InspectReport(Report):
 
     def lines(self) -> list[str]:
         numbers = sum(g.numbers for g in self.groups)
+        arrays = sum(g.tensors for g in self.groups)
         found = [
             f"{self.path}: layout {self.layout or 'plain'} ({self.evidence})",
-            f"{self.files} files, {sum(g.tensors for g in self.groups)} arrays, {numbers:,} "
-            f"numbers, {self.bytes:,} bytes, {self.bits:.3f} bits for each number",
+            f"{counted(self.files, 'file')}, {counted(arrays, 'array')}, "
+            f"{counted(numbers, 'number')}, {counted(self.bytes, 'byte')}, "
+            f"{self.bits:.3f} bits for each number",
         ]
         if self.wide and any(g.scales for g in self.groups):
             found.append(f"stay wide: {first_of(self.wide)}")
         if self.side:
-            found.append(
-                f"{len(self.side)} scales of activations or KV caches ({self.side[0]}, ...)"
-            )
+            found.append(f"scales of activations or KV caches: {first_of(self.side)}")
         return found + [f"suspicious: {s}" for s in self.suspicious]
 
     def tables(self) -> list[Rows]:
@@ -169,7 +170,7 @@ def _suspicious(
 ) -> None:
     """Adds sentences on what doesn't fit together."""
     if alone:
-        found.append(f"{len(alone)} FP8 tensors have no scale ({alone[0]}, ...)")
+        found.append(f"FP8 without a scale: {first_of(alone)}")
     method = METHODS.get(str(quantization.get("quant_method")))
     families = {g.layout.partition("/")[0] for g in groups.values() if g.scales}
     shared = {"compressed-tensors", "modelopt", "fbgemm", "comfyui"}

@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from .._output import Printed, check_writable, page_environment, print_table, replacing, visible
+from .._output import (
+    Printed,
+    check_writable,
+    counted,
+    page_environment,
+    print_table,
+    replacing,
+    visible,
+)
 from .._types import Json
 
 if TYPE_CHECKING:
@@ -131,17 +139,17 @@ class CastReport(Report):
     def lines(self) -> list[str]:
         done = Counter(r["what"] for r in self.records)
         counts = ", ".join(f"{n} {what}" for what, n in done.items())
-        found = [f"{Path(self.source).name} -> {Path(self.target).name}: {len(self.records)} "
-                 f"tensors ({counts})"]  # fmt: skip
+        found = [f"{Path(self.source).name} -> {Path(self.target).name}: "
+                 f"{counted(len(self.records), 'tensor')} ({counts})"]  # fmt: skip
         lost = [r["loss"] for r in self.records if "loss" in r]
         if lost:
             found.append(f"SQNR {_db(self.sqnr)}, {sum(x['saturated'] for x in lost)} saturated, "
                          f"{sum(x['flushed'] for x in lost)} flushed to zero")  # fmt: skip
         if self.dropped:
-            found.append(f"{len(self.dropped)} scales of activations left out: they belong to the "
-                         f"old layout ({self.dropped[0]}, ...)")  # fmt: skip
+            found.append("scales of activations left out, since they belong to the old layout: "
+                         f"{first_of(self.dropped)}")  # fmt: skip
         if self.resumed:
-            found.append(f"{self.resumed} tensors were there from a run that ended early")
+            found.append(f"kept of a run that ended early: {counted(self.resumed, 'tensor')}")
         return found
 
     def tables(self) -> list[Rows]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .._output import counted
 from .._types import Json
 from ._faults import Fault
 from ._files import File, Problem, Tensor, UnreadableError, open_file, read_json
@@ -75,7 +76,9 @@ def _open_folder(folder: Path, index: Path | None = None) -> Source:
             files.append(open_file(folder / name))
         else:
             lost = tuple(t for t, shard in weights.items() if shard == name)
-            what = f"the shard {name} isn't there; the index puts {len(lost)} tensors there"
+            what = (
+                f"the shard {name} isn't there; the index puts {counted(len(lost), 'tensor')} there"
+            )
             problems.append(Problem(Fault.SHARD_MISSING, lost, what))
     source = _source(folder, files, problems, folder)
     _compare_with_index(source, weights)

@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ..._check import checked
-from ..._output import page_environment, print_table
+from ..._output import counted, page_environment, print_table
 from ..._output._text import Text
 from ..._types import Json
 from .._report._save import Saved, plain
-from .._report._verdict import counted
 from ._difference import relative_difference
 from ._match import ENDS, matched
 from ._recording import RecordedArray, Recording, load_recording

@@ -17,12 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ..._check import AnyFloat, Natural, Range, checked
-from ..._output import Printed, check_writable, print_table
+from ..._output import Printed, check_writable, counted, print_table
 from ..._output._text import Text
 from ..._types import Json
 from ...interpret import Equation
 from ...scaled import load_safetensors, save_safetensors
-from .._report._verdict import counted
 from .._run._equation_statistics import direction_of, display_name
 from ._numbers import COUNTS, NEVER, NUMBERS, Numbers
 from ._recorder import Site

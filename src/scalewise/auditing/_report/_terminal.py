@@ -7,7 +7,7 @@ import math
 from rich.console import Console
 from rich.table import Table
 
-from ..._output import print_table
+from ..._output import counted, print_table
 from ..._output._text import Text
 from .._run._equation_statistics import EquationStatistics
 from .._run._session import OutputError
@@ -17,7 +17,7 @@ from .._search._literals import called_at
 from ._edits import edits
 from ._summary import Summary
 from ._trace import before_first_event
-from ._verdict import counted, no_fix, tried, verdict
+from ._verdict import no_fix, tried, verdict
 
 SHOWN = 12
 LATENT_SHOWN = 3

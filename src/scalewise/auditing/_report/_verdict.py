@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+from ..._output import counted
 from .._run._session import OutputError
 from .._search._findings import Finding
 from .._search._measure import is_slight, near
@@ -59,12 +60,6 @@ def no_fix(report: Summary) -> str:
         left = report.error_float32
         return f"No fix was tried, since float32 for every operation leaves {left} too."
     return "No fix was tried, since the error comes in with the arguments."
-
-
-def counted(n: int, what: str) -> str:
-    """``1 trial``, ``1,024 trials``, ``2 fixes``."""
-    plural = "es" if what.endswith("x") else "s"
-    return f"{n:,} {what}" + (plural if n != 1 else "")
 
 
 def against_rounding(error: OutputError, precision: int) -> str:
