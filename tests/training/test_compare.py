@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -188,6 +189,21 @@ def blow_up(state, batch):
     late = state["optimizer"][0].count >= 3
     w = state["params"]["w"]
     return state | {"params": {"w": w / jnp.where(late, w - w, 1.0)}}, loss
+
+
+def similar(state, batch):
+    """Makes a NaN in a library's function."""
+    state, loss = train_step(state, batch)
+    w = state["params"]["w"]
+    return state | {
+        "params": {"w": w + optax.losses.cosine_similarity(0 * w, 0 * w)[..., None]}
+    }, loss
+
+
+def test_a_cause_in_a_library_names_the_line_that_calls_it(tmp_path):
+    result, _ = run(tmp_path, program=dataclasses.replace(TINY, train_step=similar))
+    why = result.records[0].divergence.why
+    assert re.match(r"div at test_compare.py:\d+ \(similar, which calls \w+.py:\d+\)", why), why
 
 
 def test_a_divergence_is_reported_with_step_and_cause(tmp_path):

@@ -343,6 +343,18 @@ def test_a_run_that_leaves_out_all_steps_ends(tmp_path):
         run(tmp_path / "run", program=program, steps=200, every=150)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recipe": "fp8"}, "no argument 'recipe'; .* method='fp8'"),
+        ({"clipp": 1.0}, "'clipp'.*clip"),
+    ],
+)
+def test_an_unknown_option_is_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        run(None, **options)
+
+
 def test_another_run_is_not_resumed(tmp_path):
     run(tmp_path / "run")
     other = Program("other", init, train_step, batches, loss_of, OPTIMIZER)

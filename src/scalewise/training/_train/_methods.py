@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,9 +19,15 @@ def step_for(program: Program, name: str, **options: Any) -> Step:
         options: further arguments of :func:`training.step` that aren't None.
 
     Raises:
-        InputError: there is no such method, ``training.step`` can't apply it, it doesn't fit the
-            optimizer, or the program has no loss or no optimizer.
+        InputError: there is no such method or option, ``training.step`` can't apply it, it doesn't
+            fit the optimizer, or the program has no loss or no optimizer.
     """
+    known = list(inspect.signature(step).parameters)[2:]  # behind the loss and the optimizer
+    for unknown in sorted(options.keys() - known):
+        raise InputError(
+            f"train() has no argument {unknown!r}; a recipe's name is a method's, method='fp8', and "
+            f"training.step has the options {', '.join(known)}"
+        )
     if program.loss_of is None or program.optimizer is None:
         raise InputError(
             f"{program.name} defines no loss_of(params, batch) or no OPTIMIZER: training under a "
