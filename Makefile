@@ -12,7 +12,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile -
 NEWEST      = $(shell .ci/newest-python)
 NEWEST_VENV = .venv-newest
 
-.PHONY: demo test test-all test-newest test-torch test-torch-gate test-torch-sample check unit thorough format prove corpus fuzz nightly parity references bench scoreboard docs gpu-hlo tpu-hlo clean
+.PHONY: demo test test-all test-newest test-torch test-torch-gate test-torch-sample check unit thorough format prove corpus fuzz nightly parity references bench scoreboard docs screenshots gpu-hlo tpu-hlo clean
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -117,6 +117,7 @@ nightly: $(VENV)/.ready  ## every command of docs/results.md, recorded anew
 	run $(MAKE) scoreboard; \
 	run $(MAKE) prove; \
 	run $(MAKE) references; \
+	run $(MAKE) screenshots; \
 	run $(BIN)/python docs/functions_page.py measure; \
 	run $(BIN)/python -m proofs.norms; \
 	run $(BIN)/python -m proofs.normalise; \
@@ -167,6 +168,10 @@ docs: .venv-docs/.ready   ## the site, in site/; warnings are errors
 	.venv-docs/bin/python $(INSTALL) --quiet --upgrade "pip>=25.1"
 	.venv-docs/bin/python $(INSTALL) --quiet --editable '.[train,tables]' --group docs
 	@touch $@
+
+screenshots: $(VENV)/.ready  ## pictures of the pages for docs/screenshots.md; needs Chromium
+	$(BIN)/python $(INSTALL) --quiet --group screenshots
+	$(BIN)/python docs/screenshots.py
 
 references: $(VENV)/.ready  ## where other libraries' casts agree with ours, and where not
 	$(BIN)/python $(INSTALL) --quiet --group prove

@@ -1,9 +1,13 @@
 """A loss scale that the audit tries has the bits of one written by hand."""
 
+import html
+import io
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 import scalewise as sw
 from arrays import normal
@@ -123,3 +127,11 @@ def test_a_pair_of_fixes_that_help_only_together():
     alone = one.non_finite_alone, two.non_finite_alone
     assert (one.non_finite_before, *alone, one.non_finite_after) == (16, 16, 16, 0)
     assert one.error_after == two.error_after < 1e-3
+    page, console = html.unescape(report._repr_html_()), Console(file=io.StringIO(), width=1000)
+    report.show(console=console)
+    for text, link in (
+        (console.file.getvalue(), "     the change for 1: error"),
+        (page, 'The <a href="#finding-1">change for finding 1</a>: error'),
+    ):
+        assert text.count(link) == 1
+        assert str(report.findings[1].fix) not in text

@@ -5,7 +5,8 @@ All files that scalewise writes go through this package. It imports nothing from
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ._lock import FolderInUseError as FolderInUseError
 from ._lock import lock as lock
@@ -38,3 +39,17 @@ def page_environment(package: str) -> Pages:
     from ._templates import Pages  # imports jinja2, which takes 0.1 s: not for --help
 
     return Pages(package)
+
+
+class Rows(NamedTuple):
+    """A table of a printed or written report."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def tables_page(title: str, lines: Sequence[str], tables: Sequence[Rows]) -> str:
+    """Returns the HTML of sentences, of which the first is the verdict, and tables."""
+    pages = page_environment(__name__)
+    return pages.rendered("tables.html.j2", title=title, lines=lines, tables=tables)

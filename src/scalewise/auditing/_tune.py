@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .._check import Positive, checked
-from .._output import counted, page_environment, print_table
+from .._output import Rows, counted, print_table, tables_page
 from .._output._text import Text
 from .._resolve import as_format
 from .._types import Json, PyTree
@@ -255,10 +255,10 @@ def show(tuning: Tuning, console: Console) -> None:
 
 def page(tuning: Tuning) -> str:
     """Returns the HTML; every name in it is escaped."""
-    environment = page_environment("scalewise.auditing._report")
-    return environment.rendered(
-        "tuning.html.j2", tuning=tuning, verdict=verdict(tuning), columns=COLUMNS
-    )
+    rows = [[str(getattr(part, name)) for name in COLUMNS] for part in tuning.parts]
+    said = f"{counted(tuning.runs, 'run')}; results of these operations are rounded to the formats."
+    parts = Rows("Parts", COLUMNS, rows)
+    return tables_page(f"Formats for {tuning.function}", [verdict(tuning), said], [parts])
 
 
 def as_dict(tuning: Tuning) -> dict[str, Json]:

@@ -9,15 +9,16 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 from .._output import (
     Printed,
+    Rows,
     check_writable,
     counted,
-    page_environment,
     print_table,
     replacing,
+    tables_page,
     visible,
 )
 from .._types import Json
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WORST = 10  # rows of a table in a terminal
-
-
-class Rows(NamedTuple):
-    """A table of a report."""
-
-    title: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 class Report(Printed):
@@ -99,10 +92,7 @@ class Report(Printed):
         return path
 
     def _page(self) -> str:
-        tables = [t for t in self.tables() if t.rows]
-        return page_environment("scalewise.checkpoints").rendered(
-            "report.html.j2", title=self.title, lines=self.lines(), tables=tables
-        )
+        return tables_page(self.title, self.lines(), [t for t in self.tables() if t.rows])
 
 
 @dataclasses.dataclass(eq=False)

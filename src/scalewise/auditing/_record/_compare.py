@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..._check import checked
-from ..._output import counted, page_environment, print_table
+from ..._output import Rows, counted, print_table, tables_page
 from ..._output._text import Text
 from ..._types import Json
 from .._report._save import Saved, plain
@@ -346,13 +346,12 @@ def _change(pair: tuple[int, int], usual: str) -> str:
 
 def page(comparison: Comparison) -> str:
     """Returns the HTML; every name in it is escaped."""
-    return page_environment("scalewise.auditing._record").rendered(
-        "comparison.html.j2",
-        title=title(comparison),
-        verdict=verdict(comparison),
-        headings=HEADINGS,
-        rows=[cells(line) for line in comparison.lines],
+    said = (
+        "Lines on which the recordings differ, in program order. A difference is that of the "
+        "sampled numbers, relative to the larger of their norms."
     )
+    lines = Rows("Lines", HEADINGS, [cells(line) for line in comparison.lines])
+    return tables_page(title(comparison), [verdict(comparison), said], [lines])
 
 
 def as_csv(comparison: Comparison) -> str:

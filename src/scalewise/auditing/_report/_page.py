@@ -14,7 +14,7 @@ from ._panels import legend, panels
 from ._source import SourceFile, sources
 from ._summary import Summary
 from ._table import by_scope
-from ._terminal import alone, error, errors, function, scales
+from ._terminal import alone, error, errors, fixed_with, function, scales
 from ._trace import before_first_event
 from ._verdict import cause, no_fix, tried, verdict
 
@@ -27,6 +27,7 @@ def page(report: Summary) -> str:
     environment.filters["alone"] = alone
     environment.filters["tried"] = tried
     environment.filters["function"] = lambda f: function(report, f)
+    environment.filters["fixed_with"] = lambda f: fixed_with(report, f)
     environment.filters["errors"] = lambda f: errors(report, f)
     environment.filters["severe"] = lambda f: "severe" if KINDS[f.kind].severe else ""
     environment.filters["edits"] = lambda f: "\n\n".join(map(str, edits(report, f)))

@@ -92,9 +92,13 @@ def _findings(report: Summary, console: Console) -> None:
             console.print(Text(f"     {tried(finding)}: error {before}"))
             continue
         after = error(finding.error_after, finding.non_finite_after)
-        line = f"     {finding.fix}: error {before} -> {after}"
+        first = fixed_with(report, finding)
+        line = f"the change for {first}" if first else str(finding.fix)
         style = "yellow" if finding.non_finite_after else "green"
-        console.print(Text(line + alone(finding), style=style))
+        line = f"     {line}: error {before} -> {after}{alone(finding)}"
+        console.print(Text(line, style=style))
+        if first:
+            continue
         for edit in edits(report, finding):
             for text in str(edit).splitlines():
                 console.print(Text(f"       {text}", style="dim"))
@@ -174,6 +178,17 @@ def error(relative: float, non_finite: int) -> str:
     if non_finite:
         return f"{non_finite:,} not finite"
     return "?" if math.isnan(relative) else f"{relative:.2g}"
+
+
+def fixed_with(report: Summary, finding: Finding) -> int | None:
+    """Returns the number of the earlier finding whose change is also this one's, if there is one.
+
+    Findings that only one change helps together have the same place in the order of fixes.
+    """
+    if finding.fix is None:
+        return None
+    first = next(i for i, x in enumerate(report.findings, 1) if x.order == finding.order)
+    return None if report.findings[first - 1] is finding else first
 
 
 def alone(finding: Finding) -> str:

@@ -53,7 +53,7 @@ def _sentence(equation: Equation, inputs: Sequence[Value], out: np.ndarray) -> s
     kind = "NaN" if np.isnan(wide).any() else "an infinity"
     file, line, function = equation.caller or equation.source or ("?", 0, "?")
     if equation.caller and equation.source:  # the line of the library that it calls
-        function += ", which calls {}:{}".format(Path(equation.source[0]).name, equation.source[1])
+        function += f", which calls {Path(equation.source[0]).name}:{equation.source[1]}"
     where = f"{equation.name} at {Path(file).name}:{line} ({function}), {equation.direction}"
     at = np.unravel_index(int(np.argmin(np.isfinite(wide))), wide.shape)
     elementwise = all(np.shape(x) in ((), out.shape) for x in inputs)

@@ -25,7 +25,7 @@ def step_for(program: Program, name: str, **options: Any) -> Step:
     known = list(inspect.signature(step).parameters)[2:]  # behind the loss and the optimizer
     for unknown in sorted(options.keys() - known):
         raise InputError(
-            f"train() has no argument {unknown!r}; a recipe's name is a method's, method='fp8', and "
+            f"train() has no argument {unknown!r}; a recipe is a method, method='fp8', and "
             f"training.step has the options {', '.join(known)}"
         )
     if program.loss_of is None or program.optimizer is None:

@@ -1,0 +1,120 @@
+"""Makes the pages that scalewise writes, and takes pictures of them for docs/screenshots.md.
+
+    make screenshots
+
+Each page is opened in Chromium at 1280 and at 390 pixels, light and dark. The script exits with 1
+if a page is wider than its window or if the browser reports an error, such as a refused script.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from PIL import Image
+from playwright.sync_api import Browser, sync_playwright
+from rich.console import Console
+
+import scalewise as sw
+from scalewise import training
+
+HERE = Path(__file__).parent
+PICTURES = HERE / "screenshots"
+WIDTHS = {1280: 800, 390: 800}  # of the window, and its height
+KEPT = {(1280, "light"), (390, "dark")}  # in the repository; the others are looked at alone
+
+
+def layer_norm(x: jax.Array) -> jax.Array:
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(x * x, axis=-1, keepdims=True) - mean * mean
+    return (x - mean) / jnp.sqrt(variance + 1e-6)
+
+
+def loss_of(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    hidden = jax.nn.gelu(layer_norm(x @ params["up"]) @ params["down"])
+    return jnp.mean(jnp.square(hidden - x))
+
+
+def train_step(params: dict[str, jax.Array], x: jax.Array):
+    loss, gradients = jax.value_and_grad(loss_of)(params, x)
+    return jax.tree.map(lambda p, g: p - 1e-2 * g, params, gradients), loss
+
+
+def arguments() -> tuple[dict[str, jax.Array], jax.Array]:
+    a, b, c = jax.random.split(jax.random.key(0), 3)
+    params = {"up": jax.random.normal(a, (64, 256)), "down": jax.random.normal(b, (256, 64)) / 16}
+    return params, 32 * jax.random.normal(c, (128, 64))
+
+
+def pages(folder: Path) -> Iterator[Path]:
+    """Writes the pages, one by one."""
+    names = ("report", "comparison", "tuning", "recordings", "checkpoints")
+    report, comparison, tuning, recordings, checkpoints = (folder / f"{n}.html" for n in names)
+    sw.audit(train_step, "fp16")(*arguments()).save(report)
+    yield report
+    quiet = Console(file=io.StringIO())
+    training.compare("mlp", steps=100, out=folder / "run", console=quiet)
+    yield (folder / "run" / "report.html").rename(comparison)
+    sw.auditing.tune(loss_of, tol=1e-2, formats=["bf16", "fp16"])(*arguments()).save(tuning)
+    yield tuning
+    recorded = sw.auditing.record(loss_of)
+    params, x = arguments()
+    sw.auditing.compare(recorded(params, x), recorded(params, 1.001 * x)).save(recordings)
+    yield recordings
+    wide, narrow = folder / "wide.safetensors", folder / "narrow.safetensors"
+    sw.scaled.save_safetensors(wide, {f"{name}.weight": p for name, p in params.items()})
+    sw.checkpoints.cast(wide, "nvfp4", out=narrow, layout="modelopt").save(checkpoints)
+    yield checkpoints
+    yield HERE / "explore.html"
+
+
+def problems(
+    browser: Browser, path: Path, width: int, scheme: Literal["light", "dark"]
+) -> list[str]:
+    """Opens a page and saves its picture, if it is kept; returns what is wrong with the page."""
+    page = browser.new_page(viewport={"width": width, "height": WIDTHS[width]}, color_scheme=scheme)
+    found: list[str] = []
+    page.on("console", lambda m: found.append(m.text) if m.type == "error" else None)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_timeout(300)  # scripts draw after the page is there
+    if (width, scheme) in KEPT:
+        picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        small = picture.quantize(64, dither=Image.Dither.NONE)
+        small.save(PICTURES / f"{path.stem}-{width}-{scheme}.png", optimize=True)
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    page.close()
+    if wide > width:
+        found.append(f"it is {wide} pixels wide")
+    return [f"{path.name} at {width} pixels, {scheme}: {what}" for what in found]
+
+
+def main() -> int:
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        # Playwright's own Chromium if the system has none: playwright install chromium
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium") or shutil.which("google-chrome"),
+            args=["--no-sandbox"],
+        )
+        wrong = [
+            problem
+            for path in pages(Path(folder))
+            for width in WIDTHS
+            for scheme in ("light", "dark")
+            for problem in problems(browser, path, width, scheme)
+        ]
+        browser.close()
+    print("\n".join(wrong) or f"wrote {len(list(PICTURES.glob('*.png')))} pictures to {PICTURES}")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
