@@ -4,9 +4,11 @@ import dataclasses
 import functools
 
 import jax
+import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
 from ._control import layer
@@ -275,3 +277,36 @@ def partial_functions_with_arrays_in_loops(t):
 
     partial = jax.tree_util.Partial
     return t(f)(partial(layer, W), partial(jnp.add, B[None]), X)
+
+
+def _solved(a, b, *, dtype):
+    if a.dtype != dtype or b.dtype != dtype:
+        raise TypeError(f"expected operands of {dtype}")
+    return jnp.linalg.solve(a, b)
+
+
+# A library's own (lineax's are alike), whose parameters say of which dtype its operands are.
+SOLVE = jex.core.Primitive("solve_of_another_library")
+SOLVE.def_impl(_solved)
+SOLVE.def_abstract_eval(lambda a, b, *, dtype: b)
+mlir.register_lowering(SOLVE, mlir.lower_fun(_solved, multiple_results=False))
+
+
+@feature
+def primitive_of_another_library(t):
+    def f(w, x):
+        a = jnp.eye(W.shape[0]) + 0.1 * (w @ w.T)
+        return SOLVE.bind(a, (x @ w).T, dtype="float32")
+
+    return t(f)(W, X)
+
+
+@feature
+def nan_literals_in_loops(t):
+    def f(w, x):
+        def body(i, y):
+            return jnp.where(i > 4000, jnp.nan, jnp.tanh(x + y @ w))
+
+        return lax.fori_loop(0, 2000, body, x)
+
+    return t(f)(0.3 * W, X)

@@ -85,7 +85,7 @@ def collectives_of_all_kinds_over_a_mesh(t):
         y = lax.psum_scatter(layer(w, x), "i", scatter_dimension=1, tiled=True)
         y = lax.ppermute(y, "i", [(k, (k + 1) % n) for k in range(n)])
         y = lax.all_gather(y, "i", axis=1, tiled=True)
-        return y + lax.axis_index("i")
+        return y + lax.axis_index("i").astype(y.dtype)
 
     def f(w, x):
         mapped = jax.shard_map(

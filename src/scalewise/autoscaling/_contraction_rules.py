@@ -22,7 +22,7 @@ from ._value import ScaledValue, materialize, per_slice, wide_dtype
 
 def contraction(by: RuleContext, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
     dtype = by.flight_dtype(equation.out_avals[0])
-    values = [_materialize_stack(x) for x in _with_integers(equation, inputs)]
+    values = [_materialize_stack(x) for x in with_integers(equation, inputs)]
     if not all(isinstance(x, ScaledValue) for x in values):
         return fallback(by, equation, inputs)
     operands, exponent = by.operands(equation, values)
@@ -32,12 +32,13 @@ def contraction(by: RuleContext, equation: Equation, inputs: Sequence[Value]) ->
     return [ScaledValue(by.product(equation, operands, dtype), exponent)]
 
 
-def _with_integers(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value]:
+def with_integers(equation: Equation, inputs: Sequence[Value]) -> Sequence[Value]:
     """Returns the operands of a product with its integers as floats, which are never rounded.
 
     Products of integers alone, and of complex numbers, are returned unchanged.
     """
-    real = [jnp.issubdtype(a.dtype, jnp.integer) or a.dtype == bool for a in equation.in_avals]
+    avals = equation.in_avals[: len(inputs)]
+    real = [jnp.issubdtype(a.dtype, jnp.integer) or a.dtype == bool for a in avals]
     if not any(isinstance(x, ScaledValue) for x in inputs) or not any(real):
         return inputs
 

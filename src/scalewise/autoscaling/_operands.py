@@ -24,7 +24,7 @@ from ..scaled import (
     quantize_measured,
 )
 from ._blocks import Blocks, Factor, in_blocks
-from ._contraction_rules import contraction, features, grouped, mixes_freely
+from ._contraction_rules import contraction, features, grouped, mixes_freely, with_integers
 from ._gain import reason_to_leave
 from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
@@ -361,7 +361,10 @@ class OperandRounding(Residuals):
     ) -> Sequence[RoundedOperand]:
         if RULES[equation.name].rule not in (contraction, grouped):
             return ()
-        values: list[ScaledValue] = [load(x) for x in self.multiplied(equation, inputs[:2])]
+        multiplied = with_integers(equation, self.multiplied(equation, inputs[:2]))
+        values: list[ScaledValue] = [load(x) for x in multiplied]
+        if not all(isinstance(x, ScaledValue) for x in values):
+            return ()  # integers alone, or complex numbers
         settings, axes = self.settings(equation, values), params.contracted_axes(equation)
         settings, _ = self.faster(equation, values, settings, axes)
         operands, _ = self.operands(equation, values)

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from .. import _jax
 from .._jax import Jaxpr, Parameter, ShapedArray, jex
-from ..primitives import having, params
+from ..primitives import PRIMITIVES, having, params
 from ._equation import Equation
 from ._floats import Value, is_float, map_floats
 from ._interpret import interpret_jaxpr
@@ -22,6 +22,7 @@ from ._interpretation import Applied, Argument, Interpretation, State
 from ._wide import bind
 
 OWN_DTYPE = having("own_dtype")
+WIDE = {"float64", "int64", "uint64", "complex128"}  # which JAX has only with 64 bits enabled
 
 
 def is_quantization(equation: Equation) -> bool:
@@ -71,6 +72,9 @@ def rebind(
     if solver is not None:
         jaxpr, consts, right = solver
         return interpret_jaxpr(InDtype(own), jaxpr, (), [*inputs[consts], *inputs[right]])[1]
+    foreign = _implementation(equation)
+    if foreign is not None:
+        return interpret_jaxpr(InDtype(own), foreign, (), inputs)[1]
     changed: dict[str, Parameter] = {
         k: own if isinstance(v, np.dtype) and jnp.issubdtype(v, jnp.floating) else v
         for k, v in equation.params.items()
@@ -82,6 +86,24 @@ def rebind(
             changed[constants] = tuple(consts)
     outs = bind(equation.primitive, changed, inputs)
     return [_typed(y, a, own) for y, a in zip(outs, equation.out_avals, strict=True)]
+
+
+def _implementation(equation: Equation) -> jex.ClosedJaxpr | None:
+    """Returns the operations of another library's primitive, such as lineax's solve; None for
+    JAX's own, and if it has no implementation in JAX.
+
+    Its parameters may say of which dtypes its operands are, so that it can't be bound to others.
+    """
+    if equation.name in PRIMITIVES:
+        return None
+    operands = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in equation.in_avals]
+    dtypes = {str(a.dtype) for a in equation.in_avals + equation.out_avals}
+    implementation = functools.partial(equation.primitive.impl, **equation.params)
+    try:
+        with jax.enable_x64(bool(dtypes & WIDE)):
+            return jax.make_jaxpr(implementation)(*operands)
+    except Exception:  # of a library unknown here: one that needs numbers, or none at all
+        return None
 
 
 def _typed(x: jax.Array, aval: ShapedArray, dtype: DTypeLike) -> jax.Array:

@@ -121,8 +121,7 @@ class Lockstep(Evaluator):
         """Returns a literal in both runs; ``value`` is NaN if it isn't a number."""
         if not isinstance(self.low, TableEmulation):
             low, reference = self.low.constant(x, aval), self.reference.constant(x, aval)
-            plain = self.low.lower(low, aval)
-            tainted = plain if isinstance(plain, Tracer) else _overflows(x, np.asarray(plain))
+            tainted = _overflows(x, self.low.lower(low, aval))
             return Pair(low, reference, tainted, constant=True, literal=True)
         low, wide, tainted = self._numbers(value, x, aval)
         reference = self.reference.constant(wide, aval)
@@ -142,7 +141,7 @@ class Lockstep(Evaluator):
             return low, wide, np.bool_(False)
         low = self.low.constant(x, aval)
         if wide is x:
-            return low, wide, _overflows(x, np.asarray(low))
+            return low, wide, _overflows(x, low)
         if x.size == 1:
             self.limits.add(value)
         return low, wide, np.bool_(False)
@@ -324,6 +323,8 @@ def _scalars(program: Program) -> list[tuple[float, np.dtype]]:
     return list(dict.fromkeys(key for key in keys if not math.isnan(key[0])))
 
 
-def _overflows(x: np.ndarray, low: np.ndarray) -> np.bool_:
+def _overflows(x: np.ndarray, low: jax.Array) -> jax.Array | np.bool_:
     """Returns whether a finite literal isn't finite in the low-precision run."""
-    return np.bool_((np.isfinite(x) & ~np.isfinite(low.astype(np.float64))).any())
+    if isinstance(low, Tracer):
+        return (np.isfinite(x) & ~jnp.isfinite(low)).any()
+    return np.bool_((np.isfinite(x) & ~np.isfinite(np.asarray(low).astype(np.float64))).any())
