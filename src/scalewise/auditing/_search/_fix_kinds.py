@@ -47,7 +47,7 @@ def _constant(context: Context) -> Iterator[Fix]:
     if line:
         yield widened(context.word, f"line {literal.line}", line)  # its literals are wide too
         function = like(line[0], context.equations, "file", "function")
-        if len(function) > len(line):
+        if len(function) > len(line) and not context.narrow:
             yield widened(context.word, f"all of {line[0].name}", function)
 
 
@@ -79,7 +79,7 @@ def _loss_scale(context: Context) -> Iterator[Fix]:
     if group.first.direction != "backward" or not needed or isinstance(now, LossScaled):
         return
     fmt = nominal_format(context.low if isinstance(now, Setting) else now)
-    power = best_power(context.gradients, fmt)
+    power = best_power(context.gradients, fmt, _seed_exponent(context, fmt))
     if isinstance(now, Setting):
         indices = [e.index for e in context.gradients]
         change = partial(Setting.scaled, indices=indices, power=power)
@@ -87,6 +87,17 @@ def _loss_scale(context: Context) -> Iterator[Fix]:
         change = partial(_with_loss_scale, power=power)
     if power:
         yield Fix(f"loss scale 2^{power}", change)
+
+
+def _seed_exponent(context: Context, fmt: Format) -> float:
+    """Returns the exponent of the largest loss scale with which a backward pass can begin.
+
+    The loss's own gradient is the scale. Under a policy, losses are computed in float32.
+    """
+    if not isinstance(context.now, Setting):
+        return math.inf
+    first = min(context.gradients, key=lambda e: e.index, default=None)
+    return fmt.max_exponent if first and context.emulation.is_low(first) else math.inf
 
 
 def _with_loss_scale(low: Autocast | LossScaled, power: int) -> LossScaled:

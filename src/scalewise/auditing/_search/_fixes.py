@@ -125,6 +125,7 @@ class Context:
         final: whether smaller fixes, and pairs of them, were tried, so that another format for the
             whole program may be.
         literal: the constant that the finding is about.
+        narrow: whether the fixes of its function are left out.
         causes: the dataflow between equations.
         slight: whether the error may be that of many roundings, none of them worse than others.
         fmt: the format.
@@ -143,6 +144,7 @@ class Context:
     limits: Sequence[float] = ()
     final: bool = False
     literal: Literal | None = None
+    narrow: bool = False
     causes: Causes | None = None
     slight: bool = False
 

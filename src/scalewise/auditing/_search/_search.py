@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 from .._run._equation_statistics import EquationStatistics
@@ -120,7 +121,8 @@ class Search(JointFixes):
     def _search_constants(self) -> None:
         """Tries fixes for the constants that the format changes and that have none yet."""
         done = {(x.file, x.line, x.evidence) for x in self.found}
-        for literal in self.literals if self.session.adjustable else ():
+        constants = self.literals if self.session.adjustable else ()
+        for literal, narrow in [*((x, True) for x in constants), *((x, False) for x in constants)]:
             what = constant_finding(literal)
             if literal.slight and not (self.final or self._explains_error(literal)):
                 continue
@@ -130,7 +132,7 @@ class Search(JointFixes):
                 continue  # infinite as a mask is meant to be
             if (what.file, what.line, what.evidence) not in done:
                 context = self._context(Group(()), what)
-                context = dataclasses.replace(context, literal=literal)
+                context = dataclasses.replace(context, literal=literal, narrow=narrow)
                 clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
                 self._try_fixes(what, proposals("constant", context), clear)
 
@@ -433,6 +435,8 @@ def _amplification(made: EquationStatistics, by: EquationStatistics) -> str:
     """
     where = f"by {by.primitive} at {by.short}"
     factor = by.inherited / made.inherited if made.inherited else 0.0
+    if factor == math.inf:
+        return f", which is all that is left {where}"
     if made.looped or by.looped:
         return f", amplified {where}" if factor > 1 else ""
     return f", amplified {factor:.0f} times {where}" if factor >= AMPLIFIED_SHOWN else ""
