@@ -20,7 +20,7 @@ AREAS = (
 )  # fmt: skip
 CLEAN_AREAS = (
     "clean_arrays", "clean_equinox", "clean_flax", "clean_haiku", "clean_keras", "clean_models",
-    "clean_numpyro", "clean_optax",
+    "clean_numpyro", "clean_optax", "clean_steps",
 )  # fmt: skip
 OPTIONAL = ("keras", "numpyro")  # without them their programs are left out
 HALVES = ("seen", "scored")
