@@ -122,6 +122,15 @@ def _saturation(group: Group, fmt: Format) -> str:
     return f"{_of_operands(group, 'operands_saturated')} exceed the largest with their scale"
 
 
+@register(
+    "accumulation", lambda g, _: any(e.accumulated for e in g.equations), event=True, style="yellow"
+)
+def _accumulation(group: Group, fmt: Format) -> str:
+    worst = max(group.equations, key=lambda e: e.accumulated)
+    made, exact = worst.introduced, worst.exact_sum
+    return f"error made here {made:.2g}, by the device's accumulator: {exact:.2g} with exact sums"
+
+
 def _of_operands(group: Group, name: str) -> str:
     return f"{int(group.total(name)):,} of {int(group.total('operands')):,} numbers of its operands"
 

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 
-from .._run._equation_statistics import EquationStatistics
+from .._run._equation_statistics import ACCUMULATED, EquationStatistics
 from .._run._session import Outcome, OutputError
 from ._causes import DEPTH
 from ._findings import Finding, constant_finding
@@ -87,6 +87,8 @@ class Search(JointFixes):
     def _is_worth_trying(self, group: Group, what: Finding) -> bool:
         """Returns False for a finding whose error is that of any program in the format."""
         error = self.outcome.error
+        if what.kind == "accumulation" and self.session.exact_sums is not None:
+            return float(error) > ACCUMULATED * self.session.exact_sums.error
         if self._is_small and run_of(self.session.low) != "format":
             return group.weight(self.fmt) >= EVENT
         if what.kind == "swamping" and self._is_small and group.swamped < MANY_SWAMPED:
