@@ -39,7 +39,7 @@ from ._file import name_of
 from ._reduce._arithmetic import arithmetic
 from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction
-from ._report._report import AS_WRITTEN, FIRST_STEP, SEMANTICS, WITH_HISTORY, Report
+from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
 from ._report._trace import latent
 from ._run._devices import on_device, with_exact_sums
 from ._run._dtypes import Dtypes, as_cast, traced_as_written
@@ -112,8 +112,8 @@ def audit(
     Raises:
         TypeError: ``f`` isn't callable, or returns something that isn't an array; an argument is a
             tracer.
-        ValueError: an unknown format or device, or a device without a recipe; negative ``trials``; no float output; NaN in the reference
-            run's outputs.
+        ValueError: an unknown format or device; a device without a recipe; negative ``trials``; no
+            float output; NaN in the reference run's outputs.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
@@ -238,6 +238,8 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         changed, masks = changed_and_masks(f, fmt, saturate, args, kwargs, session.low.is_low)
     if history_of(session.low):
         semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
+    if session.exact_sums is not None:
+        semantics += ON_DEVICE
     search = Search(session, fmt, changed, trials, saturate, masks)
     error_fixed = search.run(outcome)
     return Report(
@@ -339,8 +341,11 @@ def _low_name(low: Interpretation) -> str:
         case Autocast():
             return f"autocast {low.policy}"
         case Boundaries() | EveryOp():
-            names = [name for name, recipe in CATALOGUE.items() if recipe == low.recipe]
-            return f"autoscale {names[0] if names else '(own recipe)'}"
+            plain = low.recipe.emulate and dataclasses.replace(low.recipe, emulate=None)
+            own = plain or low.recipe
+            names = [name for name, recipe in CATALOGUE.items() if recipe == own]
+            device = f" on {low.recipe.emulate.device}" if low.recipe.emulate else ""
+            return f"autoscale {names[0] if names else '(own recipe)'}{device}"
     return type(low).__name__
 
 

@@ -92,6 +92,8 @@ def _too_large(group: Group, fmt: Format) -> str:
     amax = max(e["amax"] for e in group.equations)
     count = f"{int(group.total('overflowed')):,} of {int(group.total('elements')):,} numbers"
     if amax <= float(fmt.max):
+        if any(e.exact_sum < math.inf for e in group.equations):
+            return f"{count} leave the range of the device's accumulator"
         row = PRIMITIVES.get(group.first.primitive)
         why = (row and row.pole) or "a division by 0"
         return f"{count} are infinite, though no input is: {why}"

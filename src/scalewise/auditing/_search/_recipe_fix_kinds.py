@@ -25,7 +25,11 @@ from ._fixes import Context, Fix, register
 FLOAT32_ERROR = 2.0**-20  # relative errors up to this are those of operations in float32
 OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
 OTHER = {FP16: BF16, BF16: FP16}
-PROMOTED = 128  # terms that an accumulator adds before float32 does, as DeepSeek-V3 (section 3.3)
+# Sums in float32 after so many terms are those of DeepSeek-V3 (section 3.3).
+ACCUMULATORS = (
+    ("accumulators in float32", "result", "fp32"),
+    ("promotion to float32 after 128 terms", "promote", 128),
+)
 EXACT_DEVICE = "b200"  # whose FP8 units keep 25 fractional bits
 
 
@@ -108,11 +112,14 @@ def _with_policy(low: Autocast | LossScaled, **fields: Any) -> Autocast | LossSc
 def _matrix_units(context: Context) -> Iterator[Fix]:
     """Yields sums in float32 after 128 terms, BF16 operands, and a device that keeps more bits."""
     units = context.now.recipe.emulate
-    if units is None or context.kind.name != "accumulation":
+    overflows = context.kind.name == "overflow" and units and units.result == "fp16"
+    if units is None or not (overflows or context.kind.name == "accumulation"):
         return
-    if units.promote is None:
-        promoted = dataclasses.replace(units, promote=PROMOTED)
-        yield _recipe(context, f"emulate={promoted}: promotion to float32", emulate=promoted)
+    for text, name, value in ACCUMULATORS:
+        if getattr(units, name) != value:
+            other = dataclasses.replace(units, **{name: value})
+            own = f"emulate=MatrixUnits({units.device!r}, {name}={value!r})"
+            yield _recipe(context, f"{text}, {own}", emulate=other)
     for here, cause in _places(context):
         kept = like(here, context.equations, "primitive")
         change = partial(_with_exception, name=here.primitive, fmt=BF16)
@@ -121,7 +128,8 @@ def _matrix_units(context: Context) -> Iterator[Fix]:
         )
     if units.device != EXACT_DEVICE:
         other = MatrixUnits(EXACT_DEVICE)
-        yield _recipe(context, f"a device that keeps more bits: emulate={other}", emulate=other)
+        own = f"emulate=MatrixUnits({EXACT_DEVICE!r})"
+        yield _recipe(context, f"a device that keeps more bits, {own}", emulate=other)
 
 
 @register("scaling", "recipe")

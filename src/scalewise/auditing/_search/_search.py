@@ -21,7 +21,7 @@ from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, s
 from ._norms import norms
 from ._pairs import RESERVE, Failed
 from ._recipe_fix_kinds import run_of
-from ._thresholds import AMPLIFIED_SHOWN, unusable
+from ._thresholds import AMPLIFIED_SHOWN, EXACT, unusable
 
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
 # an operation's own rounding isn't a finding: without others, and beside others.
@@ -88,7 +88,8 @@ class Search(JointFixes):
         """Returns False for a finding whose error is that of any program in the format."""
         error = self.outcome.error
         if what.kind == "accumulation" and self.session.exact_sums is not None:
-            return float(error) > ACCUMULATED * self.session.exact_sums.error
+            least = max(ACCUMULATED * self.session.exact_sums.error, EXACT * self._rounding)
+            return float(error) > least
         if self._is_small and run_of(self.session.low) != "format":
             return group.weight(self.fmt) >= EVENT
         if what.kind == "swamping" and self._is_small and group.swamped < MANY_SWAMPED:
