@@ -30,7 +30,8 @@ WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width
 
 @register("constant", "constant")
 def _constant(context: Context) -> Iterator[Fix]:
-    """Yields another number, the number in float32, and its line and function in float32."""
+    """Yields another number, the number in float32, and in float32 its line, all lines that it is
+    on, and its function."""
     literal, fmt = context.literal, context.fmt
     assert literal is not None
     number, written = literal.number, literal.written
@@ -46,8 +47,11 @@ def _constant(context: Context) -> Iterator[Fix]:
     line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
     if line:
         yield widened(context.word, f"line {literal.line}", line)  # its literals are wide too
+        alike = [e for e in context.equations if (e.file, e.line) in context.places]
+        if len(alike) > len(line):
+            yield widened(context.word, described(alike, alike), alike)
         function = like(line[0], context.equations, "file", "function")
-        if len(function) > len(line) and not context.narrow:
+        if len(function) > len(line):
             yield widened(context.word, f"all of {line[0].name}", function)
 
 

@@ -124,8 +124,7 @@ class Search(JointFixes):
     def _search_constants(self) -> None:
         """Tries fixes for the constants that the format changes and that have none yet."""
         done = {(x.file, x.line, x.evidence) for x in self.found}
-        constants = self.literals if self.session.adjustable else ()
-        for literal, narrow in [*((x, True) for x in constants), *((x, False) for x in constants)]:
+        for literal in self.literals if self.session.adjustable else ():
             what = constant_finding(literal)
             if literal.slight and not (self.final or self._explains_error(literal)):
                 continue
@@ -135,7 +134,9 @@ class Search(JointFixes):
                 continue  # infinite as a mask is meant to be
             if (what.file, what.line, what.evidence) not in done:
                 context = self._context(Group(()), what)
-                context = dataclasses.replace(context, literal=literal, narrow=narrow)
+                alike = (x for x in self.literals if x.number == literal.number)
+                places = {(x.file, x.line) for x in alike}
+                context = dataclasses.replace(context, literal=literal, places=places)
                 clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
                 self._try_fixes(what, proposals("constant", context), clear)
 
@@ -360,11 +361,10 @@ class Search(JointFixes):
 
     def _amplified_after(self, what: Finding, fix: Fix) -> Finding:
         """Returns a finding about rounding with the operation that amplifies its error."""
-        few = what.kind == "swamping" and not any(
-            e.looped or e.share("swamped") >= MANY_SWAMPED
-            for e in map(self._causes.equations.__getitem__, what.equations)
+        swamps = what.kind == "swamping" and not any(
+            self._causes.equations[i].looped for i in what.equations
         )
-        if not (what.kind == "precision" or few) or not what.equations:
+        if not (what.kind == "precision" or swamps) or not what.equations:
             return what
         here = (what.file, what.line)
         line = [e.index for e in self._causes.equations.values() if (e.file, e.line) == here]
@@ -376,8 +376,8 @@ class Search(JointFixes):
             cancels = self._finding(Group((e,)))
             if cancels.kind == "cancellation" and (e.file, e.line) == here:
                 return cancels
-        if few:
-            return what
+        if swamps and self._finding(Group((by,))).kind != "cancellation":
+            return what  # what is added is small wherever the sum is read
         moved, amplified = self._finding(Group((made,))), _amplification(made, by)
         if not amplified:
             return what
