@@ -66,6 +66,7 @@ class Embedder(nnx.Module):
     "https://arxiv.org/abs/2109.08668", "fp16", "overflow nan",
     "hidden = jax.nn.relu(self.inner(x)) ** 2",
     args=lambda: (normal(8, 16, scale=300.0),), inside=(Embedder.__call__,),
+    options={"dtypes": "all"},
 )  # fmt: skip
 def squared_relu_block(x):
     out = Embedder()(x)

@@ -39,8 +39,7 @@ def traced_as_written(
         f, args, kwargs: the function and its arguments.
         low: an interpretation.
         program: traced without casts.
-        dtypes: None for "as_written" if the program mixes dtypes, else "all"; also if it converts
-            to float32 all that it gets, so that nothing would be narrow.
+        dtypes: None for "as_written" if the program mixes dtypes, else "all".
 
     Raises:
         ValueError: "as_written" under another interpretation than a format's, or a format without a
@@ -64,8 +63,7 @@ def traced_as_written(
         if dtypes is None:  # it runs in float32 alone
             return program, low
         raise
-    written_as = all_equations(narrow.jaxpr)
-    if dtypes is None and not (any(map(_widens, written_as)) and any(map(_computes, written_as))):
+    if dtypes is None and not any(map(_widens, all_equations(narrow.jaxpr))):
         return program, low
     return dataclasses.replace(narrow, arrays=program.arrays), written
 
@@ -91,12 +89,6 @@ def _narrow(program: Program) -> bool:
 def _float_bits(atoms: Sequence[jex.Var | jex.Literal]) -> list[int]:
     avals = [atom.aval for atom in atoms if isinstance(atom.aval, ShapedArray)]
     return [bits_of(a.dtype) for a in avals if is_float(a)]
-
-
-def _computes(eqn: jex.JaxprEqn) -> bool:
-    """Returns whether a result is computed in 16 bits, and isn't a conversion of another one."""
-    converts = eqn.primitive.name == "convert_element_type"
-    return 16 in _float_bits(eqn.outvars) and not converts
 
 
 def _widens(eqn: jex.JaxprEqn) -> bool:
