@@ -15,11 +15,12 @@ import numpy as np
 AREAS = (
     "norms", "attention", "losses", "optimizers", "states", "statistics", "physics", "algebra",
     "geometry", "likelihoods", "sums", "masks", "recipes", "policies", "indices", "learning",
-    "signals", "graphs", "modules",
+    "signals", "graphs", "modules", "densities", "solvers", "stacks",
+    "trainers",
 )  # fmt: skip
 CLEAN_AREAS = (
     "clean_arrays", "clean_equinox", "clean_flax", "clean_haiku", "clean_keras", "clean_models",
-    "clean_numpyro", "clean_optax",
+    "clean_numpyro", "clean_optax", "clean_steps",
 )  # fmt: skip
 OPTIONAL = ("keras", "numpyro")  # without them their programs are left out
 HALVES = ("seen", "scored")
@@ -91,7 +92,7 @@ class Entry:
 
     def _line(self, text: str) -> tuple[str, int]:
         found = []
-        for function in self.inside:
+        for function in map(inspect.unwrap, self.inside):
             source, start = inspect.getsourcelines(function)
             body = next(i for i, x in enumerate(source) if x.lstrip().startswith("def "))
             file = inspect.getsourcefile(function) or ""

@@ -44,6 +44,13 @@ def places(finding: Any) -> list[tuple[str, int]]:
     return [(finding.file or "", finding.line), *((file, int(n)) for file, _, n in called)]
 
 
+def operation_places(equation: Any) -> list[tuple[Path, int]]:
+    """Returns file and line of an operation, and of the user's line that calls it in a library."""
+    file, _, line = equation.caller.rpartition(":")
+    called = [(Path(file).resolve(), int(line))] if equation.caller else []
+    return [(Path(equation.file or "").resolve(), equation.line), *called]
+
+
 def row(name: str) -> dict[str, Any]:
     """Audits a program and returns what is recorded of it; ``seconds`` are the processor's."""
     program = ENTRIES.get(name) or CLEAN[name]
@@ -87,7 +94,7 @@ def fix_problem(entry: Entry, report: sw.Report) -> str:
     if after[0] > expert[0] or not after[1] <= enough:
         return f"the fixes leave {after}, an expert's {expert}"
     lines = {(Path(file).resolve(), n) for file, n in entry.lines()}
-    there = sum((Path(e.file or "").resolve(), e.line) in lines for e in report.equations)
+    there = sum(any(at in lines for at in operation_places(e)) for e in report.equations)
     wide, affordable = sum(fix.size for fix in fixes), max(0.25 * len(report.equations), 2 * there)
     if wide > max(affordable, 4):
         return f"{wide} of {len(report.equations)} operations are widened"

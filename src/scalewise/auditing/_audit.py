@@ -22,6 +22,7 @@ from .._types import PyTree
 from ..autocasting import Autocast, Policy, PolicyLike
 from ..autoscaling import Boundaries, EveryOp, Recipe, RecipeLike
 from ..autoscaling.recipes import CATALOGUE
+from ..devices import MatrixUnitsLike
 from ..emulating import Emulation
 from ..formats import FP32, FP64, Format, FormatLike, Saturation
 from ..formats import format as format_
@@ -38,8 +39,9 @@ from ._file import name_of
 from ._reduce._arithmetic import arithmetic
 from ._reduce._reduce import Audited, reduce
 from ._reduce._reduction import Reduction
-from ._report._report import AS_WRITTEN, FIRST_STEP, SEMANTICS, WITH_HISTORY, Report
+from ._report._report import AS_WRITTEN, FIRST_STEP, ON_DEVICE, SEMANTICS, WITH_HISTORY, Report
 from ._report._trace import latent
+from ._run._devices import on_device, with_exact_sums
 from ._run._dtypes import Dtypes, as_cast, traced_as_written
 from ._run._evaluate import release
 from ._run._floors import with_floors
@@ -70,6 +72,7 @@ def audit(
     steps: Count = 1,
     batches: Iterable[PyTree] | Callable[[int], PyTree] | None = None,
     dtypes: Dtypes | None = None,
+    device: MatrixUnitsLike | None = None,
 ) -> Callable:
     """Returns a function of ``f``'s arguments that returns a :class:`Report` of running ``f`` in
     low precision.
@@ -98,6 +101,9 @@ def audit(
             the program's own conversions, such as a norm that it computes in float32; ``"all"`` to
             round each operation's result to the format. None for "as_written" if the program mixes
             dtypes, so that the two differ.
+        device: under a recipe, the device whose matrix units add up the products, bit for bit, as
+            for :func:`scalewise.autoscale`'s ``emulate``. Products that lose accuracy by these
+            sums, and not by their operands, are findings of kind "accumulation".
 
     Returns:
         A function to be called with arrays, not under ``jit``; with ``batches``, without the second
@@ -106,8 +112,8 @@ def audit(
     Raises:
         TypeError: ``f`` isn't callable, or returns something that isn't an array; an argument is a
             tracer.
-        ValueError: an unknown format; negative ``trials``; no float output; NaN in the reference
-            run's outputs.
+        ValueError: an unknown format or device; a device without a recipe; negative ``trials``; no
+            float output; NaN in the reference run's outputs.
 
     Example:
         >>> import jax.numpy as jnp, scalewise as sw
@@ -119,6 +125,7 @@ def audit(
         ('overflow', 'reduce_sum', inf)
     """
     low_run = low_interpretation(low, saturate)
+    low_run = low_run if device is None else on_device(low_run, device)
     if reference is not None:
         _reference_format(reference)
 
@@ -139,7 +146,7 @@ def audit(
         wide = Reference(_reference_dtype(reference, program))
         session = Session(program, own, wide, steps, _batch_arrays(per_step))
         check_steps(session, f)
-        outcome = session.run()
+        outcome = with_exact_sums(session, session.run())
         check_reference(session, outcome, f)
         check_repeatable(session, outcome, f)
         outcome = with_floors(session, outcome, FLOORS_FROM * float(nominal_format(low_run).eps))
@@ -231,6 +238,8 @@ def _report(f, args, kwargs, session: Session, outcome: Outcome, trials: int) ->
         changed, masks = changed_and_masks(f, fmt, saturate, args, kwargs, session.low.is_low)
     if history_of(session.low):
         semantics += FIRST_STEP if session.steps == 1 else WITH_HISTORY
+    if session.exact_sums is not None:
+        semantics += ON_DEVICE
     search = Search(session, fmt, changed, trials, saturate, masks)
     error_fixed = search.run(outcome)
     return Report(
@@ -332,8 +341,11 @@ def _low_name(low: Interpretation) -> str:
         case Autocast():
             return f"autocast {low.policy}"
         case Boundaries() | EveryOp():
-            names = [name for name, recipe in CATALOGUE.items() if recipe == low.recipe]
-            return f"autoscale {names[0] if names else '(own recipe)'}"
+            plain = low.recipe.emulate and dataclasses.replace(low.recipe, emulate=None)
+            own = plain or low.recipe
+            names = [name for name, recipe in CATALOGUE.items() if recipe == own]
+            device = f" on {low.recipe.emulate.device}" if low.recipe.emulate else ""
+            return f"autoscale {names[0] if names else '(own recipe)'}{device}"
     return type(low).__name__
 
 

@@ -36,6 +36,10 @@ def audit(
             metavar="NAME", help="A recipe of autoscale to audit instead of a format: fp8, ..."
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With a recipe: whose matrix units add up products."),
+    ] = None,
     args: Args = None,
     reference: Annotated[
         str | None,
@@ -104,11 +108,11 @@ def audit(
         training = {"grad": grad, "autocast": autocast, "loss_scale": loss_scale}
         calls = {"steps": steps, "batches": batches, "data": data}
         if _is_torch(target, framework):
-            _unused(calls | {"steps": steps > 1}, "functions of JAX")
+            _unused(calls | {"steps": steps > 1, "device": device}, "functions of JAX")
             report = _of_torch(target, low, args, seed, options | training)
         else:
             _unused(training, "torch models (--framework torch)")
-            report = _of_function(target, low, args, seed, options, calls)
+            report = _of_function(target, low, args, seed, options | {"device": device}, calls)
         saved = [_saved(report, path) for path in paths]  # first: the terminal may be gone
         report.show(everything=everything)
         for path in saved:

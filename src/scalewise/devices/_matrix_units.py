@@ -277,10 +277,11 @@ class MatrixUnits:
         device: a device (``"h100"``) or an architecture, as for :func:`matrix_unit`.
         promote, splits: see :class:`MatrixUnit`. Units that add more than ``promote`` terms at a
             time, and those with an accumulator in float32, keep one accumulator.
+        result: ``"fp16"`` for accumulators in FP16 where units have them.
 
     Raises:
-        ValueError: an unknown device, or one whose units' arithmetic nobody has published;
-            ``promote`` or ``splits`` isn't positive.
+        ValueError: an unknown device, or one whose units' arithmetic nobody has published; an
+            unknown result; ``promote`` or ``splits`` isn't positive.
 
     Example:
         >>> MatrixUnits("h100", promote=128).unit("e4m3fn", "e5m2").promote
@@ -292,8 +293,11 @@ class MatrixUnits:
     device: str
     promote: int | None = None
     splits: int = 1
+    result: str = "fp32"
 
     def __post_init__(self):
+        if self.result not in ("fp32", "fp16"):
+            raise ValueError(f"result is {self.result!r}; expected 'fp32' or 'fp16'")
         unit = next(u for u in UNITS if u.architecture == architecture_of(self.device))
         dataclasses.replace(unit, terms=1, promote=self.promote, splits=self.splits)  # checks them
 
@@ -307,6 +311,8 @@ class MatrixUnits:
             unit = matrix_unit(self.device, left, right)
         except ValueError:
             return None
+        if self.result == "fp16" and unit.method == "fused" and unit.left.name in _FP16_RESULTS:
+            unit = dataclasses.replace(unit, result=FP16)
         promoted = self.promote if unit.result == E8M13 else None
         if promoted is not None and promoted % unit.terms:
             promoted = None

@@ -64,6 +64,7 @@ FACTS = MappingProxyType({
     "in_norms": "may stand between the squares and the root of a norm that is written out",
     "adds": "adds or subtracts two operands",
     "accumulates": "adds elements of another operand to, or subtracts them from, some of its first",
+    "whole": "its results are whole numbers: of nearby operands, one may be the next number",
     "indexes": "its integers are indices of its operand's elements",
     "host": "calls a Python function on the host",
     "contraction": "multiplies and adds, in a form that no rule of contractions covers",

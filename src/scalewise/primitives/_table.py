@@ -151,7 +151,7 @@ bcsr_todense                         fallback     -
 bessel_i0e                           fallback     range      elementwise series
 bessel_i1e                           fallback     range      elementwise series
 bitcast_convert_type                 fallback     -          own_dtype direct
-ceil                                 fallback     -          elementwise direct recomputed
+ceil                                 fallback     -          elementwise direct recomputed whole
 cholesky                             fallback     -          single
 cholesky_update                      fallback     -          single
 complex                              fallback     -
@@ -178,7 +178,7 @@ exp                                  fallback     range      elementwise direct 
 exp2                                 fallback     range      elementwise costly
 expm1                                fallback     range      elementwise direct costly
 fft                                  fallback     -          own_dtype
-floor                                fallback     -          elementwise direct recomputed
+floor                                fallback     -          elementwise direct recomputed whole
 geqp3                                fallback     -          single
 geqrf                                fallback     -          single
 global_array_to_host_local_array     fallback     -
@@ -225,7 +225,7 @@ reduced_vary_cast                    fallback     -
 reduced_vary_cast_p                  fallback     -
 regularized_incomplete_beta          fallback     range      elementwise series
 rng_uniform                          fallback     -          own_dtype
-round                                fallback     -          elementwise direct recomputed
+round                                fallback     -          elementwise direct recomputed whole
 scaled_dot                           fallback     -          own_dtype contraction
 scatter-mul                          fallback     sum
 scatter_apply                        fallback     function

@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ... import autoscaling as autoscaling_
+from ... import devices as devices_
 from ... import formats as formats_
 from ... import scaled as scaled_
 from ..._types import PyTree
@@ -30,7 +31,7 @@ from ._render import Slice, evaluate
 
 CASTS = {FP16: "float16", BF16: "bfloat16", FP32: "float32"}
 MOVES = names(lambda row: row.family is Family.STRUCTURAL)
-IMPORTED = (autoscaling_, scaled_, formats_)  # modules with the names in a recipe's text
+IMPORTED = (autoscaling_, scaled_, formats_, devices_)  # modules with the names in a recipe's text
 
 
 @dataclasses.dataclass(frozen=True)

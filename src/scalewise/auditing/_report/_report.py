@@ -33,6 +33,7 @@ FIRST_STEP = (
     "; delayed scaling at its first step, where each operand's own numbers determine its scale "
     "(steps= and batches= audit more steps)"
 )
+ON_DEVICE = "; products of rounded operands are added up as the device's matrix units do"
 WITH_HISTORY = "; delayed scaling with the magnitudes of the steps before"
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ TOTALS = {  # of what it is a share
     "operands_latent": "operands",
 }  # fmt: skip
 ADDITIONS = having("adds") | having("accumulates")
+ACCUMULATED = 2.0  # as many times the error of exact sums is the accumulator's
 EPSILON = 1e-3  # constants up to this size are there for numbers that are smaller still
 
 
@@ -46,6 +48,8 @@ class EquationStatistics:
         histogram: how many of the reference run's numbers have each exponent from ``LOWEST`` up.
         call_site: ``path:line`` of the user's line that called ``function``, if the function's name
             is ambiguous (a lambda, ``__call__``); else "".
+        exact_sum: of a product that a device's matrix units add up, the error made here if they
+            added exactly; NaN where that wasn't measured.
         is_output: whether an output is its result, or nothing that is known reads it.
     """
 
@@ -65,6 +69,7 @@ class EquationStatistics:
     call_site: str = ""
     adds_constant: bool = False
     gradient: str = ""
+    exact_sum: float = math.nan
     is_output: bool = True
 
     def __getitem__(self, name: str) -> float:
@@ -95,6 +100,11 @@ class EquationStatistics:
     def introduced(self) -> float:
         """Relative RMS error made here, against the exact result of the same low inputs."""
         return _ratio(self["introduced2"], self["exact2"])
+
+    @property
+    def accumulated(self) -> float:
+        """The error made here, if a device's accumulator makes most of it, else 0."""
+        return self.introduced if self.introduced > ACCUMULATED * self.exact_sum else 0.0
 
     @cached_property
     def inherited(self) -> float:
@@ -150,6 +160,7 @@ def equation_statistics(
     equations: Sequence[Equation],
     statistics: Statistics,
     dataflow: Dataflow,
+    exact_sums: Mapping[int, float] = MappingProxyType({}),
 ) -> list[EquationStatistics]:
     """Returns the statistics of every equation that ran.
 
@@ -157,6 +168,7 @@ def equation_statistics(
         equations: the recorded equations.
         statistics: a row for each.
         dataflow: between them.
+        exact_sums: ``EquationStatistics.exact_sum`` by index.
     """
     arrays = statistics.counts, statistics.sums, statistics.maxima
     counts, sums, maxima = (np.asarray(x).tolist() for x in arrays)
@@ -176,7 +188,9 @@ def equation_statistics(
         numbers |= zip(MAXIMA, maxima[i], strict=True)
         row = _of_equation(i, equation, trained, numbers, histogram[i])
         is_output = i in produced or i not in read
-        row = dataclasses.replace(row, gradient=gradient_of.get(i, ""), is_output=is_output)
+        sums_of = exact_sums.get(i, math.nan)
+        gradient = gradient_of.get(i, "")
+        row = dataclasses.replace(row, gradient=gradient, exact_sum=sums_of, is_output=is_output)
         found.append(row)
     return found
 

@@ -196,16 +196,18 @@ def shares(
     }
 
 
-def best_power(equations: Equations, fmt: Format) -> int:
+def best_power(equations: Equations, fmt: Format, largest: float = math.inf) -> int:
     """Returns the exponent of the best loss scale for these equations; 0 if no scale is better.
 
     Of the scales that leave the largest number at least a binade below overflow, it is the one with
-    the fewest numbers below the smallest normal number; of equally good ones, the one nearest 1.
+    the fewest numbers below the smallest normal number; of equally good ones, the one with the
+    fewest below the smallest number, then the one nearest 1. The exponent is at most ``largest``.
     """
     top = max((max(e["amax"], e["reference_max"]) for e in equations), default=0.0)
     if not 0 < top < math.inf:
         return 0
-    headroom = math.floor(math.log2(float(fmt.max) / top)) - 1
+    headroom = min(math.floor(math.log2(float(fmt.max) / top)) - 1, largest)
     table = shares(equations, float(fmt.smallest_normal), float(fmt.max), POWERS)
+    lost = shares(equations, float(fmt.smallest), float(fmt.max), POWERS)
     safe = [k for k in POWERS if k <= headroom]
-    return min(safe, key=lambda k: (table[k][0], abs(k)), default=0)
+    return min(safe, key=lambda k: (table[k][0], lost[k][0], abs(k)), default=0)

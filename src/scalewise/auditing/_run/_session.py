@@ -48,6 +48,19 @@ class OutputError:
 
 
 @dataclasses.dataclass(frozen=True)
+class ExactSums:
+    """A run whose products are added exactly, beside one of a device's matrix units.
+
+    Attributes:
+        error: of the outputs, relative.
+        made: the error that each equation makes, by index.
+    """
+
+    error: float
+    made: Mapping[int, float]
+
+
+@dataclasses.dataclass(frozen=True)
 class Outcome:
     """The result of one run.
 
@@ -58,6 +71,7 @@ class Outcome:
         error, outputs: of all outputs, and of each by its path.
         reference_nans: the paths of outputs with NaN in the reference run.
         low, reference: the float outputs of both runs.
+        exact_sums: see :class:`Session`.
     """
 
     recorded: tuple[Equation, ...]
@@ -69,11 +83,13 @@ class Outcome:
     reference_nans: tuple[str, ...]
     low: tuple[jax.Array, ...]
     reference: tuple[jax.Array, ...]
+    exact_sums: ExactSums | None = None
 
     @functools.cached_property
     def equations(self) -> list[EquationStatistics]:
         """The statistics by equation; computed on demand, since few trials need them."""
-        return equation_statistics(self.recorded, self.statistics, self.dataflow)
+        made = self.exact_sums.made if self.exact_sums else {}
+        return equation_statistics(self.recorded, self.statistics, self.dataflow, made)
 
 
 def new_code() -> dict[tuple[Callable, Runs, Plan], Callable]:
@@ -95,6 +111,7 @@ class Session:
         arguments: the lifted arguments, once they are needed.
         code: compiled code that runs with other interpretations share (see :class:`Lockstep`).
         floors: the least norm that each float output's error is relative to; () for 0.
+        exact_sums: the run without the matrix units that the low-precision run computes with.
         known: how many equations were recorded when the dataflow was found, and that.
     """
 
@@ -109,6 +126,7 @@ class Session:
         default_factory=lambda: new_code()
     )
     floors: tuple[float, ...] = ()
+    exact_sums: ExactSums | None = None
     known: tuple[int, Dataflow] | None = None
     lockstep: Lockstep = dataclasses.field(init=False)
 
@@ -146,7 +164,7 @@ class Session:
         self.runs += 1
         return Session(
             self.program, low, self.reference, self.steps, self.batches,
-            code=self.code, floors=self.floors,
+            code=self.code, floors=self.floors, exact_sums=self.exact_sums,
         )  # fmt: skip
 
     @property
@@ -234,6 +252,7 @@ class Session:
             reference_nans=(),
             low=lows,
             reference=references,
+            exact_sums=self.exact_sums,
         )
         return self.with_errors(outcome)
 

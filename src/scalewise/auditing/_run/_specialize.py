@@ -10,8 +10,10 @@ import numpy as np
 
 from ...autocasting import Autocast, Policy
 from ...autoscaling import (
+    RULES,
     Boundaries,
     EveryOp,
+    Family,
     FormatOverrides,
     OperandAmaxes,
     Recipe,
@@ -45,7 +47,7 @@ def specialize(low: Interpretation, equation: Equation) -> tuple[Interpretation,
             inner = _policy_of(low.low.policy, equation)
             return LossScaled(inner, low.power), equation.direction
         case Boundaries(traced=False) | EveryOp():
-            own = _recipe(low.recipe, _exception(low.recipe, equation))
+            own = _recipe(_of_products(low.recipe, equation), _exception(low.recipe, equation))
             return own, (equation.direction, _copy_scope(equation))
     return low, (equation.scope, equation.source)
 
@@ -60,6 +62,13 @@ def _policy_of(policy: Policy, equation: Equation) -> Autocast:
     run, only = policy.run(equation), frozenset({equation.name})
     low, full = (only if run == name else frozenset() for name in ("low", "full"))
     return Autocast(Policy(compute=policy.compute, low=low, full=full))
+
+
+def _of_products(recipe: Recipe, equation: Equation) -> Recipe:
+    """Returns a recipe without the matrix units if the equation is no product."""
+    if recipe.emulate is None or RULES[equation.name].family is Family.CONTRACTION:
+        return recipe
+    return dataclasses.replace(recipe, emulate=None)
 
 
 def _exception(recipe: Recipe, equation: Equation) -> Overrides:

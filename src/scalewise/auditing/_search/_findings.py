@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 from ...formats import Format, Saturation
+from .._run._equation_statistics import EquationStatistics
 from ._fixes import Fix
 from ._groups import Group
 from ._kinds import kind_of
@@ -87,11 +89,7 @@ def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
     iterations = [e["first"] for e in group.equations if e.looped and e["first"] >= 0]
     return Finding(
         kind=kind.name,
-        file=first.file,
-        line=first.line,
-        function=first.function,
-        source=source_line(first.file, first.line),
-        primitive=first.primitive,
+        **place_of(first),
         scope=group.worst_equation(fmt).scope,
         direction=first.direction,
         iteration=int(min(iterations)) if iterations else None,
@@ -102,6 +100,17 @@ def finding(group: Group, fmt: Format, saturate: Saturation) -> Finding:
         callers=tuple(dict.fromkeys(e.caller for e in group.equations if e.caller)),
         part=first.part,
     )
+
+
+def place_of(equation: EquationStatistics) -> dict[str, Any]:
+    """Returns the fields of a finding that say where an equation is."""
+    return {
+        "file": equation.file,
+        "line": equation.line,
+        "function": equation.function,
+        "source": source_line(equation.file, equation.line),
+        "primitive": equation.primitive,
+    }
 
 
 def constant_finding(literal: Literal) -> Finding:

@@ -30,7 +30,8 @@ WIDER = {FP16: BF16, E4M3FN: E5M2, E4M3: E5M2, E4M3FNUZ: E5M2FNUZ}  # same width
 
 @register("constant", "constant")
 def _constant(context: Context) -> Iterator[Fix]:
-    """Yields another number, the number in float32, and its line and function in float32."""
+    """Yields another number, the number in float32, and in float32 its line, all lines that it is
+    on, and its function."""
     literal, fmt = context.literal, context.fmt
     assert literal is not None
     number, written = literal.number, literal.written
@@ -46,6 +47,9 @@ def _constant(context: Context) -> Iterator[Fix]:
     line = [e for e in context.equations if literal.file and (e.file, e.line) == here]
     if line:
         yield widened(context.word, f"line {literal.line}", line)  # its literals are wide too
+        alike = [e for e in context.equations if (e.file, e.line) in context.places]
+        if len(alike) > len(line):
+            yield widened(context.word, described(alike, alike), alike)
         function = like(line[0], context.equations, "file", "function")
         if len(function) > len(line):
             yield widened(context.word, f"all of {line[0].name}", function)
@@ -79,7 +83,7 @@ def _loss_scale(context: Context) -> Iterator[Fix]:
     if group.first.direction != "backward" or not needed or isinstance(now, LossScaled):
         return
     fmt = nominal_format(context.low if isinstance(now, Setting) else now)
-    power = best_power(context.gradients, fmt)
+    power = best_power(context.gradients, fmt, _seed_exponent(context, fmt))
     if isinstance(now, Setting):
         indices = [e.index for e in context.gradients]
         change = partial(Setting.scaled, indices=indices, power=power)
@@ -87,6 +91,17 @@ def _loss_scale(context: Context) -> Iterator[Fix]:
         change = partial(_with_loss_scale, power=power)
     if power:
         yield Fix(f"loss scale 2^{power}", change)
+
+
+def _seed_exponent(context: Context, fmt: Format) -> float:
+    """Returns the exponent of the largest loss scale with which a backward pass can begin.
+
+    The loss's own gradient is the scale. Under a policy, losses are computed in float32.
+    """
+    if not isinstance(context.now, Setting):
+        return math.inf
+    first = min(context.gradients, key=lambda e: e.index, default=None)
+    return fmt.max_exponent if first and context.emulation.is_low(first) else math.inf
 
 
 def _with_loss_scale(low: Autocast | LossScaled, power: int) -> LossScaled:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from ...formats import Format
@@ -125,6 +125,7 @@ class Context:
         final: whether smaller fixes, and pairs of them, were tried, so that another format for the
             whole program may be.
         literal: the constant that the finding is about.
+        places: files and lines of all constants of the same value.
         causes: the dataflow between equations.
         slight: whether the error may be that of many roundings, none of them worse than others.
         fmt: the format.
@@ -143,6 +144,7 @@ class Context:
     limits: Sequence[float] = ()
     final: bool = False
     literal: Literal | None = None
+    places: Collection[tuple[str | None, int]] = ()
     causes: Causes | None = None
     slight: bool = False
 

@@ -92,6 +92,8 @@ def _too_large(group: Group, fmt: Format) -> str:
     amax = max(e["amax"] for e in group.equations)
     count = f"{int(group.total('overflowed')):,} of {int(group.total('elements')):,} numbers"
     if amax <= float(fmt.max):
+        if any(e.exact_sum < math.inf for e in group.equations):
+            return f"{count} leave the range of the device's accumulator"
         row = PRIMITIVES.get(group.first.primitive)
         why = (row and row.pole) or "a division by 0"
         return f"{count} are infinite, though no input is: {why}"
@@ -120,6 +122,15 @@ def _saturation(group: Group, fmt: Format) -> str:
     if group.total("overflowed"):
         return _too_large(group, fmt)
     return f"{_of_operands(group, 'operands_saturated')} exceed the largest with their scale"
+
+
+@register(
+    "accumulation", lambda g, _: any(e.accumulated for e in g.equations), event=True, style="yellow"
+)
+def _accumulation(group: Group, fmt: Format) -> str:
+    worst = max(group.equations, key=lambda e: e.accumulated)
+    made, exact = worst.introduced, worst.exact_sum
+    return f"error made here {made:.2g}, by the device's accumulator: {exact:.2g} with exact sums"
 
 
 def _of_operands(group: Group, name: str) -> str:

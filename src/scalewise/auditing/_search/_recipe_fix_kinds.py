@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from ...autocasting import Autocast, Rule
 from ...autoscaling import Boundaries, EveryOp, scope_parts
+from ...devices import MatrixUnits
 from ...formats import BF16, E4M3FN, E5M2, E8M0, FP16, FP32, BlockFormat, Format
 from ...interpret import Interpretation
 from ...scaled import Amax, Mx
@@ -24,6 +25,12 @@ from ._fixes import Context, Fix, register
 FLOAT32_ERROR = 2.0**-20  # relative errors up to this are those of operations in float32
 OPERANDS = {E4M3FN: (E5M2, FP16), E5M2: (FP16,), FP16: (BF16,)}  # more range, or more bits
 OTHER = {FP16: BF16, BF16: FP16}
+# Sums in float32 after so many terms are those of DeepSeek-V3 (section 3.3).
+ACCUMULATORS = (
+    ("accumulators in float32", "result", "fp32"),
+    ("promotion to float32 after 128 terms", "promote", 128),
+)
+EXACT_DEVICE = "b200"  # whose FP8 units keep 25 fractional bits
 
 
 def run_of(low: Interpretation) -> str | None:
@@ -99,6 +106,30 @@ def _with_policy(low: Autocast | LossScaled, **fields: Any) -> Autocast | LossSc
 
 
 # -- recipes --------------------------------------------------------------------------------------
+
+
+@register("matrix_units", "recipe")
+def _matrix_units(context: Context) -> Iterator[Fix]:
+    """Yields sums in float32 after 128 terms, BF16 operands, and a device that keeps more bits."""
+    units = context.now.recipe.emulate
+    overflows = context.kind.name == "overflow" and units and units.result == "fp16"
+    if units is None or not (overflows or context.kind.name == "accumulation"):
+        return
+    for text, name, value in ACCUMULATORS:
+        if getattr(units, name) != value:
+            other = dataclasses.replace(units, **{name: value})
+            own = f"emulate=MatrixUnits({units.device!r}, {name}={value!r})"
+            yield _recipe(context, f"{text}, {own}", emulate=other)
+    for here, cause in _places(context):
+        kept = like(here, context.equations, "primitive")
+        change = partial(_with_exception, name=here.primitive, fmt=BF16)
+        yield Fix(
+            f"keep={{{here.primitive!r}: BF16}} in the recipe", change, len(kept), cause=cause
+        )
+    if units.device != EXACT_DEVICE:
+        other = MatrixUnits(EXACT_DEVICE)
+        own = f"emulate=MatrixUnits({EXACT_DEVICE!r})"
+        yield _recipe(context, f"a device that keeps more bits, {own}", emulate=other)
 
 
 @register("scaling", "recipe")
@@ -191,5 +222,5 @@ def _with_fields(low: Boundaries | EveryOp, **fields: Any) -> Interpretation:
     return of_recipe(dataclasses.replace(low.recipe, **fields))
 
 
-def _with_exception(low: Boundaries | EveryOp, name: str) -> Interpretation:
-    return _with_fields(low, keep=((name, FP32), *low.recipe.keep))
+def _with_exception(low: Boundaries | EveryOp, name: str, fmt: Format = FP32) -> Interpretation:
+    return _with_fields(low, keep=((name, fmt), *low.recipe.keep))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
-from .._run._equation_statistics import EquationStatistics
+from .._run._equation_statistics import ACCUMULATED, EquationStatistics
 from .._run._session import Outcome, OutputError
 from ._causes import DEPTH
 from ._findings import Finding, constant_finding
@@ -20,7 +21,7 @@ from ._measure import CLEAR, ENOUGH, GAIN, better, enough, gain, key_of, near, s
 from ._norms import norms
 from ._pairs import RESERVE, Failed
 from ._recipe_fix_kinds import run_of
-from ._thresholds import AMPLIFIED_SHOWN, unusable
+from ._thresholds import AMPLIFIED_SHOWN, EXACT, unusable
 
 # The errors of many operations add up to some roundings of the output. Below these multiples of one
 # an operation's own rounding isn't a finding: without others, and beside others.
@@ -86,6 +87,9 @@ class Search(JointFixes):
     def _is_worth_trying(self, group: Group, what: Finding) -> bool:
         """Returns False for a finding whose error is that of any program in the format."""
         error = self.outcome.error
+        if what.kind == "accumulation" and self.session.exact_sums is not None:
+            least = max(ACCUMULATED * self.session.exact_sums.error, EXACT * self._rounding)
+            return float(error) > least
         if self._is_small and run_of(self.session.low) != "format":
             return group.weight(self.fmt) >= EVENT
         if what.kind == "swamping" and self._is_small and group.swamped < MANY_SWAMPED:
@@ -130,7 +134,9 @@ class Search(JointFixes):
                 continue  # infinite as a mask is meant to be
             if (what.file, what.line, what.evidence) not in done:
                 context = self._context(Group(()), what)
-                context = dataclasses.replace(context, literal=literal)
+                alike = (x for x in self.literals if x.number == literal.number)
+                places = {(x.file, x.line) for x in alike}
+                context = dataclasses.replace(context, literal=literal, places=places)
                 clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
                 self._try_fixes(what, proposals("constant", context), clear)
 
@@ -355,11 +361,10 @@ class Search(JointFixes):
 
     def _amplified_after(self, what: Finding, fix: Fix) -> Finding:
         """Returns a finding about rounding with the operation that amplifies its error."""
-        few = what.kind == "swamping" and not any(
-            e.looped or e.share("swamped") >= MANY_SWAMPED
-            for e in map(self._causes.equations.__getitem__, what.equations)
+        swamps = what.kind == "swamping" and not any(
+            self._causes.equations[i].looped for i in what.equations
         )
-        if not (what.kind == "precision" or few) or not what.equations:
+        if not (what.kind == "precision" or swamps) or not what.equations:
             return what
         here = (what.file, what.line)
         line = [e.index for e in self._causes.equations.values() if (e.file, e.line) == here]
@@ -371,8 +376,8 @@ class Search(JointFixes):
             cancels = self._finding(Group((e,)))
             if cancels.kind == "cancellation" and (e.file, e.line) == here:
                 return cancels
-        if few:
-            return what
+        if swamps and self._finding(Group((by,))).kind != "cancellation":
+            return what  # what is added is small wherever the sum is read
         moved, amplified = self._finding(Group((made,))), _amplification(made, by)
         if not amplified:
             return what
@@ -433,6 +438,8 @@ def _amplification(made: EquationStatistics, by: EquationStatistics) -> str:
     """
     where = f"by {by.primitive} at {by.short}"
     factor = by.inherited / made.inherited if made.inherited else 0.0
+    if factor == math.inf:
+        return f", which is all that is left {where}"
     if made.looped or by.looped:
         return f", amplified {where}" if factor > 1 else ""
     return f", amplified {factor:.0f} times {where}" if factor >= AMPLIFIED_SHOWN else ""

@@ -8,13 +8,14 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from ...formats import FP32, Format, Saturation
+from ...primitives import having
 from .._bisect import fewest
 from .._run._equation_statistics import EquationStatistics
 from .._run._gradients import Operands
 from .._run._session import Outcome, OutputError, Session
 from ._apply import Origin
 from ._causes import Causes
-from ._findings import Finding, finding
+from ._findings import Finding, finding, place_of
 from ._fixes import Fix
 from ._groups import Group, groups
 from ._literals import Literal
@@ -29,6 +30,7 @@ from ._widening import described, widened
 # evenly over a binade, errors evenly over half a unit in the last place.
 ROUNDING = 0.2
 ROUNDED = ("format", "policy")
+WHOLE_NUMBERS = having("whole")
 SMALL = 3.0  # up to so many eps an error is taken for that of many roundings, unless a fix is CLEAR
 NARROWING = 8  # trials that may be spent on finding the lines of a fix that matter
 
@@ -135,7 +137,12 @@ class Trials:
         return groups(outcome.equations, self.fmt, causes)
 
     def _finding(self, group: Group) -> Finding:
-        return finding(group, self.fmt, self.saturate)
+        """Returns a group's finding, a decision at the line where floats became whole numbers."""
+        found = finding(group, self.fmt, self.saturate)
+        before = self._causes.producers(group.first.index) if found.kind == "decision" else []
+        if len(before) == 1 and before[0].primitive in WHOLE_NUMBERS and before[0].file:
+            return dataclasses.replace(found, **place_of(before[0]))
+        return found
 
     def _try(self, setting: Any) -> Outcome:
         self.trials -= 1
