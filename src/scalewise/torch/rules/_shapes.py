@@ -192,7 +192,12 @@ def constant_pad(x, padding, value=0):
 
 
 def _pad(mode):
-    return lambda x, padding: jnp.pad(x, _pairs(x, padding), mode=mode)
+    def padded(x, padding):
+        pairs = _pairs(x, padding)  # of which negative ones cut
+        cut = [slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs, strict=True)]
+        return jnp.pad(x[tuple(cut)], [(max(a, 0), max(b, 0)) for a, b in pairs], mode=mode)
+
+    return padded
 
 
 rule(A.reflection_pad1d.default, A.reflection_pad2d.default, A.reflection_pad3d.default)(
