@@ -187,6 +187,8 @@ def _exported(
 def _decomposed(program: Any, granularity: str) -> tuple[Any, bool]:
     """Returns a program of operations with rules, and whether the model turns autocast on."""
     autocasts = inline_regions(program.graph_module)
+    if granularity == "operation" and not (_without_rule(program) or _writes(program)):
+        return program, autocasts  # decomposing would trace it again, to the same operations
     split = _decompositions(frozenset(RULES) if granularity == "operation" else frozenset())
     with (
         _without_effects(torch.ops.aten._linalg_check_errors.default),
@@ -206,6 +208,12 @@ def _decomposed(program: Any, granularity: str) -> tuple[Any, bool]:
 def _without_rule(program: Any) -> set[Any]:
     called = {n.target for n in program.graph_module.graph.nodes if n.op == "call_function"}
     return {target for target in called if rule_of(target) is None}
+
+
+def _writes(program: Any) -> bool:
+    """Returns whether an operation changes one of its operands."""
+    schemas = (getattr(n.target, "_schema", None) for n in program.graph_module.graph.nodes)
+    return any(schema is not None and schema.is_mutable for schema in schemas)
 
 
 _SPLIT = "_split_decomp_table_to_cia_and_python_decomp"

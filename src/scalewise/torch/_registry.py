@@ -116,7 +116,7 @@ def check_covered(targets: Iterable[tuple[Overload, str]], unknown: Sequence[str
             f"  @scalewise.torch.rule(torch.ops.{given})",
             "  def rule(*args, **kwargs): ...",
         ]
-    first = "1 operation has no rule:" if len(missing) == 1 else f"{len(missing)} have no rule:"
+    first = f"{len(missing)} operation{'s have' if len(missing) > 1 else ' has'} no rule:"
     raise MissingRuleError("\n".join([first, *listed, *advice]))
 
 

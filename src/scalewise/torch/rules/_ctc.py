@@ -59,14 +59,16 @@ def ctc_loss(log_probs, targets, inputs, lengths, blank, reduction, zero_infinit
         return found.reshape(())
     if targets.ndim == 1:  # one target after the other
         begins = jnp.cumsum(lengths) - lengths
-        at = begins[:, None] + jnp.arange(targets.size)
+        at = begins[:, None] + jnp.arange(targets.size)[None]
         targets = targets[jnp.minimum(at, targets.size - 1)]
     losses = -jax.vmap(_log_chance, (1, 0, 0, 0, None))(log_probs, targets, inputs, lengths, blank)
     impossible = losses > -NEVER / 2
     losses = jnp.where(impossible, 0.0 if zero_infinity else jnp.inf, losses)
     if reduction == NONE:
         return losses
-    return jnp.mean(losses / jnp.maximum(lengths, 1)) if reduction == MEAN else jnp.sum(losses)
+    if reduction == MEAN:
+        return jnp.mean(losses / jnp.maximum(lengths, 1).astype(losses.dtype))
+    return jnp.sum(losses)
 
 
 def _log_chance(log_probs, target, inputs, length, blank):

@@ -49,6 +49,7 @@ LOGICAL = {
 }  # fmt: skip
 BITWISE = {
     "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
+    "__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor,
     "bitwise_left_shift": operator.lshift, "bitwise_right_shift": operator.rshift,
 }  # fmt: skip
 
@@ -106,6 +107,10 @@ def rsub(x, y, alpha=1):
 @promoted
 def mul(x, y):
     return jnp.logical_and(x, y) if x.dtype == jnp.bool_ else x * y
+
+
+rule(A.min.other)(promoted(jnp.minimum))
+rule(A.max.other)(promoted(jnp.maximum))
 
 
 @rule(A.div.Tensor, A.div.Scalar)
@@ -173,7 +178,9 @@ rule(A.clone.default, A.contiguous.default)(lambda x, memory_format=None: x)
 rule(A.copy.default)(lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape))
 
 
-@rule(A._to_copy.default, A.to.dtype, torch.ops.prims.convert_element_type.default)
+@rule(
+    A._to_copy.default, A.to.dtype, A.to.dtype_layout, torch.ops.prims.convert_element_type.default
+)
 def to_copy(x, dtype=None, *args, **options):
     return as_dtype(x, dtype)
 

@@ -168,6 +168,11 @@ def select_scatter(x, y, dim, index):
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(y.astype(x.dtype))
 
 
+@rule(A.diff.default)
+def diff(x, n=1, dim=-1, prepend=None, append=None):
+    return jnp.diff(x, n, dim, prepend, append)
+
+
 @rule(A.pixel_shuffle.default)
 def pixel_shuffle(x, factor):
     *batch, channels, height, width = x.shape
