@@ -219,6 +219,15 @@ def test_factors_solve():
         np.testing.assert_allclose(got, want, rtol=1e-4)
 
 
+def test_the_fix_of_a_function_is_computed_by_torch():
+    def f(x): return x / torch.linalg.norm(x)  # fmt: skip
+
+    x = normal(512, scale=4e3)
+    fix = st.audit(f, (x,), low="fp16", trials=4).findings[0].fix
+    assert [text for *_, text in fix.lines] == ["return x / torch.linalg.norm(x.float())"]
+    assert (fix.apply(f)(x).float() - f(x)).norm() < 0.01 * f(x).norm()
+
+
 def test_edits_leave_numbers_alone():
     class Scaled(nn.Module):
         def __init__(self):

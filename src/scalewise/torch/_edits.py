@@ -50,7 +50,8 @@ def edited(file: str, line: int, operations: Sequence[str], numbers: Collection[
     tree, first = statement
     editor = _Editor(operations, line - first + 1, numbers)
     changed = ast.fix_missing_locations(editor.visit(tree))
-    return ast.unparse(changed).strip() if editor.found else ""
+    inner = [x for x in ast.walk(changed) if isinstance(x, ast.stmt) and editor.is_here(x)]
+    return ast.unparse(inner[-1] if inner else changed).strip() if editor.found else ""
 
 
 def _statement(file: str, line: int) -> tuple[ast.Module, int] | None:
@@ -74,14 +75,14 @@ class _Editor(ast.NodeTransformer):
         if "convolution" in self.operations:
             self.operations.update(CONVOLUTIONS)
 
-    def _here(self, node: ast.expr | ast.stmt) -> bool:
+    def is_here(self, node: ast.expr | ast.stmt) -> bool:
         return node.lineno <= self.line <= (node.end_lineno or node.lineno)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         names = {name for name, kind in BINARY.items() if isinstance(node.op, kind)}
         names &= self.operations
         self.generic_visit(node)
-        if names and self._here(node):
+        if names and self.is_here(node):
             self.found = True
             number = self._is_number(node.left)
             node.left = self._float(node.left)
@@ -93,7 +94,7 @@ class _Editor(ast.NodeTransformer):
         own = {name for name, kind in BINARY.items() if isinstance(node.op, kind)}
         if (
             not own & self.operations
-            or not self._here(node)
+            or not self.is_here(node)
             or not isinstance(node.target, ast.Name)
         ):
             return self.generic_visit(node)
@@ -103,7 +104,7 @@ class _Editor(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if not self._here(node):
+        if not self.is_here(node):
             return node
         func = node.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")

@@ -17,11 +17,11 @@ import jax
 from .._types import PyTree, TreeDef
 from ._convert import to_jax
 from ._derivatives import recorded_backward
-from ._gradients import GradientError, recorded_gradients
+from ._gradients import recorded_gradients
 from ._held import held, register_dataclasses, registering, without_validation
 from ._place import is_torchs_own, line_of, line_of_error, recorded_frames
 from ._regions import inline_regions
-from ._registry import RULES, check_covered, rule_of
+from ._registry import RULES, MissingRuleError, check_covered, rule_of
 from ._torch import Dtype, GraphModule, Module, Overload, torch
 from .rules._ctc import recorded_ctc_loss
 
@@ -346,7 +346,7 @@ def refusal(model: Module, error: Exception, what: str = "torch.export refuses")
     """Returns a sentence on why torch can't use a model: the model's line, and what to do."""
     text, where = f"{type(error).__name__}: {error}", line_of_error(error)
     advice = next((advice for word, advice in _ADVICE.items() if word in text), None)
-    if isinstance(error, GradientError):
+    if isinstance(error, MissingRuleError):
         advice = str(error)
     if advice is None:
         advice = first_line(error).partition(". ")[0]

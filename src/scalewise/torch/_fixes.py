@@ -16,6 +16,7 @@ from ..auditing._run._rounding import is_wide
 from ..auditing._search._fixes import Fix
 from ..auditing._search._setting import Setting
 from ..interpret import trace
+from ._arguments import as_module
 from ._convert import to_torch
 from ._edits import edited, operation_of
 from ._export import Exported
@@ -83,17 +84,17 @@ class TorchFix(Fix):
     audited: AuditedModel | None = dataclasses.field(default=None, repr=False)
 
     def apply(self, target: Any) -> Any:
-        """Returns ``target`` with this fix; for the audited model, a module that torch computes.
+        """Returns the audited model, or function, with this fix: a module that torch computes.
 
         The module runs the exported model in its narrow dtype, with the fix's operations in
         float32. It has the model's parameters, which it converts at each call, and takes arguments
-        of the audited shapes. For other targets, see :meth:`scalewise.auditing.Fix.apply`.
+        of the audited shapes.
 
         Raises:
             TypeError: a loss scale, which isn't a change of the model.
         """
         if not isinstance(target, torch.nn.Module):
-            return super().apply(target)
+            target = as_module(target)
         assert self.origin is not None
         assert self.audited is not None
         power = self._power

@@ -15,7 +15,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from ._registry import LIBRARY, rule
+from ._registry import LIBRARY, MissingRuleError, rule
 from ._torch import Node, torch
 
 LIBRARY.define("gradient(Tensor[] outs, Tensor[] operands, Tensor[] cotangents, "
@@ -29,10 +29,6 @@ GRADIENT = torch.ops.scalewise.gradient.default
 @rule(GRADIENT)
 def _unreachable(*args: Any) -> Any:
     raise AssertionError("a graph computes gradients from its nodes")
-
-
-class GradientError(ValueError):
-    """A model computes gradients in a way that can't be recorded; the message says what to do."""
 
 
 @contextlib.contextmanager
@@ -58,7 +54,7 @@ def _recorded(
 ) -> tuple[Any, ...]:
     """Stands for torch's engine."""
     if accumulate_grad:
-        raise GradientError(
+        raise MissingRuleError(
             "it calls backward(): let it return the loss, and pass grad=True, which audits the "
             "gradients of the parameters"
         )
@@ -69,7 +65,7 @@ def _recorded(
 def _gradient_and_value(f: Any, argnums: Any, has_aux: bool, args: Any, kwargs: Any) -> Any:
     """Stands for what ``torch.func.grad`` and ``torch.func.grad_and_value`` call."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise GradientError(
+        raise MissingRuleError(
             "it calls torch.func.grad within torch.func.vmap: differentiate one example after the "
             "other, in a loop"
         )
