@@ -109,6 +109,8 @@ SQUARE = normal(2, 4, 4, seed=21)
 POSITIVE_DEFINITE = SQUARE @ SQUARE.mT + 4 * torch.eye(4)
 FACTOR = torch.linalg.cholesky(POSITIVE_DEFINITE)
 COLUMNS = normal(2, 4, 3, seed=22)
+LOGS = normal(8, 2, 4, seed=31).log_softmax(-1)
+LABELS, STEPS_OF, LABELS_OF = torch.tensor([[1, 1, 2], [2, 3, 1]]), *torch.tensor([[8, 7], [3, 1]])
 MORE |= {
     A.complex.default: [(X, Y)], A.polar.default: [(X.abs(), Y)],
     A.real.default: [(COMPLEX,)], A.imag.default: [(COMPLEX,)], A.angle.default: [(COMPLEX,)],
@@ -142,5 +144,47 @@ MORE |= {
         (X, Y, {"side": "right", "sorter": X.argsort()}),
     ],
     A.bucketize.Tensor: [(X, ROW.sort().values), (X, ROW.sort().values, {"right": True})],
+    A.mode.default: [(INDEX, 1), (INDEX.float(), 0, True)],
+    A.nanmedian.dim: [(X, 1), (torch.tensor([[1.0, float("nan"), 2.0]]), 1, True)],
+    A.nanmedian.default: [(X,)],
+    A.polygamma.default: [(1, POSITIVE), (2, POSITIVE)],
+    A.igamma.default: [(POSITIVE, POSITIVE + 0.2)], A.igammac.default: [(POSITIVE, Y.abs() + 1)],
+    A.special_zeta.default: [(POSITIVE + 1.5, POSITIVE)],
+    A.special_ndtri.default: [(TARGET,)],
+    **{f.default: [(X,)] for f in (A.i0, A.special_i0e, A.special_i1, A.special_i1e)},
+    A.special_log_ndtr.default: [(X,)],
+    A.fmax.default: [(X, torch.where(MASK, X, float("nan")))],
+    A.fmin.default: [(X, torch.where(MASK, X, float("nan")))],
+    A.min.other: [(X, Y)], A.max.other: [(X, Y)],
+    A.frexp.Tensor: [(X,)],
+    A.round.decimals: [(X, {"decimals": 1}), (X * 100, {"decimals": -1})],
+    A.diff.default: [(X,), (INDEX, 1, 0), (X, 1, 1, ROW[:3, None], None)],
+    **{getattr(A, f"__{n}__").Tensor: [(INDEX, INDEX + 1), (MASK, X > Y)]
+       for n in ("and", "or", "xor")},
+    **{getattr(A, f"__{n}__").Scalar: [(INDEX, 3)] for n in ("and", "or", "xor")},
+    A.to.dtype_layout: [(X, {"dtype": torch.float32})],
+    A.grid_sampler_3d.default: [
+        (VOLUME, normal(1, 3, 2, 2, 3, seed=30), mode, padding, corners)
+        for mode, padding, corners in [(0, 0, False), (0, 2, True), (1, 1, False)]
+    ],
+    A.cholesky.default: [(POSITIVE_DEFINITE,), (POSITIVE_DEFINITE, True)],
+    A.cholesky_inverse.default: [(FACTOR,), (FACTOR.mT, True)],
+    A.triangular_solve.default: [(COLUMNS, FACTOR.mT), (COLUMNS, FACTOR, False, True)],
+    A.scatter.reduce: [(X, 1, INDEX[:, :2], Y, {"reduce": "add"})],
+    A.scatter.value_reduce: [(X, 1, torch.tensor([[0], [1], [2]]), 2.0, {"reduce": "multiply"})],
+    A.index_reduce.default: [
+        (X, 0, torch.tensor([2, 0, 2]), Y, kind, {"include_self": own})
+        for kind, own in [("mean", True), ("amax", False), ("prod", True)]
+    ],
+    A.put.default: [(X, torch.tensor([1, 5]), ROW[:2]), (X, torch.tensor([1, 1]), ROW[:2], True)],
+    A.repeat_interleave.Tensor: [(torch.tensor([2, 0, 3]), {"output_size": 5})],
+    A.embedding_renorm.default: [(X, INDEX[:1], 0.5, 2.0)],
+    torch.ops.scalewise.ctc_loss.default: [
+        (LOGS, LABELS, STEPS_OF, LABELS_OF, 0, reduction, False) for reduction in (0, 1, 2)
+    ] + [
+        (LOGS, torch.tensor([1, 1, 2, 2]), STEPS_OF, LABELS_OF, 0, 0, False),
+        (LOGS, LABELS, torch.tensor([1, 7]), LABELS_OF, 0, 1, True),
+        (LOGS[:, 0], LABELS[0], STEPS_OF[0], LABELS_OF[0], 0, 0, False),
+    ],
     A.nonzero_static.default: [(X > 0, {"size": 4}), (MASK, {"size": 20, "fill_value": -7})],
 }  # fmt: skip

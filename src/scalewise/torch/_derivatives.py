@@ -17,13 +17,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ._registry import rule
+from ._registry import LIBRARY, rule
 from ._torch import Node, Tensor, torch
 
-_LIBRARY = torch.library.Library("scalewise", "DEF")
-_LIBRARY.define("cotangent(Tensor x) -> Tensor")
-_LIBRARY.define("with_backward(Tensor[] outs, Tensor[] marks, Tensor[] operands, "
-                "Tensor?[] gradients, str name, str error) -> Tensor[]")  # fmt: skip
+LIBRARY.define("cotangent(Tensor x) -> Tensor")
+LIBRARY.define("with_backward(Tensor[] outs, Tensor[] marks, Tensor[] operands, "
+               "Tensor?[] gradients, str name, str error) -> Tensor[]")  # fmt: skip
 COTANGENT = torch.ops.scalewise.cotangent.default
 WITH_BACKWARD = torch.ops.scalewise.with_backward.default
 
@@ -32,8 +31,8 @@ def _copies(outs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
     return [y.clone() for y in outs]
 
 
-_LIBRARY.impl("cotangent", torch.zeros_like, "CompositeExplicitAutograd")
-_LIBRARY.impl("with_backward", _copies, "CompositeExplicitAutograd")
+LIBRARY.impl("cotangent", torch.zeros_like, "CompositeExplicitAutograd")
+LIBRARY.impl("with_backward", _copies, "CompositeExplicitAutograd")
 rule(COTANGENT)(jnp.zeros_like)  # a graph evaluates it only to differentiate
 rule(WITH_BACKWARD)(lambda outs, *rest: outs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import linecache
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ._torch import Node
 
@@ -23,6 +23,8 @@ DECOMPOSED = {
     "norm": {"linalg_vector_norm"}, "normalize": {"linalg_vector_norm", "div"},
     "logsumexp": {"exp", "sum", "log"}, "cosine_similarity": {"mul", "sum", "div"},
 }  # fmt: skip
+NUMBERS = ("math.pi", "math.e", "np.pi", "numpy.pi", "torch.pi", "math.inf", "torch.inf")
+SIZES = ("size", "numel", "dim", "item")
 CREATION = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
 LONGEST = 10  # lines of a statement
 
@@ -33,15 +35,23 @@ def operation_of(node: Node) -> str:
     return name.removeprefix("safe_").removeprefix("native_")
 
 
-def edited(file: str, line: int, operations: Sequence[str]) -> str:
-    """Returns a line with ``.float()`` on the operands of operations; "" if they aren't found."""
+def edited(file: str, line: int, operations: Sequence[str], numbers: Collection[str] = ()) -> str:
+    """Returns a line with ``.float()`` on the operands of operations; "" if they aren't found.
+
+    Args:
+        file, line: of the source.
+        operations: their names, as of :func:`operation_of`.
+        numbers: names, and attributes of ``self``, that are Python numbers, which have no
+            ``.float()``.
+    """
     statement = _statement(file, line)
     if statement is None:
         return ""
     tree, first = statement
-    editor = _Editor(operations, line - first + 1)
+    editor = _Editor(operations, line - first + 1, numbers)
     changed = ast.fix_missing_locations(editor.visit(tree))
-    return ast.unparse(changed).strip() if editor.found else ""
+    inner = [x for x in ast.walk(changed) if isinstance(x, ast.stmt) and editor.is_here(x)]
+    return ast.unparse(inner[-1] if inner else changed).strip() if editor.found else ""
 
 
 def _statement(file: str, line: int) -> tuple[ast.Module, int] | None:
@@ -59,31 +69,32 @@ def _statement(file: str, line: int) -> tuple[ast.Module, int] | None:
 
 
 class _Editor(ast.NodeTransformer):
-    def __init__(self, operations: Sequence[str], line: int):
+    def __init__(self, operations: Sequence[str], line: int, numbers: Collection[str]):
         self.operations, self.line, self.found = {*operations}, line, False
+        self.numbers = numbers
         if "convolution" in self.operations:
             self.operations.update(CONVOLUTIONS)
 
-    def _here(self, node: ast.expr | ast.stmt) -> bool:
+    def is_here(self, node: ast.expr | ast.stmt) -> bool:
         return node.lineno <= self.line <= (node.end_lineno or node.lineno)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         names = {name for name, kind in BINARY.items() if isinstance(node.op, kind)}
         names &= self.operations
         self.generic_visit(node)
-        if names and self._here(node):
+        if names and self.is_here(node):
             self.found = True
-            promoted = not names & {*BOTH} and not isinstance(node.left, ast.Constant)
-            node.left = _float(node.left)
-            if not promoted:
-                node.right = _float(node.right)
+            number = self._is_number(node.left)
+            node.left = self._float(node.left)
+            if number or names & {*BOTH}:
+                node.right = self._float(node.right)
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         own = {name for name, kind in BINARY.items() if isinstance(node.op, kind)}
         if (
             not own & self.operations
-            or not self._here(node)
+            or not self.is_here(node)
             or not isinstance(node.target, ast.Name)
         ):
             return self.generic_visit(node)
@@ -93,7 +104,7 @@ class _Editor(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if not self._here(node):
+        if not self.is_here(node):
             return node
         func = node.func
         called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
@@ -102,29 +113,46 @@ class _Editor(ast.NodeTransformer):
         if own and called not in CREATION:
             self.found = True
             if called == "where":
-                node.args[1:] = map(_float, node.args[1:])
+                node.args[1:] = map(self._float, node.args[1:])
             elif node.args and (isinstance(func, ast.Name) or _root(func) in ("torch", "F", "nn")):
-                node.args = [_float(x) if i == 0 or called in BOTH else x
+                node.args = [self._float(x) if i == 0 or called in BOTH else x
                              for i, x in enumerate(node.args)]  # fmt: skip
             elif isinstance(func, ast.Attribute):
-                func.value = _float(func.value)
+                func.value = self._float(func.value)
         elif of_module and node.args and {"linear", "addmm", "convolution", "conv2d", "layer_norm",
                                           "embedding", "group_norm"} & self.operations:  # fmt: skip
             self.found = True
-            node.func = _float(func)  # the module's own parameters too
-            node.args[0] = _float(node.args[0])
+            node.func = self._float(func)  # the module's own parameters too
+            node.args[0] = self._float(node.args[0])
         return node
+
+    def _float(self, node: ast.expr) -> ast.expr:
+        """Returns an expression in float32; unchanged if it is a number, or has it already."""
+        has_it = any(isinstance(x, ast.Attribute) and x.attr == "float" for x in ast.walk(node))
+        if has_it or self._is_number(node):
+            return node
+        return ast.Call(ast.Attribute(node, "float", ast.Load()), [], [])
+
+    def _is_number(self, node: ast.expr) -> bool:
+        match node:
+            case ast.BinOp(left=left, right=right):
+                return self._is_number(left) and self._is_number(right)
+            case ast.UnaryOp(operand=x):
+                return self._is_number(x)
+            case ast.Subscript(value=ast.Attribute(attr="shape")) | ast.Constant():
+                return True
+            case ast.Call(func=ast.Name(id=name)):
+                return name in ("len", "int", "float")
+            case ast.Attribute() if "finfo" in ast.unparse(node):
+                return True
+            case ast.Call(func=ast.Attribute(attr=name)) if name in SIZES:
+                return True
+            case ast.Call(func=func):
+                return ast.unparse(func).startswith("math.")
+        return ast.unparse(node) in self.numbers or ast.unparse(node) in NUMBERS
 
 
 def _root(node: ast.expr) -> str:
     while isinstance(node, ast.Attribute):
         node = node.value
     return node.id if isinstance(node, ast.Name) else ""
-
-
-def _float(node: ast.expr) -> ast.expr:
-    """Returns an expression in float32; unchanged if it is a number, or has it already."""
-    number = isinstance(node, ast.Constant) or "finfo" in ast.unparse(node)
-    if number or any(isinstance(x, ast.Attribute) and x.attr == "float" for x in ast.walk(node)):
-        return node
-    return ast.Call(ast.Attribute(node, "float", ast.Load()), [], [])

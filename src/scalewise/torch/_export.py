@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import io
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 from unittest import mock
@@ -16,10 +17,13 @@ import jax
 from .._types import PyTree, TreeDef
 from ._convert import to_jax
 from ._derivatives import recorded_backward
-from ._place import line_of, line_of_error, recorded_frames
+from ._gradients import recorded_gradients
+from ._held import held, register_dataclasses, registering, without_validation
+from ._place import is_torchs_own, line_of, line_of_error, recorded_frames
 from ._regions import inline_regions
-from ._registry import RULES, check_covered
-from ._torch import GraphModule, Module, Overload, torch
+from ._registry import RULES, MissingRuleError, check_covered, rule_of
+from ._torch import Dtype, GraphModule, Module, Overload, torch
+from .rules._ctc import recorded_ctc_loss
 
 Granularity = Literal["operation", "decomposed"]
 
@@ -45,6 +49,7 @@ class Exported:
         tree: torch's structure of the results.
         granularity: see :func:`function`.
         autocasts: whether the model itself turns autocast on somewhere.
+        numbers: by file and line, the names that are Python numbers there.
     """
 
     graph_module: GraphModule
@@ -57,6 +62,7 @@ class Exported:
     tree: TreeDef
     granularity: Granularity
     autocasts: bool
+    numbers: Mapping[tuple[str, int], frozenset[str]]
 
 
 def export(
@@ -67,12 +73,14 @@ def export(
     granularity: Granularity,
     *,
     as_given: bool = False,
+    dtype: Dtype | None = None,
 ) -> Exported:
     """Exports a method of a model for arguments of these shapes and dtypes.
 
     Args:
         model, args, kwargs, method, granularity: see :func:`function`.
         as_given: whether a branch that depends on numbers is the one of these arguments' numbers.
+        dtype: to which the model is converted before; None for its own.
 
     Raises:
         ExportError: torch.export refuses the model.
@@ -81,7 +89,14 @@ def export(
     if granularity not in ("operation", "decomposed"):
         expected = "expected 'operation' or 'decomposed'"
         raise ValueError(f"function: granularity={granularity!r}; {expected}")
-    program, autocasts = _exported(model, args, kwargs, method, granularity, as_given)
+    register_dataclasses((args, kwargs))
+    with held(model, dtype), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`isinstance.treespec", FutureWarning)  # torch's own
+        program, *rest = _exported(model, args, kwargs, method, granularity, as_given)
+        return _of_program(program, first_names(model), granularity, *rest)
+
+
+def _of_program(program: Any, first: Mapping[str, str], *rest: Any) -> Exported:
     _erase_checks(program.graph_module.graph)
     graphs = [m.graph for m in program.graph_module.modules() if hasattr(m, "graph")]
     nodes = [node for graph in graphs for node in graph.nodes if node.op == "call_function"]
@@ -90,7 +105,6 @@ def export(
             node.target = SAME.get(str(node.target), node.target)
     called = [(node.target, line_of(node)) for node in nodes]
     check_covered(called, [line_of(node) for node in nodes if _has_unknown_shape(node)])
-    first = first_names(model)
     params, values, weights, buffers, inputs = {}, {}, {}, {}, []
     kinds = torch.export.graph_signature.InputKind, torch.export.graph_signature.OutputKind
     for spec in program.graph_signature.input_specs:
@@ -115,7 +129,7 @@ def export(
     ]
     return Exported(
         program.graph_module, params, values, weights, inputs, buffers, updated,
-        program.call_spec.out_spec, granularity, autocasts,
+        program.call_spec.out_spec, *rest,
     )  # fmt: skip
 
 
@@ -149,22 +163,32 @@ def first_names(model: Module) -> dict[str, str]:
 
 def _exported(
     model: Module, args: Any, kwargs: Any, method: str, granularity: str, as_given: bool
-) -> tuple[Any, bool]:
-    """Returns the program, and whether the model turns autocast on."""
+) -> tuple[Any, bool, Mapping[tuple[str, int], frozenset[str]]]:
+    """Returns the program, whether the model turns autocast on, and the numbers of its lines."""
+    use_as_forward(model, method)
     try:
         with (
             torch.enable_grad(),  # so that no_grad() in it is seen
-            as_forward(model, method),
             _without_cache(model),
-            recorded_frames(),
+            recorded_frames() as numbers,
             recorded_backward(),
+            recorded_gradients(),
+            recorded_ctc_loss(),
+            without_validation(),
         ):
             program = _program(model, args, kwargs, as_given)
+        return *_decomposed(program, granularity), numbers
     except ExportError:
         raise
     except Exception as error:  # torch.export raises errors of many kinds
         raise ExportError(refusal(model, error)) from error
+
+
+def _decomposed(program: Any, granularity: str) -> tuple[Any, bool]:
+    """Returns a program of operations with rules, and whether the model turns autocast on."""
     autocasts = inline_regions(program.graph_module)
+    if granularity == "operation" and not (_without_rule(program) or _writes(program)):
+        return program, autocasts  # decomposing would trace it again, to the same operations
     split = _decompositions(frozenset(RULES) if granularity == "operation" else frozenset())
     with (
         _without_effects(torch.ops.aten._linalg_check_errors.default),
@@ -172,17 +196,24 @@ def _exported(
     ):
         program = program.run_decompositions({})
         others = torch._decomp.global_decomposition_table["post_autograd"]
-        more = {x: others[x] for x in _called(program) - RULES.keys() if x in others}
+        more = {x: others[x] for x in _without_rule(program) if x in others}
         if not more:
             return program, autocasts
         split = split[0], split[1] | more
     with mock.patch.object(torch.export.exported_program, _SPLIT, return_value=split):
         decomposed = program.run_decompositions({})
-    return decomposed if _called(decomposed) <= RULES.keys() else program, autocasts
+    return program if _without_rule(decomposed) else decomposed, autocasts
 
 
-def _called(program: Any) -> set[Any]:
-    return {n.target for n in program.graph_module.graph.nodes if n.op == "call_function"}
+def _without_rule(program: Any) -> set[Any]:
+    called = {n.target for n in program.graph_module.graph.nodes if n.op == "call_function"}
+    return {target for target in called if rule_of(target) is None}
+
+
+def _writes(program: Any) -> bool:
+    """Returns whether an operation changes one of its operands."""
+    schemas = (getattr(n.target, "_schema", None) for n in program.graph_module.graph.nodes)
+    return any(schema is not None and schema.is_mutable for schema in schemas)
 
 
 _SPLIT = "_split_decomp_table_to_cia_and_python_decomp"
@@ -207,10 +238,10 @@ def _program(model: Module, args: Any, kwargs: Any, as_given: bool) -> Any:
     try:
         with _quiet():
             return export()
-    except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode:
-        if not as_given:
+    except torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode as error:
+        if not (as_given or is_torchs_own(error)):
             raise
-    # BART in FP16 clamps if a number is infinite, for example
+    # a check of a loss's arguments; BART in FP16 clamps if a number is infinite, for example
     with _quiet(), torch._functorch.config.patch(fake_tensor_propagate_real_tensors=True):
         return export()
 
@@ -250,19 +281,11 @@ def _without_effects(overload: Overload) -> Iterator[None]:
         effects.register(kept)
 
 
-@contextlib.contextmanager
-def as_forward(model: Module, method: str) -> Iterator[None]:
-    """Lets ``model.forward`` be another method."""
+def use_as_forward(model: Module, method: str) -> None:
+    """Makes ``model.forward`` another method, until the model is no longer :func:`held`."""
     if not callable(getattr(model, method, None)):
         raise ExportError(f"{type(model).__name__} has no method {method!r}")
-    if method == "forward":
-        yield
-        return
-    model.forward = getattr(model, method)
-    try:
-        yield
-    finally:
-        del model.forward
+    model.forward = registering(getattr(model, method))
 
 
 # By a word of torch's message: what to do.
@@ -279,7 +302,9 @@ _ADVICE = {
     "got FakeTensor": "shapes can't depend on numbers, such as the lengths of "
     "pack_padded_sequence: run the layer on the padded batch, and mask the steps behind each "
     "length",
+    "linalg_lstsq": "write torch.linalg.pinv(a) @ b in place of torch.linalg.lstsq(a, b)",
     "DynamicOutputShape": _FIXED,
+    "UnbackedSymbol": _FIXED,
     "Cache": "pass use_cache=False",
     "pytree": "return tensors in tuples, lists and dicts",
     "Unsupported input type": "pass tensors, alone or in tuples, lists and dicts",
@@ -321,6 +346,8 @@ def refusal(model: Module, error: Exception, what: str = "torch.export refuses")
     """Returns a sentence on why torch can't use a model: the model's line, and what to do."""
     text, where = f"{type(error).__name__}: {error}", line_of_error(error)
     advice = next((advice for word, advice in _ADVICE.items() if word in text), None)
+    if isinstance(error, MissingRuleError):
+        advice = str(error)
     if advice is None:
         advice = first_line(error).partition(". ")[0]
         advice = f"{type(error).__name__}: {advice[:LONGEST]}"

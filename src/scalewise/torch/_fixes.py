@@ -16,11 +16,14 @@ from ..auditing._run._rounding import is_wide
 from ..auditing._search._fixes import Fix
 from ..auditing._search._setting import Setting
 from ..interpret import trace
+from ._arguments import as_module
 from ._convert import to_torch
 from ._edits import edited, operation_of
 from ._export import Exported
 from ._function import tensors_of
+from ._gradients import GRADIENT, gradient
 from ._place import frames, marked
+from ._reference import BY_RUN
 from ._torch import Module, Node, Tensor, torch
 
 ADVICE = "train with torch.amp.GradScaler('cuda', init_scale={}), and divide the gradients by it"
@@ -81,17 +84,17 @@ class TorchFix(Fix):
     audited: AuditedModel | None = dataclasses.field(default=None, repr=False)
 
     def apply(self, target: Any) -> Any:
-        """Returns ``target`` with this fix; for the audited model, a module that torch computes.
+        """Returns the audited model, or function, with this fix: a module that torch computes.
 
         The module runs the exported model in its narrow dtype, with the fix's operations in
         float32. It has the model's parameters, which it converts at each call, and takes arguments
-        of the audited shapes. For other targets, see :meth:`scalewise.auditing.Fix.apply`.
+        of the audited shapes.
 
         Raises:
             TypeError: a loss scale, which isn't a change of the model.
         """
         if not isinstance(target, torch.nn.Module):
-            return super().apply(target)
+            target = as_module(target)
         assert self.origin is not None
         assert self.audited is not None
         power = self._power
@@ -100,7 +103,7 @@ class TorchFix(Fix):
                 f"fix.apply: a loss scale is no change of a model: {ADVICE.format(power)}"
             )
         if self.kind is not None and self.kind.name == "wider_format":
-            return copy.deepcopy(target).to(torch.bfloat16)
+            return copy.deepcopy(target).bfloat16()
         now = target.now if isinstance(target, FixedModel) else self.origin.start
         assert now is not None
         model = target.model[0] if isinstance(target, FixedModel) else target
@@ -114,28 +117,45 @@ class TorchFix(Fix):
     @property
     def lines(self) -> list[tuple[str, int, str]]:
         """File, number and edited source of each line that the fix computes in float32."""
-        if self.audited is None or self.origin is None or not self.indices:
+        if self.audited is None:
             return []
-        chosen = set(self.indices)
-        paths = [path for path, (index, _) in self.origin.indices.items() if index in chosen]
-        names = dict.fromkeys(self.audited.names[path[0]] for path in paths)
-        nodes = [self.audited.nodes[name] for name in names if name in self.audited.nodes]
+        nodes = [self.audited.nodes[name] for name in self._names if name in self.audited.nodes]
         places: dict[tuple[str, int], list[str]] = {}
         for node in nodes:
             if found := frames(node):
                 places.setdefault(found[-1][:2], []).append(operation_of(node))
-        return [(file, line, edited(file, line, ops)) for (file, line), ops in places.items()]
+        numbers = self.audited.exported.numbers
+        return [(*at, edited(*at, ops, numbers.get(at, ()))) for at, ops in places.items()]
+
+    @property
+    def _names(self) -> list[str]:
+        """The operations, parameters and inputs that the fix computes in float32."""
+        if self.audited is None or self.origin is None or not self.indices:
+            return []
+        chosen = set(self.indices)
+        paths = [path for path, (index, _) in self.origin.indices.items() if index in chosen]
+        return list(dict.fromkeys(self.audited.names[path[0]] for path in paths))
+
+    @property
+    def _held(self) -> list[str]:
+        """The parameters and inputs among them."""
+        assert self.audited is not None
+        known = {*self.audited.nodes, BY_RUN, ""}
+        return [name for name in self._names if name not in known]
 
     def __str__(self) -> str:
         if self._power:
             return f"{self.text}: {ADVICE.format(self._power)}"
         if self.kind is not None and self.kind.name == "wider_format":
             return f"{self.text}: model.bfloat16()"
-        edits = [(line, text) for _, line, text in self.lines if text]
-        shown = "; ".join(f"line {line}: {text}" for line, text in edits[:SHOWN])
+        edits = [f"line {line}: {text}" for _, line, text in self.lines if text]
         more = f" and {len(edits) - SHOWN} more lines" if len(edits) > SHOWN else ""
+        shown = "; ".join(edits[:SHOWN]) + more
+        if self.audited is not None and (held := self._held):
+            names = ", ".join(held[:SHOWN]) + (", ..." if len(held) > SHOWN else "")
+            shown = "; ".join(filter(None, (shown, f"keep {names} in float32")))
         text = in_torchs_names(self.text)
-        return f"{text}: {shown}{more}" if shown else text
+        return f"{text}: {shown}" if shown else text
 
 
 class FixedModel(torch.nn.Module):
@@ -180,6 +200,10 @@ class FixedModel(torch.nn.Module):
 
     def _result(self, node: Node, read: Callable[[Node], Any]) -> Any:
         """Returns an operation's result: in float32 if it, or an operand, is so under the fix."""
+        if node.target is GRADIENT:
+            return gradient(
+                node, read, self._result, torch.func.vjp, torch.Tensor.detach, torch.Tensor.to
+            )
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), read)
         here = node.name in self._wide
         if not here and not self._reads_float32(node, read):

@@ -20,7 +20,7 @@ from ._graph import run
 from ._place import at_class
 from ._reference import Matched, matched
 from ._registry import MissingRuleError
-from ._torch import Module, torch
+from ._torch import Dtype, Module, torch
 from .rules import load
 
 load()
@@ -112,7 +112,8 @@ def traced(
     granularity: Granularity,
     buffers: bool = False,
     low: np.dtype | None = None,
-    reference: tuple[Module, Arguments] | None = None,
+    dtype: Dtype | None = None,
+    reference: tuple[Arguments, Dtype | None] | None = None,
     as_given: bool = False,
 ) -> tuple[Callable[..., PyTree], dict[str, jax.Array]]:
     """Returns what :func:`function` does.
@@ -121,14 +122,20 @@ def traced(
         model, method, granularity, buffers: as for :func:`function`.
         given: the arguments.
         low: the narrow dtype of ``torch.autocast``; None without it.
-        reference: the model in float32 with its arguments, for the reference run of an audit.
+        dtype: to which the model is converted before; None for its own.
+        reference: the arguments, and the dtype to which the model is converted, for the reference
+            run of an audit.
         as_given: see :func:`export`.
     """
     types = [(tuple(x.shape), jax_dtype(x.dtype)) for x in given.tensors]
-    exported = functools.partial(export, method=method, granularity=granularity, as_given=as_given)
-    first = exported(model, given.args, given.kwargs)
+    exported = functools.partial(export, model, method=method, granularity=granularity)
+    first = exported(given.args, given.kwargs, as_given=as_given, dtype=dtype)
     exports: dict[Any, Exported] = {tuple(shape for shape, _ in types): first}
-    wide = _matched(first, reference, exported)
+    wide = None
+    if reference is not None:
+        other, kind = reference
+        of_reference = functools.partial(exported, other.args, other.kwargs, as_given=as_given)
+        wide = _matched(first, functools.partial(of_reference, dtype=kind), at_class(model))
 
     def exported_for(arrays: Sequence[jax.Array]) -> Exported:
         if [x.dtype for x in arrays] != [dtype for _, dtype in types]:
@@ -139,7 +146,7 @@ def traced(
         shapes = tuple(x.shape for x in arrays)
         if shapes not in exports:
             other = given.with_shapes(shapes)
-            exports[shapes] = export(model, other.args, other.kwargs, method, granularity)
+            exports[shapes] = exported(other.args, other.kwargs, dtype=dtype)
         return exports[shapes]
 
     def f(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
@@ -158,18 +165,15 @@ def traced(
     return f, first.params
 
 
-def _matched(low: Exported, reference: Any, exported: Callable[..., Exported]) -> Matched | None:
+def _matched(low: Exported, reference: Callable[[], Exported], place: Any) -> Matched | None:
     """Returns the operations of the model in float32 that correspond to those in 16 bits.
 
     None if that model can't be exported, as one with a 16-bit tensor that isn't a parameter or
     buffer: then the reference run computes the 16-bit model's operations in float32, and a warning
     says so.
     """
-    if reference is None:
-        return None
-    model, given = reference
     try:
-        wide = exported(model, given.args, given.kwargs)
+        wide = reference()
     except (ExportError, MissingRuleError) as error:
         warnings.warn(
             f"the audit compares with the 16-bit model computed in float32, so that errors of its "
@@ -177,7 +181,7 @@ def _matched(low: Exported, reference: Any, exported: Callable[..., Exported]) -
             stacklevel=2,
         )
         return None
-    return matched(low, wide, at_class(model))
+    return matched(low, wide, place)
 
 
 def _listed(types: Sequence[tuple[tuple[int, ...], Any]]) -> str:

@@ -15,11 +15,12 @@ from ._autocast import autocast
 from ._derivatives import Backward, backward_passes, differentiated
 from ._dtypes import jax_dtype, torch_dtype
 from ._export import Exported, Granularity
+from ._gradients import GRADIENT, gradient
 from ._operation import Call, Flat, in_steps, operation, rounded_in_program, rounds_several_times
-from ._place import at, mark, scope_of
+from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
 from ._regions import is_marked
-from ._registry import DRAWS, IN_STEPS, RULES, STAGED, WITH_GRAPHS
+from ._registry import DRAWS, IN_STEPS, RULES, STAGED, WITH_GRAPHS, MissingRuleError, rule_of
 from ._torch import Node, torch
 
 A = torch.ops.aten
@@ -51,9 +52,8 @@ class Graph:
         known: dict[Any, Any] = {}
         left = iter(inputs)
         sides = Sides(self.matched, known, self.computed) if self.matched is not None else None
-        deferred = {n for b in self._backward.values() for n in (*b.node.args[1], *b.nodes)}
         for node in self.module.graph.nodes:
-            if node in deferred:
+            if node in self._deferred:
                 continue
             match node.op:
                 case "placeholder":
@@ -80,6 +80,11 @@ class Graph:
             modules.append(self.matched.exported.graph_module)
         return {n: b for m in modules for n, b in backward_passes(m.graph).items()}
 
+    @functools.cached_property
+    def _deferred(self) -> set[Node]:
+        """The operations that only the backward passes of custom functions need."""
+        return {n for b in self._backward.values() for n in (*b.node.args[1], *b.nodes)}
+
     def computed(self, node: Node, read: Callable[[Node], Any]) -> Any:
         """Returns an operation's results, or an attribute of its graph.
 
@@ -91,13 +96,24 @@ class Graph:
             return functools.reduce(getattr, node.target.split("."), node.graph.owning_module)
         if node in self._backward:
             compute = functools.partial(differentiated, self._backward[node], read, self.computed)
+        elif node.target is GRADIENT:
+            compute = functools.partial(gradient, node, read, self._inner)
         elif node.target in WITH_GRAPHS:
             args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), read)
             compute = functools.partial(RULES[node.target], self._within, *args, **kwargs)
         else:
             compute = functools.partial(self._results_at, node, read)
-        with jax.named_scope(scope_of(node) or "model"):
-            return mark(node.name, functools.partial(at(node), compute))
+        try:
+            with jax.named_scope(scope_of(node) or "model"):
+                return mark(node.name, functools.partial(at(node), compute))
+        except MissingRuleError:
+            raise
+        except NotImplementedError as error:
+            raise MissingRuleError(f"{line_of(node)}: {error}") from error
+
+    def _inner(self, node: Node, read: Callable[[Node], Any]) -> Any:
+        """Returns the results of an operation that is differentiated."""
+        return None if node in self._deferred else self.computed(node, read)
 
     def _within(self, module: Any) -> Graph:
         """Returns a graph within this one: a branch, or the body of a loop."""
@@ -212,7 +228,8 @@ def apply(
     Returns:
         The results of the rule, in these dtypes.
     """
-    function = RULES[target]
+    function = rule_of(target)
+    assert function is not None, target
     leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=_is_none)
     is_array = [isinstance(x, jax.Array | np.ndarray) for x in leaves]
     at = tuple(i for i, array in enumerate(is_array) if array)
@@ -223,7 +240,7 @@ def apply(
         return call(*arrays)
     if not arrays and len(dtypes) == 1 and _is_narrow(dtypes[0]) and target not in DRAWS:
         args, kwargs = _widened((args, kwargs))
-        made = jnp.asarray(RULES[target](*args, **kwargs))
+        made = jnp.asarray(function(*args, **kwargs))
         return rounded_in_program(made.astype(jnp.float32), dtypes[0])
     in_own_steps = granularity == "decomposed" or target in IN_STEPS
     if (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from ._convert import to_jax
 from ._export import Exported, Granularity
 from ._function import Arguments, traced
 from ._graph import converted
+from ._held import held
 from ._place import at_class, mark
 from ._torch import Module, torch
 
@@ -57,7 +57,7 @@ def low_function(
 ) -> LowFunction:
     """Exports a model as it is in 16 bits, so that it takes the branches that it takes there.
 
-    A float32 model is copied and converted as by ``model.half()`` for FP16 and by
+    A float32 model is converted as by ``model.half()`` for FP16 and by
     ``model.bfloat16()`` for other formats, whose numbers bfloat16 then stands for. A model that has
     parameters of 16 bits is taken as it is, and so is any model under ``autocast``.
 
@@ -77,32 +77,34 @@ def low_function(
     if fmt.bits > 16 and found is None:
         low = torch.float32
 
-    given, plain, params, wide = Arguments(tuple(args), dict(kwargs or {})), model, None, None
+    given, dtype, wide = Arguments(tuple(args), dict(kwargs or {})), None, None
     if found is None and low != torch.float32:
-        wide = model, given
-        plain, given = copy.deepcopy(model).to(low), given.converted({torch.float32: low})
-    elif found is not None and reference:
+        wide = given, None
+        dtype, given = low, given.converted({torch.float32: low})
+    elif found is not None:
         both = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
-        wide = copy.deepcopy(model).float(), given.converted(both)
-    check_runs(plain, given.args, given.kwargs, method, low)
-    f, own = traced(
-        plain,
+        wide = given.converted(both), torch.float32
+    with held(model, dtype):
+        check_runs(model, given.args, given.kwargs, method, low)
+    f, params = traced(
+        model,
         given,
         method=method,
         granularity=granularity,
+        dtype=dtype,
         reference=wide if reference else None,
         as_given=reference,
     )
-    exported = vars(f)["exported"]
-    if plain is not model:
-        held = dict(model.named_parameters())
-        params = {name: to_jax(held[name]) for name in own}
+    exported, is_converted = vars(f)["exported"], dtype is not None
+    if is_converted:
+        own = dict(model.named_parameters())
+        params = {name: to_jax(own[name]) for name in params}
     dtype = jnp.dtype(str(low).removeprefix("torch."))
 
     place = at_class(model)
 
     def lowered(name: str, x: jax.Array) -> jax.Array:
-        if plain is model or x.dtype != jnp.float32:
+        if not is_converted or x.dtype != jnp.float32:
             return x
         return place(lambda: mark(name, lambda: converted(x, dtype)))
 
@@ -112,7 +114,7 @@ def low_function(
         return place(lambda: _widened(outs, dtype))
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
-    return LowFunction(in_low, own if params is None else params, dtype, exported)
+    return LowFunction(in_low, params, dtype, exported)
 
 
 def _widened(outs: Any, dtype: np.dtype) -> Any:

@@ -27,7 +27,7 @@ from ._torch import torch
 EXACT = having("exact")
 SUMS = names(lambda row: row.autocast == "sum")  # XLA may accumulate them in 16 bits
 CALLS = names(lambda row: row.family is Family.CALL)  # their bodies' equations count instead
-MOVED = ("_to_copy", "constant")  # elementwise operations that torch doesn't call pointwise
+MOVED = ("_to_copy", "to", "constant")  # elementwise operations that torch doesn't call pointwise
 # Factors and terms that every format holds, so that rounding them to a dtype changes nothing.
 HELD = frozenset({0.0, 0.5, 1.0, 2.0, float("inf")})
 

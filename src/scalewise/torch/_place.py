@@ -11,6 +11,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 from .._jax import source_info_util
 from .._types import PyTree
@@ -32,25 +33,48 @@ for _own in ("torch/", "interpret/", "auditing/", "emulating/", "_check.py"):
 
 
 @contextlib.contextmanager
-def recorded_frames() -> Iterator[None]:
+def recorded_frames() -> Iterator[dict[tuple[str, int], frozenset[str]]]:
     """Lets nodes record the lines of all functions while a model is exported.
 
     By itself ``torch.export`` records only those of ``forward``.
+
+    Returns:
+        By file and line, the names that are Python numbers there.
     """
-    tracer = torch.fx.proxy.TracerBase
-    original = tracer._filter_traceback_frames
-    tracer._filter_traceback_frames = _own_frames
-    try:
-        yield
-    finally:
-        tracer._filter_traceback_frames = original
+    numbers: dict[tuple[str, int], frozenset[str]] = {}
+
+    def filtered(tracer: Any, stack: traceback.StackSummary) -> traceback.StackSummary:
+        own = _own_frames(stack)
+        if own and (place := (own[-1].filename, own[-1].lineno or 0)) not in numbers:
+            numbers[place] = _numbers_at(*place)
+        return own
+
+    with mock.patch.object(torch.fx.proxy.TracerBase, "_filter_traceback_frames", filtered):
+        yield numbers
 
 
-def _own_frames(tracer: Any, stack: traceback.StackSummary) -> traceback.StackSummary:
+def _numbers_at(file: str, line: int) -> frozenset[str]:
+    """Returns the names of the Python numbers that a running line may read: variables, and
+    attributes of ``self``."""
+    frame = inspect.currentframe()
+    while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (file, line):
+        frame = frame.f_back
+    if frame is None:
+        return frozenset()
+    read = frame.f_code.co_names
+    known = {name: frame.f_globals[name] for name in read if name in frame.f_globals}
+    known |= frame.f_locals
+    of_self = vars(known["self"]) if hasattr(known.get("self"), "__dict__") else {}
+    known |= {f"self.{name}": of_self[name] for name in read if name in of_self}
+    return frozenset(name for name, x in known.items() if isinstance(x, int | float))
+
+
+def _own_frames(stack: traceback.StackSummary) -> traceback.StackSummary:
     """Returns the frames of a model: each ``forward``, the functions that the last one calls, and
     functions between them that aren't of an installed package, which wraps calls of modules."""
     start = max((i for i, f in enumerate(stack) if f.filename == _EXPORT), default=-1)
-    own = [f for f in stack[start + 1 :] if f.name == "forward" or not _is_internal(f.filename)]
+    own = [f for f in stack[start + 1 :] if not f.filename.startswith(_SCALEWISE)]
+    own = [f for f in own if f.name == "forward" or not _is_internal(f.filename)]
     last = max((i for i, f in enumerate(own) if f.name == "forward"), default=-1)
     return traceback.StackSummary.from_list(
         f for i, f in enumerate(own)
@@ -90,6 +114,15 @@ def line_of(node: Node) -> str:
     """Returns ``file.py:12``, or "an unknown line"."""
     found = frames(node)
     return f"{os.path.basename(found[-1][0])}:{found[-1][1]}" if found else "an unknown line"
+
+
+def is_torchs_own(error: BaseException) -> bool:
+    """Returns whether a function of torch that is written in Python raised an error."""
+    parts = os.path.join("nn", "functional.py"), "distributions" + os.sep
+    own = tuple(os.path.join(_TORCH, x) for x in parts)
+    stack = [f.filename for f in traceback.extract_tb(error.__traceback__)]
+    places = [file for file in stack if file.startswith(own) or not _is_internal(file)]
+    return bool(places) and places[-1].startswith(own)
 
 
 def line_of_error(error: BaseException) -> str:

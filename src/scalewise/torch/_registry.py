@@ -7,7 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .._types import PyTree
+from ._convert import to_jax
 from ._torch import Overload, torch
+
+LIBRARY = torch.library.Library("scalewise", "DEF")
+"""Operations of our own, which stand in an export for what torch doesn't trace."""
 
 RULES: dict[Overload, Callable[..., PyTree]] = {}
 """By overload (``torch.ops.aten.exp.default``): a function of JAX arrays and Python values."""
@@ -68,6 +72,16 @@ def rule(*overloads: Overload) -> Callable[[Callable], Callable]:
     return register
 
 
+def rule_of(target: Any) -> Callable[..., PyTree] | None:
+    """Returns the rule of an operation; torch itself computes constants without one."""
+    if target in RULES or not isinstance(target, torch._ops.OpOverload):
+        return RULES.get(target)
+    reads = any("Tensor" in str(argument.type) for argument in target._schema.arguments)
+    if reads or not target._schema.returns or torch.Tag.nondeterministic_seeded in target.tags:
+        return None
+    return lambda *args, **kwargs: to_jax(target(*args, **kwargs))
+
+
 class MissingRuleError(NotImplementedError):
     """A program has operations without a rule; the message lists all of them."""
 
@@ -83,12 +97,11 @@ def check_covered(targets: Iterable[tuple[Overload, str]], unknown: Sequence[str
         MissingRuleError: there are some.
     """
     missing: dict[Any, list[str]] = {}
-    targets = list(targets)
-    symbolic = [line for target, line in targets if target in _OF_SHAPES and target not in RULES]
-    symbolic = [*unknown, *symbolic]
-    targets = [(target, line) for target, line in targets if target not in _OF_SHAPES]
+    symbolic = list(unknown)
     for target, line in targets:
-        if target not in RULES:
+        if target in _OF_SHAPES and target not in RULES:
+            symbolic.append(line)
+        elif rule_of(target) is None:
             missing.setdefault(target, []).append(line)
     if symbolic and not missing:
         raise MissingRuleError(f"{symbolic[0]}: {_STATIC_SHAPES}")
@@ -103,7 +116,7 @@ def check_covered(targets: Iterable[tuple[Overload, str]], unknown: Sequence[str
             f"  @scalewise.torch.rule(torch.ops.{given})",
             "  def rule(*args, **kwargs): ...",
         ]
-    first = f"{len(missing)} operations have no rule:"
+    first = f"{len(missing)} operation{'s have' if len(missing) > 1 else ' has'} no rule:"
     raise MissingRuleError("\n".join([first, *listed, *advice]))
 
 

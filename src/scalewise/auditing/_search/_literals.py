@@ -35,7 +35,8 @@ from ...primitives import having
 from ...scaled import saturation
 from .._run._equation_statistics import direction_of
 
-SELECTS = having("selects") | {"where", "masked_fill"}  # torch's have their own names
+TORCHS = {"where", "masked_fill", "clamp", "clamp_min", "clamp_max", "clip"}
+SELECTS = having("selects") | TORCHS
 MOVES = EXACT - SELECTS  # move or negate elements of one operand
 
 CALLERS_SHOWN = 3

@@ -132,6 +132,8 @@ class Search(JointFixes):
                 return
             if literal.masks and not self.outcome.error.non_finite:
                 continue  # infinite as a mask is meant to be
+            if literal.masks and self._is_unread(literal):
+                continue
             if (what.file, what.line, what.evidence) not in done:
                 context = self._context(Group(()), what)
                 alike = (x for x in self.literals if x.number == literal.number)
@@ -139,6 +141,13 @@ class Search(JointFixes):
                 context = dataclasses.replace(context, literal=literal, places=places)
                 clear = ENOUGH if literal.slight else CLEAR  # its error is known not to be others'
                 self._try_fixes(what, proposals("constant", context), clear)
+
+    def _is_unread(self, literal: Literal) -> bool:
+        """Returns True if no result has a constant that is an operand of max, clamp and so on."""
+        place = literal.file, literal.line, literal.primitive
+        here = [e for e in self.outcome.equations if (e.file, e.line, e.primitive) == place]
+        events = ("flushed", "overflowed", "nan")
+        return bool(here) and not any(e.introduced or any(e[x] for x in events) for e in here)
 
     def _explains_error(self, literal: Literal) -> bool:
         """Returns True if all of the error may be that of a constant."""

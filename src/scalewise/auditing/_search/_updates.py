@@ -118,7 +118,7 @@ def updates(session: Session, outcome: Outcome) -> list[Update]:
         low = _wide(outcome.low[output]) - _wide(lows[argument])
         with np.errstate(all="ignore"):
             size, change, error = map(_norm, (new, new - old, new - old - low))
-        if 4 * eps * size < change < math.inf:
+        if 0 < 4 * eps * size < change < math.inf:
             indices = _rounds(outcome.origins[output], causes)
             made = max((causes.equations[i].introduced for i in indices), default=0.0)
             path = outcome.outputs[output][0]

@@ -7,6 +7,7 @@ from jax import lax
 
 from .._registry import rule
 from .._torch import torch
+from ._promotion import common
 from ._transforms import _normalized
 
 A = torch.ops.aten
@@ -14,6 +15,7 @@ A = torch.ops.aten
 
 @rule(A.complex.default)
 def complex_(real, imaginary):
+    real, imaginary = common(real, imaginary)
     wide = jnp.float64 if real.dtype == jnp.float64 else jnp.float32
     return lax.complex(real.astype(wide), imaginary.astype(wide))
 

@@ -13,6 +13,7 @@ from .._torch import torch
 A = torch.ops.aten
 
 rule(A.mm.default, A.mv.default, A.dot.default)(lambda x, y: jnp.matmul(x, y))
+rule(A.mm.dtype, A.bmm.dtype)(lambda x, y, dtype: jnp.matmul(x, y))
 
 
 @rule(A.bmm.default)

@@ -181,6 +181,50 @@ def bernoulli(position, x, p=0.5, **options):
     return kept(position, p, x.shape).astype(x.dtype)
 
 
+@random_rule(A.bernoulli.Tensor)
+def bernoulli_of(position, x, p, **options):
+    return (jax.random.uniform(_key(position), x.shape, jnp.float32) < p).astype(x.dtype)
+
+
+@random_rule(A.multinomial.default)
+def multinomial(position, x, num_samples, replacement=False, **options):
+    """Draws by the largest of noise plus logarithms: Gumbel (1954), Vieira (2014)."""
+    logs, shape = jnp.log(x.astype(jnp.float32)), (*x.shape[:-1], num_samples)
+    if replacement:
+        noise = jax.random.gumbel(_key(position), (*shape, x.shape[-1]), jnp.float32)
+        return jnp.argmax(logs[..., None, :] + noise, -1)
+    noise = jax.random.gumbel(_key(position), x.shape, jnp.float32)
+    return jnp.argsort(logs + noise, -1, descending=True)[..., :num_samples]
+
+
+# Draws around numbers, by functions of JAX.
+AROUND = {
+    A.poisson.default: jax.random.poisson, A._standard_gamma.default: jax.random.gamma,
+    A._sample_dirichlet.default: jax.random.dirichlet,
+}  # fmt: skip
+for _overload, _draw in AROUND.items():
+    random_rule(_overload)(
+        lambda position, x, *generator, draw=_draw, **options: draw(
+            _key(position), x.astype(jnp.float32)
+        ).astype(x.dtype)
+    )
+
+
+@random_rule(A.binomial.default)
+def binomial(position, count, p, **options):
+    count, p = (x.astype(jnp.float32) for x in (count, p))
+    return jax.random.binomial(_key(position), count, p)
+
+
+@random_rule(A.rrelu_with_noise_functional.default)
+def rrelu(position, x, noise, lower=0.125, upper=1 / 3, training=False, **options):
+    """A slope drawn for each negative number; the middle one if it isn't training."""
+    middle = jnp.full(x.shape, (lower + upper) / 2, x.dtype)
+    slope = uniform(position, x, lower, upper) if training else middle
+    slope = jnp.where(x <= 0, slope, jnp.ones_like(x))
+    return x * slope, slope if training else noise
+
+
 @random_rule(A.native_dropout.default)
 def native_dropout(position, x, p, train):
     if not train:

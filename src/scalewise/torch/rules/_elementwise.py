@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.scipy import special
 
 from .._registry import IN_STEPS, rule
 from .._torch import torch
@@ -25,6 +26,9 @@ FLOAT_FUNCTIONS = {
     "log2": lambda x: lax.log(x) / np.log(2).item(), "reciprocal": lambda x: 1 / x,
     "rsqrt": lax.rsqrt, "sigmoid": lax.logistic, "sin": lax.sin, "sinc": jnp.sinc,
     "sinh": lax.sinh, "sqrt": lax.sqrt, "tan": lax.tan, "tanh": lax.tanh,
+    "i0": special.i0, "special_i0e": special.i0e, "special_i1": special.i1,
+    "special_i1e": special.i1e, "special_ndtri": special.ndtri,
+    "special_log_ndtr": special.log_ndtr,
 }  # fmt: skip
 FUNCTIONS = {
     "abs": lax.abs, "neg": lax.neg, "sign": lax.sign, "sgn": lax.sign, "square": lax.square,
@@ -35,11 +39,17 @@ FUNCTIONS = {
 }  # fmt: skip
 TO_INTEGERS = {"ceil": lax.ceil, "floor": lax.floor, "trunc": jnp.trunc}
 COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+OF_TWO = {
+    "minimum": jnp.minimum, "maximum": jnp.maximum, "hypot": jnp.hypot, "fmax": jnp.fmax,
+    "fmin": jnp.fmin, "nextafter": jnp.nextafter, "igamma": special.gammainc,
+    "igammac": special.gammaincc, "special_zeta": special.zeta, "floor_divide": operator.floordiv,
+}  # fmt: skip
 LOGICAL = {
     "logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor,
 }  # fmt: skip
 BITWISE = {
     "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
+    "__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor,
     "bitwise_left_shift": operator.lshift, "bitwise_right_shift": operator.rshift,
 }  # fmt: skip
 
@@ -64,6 +74,8 @@ for _name, _function in TO_INTEGERS.items():
     rule(getattr(A, _name).default)(_of_numbers(_function))
 for _name, _function in COMPARISONS.items():
     rule(getattr(A, _name).Tensor, getattr(A, _name).Scalar)(promoted(_function))
+for _name, _function in OF_TWO.items():
+    rule(getattr(A, _name).default)(promoted(_function))
 for _name, _function in LOGICAL.items():
     rule(getattr(A, _name).default)(_of_truth(_function))
 for _name, _function in BITWISE.items():
@@ -97,6 +109,10 @@ def mul(x, y):
     return jnp.logical_and(x, y) if x.dtype == jnp.bool_ else x * y
 
 
+rule(A.min.other)(promoted(jnp.minimum))
+rule(A.max.other)(promoted(jnp.maximum))
+
+
 @rule(A.div.Tensor, A.div.Scalar)
 def div(x, y):
     x, y = common(x, y, floating=True)
@@ -115,12 +131,8 @@ def div_mode(x, y, rounding_mode=None):
     return jnp.trunc(x / y)
 
 
-rule(A.floor_divide.default)(promoted(operator.floordiv))
 rule(A.remainder.Tensor, A.remainder.Scalar)(promoted(jnp.remainder))
 rule(A.fmod.Tensor, A.fmod.Scalar)(promoted(jnp.fmod))
-rule(A.minimum.default)(promoted(jnp.minimum))
-rule(A.maximum.default)(promoted(jnp.maximum))
-rule(A.hypot.default)(promoted(jnp.hypot))
 rule(A.copysign.Tensor, A.copysign.Scalar)(promoted(jnp.copysign))
 rule(A.pow.Tensor_Tensor)(promoted(jnp.power))
 
@@ -152,12 +164,23 @@ def round_half_even(x):
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN) if as_float(x) is x else x
 
 
+@rule(A.round.decimals)
+def round_to_decimals(x, *, decimals):
+    factor = 10.0 ** abs(decimals)
+    scaled = x * factor if decimals > 0 else x / factor
+    rounded = round_half_even(scaled)
+    return rounded / factor if decimals > 0 else rounded * factor
+
+
+rule(A.frexp.Tensor)(lambda x: tuple(jnp.frexp(x)))
 rule(A.frac.default)(lambda x: x - jnp.trunc(x))
 rule(A.clone.default, A.contiguous.default)(lambda x, memory_format=None: x)
 rule(A.copy.default)(lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape))
 
 
-@rule(A._to_copy.default, A.to.dtype, torch.ops.prims.convert_element_type.default)
+@rule(
+    A._to_copy.default, A.to.dtype, A.to.dtype_layout, torch.ops.prims.convert_element_type.default
+)
 def to_copy(x, dtype=None, *args, **options):
     return as_dtype(x, dtype)
 
@@ -222,6 +245,9 @@ def xlogy(x: Any, y: Any) -> Any:
     x, y = common(x, y, floating=True)
     safe = jnp.where(x == 0, jnp.ones_like(y), y)  # the derivative at 0 is finite
     return jnp.where(x == 0, jnp.where(jnp.isnan(y), y, jnp.zeros_like(y)), x * jnp.log(safe))
+
+
+rule(A.polygamma.default)(lambda n, x: special.polygamma(n, as_float(x)))
 
 
 @rule(A.logit.default)

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._registry import rule
 from .._torch import torch
+from ._reductions import vector_norm
 
 A = torch.ops.aten
 
@@ -111,7 +112,16 @@ def scatter_add(x, dim, index, source):
 
 @rule(A.scatter_reduce.two)
 def scatter_reduce(x, dim, index, source, reduce, include_self=True):
-    at, source = _along(index, dim % x.ndim), _source(index, source)
+    return _reduced_at(x, _along(index, dim % x.ndim), _source(index, source), reduce, include_self)
+
+
+@rule(A.index_reduce.default)
+def index_reduce(x, dim, index, source, reduce, include_self=True):
+    at = (slice(None),) * (dim % x.ndim) + (index,)
+    return _reduced_at(x, at, source, reduce, include_self)
+
+
+def _reduced_at(x, at, source, reduce, include_self):
     if not include_self:
         first = {"sum": 0, "mean": 0, "prod": 1, "amax": -jnp.inf, "amin": jnp.inf}[reduce]
         x = x.at[at].set(jnp.asarray(first, x.dtype))
@@ -122,6 +132,32 @@ def scatter_reduce(x, dim, index, source, reduce, include_self=True):
     return getattr(x.at[at], method)(source)
 
 
+@rule(A.scatter.reduce, A.scatter.value_reduce)
+def scatter_with(x, dim, index, source, *, reduce):
+    source = jnp.asarray(_source(index, source), x.dtype)
+    return getattr(x.at[_along(index, dim % x.ndim)], reduce)(source)  # "add" or "multiply"
+
+
+@rule(A.put.default)
+def put(x, index, source, accumulate=False):
+    at = x.reshape(-1).at[index.reshape(-1)]
+    source = source.reshape(-1).astype(x.dtype)
+    return (at.add(source) if accumulate else at.set(source)).reshape(x.shape)
+
+
+@rule(A.repeat_interleave.Tensor)
+def repeated_indices(repeats, output_size=None):
+    return jnp.repeat(jnp.arange(repeats.size), repeats, total_repeat_length=output_size)
+
+
+@rule(A.embedding_renorm.default)
+def embedding_renorm(weight, index, max_norm, norm_type):
+    """Rows that are looked up are shortened to ``max_norm``."""
+    sizes = vector_norm(weight, norm_type, 1, True)
+    used = jnp.zeros((len(weight), 1), jnp.bool_).at[index.reshape(-1)].set(True)
+    return jnp.where(used & (sizes > max_norm), weight * (max_norm / (sizes + 1e-7)), weight)
+
+
 @rule(A.embedding.default)
 def embedding(weight, index, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
     return jnp.take(weight, index, axis=0, mode="clip")
@@ -129,6 +165,7 @@ def embedding(weight, index, padding_idx=-1, scale_grad_by_freq=False, sparse=Fa
 
 @rule(A.masked_scatter.default)
 def masked_scatter(x, mask, source):
+    x = jnp.broadcast_to(x, jnp.broadcast_shapes(x.shape, mask.shape))
     mask = jnp.broadcast_to(mask, x.shape).reshape(-1)
     position = jnp.clip(jnp.cumsum(mask) - 1, 0, source.size - 1)
     picked = source.reshape(-1)[position].astype(x.dtype)

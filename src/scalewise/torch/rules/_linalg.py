@@ -87,6 +87,39 @@ def cholesky_solve(b, factor, upper=False):
     return solve_triangular(lower.mT, solve_triangular(lower, b, False), True)
 
 
+rule(A.cholesky.default)(lambda x, upper=False: cholesky(x, upper)[0])
+
+
+@rule(A.cholesky_inverse.default)
+def cholesky_inverse(factor, upper=False):
+    return cholesky_solve(jnp.broadcast_to(jnp.eye(factor.shape[-1]), factor.shape), factor, upper)
+
+
+@rule(A.triangular_solve.default)
+def deprecated_triangular_solve(b, a, upper=True, transpose=False, unitriangular=False):
+    left, upper = (a.mT, not upper) if transpose else (a, upper)
+    return solve_triangular(left, b, upper, unitriangular=unitriangular), a
+
+
+@rule(A.linalg_lu_factor_ex.default)
+def lu_factor(x, pivot=True, check_errors=False):
+    factors, pivots = jax.scipy.linalg.lu_factor(x)
+    return factors, pivots + 1, _info(x)  # torch counts from 1
+
+
+@rule(A.linalg_lu_solve.default)
+def lu_solve(factors, pivots, b, left=True, adjoint=False):
+    if not left:
+        return lu_solve(factors, pivots, b.mT, adjoint=not adjoint).mT
+    return jax.scipy.linalg.lu_solve((factors, pivots - 1), b, trans=2 if adjoint else 0)
+
+
+@rule(A.linalg_eig.default)
+def eig(x):
+    wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+    return tuple(jnp.linalg.eig(x.astype(wide)))
+
+
 @rule(A._linalg_det.default)
 def determinant(x):
     return jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)

@@ -168,6 +168,8 @@ rule(A.argsort.default)(lambda x, dim=-1, descending=False: sort(x, dim, descend
 
 @rule(A.topk.default)
 def topk(x, k, dim=-1, largest=True, sorted=True):
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
     values, order = sort(x, dim, largest)
     return lax.slice_in_dim(values, 0, k, axis=dim), lax.slice_in_dim(order, 0, k, axis=dim)
 
@@ -196,9 +198,39 @@ def median_dim(x, dim, keepdim=False):
 rule(A.median.default)(lambda x: median_dim(x.reshape(-1), 0)[0])
 
 
+@rule(A.nanmedian.dim)
+def nanmedian_dim(x, dim, keepdim=False):
+    """Returns the lower of two middle numbers, of those that aren't NaN."""
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    values, order = sort(x, dim)  # NaN last
+    middle = jnp.maximum(jnp.sum(~jnp.isnan(x), dim, keepdims=True) - 1, 0) // 2
+    both = (jnp.take_along_axis(y, middle, dim) for y in (values, order))
+    return tuple(y if keepdim else jnp.squeeze(y, dim) for y in both)
+
+
+rule(A.nanmedian.default)(lambda x: nanmedian_dim(x.reshape(-1), 0)[0])
+
+
+@rule(A.mode.default)
+def mode(x, dim=-1, keepdim=False):
+    """Returns the smallest of the most frequent numbers, and where it stands last."""
+    if not x.ndim:
+        return x, jnp.zeros((), jnp.int32)
+    values, order = sort(x, dim)
+    along = jnp.moveaxis(values, dim, -1)
+    counts = jnp.sum(along[..., None] == along[..., None, :], -1, dtype=jnp.int32)
+    first = jnp.moveaxis(jnp.argmax(counts, -1, keepdims=True), -1, dim)
+    last = first + jnp.moveaxis(jnp.max(counts, -1, keepdims=True), -1, dim) - 1
+    both = (jnp.take_along_axis(y, last, dim) for y in (values, order))
+    return tuple(y if keepdim else jnp.squeeze(y, dim) for y in both)
+
+
 def _extreme_so_far(compare):
     def cumulative(x, dim):
         """Returns the extreme of all numbers up to each one, and where it last stands."""
+        if not x.ndim:
+            return x, jnp.zeros((), jnp.int32)
         axis = dim % x.ndim
         at = lax.broadcasted_iota(jnp.int32, x.shape, axis)
 

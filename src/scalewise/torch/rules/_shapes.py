@@ -168,6 +168,11 @@ def select_scatter(x, y, dim, index):
     return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(y.astype(x.dtype))
 
 
+@rule(A.diff.default)
+def diff(x, n=1, dim=-1, prepend=None, append=None):
+    return jnp.diff(x, n, dim, prepend, append)
+
+
 @rule(A.pixel_shuffle.default)
 def pixel_shuffle(x, factor):
     *batch, channels, height, width = x.shape
@@ -192,7 +197,12 @@ def constant_pad(x, padding, value=0):
 
 
 def _pad(mode):
-    return lambda x, padding: jnp.pad(x, _pairs(x, padding), mode=mode)
+    def padded(x, padding):
+        pairs = _pairs(x, padding)  # of which negative ones cut
+        cut = [slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs, strict=True)]
+        return jnp.pad(x[tuple(cut)], [(max(a, 0), max(b, 0)) for a, b in pairs], mode=mode)
+
+    return padded
 
 
 rule(A.reflection_pad1d.default, A.reflection_pad2d.default, A.reflection_pad3d.default)(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,40 +59,37 @@ def _within(at, size, padding, align_corners):
     return at if padding == ZEROS else jnp.clip(at, 0, size - 1)
 
 
-def _pixels(x, rows, columns):
+def _pixels(x, places):
     """Returns the pixels of each image at whole positions; 0 outside of it."""
-    height, width = x.shape[-2:]
-    inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
-    rows = jnp.clip(rows, 0, height - 1).astype(jnp.int32)
-    columns = jnp.clip(columns, 0, width - 1).astype(jnp.int32)
-    image = jnp.arange(x.shape[0])[:, None, None]
-    found = jnp.moveaxis(x, 1, -1)[image, rows, columns]  # images, rows, columns, channels
+    inside, at = jnp.ones(places[0].shape, jnp.bool_), []
+    for place, size in zip(places, x.shape[2:], strict=True):
+        inside &= (place >= 0) & (place < size)
+        at.append(jnp.clip(place, 0, size - 1).astype(jnp.int32))
+    image = jnp.arange(x.shape[0]).reshape(-1, *(1,) * len(at))
+    found = jnp.moveaxis(x, 1, -1)[image, *at]  # images, positions, channels
     return jnp.where(inside[..., None], found, jnp.zeros_like(found))
 
 
-@rule(A.grid_sampler_2d.default)
+@rule(A.grid_sampler_2d.default, A.grid_sampler_3d.default)
 def grid_sampler(x, grid, interpolation, padding, align_corners):
     if interpolation not in (BILINEAR, NEAREST):
         raise NotImplementedError("grid_sample(mode='bicubic') has no rule: use mode='bilinear'")
-    columns, rows = (
-        _within(_positions(grid[..., i], size, align_corners), size, padding, align_corners)
-        for i, size in enumerate((x.shape[3], x.shape[2]))
-    )
+    sizes = x.shape[2:]
+    at = [
+        _within(_positions(grid[..., -1 - i], size, align_corners), size, padding, align_corners)
+        for i, size in enumerate(sizes)
+    ]
     if interpolation == NEAREST:
-        nearest = lax.RoundingMethod.TO_NEAREST_EVEN
-        return jnp.moveaxis(
-            _pixels(x, lax.round(rows, nearest), lax.round(columns, nearest)), -1, 1
-        )
-    top, left = jnp.floor(rows), jnp.floor(columns)
-    down, right = rows - top, columns - left
-    corners = (
-        (top, left, (1 - down) * (1 - right)),
-        (top, left + 1, (1 - down) * right),
-        (top + 1, left, down * (1 - right)),
-        (top + 1, left + 1, down * right),
-    )
-    parts = [_pixels(x, row, column) * share[..., None] for row, column, share in corners]
-    return jnp.moveaxis(parts[0] + parts[1] + parts[2] + parts[3], -1, 1)
+        places = [lax.round(a, lax.RoundingMethod.TO_NEAREST_EVEN) for a in at]
+        return jnp.moveaxis(_pixels(x, places), -1, 1)
+    low = [jnp.floor(a) for a in at]
+    beyond = [a - b for a, b in zip(at, low, strict=True)]
+    parts = []
+    for corner in np.ndindex((2,) * len(sizes)):
+        shares = [b if c else 1 - b for b, c in zip(beyond, corner, strict=True)]
+        places = [a + c for a, c in zip(low, corner, strict=True)]
+        parts.append(_pixels(x, places) * functools.reduce(operator.mul, shares)[..., None])
+    return jnp.moveaxis(functools.reduce(operator.add, parts), -1, 1)
 
 
 @rule(A.col2im.default)
