@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jax import ShapedArray, with_common_axes
+from .._jax import ShapedArray
 from .._types import AxisName, PyTree
 from ..formats import Format
 from ..interpret import KERNELS, Applied, Argument, Boundary, Equation, State, Value
@@ -19,6 +19,7 @@ from ..primitives import Family, params
 from ..rounding import encode
 from ..scaled import EXPONENTS, Amax, ScaledArray, at_least, combined
 from ..scaled import RULES as SCALE_RULES
+from ._layout import force_materialize
 from ._narrow import has_exponent, holds, is_stored, store_array, store_value
 from ._operand_settings import GRADIENT
 from ._operands import OperandRounding
@@ -249,24 +250,6 @@ class Boundaries(OperandRounding):
         data = encode(x * (1 / scale), sent)
         assert isinstance(data, jax.Array)
         return data, scale
-
-
-def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:
-    """Returns ``total`` in a form that XLA on a CPU computes once, however many operations read it.
-
-    The result is ``total`` with NaN where ``part``, one of its addends, is NaN: the same array. XLA
-    on a CPU recomputes an array for each reader, and what it is computed from, if all its operands
-    but one are broadcasts. The gradient of a norm ends that way, in a mean that is added
-    everywhere. The gradient of a residual stream was thus recomputed in each layer. An array
-    computed from two arrays is stored if a library function or a reduction reads it. Other
-    platforms get ``total`` itself.
-    """
-
-    def selected(total: jax.Array, part: jax.Array) -> jax.Array:
-        return lax.select(lax.ne(part, part), part, total)
-
-    arrays = with_common_axes((total, part))
-    return lax.platform_dependent(*arrays, cpu=selected, default=lambda total, _: total)
 
 
 def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:
