@@ -161,7 +161,7 @@ class Boundaries(OperandRounding):
     def _setting_of_weight(self, value: ScaledValue, reader: Equation) -> Operand | None:
         """Returns how a product rounds a value that is the same in each iteration of a loop, as far
         as that is known without its other operand."""
-        if reader.name != "dot_general" or value.constant_value is not None:
+        if RULES[reader.name].family is not Family.CONTRACTION or value.constant_value is not None:
             return None
         products, backward = self.recipe.products, reader.direction == "backward"
         if value.origin == "backward":

@@ -15,6 +15,7 @@ from ..interpret import Equation
 from ..primitives import params
 from ..scaled import is_known
 from ._operand_settings import Operand
+from ._products import has_fp8_products
 from ._quantized import QuantizedValue
 from ._value import ScaledValue
 
@@ -85,7 +86,11 @@ def _rate(
 ) -> float:
     """Returns the rate of narrow operands in their units; 0 if there are none."""
     a, b = formats
-    if equation.name != "dot_general" or a is None or b is None:
+    in_blocks = any(isinstance(f, BlockFormat) for f in formats)
+    multiplied = equation.name == "dot_general" or (
+        not in_blocks and has_fp8_products(equation, device)
+    )
+    if not multiplied or a is None or b is None:
         stored = [f for f in formats if f is not None and _bits(f) > 8]
         return 1.0 if len(stored) == len([f for f in formats if f]) else 0.0
     units = units_for(a, b, device)

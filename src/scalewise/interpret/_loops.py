@@ -33,8 +33,8 @@ def _invariant(interpretation, equation: Equation, jaxpr, consts, part=()):
 def _followed(interpretation, equation: Equation, jaxpr, consts, part=()):
     """Returns a body's constants after that work, and its outputs that are the same each time.
 
-    Constants are followed through equations that an interpretation repeats, and into inner loops and
-    calls that are interpreted in place: a value remembers what was made of it.
+    Constants are followed through equations that an interpretation repeats, into inner loops and
+    into calls that are interpreted in place: a value remembers what was made of it.
 
     Args:
         consts: the first of the inputs; None for values that the iteration changes.
