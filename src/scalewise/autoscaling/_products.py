@@ -26,6 +26,7 @@ from ._block_product import block_product, takes_blocks
 from ._blocks import Blocks, Factor, widened
 from ._on_units import product_on_units, unit_of
 from ._predict import terms_of
+from ._units import units_of
 from ._value import Exponent, Origin, ScaledValue, UnscaledProduct, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
@@ -231,15 +232,6 @@ def is_narrow(operand: Factor) -> bool:
     return operand[1] is not None or isinstance(operand[0], Blocks)
 
 
-def has_fp8_products(equation: Equation, device: Device) -> bool:
-    """Returns whether XLA multiplies FP8 operands of such an equation as they are on a device.
-
-    It expands a grouped product to a dense one on a GPU; convolutions take 16 bits at least.
-    """
-    grouped = equation.name in ("ragged_dot", "ragged_dot_general")
-    return equation.name == "dot_general" or (grouped and device.platform == "cuda")
-
-
 def has_block_units(equation: Equation, operands: Sequence[Factor], device: Device) -> bool:
     """Returns whether a device has block-scaled units for a product of two operands."""
     (a, _), (b, _) = operands
@@ -322,8 +314,8 @@ def _unit_dtypes(
     """
     a, b = dtypes
     narrow = [d for d in (a, b) if d.itemsize == 1]
-    if len(narrow) == 2 and has_fp8_products(equation, device):
-        units = units_for(format_(a), format_(b), device)
+    if len(narrow) == 2:
+        units = units_of(equation, format_(a), format_(b), device)
         if units is not None:
             (x, y), (j, k) = units.formats, units.shifts
             return (x.dtype, j), (y.dtype, k)  # pyright: ignore
