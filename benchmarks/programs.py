@@ -285,7 +285,7 @@ def compiled(
     def placed(tree: Any, rule: Callable[[Any], Any]) -> Any:
         def leaf(a: Any) -> Any:
             where: Any = rule(a)
-            if a.dtype.itemsize == 1 and a.ndim > 1:  # as `quantize_params` lays out weights
+            if a.dtype.itemsize == 1 and 1 < a.ndim < 4:  # as `quantize_params` lays out weights
                 where = Format(Layout(memory_order(a.ndim, -2)), where)
             return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
 

@@ -37,7 +37,7 @@ from ._operands import OperandRounding
 from ._overrides import warn_opaque
 from ._predict import of_argument, predict
 from ._products import DeferredProduct
-from ._quantized import QuantizedValue, moved, quantized_argument
+from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recompute import is_statistic, lineage
 from ._residuals import load, load_product
 from ._roles import known_uses, role_of
@@ -82,8 +82,8 @@ class Boundaries(OperandRounding):
         return materialize(load(value)).astype(aval.dtype)
 
     def emit(self, value: Value, aval: ShapedArray, path: str) -> PyTree:
-        if isinstance(value, QuantizedValue) and value.is_argument:
-            return value.array
+        if isinstance(value, QuantizedValue) and value.argument is not None:
+            return value.argument
         value = load(value)
         storage = self.recipe.state_storage(path, value.data.size)
         if self.record is not None:
@@ -247,8 +247,9 @@ class Boundaries(OperandRounding):
             return [transposed]
         if equation.name in KERNELS and self.overrides.find(equation, "rounded") is not None:
             warn_opaque(equation)
-        if (same := moved(equation, inputs) or self._moved(equation, inputs)) is not None:
-            return [same]
+        for same in (moved, assigned, self._moved):
+            if (found := same(equation, inputs)) is not None:
+                return [found]
         return self._computed(equation, [load(x) for x in self.multiplied(equation, inputs)])
 
     def _computed(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
