@@ -22,8 +22,9 @@ from .._jax import (
 from .._types import PyTree
 from ..formats import Format
 from ..interpret import outlined
-from ..scaled import ScaledArray, Scaling, quantize_measured
+from ..scaled import ScaledArray, Scaling, quantize, quantize_measured
 from ..scaled._power import layout
+from ._history import FixedAmax
 
 # one equation each: `lax.platform_dependent` traces a branch for each platform
 stored_p = jex.Primitive("stored_copy")
@@ -36,7 +37,14 @@ def narrow_copy(
     x: jax.Array, measured: jax.Array, fmt: Format, scaling: Scaling | None
 ) -> ScaledArray:
     """Returns :func:`quantize_measured`, on a CPU by one function for all arrays of a shape."""
+    if isinstance(scaling, FixedAmax):
+        return outlined(_by_magnitude, (fmt, scaling.power_of_two), x, scaling.magnitude)
     return outlined(_narrow_copy, (fmt, scaling), x, measured)
+
+
+def _by_magnitude(options: tuple, x: jax.Array, magnitude: jax.Array) -> ScaledArray:
+    fmt, power_of_two = options
+    return quantize(x, fmt, scaling=FixedAmax(magnitude, power_of_two))
 
 
 def _narrow_copy(options: tuple, x: jax.Array, measured: jax.Array) -> ScaledArray:

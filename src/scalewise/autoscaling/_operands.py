@@ -356,7 +356,8 @@ class OperandRounding(Residuals):
             return narrow_copy(value.data, self._measured(value), fmt, scaling)
         largest = self._largest(value)
         self.amaxes.record(operand_id, largest)
-        return quantize(value.data, fmt, scaling=self.amaxes.strategy(operand_id, largest, scaling))
+        scaling = self.amaxes.strategy(operand_id, largest, scaling)
+        return narrow_copy(value.data, value.data, fmt, scaling)
 
     def rounded_operands(
         self, equation: Equation, inputs: Sequence[Value]
