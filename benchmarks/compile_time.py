@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from scalewise.interpret._compat import open_jaxpr
 
 import scalewise as sw
+from scalewise._jax import open_jaxpr
 from scalewise.interpret._equation import nested_jaxprs
 from scalewise.training import load_program
 

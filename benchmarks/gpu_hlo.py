@@ -59,7 +59,8 @@ NODE = 8  # devices that share a host
 @dataclass(frozen=True)
 class Run:
     """What is compiled: `fsdp` is the number of devices that weights are sharded over, or 0;
-    `triton` says whether products may also be XLA's own."""
+    `triton` says whether products may also be XLA's own, `narrow` whether a model's small products
+    are narrow, too."""
 
     program: str
     recipe: str
@@ -67,11 +68,12 @@ class Run:
     device: str = "h100"
     fsdp: int = 0
     triton: bool = False
+    narrow: str = "faster"
 
     @property
     def plain(self) -> Run:
         """The same program in bfloat16, without a recipe."""
-        return replace(self, recipe="plain")
+        return replace(self, recipe="plain", narrow="faster")
 
     def __str__(self) -> str:
         shards = f", sharded over {self.fsdp}" if self.fsdp else ""
@@ -144,7 +146,7 @@ def measure(run: Run, dump: Path | None = None) -> Result:
 def _measured(run: Run, triton: bool, dump: Path | None) -> Result:
     devices = gpus(run.device, max(1, run.fsdp))
     began = time.perf_counter()
-    program = variant(run.program, run.size, run.recipe, len(devices), run.device)
+    program = variant(run.program, run.size, run.recipe, len(devices), run.device, run.narrow)
     executable = compiled(program, devices, "cuda", {"xla_gpu_enable_triton_gemm": triton})
     seconds = time.perf_counter() - began
     text = executable.as_text()
@@ -255,6 +257,7 @@ def given_arguments() -> argparse.Namespace:
     parser.add_argument("--programs", nargs="+", choices=(*PROGRAMS, *MODELS), default=PROGRAMS)
     parser.add_argument("--recipes", nargs="+", metavar="RECIPE", default=RECIPES)
     parser.add_argument("--fsdp", type=int, default=0, metavar="N", help="shard over N devices")
+    parser.add_argument("--narrow", choices=("faster", "always"), default="faster")
     parser.add_argument("--triton", action="store_true", help="XLA's own products, or cuBLAS's")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line each")
     parser.add_argument("--markdown", action="store_true", help="print a table for a page")
@@ -269,7 +272,15 @@ def runs(given: argparse.Namespace) -> list[Run]:
     if given.check:
         return list(dict.fromkeys(r for run in CHECKS for r in (run.plain, run)))
     return [
-        Run(program, recipe, given.size, given.device, given.fsdp, given.triton)
+        Run(
+            program,
+            recipe,
+            given.size,
+            given.device,
+            given.fsdp,
+            given.triton,
+            "faster" if recipe == "plain" else given.narrow,
+        )
         for program in given.programs
         for recipe in given.recipes
         if program == "mlp" or recipe not in BY_HAND[1:]

@@ -247,10 +247,11 @@ def decode(sizes, batch=8):
             y = rms_norm(x, w["norm1"])
             q, k, v = ((y @ w[n]).reshape(len(y), 1, -1, HEAD) for n in ("wq", "wk", "wv"))
             q, k = rotated(q, position), rotated(k, position)
-            keys = lax.dynamic_update_slice_in_dim(keys, k, position, 1)
-            values = lax.dynamic_update_slice_in_dim(values, v, position, 1)
+            keys = lax.dynamic_update_slice_in_dim(keys, k.astype(keys.dtype), position, 1)
+            values = lax.dynamic_update_slice_in_dim(values, v.astype(values.dtype), position, 1)
             found.append((keys, values))
             mask = (jnp.arange(keys.shape[1]) <= position)[None, None, None]
+            keys, values = keys.astype(q.dtype), values.astype(q.dtype)
             mixed = jax.nn.dot_product_attention(q, keys, values, mask=mask)
             x = x + mixed.reshape(x.shape) @ w["wo"]
             y = rms_norm(x, w["norm2"])
@@ -378,10 +379,11 @@ MODELS: dict[str, Callable[[str], tuple[Callable, Make]]] = {
     "moe_ragged": lambda size: llama(SIZES[size] | {"hidden": 3584}, moe="ragged"),
     "prefill": lambda size: prefill(SIZES[size]),
     "decode": lambda size: decode(SIZES[size]),
+    "decode_fp8_cache": lambda size: decode(SIZES[size]),
     "vit": lambda size: vit(**IMAGES[size]),
     "resnet": lambda size: resnet(**IMAGES[size]),
 }
-STORED = {"lora": 1, "prefill": 0, "decode": 0}
+STORED = {"lora": 1, "prefill": 0, "decode": 0, "decode_fp8_cache": 0}
 """Programs whose weights a recipe gets quantized, and the argument that holds them."""
 
 
@@ -394,6 +396,8 @@ def model(name: str, size: str, recipe: str) -> tuple[Callable, Make]:
     def stored():
         arguments = list(make())
         arguments[STORED[name]] = sw.quantize_params(arguments[STORED[name]], recipe)
+        if name == "decode_fp8_cache":  # keys and values, with a scale for each head
+            arguments[1] = jax.tree.map(lambda x: sw.quantize(x, "e4m3fn", axis=2), arguments[1])
         return tuple(arguments)
 
     return step, stored

@@ -197,7 +197,12 @@ PROGRAMS = ("mlp", "gpt")
 
 
 def variant(
-    program: str, size: str, recipe: str, devices: int = 1, device: str | None = None
+    program: str,
+    size: str,
+    recipe: str,
+    devices: int = 1,
+    device: str | None = None,
+    narrow: str = "faster",
 ) -> Program:
     """A program at a size under a recipe, or by hand; the GPT with a sequence for each device.
 
@@ -207,12 +212,13 @@ def variant(
         recipe: a name of scalewise's, or of ``BY_HAND``.
         devices: how many there are.
         device: the recipe's, for which the program is compiled.
+        narrow: the recipe's, for programs of ``MODELS``; others have narrow products throughout.
 
     Raises:
         ValueError: if the variant is written for the MLP only.
     """
     if program in MODELS:
-        return under(Program(*model(program, size, recipe)), recipe, device, narrow="faster")
+        return under(Program(*model(program, size, recipe)), recipe, device, narrow)
     if program == "gpt":
         if recipe in BY_HAND[1:]:
             raise ValueError(f"{recipe!r} is written for 'mlp', got 'gpt'")
@@ -229,7 +235,7 @@ def under(
     program: Program, recipe: str, device: str | None = None, narrow: str = "always"
 ) -> Program:
     """A program under a recipe for a device, by default the one at hand; with delayed scaling its
-    history is the first argument. Small sizes stand for large ones, so all products are narrow."""
+    history is the first argument."""
     if recipe in BY_HAND:
         return program
     chosen = dataclasses.replace(
@@ -279,7 +285,7 @@ def compiled(
     def placed(tree: Any, rule: Callable[[Any], Any]) -> Any:
         def leaf(a: Any) -> Any:
             where: Any = rule(a)
-            if a.dtype.itemsize == 1 and a.ndim > 1:  # as `quantize_params` lays out weights
+            if a.dtype.itemsize == 1 and 1 < a.ndim < 4:  # as `quantize_params` lays out weights
                 where = Format(Layout(memory_order(a.ndim, -2)), where)
             return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
 

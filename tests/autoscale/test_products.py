@@ -243,3 +243,45 @@ def test_experts_products_are_narrow_both_ways():
     assert operands(lowered(sw.autoscale(jax.grad(f), "fp8"), experts)) <= {
         "f8E4M3FN f8E4M3FN", "f8E4M3FN f8E5M2"
     }  # fmt: skip
+
+
+def test_experts_of_grouped_products_are_narrow_on_a_gpu():
+    x, experts, sizes = normal(0, (16, 16)), normal(1, (4, 16, 16)) / 4, jnp.array([3, 0, 9, 4])
+
+    def f(w):
+        return jnp.sum(jnp.square(jax.lax.ragged_dot(x * 2, w, sizes)))
+
+    always = replace(sw.recipes.fp8, device="h100", narrow="always")
+    text = lowered(sw.autoscale(jax.value_and_grad(f), always), experts)
+    lines = [line for line in text.splitlines() if "chlo.ragged_dot" in line]
+    assert [re.findall("f8E4M3FN|f8E5M2", line) for line in lines] == [
+        ["f8E4M3FN", "f8E4M3FN"], ["f8E4M3FN", "f8E5M2"],
+    ]  # fmt: skip
+    tpu = replace(sw.recipes.fp8, device="tpu7x")  # nobody has compiled one there
+    with pytest.warns(UserWarning, match="tpu7x has no matrix units for .* in ragged_dot"):
+        text = lowered(sw.autoscale(jax.value_and_grad(f), tpu), experts)
+    assert "f8E4M3FN" not in "".join(s for s in text.splitlines() if "chlo.ragged_dot" in s)
+
+
+def routed(w, x, sizes, grouped):
+    """Two experts for each half of the tokens, grouped or one by one."""
+    if grouped:
+        return jax.lax.ragged_dot(jax.nn.relu(jax.lax.ragged_dot(x, w, sizes)), w, sizes)
+    x = x.reshape(2, 8, 16)
+    return jnp.einsum("ecf,efd->ecd", jax.nn.relu(jnp.einsum("ecd,edf->ecf", x, w)), w)
+
+
+@pytest.mark.filterwarnings("ignore:autoscale")
+@pytest.mark.parametrize("grouped", [False, True])
+def test_experts_run_under_every_recipe(grouped):
+    w, x, sizes = normal(1, (2, 16, 16)) / 4, normal(0, (16, 16)), jnp.array([8, 8])
+
+    def gradients(w, x):
+        return jax.grad(lambda w: jnp.sum(jnp.square(routed(w, x, sizes, grouped))))(w)
+
+    for name in sw.recipes.CATALOGUE:
+        f = sw.autoscale(gradients, name)
+        assert jax.eval_shape(f, w, x).shape == w.shape, name
+    want = gradients(w, x)
+    got = jax.jit(sw.autoscale(gradients, "fp8"))(w, x)
+    assert jnp.linalg.norm(got - want) < 0.1 * jnp.linalg.norm(want)

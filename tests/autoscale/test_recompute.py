@@ -1,5 +1,6 @@
 """Residuals are stored once, or computed again from stored arrays."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -64,9 +65,13 @@ def test_operands_of_backward_products_are_kept_narrow_until_then(recipe):
     f = sw.autoscale(jax.grad(layers(jnp.tanh)), recipe)
     text = jax.jit(f).lower(W).compile().as_text()
     dtype = {"fp16": "f16", "fp8": "f8e4m3fn"}[recipe]
-    entry = text[text.index("ENTRY") :]
-    calls = [line for line in entry.splitlines() if " call(" in line]
-    assert sum(f"= {dtype}[256,128]" in line for line in calls) >= 2  # outputs of two layers
+    entry = text[text.index("ENTRY") :].splitlines()  # in the order in which it runs
+    products = [i for i, line in enumerate(entry) if re.search(r" dot\(|kind=kCustom", line)]
+    last_forward = products[2]
+    names = [re.match(rf" *(%[\w.-]+) = {dtype}\[256,128\]", line) for line in entry]
+    kept = {name[1] for name in names[:last_forward] if name}
+    read = {name for name in kept for line in entry[last_forward + 1 :] if f"{name})" in line}
+    assert len(read) >= 2  # outputs of two layers
 
 
 def test_functions_that_amplify_rounding_are_stored_themselves():

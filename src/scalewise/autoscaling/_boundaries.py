@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence, Set
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._jax import ShapedArray, with_common_axes
+from .._jax import ShapedArray
 from .._types import AxisName, PyTree
 from ..formats import Format
-from ..interpret import KERNELS, Applied, Argument, Boundary, Equation, State, Value
+from ..interpret import (
+    KERNELS,
+    Applied,
+    Argument,
+    Boundary,
+    Equation,
+    Readers,
+    State,
+    Value,
+    is_float,
+)
 from ..primitives import Family, params
 from ..rounding import encode
 from ..scaled import EXPONENTS, Amax, ScaledArray, at_least, combined
 from ..scaled import RULES as SCALE_RULES
+from ._layout import force_materialize
 from ._narrow import has_exponent, holds, is_stored, store_array, store_value
-from ._operand_settings import GRADIENT
+from ._operand_settings import GRADIENT, Operand
 from ._operands import OperandRounding
 from ._overrides import warn_opaque
 from ._predict import of_argument, predict
 from ._products import DeferredProduct
-from ._quantized import QuantizedValue, moved, quantized_argument
+from ._quantized import QuantizedValue, assigned, moved, quantized_argument
 from ._recompute import is_statistic, lineage
 from ._residuals import load, load_product
 from ._roles import known_uses, role_of
@@ -70,8 +82,8 @@ class Boundaries(OperandRounding):
         return materialize(load(value)).astype(aval.dtype)
 
     def emit(self, value: Value, aval: ShapedArray, path: str) -> PyTree:
-        if isinstance(value, QuantizedValue) and value.is_argument:
-            return value.array
+        if isinstance(value, QuantizedValue) and value.argument is not None:
+            return value.argument
         value = load(value)
         storage = self.recipe.state_storage(path, value.data.size)
         if self.record is not None:
@@ -132,27 +144,70 @@ class Boundaries(OperandRounding):
             return ScaledValue(materialize(value), 0, value.origin)
         return dataclasses.replace(value, exponent=rows(value.exponent), memo=Memo())
 
-    def invariant(self, value: Value, readers: Set[str], equation: Equation) -> Value:
+    def invariant(self, value: Value, readers: Readers, equation: Equation) -> Value:
         """Rounds weights that each iteration of a loop multiplies by once, before the loop."""
         value = load_product(value)
-        if not isinstance(value, ScaledValue) or "dot_general" not in readers or per_slice(value):
+        if not isinstance(value, ScaledValue) or per_slice(value):
             return value
         if self.amaxes is not None:  # each operand has a history of its own
             return value
-        place = GRADIENT if value.origin == "backward" else ("forward", "weight")
-        setting = self.recipe.products.operand(*place)
-        short = self.recipe.products.short_form is not None
-        if short and setting and setting.per_tensor and value.constant_value is None:
-            self._rounded(value, setting, (), "")
+        for reader, position in readers:
+            setting = self._setting_of_weight(value, reader)
+            if setting is not None and not setting.is_random and setting.hadamard < 2:
+                contracted = params.contracted_axes(reader)[position]
+                self._rounded(value, setting, contracted, "")
         return value
+
+    def _setting_of_weight(self, value: ScaledValue, reader: Equation) -> Operand | None:
+        """Returns how a product rounds a value that is the same in each iteration of a loop, as far
+        as that is known without its other operand."""
+        if RULES[reader.name].family is not Family.CONTRACTION or value.constant_value is not None:
+            return None
+        products, backward = self.recipe.products, reader.direction == "backward"
+        if value.origin == "backward":
+            setting = products.operand(*GRADIENT)
+            known = products.short_form is not None
+        else:
+            setting = products.operand("input_gradient" if backward else "forward", "weight")
+            known = products.short_form is not None or value.origin == "stored"
+        if setting is None or not known or (backward and products.backward_from != "original"):
+            return None
+        fmt = self.overrides.find(reader, setting.format)
+        narrower = not isinstance(fmt, Format) or not holds(value.data.dtype, fmt)
+        return setting if fmt == setting.format and narrower else None
+
+    def repeated(self, equation: Equation, inputs: Sequence[Value | None]) -> Value | None:
+        """Casts and moves arguments before a loop, in whose body they are found again."""
+        return self._moved(equation, [load_product(x) for x in inputs])
+
+    def _moved(self, equation: Equation, inputs: Sequence[Value | None]) -> Value | None:
+        """Returns an argument that an equation casts or moves, the same for equal equations; None
+        for all others."""
+        if len(inputs) != 1 or not isinstance(x := inputs[0], ScaledValue) or x.origin != "stored":
+            return None
+        if RULES[equation.name].family is not Family.STRUCTURAL or per_slice(x):
+            return None
+        out = equation.out_avals[0]
+        if not is_float(out) or math.prod(out.shape) != x.data.size:
+            return None
+        purpose = equation.name, str(out), repr(sorted(equation.params.items()))
+        if purpose not in x.memo.changed:
+            (made,) = self._computed(equation, [x])
+            assert isinstance(made, ScaledValue)
+            x.memo.changed[purpose] = made
+        return x.memo.changed[purpose]
+
+    def behind(self, value: Value, barrier: Value) -> Value:
+        """Keeps the narrow copies of arguments, which aren't made again."""
+        if not isinstance(value, ScaledValue) or value.origin != "stored":
+            return barrier
+        return dataclasses.replace(barrier, memo=value.memo)
 
     def merge(self, state: State, axes: AxisName) -> State:
         return jax.tree.map(lambda newest: lax.pmax(newest, axes), state)
 
     def inside(self, value: Value) -> Value:
-        if not isinstance(value, ScaledValue):
-            return super().inside(value)
-        return dataclasses.replace(value, memo=value.memo.copy(), lineage=None, base=None)
+        return value.inside() if isinstance(value, ScaledValue) else super().inside(value)
 
     def residual(self, value: Value, aval: ShapedArray) -> ScaledValue | StoredValue:
         """Returns a value narrow, if the recipe says so, until the backward pass reads it."""
@@ -192,10 +247,13 @@ class Boundaries(OperandRounding):
             return [transposed]
         if equation.name in KERNELS and self.overrides.find(equation, "rounded") is not None:
             warn_opaque(equation)
+        for same in (moved, assigned, self._moved):
+            if (found := same(equation, inputs)) is not None:
+                return [found]
+        return self._computed(equation, [load(x) for x in self.multiplied(equation, inputs)])
+
+    def _computed(self, equation: Equation, inputs: Sequence[Value]) -> list[Value]:
         rule = RULES[equation.name]
-        if (same := moved(equation, inputs)) is not None:
-            return [same]
-        inputs = [load(x) for x in self.multiplied(equation, inputs)]
         origin = _origin(equation, inputs, rule.family)
         if equation.direction == "backward" and rule.family is not Family.CONTRACTION:
             fmt = self.overrides.find(equation, self.recipe.residuals)
@@ -249,24 +307,6 @@ class Boundaries(OperandRounding):
         data = encode(x * (1 / scale), sent)
         assert isinstance(data, jax.Array)
         return data, scale
-
-
-def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:
-    """Returns ``total`` in a form that XLA on a CPU computes once, however many operations read it.
-
-    The result is ``total`` with NaN where ``part``, one of its addends, is NaN: the same array. XLA
-    on a CPU recomputes an array for each reader, and what it is computed from, if all its operands
-    but one are broadcasts. The gradient of a norm ends that way, in a mean that is added
-    everywhere. The gradient of a residual stream was thus recomputed in each layer. An array
-    computed from two arrays is stored if a library function or a reduction reads it. Other
-    platforms get ``total`` itself.
-    """
-
-    def selected(total: jax.Array, part: jax.Array) -> jax.Array:
-        return lax.select(lax.ne(part, part), part, total)
-
-    arrays = with_common_axes((total, part))
-    return lax.platform_dependent(*arrays, cpu=selected, default=lambda total, _: total)
 
 
 def _transposed_product(equation: Equation, inputs: Sequence[Value]) -> ScaledValue | None:

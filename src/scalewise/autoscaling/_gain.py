@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from ..devices import Device, units_for
+from ..devices import Device
 from ..formats import BlockFormat, Format
 from ..interpret import Equation
 from ..primitives import params
 from ..scaled import is_known
 from ._operand_settings import Operand
 from ._quantized import QuantizedValue
+from ._units import GROUPED, units_of
 from ._value import ScaledValue
 
 Narrow = Operand | QuantizedValue | None  # of an operand; None for one that stays in flight
@@ -85,10 +86,11 @@ def _rate(
 ) -> float:
     """Returns the rate of narrow operands in their units; 0 if there are none."""
     a, b = formats
-    if equation.name != "dot_general" or a is None or b is None:
+    grouped = equation.name in GROUPED
+    if (equation.name != "dot_general" and not grouped) or a is None or b is None:
         stored = [f for f in formats if f is not None and _bits(f) > 8]
         return 1.0 if len(stored) == len([f for f in formats if f]) else 0.0
-    units = units_for(a, b, device)
+    units = units_of(equation, a, b, device)
     return 0.0 if units is None else units.rate
 
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ..formats import Format
+from ..rounding._stored import exportable
 from ..scaled import Amax, Axes, Scales, Scaling, shifted, to_top
 
 
@@ -19,6 +20,7 @@ def foreign_history(why: str) -> ValueError:
     )
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class AmaxHistory:

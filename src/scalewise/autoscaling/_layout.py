@@ -1,18 +1,54 @@
-"""The memory layout and lifetime of narrow copies, decided when a program is lowered."""
+"""Narrow copies, their memory layout and lifetime, and barriers, decided when a program is
+lowered."""
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable
 
 import jax
+import numpy as np
+from jax import lax
 
-from .._jax import Layout, batching, is_exported, is_partitioned, jex, mlir, with_layout_constraint
+from .._jax import (
+    Layout,
+    batching,
+    is_exported,
+    is_partitioned,
+    jex,
+    mlir,
+    with_common_axes,
+    with_layout_constraint,
+)
 from .._types import PyTree
+from ..formats import Format
 from ..interpret import outlined
+from ..scaled import ScaledArray, Scaling, quantize, quantize_measured
+from ..scaled._power import layout
+from ._history import FixedAmax
 
-Tree = TypeVar("Tree")  # of narrow arrays
-
+# one equation each: `lax.platform_dependent` traces a branch for each platform
 stored_p = jex.Primitive("stored_copy")
+separate_p = jex.Primitive("separate_copy")
+materialized_p = jex.Primitive("materialized")
+after_p = jex.Primitive("after")
+
+
+def narrow_copy(
+    x: jax.Array, measured: jax.Array, fmt: Format, scaling: Scaling | None
+) -> ScaledArray:
+    """Returns :func:`quantize_measured`, on a CPU by one function for all arrays of a shape."""
+    if isinstance(scaling, FixedAmax):
+        return outlined(_by_magnitude, (fmt, scaling.power_of_two), x, scaling.magnitude)
+    return outlined(_narrow_copy, (fmt, scaling), x, measured)
+
+
+def _by_magnitude(options: tuple, x: jax.Array, magnitude: jax.Array) -> ScaledArray:
+    fmt, power_of_two = options
+    return quantize(x, fmt, scaling=FixedAmax(magnitude, power_of_two))
+
+
+def _narrow_copy(options: tuple, x: jax.Array, measured: jax.Array) -> ScaledArray:
+    return quantize_measured(x, measured, *options)
 
 
 def stored_copy(data: jax.Array) -> jax.Array:
@@ -27,22 +63,36 @@ def stored_copy(data: jax.Array) -> jax.Array:
     return stored_p.bind(data)
 
 
-def loaded_after(stored: Tree, other: PyTree) -> Tree:
-    """Returns ``stored``, a pytree of narrow arrays, and makes a CPU read it after ``other``.
+def loaded_after(scale: jax.Array, other: PyTree) -> jax.Array:
+    """Returns ``scale``, of stored numbers, so that a CPU multiplies them by it after ``other``.
 
     XLA on a CPU runs each operation as soon as its operands are computed. It would widen and
     transpose the operands of a backward product during the forward pass, and keep the wide arrays
-    until the backward pass reads them. Here they are results of a call that also takes ``other``,
-    which the backward pass computes, so the CPU keeps the narrow arrays until then. All other
-    platforms multiply narrow arrays directly; there, and in a partitioned program, the call is
-    inlined and changes nothing.
+    until the backward pass reads them. Here the scale seems to depend on ``other``, which the
+    backward pass computes. All other platforms multiply narrow arrays directly; there, and in a
+    partitioned program, this changes nothing.
+
+    Args:
+        scale: positive, of float32 or float64.
+        other: an array, of which one number is read; or None.
     """
-    return outlined(_first, None, stored, other)
+    return scale if other is None else after_p.bind(scale, other)
 
 
-def _first(_: None, stored: Tree, other: PyTree) -> Tree:
-    del other
-    return stored
+def _after(scale: jax.Array, other: jax.Array) -> jax.Array:
+    """Returns the larger of a positive number's bits and of integers that aren't positive."""
+    integer, *_ = layout(scale.dtype)
+    first = lax.reshape(lax.slice(other, (0,) * other.ndim, (1,) * other.ndim), ())
+    bits = lax.bitcast_convert_type(first.astype(scale.dtype), integer)
+    bits = lax.broadcast(lax.min(bits, integer(0)), scale.shape)
+    own = lax.bitcast_convert_type(scale, integer)
+    return lax.bitcast_convert_type(lax.max(own, bits), scale.dtype)
+
+
+def _lower_after(ctx, scale, other):
+    if is_partitioned(ctx) or not ctx.avals_in[1].size:
+        return [scale]
+    return mlir.lower_fun(_after, multiple_results=False)(ctx, scale, other)
 
 
 def _row_major(data: jax.Array) -> jax.Array:
@@ -55,8 +105,60 @@ def _lower_for_device(ctx, data):
     return mlir.lower_fun(_row_major, multiple_results=False)(ctx, data)
 
 
-stored_p.def_impl(lambda data: data)
-stored_p.def_abstract_eval(lambda data: data)
+def separate_copy(x: jax.Array, purpose: int) -> jax.Array:
+    """Returns ``x`` behind a barrier, so that a device's compiler recomputes its functions.
+
+    XLA on a CPU, which stores and computes less if it may share results, gets ``x`` itself.
+
+    Args:
+        x: any array.
+        purpose: XLA merges two such copies of ``x`` with the same number.
+    """
+    return separate_p.bind(x, purpose=purpose)
+
+
+def _behind(x: jax.Array, *, purpose: int) -> jax.Array:
+    return lax.optimization_barrier((x, np.int32(purpose)))[0]
+
+
+def force_materialize(total: jax.Array, part: jax.Array) -> jax.Array:
+    """Returns ``total`` in a form that XLA on a CPU computes once, however many operations read it.
+
+    The result is ``total`` with NaN where ``part``, one of its addends, is NaN: the same array. XLA
+    on a CPU recomputes an array for each reader, and what it is computed from, if all its operands
+    but one are broadcasts. The gradient of a norm ends that way, in a mean that is added
+    everywhere. The gradient of a residual stream was thus recomputed in each layer. An array
+    computed from two arrays is stored if a library function or a reduction reads it. Other
+    platforms get ``total`` itself.
+    """
+    return materialized_p.bind(*with_common_axes((total, part)))
+
+
+def _selected(total: jax.Array, part: jax.Array) -> jax.Array:
+    return lax.select(lax.ne(part, part), part, total)
+
+
+def _register(
+    primitive: jex.Primitive,
+    device: Callable,
+    cpu: Callable = lambda ctx, first, *_, **params: [first],
+) -> None:
+    """Defines a primitive whose result is its first operand, by how it is lowered."""
+    primitive.def_impl(lambda first, *_, **params: first)
+    primitive.def_abstract_eval(lambda first, *_, **params: first)
+    mlir.register_lowering(primitive, device)
+    mlir.register_lowering(primitive, cpu, platform="cpu")
+
+
+_register(stored_p, _lower_for_device)
+_register(separate_p, mlir.lower_fun(_behind, multiple_results=False))
+_register(
+    materialized_p,
+    lambda ctx, total, part: [total],
+    mlir.lower_fun(_selected, multiple_results=False),
+)
+_register(after_p, lambda ctx, scale, other: [scale], _lower_after)
 batching.defvectorized(stored_p)
-mlir.register_lowering(stored_p, _lower_for_device)
-mlir.register_lowering(stored_p, lambda ctx, data: [data], platform="cpu")
+batching.defvectorized(separate_p)
+batching.defbroadcasting(materialized_p)
+batching.primitive_batchers[after_p] = lambda arrays, axes: (arrays[0], axes[0])

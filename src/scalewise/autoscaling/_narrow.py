@@ -15,7 +15,7 @@ from .._check import checked
 from .._jax import type_like
 from .._types import PyTree
 from ..formats import BlockFormat, Format
-from ..interpret import Argument, Interpretation
+from ..interpret import Argument, Interpretation, outlined
 from ..rounding import EncodedArray, StoredArray, encode
 from ..scaled import ScaledArray, quantize
 from ._quantized import is_quantized
@@ -29,7 +29,7 @@ def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
     memo = value.memo
     if fmt not in memo.stored:
         if fmt not in memo.copies:
-            memo.copies[fmt] = quantize(value.data, fmt)
+            memo.copies[fmt] = outlined(_one_scale, fmt, value.data)
         copy = memo.copies[fmt]
         assert isinstance(copy, ScaledArray)
         assert isinstance(copy.data, jax.Array)
@@ -38,6 +38,10 @@ def store_value(value: ScaledValue, fmt: Format) -> StoredValue:
         known = value.data.dtype, value.narrowed, value.role
         memo.stored[fmt] = StoredValue(data, copy.scale, value.exponent, *known)
     return memo.stored[fmt]
+
+
+def _one_scale(fmt: Format, x: jax.Array) -> ScaledArray:
+    return quantize(x, fmt)
 
 
 def holds(dtype: DTypeLike, fmt: Format) -> bool:

@@ -289,6 +289,7 @@ def operand_format(fmt: BlockFormatLike | None) -> Format | BlockFormat | None:
     return None if fmt.mantissa_bits >= 23 and fmt.exponent_bits >= 8 else fmt
 
 
+@functools.cache
 def plain_operand(
     fmt: Format | BlockFormat, scaling: Scaling, per: Literal["tensor", "channel"]
 ) -> Operand:

@@ -21,14 +21,13 @@ from ..scaled import (
     amax,
     at_least,
     quantize,
-    quantize_measured,
 )
 from ._blocks import Blocks, Factor, in_blocks
 from ._contraction_rules import contraction, features, grouped, mixes_freely, with_integers
 from ._gain import reason_to_leave
 from ._history import OperandAmaxes
 from ._keys import hadamard_signs, hadamard_transform, operand_key, place_of
-from ._layout import loaded_after, stored_copy
+from ._layout import loaded_after, narrow_copy, stored_copy
 from ._narrow import holds
 from ._operand_settings import GRADIENT, Operand, Role
 from ._products import multiply
@@ -272,7 +271,10 @@ class OperandRounding(Residuals):
         operand_id = f"{place_of(equation)}/{position}"
         if reread and not self._reuses_copy(value, setting):
             stored = self._stored(value, self.recipe.residuals)
-            value = load(loaded_after(stored, other) if isinstance(stored, StoredValue) else stored)
+            if isinstance(stored, StoredValue):
+                scale = loaded_after(stored.scale, other)
+                stored = dataclasses.replace(stored, scale=scale)
+            value = load(stored)
             reread = False
         copy = self._rounded(value, setting, contracted, operand_id)
         if isinstance(copy, Blocks):
@@ -286,7 +288,7 @@ class OperandRounding(Residuals):
         assert isinstance(copy.scale, jax.Array)
         data = copy.data if isinstance(copy.data, jax.Array) else copy.data.astype(jnp.float32)
         data = stored_copy(data)
-        return loaded_after(data, other) if reread else data, copy.scale
+        return data, loaded_after(copy.scale, other) if reread else copy.scale
 
     def product(
         self, equation: Equation, operands: Sequence[Factor], dtype: DTypeLike
@@ -351,10 +353,11 @@ class OperandRounding(Residuals):
     ) -> ScaledArray:
         """Returns a narrow copy, with one scale, of the operand with this id."""
         if self.amaxes is None:
-            return quantize_measured(value.data, self._measured(value), fmt, scaling)
+            return narrow_copy(value.data, self._measured(value), fmt, scaling)
         largest = self._largest(value)
         self.amaxes.record(operand_id, largest)
-        return quantize(value.data, fmt, scaling=self.amaxes.strategy(operand_id, largest, scaling))
+        scaling = self.amaxes.strategy(operand_id, largest, scaling)
+        return narrow_copy(value.data, value.data, fmt, scaling)
 
     def rounded_operands(
         self, equation: Equation, inputs: Sequence[Value]

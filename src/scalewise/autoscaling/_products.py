@@ -26,6 +26,7 @@ from ._block_product import block_product, takes_blocks
 from ._blocks import Blocks, Factor, widened
 from ._on_units import product_on_units, unit_of
 from ._predict import terms_of
+from ._units import units_of
 from ._value import Exponent, Origin, ScaledValue, UnscaledProduct, leading, wide_dtype
 
 SIXTEEN = (FP16.dtype, BF16.dtype)
@@ -313,8 +314,8 @@ def _unit_dtypes(
     """
     a, b = dtypes
     narrow = [d for d in (a, b) if d.itemsize == 1]
-    if len(narrow) == 2 and equation.name == "dot_general":
-        units = units_for(format_(a), format_(b), device)
+    if len(narrow) == 2:
+        units = units_of(equation, format_(a), format_(b), device)
         if units is not None:
             (x, y), (j, k) = units.formats, units.shifts
             return (x.dtype, j), (y.dtype, k)  # pyright: ignore

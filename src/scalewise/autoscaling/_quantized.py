@@ -15,10 +15,11 @@ from ..formats import BLOCK_FORMATS, E4M3FN, FP32, BlockFormat, Format
 from ..formats import format as format_
 from ..interpret import Argument, Equation, Value
 from ..primitives import params
-from ..rounding import EncodedArray
+from ..rounding import EncodedArray, encode
 from ..scaled import ScaledArray
+from ..scaled._quotient import quotient
 from ._blocks import Blocks, Factor
-from ._value import ScaledValue
+from ._value import ScaledValue, materialize
 
 
 @jax.tree_util.register_pytree_node_class
@@ -36,7 +37,8 @@ class QuantizedValue:
         upper: the upper of two levels of scales (NVFP4), with as many axes; None for 1.
         block: the blocked axis, counted from the last, and the size of blocks; or None.
         dtype: of the value in flight.
-        is_argument: whether the value is an argument itself, not moved.
+        given: the shape of the argument's scale, if the value is an argument itself, or after
+            assignments to parts of it; None for one that was moved.
     """
 
     data: jax.Array | EncodedArray
@@ -44,7 +46,7 @@ class QuantizedValue:
     upper: jax.Array | None
     block: tuple[int, int] | None
     dtype: DTypeLike
-    is_argument: bool = False
+    given: tuple[int, ...] | None = None
     memo: dict[str, ScaledValue] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
@@ -54,6 +56,14 @@ class QuantizedValue:
     @property
     def ndim(self) -> int:
         return len(self.data.shape)
+
+    @property
+    def argument(self) -> ScaledArray | None:
+        """The argument that the value is, with a scale of the same shape; None for another."""
+        array = self.array
+        if self.given is not None and isinstance(array.scale, jax.Array):
+            array = dataclasses.replace(array, scale=array.scale.reshape(self.given))
+        return None if self.given is None else array
 
     @property
     def array(self) -> ScaledArray:
@@ -131,10 +141,10 @@ class QuantizedValue:
             return x if x is None else jnp.broadcast_to(x, (self.shape[0], *x.shape[1:]))
 
         fields = {"scale": rows(self.scale), "upper": rows(self.upper)}
-        return dataclasses.replace(self, **fields, is_argument=False, memo={})
+        return dataclasses.replace(self, **fields, given=None, memo={})
 
     def tree_flatten(self):
-        return (self.data, self.scale, self.upper), (self.block, self.dtype, self.is_argument)
+        return (self.data, self.scale, self.upper), (self.block, self.dtype, self.given)
 
     @classmethod
     def tree_unflatten(cls, static, children):
@@ -169,7 +179,8 @@ def quantized_argument(x: Argument, dtype: DTypeLike) -> QuantizedValue | None:
     def full(s: jax.Array | None) -> jax.Array | None:
         return None if s is None else s.reshape((1,) * (x.ndim - s.ndim) + s.shape)
 
-    return QuantizedValue(x.data, full(scale), full(upper), block, dtype, True)
+    given = () if scale is None else scale.shape
+    return QuantizedValue(x.data, full(scale), full(upper), block, dtype, given)
 
 
 def is_quantized(x: object) -> bool:
@@ -199,6 +210,49 @@ def moved(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
     return move(equation, inputs)
 
 
+def assigned(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:
+    """Returns a quantized argument after an assignment to a part of it; None for all others.
+
+    What is assigned is rounded to the argument's format, with the scales that are there: a cache of
+    keys and values stays as it is stored. Numbers beyond the format saturate.
+    """
+    x = inputs[0] if inputs else None
+    if equation.name not in ("dynamic_update_slice", "scatter") or not isinstance(
+        x, QuantizedValue
+    ):
+        return None
+    at = 1 if equation.name == "dynamic_update_slice" else 2
+    new = inputs[at].load() if isinstance(inputs[at], QuantizedValue) else inputs[at]
+    if isinstance(x.data, EncodedArray) or x.block is not None or not isinstance(new, ScaledValue):
+        return None
+    numbers = materialize(new).astype(jnp.float32)
+    if x.scale is not None:
+        scale = _assigned_scale(equation, x, numbers.shape)
+        if scale is None:
+            return None
+        numbers = quotient(numbers, jnp.broadcast_to(scale, numbers.shape))
+    codes = encode(numbers, format_(x.data.dtype), saturate="finite")
+    rest = [codes if i == at else v for i, v in enumerate(inputs)]
+    (data,) = equation.bind(x.data, *rest[1:])
+    return dataclasses.replace(x, data=data, memo={})
+
+
+def _assigned_scale(
+    equation: Equation, x: QuantizedValue, shape: tuple[int, ...]
+) -> jax.Array | None:
+    """Returns the scale of what is assigned, with its axes; None if it has a part of the scales."""
+    assert x.scale is not None
+    axes = params.assigned_axes(equation)
+    lengths = [1] * len(shape)
+    for axis, n in enumerate(x.scale.shape):
+        if n == 1:
+            continue
+        if axis not in axes or shape[axes[axis]] != n:
+            return None
+        lengths[axes[axis]] = n
+    return x.scale.astype(jnp.float32).reshape(lengths)
+
+
 def _is_float(aval) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.floating)
 
@@ -207,8 +261,9 @@ def _convert(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | No
     dtype = equation.out_avals[0].dtype
     if not jnp.issubdtype(dtype, jnp.floating) or np.dtype(dtype).itemsize < 2:
         return None
-    kept = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
-    return dataclasses.replace(inputs[0], dtype=kept, is_argument=False, memo={})
+    kept, x = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32, inputs[0]
+    given = x.given if dtype == equation.in_avals[0].dtype else None  # a weak type becomes strong
+    return dataclasses.replace(x, dtype=kept, given=given, memo={})
 
 
 def _same(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | None:

@@ -15,10 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import jax
-import numpy as np
-from jax import lax
-
 from ..interpret import Equation, Value, is_quantization
 from ..primitives import having, params
 from ..scaled import at_least, is_known
@@ -107,19 +103,3 @@ def _odd(x: ScaledValue) -> bool:
         case name:
             kept = name in SAME_ORDER
     return kept and _odd(arrays[0])
-
-
-def separate_copy(x: jax.Array, purpose: int) -> jax.Array:
-    """Returns ``x`` behind a barrier, so that a device's compiler recomputes its functions.
-
-    XLA on a CPU, which stores and computes less if it may share results, gets ``x`` itself.
-
-    Args:
-        x: any array.
-        purpose: XLA merges two such copies of ``x`` with the same number.
-    """
-
-    def behind(x):
-        return lax.optimization_barrier((x, np.int32(purpose)))[0]
-
-    return lax.platform_dependent(x, cpu=lambda x: x, default=behind)

@@ -16,12 +16,12 @@ from ..formats import Format
 from ..interpret import Equation, Value
 from ..scaled import at_least
 from ._families import RuleContext
+from ._layout import separate_copy
 from ._narrow import TakesStored, holds, store_value
 from ._overrides import FormatOverrides
 from ._products import DeferredProduct
 from ._quantized import QuantizedValue
 from ._recipe import Recipe
-from ._recompute import separate_copy
 from ._rules import RULES
 from ._units import MissingUnits
 from ._value import Copy, Memo, ScaledValue, StoredValue, wide_dtype

@@ -1,15 +1,16 @@
-"""Warnings and errors where a device's matrix units don't multiply a recipe's formats."""
+"""The matrix units of a product, and warnings and errors where a device has none for it."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 
-from ..devices import Device, units_for
+from ..devices import Device, Units, units_for
 from ..formats import BlockFormat, Format
 from ..interpret import Equation
 
 Operands = Sequence[Format | BlockFormat | None]
+GROUPED = ("ragged_dot", "ragged_dot_general")
 
 
 def is_narrow_pair(formats: Operands) -> bool:
@@ -27,11 +28,25 @@ def require_native(pairs: Sequence[Operands], device: Device | None) -> None:
     if device is None:
         raise ValueError("Recipe.native_products needs to know the units: name a Recipe.device")
     for pair in pairs:
-        if is_narrow_pair(pair) and not _multiplies(device, pair):
+        a, b = pair
+        if is_narrow_pair(pair) and units_for(a, b, device) is None:  # pyright: ignore
             raise ValueError(
                 f"Recipe.native_products: {_text(pair)} isn't multiplied by the matrix units of "
                 f"{device.name}, which multiply {', '.join(device.pairs)}"
             )
+
+
+def units_of(
+    equation: Equation, a: Format | BlockFormat, b: Format | BlockFormat, device: Device
+) -> Units | None:
+    """Returns the units in which a device multiplies two operands as they are; None if XLA doesn't
+    let it.
+
+    XLA expands a grouped product to a dense one on a GPU. Convolutions take 16 bits at least.
+    """
+    blocks = isinstance(a, BlockFormat) or isinstance(b, BlockFormat)
+    grouped = equation.name in GROUPED and not blocks and device.platform == "cuda"
+    return units_for(a, b, device) if equation.name == "dot_general" or grouped else None
 
 
 class MissingUnits:
@@ -44,7 +59,8 @@ class MissingUnits:
         """Warns if a known device, but no CPU, has no units for a contraction of two formats."""
         if device is None or device.platform == "cpu" or not is_narrow_pair(formats):
             return
-        if equation.name == "dot_general" and _multiplies(device, formats):
+        a, b = formats
+        if units_of(equation, a, b, device) is not None:
             return
         what = _text(formats)
         if equation.name != "dot_general":
@@ -58,11 +74,6 @@ class MissingUnits:
                 UserWarning,
                 stacklevel=2,
             )
-
-
-def _multiplies(device: Device, formats: Operands) -> bool:
-    a, b = (f for f in formats if f is not None)
-    return units_for(a, b, device) is not None
 
 
 def _text(formats: Operands) -> str:

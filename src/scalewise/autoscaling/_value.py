@@ -58,8 +58,9 @@ class Memo:
 
     def copy(self) -> Memo:
         """Returns a memo whose changes don't reach this one."""
-        names = ("copies", "stored", "again", "changed")
-        return dataclasses.replace(self, **{name: dict(getattr(self, name)) for name in names})
+        own = {name: dict(getattr(self, name)) for name in ("copies", "stored", "again")}
+        changed = {purpose: value.inside() for purpose, value in self.changed.items()}
+        return dataclasses.replace(self, **own, changed=changed)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -132,6 +133,10 @@ class ScaledValue:
     def value(self) -> jax.Array:
         """Returns the plain array, on which functions without a scale rule are computed."""
         return materialize(self)
+
+    def inside(self) -> ScaledValue:
+        """Returns a copy whose memory a trace of its own may change."""
+        return dataclasses.replace(self, memo=self.memo.copy(), lineage=None, base=None)
 
     @property
     def is_computed(self) -> bool:

@@ -20,6 +20,7 @@ from ._interpretation import Applied as Applied
 from ._interpretation import Argument as Argument
 from ._interpretation import Boundary as Boundary
 from ._interpretation import Interpretation as Interpretation
+from ._interpretation import Readers as Readers
 from ._interpretation import RoundedOperand as RoundedOperand
 from ._interpretation import State as State
 from ._kernels import KERNELS as KERNELS

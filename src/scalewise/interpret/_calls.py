@@ -28,14 +28,25 @@ def _call(interpretation, equation: Equation, state, inputs):
 def _remat(interpretation, equation: Equation, state, inputs):
     """Interprets a recomputation behind a barrier, so that XLA doesn't reuse the original one."""
     if params.is_barrier(equation):
-        inputs = lax.optimization_barrier(inputs)
+        behind = lax.optimization_barrier(inputs)
+        inputs = list(map(interpretation.behind, inputs, behind))
     return interpret_jaxpr(interpretation, params.body(equation), state, inputs, equation)
+
+
+def is_in_place(interpretation, equation: Equation) -> bool:
+    """Returns whether an equation is a call that is replaced by its body."""
+    if equation.name in ("jit", "pjit"):
+        call = params.jit(equation)
+        body, _ = _jax.open_jaxpr(call.body)
+        large = len(body.eqns) > SMALL_CALL and not interpretation.inline
+        return not call.compiler_options and not large
+    known = equation.name in ("remat2", "checkpoint", *params.BODIES) or params.is_call(equation)
+    return known and equation.name != "outlined"
 
 
 def _jit(interpretation, equation: Equation, state, inputs):
     """Interprets a nested jit with its shardings and compiler options; inlines a small one."""
     call = params.jit(equation)
-    body, _ = _jax.open_jaxpr(call.body)
     options = call.compiler_options
     inputs = _sharded(inputs, equation.in_avals, call.in_shardings)
 
@@ -43,7 +54,7 @@ def _jit(interpretation, equation: Equation, state, inputs):
         return interpret_jaxpr(interpretation, call.body, state, inputs, equation)
 
     run.__name__ = call.name
-    if options or (len(body.eqns) > SMALL_CALL and not interpretation.inline):
+    if not is_in_place(interpretation, equation):
         run = jax.jit(run, compiler_options=options or None)
     state, outs = run(state, inputs)
     return state, _sharded(outs, equation.out_avals, call.out_shardings)

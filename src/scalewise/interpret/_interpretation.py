@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -23,6 +23,9 @@ State: TypeAlias = Any
 
 Argument: TypeAlias = Any
 """A caller's array, or another node of a pytree that ``Interpretation.is_argument`` accepts."""
+
+Readers: TypeAlias = Sequence[tuple[Equation, int]]
+"""Equations that read a value, each with the operand's number."""
 
 Applied = tuple[State, Sequence[Value]]  # after an equation, with a value for each result
 
@@ -179,15 +182,34 @@ class Interpretation:
         or of one that ends at several iterations)."""
         return jnp.where(predicate, on_true, on_false)
 
-    def invariant(self, value: Value, readers: Set[str], equation: Equation) -> Value:
+    def invariant(self, value: Value, readers: Readers, equation: Equation) -> Value:
         """Returns a loop's constant after the work that each iteration would repeat on it.
 
         Args:
             value: the constant.
-            readers: names of the primitives that read it in the loop's body.
+            readers: the equations that read it in the loop's body, each with the operand's number.
             equation: the loop.
         """
         return value
+
+    def repeated(self, equation: Equation, inputs: Sequence[Value | None]) -> Value | None:
+        """Returns the result of an equation in a loop's body, computed before the loop; None to
+        compute it in the body.
+
+        Args:
+            equation: in the body.
+            inputs: those that are the same in each iteration; None for others.
+        """
+        return None
+
+    def behind(self, value: Value, barrier: Value) -> Value:
+        """Returns a value as a recomputation of the forward pass reads it.
+
+        Args:
+            value: as the forward pass has read it.
+            barrier: the same behind an optimization barrier.
+        """
+        return barrier
 
     def inside(self, value: Value) -> Value:
         """Returns a copy of a value, in which a loop's body may cache what it traces."""

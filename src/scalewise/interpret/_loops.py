@@ -12,9 +12,10 @@ import numpy as np
 from jax import lax
 
 from .. import _jax
-from .._jax import jex
 from .._types import PyTree
 from ..primitives import params
+from ._body import Atom, body_of
+from ._calls import is_in_place
 from ._equation import Equation
 from ._floats import map_floats
 from ._interpret import CONTROL, at_boundary, canonical, interpret_jaxpr
@@ -24,18 +25,57 @@ from ._interpret import CONTROL, at_boundary, canonical, interpret_jaxpr
 MIN_APART, TIMES_APART = 10_000, 10
 
 
-def _invariant(interpretation, equation: Equation, jaxpr, consts):
+def _invariant(interpretation, equation: Equation, jaxpr, consts, part=()):
     """Returns a loop's constants, after the work that each iteration would repeat on them."""
-    body, _ = _jax.open_jaxpr(jaxpr)
-    readers: dict[jex.Var, set[str]] = {v: set() for v in body.invars[: len(consts)]}
-    for eqn in body.eqns:
-        for var in eqn.invars:
-            if isinstance(var, jex.Var) and var in readers:
-                readers[var].add(eqn.primitive.name)
-    return [
-        interpretation.invariant(c, names, equation) if interpretation.lifts(v.aval) else c
-        for c, (v, names) in zip(consts, readers.items(), strict=True)
-    ]
+    return _followed(interpretation, equation, jaxpr, consts, part)[0]
+
+
+def _followed(interpretation, equation: Equation, jaxpr, consts, part=()):
+    """Returns a body's constants after that work, and its outputs that are the same each time.
+
+    Constants are followed through equations that an interpretation repeats, into inner loops and
+    into calls that are interpreted in place: a value remembers what was made of it.
+
+    Args:
+        consts: the first of the inputs; None for values that the iteration changes.
+    """
+    body = body_of(_jax.open_jaxpr(jaxpr)[0], equation, part)
+    known: dict[Atom, object] = {
+        v: c
+        for v, c in zip(body.inputs, consts, strict=False)
+        if c is not None and interpretation.lifts(v.aval)
+    }
+    readers: dict[Atom, list[tuple[Equation, int]]] = {v: [] for v in known}
+    for step in body.steps:
+        inner, values = step.equation, [known.get(x) for x in step.reads]
+        if all(x is None for x in values):
+            continue
+        for i, var in enumerate(step.reads):
+            readers.get(var, []).append((inner, i))
+        within = _called(interpretation, inner)
+        if within is not None:
+            _, made = _followed(interpretation, inner, within[0], values[: within[1]])
+            made = made if within[1] is None else []  # a loop's results are others
+        else:
+            made = [interpretation.repeated(inner, values)]
+        for var, value in zip(step.writes, made, strict=False):
+            if value is not None:
+                known[var] = value
+                readers.setdefault(var, [])
+    found = {v: interpretation.invariant(known[v], r, equation) for v, r in readers.items()}
+    consts = [found.get(v, c) for v, c in zip(body.inputs, consts, strict=False)]
+    return consts, [known.get(v) for v in body.outputs]
+
+
+def _called(interpretation, equation: Equation):
+    """Returns the body of a call or a scan whose inputs keep what they remember, and how many do;
+    None of other equations."""
+    if equation.name == "scan":
+        loop = params.scan(equation)
+        return loop.body, loop.consts
+    if not is_in_place(interpretation, equation):
+        return None
+    return params.called(equation), None
 
 
 def _inside(interpretation, values):
@@ -153,8 +193,8 @@ def _while_parts(interpretation, equation: Equation, consts):
     """
     loop, avals = params.while_loop(equation), equation.out_avals
     m = loop.condition_consts
-    cond_consts = _invariant(interpretation, equation, loop.condition, consts[:m])
-    body_consts = _invariant(interpretation, equation, loop.body, consts[m:])
+    cond_consts = _invariant(interpretation, equation, loop.condition, consts[:m], (0,))
+    body_consts = _invariant(interpretation, equation, loop.body, consts[m:], (1,))
     to_form = partial(canonical, interpretation, equation, avals=avals, boundary="carry")
     run = partial(interpret_jaxpr, interpretation, within=equation)
 

@@ -102,11 +102,13 @@ class _Untraced:
     out_avals: tuple[ShapedArray, ...]
 
     @property
-    def jaxpr(self) -> Jaxpr:
+    def closed(self) -> Jaxpr:
         function, options, tree = self.call
-        return (
-            _jitted(function).trace(options, *jax.tree.unflatten(tree, self.in_avals)).jaxpr.jaxpr
-        )
+        return _jitted(function).trace(options, *jax.tree.unflatten(tree, self.in_avals)).jaxpr
+
+    @property
+    def jaxpr(self) -> Jaxpr:
+        return self.closed.jaxpr
 
     @property
     def consts(self) -> tuple[()]:
@@ -140,6 +142,15 @@ def _called_on_cpu(
 ) -> list[jax.Array]:
     _, options, tree = call
     return jax.tree.leaves(cpu(options, *jax.tree.unflatten(tree, arrays)))
+
+
+def _lower_inline(
+    ctx: mlir.LoweringRuleContext, *arrays: mlir.ir.Value, **params: Parameter
+) -> Sequence[mlir.ir.Value]:
+    """Lowers what was traced: the types of a program in float64 outlive the switch for it."""
+    body, name = params["jaxpr"], params["call"].function.__name__
+    closed = body.closed if isinstance(body, _Untraced) else body
+    return mlir.core_call_lowering(ctx, *arrays, name=name, call_jaxpr=closed)
 
 
 def _lower_for_cpu(
@@ -176,7 +187,6 @@ def _jvp(
     return jax.jvp(partial(_called, **params), tuple(primals), given)
 
 
-_lower_inline = mlir.lower_fun(_called, multiple_results=True)
 _lower_cpu_inline = mlir.lower_fun(_called_on_cpu, multiple_results=True)
 outlined_p.is_high = lambda *avals, **params: False  # JAX 0.12: jit lowers what its body holds
 outlined_p.def_impl(_called)

@@ -3,23 +3,52 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import jax
 import numpy as np
+from jax import export
 from jax.typing import DTypeLike
 
 from .._types import PyTree
+from ..formats import Format
 
+Node = TypeVar("Node")
 KINDS: list[type[StoredArray]] = []  # which flax.serialization doesn't know yet
+
+
+def exportable(cls: type[Node]) -> type[Node]:
+    """Lets ``jax.export`` serialize functions of a kind of pytree, whose static part consists of
+    tuples, numbers, strings and formats."""
+    export.register_pytree_node_serialization(
+        cls,
+        serialized_name=f"{cls.__module__.partition('.')[0]}.{cls.__name__}",
+        serialize_auxdata=lambda static: json.dumps(static, default=_format_fields).encode(),
+        deserialize_auxdata=lambda text: _static(json.loads(bytes(text))),
+    )
+    return cls
+
+
+def _format_fields(value: object) -> dict[str, Any]:
+    if not isinstance(value, Format):
+        raise TypeError(f"jax.export: no function of a pytree with {value!r} can be serialized")
+    return dataclasses.asdict(value)
+
+
+def _static(value: Any) -> Any:
+    if isinstance(value, dict):
+        return Format(**value)
+    return tuple(map(_static, value)) if isinstance(value, list) else value
 
 
 class StoredArray:
     """An array stored as other arrays: a pytree, whose value is computed when it is read.
 
     A subclass is a frozen dataclass. Its fields are the pytree's children, but for those in
-    ``STATIC``. ``flax.serialization`` saves and restores it, once a program has imported that.
+    ``STATIC``. ``flax.serialization`` saves and restores it, once a program has imported that, and
+    ``jax.export`` serializes functions of it.
     """
 
     STATIC: ClassVar[tuple[str, ...]] = ()
@@ -27,6 +56,8 @@ class StoredArray:
     def __init_subclass__(cls):
         KINDS.append(cls)
         jax.tree_util.register_pytree_node_class(cls)
+        if cls.__module__.startswith(__package__.partition(".")[0]):
+            exportable(cls)
 
     def __post_init__(self):
         _serializable()

@@ -15,7 +15,7 @@ from ._sizes import is_known
 # XLA's CPU backend compiles a reduction with a select in it to a scalar loop. Below SMALL elements
 # the loop of integers is the fastest; from LARGE on, the same maxima as elementwise operations on
 # parts of the array are, which become vector instructions on all cores.
-SMALL, LARGE, PARTS = 4096, 1 << 18, 16
+SMALL, LARGE, PARTS = 4096, 1 << 18, 4
 
 
 def amax(x: jax.Array, axes: Sequence[int], keepdims: bool) -> jax.Array:
