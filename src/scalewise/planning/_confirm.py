@@ -23,11 +23,12 @@ class Emulation:
     """Runs a program under plans; formats are data to it, so that it is compiled once.
 
     Attributes:
+        aim: the objective.
         runs: how many were made.
     """
 
     def __init__(self, family: Family, aim: Objective, arrays: Sequence[Argument]):
-        self.runs = 1
+        self.aim, self.runs = aim, 1
         given = list(arrays)
         outputs = jax.jit(family.outputs)
         self.reference = outputs(family.zero, given)

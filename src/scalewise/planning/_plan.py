@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from ._objective import Objective, ObjectiveName, objective
 from ._predict import prediction
 from ._report import Counting, Report, saturated_shares
 from ._result import Plan
-from ._sensitivity import sensitivity
+from ._sensitivity import Sensitivity, sensitivity
 from ._sites import WIDE, Site, float_results, sites
 
 OperandLike = Operand | BlockFormatLike | None
@@ -46,9 +47,10 @@ def plan(
 ) -> Callable[..., Plan]:
     """Returns a function of ``f``'s arguments that finds the format of each product's operands.
 
-    Products are told apart by their scope and line. What each rounding does to the result follows
-    from one adjoint pass, to second order, and from a run with that rounding alone; the choice is
-    the exact solution of a knapsack problem. The plan and those that the prediction can't tell
+    Products are told apart by their scope and line. One adjoint pass gives what each rounding and
+    each two of them do to the result, to second order; runs with one rounding, and with the two of
+    the strongest pairs, replace that where they differ. The choice is the exact solution of a
+    knapsack problem. The plan and those that the prediction can't tell
     apart from it are then run, and the best is the result.
 
     Args:
@@ -84,19 +86,19 @@ def plan(
     """
     check_callable(f, "plan")
     limits = budget if isinstance(budget, Budget) else Budget(bits=budget)
-    lists = _Lists(_operands(formats), activations if isinstance(activations, str)
+    lists = Lists(_operands(formats), activations if isinstance(activations, str)
                    else _operands(activations), _operands(gradients))  # fmt: skip
 
     def planned(*args: PyTree, **kwargs: PyTree) -> Plan:
         program = trace(f, Boundaries(WIDE), args, kwargs, name="plan")
-        task = _Task(program, limits, lists, objective, seed, name_of(f))
+        task = Task(program, limits, lists, objective, seed, name_of(f))
         return task.solved()
 
     return planned
 
 
 @dataclasses.dataclass(frozen=True)
-class _Lists:
+class Lists:
     """The operands to choose from, by role."""
 
     weight: Sequence[Operand | None]
@@ -111,7 +113,7 @@ class _Lists:
             own["weight"] = self.weight
         if not isinstance(self.activation, str):
             own["activation"] = self.activation
-        own = {role: some for role, some in own.items() if role in site.roles}
+        own = {r: some for r, some in own.items() if r in site.roles and list(some) != [None]}
         found = [dict(zip(own, x, strict=True)) for x in itertools.product(*own.values())]
         if tied and "weight" in site.roles and "activation" in site.roles:
             return [x | {"activation": x["weight"]} for x in found]
@@ -137,12 +139,12 @@ def _plain(fmt: BlockFormatLike | None) -> Operand | None:
 
 
 @dataclasses.dataclass
-class _Task:
+class Task:
     """One program to be planned."""
 
     program: Program
     budget: Budget
-    lists: _Lists
+    lists: Lists
     objective: ObjectiveName
     seed: int
     function: str
@@ -169,11 +171,12 @@ class _Task:
                 "was given"
             )
 
-    def solved(self) -> Plan:
-        """Returns the plan."""
+    def space(self) -> tuple[Space, Sensitivity, Emulation]:
+        """Returns the plans with their costs and predictions, and what these are made of."""
         arrays = list(self.program.arrays)
-        types = jax.eval_shape(self.family.outputs, self.family.zero, arrays)
-        aim = objective(self.objective, types)
+        aim = objective(
+            self.objective, jax.eval_shape(self.family.outputs, self.family.zero, arrays)
+        )
         costs = [
             np.array([self.budget.cost(s, o, self.weights) for o in some])
             for s, some in zip(self.sites, self.options, strict=True)
@@ -181,20 +184,22 @@ class _Task:
         self._check(costs)
         slopes = sensitivity(self.family, aim, arrays, self.seed)
         emulate = Emulation(self.family, aim, arrays)
-        alone = np.array([emulate(self.family.chosen([c])) for c in range(self.family.size)])
-        space = Space(
-            [[self._columns(i, o) for o in some] for i, some in enumerate(self.options)],
-            costs,
-            prediction(slopes, alone, self._jumping()),
-            emulate,
-            self.family.chosen,
+        columns = [[self._columns(i, o) for o in some] for i, some in enumerate(self.options)]
+        predict = prediction(
+            slopes, self._jumping(), self._owners(), lambda c: emulate(self.family.chosen(c))
         )
-        found = space.predict.front(space.options, costs)
+        return Space(columns, costs, predict, emulate, self.family.chosen), slopes, emulate
+
+    def solved(self) -> Plan:
+        """Returns the plan."""
+        space, slopes, emulate = self.space()
+        aim = emulate.aim
+        found = space.predict.front(space.options, space.costs)
         best = self._best(space, found, aim)
         alike = len(space.tried) - 1
         recipe = self._recipe(best.choice)
         measured, saturated = self._confirmed(recipe, aim, emulate.reference)
-        report = Report(self.sites, self.options, space, slopes, alone, aim, self.budget)
+        report = Report(self.sites, self.options, space, slopes, aim, self.budget)
         return Plan(
             function=self.function,
             objective=aim.words,
@@ -236,6 +241,13 @@ class _Task:
     def _columns(self, i: int, option: Option) -> list[int]:
         return [self.columns[i, r][x] for r, x in option.items() if x is not None]
 
+    def _owners(self) -> np.ndarray:
+        """Returns for each column the number of its operand."""
+        found = np.zeros(self.family.size, int)
+        for number, own in enumerate(self.columns.values()):
+            found[list(own.values())] = number
+        return found
+
     def _jumping(self) -> np.ndarray:
         """Returns for each column whether discrete decisions depend on it."""
         found = np.zeros(self.family.size, bool)
@@ -267,10 +279,18 @@ class _Task:
         )
 
     def _recipe(self, choice: Sequence[int]) -> Recipe:
-        """Returns the recipe that rounds what the plan says, and nothing else."""
+        """Returns the recipe that rounds what the plan says, and nothing else.
+
+        Deeper scopes come first: a line also names what is on it in scopes within its own.
+        """
+        shared = collections.Counter(site.place.line for site in self.sites)
         keep = []
         for site, some, i in zip(self.sites, self.options, choice, strict=True):
             a, w, g = (some[i].get(role) for role in ("activation", "weight", "gradient"))
+            depth = len(site.place.scope.split("/")) if site.place.scope else 0
             if a or w or g:
-                keep.append((site.name, Products((a, w), (g, w), (a, g))))
-        return dataclasses.replace(WIDE, keep=tuple(keep))
+                keep.append((-depth, site.name, Products((a, w), (g, w), (a, g))))
+            elif shared[site.place.line] > 1:
+                keep.append((-depth, site.name, None))
+        ordered = sorted(keep, key=lambda x: x[0])
+        return dataclasses.replace(WIDE, keep=tuple((name, kept) for _, name, kept in ordered))

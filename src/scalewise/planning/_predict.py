@@ -1,9 +1,9 @@
-"""The predicted objective of any plan, from one adjoint pass and each rounding's run alone."""
+"""The predicted objective of any plan, from one adjoint pass and runs of one or two roundings."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -65,18 +65,41 @@ class Prediction:
         )
 
 
-def prediction(sensitivity: Sensitivity, alone: np.ndarray, jumping: np.ndarray) -> Prediction:
-    """Returns the prediction from an adjoint pass and from runs with one rounding each.
+def prediction(
+    sensitivity: Sensitivity,
+    jumping: np.ndarray,
+    owners: np.ndarray,
+    measure: Callable[[Sequence[int]], float],
+) -> Prediction:
+    """Returns the prediction from an adjoint pass, and from runs with one rounding and with two.
+
+    The adjoint pass says which pairs matter. They are run together, the strongest first, as many as
+    there are roundings: an error that rounds other numbers, since a rounding before it has changed
+    them, isn't the one whose product with the first the Hessian has.
 
     Args:
         sensitivity: of the adjoint pass.
-        alone: the measured objective with each rounding alone.
-        jumping: whether discrete decisions depend on it.
+        jumping: for each rounding, whether discrete decisions depend on it.
+        owners: the number of the operand that it rounds: two roundings of one aren't a pair.
+        measure: returns the objective with some of the roundings.
     """
+    count = len(jumping)
+    alone = np.array([measure([c]) for c in range(count)])
     diagonal = sensitivity.bias + np.diag(sensitivity.hessian) / 2
     jumps = np.where(jumping, np.maximum(alone - diagonal, 0.0), 0.0)
-    size = np.sqrt(np.maximum(np.diag(sensitivity.hessian), 0.0))
-    scale = np.outer(size, size)
-    known = np.abs(sensitivity.hessian) > sensitivity.noise * scale
-    pairs = np.where(known & ~np.eye(len(size), dtype=bool), sensitivity.hessian, 0.0)
-    return Prediction(alone - jumps, pairs, jumps)
+    smooth, pairs = alone - jumps, np.zeros((count, count))
+    for i, j in _strongest(sensitivity, owners)[:count]:
+        both = measure([i, j]) - smooth[i] - smooth[j] - float(np.hypot(jumps[i], jumps[j]))
+        pairs[i, j] = pairs[j, i] = both
+    return Prediction(smooth, pairs, jumps)
+
+
+def _strongest(sensitivity: Sensitivity, owners: np.ndarray) -> list[tuple[int, int]]:
+    """Returns the pairs whose element of the Hessian isn't noise, the largest first."""
+    hessian = sensitivity.hessian
+    size = np.sqrt(np.maximum(np.diag(hessian), 0.0))
+    known = np.abs(hessian) > sensitivity.noise * np.outer(size, size)
+    known &= (hessian != 0) & (owners[:, None] < owners)
+    found = np.argwhere(known)
+    order = np.argsort(-np.abs(hessian[known]), kind="stable")
+    return [(int(i), int(j)) for i, j in found[order]]

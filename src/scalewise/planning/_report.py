@@ -52,7 +52,7 @@ class Report:
     Attributes:
         sites, options: all of them.
         space: the plans that were run.
-        slopes, alone: what the adjoint pass and runs say of each rounding.
+        slopes: what the adjoint pass says of each rounding.
         aim: the objective.
         budget: the budget.
     """
@@ -61,7 +61,6 @@ class Report:
     options: Sequence[Sequence[Option]]
     space: Space
     slopes: Sensitivity
-    alone: np.ndarray
     aim: Objective
     budget: Budget
 
@@ -145,7 +144,7 @@ class Report:
 
 def _names(option: Option) -> str:
     named = ["unrounded" if x is None else x.format.name for x in option.values()]
-    return " x ".join(named)
+    return " x ".join(named) or "as written"
 
 
 def saturated_shares(state: jax.Array) -> np.ndarray:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import re
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
 from markupsafe import Markup
 from rich.console import Console
-from rich.table import Table
 
 from .._output import page_environment, print_table
-from .._output._text import Text
 from .._types import Json
-from ..auditing._report._save import Saved, plain
+from ..auditing._report._save import Listed, listing, plain
 from ..auditing._report._verdict import counted
 from ..autoscaling import Operand, Products, Recipe
 from ..autoscaling._operand_settings import Role
@@ -61,7 +58,7 @@ class PlanLine:
     def formats(self) -> str:
         """The formats in words: ``"weight nvfp4, activation bf16"``."""
         named = {r: "unrounded" if x is None else x.format.name for r, x in self.operands.items()}
-        return ", ".join(f"{role} {name}" for role, name in named.items())
+        return ", ".join(f"{role} {name}" for role, name in named.items()) or "as written"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +88,7 @@ class Upgrade:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan(Saved):
+class Plan(Listed):
     """The formats of a program's products, and what they cost; :meth:`show` prints them.
 
     Attributes:
@@ -99,7 +96,7 @@ class Plan(Saved):
         objective: what is kept small, in words.
         unit: of the cost, in words.
         cost: of the plan: bits a weight, bytes or seconds.
-        predicted: the objective by the adjoint pass and runs with one rounding each.
+        predicted: the objective by the adjoint pass and runs with one or two roundings.
         measured: the objective under ``autoscale`` with the plan's recipe.
         recipe: for :func:`scalewise.autoscale`; it rounds what the plan says and nothing else.
         lines: the products by place, in the program's order.
@@ -109,6 +106,9 @@ class Plan(Saved):
         alike: how many plans were run that the prediction couldn't tell from this one.
         exact: whether the front is exact, or thinned out to 16,384 plans on the way.
     """
+
+    columns: ClassVar = COLUMNS
+    left: ClassVar = 3
 
     function: str
     objective: str
@@ -190,15 +190,17 @@ class Plan(Saved):
         """
         return _exports.torchao(self._layers(), rename)
 
+    @property
+    def heading(self) -> str:
+        return f"plan  {self.function}   {counted(self.runs, 'run')}"
+
     def show(self, console: Console | None = None) -> None:
         """Prints the verdict, the lines and the Pareto front."""
         console = console or Console()
-        console.print(Text(f"plan  {self.function}   {counted(self.runs, 'run')}"))
-        console.print(Text(self.verdict, style="bold"))
-        print_table(console, table(COLUMNS, self._rows(), 3))
+        super().show(console)
         console.print()
         rows = [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
-        print_table(console, table((self.unit, "predicted", "measured"), rows, 0))
+        print_table(console, listing((self.unit, "predicted", "measured"), rows, 0))
 
     def __repr__(self) -> str:
         return f"<Plan of {self.verdict} show(), save('plan.html'), .recipe, python()>"
@@ -245,26 +247,10 @@ class Plan(Saved):
             svg=Markup(svg),  # made by front_svg, which escapes names
         )
 
-    def _csv(self) -> str:
-        stream = io.StringIO()
-        csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *self._rows()])
-        return stream.getvalue()
-
 
 def figure(x: float | None) -> str:
     """Returns a number in three digits; empty for None."""
     return "" if x is None else f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}"
-
-
-def table(columns: tuple[str, ...], rows: list[list[str]], left: int) -> Table:
-    """Returns a table whose first columns, and the notes, are flush left."""
-    made = Table(box=None, pad_edge=False)
-    for i, name in enumerate(columns):
-        side = "left" if i < left or name == "note" else "right"
-        made.add_column(name, justify=side, no_wrap=True)
-    for row in rows:
-        made.add_row(*map(Text, row))
-    return made
 
 
 def _qualified(text: str) -> str:

@@ -16,10 +16,11 @@ from .._output import Printed, print_table
 from .._output._text import Text
 from .._types import PyTree
 from ..auditing._file import name_of
+from ..auditing._report._save import listing
 from ..autoscaling import RecipeLike, autoscale
 from ..interpret import check_callable
 from ._objective import kl
-from ._result import Plan, figure, table
+from ._result import Plan, figure
 from ._sites import WIDE
 
 Policy = RecipeLike | Plan | None
@@ -75,7 +76,7 @@ class Rollouts(Printed):
         console = console or Console()
         for title, rows in self._tables():
             console.print(Text(title, style="bold"))
-            print_table(console, table(("trainer", *self._rollouts), rows, 1))
+            print_table(console, listing(("trainer", *self._rollouts), rows, 1))
             console.print()
 
     def _repr_html_(self) -> str:
