@@ -37,7 +37,7 @@ from scalewise.planning._confirm import Choice, Emulation, Space
 from scalewise.planning._plan import Lists, Task
 from scalewise.planning._sites import WIDE
 
-PLANS, SEEDS, STEPS = 100, (0, 1, 2), 300
+PLANS, SEEDS, STEPS = 100, (0, 1, 2), 150
 CHOSEN_FROM = ("nvfp4", "mxfp8_e4m3", "bf16")
 UNIFORM = ("mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp8_e4m3", "bf16")
 BUDGETS = (4.5, 5.0, 6.25, 8.25)

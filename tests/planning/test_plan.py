@@ -193,7 +193,7 @@ def test_the_result_is_printed_saved_and_written_as_python(found, tmp_path):
     page = found.save(tmp_path / "p.html").read_text()
     assert "Content-Security-Policy" in page
     assert "<svg" in page
-    assert found.save(tmp_path / "p.csv").read_text().startswith("line,function,formats")
+    assert found.save(tmp_path / "p.csv").read_text().startswith("line,weights,formats")
     namespace = {}
     exec(found.python(), namespace)
     assert namespace["recipe"] == found.recipe
@@ -238,3 +238,21 @@ def test_a_kernel_of_a_line_is_found_by_keep_in_autoscale():
     assert [r.format for r in rows] == ["fp32 x fp32", "fp32 x nvfp4", "fp32 x fp32", "fp32 x fp32"]
     with pytest.raises(ValueError, match="neither a primitive, nor a scope, nor a line"):
         sw.autoscale(logits, sw.Recipe(keep={"test_plan.py:1": "e4m3fn"}))(params, x)
+
+
+def test_the_weight_is_the_first_argument_on_either_side_of_a_product():
+    def left(w, x):
+        return jnp.tanh(w @ x).T
+
+    def right(w, x):
+        return jnp.tanh(x @ w)
+
+    w, x = normal(0, (48, 32)) / 6, normal(1, (32, 24))
+    on_the_left = sw.plan(left, 4.5, formats=["nvfp4", "bf16"], objective="kl")(w, x)
+    on_the_right = sw.plan(right, 4.5, formats=["nvfp4", "bf16"], objective="kl")(w.T, x.T)
+    for found in (on_the_left, on_the_right):
+        assert found.lines[0].weights == ("[0]",)
+        assert found.lines[0].elements == w.size
+    np.testing.assert_allclose(on_the_left.measured, on_the_right.measured, rtol=1e-3)
+    rows = sw.explain(left, on_the_left.recipe)(w, x).rows
+    assert rows[0].format == "nvfp4 x fp32"

@@ -43,8 +43,8 @@ def module_name(path: str) -> str:
     keys = [next(x for x in found if x) for found in KEY.findall(path)]
     if path.startswith("[") and len(keys) > 1 and keys[0].isdigit():
         keys = keys[1:]  # the position of the argument
-    name = ".".join(keys) or path
-    return re.sub(r"\.(weight|kernel|w|value)$", "", name)
+    name = re.sub(r"^states\.\d+\.", "", ".".join(keys) or path)  # of Flax NNX's objects
+    return re.sub(r"(\.(weight|kernel|w|value))+$", "", name)
 
 
 def compressed_tensors(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:

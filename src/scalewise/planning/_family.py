@@ -25,6 +25,9 @@ from ..interpret import Argument, Equation, Program, run
 from ..primitives import params
 from ._sites import WIDE, float_results
 
+EXCHANGED: Mapping[Role, Role] = {
+    "weight": "activation", "activation": "weight", "gradient": "gradient",
+}  # fmt: skip
 Columns = Mapping[tuple[int, Role], Sequence[tuple[int, Operand]]]
 """By site and role of an operand, its possible settings and their indices in the vector."""
 
@@ -36,11 +39,13 @@ class _Perturbed(Boundaries):
     Attributes:
         index: the site of each contraction by its path.
         columns: the settings of its operands.
+        swapped: the sites whose roles are exchanged; see :class:`Site`.
         theta: the shares.
     """
 
     index: Mapping[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
     columns: Columns = dataclasses.field(default_factory=dict)
+    swapped: frozenset[int] = frozenset()
     theta: jax.Array | None = None
 
     def operands(self, equation: Equation, values: Sequence[ScaledValue]):
@@ -51,6 +56,7 @@ class _Perturbed(Boundaries):
         for value, (_, role), own in zip(
             values, self.uses(equation, values, attention), axes, strict=True
         ):
+            role = EXCHANGED[role] if site in self.swapped else role
             settings = self.columns.get((site, role), ())
             if settings and not value.integers and value.constant_value is None:
                 value = self._moved(value, settings, own)
@@ -76,19 +82,26 @@ class Family:
 
     Attributes:
         program: traced.
-        index, columns: see :class:`_Perturbed`.
+        index, columns, swapped: see :class:`_Perturbed`.
         size: the length of the vector.
     """
 
     program: Program
     index: Mapping[tuple[int, ...], int]
     columns: Columns
+    swapped: frozenset[int]
     size: int
 
     def outputs(self, theta: jax.Array, arrays: Sequence[Argument]) -> list[jax.Array]:
         """Returns the outputs that are floats, for shares of each rounding's error."""
-        by = _Perturbed(WIDE, False, FormatOverrides(()), None, index=self.index,
-                        columns=self.columns, theta=theta)  # fmt: skip
+        by = _Perturbed(
+            WIDE,
+            overrides=FormatOverrides(()),
+            index=self.index,
+            columns=self.columns,
+            swapped=self.swapped,
+            theta=theta,
+        )
         return float_results(self.program, by, run(self.program, by, (), arrays)[1])
 
     @property

@@ -114,9 +114,12 @@ class Lists:
         if not isinstance(self.activation, str):
             own["activation"] = self.activation
         own = {r: some for r, some in own.items() if r in site.roles and list(some) != [None]}
-        found = [dict(zip(own, x, strict=True)) for x in itertools.product(*own.values())]
-        if tied and "weight" in site.roles and "activation" in site.roles:
-            return [x | {"activation": x["weight"]} for x in found]
+        found: list[Option] = []
+        for chosen in itertools.product(*own.values()):
+            option = dict(zip(own, chosen, strict=True))
+            if tied and "weight" in option and "activation" in site.roles:
+                option["activation"] = option["weight"]
+            found.append(option)
         return found
 
 
@@ -163,7 +166,8 @@ class Task:
                     own[operand] = next(count)
         self.columns = columns
         as_pairs: Columns = {k: [(c, x) for x, c in v.items()] for k, v in columns.items()}
-        self.family = Family(self.program, index, as_pairs, next(count))
+        swapped = frozenset(i for i, site in enumerate(found) if site.swapped)
+        self.family = Family(self.program, index, as_pairs, swapped, next(count))
         if not any(len(some) > 1 for some in self.options):
             raise ValueError(
                 f"plan: {self.function} has no product whose operands have several formats to "
@@ -287,6 +291,7 @@ class Task:
         keep = []
         for site, some, i in zip(self.sites, self.options, choice, strict=True):
             a, w, g = (some[i].get(role) for role in ("activation", "weight", "gradient"))
+            a, w = (w, a) if site.swapped else (a, w)
             depth = len(site.place.scope.split("/")) if site.place.scope else 0
             if a or w or g:
                 keep.append((-depth, site.name, Products((a, w), (g, w), (a, g))))

@@ -22,7 +22,7 @@ from ._sites import Site
 SHOWN = 24  # points of the Pareto front that a result has
 MEASURED = 8  # how many of them are run
 OFF = 1.5  # a factor between the adjoint pass and a run, from which on first order has failed
-CUT = 0.01  # of an operand's numbers; the scales of MX formats cut off a few in each operand
+CUT = 0.05  # of an operand's numbers; the scales of MX formats cut off a few in each operand
 SMALL = 0.01  # of the objective: roundings that do less aren't worth a note
 
 
@@ -47,7 +47,7 @@ class Counting(Boundaries):
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What is known of a plan.
+    """The plans of a program that were run, from which a result is made.
 
     Attributes:
         sites, options: all of them.
@@ -136,9 +136,14 @@ class Report:
                 (after,) = self.space.predicted([choice])
                 gain = abs(best.predicted) - abs(float(after))
                 if more > 0 and gain > 0:
-                    names = [_names(self.options[i][k]) for k in (best.choice[i], j)]
-                    shown = self.aim.shown(abs(float(after)))
-                    found.append((gain / more, Upgrade(self.sites[i].name, *names, more, shown)))
+                    change = Upgrade(
+                        line=self.sites[i].name,
+                        before=_names(self.options[i][best.choice[i]]),
+                        after=_names(self.options[i][j]),
+                        cost=more,
+                        predicted=self.aim.shown(abs(float(after))),
+                    )
+                    found.append((gain / more, change))
         return max(found, key=lambda x: x[0])[1] if found else None
 
 

@@ -19,12 +19,12 @@ from ..autoscaling._operand_settings import Role
 from . import _exports
 from ._draw import front_svg
 
-COLUMNS = ("line", "function", "formats", "bits", "weights", "predicted", "measured", "note")
+COLUMNS = ("line", "weights", "formats", "bits", "numbers", "predicted", "measured", "note")
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanLine:
-    """What a plan says of the products at one place.
+    """The formats of the products at one place, and their effect.
 
     Attributes:
         name: the place, as ``Recipe.keep`` names it: the scope, the line, a number there.
@@ -229,11 +229,18 @@ class Plan(Listed):
 
     def _rows(self) -> list[list[str]]:
         return [
-            [x.name, x.function, x.formats, f"{x.bits:.2f}" if x.elements else "",
-             f"{x.elements:,}", figure(x.predicted), f"{figure(x.measured)} ({x.share:.0%})",
-             x.note]
+            [
+                x.name,
+                ", ".join(map(_exports.module_name, x.weights)),
+                x.formats,
+                f"{x.bits:.2f}" if x.elements else "",
+                f"{x.elements:,}",
+                figure(x.predicted),
+                f"{figure(x.measured)} ({x.share:.0%})",
+                x.note,
+            ]
             for x in self.lines
-        ]  # fmt: skip
+        ]
 
     def _page(self) -> str:
         svg = front_svg(self.front, (self.cost, self.measured), self.unit, self.objective)

@@ -1,4 +1,4 @@
-"""What each rounding adds to the objective, to second order, from one adjoint pass."""
+"""The effect of each rounding on the objective, to second order, from one adjoint pass."""
 
 from __future__ import annotations
 

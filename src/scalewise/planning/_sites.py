@@ -5,12 +5,14 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import jax
 import numpy as np
 
-from .._jax import jex
+from .._jax import avals_of, jex
 from ..auditing._run._dataflow import Origins, Walk
 from ..autoscaling import Boundaries, Recipe
 from ..autoscaling._operand_settings import Role
@@ -61,8 +63,9 @@ class Site:
             them.
         elements: the numbers of these weights.
         bits: of such a number, as the program has it.
+        swapped: whether what ``Products`` calls the weight, of two arguments, is the activation.
         products: the contractions.
-        source: the line, or the function's name, as people read it.
+        function: the name of the user's function.
         discrete: lines behind it where a result jumps, such as ``"moe.py:80 (top_k)"``.
     """
 
@@ -72,6 +75,7 @@ class Site:
     weights: tuple[str, ...]
     elements: int
     bits: int
+    swapped: bool
     products: tuple[Product, ...]
     function: str
     discrete: tuple[str, ...] = ()
@@ -125,14 +129,33 @@ def sites(program: Program) -> tuple[list[Site], dict[tuple[int, ...], int]]:
     lines = collections.Counter((p.scope, p.line) for p in groups)
     made, index = [], {}
     for place, own in groups.items():
+        swapped = all(_is_swapped(x, origins) for x in own)
+        if swapped:
+            own = [dataclasses.replace(x, roles=x.roles[::-1]) for x in own]
         if lines[place.scope, place.line] == 1:
             place = dataclasses.replace(place, number=0)
         index |= {x.equation.path: len(made) for x in own}
-        made.append(_site(place, own, origins, program))
+        made.append(_site(place, own, origins, swapped))
     return made, index
 
 
-def _site(place: Place, own: Sequence[_Found], origins: _Origins, program: Program) -> Site:
+def _is_swapped(x: _Found, origins: _Origins) -> bool:
+    """Returns whether a product's weight is the operand that ``Products`` takes for the activation.
+
+    Of two arguments it takes the right one for the weight. By the convention of ``jax.grad`` the
+    first positional argument holds the weights; a closed-over array is one, too.
+    """
+    if x.roles not in (("activation", "weight"), ("weight", "activation")):
+        return False
+    held = [origins.arguments(x.equation, i) for i in range(2)]
+    if any(len(own) != 1 for own in held):
+        return False
+    first, second = (origins.position(own[0]) for own in held)
+    weight = x.roles.index("weight")
+    return (first, second)[weight] > (first, second)[1 - weight]
+
+
+def _site(place: Place, own: Sequence[_Found], origins: _Origins, swapped: bool) -> Site:
     weights: dict[int, int] = {}
     for x in own:
         for i, role in enumerate(x.roles):
@@ -149,6 +172,7 @@ def _site(place: Place, own: Sequence[_Found], origins: _Origins, program: Progr
         weights=tuple(origins.names[i] for i in sizes),
         elements=sum(sizes.values()),
         bits=max((_bits(origins.avals[i]) for i in sizes), default=FP32.bits),
+        swapped=swapped,
         products=tuple(_product(x) for x in own),
         function=source[2] if source else "",
         discrete=tuple(origins.behind({x.equation.path for x in own})),
@@ -196,13 +220,18 @@ class _Origins(Walk):
         self.constants: dict[jex.Var, int] = {}
         self.body(program.body, [(-1 - i,) for i in range(len(program.in_avals))])
 
-    def body(self, body: Body, values: Sequence[Origins]) -> list[Origins]:
-        for var in body.constants:
+    def body(
+        self,
+        body: Body,
+        values: Sequence[Origins],
+        constants: Mapping[jex.Var, Origins] = MappingProxyType({}),
+    ) -> list[Origins]:
+        for var, aval in zip(body.constants, avals_of(body.constants), strict=True):
             if var not in self.constants:
                 i = self.constants[var] = len(self.avals)
-                self.avals[i], self.names[i] = var.aval, f"a constant {tuple(var.aval.shape)}"
-        known = {var: (-1 - self.constants[var],) for var in body.constants}
-        return super().body(body, values, known)
+                self.avals[i], self.names[i] = aval, f"a constant {tuple(aval.shape)}"
+        own = {var: (-1 - self.constants[var],) for var in body.constants}
+        return super().body(body, values, {**constants, **own})
 
     def equation(self, equation: Equation, inputs: Sequence[Origins]) -> list[Origins]:
         if equation.name in CONTRACTIONS:
@@ -221,6 +250,13 @@ class _Origins(Walk):
         """Returns the arguments of which alone an operand is made; none if it is computed."""
         given = self.operands.get(self.paths.get(equation.path, -1), ((), ()))[operand]
         return [-1 - i for i in given] if all(i < 0 for i in given) else []
+
+    def position(self, argument: int) -> int:
+        """Returns the number of the positional argument that has an array; -1 for a constant."""
+        found = re.match(r"\[(\d+)\]", self.names[argument])
+        if argument in self.constants.values():
+            return -1
+        return int(found[1]) if found else 0
 
     def behind(self, paths: set[tuple[int, ...]]) -> list[str]:
         """Returns the lines of discrete decisions that depend on the contractions with these
