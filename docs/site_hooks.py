@@ -25,6 +25,7 @@ SOURCE = ROOT / "src" / "scalewise"
 PACKAGES = {  # and what each page says first
     "autoscaling": "Runs a function on scaled arrays in narrow formats, with a recipe.",
     "auditing": "Finds the lines where a function loses accuracy, and tries fixes.",
+    "planning": "Finds the formats of a program's products at a given cost.",
     "emulating": "Runs a function with each result rounded to a format.",
     "autocasting": "Chooses the dtype in which each operation runs.",
     "training": "Loss scaling, narrow weights and moments, training steps and runs.",

@@ -25,6 +25,7 @@ PACKAGES = [  # bottom to top
     "autoscaling",
     "training",
     "auditing",
+    "planning",
     "torch",
     "cli",
 ]

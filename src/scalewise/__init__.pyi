@@ -7,6 +7,7 @@ from . import devices as devices
 from . import emulating as emulating
 from . import formats as formats
 from . import ops as ops
+from . import planning as planning
 from . import scaled as scaled
 from . import testing as testing
 from . import training as training
@@ -34,6 +35,10 @@ from .autoscaling import store as store
 from .emulating import emulate as emulate
 from .formats import Format as Format
 from .formats import format as format
+from .planning import Budget as Budget
+from .planning import Plan as Plan
+from .planning import plan as plan
+from .planning import rollouts as rollouts
 from .scaled import Amax as Amax
 from .scaled import Delayed as Delayed
 from .scaled import Fixed as Fixed

@@ -91,7 +91,31 @@ def test_tune_prints_and_writes_what_it_found(tmp_path, monkeypatch):
     assert (tmp_path / "t.json").is_file()
 
 
-@pytest.mark.parametrize("name", ["audit", "record", "tune"])
+def test_plan_prints_writes_and_exports_what_it_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(
+        "import jax.numpy as jnp\n\n\ndef f(w, x):\n    return jnp.tanh(x @ w['dense'])\n\n\n"
+        "def small():\n    w = jnp.linspace(-1, 1, 512).reshape(32, 16)\n"
+        "    return {'dense': w}, jnp.linspace(-1, 2, 256).reshape(8, 32)\n"
+    )
+    command = ["plan", "net.py:f", "--args", "small", "--bits", "9", "--out", "p.html"]
+    ran = CliRunner().invoke(app, [*command, "--export", "modelopt"])
+    assert ran.exit_code == 0, ran.output
+    assert '"quant_algo": "MXFP8"' in ran.output
+    assert "net.py:5" in (tmp_path / "p.html").read_text()
+    refused = {
+        ("--bits", "4"): "the cheapest plan of f takes 4.5 bits",
+        ("--error", "1", "--bits", "4"): "not bits and error",
+        ("--bits", "9", "--export", "onnx"): "expected one of python, compressed-tensors",
+        ("--bits", "9", "--objective", "mse"): "mse",
+    }
+    for options, message in refused.items():
+        ran = CliRunner().invoke(app, [*command[:4], *options])
+        assert ran.exit_code == 2
+        assert message in " ".join(ran.output.split())
+
+
+@pytest.mark.parametrize("name", ["audit", "record", "tune", "plan"])
 def test_a_folder_that_is_missing_is_told_before_the_function_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("raise SystemExit('the file was run')\n")

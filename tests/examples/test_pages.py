@@ -23,6 +23,7 @@ LONG = (  # make prove runs them: each takes more than five seconds of one core
     "docs/guides/every-operation.md",
     "docs/guides/operands.md",
     "docs/guides/recipes.md",
+    "docs/guides/plan.md",
     "docs/guides/recordings.md",
     "docs/guides/tune.md",
     "docs/tutorials/custom-format.md",

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from .._check import Positive, checked
-from .._output import Rows, counted, print_table, tables_page
-from .._output._text import Text
+from .._output import Rows, counted, tables_page
 from .._resolve import as_format
 from .._types import Json, PyTree
 from ..autocasting import Autocast, Policy, Rule
@@ -22,14 +18,13 @@ from ..formats import BF16, FP16, FP32, Format, FormatLike
 from ..interpret import trace
 from ._bisect import fewest
 from ._file import name_of
-from ._report._save import Saved, plain
+from ._report._save import Listed, plain
 from ._run._equation_statistics import EquationStatistics
 from ._run._interpretations import Reference, TableEmulation
 from ._run._rounding import format_params
 from ._run._session import Outcome, OutputError, Session
 
 Part = tuple[str, str]  # (user's function, primitive), which a rule of autocast can name
-COLUMNS = ("format", "function", "primitive", "operations", "numbers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +46,7 @@ class TunedPart:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuning(Saved):
+class Tuning(Listed):
     """An assignment of formats to operations; :meth:`show` prints it, :meth:`save` writes it.
 
     Attributes:
@@ -68,6 +63,9 @@ class Tuning(Saved):
         parts: all operations by function and primitive, float32 first, then by their size.
     """
 
+    columns: ClassVar = ("format", "function", "primitive", "operations", "numbers")
+    left: ClassVar = 3
+
     formats: dict[Part, str]
     error: OutputError
     cost: float
@@ -83,9 +81,9 @@ class Tuning(Saved):
         """One sentence: the error, and which share of float32's bits it takes."""
         return verdict(self)
 
-    def show(self, console: Console | None = None) -> None:
-        """Prints the verdict, and the format of each part."""
-        show(self, console or Console())
+    @property
+    def heading(self) -> str:
+        return f"tune  {self.function}   {counted(self.runs, 'run')}"
 
     def __repr__(self) -> str:
         return f"<Tuning of {self.function}: {self.verdict} show(), save('tuning.html')>"
@@ -96,8 +94,8 @@ class Tuning(Saved):
     def _page(self) -> str:
         return page(self)
 
-    def _csv(self) -> str:
-        return as_csv(self)
+    def _rows(self) -> list[list[str]]:
+        return [[str(getattr(part, name)) for name in self.columns] for part in self.parts]
 
 
 @checked
@@ -240,24 +238,11 @@ def verdict(tuning: Tuning) -> str:
     )
 
 
-def show(tuning: Tuning, console: Console) -> None:
-    """Prints the verdict and a table of the parts, those in float32 first."""
-    console.print(Text(f"tune  {tuning.function}   {counted(tuning.runs, 'run')}"))
-    console.print(Text(verdict(tuning), style="bold"))
-    table = Table(box=None, pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name in COLUMNS[3:] else "left", no_wrap=True)
-    for part in tuning.parts:
-        texts = part.format, part.function, part.primitive, f"{part.operations:,}"
-        table.add_row(*map(Text, (*texts, f"{part.numbers:,}")))
-    print_table(console, table)
-
-
 def page(tuning: Tuning) -> str:
     """Returns the HTML; every name in it is escaped."""
-    rows = [[str(getattr(part, name)) for name in COLUMNS] for part in tuning.parts]
+    rows = [[str(getattr(part, name)) for name in tuning.columns] for part in tuning.parts]
     said = f"{counted(tuning.runs, 'run')}; results of these operations are rounded to the formats."
-    parts = Rows("Parts", COLUMNS, rows)
+    parts = Rows("Parts", tuning.columns, rows)
     return tables_page(f"Formats for {tuning.function}", [verdict(tuning), said], [parts])
 
 
@@ -273,11 +258,3 @@ def as_dict(tuning: Tuning) -> dict[str, Json]:
         "policy": None if tuning.policy is None else str(tuning.policy),
         "parts": [dataclasses.asdict(part) for part in tuning.parts],
     }
-
-
-def as_csv(tuning: Tuning) -> str:
-    """Returns CSV with a header and one line for each part."""
-    stream = io.StringIO()
-    rows = [[getattr(part, name) for name in COLUMNS] for part in tuning.parts]
-    csv.writer(stream, lineterminator="\n").writerows([COLUMNS, *rows])
-    return stream.getvalue()

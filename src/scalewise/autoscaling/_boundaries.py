@@ -275,7 +275,9 @@ class Boundaries(OperandRounding):
                 for y in outs
             ]
         fields: dict[str, object] = {"origin": origin}
-        if rule.family is Family.STRUCTURAL and self.recipe.products.short_form is None:
+        if rule.family is Family.STRUCTURAL and (
+            self.recipe.products.short_form is None or self.overrides.have_products
+        ):
             roles = {role_of(x) for x in inputs if isinstance(x, ScaledValue)}
             fields["role"] = roles.pop() if len(roles) == 1 else ""
         if self.recipe.scaling.source == "shapes":

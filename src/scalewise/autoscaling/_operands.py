@@ -101,10 +101,11 @@ class OperandRounding(Residuals):
         """Returns how to round a contraction's operands; None leaves the flight dtype."""
         attention = between_activations(equation, values)
         few = bool(self.recipe.residuals) and not at_least(features(equation), self.recipe.features)
+        kept = self.overrides.products(equation) is not None
         chosen: list[Operand | None] = []
         for value, own in zip(values, self._own_settings(equation, values, attention), strict=True):
             fmt = None if own is None else own.format
-            if own is not None and (few or (attention and own.element.bits <= 8)):
+            if own is not None and not kept and (few or (attention and own.element.bits <= 8)):
                 fmt = self.recipe.residuals
             fmt = self.overrides.find(equation, fmt)
             narrow = isinstance(fmt, Format) and holds(value.data.dtype, fmt)
@@ -126,22 +127,27 @@ class OperandRounding(Residuals):
         self, equation: Equation, values: Sequence[ScaledValue], attention: bool
     ) -> list[Operand | None]:
         """Returns the settings that the recipe has for a contraction's operands."""
-        products, short = self.recipe.products, self.recipe.products.short_form is not None
-        carries = [value.origin == "backward" for value in values]
-        if short:
+        kept = self.overrides.products(equation)
+        products = kept or self.recipe.products
+        if kept is None and products.short_form is not None:
             x, gradient = products.operand("forward", "weight"), products.operand(*GRADIENT)
-            return [gradient if backward else x for backward in carries]
+            return [gradient if value.origin == "backward" else x for value in values]
+        return [products.operand(*use) for use in self.uses(equation, values, attention)]
+
+    def uses(
+        self, equation: Equation, values: Sequence[ScaledValue], attention: bool
+    ) -> list[tuple[str, Role]]:
+        """Returns the product that a contraction is, a field's name, and its operands' roles."""
+        carries = [value.origin == "backward" for value in values]
         if equation.direction != "backward" or not any(carries):
             found = roles(equation, values, attention)
             for value, role in zip(values, found, strict=True):
                 value.memo.role = value.memo.role or role
-            return [products.operand("forward", role) for role in found]
+            return [("forward", role) for role in found]
         others = [v for v, backward in zip(values, carries, strict=True) if not backward]
         known: list[Role] = [role_read_later(value) for value in others]
         product = "input_gradient" if known == ["weight"] else "weight_gradient"
-        return [
-            products.operand(product, "gradient" if backward else known[0]) for backward in carries
-        ]
+        return [(product, "gradient" if backward else known[0]) for backward in carries]
 
     def transformed(
         self,
@@ -186,7 +192,8 @@ class OperandRounding(Residuals):
 
         The axes that the forward product has contracted are those that this one keeps.
         """
-        products, carries = self.recipe.products, [v.origin == "backward" for v in values]
+        products = self.overrides.products(equation) or self.recipe.products
+        carries = [v.origin == "backward" for v in values]
         if products.backward_from == "original" or sum(carries) != 1:
             return values
         if equation.name != "dot_general" or not self._is_recipes_own(equation, values):
@@ -202,7 +209,7 @@ class OperandRounding(Residuals):
         if setting is None or not contracted or value.integers:
             return values
         purpose = "forward", setting, contracted, reread
-        numbers = functools.partial(self._numbers, setting=setting, contracted=contracted)
+        numbers = functools.partial(self.numbers, setting=setting, contracted=contracted)
         made = self._changed(value, purpose, reread, numbers)
         made = dataclasses.replace(made, role=role)
         return [made, values[1]] if i == 0 else [values[0], made]
@@ -223,7 +230,7 @@ class OperandRounding(Residuals):
             value.memo.changed[purpose] = made
         return value.memo.changed[purpose]
 
-    def _numbers(
+    def numbers(
         self, value: ScaledValue, setting: Operand, contracted: tuple[int, ...]
     ) -> jax.Array:
         """Returns a value's numbers after a rounding, in the dtype in flight."""

@@ -2,37 +2,61 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from ..formats import BlockFormat, Format
-from ..interpret import Equation, warn_kernel
+from ..interpret import CONTRACTIONS, Equation, warn_kernel
+from ._operand_settings import Products
 
 # The transformations that JAX writes into a name stack around the user's names.
 TRANSFORMS = re.compile(r"\b(?:transpose|jvp|vmap|jit|rematted_computation|checkpoint|remat)\b")
 
 Default = TypeVar("Default")
 Scope: TypeAlias = str | re.Pattern[str]  # what names equations in ``Recipe.keep``
+Kept: TypeAlias = Format | BlockFormat | Products | None  # what ``Recipe.keep`` gives them
 
 
 class FormatOverrides:
     """The ``keep`` of a recipe, with a record of which names have matched."""
 
-    def __init__(self, keep: Iterable[tuple[Scope, Format | BlockFormat | None]]):
+    def __init__(self, keep: Iterable[tuple[Scope, Kept]]):
         self.keep = tuple(keep)
         self.met: set[Scope] = set()
         self.names: set[str] = set()
         self.scopes: set[str] = set()
+        self.places = Places()
 
     def find(self, equation: Equation, default: Default) -> Format | BlockFormat | Default | None:
         """Returns the format that ``keep`` gives to an equation, or the default."""
+        found = self._first(equation, default)
+        return default if isinstance(found, Products) else found
+
+    def products(self, equation: Equation) -> Products | None:
+        """Returns the products that ``keep`` gives to a contraction; None for none of its own."""
+        found = self._first(equation, None)
+        return found if isinstance(found, Products) else None
+
+    @property
+    def have_products(self) -> bool:
+        """Whether ``keep`` gives products to anything, so that roles of operands are told apart."""
+        return any(isinstance(kept, Products) for _, kept in self.keep)
+
+    def _first(self, equation: Equation, default: Default) -> Kept | Default:
         if not self.keep:
             return default
         parts = scope_parts(equation.scope)
         self.names.add(equation.name)
         self.scopes.add("/".join(parts))
-        found = [(n, f) for n, f in self.keep if n == equation.name or _within(n, parts)]
+        place = self.places.of(equation)
+        found = [
+            (n, f)
+            for n, f in self.keep
+            if n == equation.name or _within(n, parts) or (isinstance(n, str) and place.matches(n))
+        ]
         self.met |= {n for n, _ in found}
         return found[0][1] if found else default
 
@@ -47,11 +71,55 @@ class FormatOverrides:
             if isinstance(first, re.Pattern):
                 shown, what = first.pattern, "is found in no scope"
             else:
-                shown, what = first, "is neither a primitive nor a scope"
+                shown, what = first, "is neither a primitive, nor a scope, nor a line"
             raise ValueError(
                 f"{name}: keep names {shown!r}, which {what} where this function rounds anything. "
                 f"These primitives are: {names}; these scopes: {scopes}"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a contraction is: its scope, its line (``"model.py:12"``), and its number there.
+
+    The number counts the contractions of one line in one scope, in the order of the program and
+    from 1; 0 in a backward pass, which has no order of its own.
+    """
+
+    scope: str
+    line: str
+    number: int = 0
+
+    def matches(self, name: str) -> bool:
+        """Returns whether a name of ``keep`` names this place by its line.
+
+        That is ``"model.py:12"``, ``"model.py:12#2"`` for the second contraction there, and both
+        behind a scope and a space.
+        """
+        for line in (self.line, f"{self.line}#{self.number}") if self.line else ():
+            scope = name.removesuffix(line)
+            if scope != name and (not scope or scope[-1] == " "):
+                return not scope or _within(scope[:-1], self.scope.split("/"))
+        return False
+
+
+class Places:
+    """The places of a program's contractions, numbered as they are met."""
+
+    def __init__(self):
+        self.met: dict[tuple[str, str], list[tuple[int, ...]]] = {}
+
+    def of(self, equation: Equation) -> Place:
+        """Returns the place of an equation; only contractions are numbered."""
+        source = equation.caller or equation.source
+        line = f"{Path(source[0]).name}:{source[1]}" if source else ""
+        scope = "/".join(scope_parts(equation.scope))
+        if equation.name not in CONTRACTIONS or equation.direction == "backward":
+            return Place(scope, line)
+        paths = self.met.setdefault((scope, line), [])
+        if equation.path not in paths:  # a loop's body may be traced more than once
+            paths.append(equation.path)
+        return Place(scope, line, 1 + paths.index(equation.path))
 
 
 def warn_opaque(equation: Equation) -> None:

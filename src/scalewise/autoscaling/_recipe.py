@@ -24,9 +24,10 @@ from ._operand_settings import (
     plain_operand,
     shown,
 )
-from ._overrides import Scope
+from ._overrides import Kept, Scope
 from ._units import require_native
 
+KeptLike: TypeAlias = BlockFormatLike | Products | None  # what an argument ``keep`` may give
 NOT_GIVEN: Any = ...  # the default of an argument whose own default is a value
 SHORT_FORM = {"forward": FP16, "backward": FP16, "scaling": CURRENT, "per": "tensor"}
 
@@ -112,8 +113,11 @@ class Recipe:
         keep: exceptions, ``{name: format}``: equations of that primitive, or in that scope (a
             ``jax.named_scope``, a Flax module; ``"block_0/attention"`` for one within another), or
             whose scope holds a pattern (``re.compile("^block_(0|11)/")``, of the names joined by
-            ``/``), have operands and residuals in that format; FP32 leaves them unrounded. The
-            first match decides. With ``rounds="every_op"`` they are computed and kept in FP32, FP16
+            ``/``), or on a line (``"model.py:12"``; ``"block_0 model.py:12#2"`` for the second
+            contraction of that line within a scope), have operands and residuals in that format;
+            FP32 leaves them unrounded. :class:`Products` in place of a format say how operands are
+            rounded, also those between activations. The first match decides. With
+            ``rounds="every_op"`` they are computed and kept in FP32, FP16
             or BF16.
         rescale: with ``rounds="every_op"``, where scales are found from the data. ``"max"``,
             ``"l1"``, ``"l2"`` and ``"least_squares"``: after each operation that can change the
@@ -158,7 +162,7 @@ class Recipe:
     rounds: Literal["boundaries", "every_op"]
     features: int
     flight: Literal["program", "float32"]
-    keep: tuple[tuple[Scope, Format | BlockFormat | None], ...]
+    keep: tuple[tuple[Scope, Kept], ...]
     rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None
     arithmetic: Literal["float32", "narrow", "auto"]
     device: str | None
@@ -180,7 +184,7 @@ class Recipe:
         per: Literal["tensor", "channel"] = NOT_GIVEN,
         features: Natural = 4,
         flight: Literal["program", "float32"] = "program",
-        keep: Mapping[Scope, FormatLike | None] | tuple[tuple[Scope, FormatLike | None], ...] = (),
+        keep: Mapping[Scope, KeptLike] | tuple[tuple[Scope, KeptLike], ...] = (),
         rescale: Literal["max", "l1", "l2", "least_squares", "never"] | None = None,
         arithmetic: Literal["float32", "narrow", "auto"] = "float32",
         device: str | None = None,
@@ -199,7 +203,9 @@ class Recipe:
             if own[field] is not None:
                 own[field] = storable(as_format(own[field], f"Recipe.{field}"))
         pairs = keep.items() if isinstance(keep, Mapping) else keep
-        own["keep"] = tuple((name, operand_format(f)) for name, f in pairs)
+        own["keep"] = tuple(
+            (name, x if isinstance(x, Products) else operand_format(x)) for name, x in pairs
+        )
         for field, value in own.items():
             object.__setattr__(self, field, value)
         self._check_combinations()

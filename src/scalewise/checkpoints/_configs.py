@@ -67,7 +67,7 @@ def _compressed_tensors(written: Written, ignored: Sequence[str]) -> dict[str, J
             "input_activations": _activations(layout, strategy),
             "output_activations": None,
             "targets": ["Linear"] if len(kinds) == 1 else exact,
-            "weights": _arguments(layout, strategy),
+            "weights": weight_arguments(layout, strategy),
         }
     formats = [group["format"] for group in groups.values()]
     return {
@@ -79,7 +79,7 @@ def _compressed_tensors(written: Written, ignored: Sequence[str]) -> dict[str, J
     }
 
 
-def _arguments(layout: Layout, strategy: Strategy) -> dict[str, Json]:
+def weight_arguments(layout: Layout, strategy: Strategy) -> dict[str, Json]:
     common = {"dynamic": False, "symmetric": True, "type": "float"}
     bits = 4 if layout.nibbles else 8
     if layout.format == "nvfp4":
@@ -103,7 +103,7 @@ def _activations(layout: Layout, strategy: Strategy) -> dict[str, Json] | None:
     return {**common, "strategy": "token"}
 
 
-def _algorithm(layout: Layout, strategy: Strategy) -> dict[str, Json]:
+def algorithm_of(layout: Layout, strategy: Strategy) -> dict[str, Json]:
     name = ALGORITHMS[layout.format]
     if layout.block is None:
         return {"quant_algo": name if strategy == "tensor" else "FP8_PER_CHANNEL_PER_TOKEN"}
@@ -112,7 +112,7 @@ def _algorithm(layout: Layout, strategy: Strategy) -> dict[str, Json]:
 
 
 def _modelopt(written: Written, ignored: Sequence[str]) -> dict[str, Json]:
-    each = {_module(name): _algorithm(*kind) for name, kind in written.items()}
+    each = {_module(name): algorithm_of(*kind) for name, kind in written.items()}
     first = next(iter(each.values()))
     common: dict[str, Json] = {"kv_cache_quant_algo": None, "exclude_modules": list(ignored)}
     if all(algorithm == first for algorithm in each.values()):

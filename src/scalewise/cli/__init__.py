@@ -11,6 +11,7 @@ from ._cast import cast
 from ._checkpoints import check, diff, inspect
 from ._compare import compare
 from ._formats import formats
+from ._plan import plan
 from ._recipes import recipes
 from ._record import record
 from ._refusal import run
@@ -28,6 +29,7 @@ app = typer.Typer(
 EXAMPLES = {  # shown at the end of each help
     "audit": "scalewise audit model.py:train_step --args example --out report.html",
     "tune": "scalewise tune model.py:loss_of --args example --format bf16",
+    "plan": "scalewise plan model.py:logits --bits 6 --objective kl --args example",
     "record": "scalewise record model.py:train_step --out here.safetensors",
     "diff": "scalewise diff before.json after.json",
     "compare": "scalewise compare gpt --method float32 --method fp8 --steps 100",
@@ -46,6 +48,7 @@ def _add(name: str, command: Callable[..., None], **options: Any) -> None:
 
 _add("audit", audit)
 _add("tune", tune)
+_add("plan", plan)
 _add("record", record)
 _add("diff", diff)
 _add("compare", compare)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from ..._output import Printed, check_writable, framed, replacing
+from rich.console import Console
+from rich.table import Table
+
+from ..._output import Printed, check_writable, framed, print_table, replacing
+from ..._output._text import Text
 from ..._types import Json
 
 
@@ -65,6 +72,55 @@ class Saved(Printed):
         with replacing(path) as file:
             file.write(text.encode())
         return path
+
+
+class Listed(Saved):
+    """A result of one verdict and one table of parts, as ``tune`` and ``plan`` have.
+
+    Attributes:
+        columns: of the table.
+        left: how many columns, the first ones, are text.
+    """
+
+    columns: ClassVar[tuple[str, ...]]
+    left: ClassVar[int]
+
+    @property
+    def heading(self) -> str:
+        """The first line of what is printed."""
+        raise NotImplementedError
+
+    @property
+    def verdict(self) -> str:
+        """The result in a sentence or two."""
+        raise NotImplementedError
+
+    def _rows(self) -> list[list[str]]:
+        """Returns the cells of the table."""
+        raise NotImplementedError
+
+    def show(self, console: Console | None = None) -> None:
+        """Prints the verdict and the table."""
+        console = console or Console()
+        console.print(Text(self.heading))
+        console.print(Text(self.verdict, style="bold"))
+        print_table(console, listing(self.columns, self._rows(), self.left))
+
+    def _csv(self) -> str:
+        stream = io.StringIO()
+        csv.writer(stream, lineterminator="\n").writerows([self.columns, *self._rows()])
+        return stream.getvalue()
+
+
+def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], left: int) -> Table:
+    """Returns a table whose first columns, and notes, are flush left."""
+    table = Table(box=None, pad_edge=False)
+    for i, name in enumerate(columns):
+        side = "left" if i < left or name == "note" else "right"
+        table.add_column(name, justify=side, no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def plain(x: Any) -> Any:

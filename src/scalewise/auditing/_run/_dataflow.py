@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
-from ..._jax import Jaxpr, open_jaxpr
+from ..._jax import Jaxpr, jex, open_jaxpr
 from ...interpret import CONTROL, Equation, Program
 from ...interpret._body import Body, Number, body_of
 from ...primitives import params
@@ -50,7 +51,7 @@ def dataflow(program: Program, indices: Mapping[tuple[int, ...], int], state: in
         indices: of the recorded equations, by path.
         state: how many outputs, the first ones, are the first inputs of a next step; 0 without one.
     """
-    walk, count = _Walk(indices), len(program.in_avals)
+    walk, count = Walk(indices), len(program.in_avals)
     outs = walk.body(program.body, [()] * count)
     if state:
         outs = walk.body(program.body, [*outs[:state], *[()] * (count - state)])
@@ -62,7 +63,7 @@ def _union(some: Iterable[Origins]) -> Origins:
 
 
 @dataclasses.dataclass
-class _Walk:
+class Walk:
     indices: Mapping[tuple[int, ...], int]
     operands: dict[int, tuple[Origins, ...]] = dataclasses.field(default_factory=dict)
     flow: dict[int, tuple[Origins, ...]] = dataclasses.field(default_factory=dict)
@@ -74,8 +75,13 @@ class _Walk:
     ) -> list[Origins]:
         return self.body(body_of(open_jaxpr(jaxpr)[0], within, part), values)
 
-    def body(self, body: Body, values: Sequence[Origins]) -> list[Origins]:
-        known = dict(zip(body.inputs, values, strict=True))
+    def body(
+        self,
+        body: Body,
+        values: Sequence[Origins],
+        constants: Mapping[jex.Var, Origins] = MappingProxyType({}),
+    ) -> list[Origins]:
+        known = {**constants, **dict(zip(body.inputs, values, strict=True))}
 
         def read(atom) -> Origins:
             return () if isinstance(atom, Number) else known.get(atom, ())

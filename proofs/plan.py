@@ -1,0 +1,249 @@
+"""Plans of formats: how well they are predicted, what they gain over heuristics, what they cost.
+
+    python -m proofs.plan [PART ...] [--models gpt moe resnet] [--out docs/plan.jsonl]
+
+``predict``: 100 random plans of weights and activations in NVFP4, MXFP8 and BF16, predicted and
+measured KL divergence: rank correlation, median ratio. ``choose``: at equal mean bits of weights,
+the plan beside every uniform format and beside heuristics, on data that it hasn't seen. A heuristic
+gives wide formats to the largest weights, to the first and last layers, or to those of the lowest
+SQNR, in that order while the budget lasts, and of all pairs of a narrow and a wide format it gets
+the one that measures best. ``cost``: processor time and memory beside an audit of a training step.
+Each for random and for trained weights. The torch models need torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import scalewise as sw
+from scalewise.autoscaling import Boundaries, Operand
+from scalewise.interpret import trace
+from scalewise.planning._budget import Budget
+from scalewise.planning._confirm import Choice, Emulation, Space
+from scalewise.planning._plan import Lists, Task
+from scalewise.planning._sites import WIDE
+
+PLANS, SEEDS, STEPS = 100, (0, 1, 2), 150
+CHOSEN_FROM = ("nvfp4", "mxfp8_e4m3", "bf16")
+UNIFORM = ("mxfp4", "nvfp4", "mxfp6_e2m3", "mxfp8_e4m3", "bf16")
+BUDGETS = (4.5, 5.0, 6.25, 8.25)
+MODELS = ("gpt", "moe", "resnet", "torch transformer", "torch cnn")
+
+
+class Model(NamedTuple):
+    """Logits as a function of parameters and inputs, and inputs to plan and to measure with."""
+
+    logits: Callable[..., jax.Array]
+    params: Any
+    seen: tuple
+    unseen: tuple
+
+
+def jax_model(name: str, trained: bool, seed: int) -> Model:
+    from proofs import models
+
+    program = models.model(name)
+    module = models.module_of(program)
+    state, step = program.init(seed), jax.jit(program.train_step)
+    stream = iter(models.batches(program, seed))
+    for batch in itertools.islice(stream, STEPS if trained else 0):
+        state, _ = step(state, batch)
+    if name == "resnet":
+        statistics = state["statistics"]
+        if not trained:  # the running statistics of a fresh network are those of no data
+            images = next(stream)["images"]
+            statistics = module.logits(state["params"], images, None)[1]
+        seen = next(stream)["images"]
+        own = lambda p, x: module.logits(p, x, statistics)[0]  # noqa: E731
+        return Model(own, state["params"], (seen,), (models.held_out(program)[0]["images"],))
+    own = module.logits if name == "gpt" else lambda p, x: module.logits(p, x)[0]
+    # half a batch keeps the runs short
+    seen, unseen = (b[: len(b) // 2, :-1] for b in (next(stream), models.held_out(program)[0]))
+    return Model(own, state["params"], (seen,), (unseen,))
+
+
+def torch_model(name: str, trained: bool, seed: int) -> Model:
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from proofs import plan_torch
+    from scalewise import torch as st
+
+    torch.manual_seed(seed)
+    model, batches = plan_torch.MODELS[name](seed)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    for x, y in itertools.islice(batches, STEPS if trained else 0):
+        optimizer.zero_grad()
+        cross_entropy(model(x).flatten(0, -2), y.flatten()).backward()
+        optimizer.step()
+    model.eval()
+    (seen, _), (unseen, _) = next(batches), next(batches)
+    logits, params = st.function(model, (seen,))
+    return Model(logits, params, (st.to_jax(seen),), (st.to_jax(unseen),))
+
+
+def model(name: str, trained: bool, seed: int) -> Model:
+    if name.startswith("torch "):
+        return torch_model(name.removeprefix("torch "), trained, seed)
+    return jax_model(name, trained, seed)
+
+
+def task(
+    m: Model, inputs: tuple, weights: Sequence[str], activations: Sequence[str | None]
+) -> Task:
+    program = trace(m.logits, Boundaries(WIDE), (m.params, *inputs), {}, name="plan")
+    lists = Lists([Operand(x) for x in weights], [x and Operand(x) for x in activations], [None])
+    return Task(program, Budget(bits=1e3), lists, "kl", 0, "logits")
+
+
+def predict(name: str, trained: bool) -> Iterator[dict[str, Any]]:
+    from scipy.stats import spearmanr
+
+    m = model(name, trained, 0)
+    space, _, _ = task(m, m.seen, CHOSEN_FROM, CHOSEN_FROM).space()
+    random = np.random.default_rng(0)
+    choices = [tuple(random.integers(len(o)) for o in space.options) for _ in range(PLANS)]
+    runs = [space.run(choice) for choice in choices]
+    predicted, measured = (
+        np.array([getattr(r, k) for r in runs]) for k in ("predicted", "measured")
+    )
+    ratio = predicted / measured
+    smooth = np.array([_adjoint(space, x.choice) for x in runs])
+    yield {
+        "rank": float(spearmanr(predicted, measured).statistic),
+        "ratio": float(np.median(ratio)),
+        "ratio_10_90": [float(x) for x in np.percentile(ratio, [10, 90])],
+        "kl": [float(measured.min()), float(np.median(measured)), float(measured.max())],
+        "additive_rank": float(spearmanr(smooth, measured).statistic),
+    }
+
+
+def _adjoint(space: Space, choice: Choice) -> float:
+    """The sum of what each rounding does alone: no pairs, jumps added up."""
+    return float(space.theta(choice) @ (space.predict.smooth + space.predict.jumps))
+
+
+def sqnr(m: Model, t: Task, i: int, fmt: str, contracted_last: bool) -> float:
+    """Signal to noise of a site's weights in a format, their blocks along the contracted axis."""
+    arrays = dict(zip(t.program.arguments, t.program.arrays, strict=True))
+    found = []
+    for path in t.sites[i].weights:
+        w = jnp.asarray(arrays[path])
+        w = w if contracted_last else w.reshape(-1, w.shape[-1]).T
+        noise = jnp.sum((sw.dequantize(sw.quantize(w, fmt)) - w) ** 2)
+        found.append(float(jnp.sum(w**2) / noise))
+    return min(found)
+
+
+def heuristics(m: Model, t: Task, torch_layout: bool) -> dict[str, list[int]]:
+    """Returns in which order each heuristic gives sites with weights a wide format."""
+    own = [i for i, site in enumerate(t.sites) if site.elements]
+    ends = [x for pair in zip(own, reversed(own), strict=True) for x in pair]
+    return {
+        "largest wide": sorted(own, key=lambda i: -t.sites[i].elements),
+        "first and last wide": list(dict.fromkeys(ends)),
+        "SQNR": sorted(own, key=lambda i: sqnr(m, t, i, "nvfp4", torch_layout)),
+    }
+
+
+def greedy(space: Space, order: Sequence[int], limit: float) -> Iterator[Choice]:
+    """Yields for each pair of formats the choice that a heuristic makes within a budget."""
+    formats = range(len(UNIFORM))
+    for low, high in itertools.combinations_with_replacement(formats, 2):
+        choice = [low if len(o) > 1 else 0 for o in space.options]
+        if space.cost(choice) > limit * (1 + 1e-9):
+            continue
+        for i in order:
+            wide = [*choice[:i], high, *choice[i + 1 :]]
+            choice = wide if space.cost(wide) <= limit * (1 + 1e-9) else choice
+        yield tuple(choice)
+
+
+def choose(name: str, trained: bool, seed: int) -> Iterator[dict[str, Any]]:
+    m = model(name, trained, seed)
+    t, u = (task(m, inputs, UNIFORM, [None]) for inputs in (m.seen, m.unseen))
+    space, _, emulate = t.space()
+    unseen = Emulation(u.family, emulate.aim, u.program.arrays)
+    measured = functools.cache(lambda choice: unseen(space.theta(choice)))
+    orders = heuristics(m, t, name.startswith("torch"))
+    found = space.predict.front(space.options, space.costs)
+    for budget in BUDGETS:
+        best = space.confirmed(found.choices[found.within(budget)], budget)
+        row: dict[str, Any] = {"budget": budget, "plan": measured(best.choice)}
+        for k, fmt in enumerate(UNIFORM):
+            choice = tuple(k if len(o) > 1 else 0 for o in space.options)
+            if space.cost(choice) <= budget * (1 + 1e-9):
+                row[f"uniform {fmt}"] = measured(choice)
+        for rule, order in orders.items():
+            # its best pair by the data that the plan was made with, as the plan's own runs
+            choices = sorted(set(greedy(space, order, budget)))
+            row[rule] = measured(min(choices, key=lambda c: space.run(c).measured))
+        yield row
+
+
+def cost(name: str, trained: bool) -> Iterator[dict[str, Any]]:
+    """Runs each part in a process of its own, whose time and memory are its own."""
+    for part in ("plan", "audit"):
+        command = [sys.executable, "-m", "proofs.plan", "--own", part, "--models", name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        yield {"what": part, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def own_cost(part: str, name: str) -> dict[str, float]:
+    m = model(name, False, 0)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    if part == "plan":
+        sw.plan(m.logits, 6.0, objective="kl")(m.params, *m.seen)
+    else:
+        from proofs import models
+
+        program = models.model(name)
+        batch = next(iter(models.batches(program, 0)))
+        sw.audit(program.train_step, "fp16")(program.init(0), batch)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"seconds": time.process_time() - start, "mib": (after - before) / 1024}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", default=["predict", "choose", "cost"])
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--own", choices=("plan", "audit"))
+    given = parser.parse_args()
+    if given.own:
+        print(json.dumps(own_cost(given.own, given.models[0])))
+        return
+    for part, name, trained in itertools.product(given.parts, given.models, (False, True)):
+        if part == "cost" and (trained or name.startswith("torch ")):
+            continue
+        for seed in SEEDS if part == "choose" else (0,):
+            rows = choose(name, trained, seed) if part == "choose" else PARTS[part](name, trained)
+            for row in rows:
+                about = {"part": part, "model": name, "trained": trained, "seed": seed}
+                line = json.dumps(about | row)
+                print(line, flush=True)
+                if given.out:
+                    with given.out.open("a") as file:
+                        file.write(line + "\n")
+
+
+PARTS = {"predict": predict, "cost": cost}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""Plans: which format for each product of a program, at a given cost, and what it changes."""
+
+from ._budget import Budget as Budget
+from ._plan import plan as plan
+from ._result import FrontPoint as FrontPoint
+from ._result import Plan as Plan
+from ._result import PlanLine as PlanLine
+from ._result import Upgrade as Upgrade
+from ._rollouts import Pair as Pair
+from ._rollouts import Rollouts as Rollouts
+from ._rollouts import rollouts as rollouts

@@ -1,0 +1,112 @@
+"""``Budget``: what a plan may cost, and what each option of a site costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from .._check import Positive, checked
+from ..autoscaling import Operand
+from ..autoscaling._operand_settings import Role
+from ..devices import Device, device, units_for
+from ..formats import BlockFormat, Format
+from ._sites import Product, Site
+
+Option = Mapping[Role, Operand | None]  # how a site's operands are rounded, None where they aren't
+UNITS = {"bits": "bits a weight", "bytes": "bytes of weights", "seconds": "seconds at best"}
+
+
+@checked
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """What a plan may cost: one of the first three; or which error it may have.
+
+    Attributes:
+        bits: the mean number of bits of a weight, with the scales of its blocks.
+        bytes: of all weights that products read.
+        seconds: for all products, a lower bound from the operations and the bytes a second of
+            ``device``. Formats that its units don't multiply are widened there, and save bytes
+            alone.
+        error: the objective's limit; the plan is then the one of the fewest bits (or seconds, if
+            ``device`` is given) that keeps it.
+        device: a name of :data:`scalewise.devices.DEVICES`.
+
+    Raises:
+        ValueError: none or several of them, or an unknown device or one of unknown speed.
+    """
+
+    bits: Positive | None = None
+    bytes: Positive | None = None
+    seconds: Positive | None = None
+    error: Positive | None = None
+    device: str | None = None
+
+    def __post_init__(self):
+        given = [n for n in (*UNITS, "error") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"Budget needs one of bits, bytes, seconds and error, not {' and '.join(given)}"
+                if given
+                else "Budget needs one of bits, bytes, seconds and error"
+            )
+        if (given == ["seconds"] and self.device is None) or (
+            self.device is not None and given[0] not in ("seconds", "error")
+        ):
+            raise ValueError("Budget.device is for seconds, which need it, or for error")
+        if self.device is not None and not device(self.device).bandwidth:
+            raise ValueError(f"Budget.device is {self.device!r}, whose speed isn't known")
+
+    @property
+    def kind(self) -> str:
+        """What is counted: ``"bits"``, ``"bytes"`` or ``"seconds"``."""
+        if self.seconds is not None or self.device is not None:
+            return "seconds"
+        return "bytes" if self.bytes is not None else "bits"
+
+    @property
+    def limit(self) -> float | None:
+        """The most that the plan may cost; None if its error is limited."""
+        return None if self.error is not None else getattr(self, self.kind)
+
+    def cost(self, site: Site, option: Option, weights: int) -> float:
+        """Returns what an option of a site adds.
+
+        Args:
+            site, option: the site, and how its operands are rounded.
+            weights: the numbers of all sites' weights.
+        """
+        if self.kind == "seconds":
+            assert self.device is not None
+            return sum(seconds(p, option, device(self.device)) for p in site.products)
+        bits = site.elements * bits_of(option.get("weight"), site.bits)
+        return bits / 8 if self.kind == "bytes" else bits / max(weights, 1)
+
+
+def bits_of(operand: Operand | None, own: float) -> float:
+    """Returns the bits of a number, with its share of scales of blocks; ``own`` if unrounded."""
+    if operand is None:
+        return own
+    fmt = operand.format
+    return min(fmt.bits_per_element if isinstance(fmt, BlockFormat) else fmt.bits, own)
+
+
+def seconds(product: Product, option: Option, on: Device) -> float:
+    """Returns a lower bound of the time in which a device computes a site's product."""
+    operands = [option.get(role) for role in product.roles]
+    formats = [x and x.format for x in operands]
+    bits = [bits_of(x, own) for x, own in zip(operands, product.bits, strict=False)]
+    bits.append(product.bits[2])
+    moved = sum(n * b / 8 for n, b in zip(product.sizes, bits, strict=True))
+    work = 2 * product.sizes[2] * product.terms
+    at_best = max(work / (on.flops * _rate(formats, product.bits, on)), moved / on.bandwidth)
+    return product.times * at_best
+
+
+def _rate(formats: Sequence[Format | BlockFormat | None], bits: Sequence[int], on: Device) -> float:
+    a, b = formats
+    units = units_for(a, b, on) if a is not None and b is not None else None
+    if units is not None:
+        return units.rate
+    half = all(f is not None or n <= 16 for f, n in zip(formats, bits, strict=False))
+    names = ("bf16", "fp16") if half else ("tf32", "fp32")
+    return max((on.rate(n, n) for n in names), default=0.0) or 0.5

@@ -1,0 +1,265 @@
+"""``Plan``: the result of :func:`plan`, as a table, a page, a recipe and other tools' settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from markupsafe import Markup
+from rich.console import Console
+
+from .._output import page_environment, print_table
+from .._types import Json
+from ..auditing._report._save import Listed, listing, plain
+from ..auditing._report._verdict import counted
+from ..autoscaling import Operand, Products, Recipe
+from ..autoscaling._operand_settings import Role
+from . import _exports
+from ._draw import front_svg
+
+COLUMNS = ("line", "weights", "formats", "bits", "numbers", "predicted", "measured", "note")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlanLine:
+    """The formats of the products at one place, and their effect.
+
+    Attributes:
+        name: the place, as ``Recipe.keep`` names it: the scope, the line, a number there.
+        function: of the user's, that has the line.
+        primitives: of the products.
+        weights: the paths of the arguments that are their weights.
+        operands: how their operands are rounded, by role; None for unrounded.
+        bits: the mean number of bits of these weights.
+        elements: how many numbers the weights have.
+        predicted, measured: what these roundings alone do to the objective: by the adjoint pass,
+            and as a run measured it.
+        share: of ``measured`` among all lines.
+        saturated: the share of the operands' numbers that the rounding cut off.
+        note: where first order fails: decisions that change, numbers that are cut off.
+    """
+
+    name: str
+    function: str
+    primitives: tuple[str, ...]
+    weights: tuple[str, ...]
+    operands: Mapping[Role, Operand | None]
+    bits: float
+    elements: int
+    predicted: float
+    measured: float
+    share: float
+    saturated: float
+    note: str
+
+    @property
+    def formats(self) -> str:
+        """The formats in words: ``"weight nvfp4, activation bf16"``."""
+        named = {r: "unrounded" if x is None else x.format.name for r, x in self.operands.items()}
+        return ", ".join(f"{role} {name}" for role, name in named.items()) or "as written"
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontPoint:
+    """A plan that none beats in both cost and predicted error; ``measured`` is None if not run."""
+
+    cost: float
+    predicted: float
+    measured: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Upgrade:
+    """The change of one line that lowers the objective most for its cost.
+
+    Attributes:
+        line, before, after: its name, and the formats now and then.
+        cost: what the change adds to the cost.
+        predicted: the objective afterwards.
+    """
+
+    line: str
+    before: str
+    after: str
+    cost: float
+    predicted: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan(Listed):
+    """The formats of a program's products, and what they cost; :meth:`show` prints them.
+
+    Attributes:
+        function: the name of the function.
+        objective: what is kept small, in words.
+        unit: of the cost, in words.
+        cost: of the plan: bits a weight, bytes or seconds.
+        predicted: the objective by the adjoint pass and runs with one or two roundings.
+        measured: the objective under ``autoscale`` with the plan's recipe.
+        recipe: for :func:`scalewise.autoscale`; it rounds what the plan says and nothing else.
+        lines: the products by place, in the program's order.
+        front: the Pareto front, from the cheapest plan on.
+        upgrade: what the next bit would buy; None at the widest formats.
+        runs: how many emulated runs were made.
+        alike: how many plans were run that the prediction couldn't tell from this one.
+        exact: whether the front is exact, or thinned out to 16,384 plans on the way.
+    """
+
+    columns: ClassVar = COLUMNS
+    left: ClassVar = 3
+
+    function: str
+    objective: str
+    unit: str
+    cost: float
+    predicted: float
+    measured: float
+    recipe: Recipe
+    lines: tuple[PlanLine, ...]
+    front: tuple[FrontPoint, ...]
+    upgrade: Upgrade | None
+    runs: int
+    alike: int
+    exact: bool
+
+    @property
+    def verdict(self) -> str:
+        """One or two sentences: the cost, the objective, and what the next bit would buy."""
+        first = (
+            f"{self.function} with {figure(self.cost)} {self.unit}: {self.objective} "
+            f"{figure(self.measured)} (predicted {figure(self.predicted)})."
+        )
+        up = self.upgrade
+        if up is None:
+            return f"{first} No format given is wider."
+        return (
+            f"{first} The next {self.unit} are best spent on {up.line}, {up.after} in place of "
+            f"{up.before}: {figure(up.cost)} more for a predicted {figure(up.predicted)}."
+        )
+
+    def python(self) -> str:
+        """Returns Python that makes the recipe."""
+        names: dict[Products, str] = {}
+        for line in self.lines:
+            products = dict(self.recipe.keep).get(line.name)
+            if isinstance(products, Products) and products not in names:
+                label = "_".join(
+                    f"{role}_{x.format.name}" for role, x in line.operands.items() if x is not None
+                )
+                unique = label if label not in names.values() else f"{label}_{len(names)}"
+                names[products] = unique
+        made = [f"{name} = {_qualified(repr(x))}" for x, name in names.items()]
+        rows = [
+            f"        {n!r}: {names[x]}," for n, x in self.recipe.keep if isinstance(x, Products)
+        ]
+        return "\n".join(
+            ["import scalewise as sw", "", *made, "recipe = sw.Recipe(",
+             "    forward=None,", "    backward=None,", "    residuals=None,",
+             "    narrow='always',", "    keep={", *rows, "    },", ")", ""]
+        )  # fmt: skip
+
+    def compressed_tensors(self, rename: Callable[[str], str] = str) -> dict[str, Json]:
+        """Returns ``quantization_config`` of compressed-tensors, with its ``config_groups``.
+
+        Args:
+            rename: the name of a module in the served model, from its name here, which is the
+                path of the argument: ``"blocks.0.qkv"``. Also of the other two.
+
+        Raises:
+            ValueError: the package has no layout for a format.
+        """
+        return _exports.compressed_tensors(self._layers(), rename)
+
+    def modelopt(self, rename: Callable[[str], str] = str) -> dict[str, Json]:
+        """Returns ``quantization`` of Model Optimizer's ``hf_quant_config.json``, with its
+        ``quantized_layers``. Its algorithms ``FP8`` and ``MXFP8`` round activations, too, whatever
+        the plan says of them.
+
+        Raises:
+            ValueError: the package has no layout for a format.
+        """
+        return _exports.modelopt(self._layers(), rename)
+
+    def torchao(self, rename: Callable[[str], str] = str) -> str:
+        """Returns Python that quantises a model as torchao's ``FqnToConfig``.
+
+        Raises:
+            ValueError: torchao has no configuration for a pair of formats.
+        """
+        return _exports.torchao(self._layers(), rename)
+
+    @property
+    def heading(self) -> str:
+        return f"plan  {self.function}   {counted(self.runs, 'run')}"
+
+    def show(self, console: Console | None = None) -> None:
+        """Prints the verdict, the lines and the Pareto front."""
+        console = console or Console()
+        super().show(console)
+        console.print()
+        rows = [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
+        print_table(console, listing((self.unit, "predicted", "measured"), rows, 0))
+
+    def __repr__(self) -> str:
+        return f"<Plan of {self.verdict} show(), save('plan.html'), .recipe, python()>"
+
+    def as_dict(self) -> dict[str, Json]:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields |= {
+            "verdict": self.verdict,
+            "recipe": repr(self.recipe),
+            "lines": [
+                {f.name: getattr(x, f.name) for f in dataclasses.fields(x)}
+                | {"operands": {r: o and repr(o) for r, o in x.operands.items()}}
+                for x in self.lines
+            ],
+            "front": [dataclasses.asdict(p) for p in self.front],
+            "upgrade": self.upgrade and dataclasses.asdict(self.upgrade),
+        }
+        return plain(fields)
+
+    def _layers(self) -> list[_exports.Layer]:
+        return [
+            (_exports.module_name(path), x.operands.get("weight"), x.operands.get("activation"))
+            for x in self.lines
+            for path in x.weights
+        ]
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [
+                x.name,
+                ", ".join(map(_exports.module_name, x.weights)),
+                x.formats,
+                f"{x.bits:.2f}" if x.elements else "",
+                f"{x.elements:,}",
+                figure(x.predicted),
+                f"{figure(x.measured)} ({x.share:.0%})",
+                x.note,
+            ]
+            for x in self.lines
+        ]
+
+    def _page(self) -> str:
+        svg = front_svg(self.front, (self.cost, self.measured), self.unit, self.objective)
+        front = [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
+        return page_environment("scalewise.planning").rendered(
+            "plan.html.j2",
+            plan=self,
+            columns=COLUMNS,
+            rows=self._rows(),
+            front=front,
+            svg=Markup(svg),  # made by front_svg, which escapes names
+        )
+
+
+def figure(x: float | None) -> str:
+    """Returns a number in three digits; empty for None."""
+    return "" if x is None else f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}"
+
+
+def _qualified(text: str) -> str:
+    """Returns the text of an object with the package's name before each class."""
+    return re.sub(r"\b([A-Z]\w+)\(", r"sw.\1(", text)

@@ -1,0 +1,210 @@
+"""``rollouts``: how far a policy in one format is from the same policy in another one."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+
+from .._check import Natural, checked
+from .._output import Printed, print_table
+from .._output._text import Text
+from .._types import PyTree
+from ..auditing._file import name_of
+from ..auditing._report._save import listing
+from ..autoscaling import RecipeLike, autoscale
+from ..interpret import check_callable
+from ._objective import kl
+from ._result import Plan, figure
+from ._sites import WIDE
+
+Policy = RecipeLike | Plan | None
+AS_WRITTEN = "as written"
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A trainer and a rollout engine with the same weights, each in its own formats.
+
+    Attributes:
+        trainer, rollout: the names of their formats.
+        kl: the mean of KL(rollout || trainer) over all positions, in nats.
+        mean, largest: the absolute difference of the log probabilities of the tokens, over all
+            positions.
+        ratio: the largest importance ratio, trainer's probability by rollout's, of a token.
+        clipped: the share of positions whose ratio is more than 20 % from 1, which PPO would clip.
+    """
+
+    trainer: str
+    rollout: str
+    kl: float
+    mean: float
+    largest: float
+    ratio: float
+    clipped: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollouts(Printed):
+    """Pairs of trainer's and rollout's formats; :meth:`show` prints a matrix of each figure."""
+
+    function: str
+    pairs: tuple[Pair, ...]
+
+    def __getitem__(self, key: tuple[str, str]) -> Pair:
+        """Returns the pair of a trainer's and a rollout's formats, by their names."""
+        for pair in self.pairs:
+            if (pair.trainer, pair.rollout) == key:
+                return pair
+        names = ", ".join(f"({p.trainer!r}, {p.rollout!r})" for p in self.pairs)
+        raise KeyError(f"no pair {key!r}; there are {names}")
+
+    def __repr__(self) -> str:
+        worst = max(self.pairs, key=lambda p: p.kl)
+        return (
+            f"<Rollouts of {self.function}: {len(self.pairs)} pairs, the farthest apart "
+            f"{worst.trainer} and {worst.rollout}, KL {figure(worst.kl)}; show()>"
+        )
+
+    def show(self, console: Console | None = None) -> None:
+        """Prints a table of trainers (rows) and rollouts (columns) for each figure."""
+        console = console or Console()
+        for title, rows in self._tables():
+            console.print(Text(title, style="bold"))
+            print_table(console, listing(("trainer", *self._rollouts), rows, 1))
+            console.print()
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for title, rows in self._tables():
+            head = "".join(f"<th>{html.escape(x)}</th>" for x in ("trainer", *self._rollouts))
+            cells = ("".join(f"<td>{html.escape(x)}</td>" for x in row) for row in rows)
+            body = "".join(f"<tr>{row}</tr>" for row in cells)
+            parts.append(f"<p>{title}</p><table><tr>{head}</tr>{body}</table>")
+        return "".join(parts)
+
+    @property
+    def _rollouts(self) -> list[str]:
+        return list(dict.fromkeys(p.rollout for p in self.pairs))
+
+    def _tables(self) -> list[tuple[str, list[list[str]]]]:
+        trainers = list(dict.fromkeys(p.trainer for p in self.pairs))
+        titles = {
+            "kl": "KL(rollout || trainer), in nats a position",
+            "mean": "difference of log probabilities, mean",
+            "largest": "difference of log probabilities, largest",
+        }
+        return [
+            (
+                title,
+                [
+                    [t, *(figure(getattr(self[t, r], name)) for r in self._rollouts)]
+                    for t in trainers
+                ],
+            )
+            for name, title in titles.items()
+        ]
+
+
+@checked
+def rollouts(
+    f: Callable,
+    trainers: Sequence[Policy] | Mapping[str, Policy] = (None, "bf16", "fp8"),
+    rollouts: Sequence[Policy] | Mapping[str, Policy] = (None, "bf16", "fp8", "nvfp4"),
+    *,
+    seed: Natural = 0,
+) -> Callable[..., Rollouts]:
+    """Returns a function of ``f``'s arguments that compares a policy's formats in reinforcement
+    learning.
+
+    A rollout engine samples tokens, and a trainer computes the gradient for their probabilities.
+    If both compute in other formats, the samples are off-policy, though the weights are equal. For
+    each pair of formats, tokens are drawn from the rollout's probabilities at each position of the
+    arguments, and their log probabilities are compared.
+
+    Args:
+        f: returns the policy's logits, with the classes on the last axis.
+        trainers, rollouts: recipes, their names, plans, or None for the program as written; a
+            mapping gives them other names.
+        seed: of the tokens that are drawn.
+
+    Returns:
+        A function to be called with arrays, that returns :class:`Rollouts`.
+
+    Raises:
+        ValueError: an unknown recipe, or ``f`` returns no logits.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, scalewise as sw
+        >>> def policy(w, x):
+        ...     return jnp.tanh(x @ w) @ w.T
+        >>> w, x = (jax.random.normal(k, s) for k, s in
+        ...         zip(jax.random.split(jax.random.key(0)), [(32, 32), (8, 32)]))
+        >>> found = sw.rollouts(policy, ["bf16"], ["bf16", "fp8"])(w, x)
+        >>> found["bf16", "bf16"].kl, found["bf16", "fp8"].kl > 1e-5
+        (0.0, True)
+    """
+    check_callable(f, "rollouts")
+    rows, columns = _named(trainers), _named(rollouts)
+
+    def compared(*args: PyTree, **kwargs: PyTree) -> Rollouts:
+        policies = rows | columns
+        if any(rows[n] != columns[n] for n in rows.keys() & columns.keys()):
+            raise ValueError(
+                "rollouts: one name stands for a trainer's and another rollout's formats"
+            )
+        logits = {name: _logits(f, x, args, kwargs) for name, x in policies.items()}
+        found = jax.jit(_pair)
+        pairs = []
+        for rollout in columns:
+            key = jax.random.key(seed)
+            for trainer in rows:
+                numbers = found(key, logits[trainer], logits[rollout])
+                pairs.append(Pair(trainer, rollout, *(float(x) for x in numbers)))
+        return Rollouts(name_of(f), tuple(pairs))
+
+    return compared
+
+
+def _named(some: Sequence[Policy] | Mapping[str, Policy]) -> dict[str, Policy]:
+    if isinstance(some, Mapping):
+        return dict(some)
+    if isinstance(some, str) or not some:
+        raise ValueError(f"rollouts: formats are a sequence of at least one, not {some!r}")
+    return {_name(x): x for x in some}
+
+
+def _name(policy: Policy) -> str:
+    if policy is None:
+        return AS_WRITTEN
+    if isinstance(policy, Plan):
+        return f"plan of {figure(policy.cost)} {policy.unit}"
+    return policy if isinstance(policy, str) else repr(policy)
+
+
+def _logits(f: Callable, policy: Policy, args: tuple, kwargs: dict[str, PyTree]) -> jax.Array:
+    recipe = policy.recipe if isinstance(policy, Plan) else policy
+    # the same transformation for all, so that XLA fuses all of them alike
+    leaves = jax.tree.leaves(jax.jit(autoscale(f, recipe or WIDE))(*args, **kwargs))
+    if len(leaves) != 1 or leaves[0].ndim < 1 or leaves[0].shape[-1] < 2:
+        shapes = ", ".join(str(x.shape) for x in leaves)
+        raise ValueError(
+            "rollouts: the function returns one array, the logits of at least two classes on the "
+            f"last axis; this one returns {shapes or 'nothing'}"
+        )
+    return leaves[0].astype(jnp.float32)
+
+
+def _pair(key: jax.Array, trainer: jax.Array, rollout: jax.Array) -> tuple[jax.Array, ...]:
+    token = jax.random.categorical(key, rollout)[..., None]
+    logs = [jax.nn.log_softmax(x) for x in (trainer, rollout)]
+    ours, theirs = (jnp.take_along_axis(x, token, -1)[..., 0] for x in logs)
+    apart = jnp.abs(ours - theirs)
+    ratio = jnp.exp(ours - theirs)
+    clipped = jnp.mean(jnp.abs(ratio - 1) > np.float32(0.2))
+    return kl(rollout, trainer).mean(), apart.mean(), apart.max(), ratio.max(), clipped

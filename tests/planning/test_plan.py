@@ -1,0 +1,258 @@
+"""Plans: what they round, what they predict, and what they cost."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import scalewise as sw
+from arrays import normal
+from scalewise.autoscaling import Boundaries, Operand
+from scalewise.interpret import trace
+from scalewise.planning._objective import kl
+from scalewise.planning._plan import Lists, Task
+from scalewise.planning._sites import WIDE, sites
+
+FORMATS = ("nvfp4", "mxfp8_e4m3", "bf16")
+
+
+def dense(w, x):
+    return x @ w
+
+
+def logits(params, x):
+    for w in params["layers"]:
+        x = x + jnp.tanh(dense(w, x))
+    with jax.named_scope("head"):
+        return dense(params["head"], x)
+
+
+def loss(params, x, y):
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits(params, x)), y[:, None], -1)
+    return -chosen.mean()
+
+
+def arguments(layers=3, seed=0):
+    scale = [1.0, 0.1, 0.5, 0.3][:layers]
+    params = {
+        "layers": [s * normal(seed + i, (32, 32)) / 6 for i, s in enumerate(scale)],
+        "head": normal(seed + 9, (32, 48)) / 3,
+    }
+    return params, normal(seed + 10, (64, 32))
+
+
+def measured(recipe, params, x):
+    reference = jax.jit(sw.autoscale(logits, WIDE))(params, x)
+    return float(kl(reference, jax.jit(sw.autoscale(logits, recipe))(params, x)).mean())
+
+
+@pytest.fixture(scope="module")
+def found():
+    return sw.plan(logits, 6.5, objective="kl")(*arguments())
+
+
+def test_a_plan_keeps_its_budget_and_is_what_its_recipe_does(found):
+    assert found.cost <= 6.5
+    bits = sum(line.bits * line.elements for line in found.lines)
+    np.testing.assert_allclose(bits / sum(line.elements for line in found.lines), found.cost)
+    np.testing.assert_allclose(measured(found.recipe, *arguments()), found.measured, rtol=1e-3)
+    assert 0.7 < found.predicted / found.measured < 1.4
+
+
+def test_calls_on_one_line_are_told_apart_and_named_by_their_weights(found):
+    line = logits.__code__.co_firstlineno - 4
+    names = [f"test_plan.py:{line + 1}#{i}" for i in (1, 2, 3)]
+    assert [x.name for x in found.lines] == [*names, f"head test_plan.py:{line + 1}"]
+    assert found.lines[1].weights == ("[0]['layers'][1]",)
+    assert found.lines[3].weights == ("[0]['head']",)
+
+
+def test_no_other_plan_of_the_budget_is_better(found):
+    """All 81 plans are emulated, as ``autoscale`` computes them."""
+    task = task_of(arguments(), weights=FORMATS)
+    space, _, _ = task.space()
+    choices = np.stack(np.meshgrid(*[range(3)] * 4), -1).reshape(-1, 4)
+    runs = [space.run(choice) for choice in choices]
+    best = min(r.measured for r in runs if r.cost <= 6.5)
+    np.testing.assert_allclose(found.measured, best, rtol=0.02)
+    predicted, true = (np.log([getattr(r, k) for r in runs]) for k in ("predicted", "measured"))
+    assert np.corrcoef(predicted, true)[0, 1] > 0.99
+    assert abs(np.median(predicted - true)) < np.log(1.2)
+
+
+def task_of(given, *, weights=(None,), activations=(None,), objective="kl", f=logits):
+    program = trace(f, Boundaries(WIDE), given, {}, name="plan")
+    lists = Lists(*([x and Operand(x) for x in some] for some in (weights, activations, [None])))
+    return Task(program, sw.Budget(bits=1e3), lists, objective, 0, "f")
+
+
+def test_the_adjoint_pass_has_the_exact_first_order_of_a_loss():
+    """Against the gradient by hand, times the error that ``quantize`` makes."""
+    params, x = arguments(1)
+    y = jnp.arange(64) % 48
+    task = task_of((params, x, y), weights=("e4m3fn", "fp16"), objective="loss", f=loss)
+    _, slopes, _ = task.space()
+    gradients = jax.grad(loss)(params, x, y)
+    error = jax.tree.map(lambda w: sw.quantize(w, "e4m3fn").value() - w, params)
+    expected = jax.tree.map(lambda g, e: float(jnp.sum(g * e)), gradients, error)
+    by_hand = [expected["layers"][0], expected["head"]]
+    np.testing.assert_allclose(slopes.bias[::2], by_hand, rtol=1e-3)
+
+
+def test_a_loop_is_one_site_with_all_its_weights():
+    def stacked(w, x):
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
+
+    given = jnp.ones((5, 8, 8)), jnp.ones((2, 8))
+    program = trace(stacked, Boundaries(WIDE), given, {}, name="plan")
+    (site,), _ = sites(program)
+    assert site.elements == 5 * 64
+    assert site.products[0].times == 5
+    found = sw.plan(stacked, 8.25)(normal(0, (5, 16, 16)), normal(1, (4, 16)))
+    assert [x.formats for x in found.lines] == ["weight mxfp8_e4m3"]
+
+
+def test_a_recurrent_weight_counts_once():
+    def recurrent(w, x):
+        return jax.lax.scan(lambda h, x: (jnp.tanh(h @ w + x), None), x[0], x)[0]
+
+    program = trace(
+        recurrent, Boundaries(WIDE), (jnp.ones((8, 8)), jnp.ones((5, 2, 8))), {}, name=""
+    )
+    (site,), _ = sites(program)
+    assert site.elements == 64
+
+
+def test_weights_that_a_function_closes_over_are_planned():
+    params, x = arguments()
+    found = sw.plan(lambda x: logits(params, x), 8.0, objective="kl")(x)
+    assert [line.elements for line in found.lines] == [1024, 1024, 1024, 1536]
+
+
+def test_backward_products_get_the_formats_of_gradients():
+    def step(params, x):
+        return jax.grad(lambda p: jnp.sum(logits(p, x) ** 2))(params)
+
+    budget = sw.Budget(seconds=1.0, device="h100")
+    found = sw.plan(step, budget, formats=["e4m3fn", "bf16"], gradients=["e5m2", "bf16"])(
+        *arguments()
+    )
+    assert {x.formats for x in found.lines} == {"gradient bf16, weight bf16"}
+    assert 0 < found.measured < 0.02
+    products = dict(found.recipe.keep)[found.lines[0].name]
+    assert products.input_gradient == (Operand("bf16"), Operand("bf16"))
+
+
+def test_discrete_decisions_are_reported():
+    def routed(params, x):
+        scores = x @ params["router"]
+        best = jnp.argmax(scores, -1)
+        return jnp.einsum("bd,bdk->bk", x, params["experts"][best])
+
+    params = {"router": normal(0, (16, 8)) / 4, "experts": normal(1, (8, 16, 16)) / 4}
+    found = sw.plan(routed, 4.5, formats=["nvfp4", "bf16"], objective="error")(
+        params, normal(2, (256, 16))
+    )
+    router = found.lines[0]
+    assert router.measured > 5 * router.predicted
+    assert "decisions change at test_plan.py" in router.note
+    assert "(argmax)" in router.note
+
+
+def test_a_promise_is_kept_by_the_fewest_bits():
+    given = arguments()
+    found = sw.plan(logits, sw.Budget(error=2e-3), objective="kl", formats=FORMATS)(*given)
+    assert found.measured <= 2e-3
+    assert 4.5 < found.cost < 16
+    cheaper = [p for p in found.front if p.cost < 0.9 * found.cost and p.measured is not None]
+    assert cheaper
+    assert all(p.measured > 2e-3 for p in cheaper)
+
+
+def test_seconds_are_bounded_by_bytes_or_by_operations():
+    def product(w, x):
+        return x @ w
+
+    w = jnp.zeros((4096, 4096), jnp.bfloat16)
+    for rows, expected in ((1, 4096 * 4096 * 4.5 / 8 / 3.35e12), (4096, 2 * 4096**3 / 989e12)):
+        x = jnp.zeros((rows, 4096), jnp.bfloat16)
+        program = trace(product, Boundaries(WIDE), (w, x), {}, name="plan")
+        (site,), _ = sites(program)
+        budget = sw.Budget(seconds=1.0, device="h100")
+        got = budget.cost(site, {"weight": Operand("nvfp4")}, 1)
+        np.testing.assert_allclose(got, expected, rtol=0.01)
+
+
+def test_the_result_is_printed_saved_and_written_as_python(found, tmp_path):
+    assert len(repr(found)) < 600
+    assert found.verdict in " ".join(str(found).split())
+    data = json.loads(found.save(tmp_path / "p.json").read_text())
+    assert data["lines"][0]["name"] == found.lines[0].name
+    page = found.save(tmp_path / "p.html").read_text()
+    assert "Content-Security-Policy" in page
+    assert "<svg" in page
+    assert found.save(tmp_path / "p.csv").read_text().startswith("line,weights,formats")
+    namespace = {}
+    exec(found.python(), namespace)
+    assert namespace["recipe"] == found.recipe
+    costs = [p.cost for p in found.front]
+    assert costs == sorted(costs)
+    assert found.upgrade is not None
+    assert found.upgrade.predicted < found.predicted
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: sw.plan(logits, 4.0)(*arguments()), "the cheapest plan of logits takes 4.5 bits"),
+        (lambda: sw.plan(logits, sw.Budget()), "needs one of bits, bytes, seconds and error"),
+        (lambda: sw.Budget(bits=4, bytes=9), "not bits and bytes"),
+        (lambda: sw.Budget(seconds=1), "Budget.device is for seconds, which need it"),
+        (lambda: sw.Budget(seconds=1, device="cpu"), "whose speed isn't known"),
+        (lambda: sw.Budget(seconds=1, device="h1000"), "no device is called 'h1000'"),
+        (lambda: sw.plan(logits, 5, formats=[]), "a sequence of at least one"),
+        (lambda: sw.plan(logits, 5, formats=["fp9"]), "'fp9'"),
+        (lambda: sw.plan(logits, 5, formats=[Operand("nvfp4", rounding="stochastic")]), "draws"),
+        (lambda: sw.plan(logits, 5, objective="loss")(*arguments()), "needs one output without"),
+        (lambda: sw.plan(jnp.sum, 5, objective="kl")(jnp.ones(3)), "has no product"),
+        (lambda: sw.plan(logits, sw.Budget(error=1e-9), objective="kl")(*arguments()), "widest"),
+    ],
+)  # fmt: skip
+def test_bad_input_gets_one_sentence(make, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_kernel_of_a_line_is_found_by_keep_in_autoscale():
+    params, x = arguments()
+    line = f"test_plan.py:{dense.__code__.co_firstlineno + 1}"
+    whole = sw.Recipe(forward=None, backward=None, residuals=None, keep={line: "e4m3fn"})
+    rows = [r for r in sw.explain(logits, whole)(params, x).rows if r.kind == "contraction"]
+    assert {r.format for r in rows} == {"e4m3fn x e4m3fn"}
+    second = sw.Products((None, "nvfp4"), (None, None), (None, None))
+    one = sw.Recipe(forward=None, backward=None, residuals=None, keep={f"{line}#2": second})
+    rows = [r for r in sw.explain(logits, one)(params, x).rows if r.kind == "contraction"]
+    assert [r.format for r in rows] == ["fp32 x fp32", "fp32 x nvfp4", "fp32 x fp32", "fp32 x fp32"]
+    with pytest.raises(ValueError, match="neither a primitive, nor a scope, nor a line"):
+        sw.autoscale(logits, sw.Recipe(keep={"test_plan.py:1": "e4m3fn"}))(params, x)
+
+
+def test_the_weight_is_the_first_argument_on_either_side_of_a_product():
+    def left(w, x):
+        return jnp.tanh(w @ x).T
+
+    def right(w, x):
+        return jnp.tanh(x @ w)
+
+    w, x = normal(0, (48, 32)) / 6, normal(1, (32, 24))
+    on_the_left = sw.plan(left, 4.5, formats=["nvfp4", "bf16"], objective="kl")(w, x)
+    on_the_right = sw.plan(right, 4.5, formats=["nvfp4", "bf16"], objective="kl")(w.T, x.T)
+    for found in (on_the_left, on_the_right):
+        assert found.lines[0].weights == ("[0]",)
+        assert found.lines[0].elements == w.size
+    np.testing.assert_allclose(on_the_left.measured, on_the_right.measured, rtol=1e-3)
+    rows = sw.explain(left, on_the_left.recipe)(w, x).rows
+    assert rows[0].format == "nvfp4 x fp32"
