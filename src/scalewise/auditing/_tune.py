@@ -240,9 +240,8 @@ def verdict(tuning: Tuning) -> str:
 
 def page(tuning: Tuning) -> str:
     """Returns the HTML; every name in it is escaped."""
-    rows = [[str(getattr(part, name)) for name in tuning.columns] for part in tuning.parts]
     said = f"{counted(tuning.runs, 'run')}; results of these operations are rounded to the formats."
-    parts = Rows("Parts", tuning.columns, rows)
+    parts = Rows("Parts", tuning.columns, tuning._rows())
     return tables_page(f"Formats for {tuning.function}", [verdict(tuning), said], [parts])
 
 

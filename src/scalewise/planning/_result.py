@@ -10,10 +10,9 @@ from typing import ClassVar
 from markupsafe import Markup
 from rich.console import Console
 
-from .._output import page_environment, print_table
+from .._output import counted, page_environment, print_table
 from .._types import Json
 from ..auditing._report._save import Listed, listing, plain
-from ..auditing._report._verdict import counted
 from ..autoscaling import Operand, Products, Recipe
 from ..autoscaling._operand_settings import Role
 from . import _exports
