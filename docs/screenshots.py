@@ -55,8 +55,10 @@ def arguments() -> tuple[dict[str, jax.Array], jax.Array]:
 
 def pages(folder: Path) -> Iterator[Path]:
     """Writes the pages, one by one."""
-    names = ("report", "comparison", "tuning", "recordings", "checkpoints")
-    report, comparison, tuning, recordings, checkpoints = (folder / f"{n}.html" for n in names)
+    names = ("report", "comparison", "tuning", "recordings", "checkpoints", "plan")
+    report, comparison, tuning, recordings, checkpoints, plan = (
+        folder / f"{n}.html" for n in names
+    )
     sw.audit(train_step, "fp16")(*arguments()).save(report)
     yield report
     quiet = Console(file=io.StringIO())
@@ -72,6 +74,8 @@ def pages(folder: Path) -> Iterator[Path]:
     sw.scaled.save_safetensors(wide, {f"{name}.weight": p for name, p in params.items()})
     sw.checkpoints.cast(wide, "nvfp4", out=narrow, layout="modelopt").save(checkpoints)
     yield checkpoints
+    sw.plan(loss_of, 6.5)(params, x).save(plan)
+    yield plan
     yield HERE / "explore.html"
 
 

@@ -59,11 +59,11 @@ class _Perturbed(Boundaries):
             role = EXCHANGED[role] if site in self.swapped else role
             settings = self.columns.get((site, role), ())
             if settings and not value.integers and value.constant_value is None:
-                value = self._moved(value, settings, own)
+                value = self._perturbed(value, settings, own)
             changed.append(value)
         return super().operands(equation, changed)
 
-    def _moved(
+    def _perturbed(
         self, value: ScaledValue, settings: Sequence[tuple[int, Operand]], axes: tuple[int, ...]
     ) -> ScaledValue:
         assert self.theta is not None
