@@ -141,9 +141,12 @@ def _has_unknown_shape(node: Any) -> bool:
 
 
 def _erase_checks(graph: Any) -> None:
-    """Erases what only checks of numbers need, such as that a branch is still the right one."""
+    """Erases what changes nothing, and what only checks of numbers need, such as that a branch is
+    still the right one."""
     A, nodes = torch.ops.aten, list(graph.nodes)
     for node in reversed(nodes):
+        if node.target is A.dropout.default and not node.args[2]:  # not in training
+            node.replace_all_uses_with(node.args[0])
         unused = not node.users and node.op == "call_function"
         if node.target is A._assert_scalar.default or (
             unused and node.target in (A._local_scalar_dense.default, A.item.default)
