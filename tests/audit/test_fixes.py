@@ -277,6 +277,7 @@ AUDITED = {
     "recipe": sw.Recipe(forward=E4M3FN, backward=E4M3FN, scaling=sw.Rms()),
     "every_op": sw.Recipe(rounds="every_op", residuals=FP16, arithmetic="narrow"),
     "rounding_of_scales": sw.recipes.mxfp8_floor,
+    "matrix_units": dataclasses.replace(sw.recipes.fp8, emulate="h100"),
 }
 
 

@@ -6,6 +6,9 @@ import math
 from collections.abc import Collection, Iterator
 from functools import partial
 
+import jax.numpy as jnp
+
+from ..._jax import ShapedArray
 from ...autocasting import Autocast
 from ...formats import BF16, E4M3, E4M3FN, E4M3FNUZ, E5M2, E5M2FNUZ, FP16, Format
 from .._run._equation_statistics import ADDITIONS, Equations, EquationStatistics
@@ -101,7 +104,10 @@ def _seed_exponent(context: Context, fmt: Format) -> float:
     if not isinstance(context.now, Setting):
         return math.inf
     first = min(context.gradients, key=lambda e: e.index, default=None)
-    return fmt.max_exponent if first and context.emulation.is_low(first) else math.inf
+    if first is None:
+        return math.inf
+    aval = ShapedArray(first.shape, jnp.dtype(first.dtype))
+    return fmt.max_exponent if context.emulation.is_low(aval) else math.inf
 
 
 def _with_loss_scale(low: Autocast | LossScaled, power: int) -> LossScaled:
