@@ -3,7 +3,8 @@
     python -m proofs.plan [PART ...] [--models gpt moe resnet] [--out docs/plan.jsonl]
 
 ``predict``: 100 random plans of weights and activations in NVFP4, MXFP8 and BF16, predicted and
-measured KL divergence: rank correlation, median ratio. ``choose``: at equal mean bits of weights,
+measured KL divergence: rank correlation, median ratio; ``loss``: the same of the loss.
+``choose``: at equal mean bits of weights,
 the plan beside every uniform format and beside heuristics, on data that it hasn't seen. A heuristic
 gives wide formats to the largest weights, to the first and last layers, or to those of the lowest
 SQNR, in that order while the budget lasts, and of all pairs of a narrow and a wide format it gets
@@ -23,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,7 @@ def torch_model(name: str, trained: bool, seed: int) -> Model:
         optimizer.step()
     model.eval()
     (seen, _), (unseen, _) = next(batches), next(batches)
-    logits, params = st.function(model, (seen,))
+    logits, params = st.function(model, (seen,), granularity="decomposed")
     return Model(logits, params, (st.to_jax(seen),), (st.to_jax(unseen),))
 
 
@@ -103,36 +104,51 @@ def model(name: str, trained: bool, seed: int) -> Model:
 
 
 def task(
-    m: Model, inputs: tuple, weights: Sequence[str], activations: Sequence[str | None]
+    m: Model,
+    inputs: tuple,
+    weights: Sequence[str],
+    activations: Sequence[str | None],
+    objective: Literal["kl", "loss"] = "kl",
 ) -> Task:
     program = trace(m.logits, Boundaries(WIDE), (m.params, *inputs), {}, name="plan")
     lists = Lists([Operand(x) for x in weights], [x and Operand(x) for x in activations], [None])
-    return Task(program, Budget(bits=1e3), lists, "kl", 0, "logits")
+    return Task(program, Budget(bits=1e3), lists, objective, 0, "logits")
 
 
 def predict(name: str, trained: bool) -> Iterator[dict[str, Any]]:
+    m = model(name, trained, 0)
+    yield {"objective": "kl", **predicted(task(m, m.seen, CHOSEN_FROM, CHOSEN_FROM))}
+
+
+def predict_loss(name: str, trained: bool) -> Iterator[dict[str, Any]]:
+    from proofs import models
+
+    program, m = models.model(name), model(name, trained, 0)
+    batch = jax.tree.map(lambda x: x[: len(x) // 2], next(iter(models.batches(program, 1))))
+    assert program.loss_of is not None
+    loss = Model(program.loss_of, m.params, (batch,), ())
+    yield {"objective": "loss", **predicted(task(loss, (batch,), CHOSEN_FROM, CHOSEN_FROM, "loss"))}
+
+
+def predicted(t: Task) -> dict[str, Any]:
     from scipy.stats import spearmanr
 
-    m = model(name, trained, 0)
-    space, _, _ = task(m, m.seen, CHOSEN_FROM, CHOSEN_FROM).space()
+    space, _, _ = t.space()
     random = np.random.default_rng(0)
     choices = [tuple(random.integers(len(o)) for o in space.options) for _ in range(PLANS)]
     runs = [space.run(choice) for choice in choices]
-    predicted, measured = (
-        np.array([getattr(r, k) for r in runs]) for k in ("predicted", "measured")
-    )
-    ratio = predicted / measured
-    smooth = np.array([_adjoint(space, x.choice) for x in runs])
-    yield {
-        "rank": float(spearmanr(predicted, measured).statistic),
-        "ratio": float(np.median(ratio)),
-        "ratio_10_90": [float(x) for x in np.percentile(ratio, [10, 90])],
-        "kl": [float(measured.min()), float(np.median(measured)), float(measured.max())],
-        "additive_rank": float(spearmanr(smooth, measured).statistic),
+    said, measured = (np.array([getattr(r, k) for r in runs]) for k in ("predicted", "measured"))
+    additive = np.array([_additive(space, x.choice) for x in runs])
+    return {
+        "rank": float(spearmanr(said, measured).statistic),
+        "ratio": float(np.median(said / measured)),
+        "ratio_10_90": [float(x) for x in np.percentile(said / measured, [10, 90])],
+        "measured": [float(measured.min()), float(np.median(measured)), float(measured.max())],
+        "additive_rank": float(spearmanr(additive, measured).statistic),
     }
 
 
-def _adjoint(space: Space, choice: Choice) -> float:
+def _additive(space: Space, choice: Choice) -> float:
     """The sum of what each rounding does alone: no pairs, jumps added up."""
     return float(space.theta(choice) @ (space.predict.smooth + space.predict.jumps))
 
@@ -221,7 +237,7 @@ def own_cost(part: str, name: str) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["predict", "choose", "cost"])
+    parser.add_argument("parts", nargs="*", default=["predict", "loss", "choose", "cost"])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--own", choices=("plan", "audit"))
@@ -230,7 +246,8 @@ def main() -> None:
         print(json.dumps(own_cost(given.own, given.models[0])))
         return
     for part, name, trained in itertools.product(given.parts, given.models, (False, True)):
-        if part == "cost" and (trained or name.startswith("torch ")):
+        own = part in ("cost", "loss") and name.startswith("torch ")
+        if own or (part == "cost" and trained):
             continue
         for seed in SEEDS if part == "choose" else (0,):
             rows = choose(name, trained, seed) if part == "choose" else PARTS[part](name, trained)
@@ -243,7 +260,7 @@ def main() -> None:
                         file.write(line + "\n")
 
 
-PARTS = {"predict": predict, "cost": cost}
+PARTS = {"predict": predict, "loss": predict_loss, "cost": cost}
 
 if __name__ == "__main__":
     main()
