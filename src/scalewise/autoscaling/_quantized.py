@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -233,7 +234,7 @@ def assigned(equation: Equation, inputs: Sequence[Value]) -> QuantizedValue | No
         numbers = quotient(numbers, jnp.broadcast_to(scale, numbers.shape))
     codes = encode(numbers, format_(x.data.dtype), saturate="finite")
     rest = [codes if i == at else v for i, v in enumerate(inputs)]
-    (data,) = equation.bind(x.data, *rest[1:])
+    (data,) = equation.bind(x.data, *cast(Sequence[jax.Array], rest[1:]))
     return dataclasses.replace(x, data=data, memo={})
 
 
@@ -242,7 +243,7 @@ def _assigned_scale(
 ) -> jax.Array | None:
     """Returns the scale of what is assigned, with its axes; None if it has a part of the scales."""
     assert x.scale is not None
-    axes = params.assigned_axes(equation)
+    axes = params.assigned_axes(equation, x.data.ndim)
     lengths = [1] * len(shape)
     for axis, n in enumerate(x.scale.shape):
         if n == 1:

@@ -57,9 +57,10 @@ class MissingUnits:
 
     def check(self, equation: Equation, formats: Operands, device: Device | None) -> None:
         """Warns if a known device, but no CPU, has no units for a contraction of two formats."""
+        a, b = formats
         if device is None or device.platform == "cpu" or not is_narrow_pair(formats):
             return
-        a, b = formats
+        assert a is not None and b is not None
         if units_of(equation, a, b, device) is not None:
             return
         what = _text(formats)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache, partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -162,7 +162,7 @@ def _lower_for_cpu(
         return _lower_cpu_inline(ctx, *arrays, **params)
     results = _lower_inline(ctx, *arrays, **params)
     if results:
-        call = results[0].owner
+        call = cast(mlir.ir.Operation, results[0].owner)
         kept = mlir.ir.StringAttr.get("false")
         call.attributes["mhlo.frontend_attributes"] = mlir.ir.DictAttr.get({"inlineable": kept})
     return results

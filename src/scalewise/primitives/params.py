@@ -237,14 +237,14 @@ def scalar_functions(equation: Equation) -> dict[str, tuple[Jaxpr, Sequence[jax.
 # -- operations --------------------------------------------------------------------------------
 
 
-def assigned_axes(equation: Equation) -> dict[int, int]:
+def assigned_axes(equation: Equation, ndim: int) -> dict[int, int]:
     """Returns for each axis of an array to a part of which a ``dynamic_update_slice`` or a
     ``scatter`` assigns, the axis of what is assigned; without those that an index removes."""
     numbers = read(equation, "dimension_numbers", default=None)
     if numbers is None:
-        return {i: i for i in range(len(equation.out_avals[0].shape))}
+        return {i: i for i in range(ndim)}
     gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    kept = [i for i in range(len(equation.out_avals[0].shape)) if i not in gone]
+    kept = [i for i in range(ndim) if i not in gone]
     return dict(zip(kept, numbers.update_window_dims, strict=True))
 
 

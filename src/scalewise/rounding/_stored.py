@@ -56,7 +56,7 @@ class StoredArray:
     def __init_subclass__(cls):
         KINDS.append(cls)
         jax.tree_util.register_pytree_node_class(cls)
-        if cls.__module__.startswith(__package__.partition(".")[0]):
+        if cls.__module__.startswith(__name__.partition(".")[0]):
             exportable(cls)
 
     def __post_init__(self):
