@@ -60,7 +60,8 @@ class MissingUnits:
         a, b = formats
         if device is None or device.platform == "cpu" or not is_narrow_pair(formats):
             return
-        assert a is not None and b is not None
+        assert a is not None
+        assert b is not None
         if units_of(equation, a, b, device) is not None:
             return
         what = _text(formats)
