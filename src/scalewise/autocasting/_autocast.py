@@ -80,6 +80,9 @@ class Autocast(Interpretation):
     policy: Policy
     record: Callable[[Equation, np.dtype], None] | None = None
 
+    def opens(self, equation: Equation) -> bool:
+        return True
+
     def lift(self, x: Argument, aval: ShapedArray) -> Value:
         return Value(jnp.asarray(x))
 
