@@ -270,7 +270,6 @@ def _plain(a: jax.Array, b: jax.Array) -> jax.Array:
 def _by_unit(
     unit: MatrixUnit, out: np.dtype, a: jax.Array, b: jax.Array, *scales: jax.Array
 ) -> jax.Array:
-    """Multiplies ``[..., M, K]`` by ``[..., K, N]``, both with the same leading axes."""
     operands = [
         x if fmt == TF32 else round_to(x, fmt)
         for x, fmt in ((a, element_of(unit.left)), (b, element_of(unit.right)))

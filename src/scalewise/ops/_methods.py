@@ -43,7 +43,6 @@ Method = Callable[[Setting, jax.Array, jax.Array | None], jax.Array]
 
 
 def direct(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
-    """sqrt(sum a^2 + eps)."""
     return s.arithmetic.sqrt(s.plus(s.squares(a), eps))
 
 
@@ -134,7 +133,6 @@ def power_of_two(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
 
 
 def wide_scalar(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
-    """Keeps the vector narrow; squares, sums and takes the root in float32."""
     wide = Arithmetic(FP32)
     with wide.context():
         x = wide.enter(a)
@@ -217,7 +215,6 @@ def _scaled_sum(
 
 
 def _root(A: Arithmetic, total: jax.Array, k: jax.Array) -> jax.Array:
-    """Returns the square root of ``total 2^2k``."""
     return A.shift(A.sqrt(total), k)
 
 

@@ -100,11 +100,6 @@ def l2_norm(
 
 
 def arithmetic_of(fmt: Format) -> Arithmetic:
-    """Returns the format's arithmetic for sums that must not lose their remainders.
-
-    Raises:
-        ValueError: a format without a zero.
-    """
     if not fmt.zero:
         raise ValueError(f"{fmt.name} has no zero; expected a format that can hold a sum")
     return Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")

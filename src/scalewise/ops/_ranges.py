@@ -77,7 +77,6 @@ def _ranges(fmt: Format, names: list[str]) -> Iterator[FunctionRange]:
 
 
 def _poles(y: np.ndarray) -> np.ndarray:
-    """Returns which infinite values have no infinite neighbour."""
     infinite = np.isinf(y)
     beside = np.zeros_like(infinite)
     beside[1:] |= infinite[:-1]
@@ -115,6 +114,5 @@ def _exactly(function: Elementary, x: float) -> Mpf:
 
 
 def _intervals(x: np.ndarray, chosen: np.ndarray) -> tuple[Interval, ...]:
-    """Returns the runs of chosen numbers as pairs of their ends."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(int)))
     return tuple((float(x[a]), float(x[b - 1])) for a, b in edges.reshape(-1, 2))

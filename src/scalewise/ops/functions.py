@@ -37,7 +37,6 @@ COMPUTE = _Dtypes(
 
 
 def float_array(x: ArrayLike, name: str) -> jax.Array:
-    """Returns x as an array; raises TypeError, with the function's name, if it isn't of floats."""
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
@@ -243,7 +242,6 @@ __all__ = ["COMPUTE", "FUNCTIONS", "Elementary", "isinf_sign", *FUNCTIONS]  # py
 
 
 def __getattr__(name: str) -> Elementary:
-    """Returns the table's entry of a name: ``functions.exp``."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     raise AttributeError(f"{__name__} has no {name!r}; there are {', '.join(FUNCTIONS)}")

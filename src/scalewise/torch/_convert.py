@@ -73,7 +73,6 @@ def _array(tensor: Tensor) -> jax.Array:
 
 
 def _narrowed(tensor: Tensor, dtype: np.dtype) -> Tensor:
-    """Returns a tensor of a 64-bit dtype in the 32-bit one."""
     narrow = tensor.to(torch_dtype(dtype))
     if not dtype.kind == "f" and not dtype.kind == "c" and not torch.equal(narrow.long(), tensor):
         raise OverflowError(

@@ -63,8 +63,6 @@ def _is_float_tensor(x: Any) -> bool:
 
 @contextlib.contextmanager
 def recorded_backward() -> Iterator[None]:
-    """Lets calls of ``torch.autograd.Function`` record their backward passes while a model is
-    exported."""
     function = torch.autograd.Function
     original = function.__dict__["apply"]
 
@@ -112,7 +110,6 @@ def _applied(cls: Any, args: Sequence[Any], kwargs: Any) -> Any:
 def _gradients(
     cls: Any, ctx: Any, args: Sequence[Any], outs: Sequence[Any], marks: dict[int, Any]
 ) -> tuple[list[Any], str]:
-    """Returns the gradients of the float tensors among a function's arguments, and an error."""
     try:
         found = cls.backward(ctx, *[marks.get(i) for i in range(len(outs))])
     except Exception as error:  # whatever a user's function raises
@@ -123,15 +120,10 @@ def _gradients(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Backward:
-    """The backward pass of one call in a graph.
+    """The backward pass of one call in a graph."""
 
-    Attributes:
-        node: the call of :data:`WITH_BACKWARD`.
-        nodes: the operations of its backward pass, in order.
-    """
-
-    node: Node
-    nodes: Sequence[Node]
+    node: Node  # the call of :data:`WITH_BACKWARD`
+    nodes: Sequence[Node]  # the operations of its backward pass, in order
 
     @property
     def reads(self) -> list[Node]:
@@ -143,7 +135,6 @@ class Backward:
 
 
 def backward_passes(graph: Any) -> dict[Node, Backward]:
-    """Returns the backward pass of each custom function in a graph."""
     return {n: Backward(n, _only_for(n)) for n in graph.nodes if n.target is WITH_BACKWARD}
 
 
@@ -166,13 +157,7 @@ def differentiated(
     read: Callable[[Node], Any],
     compute: Callable[[Node, Callable[[Node], Any]], Any],
 ) -> list[Any]:
-    """Returns the results of a custom function, with its own derivative.
-
-    Args:
-        backward: of the call.
-        read: returns the value of a node.
-        compute: computes a node from a function that reads its operands.
-    """
+    """Returns the results of a custom function, with its own derivative."""
     outs, marks, operands, gradients, name, error = backward.node.args
 
     @jax.custom_vjp

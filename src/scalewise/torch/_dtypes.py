@@ -20,22 +20,13 @@ TO_JAX[torch.complex32] = jnp.dtype(jnp.complex64)  # JAX has no narrower one
 
 
 def jax_dtype(dtype: Dtype) -> np.dtype:
-    """Returns JAX's dtype for one of torch's; the 32-bit one for 64 bits unless x64 is on.
-
-    Raises:
-        TypeError: JAX has no such dtype.
-    """
+    """Returns JAX's dtype for one of torch's; the 32-bit one for 64 bits unless x64 is on."""
     if dtype not in TO_JAX:
         raise TypeError(f"JAX has no dtype for {dtype}; expected one of {', '.join(NAMES)}")
     return jax.dtypes.canonicalize_dtype(TO_JAX[dtype])
 
 
 def torch_dtype(dtype: DTypeLike) -> Dtype:
-    """Returns torch's dtype for one of JAX's.
-
-    Raises:
-        TypeError: torch has no such dtype.
-    """
     dtype = jnp.dtype(dtype)
     if dtype not in TO_TORCH:
         raise TypeError(f"torch has no dtype for {dtype}; expected one of {', '.join(NAMES)}")

@@ -34,35 +34,19 @@ class ExportError(ValueError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exported:
-    """An exported model.
+    """An exported model."""
 
-    Attributes:
-        graph_module: the graph of ATen operations.
-        params: each parameter by its first name; tied ones are there once.
-        values: by placeholder, what doesn't change between calls: buffers, constants, Python
-            arguments.
-        weights: by placeholder, the name in ``params``.
-        inputs: the placeholders of the tensors among the arguments, in order.
-        buffers: by placeholder, the name of a buffer.
-        updated: the names of the buffers that the graph's first results update; "" for a result
-            that updates an argument.
-        tree: torch's structure of the results.
-        granularity: see :func:`function`.
-        autocasts: whether the model itself turns autocast on somewhere.
-        numbers: by file and line, the names that are Python numbers there.
-    """
-
-    graph_module: GraphModule
-    params: dict[str, jax.Array]
-    values: Mapping[str, Any]
-    weights: Mapping[str, str]
-    inputs: Sequence[str]
-    buffers: Mapping[str, str]
-    updated: Sequence[str]
-    tree: TreeDef
-    granularity: Granularity
-    autocasts: bool
-    numbers: Mapping[tuple[str, int], frozenset[str]]
+    graph_module: GraphModule  # the graph of ATen operations
+    params: dict[str, jax.Array]  # each parameter by its first name; tied ones are there once
+    values: Mapping[str, Any]  # by placeholder, what stays: buffers, constants, Python arguments
+    weights: Mapping[str, str]  # by placeholder, the name in ``params``
+    inputs: Sequence[str]  # the placeholders of the tensors among the arguments, in order
+    buffers: Mapping[str, str]  # by placeholder, the name of a buffer
+    updated: Sequence[str]  # names of the buffers that the first results update, "" for an argument
+    tree: TreeDef  # torch's structure of the results
+    granularity: Granularity  # see :func:`function`
+    autocasts: bool  # whether the model itself turns autocast on somewhere
+    numbers: Mapping[tuple[str, int], frozenset[str]]  # by file and line, the Python numbers there
 
 
 def export(
@@ -75,17 +59,8 @@ def export(
     as_given: bool = False,
     dtype: Dtype | None = None,
 ) -> Exported:
-    """Exports a method of a model for arguments of these shapes and dtypes.
-
-    Args:
-        model, args, kwargs, method, granularity: see :func:`function`.
-        as_given: whether a branch that depends on numbers is the one of these arguments' numbers.
-        dtype: to which the model is converted before; None for its own.
-
-    Raises:
-        ExportError: torch.export refuses the model.
-        MissingRuleError: operations have no rule.
-    """
+    """Exports a method of a model for arguments of these shapes and dtypes. ``as_given``: a branch
+    that depends on numbers is the one of these arguments' numbers."""
     if granularity not in ("operation", "decomposed"):
         expected = "expected 'operation' or 'decomposed'"
         raise ValueError(f"function: granularity={granularity!r}; {expected}")
@@ -158,7 +133,6 @@ def _erase_checks(graph: Any) -> None:
 
 
 def first_names(model: Module) -> dict[str, str]:
-    """Returns the first name of each parameter by all of its names."""
     first: dict[int, str] = {}
     named = model.named_parameters(remove_duplicate=False)
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
@@ -167,7 +141,6 @@ def first_names(model: Module) -> dict[str, str]:
 def _exported(
     model: Module, args: Any, kwargs: Any, method: str, granularity: str, as_given: bool
 ) -> tuple[Any, bool, Mapping[tuple[str, int], frozenset[str]]]:
-    """Returns the program, whether the model turns autocast on, and the numbers of its lines."""
     use_as_forward(model, method)
     try:
         with (
@@ -188,7 +161,6 @@ def _exported(
 
 
 def _decomposed(program: Any, granularity: str) -> tuple[Any, bool]:
-    """Returns a program of operations with rules, and whether the model turns autocast on."""
     autocasts = inline_regions(program.graph_module)
     if granularity == "operation" and not (_without_rule(program) or _writes(program)):
         return program, autocasts  # decomposing would trace it again, to the same operations
@@ -214,7 +186,6 @@ def _without_rule(program: Any) -> set[Any]:
 
 
 def _writes(program: Any) -> bool:
-    """Returns whether an operation changes one of its operands."""
     schemas = (getattr(n.target, "_schema", None) for n in program.graph_module.graph.nodes)
     return any(schema is not None and schema.is_mutable for schema in schemas)
 
@@ -326,14 +297,12 @@ LONGEST = 160  # characters of torch's message
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an exception's message, or the name of its class."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 @contextlib.contextmanager
 def _without_cache(model: Module) -> Iterator[None]:
-    """Lets models of transformers return no caches, which torch.export refuses."""
     configs: list[Any] = [getattr(m, "config", None) for m in model.modules()]
     found = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}
     try:

@@ -75,19 +75,14 @@ def function(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Arguments:
-    """The arguments of a torch method."""
-
     args: Sequence[PyTree]
     kwargs: Mapping[str, PyTree]
 
     @property
     def tensors(self) -> list[Any]:
-        """The tensors among them, in order."""
         return tensors_of(self.args, self.kwargs)
 
     def converted(self, dtypes: Mapping[Any, Any]) -> Arguments:
-        """Returns arguments with tensors of some dtypes converted to others."""
-
         def one(x: Any) -> Any:
             return x.to(dtypes.get(x.dtype, x.dtype)) if isinstance(x, torch.Tensor) else x
 
@@ -116,17 +111,9 @@ def traced(
     reference: tuple[Arguments, Dtype | None] | None = None,
     as_given: bool = False,
 ) -> tuple[Callable[..., PyTree], dict[str, jax.Array]]:
-    """Returns what :func:`function` does.
-
-    Args:
-        model, method, granularity, buffers: as for :func:`function`.
-        given: the arguments.
-        low: the narrow dtype of ``torch.autocast``; None without it.
-        dtype: to which the model is converted before; None for its own.
-        reference: the arguments, and the dtype to which the model is converted, for the reference
-            run of an audit.
-        as_given: see :func:`export`.
-    """
+    """Returns what :func:`function` does. ``low`` is the narrow dtype of ``torch.autocast``,
+    ``dtype`` that to which the model is converted before; ``reference`` has both for an audit's
+    reference run."""
     types = [(tuple(x.shape), jax_dtype(x.dtype)) for x in given.tensors]
     exported = functools.partial(export, model, method=method, granularity=granularity)
     first = exported(given.args, given.kwargs, as_given=as_given, dtype=dtype)
@@ -189,7 +176,6 @@ def _listed(types: Sequence[tuple[tuple[int, ...], Any]]) -> str:
 
 
 def tensors_of(args: Sequence[PyTree], kwargs: Mapping[str, PyTree] | None) -> list[Any]:
-    """Returns the tensors among the arguments, in the order of :func:`function`."""
     leaves = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs or {})))
     return [x for x in leaves if isinstance(x, torch.Tensor)]
 

@@ -20,10 +20,6 @@ def held(model: Module, dtype: Dtype | None = None) -> Iterator[None]:
 
     A model that has run may not be copied: ``copy.deepcopy`` refuses tensors with a history, and
     hooks of a copy still change the original.
-
-    Args:
-        model: whose parameters, buffers, attributes, and lists and dicts among them are restored.
-        dtype: float16, bfloat16 or float32; None for the model's own.
     """
     tensors = [(p, p.data, p.grad) for p in model.parameters()]
     attributes = [(vars(m), dict(vars(m))) for m in model.modules()]
@@ -46,13 +42,11 @@ def held(model: Module, dtype: Dtype | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_validation() -> Iterator[None]:
-    """Keeps distributions from looking at the numbers of their arguments."""
     with mock.patch.object(torch.distributions.Distribution, "_validate_args", False):
         yield
 
 
 def register_dataclasses(tree: PyTree) -> None:
-    """Lets torch look into the dataclasses of a tree, as arguments and results of a model."""
     for x in torch.utils._pytree.tree_leaves(tree):
         if dataclasses.is_dataclass(x) and not isinstance(x, type):
             torch.export.register_dataclass(type(x))
@@ -60,8 +54,6 @@ def register_dataclasses(tree: PyTree) -> None:
 
 
 def registering(forward: Any) -> Any:
-    """Returns a method that registers the dataclasses of its results."""
-
     def call(*args: Any, **kwargs: Any) -> Any:
         outs = forward(*args, **kwargs)
         register_dataclasses(outs)

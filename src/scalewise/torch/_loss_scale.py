@@ -18,15 +18,10 @@ from ._torch import torch
 
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """A factor of the loss, which is divided out of the gradients.
+    """A factor of the loss, which is divided out of the gradients."""
 
-    Attributes:
-        factor: above 0.
-        skips: whether a step is skipped if one of its gradients isn't finite.
-    """
-
-    factor: float
-    skips: bool = False
+    factor: float  # above 0
+    skips: bool = False  # whether a step is skipped if one of its gradients isn't finite
 
     def gradients(self, scaled: PyTree) -> PyTree:
         """Returns the gradients that the optimizer applies, from those of the scaled loss.
@@ -46,12 +41,8 @@ class LossScale:
 def value_and_gradients(
     f: Callable[..., jax.Array], scale: LossScale | None
 ) -> Callable[..., tuple[jax.Array, PyTree]]:
-    """Returns a function of the value of ``f`` and the gradients that the optimizer applies.
-
-    Args:
-        f: returns a scalar, the loss without the scale.
-        scale: None for 1. The gradients are those with respect to the first argument of ``f``.
-    """
+    """Returns a function of the value of ``f``, without the scale, and the gradients that the
+    optimizer applies."""
 
     def gradients(params: PyTree, *others: ArrayLike) -> tuple[jax.Array, PyTree]:
         def scaled(params: PyTree) -> tuple[jax.Array, jax.Array]:
@@ -65,12 +56,6 @@ def value_and_gradients(
 
 
 def as_loss_scale(given: Any) -> LossScale | None:
-    """Returns the loss scale for a number above 0, a ``GradScaler`` or None.
-
-    Raises:
-        TypeError: neither.
-        ValueError: a number that isn't above 0, or a disabled ``GradScaler``.
-    """
     if given is None:
         return None
     if isinstance(given, torch.amp.GradScaler):

@@ -29,19 +29,12 @@ from ._torch import Module, torch
 
 @dataclasses.dataclass(frozen=True)
 class LowFunction:
-    """A model as a JAX function that computes in a low-precision dtype.
+    """A model as a JAX function that computes in a low-precision dtype."""
 
-    Attributes:
-        f: of parameters and tensors, float32 ones too: it casts them to ``dtype`` first.
-        params: the model's own parameters, not rounded.
-        dtype: float16, bfloat16, or float32 if the format has more than 16 bits.
-        exported: the model in that dtype; None under ``autocast``.
-    """
-
-    f: Callable[..., PyTree]
-    params: dict[str, jax.Array]
-    dtype: np.dtype
-    exported: Exported | None = None
+    f: Callable[..., PyTree]  # of parameters and tensors; casts float32 ones to ``dtype`` first
+    params: dict[str, jax.Array]  # the model's own parameters, not rounded
+    dtype: np.dtype  # float16, bfloat16, or float32 if the format has more than 16 bits
+    exported: Exported | None = None  # the model in that dtype; None under ``autocast``
 
 
 def low_function(
@@ -55,20 +48,10 @@ def low_function(
     autocast: bool = False,
     reference: bool = False,
 ) -> LowFunction:
-    """Exports a model as it is in 16 bits, so that it takes the branches that it takes there.
-
-    A float32 model is converted as by ``model.half()`` for FP16 and by
-    ``model.bfloat16()`` for other formats, whose numbers bfloat16 then stands for. A model that has
-    parameters of 16 bits is taken as it is, and so is any model under ``autocast``.
-
-    Args:
-        reference: whether an audit's reference run computes the float32 model, for everything that
-            depends on the dtype: buffers, constants, literals and branches.
-
-    Raises:
-        ValueError: ``autocast`` with a format of more than 16 bits, or with another granularity
-            than that of torch's lists.
-    """
+    """Exports a model as it is in 16 bits, so that it takes the branches that it takes there. A
+    float32 model is converted as by ``model.half()`` for FP16 and by ``model.bfloat16()`` for other
+    formats, whose numbers bfloat16 then stands for; one with parameters of 16 bits isn't, nor any
+    under ``autocast``. With ``reference`` an audit's reference run computes the float32 model."""
     if autocast:
         return _autocast_function(model, args, kwargs, fmt, method, granularity, reference)
     dtypes = {p.dtype for p in model.parameters()}

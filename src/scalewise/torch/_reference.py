@@ -54,23 +54,15 @@ def by_run(low: jax.Array, reference: jax.Array, dtype: np.dtype) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Matched:
-    """Two exports of a model, in 16 bits and in float32, and the nodes that correspond.
+    """Two exports of a model, in 16 bits and in float32, and the nodes that correspond."""
 
-    Attributes:
-        exported: the model in float32.
-        other: by node of the 16-bit graph, the corresponding node.
-        place: calls a function from the line that constants have.
-        dtype: the narrow dtype of the 16-bit graph.
-    """
-
-    exported: Exported
-    other: Mapping[Node, Node]
-    place: Callable[[Callable[[], Any]], Any]
-    dtype: np.dtype
+    exported: Exported  # the model in float32
+    other: Mapping[Node, Node]  # by node of the 16-bit graph, the corresponding node
+    place: Callable[[Callable[[], Any]], Any]  # calls a function from the line that constants have
+    dtype: np.dtype  # the narrow dtype of the 16-bit graph
 
     @functools.cached_property
     def own(self) -> dict[Node, Node]:
-        """By node of the float32 graph, the corresponding node of the 16-bit one."""
         return {b: a for a, b in self.other.items()}
 
     def corresponds(self, own: Node, other: Node) -> bool:
@@ -79,7 +71,6 @@ class Matched:
 
 
 def matched(low: Exported, wide: Exported, place: Any) -> Matched:
-    """Returns the nodes of two graphs that correspond: the same operations in the same order."""
     other = dict(_placeholders(low, wide))
     ours, theirs = _operations(low), _operations(wide)
     blocks = difflib.SequenceMatcher(None, *map(_keys, (ours, theirs)), autojunk=False)
@@ -125,7 +116,6 @@ def _shapes(node: Node) -> Any:
 
 
 def _is_cast(node: Node) -> bool:
-    """Returns whether a node converts a float to another float, or nothing."""
     if node.target not in TARGETS:
         return False
     types = [n.meta["val"].dtype for n in (node, node.args[0])]
@@ -199,7 +189,6 @@ class Sides:
         return self.compute(node, operand)
 
     def outputs(self, node: Node) -> Any:
-        """Returns the results of the program, from its last node."""
         ours = torch.utils._pytree.tree_leaves(node.args)
         last = next(iter(reversed(self.matched.exported.graph_module.graph.nodes)))
         theirs = torch.utils._pytree.tree_leaves(last.args)

@@ -87,15 +87,6 @@ class MissingRuleError(NotImplementedError):
 
 
 def check_covered(targets: Iterable[tuple[Overload, str]], unknown: Sequence[str] = ()) -> None:
-    """Raises an error that lists every operation without a rule.
-
-    Args:
-        targets: operations, each with the source line that calls it.
-        unknown: the source lines of results whose shapes depend on numbers.
-
-    Raises:
-        MissingRuleError: there are some.
-    """
     missing: dict[Any, list[str]] = {}
     symbolic = list(unknown)
     for target, line in targets:
@@ -130,7 +121,6 @@ _STATIC_SHAPES = (
 
 
 def _unsupported(target: Any) -> str:
-    """Returns what to write in place of an operation that no rule can be for; "" of others."""
     if not isinstance(target, torch._ops.OpOverload):
         return "Control flow isn't supported: write both ways, and choose by torch.where."
     if torch.Tag.dynamic_output_shape in target.tags:

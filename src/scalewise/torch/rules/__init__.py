@@ -10,6 +10,5 @@ SUBJECTS = (
 
 
 def load() -> None:
-    """Imports every file of rules, each of which registers its own."""
     for name in SUBJECTS:
         importlib.import_module(f".{name}", __name__)

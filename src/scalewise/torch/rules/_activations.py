@@ -97,7 +97,6 @@ def glu(x, dim=-1):
 
 
 def _shifted(x: jax.Array, dim: int) -> jax.Array:
-    """Returns x minus its largest along an axis, which is taken for a constant."""
     return x - lax.stop_gradient(jnp.max(x, axes_of(x, dim), keepdims=True))
 
 

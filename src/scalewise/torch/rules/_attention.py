@@ -46,8 +46,6 @@ def _exponentials(scores: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Attention weights, not yet divided by their sum."""
-
     dropout: float
     position: int
 
@@ -61,8 +59,6 @@ class Weights:
 
 @dataclasses.dataclass(frozen=True)
 class Averages:
-    """Values times the weights, divided by the weights' sum."""
-
     def __call__(self, weights: Any, scores: Any, value: Any) -> list[Any]:
         total = jnp.sum(_exponentials(scores), -1, keepdims=True)
         return [matmul(weights, value) / jnp.where(total == 0, jnp.ones_like(total), total)]

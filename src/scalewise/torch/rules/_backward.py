@@ -16,13 +16,11 @@ A = torch.ops.aten
 
 
 def _pulled(function, gradient, *arrays):
-    """Returns the gradients of a function's arrays for the gradient of its result."""
     y, pull = jax.vjp(function, *arrays)
     return pull(gradient.astype(y.dtype))
 
 
 def _masked(gradients, mask):
-    """Returns the gradients that are asked for, None in place of the others."""
     return tuple(g if wanted else None for g, wanted in zip(gradients, mask, strict=True))
 
 

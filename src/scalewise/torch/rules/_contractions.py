@@ -87,7 +87,6 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
 
 
 def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
-    """Returns a transposed convolution: a convolution of x with zeros between its elements."""
     n = weight.ndim - 2
     inputs, outputs, *kernel = weight.shape
     weight = weight.reshape(groups, inputs // groups, outputs, *kernel)
@@ -103,7 +102,6 @@ def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
 
 @rule(A._trilinear.default)
 def trilinear(x, y, z, expand_x, expand_y, expand_z, sum_dims, unroll_dim=1):
-    """Returns sums of products of three arrays, each of which gets new axes first."""
     pairs = (x, expand_x), (y, expand_y), (z, expand_z)
     x, y, z = (jnp.expand_dims(v, tuple(new)) for v, new in pairs)
     return jnp.sum(x * y * z, tuple(sum_dims))

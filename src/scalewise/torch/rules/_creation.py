@@ -17,7 +17,6 @@ A = torch.ops.aten
 
 
 def _dtype(dtype, value=None):
-    """Returns JAX's dtype for torch's, by default that of a Python number, or float32."""
     if dtype is not None:
         return jax_dtype(dtype)
     if isinstance(value, bool):
@@ -83,12 +82,8 @@ def linspace(start, end, steps, dtype=None, **options):
 
 
 def random_rule(*overloads, draws=lambda *args, **kwargs: True):
-    """Registers a rule whose first argument is a number that differs between operations that draw.
-
-    Args:
-        overloads: the rule's.
-        draws: of the arguments, whether the rule draws.
-    """
+    """Registers a rule whose first argument is a number that differs between operations that
+    draw."""
 
     def register(function):
         def rule_(*args, position=0, **kwargs):
@@ -172,7 +167,6 @@ def randperm(position, n, dtype=torch.int64, **options):
 
 
 def kept(position, p, shape):
-    """Returns True with probability p; the same draws whether JAX's x64 is on or not."""
     return jax.random.uniform(_key(position), shape, jnp.float32) < np.float32(p)
 
 
@@ -239,7 +233,6 @@ def dropout(position, x, p, train):
 
 
 def dropped(x, some, p):
-    """Returns x / (1 - p) where ``some`` is True, else 0."""
     scale = 1 / (1 - p) if p < 1 else 0.0
     return jnp.where(some, x * scale, jnp.zeros_like(x))
 

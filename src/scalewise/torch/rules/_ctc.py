@@ -34,8 +34,6 @@ torch.library.register_fake("scalewise::ctc_loss", _shape, lib=LIBRARY)
 
 @contextlib.contextmanager
 def recorded_ctc_loss() -> Iterator[None]:
-    """Lets a model record its CTC losses while it is exported."""
-
     def recorded(
         log_probs: Any, targets: Any, inputs: Any, lengths: Any,
         blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
@@ -72,7 +70,6 @@ def ctc_loss(log_probs, targets, inputs, lengths, blank, reduction, zero_infinit
 
 
 def _log_chance(log_probs, target, inputs, length, blank):
-    """Returns the logarithm of the chance of one target, a row of labels."""
     states = 2 * target.size + 1  # a blank before and behind each label
     labels = jnp.full(states, blank, target.dtype).at[1::2].set(target)
     before = jnp.roll(labels, 2)

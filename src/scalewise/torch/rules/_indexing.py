@@ -17,7 +17,6 @@ A = torch.ops.aten
 
 @rule(A.searchsorted.Tensor)
 def search_sorted(sorted_sequence, x, out_int32=False, right=False, side=None, sorter=None):
-    """Returns positions in rows of sorted numbers, which may be those of ``sorter``."""
     if sorter is not None:
         sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, -1)
     side = "right" if right or side == "right" else "left"
@@ -152,7 +151,6 @@ def repeated_indices(repeats, output_size=None):
 
 @rule(A.embedding_renorm.default)
 def embedding_renorm(weight, index, max_norm, norm_type):
-    """Rows that are looked up are shortened to ``max_norm``."""
     sizes = vector_norm(weight, norm_type, 1, True)
     used = jnp.zeros((len(weight), 1), jnp.bool_).at[index.reshape(-1)].set(True)
     return jnp.where(used & (sizes > max_norm), weight * (max_norm / (sizes + 1e-7)), weight)

@@ -62,7 +62,6 @@ def eigh(x, lower="L", compute_v=True):
 
 @rule(A._linalg_solve_ex.default)
 def solve(a, b, left=True, check_errors=False):
-    """Returns the solution, and placeholders of the factors, which nothing reads forward."""
     vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
     columns = b[..., None] if vector else b
     found = jnp.linalg.solve(a, columns) if left else jnp.linalg.solve(a.mT, columns.mT).mT

@@ -14,7 +14,6 @@ A = torch.ops.aten
 
 
 def _standardized(x, axes, eps):
-    """Returns x with mean 0 and variance 1 over axes, its mean, and 1 / sqrt(variance + eps)."""
     n = math.prod(x.shape[a] for a in axes)
     mean = jnp.sum(x, axes, keepdims=True) / n
     centred = x - mean

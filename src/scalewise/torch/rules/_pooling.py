@@ -82,7 +82,6 @@ def _avg_pool(n):
 
 
 def _counts(shape, kernel, stride, padding, windows):
-    """Returns how many elements each window has."""
     counts = [
         [min(i * s - p + k, size) - max(i * s - p, 0) for i in range(w)]
         for size, k, s, p, w in zip(shape, kernel, stride, padding, windows, strict=True)
@@ -223,7 +222,6 @@ rule(A.adaptive_max_pool3d.default)(_adaptive_max(3))
 
 
 def _resampling(size, out, scale, cubic, align_corners):
-    """Returns the weights of an antialiased resize along one axis: an (out, size) matrix."""
     if align_corners:
         step = (size - 1) / (out - 1) if out > 1 else 0.0
     else:

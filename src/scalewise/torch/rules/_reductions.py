@@ -18,7 +18,6 @@ A = torch.ops.aten
 
 
 def _summed(x, dtype):
-    """Returns an operand of a sum: in the dtype asked for, booleans and integers as integers."""
     if dtype is None and not jnp.issubdtype(x.dtype, jnp.inexact):
         return x.astype(jax_dtype(torch.int64))
     return as_dtype(x, dtype)
@@ -98,8 +97,6 @@ def var_mean(x, dims=None, correction=1, keepdim=False):
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """A sum over axes, as a function of an array."""
-
     axes: tuple[int, ...]
     keepdims: bool
 
@@ -214,7 +211,6 @@ rule(A.nanmedian.default)(lambda x: nanmedian_dim(x.reshape(-1), 0)[0])
 
 @rule(A.mode.default)
 def mode(x, dim=-1, keepdim=False):
-    """Returns the smallest of the most frequent numbers, and where it stands last."""
     if not x.ndim:
         return x, jnp.zeros((), jnp.int32)
     values, order = sort(x, dim)
@@ -228,7 +224,6 @@ def mode(x, dim=-1, keepdim=False):
 
 def _extreme_so_far(compare):
     def cumulative(x, dim):
-        """Returns the extreme of all numbers up to each one, and where it last stands."""
         if not x.ndim:
             return x, jnp.zeros((), jnp.int32)
         axis = dim % x.ndim

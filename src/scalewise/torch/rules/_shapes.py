@@ -17,7 +17,6 @@ A = torch.ops.aten
 
 
 def _size(shape, x):
-    """Returns a shape in which -1 is replaced."""
     known = int(np.prod([s for s in shape if s != -1]))
     return tuple(x.size // known if s == -1 else s for s in shape)
 
@@ -28,7 +27,6 @@ def view(x, shape):
 
 
 def _strides(shape):
-    """Returns the strides of a contiguous array, in elements."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
@@ -215,7 +213,6 @@ rule(A.replication_pad1d.default, A.replication_pad2d.default, A.replication_pad
 
 @rule(A.unfold.default)
 def unfold(x, dim, size, step):
-    """Returns windows along an axis, as a last axis."""
     if not x.ndim:
         return x.reshape(1)
     axis, count = dim % x.ndim, (x.shape[dim] - size) // step + 1

@@ -22,7 +22,6 @@ SUM, MEAN, MAX = 0, 1, 2  # torch's modes of embedding_bag
 
 
 def _normalized(x, sizes, normalization):
-    """Divides by the root of the number of elements (1) or by it (2)."""
     if not normalization:
         return x
     n = math.prod(sizes)
@@ -43,7 +42,6 @@ def fft_to_real(x, dims, normalization, last_dim_size):
 
 
 def _positions(grid, size, align_corners):
-    """Returns coordinates from -1 to 1 in pixels."""
     return (grid + 1) / 2 * (size - 1) if align_corners else ((grid + 1) * size - 1) / 2
 
 
@@ -94,7 +92,6 @@ def grid_sampler(x, grid, interpolation, padding, align_corners):
 
 @rule(A.col2im.default)
 def col2im(x, output_size, kernel, dilation, padding, stride):
-    """Adds windows, the columns of x, where they stand in an image."""
     sizes = [n + 2 * p for n, p in zip(output_size, padding, strict=True)]
     counts = [
         (n - d * (k - 1) - 1) // s + 1
