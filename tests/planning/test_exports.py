@@ -72,7 +72,7 @@ def test_equal_formats_are_on_policy_and_narrower_rollouts_are_farther():
     assert 0 < found["as written", "bf16"].kl < found["as written", "fp8"].kl
     assert found["as written", "plan"].mean > 0
     assert "KL(rollout || trainer)" in str(found)
-    assert "<table>" in found._repr_html_()
+    assert "&lt;table&gt;" in found._repr_html_()
     with pytest.raises(KeyError, match="no pair"):
         found["fp8", "fp8"]
 

@@ -72,7 +72,7 @@ def listed(target: Any) -> str:
 def autocast(
     target: Any, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], low: np.dtype, cast: Cast
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Returns an operation's arguments as ``torch.autocast`` passes them on, ``cast`` being ``x.to``."""
+    """Returns an operation's arguments as ``torch.autocast`` passes them; ``cast`` is ``x.to``."""
     name = listed(target)
     arrays = [x for x in jax.tree.leaves((args, kwargs)) if _is_eligible(x)]
     if name in LOW:
