@@ -174,13 +174,6 @@ def blue(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
     return jnp.where(large != 0, with_large, without)
 
 
-# Methods with a threshold, which ``beta`` replaces.
-SEGMENTED = (
-    "two_segment_overflow",
-    "two_segment_underflow",
-    "two_segment_overflow_corrected",
-    "two_segment_underflow_corrected",
-)
 METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where none is asked for
     "direct": (direct, "sequential"),
     "max_normalised": (max_normalised, "sequential"),
@@ -192,6 +185,8 @@ METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where n
     "wide_scalar": (wide_scalar, "sequential"),
     "blue": (blue, "sequential"),
 }
+# Methods with a threshold, which ``beta`` replaces.
+SEGMENTED = tuple(name for name in METHODS if name.startswith("two_segment_"))
 
 
 def _largest(a: jax.Array) -> jax.Array:

@@ -117,13 +117,12 @@ def _norm(
         if method not in SEGMENTED:
             raise ValueError(f"l2_norm: beta is for two_segment methods, not for {method!r}")
         beta = float(beta)
+    arithmetic = arithmetic_of(fmt)
     if method == "auto":
         if order is not None:
             raise ValueError(f"l2_norm: order={order!r} is for other methods; 'auto' has its own")
-        arithmetic, order = arithmetic_of(fmt), "pairwise"
+        order = "pairwise"
     elif method in METHODS:
-        if not fmt.zero:
-            arithmetic_of(fmt)
         arithmetic, order = Arithmetic(fmt), order or METHODS[method][1]
     else:
         names = ", ".join(map(repr, ("auto", *METHODS)))
@@ -140,12 +139,8 @@ def _float(eps: ArrayLike) -> jax.Array:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _l2(norm: Norm, x: jax.Array, eps: jax.Array | None) -> jax.Array:
-    return _value(norm, x, eps)
-
-
 @partial(jax.jit, static_argnums=0)
-def _value(norm: Norm, x: jax.Array, eps: jax.Array | None) -> jax.Array:
+def _l2(norm: Norm, x: jax.Array, eps: jax.Array | None) -> jax.Array:
     arithmetic = norm.arithmetic
     with arithmetic.context():
         a, e, special = _enter(arithmetic, x, eps)

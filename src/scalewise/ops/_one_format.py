@@ -48,21 +48,17 @@ def in_one_format(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
+@partial(jax.jit, static_argnums=0)
 def _narrow(how: Narrow, x: jax.Array) -> jax.Array:
-    return _value(how, x)
+    A = how.arithmetic
+    with A.context():
+        return A.leave(how.along(A, A.enter(x), **dict(how.options)), x.dtype)
 
 
 @_narrow.defjvp
 def _(how: Narrow, primals, tangents):
     exact = partial(how.exact, axis=-1, **dict(how.options))
-    return _value(how, *primals), jax.jvp(exact, primals, tangents)[1]
-
-
-@partial(jax.jit, static_argnums=0)
-def _value(how: Narrow, x: jax.Array) -> jax.Array:
-    A = how.arithmetic
-    with A.context():
-        return A.leave(how.along(A, A.enter(x), **dict(how.options)), x.dtype)
+    return _narrow(how, *primals), jax.jvp(exact, primals, tangents)[1]
 
 
 def softmax_along(A: Arithmetic, x: jax.Array) -> jax.Array:
