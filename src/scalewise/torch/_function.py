@@ -70,7 +70,8 @@ def function(
     check_inputs(args, kwargs)
     given = Arguments(tuple(args), dict(kwargs or {}))
     model = model if isinstance(model, torch.nn.Module) else as_module(model)
-    return traced(model, given, method=method, granularity=granularity, buffers=buffers)
+    f, exported = traced(model, given, method=method, granularity=granularity, buffers=buffers)
+    return f, exported.params
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -110,10 +111,10 @@ def traced(
     dtype: Dtype | None = None,
     reference: tuple[Arguments, Dtype | None] | None = None,
     as_given: bool = False,
-) -> tuple[Callable[..., PyTree], dict[str, jax.Array]]:
-    """Returns what :func:`function` does. ``low`` is the narrow dtype of ``torch.autocast``,
-    ``dtype`` that to which the model is converted before; ``reference`` has both for an audit's
-    reference run."""
+) -> tuple[Callable[..., PyTree], Exported]:
+    """Returns a model as a JAX function, and its export for the given arguments. ``low`` is the
+    narrow dtype of ``torch.autocast``, ``dtype`` that to which the model is converted before;
+    ``reference`` has the arguments and the dtype for an audit's reference run."""
     types = [(tuple(x.shape), jax_dtype(x.dtype)) for x in given.tensors]
     exported = functools.partial(export, model, method=method, granularity=granularity)
     first = exported(given.args, given.kwargs, as_given=as_given, dtype=dtype)
@@ -148,8 +149,7 @@ def traced(
         return (results, updated) if buffers else results
 
     f.__name__ = f.__qualname__ = type(model).__name__
-    vars(f)["exported"] = first
-    return f, first.params
+    return f, first
 
 
 def _matched(low: Exported, reference: Callable[[], Exported], place: Any) -> Matched | None:

@@ -52,15 +52,16 @@ def low_function(
     float32 model is converted as by ``model.half()`` for FP16 and by ``model.bfloat16()`` for other
     formats, whose numbers bfloat16 then stands for; one with parameters of 16 bits isn't, nor any
     under ``autocast``. With ``reference`` an audit's reference run computes the float32 model."""
+    given, dtype, wide = Arguments(tuple(args), dict(kwargs or {})), None, None
+    options = {"method": method, "granularity": granularity, "as_given": reference}
     if autocast:
-        return _autocast_function(model, args, kwargs, fmt, method, granularity, reference)
+        return _autocast_function(model, given, fmt, options)
     dtypes = {p.dtype for p in model.parameters()}
     found = next((d for d in (torch.float16, torch.bfloat16) if d in dtypes), None)
     low = found or (torch.float16 if fmt == FP16 else torch.bfloat16)
     if fmt.bits > 16 and found is None:
         low = torch.float32
 
-    given, dtype, wide = Arguments(tuple(args), dict(kwargs or {})), None, None
     if found is None and low != torch.float32:
         wide = given, None
         dtype, given = low, given.converted({torch.float32: low})
@@ -69,22 +70,14 @@ def low_function(
         wide = given.converted(both), torch.float32
     with held(model, dtype):
         check_runs(model, given.args, given.kwargs, method, low)
-    f, params = traced(
-        model,
-        given,
-        method=method,
-        granularity=granularity,
-        dtype=dtype,
-        reference=wide if reference else None,
-        as_given=reference,
+    f, exported = traced(
+        model, given, dtype=dtype, reference=wide if reference else None, **options
     )
-    exported, is_converted = vars(f)["exported"], dtype is not None
+    params, is_converted = exported.params, dtype is not None
     if is_converted:
         own = dict(model.named_parameters())
         params = {name: to_jax(own[name]) for name in params}
-    dtype = jnp.dtype(str(low).removeprefix("torch."))
-
-    place = at_class(model)
+    dtype, place = jnp.dtype(str(low).removeprefix("torch.")), at_class(model)
 
     def lowered(name: str, x: jax.Array) -> jax.Array:
         if not is_converted or x.dtype != jnp.float32:
@@ -105,29 +98,21 @@ def _widened(outs: Any, dtype: np.dtype) -> Any:
 
 
 def _autocast_function(
-    model: Module,
-    args: Any,
-    kwargs: Any,
-    fmt: Format,
-    method: str,
-    granularity: Granularity,
-    as_given: bool,
+    model: Module, given: Arguments, fmt: Format, options: dict[str, Any]
 ) -> LowFunction:
     if fmt.bits > 16:
         raise ValueError(f"autocast=True takes a format of at most 16 bits, not {fmt.name}")
-    if granularity != "operation":
+    if options["granularity"] != "operation":
         raise ValueError("autocast=True follows torch's lists of operations: granularity has to be "
-                         f"'operation', not {granularity!r}")  # fmt: skip
+                         f"'operation', not {options['granularity']!r}")  # fmt: skip
     dtype = jnp.dtype(jnp.float16 if fmt == FP16 else jnp.bfloat16)
-    given = Arguments(tuple(args), dict(kwargs or {}))
-    options = {"method": method, "granularity": granularity, "as_given": as_given}
-    f, params = traced(model, given, low=dtype, **options)
+    f, exported = traced(model, given, low=dtype, **options)
 
     def in_low(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
         return _widened(f(params, *tensors), dtype)
 
     in_low.__name__ = in_low.__qualname__ = f.__name__
-    return LowFunction(in_low, params, dtype)
+    return LowFunction(in_low, exported.params, dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,7 @@ from ._promotion import as_array, as_dtype, axes_of
 
 A = torch.ops.aten
 
-
-@rule(A.relu.default)
-def relu(x):
-    return jnp.maximum(x, as_array(0, x))
+rule(A.relu.default)(lambda x: jnp.maximum(x, as_array(0, x)))
 
 
 @rule(A.gelu.default)
@@ -27,14 +24,8 @@ def gelu(x, approximate="none"):
     return 0.5 * x * (1 + lax.erf(x * np.sqrt(0.5).item()))
 
 
-@rule(A.silu.default)
-def silu(x):
-    return x * lax.logistic(x)
-
-
-@rule(A.mish.default)
-def mish(x):
-    return x * jnp.tanh(jnp.logaddexp(x, as_array(0, x)))
+rule(A.silu.default)(lambda x: x * lax.logistic(x))
+rule(A.mish.default)(lambda x: x * jnp.tanh(jnp.logaddexp(x, as_array(0, x))))
 
 
 @rule(A.softplus.default)

@@ -25,11 +25,7 @@ rule(A.imag.default)(jnp.imag)
 rule(A.angle.default)(jnp.angle)
 rule(A._conj.default, A.conj_physical.default, A._conj_physical.default)(jnp.conj)
 rule(A.resolve_conj.default, A.resolve_neg.default)(lambda x: x)
-
-
-@rule(A.polar.default)
-def polar(size, angle):
-    return complex_(size * jnp.cos(angle), size * jnp.sin(angle))
+rule(A.polar.default)(lambda size, angle: complex_(size * jnp.cos(angle), size * jnp.sin(angle)))
 
 
 @rule(A.view_as_complex.default, A.view_as_complex_copy.default)

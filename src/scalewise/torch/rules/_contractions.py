@@ -54,14 +54,8 @@ def addmm(x, a, b, beta=1, alpha=1):
     return _added(x, jnp.matmul(a, b), beta, alpha)
 
 
-@rule(A.addr.default)
-def addr(x, a, b, beta=1, alpha=1):
-    return _added(x, a[:, None] * b[None], beta, alpha)
-
-
-@rule(A.baddbmm.default)
-def baddbmm(x, a, b, beta=1, alpha=1):
-    return _added(x, bmm(a, b), beta, alpha)
+rule(A.addr.default)(lambda x, a, b, beta=1, alpha=1: _added(x, a[:, None] * b[None], beta, alpha))
+rule(A.baddbmm.default)(lambda x, a, b, beta=1, alpha=1: _added(x, bmm(a, b), beta, alpha))
 
 
 @rule(A.addbmm.default)

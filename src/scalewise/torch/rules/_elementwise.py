@@ -135,11 +135,7 @@ rule(A.remainder.Tensor, A.remainder.Scalar)(promoted(jnp.remainder))
 rule(A.fmod.Tensor, A.fmod.Scalar)(promoted(jnp.fmod))
 rule(A.copysign.Tensor, A.copysign.Scalar)(promoted(jnp.copysign))
 rule(A.pow.Tensor_Tensor)(promoted(jnp.power))
-
-
-@rule(A.atan2.default, A.atan2.out)
-def atan2(x, y, out=None):
-    return jnp.arctan2(*common(x, y, floating=True))
+rule(A.atan2.default, A.atan2.out)(lambda x, y, out=None: jnp.arctan2(*common(x, y, floating=True)))
 
 
 @rule(A.pow.Tensor_Scalar)

@@ -70,9 +70,7 @@ def index_put(x, indices, values, accumulate=False):
     return at.add(values) if accumulate else at.set(values)
 
 
-@rule(A.index_select.default)
-def index_select(x, dim, index):
-    return jnp.take(x, index, axis=dim) if x.ndim else x
+rule(A.index_select.default)(lambda x, dim, index: jnp.take(x, index, axis=dim) if x.ndim else x)
 
 
 @rule(A.index_add.default)

@@ -22,9 +22,7 @@ def cholesky(x, upper=False, check_errors=False):
     return (factor.mT if upper else factor), _info(x)
 
 
-@rule(A.linalg_inv_ex.default)
-def inverse(x, check_errors=False):
-    return jnp.linalg.inv(x), _info(x)
+rule(A.linalg_inv_ex.default)(lambda x, check_errors=False: (jnp.linalg.inv(x), _info(x)))
 
 
 @rule(A.linalg_qr.default)
@@ -119,9 +117,7 @@ def eig(x):
     return tuple(jnp.linalg.eig(x.astype(wide)))
 
 
-@rule(A._linalg_det.default)
-def determinant(x):
-    return jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)
+rule(A._linalg_det.default)(lambda x: (jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)))
 
 
 @rule(A._linalg_slogdet.default)

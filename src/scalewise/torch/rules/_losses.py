@@ -35,16 +35,21 @@ def _reduced(x, reduction):
     return one_step("sum", jnp.sum, x) if reduction == SUM else one_step("mean", _mean, x)
 
 
-@rule(A.mse_loss.default)
-def mse_loss(x, y, reduction=MEAN):
-    x, y = common(x, y)
-    return _reduced(lax.square(x - y), reduction)
+def _loss(overload):
+    """Registers a loss whose function gives one number for each of two arrays'."""
+
+    def register(function):
+        def loss(x, y, reduction=MEAN, *args, **options):
+            return _reduced(function(*common(x, y), *args, **options), reduction)
+
+        rule(overload)(loss)
+        return function
+
+    return register
 
 
-@rule(A.l1_loss.default)
-def l1_loss(x, y, reduction=MEAN):
-    x, y = common(x, y)
-    return _reduced(jnp.abs(x - y), reduction)
+_loss(A.mse_loss.default)(lambda x, y: lax.square(x - y))
+_loss(A.l1_loss.default)(lambda x, y: jnp.abs(x - y))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,28 +64,23 @@ class _SmoothL1:
         return jnp.where(size < self.beta, near, size - 0.5 * self.beta)
 
 
-@rule(A.smooth_l1_loss.default)
-def smooth_l1_loss(x, y, reduction=MEAN, beta=1.0):
-    x, y = common(x, y)
-    if not beta:
-        return l1_loss(x, y, reduction)
-    return _reduced(one_step("smooth_l1", _SmoothL1(beta), x, y), reduction)
+@_loss(A.smooth_l1_loss.default)
+def smooth_l1_loss(x, y, beta=1.0):
+    return one_step("smooth_l1", _SmoothL1(beta), x, y) if beta else jnp.abs(x - y)
 
 
-@rule(A.huber_loss.default)
-def huber_loss(x, y, reduction=MEAN, delta=1.0):
-    x, y = common(x, y)
+@_loss(A.huber_loss.default)
+def huber_loss(x, y, delta=1.0):
     size = jnp.abs(x - y)
     near = 0.5 * size * size
-    return _reduced(jnp.where(size <= delta, near, delta * (size - 0.5 * delta)), reduction)
+    return jnp.where(size <= delta, near, delta * (size - 0.5 * delta))
 
 
-@rule(A.kl_div.default)
-def kl_div(x, target, reduction=MEAN, log_target=False):
-    x, target = common(x, target)
+@_loss(A.kl_div.default)
+def kl_div(x, target, log_target=False):
     if log_target:
-        return _reduced(jnp.exp(target) * (target - x), reduction)
-    return _reduced(xlogy(target, target) - target * x, reduction)
+        return jnp.exp(target) * (target - x)
+    return xlogy(target, target) - target * x
 
 
 @rule(A.binary_cross_entropy_with_logits.default)

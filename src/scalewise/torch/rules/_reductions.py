@@ -23,13 +23,29 @@ def _summed(x, dtype):
     return as_dtype(x, dtype)
 
 
-@rule(A.sum.dim_IntList)
-def sum_dims(x, dims, keepdim=False, dtype=None):
-    x = _summed(x, dtype)
-    return jnp.sum(x, axes_of(x, dims), keepdims=keepdim, dtype=x.dtype)
+def _total(function):
+    def total(x, dims=None, keepdim=False, dtype=None):
+        x = _summed(x, dtype)
+        return function(x, axes_of(x, dims), keepdims=keepdim, dtype=x.dtype)
+
+    return total
 
 
-rule(A.sum.default)(lambda x, dtype=None: sum_dims(x, None, dtype=dtype))
+def _so_far(function):
+    def so_far(x, dim, dtype=None):
+        x = _summed(x, dtype)
+        return function(x, dim % x.ndim) if x.ndim else x
+
+    return so_far
+
+
+sum_dims, prod_dim = _total(jnp.sum), _total(jnp.prod)
+rule(A.sum.dim_IntList)(sum_dims)
+rule(A.sum.default)(lambda x, dtype=None: sum_dims(x, dtype=dtype))
+rule(A.prod.dim_int)(prod_dim)
+rule(A.prod.default)(lambda x, dtype=None: prod_dim(x, dtype=dtype))
+rule(A.cumsum.default)(_so_far(lax.cumsum))
+rule(A.cumprod.default)(_so_far(lax.cumprod))
 
 
 @rule(A.mean.dim)
@@ -40,15 +56,6 @@ def mean_dims(x, dims, keepdim=False, dtype=None):
 
 
 rule(A.mean.default)(lambda x, dtype=None: mean_dims(x, None, dtype=dtype))
-
-
-@rule(A.prod.dim_int)
-def prod_dim(x, dim, keepdim=False, dtype=None):
-    x = _summed(x, dtype)
-    return jnp.prod(x, axes_of(x, dim), keepdims=keepdim, dtype=x.dtype)
-
-
-rule(A.prod.default)(lambda x, dtype=None: prod_dim(x, None, dtype=dtype))
 
 
 def _over_axes(function):
@@ -131,18 +138,6 @@ def vector_norm(x, order=2, dims=None, keepdim=False, dtype=None):
     return jnp.power(jnp.sum(jnp.power(size, float(order)), axes, keepdims=keepdim), 1 / order)
 
 
-@rule(A.cumsum.default)
-def cumsum(x, dim, dtype=None):
-    x = _summed(x, dtype)
-    return lax.cumsum(x, dim % x.ndim) if x.ndim else x
-
-
-@rule(A.cumprod.default)
-def cumprod(x, dim, dtype=None):
-    x = _summed(x, dtype)
-    return lax.cumprod(x, dim % x.ndim) if x.ndim else x
-
-
 @rule(A.histc.default)
 def histc(x, bins=100, min=0, max=0):
     """Counts in bins of equal width; between the extremes of x if min and max are equal."""
@@ -163,28 +158,37 @@ rule(A.sort.stable)(lambda x, stable=False, dim=-1, descending=False: sort(x, di
 rule(A.argsort.default)(lambda x, dim=-1, descending=False: sort(x, dim, descending)[1])
 
 
-@rule(A.topk.default)
-def topk(x, k, dim=-1, largest=True, sorted=True):
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
-    values, order = sort(x, dim, largest)
-    return lax.slice_in_dim(values, 0, k, axis=dim), lax.slice_in_dim(order, 0, k, axis=dim)
+def _with_places(*overloads):
+    """Registers a rule along one axis that also returns positions; a 0-d array has one, 0."""
+
+    def register(function):
+        def rule_(x, *args, **options):
+            return function(x, *args, **options) if x.ndim else (x, jnp.zeros((), jnp.int32))
+
+        rule(*overloads)(rule_)
+        return function
+
+    return register
 
 
-@rule(A.kthvalue.default)
-def kthvalue(x, k, dim=-1, keepdim=False):
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
-    values, order = sort(x, dim)
-    both = (lax.slice_in_dim(y, k - 1, k, axis=dim) for y in (values, order))
+def _squeezed(both, dim, keepdim):
     return tuple(y if keepdim else jnp.squeeze(y, dim) for y in both)
 
 
-@rule(A.median.dim)
+@_with_places(A.topk.default)
+def topk(x, k, dim=-1, largest=True, sorted=True):
+    return tuple(lax.slice_in_dim(y, 0, k, axis=dim) for y in sort(x, dim, largest))
+
+
+@_with_places(A.kthvalue.default)
+def kthvalue(x, k, dim=-1, keepdim=False):
+    both = (lax.slice_in_dim(y, k - 1, k, axis=dim) for y in sort(x, dim))
+    return _squeezed(both, dim, keepdim)
+
+
+@_with_places(A.median.dim)
 def median_dim(x, dim, keepdim=False):
     """Returns the lower of two middle numbers; NaN where there is one, as torch does."""
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
     values, at = kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
     nan = jnp.isnan(x)
     some = jnp.any(nan, dim, keepdims=keepdim)
@@ -192,52 +196,44 @@ def median_dim(x, dim, keepdim=False):
     return jnp.where(some, jnp.full_like(values, jnp.nan), values), jnp.where(some, first, at)
 
 
-rule(A.median.default)(lambda x: median_dim(x.reshape(-1), 0)[0])
-
-
-@rule(A.nanmedian.dim)
+@_with_places(A.nanmedian.dim)
 def nanmedian_dim(x, dim, keepdim=False):
     """Returns the lower of two middle numbers, of those that aren't NaN."""
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
     values, order = sort(x, dim)  # NaN last
     middle = jnp.maximum(jnp.sum(~jnp.isnan(x), dim, keepdims=True) - 1, 0) // 2
-    both = (jnp.take_along_axis(y, middle, dim) for y in (values, order))
-    return tuple(y if keepdim else jnp.squeeze(y, dim) for y in both)
+    return _squeezed((jnp.take_along_axis(y, middle, dim) for y in (values, order)), dim, keepdim)
 
 
+rule(A.median.default)(lambda x: median_dim(x.reshape(-1), 0)[0])
 rule(A.nanmedian.default)(lambda x: nanmedian_dim(x.reshape(-1), 0)[0])
 
 
-@rule(A.mode.default)
+@_with_places(A.mode.default)
 def mode(x, dim=-1, keepdim=False):
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
+    """Returns the smallest of the most frequent numbers, and where it stands last."""
     values, order = sort(x, dim)
     along = jnp.moveaxis(values, dim, -1)
     counts = jnp.sum(along[..., None] == along[..., None, :], -1, dtype=jnp.int32)
     first = jnp.moveaxis(jnp.argmax(counts, -1, keepdims=True), -1, dim)
     last = first + jnp.moveaxis(jnp.max(counts, -1, keepdims=True), -1, dim) - 1
-    both = (jnp.take_along_axis(y, last, dim) for y in (values, order))
-    return tuple(y if keepdim else jnp.squeeze(y, dim) for y in both)
+    return _squeezed((jnp.take_along_axis(y, last, dim) for y in (values, order)), dim, keepdim)
 
 
 def _extreme_so_far(compare):
+    """Returns the rule of the extremes of all numbers up to each one, and where they last stand."""
+
+    def later(a, b):
+        chosen = compare(b[0], a[0])
+        return jnp.where(chosen, b[0], a[0]), jnp.where(chosen, b[1], a[1])
+
     def cumulative(x, dim):
-        if not x.ndim:
-            return x, jnp.zeros((), jnp.int32)
         axis = dim % x.ndim
         at = lax.broadcasted_iota(jnp.int32, x.shape, axis)
-
-        def later(a, b):
-            chosen = compare(b[0], a[0])
-            return jnp.where(chosen, b[0], a[0]), jnp.where(chosen, b[1], a[1])
-
         return lax.associative_scan(later, (x, at), axis=axis)
 
     return cumulative
 
 
-rule(A.cummax.default)(_extreme_so_far(lax.ge))
-rule(A.cummin.default)(_extreme_so_far(lax.le))
+_with_places(A.cummax.default)(_extreme_so_far(lax.ge))
+_with_places(A.cummin.default)(_extreme_so_far(lax.le))
 rule(A.logcumsumexp.default)(lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim))

@@ -16,14 +16,14 @@ from ._promotion import as_array, axes_of, result_dtype
 A = torch.ops.aten
 
 
-def _size(shape, x):
-    known = int(np.prod([s for s in shape if s != -1]))
-    return tuple(x.size // known if s == -1 else s for s in shape)
+def _size(shape, count):
+    known = math.prod(s for s in shape if s != -1)
+    return tuple(count // known if s == -1 else s for s in shape)
 
 
 @rule(A.view.default, A.reshape.default, A._unsafe_view.default, A._reshape_copy.default)
 def view(x, shape):
-    return x.reshape(_size(shape, x))
+    return x.reshape(_size(shape, x.size))
 
 
 def _strides(shape):
@@ -64,9 +64,7 @@ def flatten(x, start=0, end=-1):
 @rule(A.unflatten.int)
 def unflatten(x, dim, sizes):
     dim %= x.ndim
-    known = int(np.prod([s for s in sizes if s != -1]))
-    sizes = [x.shape[dim] // known if s == -1 else s for s in sizes]
-    return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
+    return x.reshape(*x.shape[:dim], *_size(sizes, x.shape[dim]), *x.shape[dim + 1 :])
 
 
 rule(A.permute.default)(lambda x, dims: lax.transpose(x, axes_of(x, dims)) if x.ndim else x)
@@ -128,14 +126,8 @@ def split(x, size, dim=0):
     return split_with_sizes(x, [min(size, total - a) for a in range(0, total, size)], dim)
 
 
-@rule(A.chunk.default)
-def chunk(x, chunks, dim=0):
-    return split(x, -(-x.shape[dim] // chunks), dim)
-
-
-@rule(A.unbind.int)
-def unbind(x, dim=0):
-    return tuple(select(x, dim, i) for i in range(x.shape[dim]))
+rule(A.chunk.default)(lambda x, chunks, dim=0: split(x, -(-x.shape[dim] // chunks), dim))
+rule(A.unbind.int)(lambda x, dim=0: tuple(select(x, dim, i) for i in range(x.shape[dim])))
 
 
 @rule(A.select.int)
