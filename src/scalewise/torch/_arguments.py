@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._types import PyTree
-from ._export import ExportError, first_line, use_as_forward
-from ._held import without_validation
+from ._export import ExportError, first_line, use_as_forward, without_validation
 from ._place import line_of_error
 from ._torch import Module, torch
 

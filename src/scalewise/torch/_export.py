@@ -18,12 +18,11 @@ from .._types import PyTree, TreeDef
 from ._convert import to_jax
 from ._derivatives import recorded_backward
 from ._gradients import recorded_gradients
-from ._held import held, register_dataclasses, registering, without_validation
 from ._place import is_torchs_own, line_of, line_of_error, recorded_frames
 from ._regions import inline_regions
 from ._registry import RULES, MissingRuleError, check_covered, rule_of
 from ._torch import Dtype, GraphModule, Module, Overload, torch
-from .rules._ctc import recorded_ctc_loss
+from .rules._losses import recorded_ctc_loss
 
 Granularity = Literal["operation", "decomposed"]
 
@@ -324,3 +323,55 @@ def refusal(model: Module, error: Exception, what: str = "torch.export refuses")
         advice = first_line(error).partition(". ")[0]
         advice = f"{type(error).__name__}: {advice[:LONGEST]}"
     return f"{what} {type(model).__name__}{where}: {advice}"
+
+
+CONVERSIONS = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "float"}
+
+
+@contextlib.contextmanager
+def held(model: Module, dtype: Dtype | None = None) -> Iterator[None]:
+    """Lets a model be converted as by ``model.half()``, and takes back all changes of its modules.
+
+    A model that has run may not be copied: ``copy.deepcopy`` refuses tensors with a history, and
+    hooks of a copy still change the original.
+    """
+    tensors = [(p, p.data, p.grad) for p in model.parameters()]
+    attributes = [(vars(m), dict(vars(m))) for m in model.modules()]
+    contents = [
+        (x, x.copy()) for _, own in attributes for x in own.values() if isinstance(x, list | dict)
+    ]
+    try:
+        if dtype is not None:
+            for p, *_ in tensors:
+                p.grad = None
+            getattr(model, CONVERSIONS[dtype])()
+        yield
+    finally:
+        for mapping, before in [*attributes, *contents]:
+            mapping.clear()
+            (mapping.extend if isinstance(mapping, list) else mapping.update)(before)
+        for p, data, gradient in tensors:
+            p.data, p.grad = data, gradient
+
+
+@contextlib.contextmanager
+def without_validation() -> Iterator[None]:
+    with mock.patch.object(torch.distributions.Distribution, "_validate_args", False):
+        yield
+
+
+def register_dataclasses(tree: PyTree) -> None:
+    for x in torch.utils._pytree.tree_leaves(tree):
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            torch.export.register_dataclass(type(x))
+            register_dataclasses(x)
+
+
+def registering(forward: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outs = forward(*args, **kwargs)
+        register_dataclasses(outs)
+        return outs
+
+    vars(call)["__wrapped__"] = forward  # its signature
+    return call

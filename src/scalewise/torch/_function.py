@@ -14,7 +14,7 @@ import numpy as np
 
 from .._types import PyTree
 from ._arguments import as_module, check_inputs
-from ._dtypes import jax_dtype
+from ._convert import jax_dtype
 from ._export import Exported, ExportError, Granularity, export, first_line
 from ._graph import run
 from ._place import at_class

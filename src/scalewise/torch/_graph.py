@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._autocast import autocast
+from ._convert import jax_dtype, torch_dtype
 from ._derivatives import Backward, backward_passes, differentiated
-from ._dtypes import jax_dtype, torch_dtype
 from ._export import Exported, Granularity
 from ._gradients import GRADIENT, gradient
 from ._operation import Call, Flat, in_steps, operation, rounded_in_program, rounds_several_times

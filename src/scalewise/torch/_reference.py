@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._dtypes import jax_dtype
+from ._convert import jax_dtype
 from ._export import Exported
 from ._operation import rounded_in_program
 from ._place import at, line_of, mark, scope_of

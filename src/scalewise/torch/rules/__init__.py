@@ -5,7 +5,7 @@ import importlib
 SUBJECTS = (
     "_elementwise", "_activations", "_reductions", "_shapes", "_indexing", "_creation",
     "_contractions", "_attention", "_norms", "_pooling", "_losses", "_transforms", "_backward",
-    "_complex", "_linalg", "_control", "_ctc",
+    "_linalg", "_control",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._dtypes import jax_dtype
+from .._convert import jax_dtype
 from .._registry import DRAWS, rule
 from .._torch import torch
 from ._promotion import common

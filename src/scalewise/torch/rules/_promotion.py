@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._types import PyTree
-from .._dtypes import jax_dtype, torch_dtype
+from .._convert import jax_dtype, torch_dtype
 from .._torch import torch
 
 KINDS = (

@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from .._dtypes import jax_dtype
+from .._convert import jax_dtype
 from .._operation import one_step
 from .._registry import IN_STEPS, rule
 from .._torch import torch

@@ -1,4 +1,4 @@
-"""Fourier transforms, images resampled on a grid, columns of windows, bags of embeddings."""
+"""Complex numbers, Fourier transforms, grids, columns of windows, bags of embeddings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._dtypes import jax_dtype
+from .._convert import jax_dtype
 from .._registry import rule
 from .._torch import torch
 from ._indexing import embedding
+from ._promotion import common
 
 A = torch.ops.aten
 BILINEAR, NEAREST = 0, 1  # torch's interpolations of grid_sampler
@@ -136,3 +137,36 @@ def embedding_bag(
             out = out / jnp.maximum(counts, 1).astype(out.dtype)[:, None]
     integer = jax_dtype(torch.int64)
     return out, bag.astype(integer), counts.astype(integer), maxima.astype(integer)
+
+
+@rule(A.complex.default)
+def complex_(real, imaginary):
+    real, imaginary = common(real, imaginary)
+    wide = jnp.float64 if real.dtype == jnp.float64 else jnp.float32
+    return lax.complex(real.astype(wide), imaginary.astype(wide))
+
+
+rule(A.real.default)(jnp.real)
+rule(A.imag.default)(jnp.imag)
+rule(A.angle.default)(jnp.angle)
+rule(A._conj.default, A.conj_physical.default, A._conj_physical.default)(jnp.conj)
+rule(A.resolve_conj.default, A.resolve_neg.default)(lambda x: x)
+rule(A.polar.default)(lambda size, angle: complex_(size * jnp.cos(angle), size * jnp.sin(angle)))
+
+
+@rule(A.view_as_complex.default, A.view_as_complex_copy.default)
+def view_as_complex(x):
+    return complex_(x[..., 0], x[..., 1])
+
+
+@rule(A.view_as_real.default, A.view_as_real_copy.default)
+def view_as_real(x):
+    return jnp.stack([jnp.real(x), jnp.imag(x)], -1)
+
+
+@rule(A._fft_c2c.default)
+def fft_of_complex(x, dims, normalization, forward):
+    sizes, axes = [x.shape[d] for d in dims], tuple(dims)
+    if forward:
+        return _normalized(jnp.fft.fftn(x, axes=axes), sizes, normalization)
+    return _normalized(jnp.fft.ifftn(x, axes=axes, norm="forward"), sizes, normalization)
