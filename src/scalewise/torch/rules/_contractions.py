@@ -7,13 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 
 A = torch.ops.aten
-
-rule(A.mm.default, A.mv.default, A.dot.default)(lambda x, y: jnp.matmul(x, y))
-rule(A.mm.dtype, A.bmm.dtype)(lambda x, y, dtype: jnp.matmul(x, y))
 
 
 @rule(A.bmm.default)
@@ -47,20 +44,6 @@ def _added(x, y, beta, alpha):
         return y
     x = x.reshape((1,) * (y.ndim - x.ndim) + x.shape)
     return y + (x if beta == 1 else x * beta)
-
-
-@rule(A.addmm.default, A.addmv.default)
-def addmm(x, a, b, beta=1, alpha=1):
-    return _added(x, jnp.matmul(a, b), beta, alpha)
-
-
-rule(A.addr.default)(lambda x, a, b, beta=1, alpha=1: _added(x, a[:, None] * b[None], beta, alpha))
-rule(A.baddbmm.default)(lambda x, a, b, beta=1, alpha=1: _added(x, bmm(a, b), beta, alpha))
-
-
-@rule(A.addbmm.default)
-def addbmm(x, a, b, beta=1, alpha=1):
-    return _added(x, lax.dot_general(a, b, (((0, 2), (0, 1)), ((), ()))), beta, alpha)
 
 
 @rule(A.convolution.default)
@@ -110,3 +93,15 @@ def grouped_mm(x, weight, offs=None, bias=None, out_dtype=None):
     y = lax.ragged_dot(x, weight, sizes)
     assert isinstance(y, jax.Array)
     return y
+
+
+rules({
+    (A.mm.default, A.mv.default, A.dot.default): lambda x, y: jnp.matmul(x, y),
+    (A.mm.dtype, A.bmm.dtype): lambda x, y, dtype: jnp.matmul(x, y),
+    (A.addmm.default, A.addmv.default): lambda x, a, b, beta=1, alpha=1: (
+        _added(x, jnp.matmul(a, b), beta, alpha)),
+    A.addr.default: lambda x, a, b, beta=1, alpha=1: _added(x, a[:, None] * b[None], beta, alpha),
+    A.baddbmm.default: lambda x, a, b, beta=1, alpha=1: _added(x, bmm(a, b), beta, alpha),
+    A.addbmm.default: lambda x, a, b, beta=1, alpha=1: (
+        _added(x, lax.dot_general(a, b, (((0, 2), (0, 1)), ((), ()))), beta, alpha)),
+})  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.scipy import special
 
-from .._registry import IN_STEPS, rule
+from .._registry import IN_STEPS, rule, rules
 from .._torch import torch
 from ._promotion import as_array, as_dtype, as_float, common, promoted, ranked
 
@@ -98,19 +98,10 @@ def sub(x, y, alpha=1):
     return x - (y if alpha == 1 else y * alpha)
 
 
-@rule(A.rsub.Tensor, A.rsub.Scalar)
-def rsub(x, y, alpha=1):
-    return sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)
-
-
 @rule(A.mul.Tensor, A.mul.Scalar)
 @promoted
 def mul(x, y):
     return jnp.logical_and(x, y) if x.dtype == jnp.bool_ else x * y
-
-
-rule(A.min.other)(promoted(jnp.minimum))
-rule(A.max.other)(promoted(jnp.maximum))
 
 
 @rule(A.div.Tensor, A.div.Scalar)
@@ -129,13 +120,6 @@ def div_mode(x, y, rounding_mode=None):
     if jnp.issubdtype(x.dtype, jnp.integer):
         return lax.div(x, jnp.broadcast_to(as_array(y, x), x.shape))
     return jnp.trunc(x / y)
-
-
-rule(A.remainder.Tensor, A.remainder.Scalar)(promoted(jnp.remainder))
-rule(A.fmod.Tensor, A.fmod.Scalar)(promoted(jnp.fmod))
-rule(A.copysign.Tensor, A.copysign.Scalar)(promoted(jnp.copysign))
-rule(A.pow.Tensor_Tensor)(promoted(jnp.power))
-rule(A.atan2.default, A.atan2.out)(lambda x, y, out=None: jnp.arctan2(*common(x, y, floating=True)))
 
 
 @rule(A.pow.Tensor_Scalar)
@@ -168,19 +152,6 @@ def round_to_decimals(x, *, decimals):
     return rounded / factor if decimals > 0 else rounded * factor
 
 
-rule(A.frexp.Tensor)(lambda x: tuple(jnp.frexp(x)))
-rule(A.frac.default)(lambda x: x - jnp.trunc(x))
-rule(A.clone.default, A.contiguous.default)(lambda x, memory_format=None: x)
-rule(A.copy.default)(lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape))
-
-
-@rule(
-    A._to_copy.default, A.to.dtype, A.to.dtype_layout, torch.ops.prims.convert_element_type.default
-)
-def to_copy(x, dtype=None, *args, **options):
-    return as_dtype(x, dtype)
-
-
 @rule(A.clamp.default, A.clip.default)
 def clamp(x, low=None, high=None):
     bounds = [b for b in (low, high) if b is not None]
@@ -196,10 +167,6 @@ def clamp_tensor(x, low=None, high=None):
     return x if high is None else jnp.minimum(*common(x, high))
 
 
-rule(A.clamp_min.default)(lambda x, low: clamp(x, low))
-rule(A.clamp_max.default)(lambda x, high: clamp(x, None, high))
-
-
 @rule(A.where.self, A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar)
 def where(condition, x, y):
     arrays = [v for v in (x, y) if isinstance(v, jax.Array | np.ndarray)]
@@ -208,11 +175,6 @@ def where(condition, x, y):
     shape = np.broadcast_shapes(*(np.shape(v) for v in (condition, x, y)))
     pick = [jnp.broadcast_to(jnp.asarray(v, dtype), shape) for v in (x, y)]
     return lax.select(jnp.broadcast_to(condition.astype(jnp.bool_), shape), *pick)
-
-
-@rule(A.masked_fill.Scalar, A.masked_fill.Tensor)
-def masked_fill(x, mask, value):
-    return where(mask, as_array(value, x), x)
 
 
 @rule(A.lerp.Scalar, A.lerp.Tensor)
@@ -229,10 +191,6 @@ def _added(combine):
     return added
 
 
-rule(A.addcmul.default)(_added(operator.mul))
-rule(A.addcdiv.default)(_added(operator.truediv))
-
-
 IN_STEPS.add(A.xlogy.Tensor)
 
 
@@ -243,11 +201,36 @@ def xlogy(x: Any, y: Any) -> Any:
     return jnp.where(x == 0, jnp.where(jnp.isnan(y), y, jnp.zeros_like(y)), x * jnp.log(safe))
 
 
-rule(A.polygamma.default)(lambda n, x: special.polygamma(n, as_float(x)))
-
-
 @rule(A.logit.default)
 def logit(x, eps=None):
     x = as_float(x)
     x = x if eps is None else clamp(x, eps, 1 - eps)
     return jnp.log(x / (1 - x))
+
+
+rules({
+    (A.rsub.Tensor, A.rsub.Scalar): lambda x, y, alpha=1: (
+        sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)),
+    A.min.other: promoted(jnp.minimum),
+    A.max.other: promoted(jnp.maximum),
+    (A.remainder.Tensor, A.remainder.Scalar): promoted(jnp.remainder),
+    (A.fmod.Tensor, A.fmod.Scalar): promoted(jnp.fmod),
+    (A.copysign.Tensor, A.copysign.Scalar): promoted(jnp.copysign),
+    A.pow.Tensor_Tensor: promoted(jnp.power),
+    (A.atan2.default, A.atan2.out): lambda x, y, out=None: (
+        jnp.arctan2(*common(x, y, floating=True))),
+    A.frexp.Tensor: lambda x: tuple(jnp.frexp(x)),
+    A.frac.default: lambda x: x - jnp.trunc(x),
+    (A.clone.default, A.contiguous.default): lambda x, memory_format=None: x,
+    A.copy.default: lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape),
+    (A._to_copy.default, A.to.dtype, A.to.dtype_layout,
+     torch.ops.prims.convert_element_type.default): (
+        lambda x, dtype=None, *args, **options: as_dtype(x, dtype)),
+    A.clamp_min.default: lambda x, low: clamp(x, low),
+    A.clamp_max.default: lambda x, high: clamp(x, None, high),
+    (A.masked_fill.Scalar, A.masked_fill.Tensor): lambda x, mask, value: (
+        where(mask, as_array(value, x), x)),
+    A.addcmul.default: _added(operator.mul),
+    A.addcdiv.default: _added(operator.truediv),
+    A.polygamma.default: lambda n, x: special.polygamma(n, as_float(x)),
+})  # fmt: skip

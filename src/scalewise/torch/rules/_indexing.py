@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 from ._reductions import vector_norm
 
@@ -25,11 +25,6 @@ def search_sorted(sorted_sequence, x, out_int32=False, right=False, side=None, s
         return find(sorted_sequence, x)
     rows = sorted_sequence.reshape(-1, sorted_sequence.shape[-1])
     return jax.vmap(find)(rows, x.reshape(len(rows), x.shape[-1])).reshape(x.shape)
-
-
-@rule(A.bucketize.Tensor)
-def bucketize(x, boundaries, out_int32=False, right=False):
-    return search_sorted(boundaries, x, right=right)
 
 
 @rule(A.nonzero_static.default)
@@ -70,9 +65,6 @@ def index_put(x, indices, values, accumulate=False):
     return at.add(values) if accumulate else at.set(values)
 
 
-rule(A.index_select.default)(lambda x, dim, index: jnp.take(x, index, axis=dim) if x.ndim else x)
-
-
 @rule(A.index_add.default)
 def index_add(x, dim, index, source, alpha=1):
     at = (slice(None),) * (dim % x.ndim) + (index,)
@@ -100,16 +92,6 @@ def _source(index, source):
 def scatter(x, dim, index, source):
     source = jnp.asarray(_source(index, source), x.dtype)
     return x.at[_along(index, dim % x.ndim)].set(source)
-
-
-@rule(A.scatter_add.default)
-def scatter_add(x, dim, index, source):
-    return x.at[_along(index, dim % x.ndim)].add(_source(index, source))
-
-
-@rule(A.scatter_reduce.two)
-def scatter_reduce(x, dim, index, source, reduce, include_self=True):
-    return _reduced_at(x, _along(index, dim % x.ndim), _source(index, source), reduce, include_self)
 
 
 @rule(A.index_reduce.default)
@@ -142,11 +124,6 @@ def put(x, index, source, accumulate=False):
     return (at.add(source) if accumulate else at.set(source)).reshape(x.shape)
 
 
-@rule(A.repeat_interleave.Tensor)
-def repeated_indices(repeats, output_size=None):
-    return jnp.repeat(jnp.arange(repeats.size), repeats, total_repeat_length=output_size)
-
-
 @rule(A.embedding_renorm.default)
 def embedding_renorm(weight, index, max_norm, norm_type):
     sizes = vector_norm(weight, norm_type, 1, True)
@@ -166,3 +143,16 @@ def masked_scatter(x, mask, source):
     position = jnp.clip(jnp.cumsum(mask) - 1, 0, source.size - 1)
     picked = source.reshape(-1)[position].astype(x.dtype)
     return jnp.where(mask, picked, x.reshape(-1)).reshape(x.shape)
+
+
+rules({
+    A.bucketize.Tensor: lambda x, boundaries, out_int32=False, right=False: (
+        search_sorted(boundaries, x, right=right)),
+    A.index_select.default: lambda x, dim, index: jnp.take(x, index, axis=dim) if x.ndim else x,
+    A.scatter_add.default: lambda x, dim, index, source: (
+        x.at[_along(index, dim % x.ndim)].add(_source(index, source))),
+    A.scatter_reduce.two: lambda x, dim, index, source, reduce, include_self=True: (
+        _reduced_at(x, _along(index, dim % x.ndim), _source(index, source), reduce, include_self)),
+    A.repeat_interleave.Tensor: lambda repeats, output_size=None: (
+        jnp.repeat(jnp.arange(repeats.size), repeats, total_repeat_length=output_size)),
+})  # fmt: skip

@@ -7,7 +7,7 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 
 A = torch.ops.aten
@@ -72,17 +72,6 @@ def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps):
     return _affine(y, weight, bias, shape), *(jnp.zeros(0, x.dtype) for _ in range(2))
 
 
-rule(A._native_batch_norm_legit.default)(_batch_norm)
-rule(A._native_batch_norm_legit_no_training.default)(
-    lambda x, weight, bias, mean, variance, *rest: _batch_norm(
-        x, weight, bias, mean, variance, False, *rest
-    )
-)
-rule(A._native_batch_norm_legit.no_stats)(
-    lambda x, weight, bias, *rest: _batch_norm(x, weight, bias, None, None, *rest)
-)
-
-
 @rule(A._native_batch_norm_legit_functional.default)
 def batch_norm_training(x, weight, bias, mean, variance, training, momentum, eps):
     y, own, rstd = _batch_norm(x, weight, bias, mean, variance, True, momentum, eps)
@@ -91,3 +80,12 @@ def batch_norm_training(x, weight, bias, mean, variance, training, momentum, eps
     mean = mean * (1 - momentum) + own * momentum
     variance = variance * (1 - momentum) + unbiased * momentum
     return y, own, rstd, mean, variance
+
+
+rules({
+    A._native_batch_norm_legit.default: _batch_norm,
+    A._native_batch_norm_legit_no_training.default: lambda x, weight, bias, mean, variance, *rest: (
+        _batch_norm(x, weight, bias, mean, variance, False, *rest)),
+    A._native_batch_norm_legit.no_stats: lambda x, weight, bias, *rest: (
+        _batch_norm(x, weight, bias, None, None, *rest)),
+})  # fmt: skip

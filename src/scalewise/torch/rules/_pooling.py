@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 
 A = torch.ops.aten
@@ -22,23 +22,23 @@ def _sizes(n: int, value: Any, default: Any = None) -> Any:
     return tuple(value) * n if len(value) == 1 else tuple(value)
 
 
-def _pads(size, kernel, stride, padding, dilation, ceil_mode):
-    """Returns the padding of one axis; with ``ceil_mode`` the last window may reach further."""
-    reach = dilation * (kernel - 1) + 1
-    span = size + 2 * padding - reach
-    count = (-(-span // stride) if ceil_mode else span // stride) + 1
-    if ceil_mode and (count - 1) * stride >= size + padding:
-        count -= 1
-    return padding, max((count - 1) * stride + reach - size - padding, 0)
+def _pads(sizes, ceil_mode, *others):
+    """Returns the padding of each axis; with ``ceil_mode`` the last window may reach further."""
+    pads = []
+    for size, kernel, stride, padding, dilation in zip(sizes, *others, strict=True):
+        reach = dilation * (kernel - 1) + 1
+        span = size + 2 * padding - reach
+        count = (-(-span // stride) if ceil_mode else span // stride) + 1
+        if ceil_mode and (count - 1) * stride >= size + padding:
+            count -= 1
+        pads.append((padding, max((count - 1) * stride + reach - size - padding, 0)))
+    return pads
 
 
 def _window(x, operation, initial, n, kernel, stride, padding, dilation, ceil_mode):
     lead = x.ndim - n
     ones = (1,) * lead
-    pads = [
-        _pads(*axis, ceil_mode)
-        for axis in zip(x.shape[lead:], kernel, stride, padding, dilation, strict=True)
-    ]
+    pads = _pads(x.shape[lead:], ceil_mode, kernel, stride, padding, dilation)
     # a Python number as the initial value: JAX then knows the maximum and the sum
     return lax.reduce_window(
         x, initial, operation, ones + kernel, ones + stride, [(0, 0)] * lead + pads,
@@ -53,11 +53,6 @@ def _max_pool(n):
         return _window(x, lax.max, -np.inf, n, *sizes, ceil_mode)
 
     return max_pool
-
-
-rule(A.max_pool1d.default)(_max_pool(1))
-rule(A.max_pool2d.default)(_max_pool(2))
-rule(A.max_pool3d.default)(_max_pool(3))
 
 
 def _avg_pool(n):
@@ -89,11 +84,6 @@ def _counts(shape, kernel, stride, padding, windows):
     return np.prod(np.meshgrid(*counts, indexing="ij"), axis=0).astype(np.float32)
 
 
-rule(A.avg_pool1d.default)(_avg_pool(1))
-rule(A.avg_pool2d.default)(_avg_pool(2))
-rule(A.avg_pool3d.default)(_avg_pool(3))
-
-
 def _adaptive(n):
     def adaptive_avg_pool(x, output_size):
         out = _sizes(n, output_size)
@@ -114,11 +104,6 @@ def _pooled_axis(x: jax.Array, axis: int, size: int, windows: int) -> jax.Array:
     means = [jnp.sum(lax.slice_in_dim(x, a, b, axis=axis), axis, keepdims=True) / (b - a)
              for a, b in ends]  # fmt: skip
     return lax.concatenate(means, axis)
-
-
-rule(A.adaptive_avg_pool1d.default)(_adaptive(1))
-rule(A._adaptive_avg_pool2d.default, A.adaptive_avg_pool2d.default)(_adaptive(2))
-rule(A._adaptive_avg_pool3d.default)(_adaptive(3))
 
 
 def _lengths(x, output_size, factors):
@@ -161,10 +146,7 @@ def _max_pool_with_indices(n):
         kernel, size = _sizes(n, kernel), x.shape[-n:]
         stride, padding = _sizes(n, stride, kernel), _sizes(n, padding)
         dilation, lead = _sizes(n, dilation), x.ndim - n
-        pads = [
-            _pads(*axis, ceil_mode)
-            for axis in zip(size, kernel, stride, padding, dilation, strict=True)
-        ]
+        pads = _pads(size, ceil_mode, kernel, stride, padding, dilation)
         config = [*[(0, 0, 0)] * lead, *((a, b, 0) for a, b in pads)]
         full = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), config)
         axes = [np.arange(-a, s + b) for s, (a, b) in zip(size, pads, strict=True)]
@@ -193,10 +175,6 @@ def _max_pool_with_indices(n):
     return max_pool_with_indices
 
 
-rule(A.max_pool2d_with_indices.default)(_max_pool_with_indices(2))
-rule(A.max_pool3d_with_indices.default)(_max_pool_with_indices(3))
-
-
 def _adaptive_max(n):
     def adaptive_max_pool(x, output_size):
         """Returns the maximum of each of ``output_size`` parts, and its place in the image."""
@@ -215,10 +193,6 @@ def _adaptive_max(n):
         return jnp.stack(pieces, -1).reshape(shape), jnp.stack(places, -1).reshape(shape)
 
     return adaptive_max_pool
-
-
-rule(A.adaptive_max_pool2d.default)(_adaptive_max(2))
-rule(A.adaptive_max_pool3d.default)(_adaptive_max(3))
 
 
 def _resampling(size, out, scale, cubic, align_corners):
@@ -250,5 +224,20 @@ def _antialiased(cubic):
     return resize
 
 
-rule(A._upsample_bilinear2d_aa.default)(_antialiased(False))
-rule(A._upsample_bicubic2d_aa.default)(_antialiased(True))
+rules({
+    A.max_pool1d.default: _max_pool(1),
+    A.max_pool2d.default: _max_pool(2),
+    A.max_pool3d.default: _max_pool(3),
+    A.avg_pool1d.default: _avg_pool(1),
+    A.avg_pool2d.default: _avg_pool(2),
+    A.avg_pool3d.default: _avg_pool(3),
+    A.adaptive_avg_pool1d.default: _adaptive(1),
+    (A._adaptive_avg_pool2d.default, A.adaptive_avg_pool2d.default): _adaptive(2),
+    A._adaptive_avg_pool3d.default: _adaptive(3),
+    A.max_pool2d_with_indices.default: _max_pool_with_indices(2),
+    A.max_pool3d_with_indices.default: _max_pool_with_indices(3),
+    A.adaptive_max_pool2d.default: _adaptive_max(2),
+    A.adaptive_max_pool3d.default: _adaptive_max(3),
+    A._upsample_bilinear2d_aa.default: _antialiased(False),
+    A._upsample_bicubic2d_aa.default: _antialiased(True),
+})  # fmt: skip

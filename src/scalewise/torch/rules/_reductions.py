@@ -10,7 +10,7 @@ from jax import lax
 
 from .._convert import jax_dtype
 from .._operation import one_step
-from .._registry import IN_STEPS, rule
+from .._registry import IN_STEPS, rule, rules
 from .._torch import torch
 from ._promotion import as_dtype, as_float, axes_of
 
@@ -40,12 +40,6 @@ def _so_far(function):
 
 
 sum_dims, prod_dim = _total(jnp.sum), _total(jnp.prod)
-rule(A.sum.dim_IntList)(sum_dims)
-rule(A.sum.default)(lambda x, dtype=None: sum_dims(x, dtype=dtype))
-rule(A.prod.dim_int)(prod_dim)
-rule(A.prod.default)(lambda x, dtype=None: prod_dim(x, dtype=dtype))
-rule(A.cumsum.default)(_so_far(lax.cumsum))
-rule(A.cumprod.default)(_so_far(lax.cumprod))
 
 
 @rule(A.mean.dim)
@@ -53,9 +47,6 @@ def mean_dims(x, dims, keepdim=False, dtype=None):
     x = as_dtype(x, dtype)
     axes = axes_of(x, dims)
     return jnp.sum(x, axes, keepdims=keepdim) / math.prod(x.shape[a] for a in axes)
-
-
-rule(A.mean.default)(lambda x, dtype=None: mean_dims(x, None, dtype=dtype))
 
 
 def _over_axes(function):
@@ -69,16 +60,8 @@ def _position(function):
     return position
 
 
-rule(A.any.default, A.any.dim, A.any.dims)(_over_axes(jnp.any))
-rule(A.all.default, A.all.dim, A.all.dims)(_over_axes(jnp.all))
 amax, amin = _over_axes(jnp.max), _over_axes(jnp.min)
 argmax, argmin = _position(jnp.argmax), _position(jnp.argmin)
-rule(A.amax.default, A.max.default)(amax)
-rule(A.amin.default, A.min.default)(amin)
-rule(A.argmax.default)(argmax)
-rule(A.argmin.default)(argmin)
-rule(A.max.dim)(lambda x, dim, keepdim=False: (amax(x, dim, keepdim), argmax(x, dim, keepdim)))
-rule(A.min.dim)(lambda x, dim, keepdim=False: (amin(x, dim, keepdim), argmin(x, dim, keepdim)))
 
 
 @rule(A.var.correction)
@@ -89,17 +72,9 @@ def var(x, dims=None, correction=1, keepdim=False):
     return jnp.sum(lax.square(centred), axes, keepdims=keepdim) / max(n - correction, 0)
 
 
-rule(A.var.dim)(lambda x, dims, unbiased=True, keepdim=False: var(x, dims, int(unbiased), keepdim))
-
-
 @rule(A.std.correction)
 def std(x, dims=None, correction=1, keepdim=False):
     return jnp.sqrt(var(x, dims, correction, keepdim))
-
-
-@rule(A.var_mean.correction)
-def var_mean(x, dims=None, correction=1, keepdim=False):
-    return var(x, dims, correction, keepdim), mean_dims(x, dims, keepdim)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,10 +129,6 @@ def sort(x, dim=-1, descending=False):
     return jnp.take_along_axis(x, order, dim), order
 
 
-rule(A.sort.stable)(lambda x, stable=False, dim=-1, descending=False: sort(x, dim, descending))
-rule(A.argsort.default)(lambda x, dim=-1, descending=False: sort(x, dim, descending)[1])
-
-
 def _with_places(*overloads):
     """Registers a rule along one axis that also returns positions; a 0-d array has one, 0."""
 
@@ -204,10 +175,6 @@ def nanmedian_dim(x, dim, keepdim=False):
     return _squeezed((jnp.take_along_axis(y, middle, dim) for y in (values, order)), dim, keepdim)
 
 
-rule(A.median.default)(lambda x: median_dim(x.reshape(-1), 0)[0])
-rule(A.nanmedian.default)(lambda x: nanmedian_dim(x.reshape(-1), 0)[0])
-
-
 @_with_places(A.mode.default)
 def mode(x, dim=-1, keepdim=False):
     """Returns the smallest of the most frequent numbers, and where it stands last."""
@@ -236,4 +203,30 @@ def _extreme_so_far(compare):
 
 _with_places(A.cummax.default)(_extreme_so_far(lax.ge))
 _with_places(A.cummin.default)(_extreme_so_far(lax.le))
-rule(A.logcumsumexp.default)(lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim))
+
+
+rules({
+    A.sum.dim_IntList: sum_dims,
+    A.sum.default: lambda x, dtype=None: sum_dims(x, dtype=dtype),
+    A.prod.dim_int: prod_dim,
+    A.prod.default: lambda x, dtype=None: prod_dim(x, dtype=dtype),
+    A.cumsum.default: _so_far(lax.cumsum),
+    A.cumprod.default: _so_far(lax.cumprod),
+    A.mean.default: lambda x, dtype=None: mean_dims(x, None, dtype=dtype),
+    (A.any.default, A.any.dim, A.any.dims): _over_axes(jnp.any),
+    (A.all.default, A.all.dim, A.all.dims): _over_axes(jnp.all),
+    (A.amax.default, A.max.default): amax,
+    (A.amin.default, A.min.default): amin,
+    A.argmax.default: argmax,
+    A.argmin.default: argmin,
+    A.max.dim: lambda x, dim, keepdim=False: (amax(x, dim, keepdim), argmax(x, dim, keepdim)),
+    A.min.dim: lambda x, dim, keepdim=False: (amin(x, dim, keepdim), argmin(x, dim, keepdim)),
+    A.var.dim: lambda x, dims, unbiased=True, keepdim=False: var(x, dims, int(unbiased), keepdim),
+    A.var_mean.correction: lambda x, dims=None, correction=1, keepdim=False: (
+        (var(x, dims, correction, keepdim), mean_dims(x, dims, keepdim))),
+    A.sort.stable: lambda x, stable=False, dim=-1, descending=False: sort(x, dim, descending),
+    A.argsort.default: lambda x, dim=-1, descending=False: sort(x, dim, descending)[1],
+    A.median.default: lambda x: median_dim(x.reshape(-1), 0)[0],
+    A.nanmedian.default: lambda x: nanmedian_dim(x.reshape(-1), 0)[0],
+    A.logcumsumexp.default: lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim),
+})  # fmt: skip

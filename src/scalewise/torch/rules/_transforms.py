@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from .._convert import jax_dtype
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 from ._indexing import embedding
 from ._promotion import common
@@ -146,27 +146,23 @@ def complex_(real, imaginary):
     return lax.complex(real.astype(wide), imaginary.astype(wide))
 
 
-rule(A.real.default)(jnp.real)
-rule(A.imag.default)(jnp.imag)
-rule(A.angle.default)(jnp.angle)
-rule(A._conj.default, A.conj_physical.default, A._conj_physical.default)(jnp.conj)
-rule(A.resolve_conj.default, A.resolve_neg.default)(lambda x: x)
-rule(A.polar.default)(lambda size, angle: complex_(size * jnp.cos(angle), size * jnp.sin(angle)))
-
-
-@rule(A.view_as_complex.default, A.view_as_complex_copy.default)
-def view_as_complex(x):
-    return complex_(x[..., 0], x[..., 1])
-
-
-@rule(A.view_as_real.default, A.view_as_real_copy.default)
-def view_as_real(x):
-    return jnp.stack([jnp.real(x), jnp.imag(x)], -1)
-
-
 @rule(A._fft_c2c.default)
 def fft_of_complex(x, dims, normalization, forward):
     sizes, axes = [x.shape[d] for d in dims], tuple(dims)
     if forward:
         return _normalized(jnp.fft.fftn(x, axes=axes), sizes, normalization)
     return _normalized(jnp.fft.ifftn(x, axes=axes, norm="forward"), sizes, normalization)
+
+
+rules({
+    A.real.default: jnp.real,
+    A.imag.default: jnp.imag,
+    A.angle.default: jnp.angle,
+    (A._conj.default, A.conj_physical.default, A._conj_physical.default): jnp.conj,
+    (A.resolve_conj.default, A.resolve_neg.default): lambda x: x,
+    A.polar.default: lambda size, angle: complex_(size * jnp.cos(angle), size * jnp.sin(angle)),
+    (A.view_as_complex.default, A.view_as_complex_copy.default): lambda x: (
+        complex_(x[..., 0], x[..., 1])),
+    (A.view_as_real.default, A.view_as_real_copy.default): lambda x: (
+        jnp.stack([jnp.real(x), jnp.imag(x)], -1)),
+})  # fmt: skip
