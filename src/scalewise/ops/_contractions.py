@@ -133,10 +133,7 @@ def matmul(
         y = _by_unit(accumulator, out, left, right, *factors)
     else:
         y = _matmul(accumulator, out, left, right)
-    y = y[..., 0] if b.ndim == 1 else y
-    if a.ndim == 1:
-        y = y[0] if b.ndim == 1 and not batch else y[..., 0, :] if b.ndim > 1 else y[..., 0]
-    return y
+    return jnp.squeeze(y, (-2,) * (a.ndim == 1) + (-1,) * (b.ndim == 1))
 
 
 @checked

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from ._registry import LIBRARY, rule
-from ._torch import Node, Tensor, torch
+from ._torch import Node, torch
 
 LIBRARY.define("cotangent(Tensor x) -> Tensor")
 LIBRARY.define("with_backward(Tensor[] outs, Tensor[] marks, Tensor[] operands, "
@@ -27,12 +27,10 @@ COTANGENT = torch.ops.scalewise.cotangent.default
 WITH_BACKWARD = torch.ops.scalewise.with_backward.default
 
 
-def _copies(outs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
-    return [y.clone() for y in outs]
-
-
 LIBRARY.impl("cotangent", torch.zeros_like, "CompositeExplicitAutograd")
-LIBRARY.impl("with_backward", _copies, "CompositeExplicitAutograd")
+LIBRARY.impl(
+    "with_backward", lambda outs, *rest: [y.clone() for y in outs], "CompositeExplicitAutograd"
+)
 rule(COTANGENT)(jnp.zeros_like)  # a graph evaluates it only to differentiate
 rule(WITH_BACKWARD)(lambda outs, *rest: outs)
 

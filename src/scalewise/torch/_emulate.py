@@ -22,7 +22,7 @@ from ..scaled import saturation
 from ._arguments import check_runs
 from ._convert import to_jax, to_torch
 from ._export import Exported, Granularity, held
-from ._function import Arguments, tensors_of, traced
+from ._function import Given, tensors_of, traced, with_dtypes
 from ._graph import converted
 from ._place import at_class, mark
 from ._torch import Module, torch
@@ -116,7 +116,7 @@ def low_function(
     float32 model is converted as by ``model.half()`` for FP16 and by ``model.bfloat16()`` for other
     formats, whose numbers bfloat16 then stands for; one with parameters of 16 bits isn't, nor any
     under ``autocast``. With ``reference`` an audit's reference run computes the float32 model."""
-    given, dtype, wide = Arguments(tuple(args), dict(kwargs or {})), None, None
+    given, dtype, wide = (tuple(args), dict(kwargs or {})), None, None
     options = {"method": method, "granularity": granularity, "as_given": reference}
     if autocast:
         return _autocast_function(model, given, fmt, options)
@@ -128,12 +128,12 @@ def low_function(
 
     if found is None and low != torch.float32:
         wide = given, None
-        dtype, given = low, given.converted({torch.float32: low})
+        dtype, given = low, with_dtypes(given, {torch.float32: low})
     elif found is not None:
         both = dict.fromkeys((torch.float16, torch.bfloat16), torch.float32)
-        wide = given.converted(both), torch.float32
+        wide = with_dtypes(given, both), torch.float32
     with held(model, dtype):
-        check_runs(model, given.args, given.kwargs, method, low)
+        check_runs(model, *given, method, low)
     f, exported = traced(
         model, given, dtype=dtype, reference=wide if reference else None, **options
     )
@@ -162,7 +162,7 @@ def _widened(outs: Any, dtype: np.dtype) -> Any:
 
 
 def _autocast_function(
-    model: Module, given: Arguments, fmt: Format, options: dict[str, Any]
+    model: Module, given: Given, fmt: Format, options: dict[str, Any]
 ) -> LowFunction:
     if fmt.bits > 16:
         raise ValueError(f"autocast=True takes a format of at most 16 bits, not {fmt.name}")

@@ -90,8 +90,8 @@ def _of_program(program: Any, first: Mapping[str, str], *rest: Any) -> Exported:
             if weights[name] not in params:
                 params[weights[name]] = to_jax(program.state_dict[target])
         elif target is not None:
-            held = program.state_dict if target in program.state_dict else program.constants
-            values[name] = to_jax(held[target])
+            own = program.state_dict if target in program.state_dict else program.constants
+            values[name] = to_jax(own[target])
         elif isinstance(spec.arg, torch.export.graph_signature.TensorArgument):
             inputs.append(name)
         else:
@@ -222,17 +222,13 @@ def _program(model: Module, args: Any, kwargs: Any, as_given: bool) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps torch from printing the graph of a model whose branches depend on numbers."""
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    log.addFilter(_nothing)
+    log, nothing = logging.getLogger("torch.fx.experimental.symbolic_shapes"), lambda record: False
+    log.addFilter(nothing)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        log.removeFilter(_nothing)
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
+        log.removeFilter(nothing)
 
 
 # Operations of libraries that compute what one of ATen does: mixtures of experts in transformers.

@@ -16,7 +16,7 @@ from ._convert import jax_dtype, torch_dtype
 from ._derivatives import Backward, backward_passes, differentiated
 from ._export import Exported, Granularity
 from ._gradients import GRADIENT, gradient
-from ._operation import Call, Flat, in_steps, operation, rounded_in_program, rounds_several_times
+from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
 from ._regions import is_marked
@@ -219,11 +219,11 @@ def apply(
         shape = jax.eval_shape(call, *arrays)
         call = dataclasses.replace(call, static=_widened(call.static))
         name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
-        outs = operation(name, Flat(call), dtypes, *arrays)
+        outs = operation(name, call, dtypes, *arrays)
         return jax.tree.unflatten(jax.tree.structure(shape), outs)
     if in_own_steps and target not in STAGED and target not in DRAWS:
         tree = jax.tree.structure(jax.eval_shape(call, *arrays))
-        outs = in_steps(Flat(call), dtypes, arrays)
+        outs = in_steps(call, dtypes, arrays)
     else:
         outs, tree = jax.tree.flatten(call(*arrays))
     outs = [y.astype(d) for y, d in zip(outs, dtypes, strict=True)]

@@ -50,16 +50,6 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True)
-class Flat:
-    """The results of a call as a list of arrays."""
-
-    call: Callable[..., PyTree]
-
-    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        return jax.tree.leaves(self.call(*arrays))
-
-
-@dataclasses.dataclass(frozen=True)
 class InSteps(InDtype):
     """Rounds the result of each step to one dtype, and each constant by a step of its own.
 
@@ -76,21 +66,21 @@ class InSteps(InDtype):
 
 def rounded_in_program(x: Any, dtype: Any) -> jax.Array:
     """Returns ``x`` in a narrower dtype, rounded by an equation: JAX would fold it if constant."""
-    return operation("constant", _listed, [jnp.dtype(dtype)], x)[0]
+    return operation("constant", _same, [jnp.dtype(dtype)], x)[0]
 
 
-def _listed(*arrays: jax.Array) -> list[jax.Array]:
-    return list(arrays)
+def _same(x: jax.Array) -> jax.Array:
+    return x
 
 
 def in_steps(
-    function: Callable[..., list[Any]], dtypes: Sequence[np.dtype], arrays: Sequence[jax.Array]
+    function: Callable[..., PyTree], dtypes: Sequence[np.dtype], arrays: Sequence[jax.Array]
 ) -> list[jax.Array]:
     """Computes a function of several JAX operations, each of which rounds its results if all floats
     have one 16-bit dtype."""
     floats = {d for d in (*dtypes, *(x.dtype for x in arrays)) if jnp.issubdtype(d, jnp.floating)}
     if len(floats) != 1 or (low := floats.pop()).itemsize != 2:
-        return function(*arrays)
+        return jax.tree.leaves(function(*arrays))
     wide = [jax.ShapeDtypeStruct(x.shape, jnp.float32 if is_float(x) else x.dtype) for x in arrays]
     return interpret_jaxpr(InSteps(low), jax.make_jaxpr(function)(*wide), (), arrays)[1]
 
@@ -99,7 +89,7 @@ def in_steps(
 class Tangent:
     """The derivative of a function along tangents of some operands: linear in the last operands."""
 
-    function: Callable[..., list[Any]]  # of arrays, returns a list of arrays
+    function: Callable[..., PyTree]  # of arrays
     at: tuple[int, ...]  # the positions of the operands that have a tangent
 
     def split(self, arrays: Sequence[jax.Array]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -113,7 +103,8 @@ class Tangent:
             given = list(operands)
             for i, x in zip(self.at, some, strict=True):
                 given[i] = x
-            return [y.astype(some[0].dtype) for y in self.function(*given) if is_float(y)]
+            outs = jax.tree.leaves(self.function(*given))
+            return [y.astype(some[0].dtype) for y in outs if is_float(y)]
 
         return function
 
@@ -161,7 +152,7 @@ def _is_elementwise(name: str) -> bool:
 
 def operation(name: str, function: Callable[..., PyTree], dtypes: Sequence[np.dtype], *arrays: Any):
     """Computes a function in float32 (float64 for float64 operands), as one equation. ``function``
-    is hashable, and returns a list of arrays; ``dtypes`` are those of the results."""
+    is hashable; ``dtypes`` are those of the results."""
     types = {f"dtype_{i}": jnp.dtype(dtype) for i, dtype in enumerate(dtypes)}
     name = f"aten.{name}" if name in PRIMITIVES else name
     return primitive_of(name).bind(*arrays, function=function, **types)
@@ -169,14 +160,14 @@ def operation(name: str, function: Callable[..., PyTree], dtypes: Sequence[np.dt
 
 def one_step(name: str, function: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
     """Returns a function's result, rounded once; equal functions have to be equal as objects."""
-    return operation(name, Flat(function), [arrays[0].dtype], *arrays)[0]
+    return operation(name, function, [arrays[0].dtype], *arrays)[0]
 
 
 def _compute(*arrays: Any, function: Any, **dtypes: np.dtype) -> list[Any]:
     # `dtype_0` and so on are parameters of their own: whoever binds the equation to floats of
     # another width replaces them
     wide = jnp.float64 if any(x.dtype == jnp.float64 for x in arrays) else jnp.float32
-    outs = function(*[x.astype(wide) if is_float(x) else x for x in arrays])
+    outs = jax.tree.leaves(function(*[x.astype(wide) if is_float(x) else x for x in arrays]))
     found = [dtypes[f"dtype_{i}"] for i in range(len(outs))]
     return [y.astype(dtype) for y, dtype in zip(outs, found, strict=True)]
 
@@ -260,7 +251,7 @@ def rounds_several_times(
     """Returns whether a rule rounds more than once, or rounds a constant or to another dtype."""
     if any(isinstance(x, float) and abs(x) not in HELD and x == x for x in call.static):
         return True
-    jaxpr: Any = jax.make_jaxpr(Flat(call))(*arrays)
+    jaxpr: Any = jax.make_jaxpr(call)(*arrays)
     results = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
     if [v.aval.dtype for v in jaxpr.jaxpr.outvars] != list(dtypes):
         return True

@@ -24,15 +24,9 @@ from ._place import at, line_of, mark, scope_of
 from ._torch import Node, torch
 
 A = torch.ops.aten
-TARGETS = (
-    A._to_copy.default,
-    A.to.dtype,
-    A.to.dtype_layout,
-    A.lift_fresh_copy.default,
-    A.alias.default,
-    A.detach.default,
-)
-Node_ = torch.fx.Node
+TARGETS = (A._to_copy.default, A.to.dtype, A.to.dtype_layout, A.lift_fresh_copy.default,
+           A.alias.default, A.detach.default)  # fmt: skip
+NODE = torch.fx.Node
 UNMATCHED = ("placeholder", "output")
 # A float32 number that every narrower format rounds to 1.
 ABOVE_ONE = np.float32(1 + 2.0**-23)
@@ -194,8 +188,8 @@ class Sides:
         theirs = torch.utils._pytree.tree_leaves(last.args)
         changed = {}
         if len(ours) == len(theirs):
-            pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(a, Node_)]
-            changed = {a: b for a, b in pairs if isinstance(b, Node_)}
+            pairs = zip(ours, theirs, strict=True)
+            changed = {a: b for a, b in pairs if isinstance(a, NODE) and isinstance(b, NODE)}
 
         def read(n: Node) -> Any:
             other = changed.get(n)
@@ -245,7 +239,7 @@ def _equal_literals(node: Node, other: Node) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    kinds = torch.fx.Node, torch.dtype
+    kinds = NODE, torch.dtype
     for kind in kinds:
         if isinstance(a, kind) or isinstance(b, kind):
             return isinstance(a, kind) and isinstance(b, kind)
@@ -264,5 +258,5 @@ def _are_limits(a: float, b: float) -> bool:
 
 def _operands(node: Node, other: Node) -> Iterator[tuple[Node, Node]]:
     for a, b in zip(_leaves(node), _leaves(other), strict=True):
-        if isinstance(a, torch.fx.Node) and a.op != "get_attr":
+        if isinstance(a, NODE) and a.op != "get_attr":
             yield a, b
