@@ -124,18 +124,12 @@ def _uncast(node: Node) -> Node:
 
 @dataclasses.dataclass(eq=False)
 class Sides:
-    """The values of both graphs while they are computed.
-
-    Attributes:
-        matched: the graphs.
-        known: values of the 16-bit graph by node.
-        compute: computes a node of a graph, from a function that reads its operands.
-        others: values of nodes that only the float32 graph has.
-    """
+    """The values of both graphs while they are computed."""
 
     matched: Matched
-    known: dict[Node, Any]
-    compute: Callable[[Node, Callable[[Node], Any]], Any]
+    known: dict[Node, Any]  # values of the 16-bit graph
+    compute: Callable[[Node, Callable[[Node], Any]], Any]  # of a node and what reads its operands
+    # values of nodes that only the float32 graph has
     others: dict[Node, Any] = dataclasses.field(default_factory=dict)
 
     def placeholder(self, node: Node, value: Any) -> Any:

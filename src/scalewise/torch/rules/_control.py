@@ -73,19 +73,13 @@ def _plain(module: GraphModule, inputs: Sequence[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class FlexScores:
-    """Scores times ``scale``, as two functions change and mask them.
-
-    Attributes:
-        scale: of the products.
-        codes: the functions' code, by which layers share what is compiled.
-        functions: of a score and its four indices, and of the indices alone.
-        buffers: how many arrays the first one gets besides; the second gets the others.
-    """
+    """Scores times ``scale``, as two functions change and mask them."""
 
     scale: float
-    codes: tuple[str, str]
+    codes: tuple[str, str]  # the functions' code, by which layers share what is compiled
+    # of a score and its four indices, and of the indices alone
     functions: tuple[GraphModule, GraphModule] = dataclasses.field(compare=False)
-    buffers: int
+    buffers: int  # how many arrays the first function gets besides; the second gets the others
 
     def __call__(self, query: Any, key: Any, *buffers: Any) -> Any:
         scores = matmul(query, jnp.swapaxes(key, -1, -2)) * self.scale

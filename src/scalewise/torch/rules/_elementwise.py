@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -38,19 +39,19 @@ FUNCTIONS = {
     "positive": lambda x: x,
 }  # fmt: skip
 TO_INTEGERS = {"ceil": lax.ceil, "floor": lax.floor, "trunc": jnp.trunc}
-COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 OF_TWO = {
     "minimum": jnp.minimum, "maximum": jnp.maximum, "hypot": jnp.hypot, "fmax": jnp.fmax,
     "fmin": jnp.fmin, "nextafter": jnp.nextafter, "igamma": special.gammainc,
     "igammac": special.gammaincc, "special_zeta": special.zeta, "floor_divide": operator.floordiv,
+    "remainder": jnp.remainder, "fmod": jnp.fmod, "copysign": jnp.copysign,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
+    "ge": operator.ge, "bitwise_and": operator.and_, "bitwise_or": operator.or_,
+    "bitwise_xor": operator.xor, "__and__": operator.and_, "__or__": operator.or_,
+    "__xor__": operator.xor, "bitwise_left_shift": operator.lshift,
+    "bitwise_right_shift": operator.rshift,
 }  # fmt: skip
 LOGICAL = {
     "logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor,
-}  # fmt: skip
-BITWISE = {
-    "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
-    "__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor,
-    "bitwise_left_shift": operator.lshift, "bitwise_right_shift": operator.rshift,
 }  # fmt: skip
 
 
@@ -66,22 +67,19 @@ def _of_numbers(function: Callable) -> Callable:
     return lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-for _name, _function in FLOAT_FUNCTIONS.items():
-    rule(getattr(A, _name).default)(_of_floats(_function))
-for _name, _function in FUNCTIONS.items():
-    rule(getattr(A, _name).default)(_function)
-for _name, _function in TO_INTEGERS.items():
-    rule(getattr(A, _name).default)(_of_numbers(_function))
-for _name, _function in COMPARISONS.items():
-    rule(getattr(A, _name).Tensor, getattr(A, _name).Scalar)(promoted(_function))
-for _name, _function in OF_TWO.items():
-    rule(getattr(A, _name).default)(promoted(_function))
-for _name, _function in LOGICAL.items():
-    rule(getattr(A, _name).default)(_of_truth(_function))
-for _name, _function in BITWISE.items():
-    _overloads = [getattr(getattr(A, _name), o) for o in ("Tensor", "Scalar", "Tensor_Scalar")
-                  if hasattr(getattr(A, _name), o)]  # fmt: skip
-    rule(*_overloads)(promoted(_function))
+def _overloads(name: str) -> list[Any]:
+    packet = getattr(A, name)
+    names = packet.overloads()
+    own = ["Tensor", "Scalar", "Tensor_Scalar"] if "Tensor" in names else ["default"]
+    return [getattr(packet, x) for x in own if x in names]
+
+
+for _wrap, _functions in (
+    (_of_floats, FLOAT_FUNCTIONS), (lambda f: f, FUNCTIONS), (_of_numbers, TO_INTEGERS),
+    (promoted, OF_TWO), (_of_truth, LOGICAL),
+):  # fmt: skip
+    for _name, _function in _functions.items():
+        rule(*_overloads(_name))(_wrap(_function))
 
 
 @rule(A.add.Tensor, A.add.Scalar)
@@ -183,12 +181,9 @@ def lerp(x, y, weight):
     return x + weight * (y - x)
 
 
-def _added(combine):
-    def added(x, y, z, value=1):
-        x, y, z = common(x, y, z)
-        return x + combine(value * y, z)
-
-    return added
+def _added(combine, x, y, z, value=1):
+    x, y, z = common(x, y, z)
+    return x + combine(value * y, z)
 
 
 IN_STEPS.add(A.xlogy.Tensor)
@@ -213,9 +208,6 @@ rules({
         sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)),
     A.min.other: promoted(jnp.minimum),
     A.max.other: promoted(jnp.maximum),
-    (A.remainder.Tensor, A.remainder.Scalar): promoted(jnp.remainder),
-    (A.fmod.Tensor, A.fmod.Scalar): promoted(jnp.fmod),
-    (A.copysign.Tensor, A.copysign.Scalar): promoted(jnp.copysign),
     A.pow.Tensor_Tensor: promoted(jnp.power),
     (A.atan2.default, A.atan2.out): lambda x, y, out=None: (
         jnp.arctan2(*common(x, y, floating=True))),
@@ -230,7 +222,7 @@ rules({
     A.clamp_max.default: lambda x, high: clamp(x, None, high),
     (A.masked_fill.Scalar, A.masked_fill.Tensor): lambda x, mask, value: (
         where(mask, as_array(value, x), x)),
-    A.addcmul.default: _added(operator.mul),
-    A.addcdiv.default: _added(operator.truediv),
+    A.addcmul.default: partial(_added, operator.mul),
+    A.addcdiv.default: partial(_added, operator.truediv),
     A.polygamma.default: lambda n, x: special.polygamma(n, as_float(x)),
 })  # fmt: skip

@@ -65,16 +65,14 @@ def index_put(x, indices, values, accumulate=False):
     return at.add(values) if accumulate else at.set(values)
 
 
-@rule(A.index_add.default)
-def index_add(x, dim, index, source, alpha=1):
-    at = (slice(None),) * (dim % x.ndim) + (index,)
-    return x.at[at].add(source if alpha == 1 else source * alpha)
-
-
 @rule(A.gather.default)
 def gather(x, dim, index, sparse_grad=False):
     at = _along(index, dim % max(x.ndim, 1)) if x.ndim else ()
     return x[at] if x.ndim else jnp.broadcast_to(x, index.shape)
+
+
+def _row(x, dim, index):
+    return (slice(None),) * (dim % x.ndim) + (index,)
 
 
 def _along(index, dim):
@@ -88,16 +86,9 @@ def _source(index, source):
     return source[tuple(slice(0, n) for n in index.shape)] if np.ndim(source) else source
 
 
-@rule(A.scatter.src, A.scatter.value)
-def scatter(x, dim, index, source):
+def _scatter(x, dim, index, source, reduce="set"):  # or "add", or "multiply"
     source = jnp.asarray(_source(index, source), x.dtype)
-    return x.at[_along(index, dim % x.ndim)].set(source)
-
-
-@rule(A.index_reduce.default)
-def index_reduce(x, dim, index, source, reduce, include_self=True):
-    at = (slice(None),) * (dim % x.ndim) + (index,)
-    return _reduced_at(x, at, source, reduce, include_self)
+    return getattr(x.at[_along(index, dim % x.ndim)], reduce)(source)
 
 
 def _reduced_at(x, at, source, reduce, include_self):
@@ -109,12 +100,6 @@ def _reduced_at(x, at, source, reduce, include_self):
         return x.at[at].add(source) / jnp.maximum(count, jnp.ones_like(count))
     method = {"sum": "add", "prod": "multiply", "amax": "max", "amin": "min"}[reduce]
     return getattr(x.at[at], method)(source)
-
-
-@rule(A.scatter.reduce, A.scatter.value_reduce)
-def scatter_with(x, dim, index, source, *, reduce):
-    source = jnp.asarray(_source(index, source), x.dtype)
-    return getattr(x.at[_along(index, dim % x.ndim)], reduce)(source)  # "add" or "multiply"
 
 
 @rule(A.put.default)
@@ -149,8 +134,13 @@ rules({
     A.bucketize.Tensor: lambda x, boundaries, out_int32=False, right=False: (
         search_sorted(boundaries, x, right=right)),
     A.index_select.default: lambda x, dim, index: jnp.take(x, index, axis=dim) if x.ndim else x,
+    (A.scatter.src, A.scatter.value, A.scatter.reduce, A.scatter.value_reduce): _scatter,
     A.scatter_add.default: lambda x, dim, index, source: (
         x.at[_along(index, dim % x.ndim)].add(_source(index, source))),
+    A.index_add.default: lambda x, dim, index, source, alpha=1: (
+        x.at[_row(x, dim, index)].add(source if alpha == 1 else source * alpha)),
+    A.index_reduce.default: lambda x, dim, index, source, reduce, include_self=True: (
+        _reduced_at(x, _row(x, dim, index), source, reduce, include_self)),
     A.scatter_reduce.two: lambda x, dim, index, source, reduce, include_self=True: (
         _reduced_at(x, _along(index, dim % x.ndim), _source(index, source), reduce, include_self)),
     A.repeat_interleave.Tensor: lambda repeats, output_size=None: (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import jax.numpy as jnp
 from jax import lax
@@ -23,23 +24,17 @@ def _summed(x, dtype):
     return as_dtype(x, dtype)
 
 
-def _total(function):
-    def total(x, dims=None, keepdim=False, dtype=None):
-        x = _summed(x, dtype)
-        return function(x, axes_of(x, dims), keepdims=keepdim, dtype=x.dtype)
-
-    return total
+def _total(function, x, dims=None, keepdim=False, dtype=None):
+    x = _summed(x, dtype)
+    return function(x, axes_of(x, dims), keepdims=keepdim, dtype=x.dtype)
 
 
-def _so_far(function):
-    def so_far(x, dim, dtype=None):
-        x = _summed(x, dtype)
-        return function(x, dim % x.ndim) if x.ndim else x
-
-    return so_far
+def _so_far(function, x, dim, dtype=None):
+    x = _summed(x, dtype)
+    return function(x, dim % x.ndim) if x.ndim else x
 
 
-sum_dims, prod_dim = _total(jnp.sum), _total(jnp.prod)
+sum_dims, prod_dim = partial(_total, jnp.sum), partial(_total, jnp.prod)
 
 
 @rule(A.mean.dim)
@@ -53,15 +48,12 @@ def _over_axes(function):
     return lambda x, dims=None, keepdim=False: function(x, axes_of(x, dims), keepdims=keepdim)
 
 
-def _position(function):
-    def position(x, dim=None, keepdim=False):
-        return function(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int32)
-
-    return position
+def _position(function, x, dim=None, keepdim=False):
+    return function(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int32)
 
 
 amax, amin = _over_axes(jnp.max), _over_axes(jnp.min)
-argmax, argmin = _position(jnp.argmax), _position(jnp.argmin)
+argmax, argmin = partial(_position, jnp.argmax), partial(_position, jnp.argmin)
 
 
 @rule(A.var.correction)
@@ -210,8 +202,8 @@ rules({
     A.sum.default: lambda x, dtype=None: sum_dims(x, dtype=dtype),
     A.prod.dim_int: prod_dim,
     A.prod.default: lambda x, dtype=None: prod_dim(x, dtype=dtype),
-    A.cumsum.default: _so_far(lax.cumsum),
-    A.cumprod.default: _so_far(lax.cumprod),
+    A.cumsum.default: partial(_so_far, lax.cumsum),
+    A.cumprod.default: partial(_so_far, lax.cumprod),
     A.mean.default: lambda x, dtype=None: mean_dims(x, None, dtype=dtype),
     (A.any.default, A.any.dim, A.any.dims): _over_axes(jnp.any),
     (A.all.default, A.all.dim, A.all.dims): _over_axes(jnp.all),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -128,13 +129,10 @@ def _pairs(x, padding):
     return pairs
 
 
-def _pad(mode):
-    def padded(x, padding):
-        pairs = _pairs(x, padding)  # of which negative ones cut
-        cut = [slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs, strict=True)]
-        return jnp.pad(x[tuple(cut)], [(max(a, 0), max(b, 0)) for a, b in pairs], mode=mode)
-
-    return padded
+def _pad(mode, x, padding):
+    pairs = _pairs(x, padding)  # of which negative ones cut
+    cut = [slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs, strict=True)]
+    return jnp.pad(x[tuple(cut)], [(max(a, 0), max(b, 0)) for a, b in pairs], mode=mode)
 
 
 @rule(A.unfold.default)
@@ -183,7 +181,7 @@ rules({
     A.constant_pad_nd.default: lambda x, padding, value=0: (
         lax.pad(x, as_array(value, x), [(a, b, 0) for a, b in _pairs(x, padding)])),
     (A.reflection_pad1d.default, A.reflection_pad2d.default, A.reflection_pad3d.default):
-        _pad("reflect"),
+        partial(_pad, "reflect"),
     (A.replication_pad1d.default, A.replication_pad2d.default, A.replication_pad3d.default):
-        _pad("edge"),
+        partial(_pad, "edge"),
 })  # fmt: skip
