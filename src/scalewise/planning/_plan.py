@@ -17,16 +17,7 @@ from ..auditing._file import name_of
 from ..autoscaling import Boundaries, FormatOverrides, Operand, Products, Recipe
 from ..autoscaling._operand_settings import operand_format
 from ..formats import BlockFormatLike
-from ..interpret import (
-    Applied,
-    Argument,
-    Equation,
-    State,
-    Value,
-    check_callable,
-    run,
-    trace,
-)
+from ..interpret import Applied, Argument, Equation, State, Value, check_callable, run, trace
 from ._budget import UNITS, Budget
 from ._knapsack import Front
 from ._objective import ObjectiveName

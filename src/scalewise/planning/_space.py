@@ -71,14 +71,9 @@ class Space:
     """
 
     def __init__(
-        self,
-        program: Program,
-        budget: Budget,
-        lists: Lists,
-        name: ObjectiveName = "auto",
-        seed: int = 0,
-        function: str = "f",
-    ):
+        self, program: Program, budget: Budget, lists: Lists, name: ObjectiveName, seed: int,
+        function: str,
+    ):  # fmt: skip
         self.program, self.budget, self.seed, self.function = program, budget, seed, function
         self.sites, index = sites(program)
         self.options = [lists.options(site) for site in self.sites]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._registry import RULES, rule
+from .._registry import RULES, rule, rules
 from .._torch import torch
 from ._promotion import ranked
 
@@ -22,18 +22,6 @@ def _pulled(function, gradient, *arrays):
 
 def _masked(gradients, mask):
     return tuple(g if wanted else None for g, wanted in zip(gradients, mask, strict=True))
-
-
-@rule(A._adaptive_avg_pool2d_backward.default)
-def adaptive_avg_pool2d_backward(gradient, x):
-    pool = RULES[A._adaptive_avg_pool2d.default]
-    return _pulled(lambda x: pool(x, gradient.shape[-2:]), gradient, x)[0]
-
-
-@rule(A.avg_pool2d_backward.default)
-def avg_pool2d_backward(gradient, x, *options):
-    pool = RULES[A.avg_pool2d.default]
-    return _pulled(lambda x: pool(x, *options), gradient, x)[0]
 
 
 @rule(A.max_pool2d_with_indices_backward.default)
@@ -103,3 +91,11 @@ def native_group_norm_backward(
     moved = _norm_backward(inner, standard, rstd, (2, 3)).reshape(x.shape)
     weights = jnp.sum(given * standard, (0, 3)).reshape(channels)
     return _masked((moved, weights, jnp.sum(given, (0, 3)).reshape(channels)), mask)
+
+
+rules({
+    A._adaptive_avg_pool2d_backward.default: lambda gradient, x: _pulled(
+        lambda x: RULES[A._adaptive_avg_pool2d.default](x, gradient.shape[-2:]), gradient, x)[0],
+    A.avg_pool2d_backward.default: lambda gradient, x, *options: _pulled(
+        lambda x: RULES[A.avg_pool2d.default](x, *options), gradient, x)[0],
+})  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -37,21 +38,6 @@ def new_full(x, shape, value, dtype=None, **options):
 @rule(A.full_like.default)
 def full_like(x, value, dtype=None, **options):
     return new_full(x, x.shape, value, dtype)
-
-
-def _register_filled(value, filled, like, new):
-    rule(*filled)(lambda shape, dtype=None, **options: full(shape, value, dtype))
-    rule(*like)(lambda x, dtype=None, **options: full_like(x, value, dtype))
-    rule(*new)(lambda x, shape, dtype=None, **options: new_full(x, shape, value, dtype))
-
-
-_register_filled(
-    0.0,
-    (A.zeros.default, A.empty.memory_format),
-    (A.zeros_like.default, A.empty_like.default),
-    (A.new_zeros.default, A.new_empty.default),
-)
-_register_filled(1.0, (A.ones.default,), (A.ones_like.default,), (A.new_ones.default,))
 
 
 @rule(A.eye.m)
@@ -136,17 +122,8 @@ def multinomial(position, x, num_samples, replacement=False, **options):
     return jnp.argsort(logs + noise, -1, descending=True)[..., :num_samples]
 
 
-# Draws around numbers, by functions of JAX.
-AROUND = {
-    A.poisson.default: jax.random.poisson, A._standard_gamma.default: jax.random.gamma,
-    A._sample_dirichlet.default: jax.random.dirichlet,
-}  # fmt: skip
-for _overload, _draw in AROUND.items():
-    random_rule(_overload)(
-        lambda position, x, *generator, draw=_draw, **options: draw(
-            _key(position), x.astype(jnp.float32)
-        ).astype(x.dtype)
-    )
+def _around(draw, position, x, *generator, **options):
+    return draw(_key(position), x.astype(jnp.float32)).astype(x.dtype)
 
 
 @random_rule(A.binomial.default)
@@ -178,6 +155,15 @@ def dropped(x, some, p):
 
 
 rules({
+    (A.zeros.default, A.empty.memory_format): lambda shape, dtype=None, **options: (
+        full(shape, 0.0, dtype)),
+    (A.zeros_like.default, A.empty_like.default): lambda x, dtype=None, **options: (
+        full_like(x, 0.0, dtype)),
+    (A.new_zeros.default, A.new_empty.default): lambda x, shape, dtype=None, **options: (
+        new_full(x, shape, 0.0, dtype)),
+    A.ones.default: lambda shape, dtype=None, **options: full(shape, 1.0, dtype),
+    A.ones_like.default: lambda x, dtype=None, **options: full_like(x, 1.0, dtype),
+    A.new_ones.default: lambda x, shape, dtype=None, **options: new_full(x, shape, 1.0, dtype),
     A.empty_strided.default: lambda shape, strides, dtype=None, **o: full(shape, 0.0, dtype),
     A.scalar_tensor.default: lambda value, dtype=None, **o: jnp.asarray(value, _dtype(dtype)),
     A.fill.Scalar: lambda x, value: full_like(x, value),
@@ -193,6 +179,9 @@ rules({
 
 
 random_rules({
+    A.poisson.default: partial(_around, jax.random.poisson),
+    A._standard_gamma.default: partial(_around, jax.random.gamma),
+    A._sample_dirichlet.default: partial(_around, jax.random.dirichlet),
     A.rand.default: lambda position, shape, dtype=None, **options: (
         jax.random.uniform(_key(position), shape, _dtype(dtype))),
     A.rand_like.default: lambda position, x, dtype=None, **options: (
