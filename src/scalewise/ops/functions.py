@@ -43,11 +43,8 @@ def float_array(x: ArrayLike, name: str) -> jax.Array:
     return x
 
 
-Mpmath: TypeAlias = Any
-"""The module mpmath, an extra that type checkers may not find."""
-
-Mpf: TypeAlias = Any
-"""A number of mpmath, of any precision."""
+Mpmath: TypeAlias = Any  # the module mpmath, an extra that type checkers may not find
+Mpf: TypeAlias = Any  # a number of mpmath, of any precision
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,6 @@ results pass through :data:`WITH_BACKWARD`, which names the gradients of its ope
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -116,24 +115,9 @@ def _gradients(
     return [g for x, g in zip(args, found, strict=False) if _is_float_tensor(x)], ""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Backward:
-    """The backward pass of one call in a graph."""
-
-    node: Node  # the call of :data:`WITH_BACKWARD`
-    nodes: Sequence[Node]  # the operations of its backward pass, in order
-
-    @property
-    def reads(self) -> list[Node]:
-        """The values that the backward pass needs of the forward pass."""
-        own = {*self.nodes, *self.node.args[1]}
-        gradients = [g for g in self.node.args[3] if g is not None]
-        needed = [*gradients, *(n for node in self.nodes for n in node.all_input_nodes)]
-        return [n for n in dict.fromkeys(needed) if n not in own]
-
-
-def backward_passes(graph: Any) -> dict[Node, Backward]:
-    return {n: Backward(n, _only_for(n)) for n in graph.nodes if n.target is WITH_BACKWARD}
+def backward_passes(graph: Any) -> dict[Node, list[Node]]:
+    """Returns for each call of :data:`WITH_BACKWARD` the operations of its backward pass."""
+    return {n: _only_for(n) for n in graph.nodes if n.target is WITH_BACKWARD}
 
 
 def _only_for(call: Node) -> list[Node]:
@@ -151,12 +135,17 @@ def _only_for(call: Node) -> list[Node]:
 
 
 def differentiated(
-    backward: Backward,
+    node: Node,
+    inner: Sequence[Node],
     read: Callable[[Node], Any],
     compute: Callable[[Node, Callable[[Node], Any]], Any],
 ) -> list[Any]:
     """Returns the results of a custom function, with its own derivative."""
-    outs, marks, operands, gradients, name, error = backward.node.args
+    outs, marks, operands, gradients, name, error = node.args
+    needed = [g for g in gradients if g is not None]
+    needed += [n for x in inner for n in x.all_input_nodes]
+    own = {*inner, *marks}
+    reads = [n for n in dict.fromkeys(needed) if n not in own]
 
     @jax.custom_vjp
     def call(outs: Any, operands: Any, captured: Any) -> Any:
@@ -169,9 +158,9 @@ def differentiated(
         operands, captured = kept
         if error:
             raise DerivativeError(f"the backward pass of {name} can't be traced: {error}")
-        known = dict(zip((*backward.reads, *marks), (*captured, *cotangents), strict=True))
-        for node in backward.nodes:
-            known[node] = compute(node, known.__getitem__)
+        known = dict(zip((*reads, *marks), (*captured, *cotangents), strict=True))
+        for n in inner:
+            known[n] = compute(n, known.__getitem__)
         found = [
             jnp.zeros_like(x) if g is None else known[g].astype(x.dtype)
             for x, g in zip(operands, gradients, strict=True)
@@ -179,5 +168,5 @@ def differentiated(
         return None, found, None
 
     call.defvjp(forward, pull)
-    values = [[read(n) for n in nodes] for nodes in (outs, operands, backward.reads)]
+    values = [[read(n) for n in nodes] for nodes in (outs, operands, reads)]
     return list(call(*values))

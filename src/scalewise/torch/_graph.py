@@ -13,7 +13,7 @@ import numpy as np
 
 from ._autocast import autocast
 from ._convert import jax_dtype, torch_dtype
-from ._derivatives import Backward, backward_passes, differentiated
+from ._derivatives import backward_passes, differentiated
 from ._export import Exported, Granularity
 from ._gradients import GRADIENT, gradient
 from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
@@ -67,7 +67,7 @@ class Graph:
         return {node: i for i, node in enumerate(self.module.graph.nodes)}
 
     @functools.cached_property
-    def _backward(self) -> dict[Node, Backward]:
+    def _backward(self) -> dict[Node, list[Node]]:
         modules = [self.module]
         if self.matched is not None:
             modules.append(self.matched.exported.graph_module)
@@ -76,7 +76,7 @@ class Graph:
     @functools.cached_property
     def _deferred(self) -> set[Node]:
         """The operations that only the backward passes of custom functions need."""
-        return {n for b in self._backward.values() for n in (*b.node.args[1], *b.nodes)}
+        return {n for call, own in self._backward.items() for n in (*call.args[1], *own)}
 
     def computed(self, node: Node, read: Callable[[Node], Any]) -> Any:
         """Returns an operation's results, or an attribute of its graph, which may be the float32
@@ -84,7 +84,8 @@ class Graph:
         if node.op == "get_attr":
             return functools.reduce(getattr, node.target.split("."), node.graph.owning_module)
         if node in self._backward:
-            compute = functools.partial(differentiated, self._backward[node], read, self.computed)
+            own = self._backward[node]
+            compute = functools.partial(differentiated, node, own, read, self.computed)
         elif node.target is GRADIENT:
             compute = functools.partial(gradient, node, read, self._inner)
         elif node.target in WITH_GRAPHS:
