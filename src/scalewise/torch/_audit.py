@@ -124,6 +124,18 @@ def audit(
             "audit: GradScaler refuses float16 gradients: give a model with float32 parameters"
         )
 
+    target = _target(f, loss, scale, grad)
+    given = params, *to_jax(tensors_of(args, kwargs))
+    report = audit_function(target, low, **options)(*given)
+    if exported is None:
+        return report
+    program = traced_program(target, low, given)
+    return in_torch(report, AuditedModel(exported, dtype, program))
+
+
+def _target(
+    f: Callable[..., PyTree], loss: Callable | None, scale: LossScale | None, grad: bool
+) -> Callable[..., PyTree]:
     def audited(params: PyTree, *tensors: ArrayLike) -> PyTree:
         outs = f(params, *tensors)
         return outs if loss is None else loss(outs)
@@ -137,12 +149,7 @@ def audit(
 
     target = value_and_gradients(scalar, scale) if grad else audited
     target.__name__ = target.__qualname__ = f.__name__
-    given = params, *to_jax(tensors_of(args, kwargs))
-    report = audit_function(target, low, **options)(*given)
-    if exported is None:
-        return report
-    program = traced_program(target, low, given)
-    return in_torch(report, AuditedModel(exported, dtype, program))
+    return target
 
 
 @dataclasses.dataclass(frozen=True)

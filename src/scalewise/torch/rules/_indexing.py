@@ -65,12 +65,6 @@ def index_put(x, indices, values, accumulate=False):
     return at.add(values) if accumulate else at.set(values)
 
 
-@rule(A.gather.default)
-def gather(x, dim, index, sparse_grad=False):
-    at = _along(index, dim % max(x.ndim, 1)) if x.ndim else ()
-    return x[at] if x.ndim else jnp.broadcast_to(x, index.shape)
-
-
 def _row(x, dim, index):
     return (slice(None),) * (dim % x.ndim) + (index,)
 
@@ -134,6 +128,8 @@ rules({
     A.bucketize.Tensor: lambda x, boundaries, out_int32=False, right=False: (
         search_sorted(boundaries, x, right=right)),
     A.index_select.default: lambda x, dim, index: jnp.take(x, index, axis=dim) if x.ndim else x,
+    A.gather.default: lambda x, dim, index, sparse_grad=False: (
+        x[_along(index, dim % x.ndim)] if x.ndim else jnp.broadcast_to(x, index.shape)),
     (A.scatter.src, A.scatter.value, A.scatter.reduce, A.scatter.value_reduce): _scatter,
     A.scatter_add.default: lambda x, dim, index, source: (
         x.at[_along(index, dim % x.ndim)].add(_source(index, source))),

@@ -86,6 +86,6 @@ rules({
     A._native_batch_norm_legit.default: _batch_norm,
     A._native_batch_norm_legit_no_training.default: lambda x, weight, bias, mean, variance, *rest: (
         _batch_norm(x, weight, bias, mean, variance, False, *rest)),
-    A._native_batch_norm_legit.no_stats: lambda x, weight, bias, *rest: (
-        _batch_norm(x, weight, bias, None, None, *rest)),
+    A._native_batch_norm_legit.no_stats: lambda x, weight, bias, training, *rest: (
+        _batch_norm(x, weight, bias, None, None, True, *rest)),
 })  # fmt: skip
