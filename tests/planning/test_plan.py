@@ -201,6 +201,14 @@ def test_the_result_is_printed_saved_and_written_as_python(found, tmp_path):
     assert found.upgrade.predicted < found.predicted
 
 
+def test_lines_that_stay_unrounded_are_in_the_python():
+    found = sw.plan(logits, 20.0, objective="kl", formats=["nvfp4", None])(*arguments())
+    assert None in dict(found.recipe.keep).values()
+    namespace = {}
+    exec(found.python(), namespace)
+    assert namespace["recipe"] == found.recipe
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -142,9 +142,8 @@ class Plan(Listed):
                 unique = label if label not in names.values() else f"{label}_{len(names)}"
                 names[products] = unique
         made = [f"{name} = {_qualified(repr(x))}" for x, name in names.items()]
-        rows = [
-            f"        {n!r}: {names[x]}," for n, x in self.recipe.keep if isinstance(x, Products)
-        ]
+        kept = [(n, names[x] if isinstance(x, Products) else repr(x)) for n, x in self.recipe.keep]
+        rows = [f"        {n!r}: {x}," for n, x in kept]
         return "\n".join(
             ["import scalewise as sw", "", *made, "recipe = sw.Recipe(",
              "    forward=None,", "    backward=None,", "    residuals=None,",

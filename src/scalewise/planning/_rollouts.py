@@ -165,7 +165,13 @@ def _named(some: Sequence[Policy] | Mapping[str, Policy]) -> dict[str, Policy]:
         return dict(some)
     if isinstance(some, str) or not some:
         raise ValueError(f"rollouts: formats are a sequence of at least one, not {some!r}")
-    return {_name(x): x for x in some}
+    named: dict[str, Policy] = {}
+    for policy in some:
+        if named.setdefault(_name(policy), policy) != policy:
+            raise ValueError(
+                f"rollouts: several formats are called {_name(policy)!r}; name them in a mapping"
+            )
+    return named
 
 
 def _name(policy: Policy) -> str:
