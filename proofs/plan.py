@@ -34,9 +34,8 @@ import scalewise as sw
 from scalewise.autoscaling import Boundaries, Operand
 from scalewise.interpret import trace
 from scalewise.planning._budget import Budget
-from scalewise.planning._confirm import Choice, Emulation, Space
-from scalewise.planning._plan import Lists, Task
 from scalewise.planning._sites import WIDE
+from scalewise.planning._space import Choice, Lists, Space
 
 PLANS, SEEDS, STEPS = 100, (0, 1, 2), 150
 CHOSEN_FROM = ("nvfp4", "mxfp8_e4m3", "bf16")
@@ -103,21 +102,21 @@ def model(name: str, trained: bool, seed: int) -> Model:
     return jax_model(name, trained, seed)
 
 
-def task(
+def space_of(
     m: Model,
     inputs: tuple,
     weights: Sequence[str],
     activations: Sequence[str | None],
     objective: Literal["kl", "loss"] = "kl",
-) -> Task:
+) -> Space:
     program = trace(m.logits, Boundaries(WIDE), (m.params, *inputs), {}, name="plan")
     lists = Lists([Operand(x) for x in weights], [x and Operand(x) for x in activations], [None])
-    return Task(program, Budget(bits=1e3), lists, objective, 0, "logits")
+    return Space(program, Budget(bits=1e3), lists, objective, 0, "logits")
 
 
 def predict(name: str, trained: bool) -> Iterator[dict[str, Any]]:
     m = model(name, trained, 0)
-    yield {"objective": "kl", **predicted(task(m, m.seen, CHOSEN_FROM, CHOSEN_FROM))}
+    yield {"objective": "kl", **predicted(space_of(m, m.seen, CHOSEN_FROM, CHOSEN_FROM))}
 
 
 def predict_loss(name: str, trained: bool) -> Iterator[dict[str, Any]]:
@@ -127,13 +126,15 @@ def predict_loss(name: str, trained: bool) -> Iterator[dict[str, Any]]:
     batch = jax.tree.map(lambda x: x[: len(x) // 2], next(iter(models.batches(program, 1))))
     assert program.loss_of is not None
     loss = Model(program.loss_of, m.params, (batch,), ())
-    yield {"objective": "loss", **predicted(task(loss, (batch,), CHOSEN_FROM, CHOSEN_FROM, "loss"))}
+    yield {
+        "objective": "loss",
+        **predicted(space_of(loss, (batch,), CHOSEN_FROM, CHOSEN_FROM, "loss")),
+    }
 
 
-def predicted(t: Task) -> dict[str, Any]:
+def predicted(space: Space) -> dict[str, Any]:
     from scipy.stats import spearmanr
 
-    space, _, _ = t.space()
     random = np.random.default_rng(0)
     choices = [tuple(random.integers(len(o)) for o in space.options) for _ in range(PLANS)]
     runs = [space.run(choice) for choice in choices]
@@ -153,11 +154,11 @@ def _additive(space: Space, choice: Choice) -> float:
     return float(space.theta(choice) @ (space.predict.smooth + space.predict.jumps))
 
 
-def sqnr(m: Model, t: Task, i: int, fmt: str, contracted_last: bool) -> float:
+def sqnr(space: Space, i: int, fmt: str, contracted_last: bool) -> float:
     """Signal to noise of a site's weights in a format, their blocks along the contracted axis."""
-    arrays = dict(zip(t.program.arguments, t.program.arrays, strict=True))
+    arrays = dict(zip(space.program.arguments, space.program.arrays, strict=True))
     found = []
-    for path in t.sites[i].weights:
+    for path in space.sites[i].weights:
         w = jnp.asarray(arrays[path])
         w = w if contracted_last else w.reshape(-1, w.shape[-1]).T
         noise = jnp.sum((sw.dequantize(sw.quantize(w, fmt)) - w) ** 2)
@@ -165,14 +166,14 @@ def sqnr(m: Model, t: Task, i: int, fmt: str, contracted_last: bool) -> float:
     return min(found)
 
 
-def heuristics(m: Model, t: Task, torch_layout: bool) -> dict[str, list[int]]:
+def heuristics(space: Space, torch_layout: bool) -> dict[str, list[int]]:
     """Returns in which order each heuristic gives sites with weights a wide format."""
-    own = [i for i, site in enumerate(t.sites) if site.elements]
+    own = [i for i, site in enumerate(space.sites) if site.elements]
     ends = [x for pair in zip(own, reversed(own), strict=True) for x in pair]
     return {
-        "largest wide": sorted(own, key=lambda i: -t.sites[i].elements),
+        "largest wide": sorted(own, key=lambda i: -space.sites[i].elements),
         "first and last wide": list(dict.fromkeys(ends)),
-        "SQNR": sorted(own, key=lambda i: sqnr(m, t, i, "nvfp4", torch_layout)),
+        "SQNR": sorted(own, key=lambda i: sqnr(space, i, "nvfp4", torch_layout)),
     }
 
 
@@ -191,12 +192,10 @@ def greedy(space: Space, order: Sequence[int], limit: float) -> Iterator[Choice]
 
 def choose(name: str, trained: bool, seed: int) -> Iterator[dict[str, Any]]:
     m = model(name, trained, seed)
-    t, u = (task(m, inputs, UNIFORM, [None]) for inputs in (m.seen, m.unseen))
-    space, _, emulate = t.space()
-    unseen = Emulation(u.family, emulate.aim, u.program.arrays)
-    measured = functools.cache(lambda choice: unseen(space.theta(choice)))
-    orders = heuristics(m, t, name.startswith("torch"))
-    found = space.predict.front(space.options, space.costs)
+    space, unseen = (space_of(m, inputs, UNIFORM, [None]) for inputs in (m.seen, m.unseen))
+    measured = functools.cache(lambda choice: unseen.emulate(space.theta(choice)))
+    orders = heuristics(space, name.startswith("torch"))
+    found = space.predict.front(space.columns, space.costs)
     for budget in BUDGETS:
         best = space.confirmed(found.choices[found.within(budget)], budget)
         row: dict[str, Any] = {"budget": budget, "plan": measured(best.choice)}

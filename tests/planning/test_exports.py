@@ -1,5 +1,7 @@
 """Plans as settings of other tools, and the matrix of trainers and rollouts."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -72,7 +74,7 @@ def test_equal_formats_are_on_policy_and_narrower_rollouts_are_farther():
     assert 0 < found["as written", "bf16"].kl < found["as written", "fp8"].kl
     assert found["as written", "plan"].mean > 0
     assert "KL(rollout || trainer)" in str(found)
-    assert "<table>" in found._repr_html_()
+    assert "&lt;table&gt;" in found._repr_html_()
     with pytest.raises(KeyError, match="no pair"):
         found["fp8", "fp8"]
 
@@ -98,3 +100,11 @@ def test_what_returns_no_logits_is_refused():
         sw.rollouts(policy, "fp8")
     with pytest.raises(ValueError, match="a sequence of at least one"):
         sw.rollouts(policy, [])
+
+
+def test_two_plans_of_one_name_are_refused():
+    w, x = normal(0, (32, 48)) / 2, normal(1, (64, 32))
+    plan = sw.plan(policy, 8.25, objective="kl")(w, x)
+    other = dataclasses.replace(plan, recipe=sw.Recipe())
+    with pytest.raises(ValueError, match="several formats are called 'plan of 8"):
+        sw.rollouts(policy, [plan, other])

@@ -12,8 +12,8 @@ from arrays import normal
 from scalewise.autoscaling import Boundaries, Operand
 from scalewise.interpret import trace
 from scalewise.planning._objective import kl
-from scalewise.planning._plan import Lists, Task
 from scalewise.planning._sites import WIDE, sites
+from scalewise.planning._space import Lists, Space
 
 FORMATS = ("nvfp4", "mxfp8_e4m3", "bf16")
 
@@ -71,8 +71,7 @@ def test_calls_on_one_line_are_told_apart_and_named_by_their_weights(found):
 
 def test_no_other_plan_of_the_budget_is_better(found):
     """All 81 plans are emulated, as ``autoscale`` computes them."""
-    task = task_of(arguments(), weights=FORMATS)
-    space, _, _ = task.space()
+    space = space_of(arguments(), weights=FORMATS)
     choices = np.stack(np.meshgrid(*[range(3)] * 4), -1).reshape(-1, 4)
     runs = [space.run(choice) for choice in choices]
     best = min(r.measured for r in runs if r.cost <= 6.5)
@@ -82,23 +81,22 @@ def test_no_other_plan_of_the_budget_is_better(found):
     assert abs(np.median(predicted - true)) < np.log(1.2)
 
 
-def task_of(given, *, weights=(None,), activations=(None,), objective="kl", f=logits):
+def space_of(given, *, weights=(None,), activations=(None,), objective="kl", f=logits):
     program = trace(f, Boundaries(WIDE), given, {}, name="plan")
     lists = Lists(*([x and Operand(x) for x in some] for some in (weights, activations, [None])))
-    return Task(program, sw.Budget(bits=1e3), lists, objective, 0, "f")
+    return Space(program, sw.Budget(bits=1e3), lists, objective, 0, "f")
 
 
 def test_the_adjoint_pass_has_the_exact_first_order_of_a_loss():
     """Against the gradient by hand, times the error that ``quantize`` makes."""
     params, x = arguments(1)
     y = jnp.arange(64) % 48
-    task = task_of((params, x, y), weights=("e4m3fn", "fp16"), objective="loss", f=loss)
-    _, slopes, _ = task.space()
+    space = space_of((params, x, y), weights=("e4m3fn", "fp16"), objective="loss", f=loss)
     gradients = jax.grad(loss)(params, x, y)
     error = jax.tree.map(lambda w: sw.quantize(w, "e4m3fn").value() - w, params)
     expected = jax.tree.map(lambda g, e: float(jnp.sum(g * e)), gradients, error)
     by_hand = [expected["layers"][0], expected["head"]]
-    np.testing.assert_allclose(slopes.bias[::2], by_hand, rtol=1e-3)
+    np.testing.assert_allclose(space.slopes.bias[::2], by_hand, rtol=1e-3)
 
 
 def test_a_loop_is_one_site_with_all_its_weights():
@@ -201,6 +199,14 @@ def test_the_result_is_printed_saved_and_written_as_python(found, tmp_path):
     assert costs == sorted(costs)
     assert found.upgrade is not None
     assert found.upgrade.predicted < found.predicted
+
+
+def test_lines_that_stay_unrounded_are_in_the_python():
+    found = sw.plan(logits, 20.0, objective="kl", formats=["nvfp4", None])(*arguments())
+    assert None in dict(found.recipe.keep).values()
+    namespace = {}
+    exec(found.python(), namespace)
+    assert namespace["recipe"] == found.recipe
 
 
 @pytest.mark.parametrize(

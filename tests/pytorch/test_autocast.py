@@ -16,10 +16,10 @@ from pytorch.samples import SAMPLES
 from scalewise.formats import FP16
 from scalewise.interpret import transform
 from scalewise.torch import _autocast
-from scalewise.torch._dtypes import torch_dtype
+from scalewise.torch._audit import as_loss_scale, value_and_gradients
+from scalewise.torch._convert import torch_dtype
+from scalewise.torch._emulate import LowEmulation, low_function
 from scalewise.torch._graph import hashable
-from scalewise.torch._loss_scale import as_loss_scale, value_and_gradients
-from scalewise.torch._low import LowEmulation, low_function
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 F = torch.nn.functional

@@ -8,7 +8,7 @@ import torch
 import scalewise.torch as st
 from pytorch.more_samples import MORE
 from pytorch.samples import OTHER, SAMPLES
-from scalewise.torch._dtypes import jax_dtype
+from scalewise.torch._convert import jax_dtype
 from scalewise.torch._graph import apply
 from scalewise.torch._registry import IN_STEPS
 

@@ -129,14 +129,8 @@ def ulp_bound(fmt: Format, n: Count) -> float:
 def auto_norm(
     arithmetic: Arithmetic, a: jax.Array, eps: jax.Array | None, nonnegative: bool
 ) -> Root:
-    """Returns sqrt(sum a^2 + eps) along the last axis.
-
-    Args:
-        arithmetic: whose format all numbers are of.
-        a: (..., n) finite magnitudes.
-        eps: (...) finite, or None for zero.
-        nonnegative: whether eps is known not to be negative.
-    """
+    """Returns sqrt(sum a^2 + eps) of finite magnitudes; ``nonnegative``: eps is known not to be
+    negative."""
     p = plan(arithmetic, a.shape[-1], not nonnegative)
     total = sum_of_squares(arithmetic, a, p)
     if eps is not None:
@@ -145,7 +139,6 @@ def auto_norm(
 
 
 def sum_of_squares(arithmetic: Arithmetic, a: jax.Array, p: Plan) -> Scaled:
-    """Returns the sum of the squares of magnitudes along the last axis."""
     with jax.enable_x64(True):
         blocks, largest = _blocks(arithmetic, a)
         units = _squares(arithmetic, blocks, largest[..., None, :], p)
@@ -200,12 +193,10 @@ def _cut(arithmetic: Arithmetic, x: jax.Array) -> jax.Array:
 
 
 def _sum(units: jax.Array, exponent: jax.Array, p: Plan) -> Scaled:
-    """Returns the sums over the last axis but one, exact in any order."""
     return Scaled(jnp.sum(units.astype(p.integer), axis=-2, dtype=p.integer), exponent)
 
 
 def _sum_of_sums(s: Scaled, p: Plan) -> Scaled:
-    """Returns the sum over the last axis, by blocks of blocks."""
     while (m := s.total.shape[-1]) > 1:
         block = min(BLOCK, 1 << (m - 1).bit_length())
         fill = -m % block
@@ -233,12 +224,10 @@ def _aligned_sum(s: Scaled, p: Plan) -> Scaled:
 
 
 def _length(total: jax.Array) -> jax.Array:
-    """Returns the number of bits of integers' magnitudes, as int32."""
     return np.iinfo(total.dtype).bits - lax.clz(jnp.abs(total)).astype(np.int32)
 
 
 def add(a: Scaled, b: Scaled, p: Plan) -> Scaled:
-    """Returns the sum of two."""
     with jax.enable_x64(True):
         pair = jax.tree.map(lambda x, y: jnp.stack([x, y])[..., None], a, b)
         s = _aligned_sum(jax.tree.map(lambda x: jnp.moveaxis(x, 0, -2), pair), p)
@@ -288,7 +277,6 @@ def root_of(arithmetic: Arithmetic, s: Scaled) -> Root:
 
 
 def middle(fmt: Format) -> int:
-    """Returns the exponent in the middle of the format's range."""
     return (fmt.min_exponent + fmt.max_exponent) // 2
 
 

@@ -133,10 +133,7 @@ def matmul(
         y = _by_unit(accumulator, out, left, right, *factors)
     else:
         y = _matmul(accumulator, out, left, right)
-    y = y[..., 0] if b.ndim == 1 else y
-    if a.ndim == 1:
-        y = y[0] if b.ndim == 1 and not batch else y[..., 0, :] if b.ndim > 1 else y[..., 0]
-    return y
+    return jnp.squeeze(y, (-2,) * (a.ndim == 1) + (-1,) * (b.ndim == 1))
 
 
 @checked
@@ -270,7 +267,6 @@ def _plain(a: jax.Array, b: jax.Array) -> jax.Array:
 def _by_unit(
     unit: MatrixUnit, out: np.dtype, a: jax.Array, b: jax.Array, *scales: jax.Array
 ) -> jax.Array:
-    """Multiplies ``[..., M, K]`` by ``[..., K, N]``, both with the same leading axes."""
     operands = [
         x if fmt == TF32 else round_to(x, fmt)
         for x, fmt in ((a, element_of(unit.left)), (b, element_of(unit.right)))

@@ -26,13 +26,9 @@ GROUP = 16  # products of FP4 that `mxf4nvf4` adds exactly
 
 @dataclasses.dataclass(frozen=True)
 class _Terms:
-    """Operands of one side: numbers, and powers of two that are their exponents to the unit.
+    """Operands of one side: numbers, and powers of two that are their exponents to the unit."""
 
-    Attributes:
-        values, powers: float64 ``[steps, terms, rows, columns]``, one of the last two of size 1.
-    """
-
-    values: jax.Array
+    values: jax.Array  # float64 ``[steps, terms, rows, columns]``, one of the last two of size 1
     powers: jax.Array
 
 
@@ -47,7 +43,6 @@ def power(x: jax.Array, smallest: float) -> jax.Array:
 
 
 def truncate(x: jax.Array) -> jax.Array:
-    """Returns float64 numbers without their fractions."""
     return jnp.where(x < 0, jnp.ceil(x), jnp.floor(x))
 
 
@@ -59,7 +54,6 @@ def cut(x: jax.Array, fraction_bits: int, smallest: float = 2.0**-126) -> jax.Ar
 
 
 def _finish(result: Format) -> Callable[[jax.Array], jax.Array]:
-    """Returns the function that makes a sum a number of the result's format."""
     if result == FP16:
         return lambda x: jnp.where(jnp.abs(x) <= 2.0**-25, 0.0, round_bits(x, FP16))
     return partial(cut, fraction_bits=result.mantissa_bits)
@@ -119,7 +113,6 @@ def _two_stage(unit: MatrixUnit, c: jax.Array, left: _Terms, right: _Terms) -> j
 
 
 def _multiply_add(unit: MatrixUnit, c: jax.Array, left: _Terms, right: _Terms) -> jax.Array:
-    """One fused multiply-add after the other."""
     for k in range(left.values.shape[0]):
         c = fused_multiply_add(unit.result, left.values[k], right.values[k], c)
     return c
@@ -150,7 +143,6 @@ def fused_multiply_add(fmt: Format, a: jax.Array, b: jax.Array, c: jax.Array) ->
 
 
 def _two_sum(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the rounded sum and its error (Knuth)."""
     total = a + b
     shared = total - a
     return total, (a - (total - shared)) + (b - shared)
@@ -168,8 +160,6 @@ def _product_error(a: jax.Array, b: jax.Array, product: jax.Array) -> jax.Array:
 
 
 def _pairwise(unit: MatrixUnit, c: jax.Array, left: _Terms, right: _Terms) -> jax.Array:
-    """Products and sums in pairs, each rounded to float32."""
-
     def rounded(x: jax.Array) -> jax.Array:
         y = round_bits(x, FP32)
         return jnp.where(jnp.abs(y) < 2.0**-126, y * 0.0, y) if unit.flush else y
@@ -189,11 +179,7 @@ _STEPS = {
 def _operand(
     unit: MatrixUnit, x: jax.Array, fmt: Format | BlockFormat, scales: jax.Array | None, axis: int
 ) -> _Terms:
-    """Returns the terms of one operand, ``[K, rows]``, in the steps of the unit.
-
-    Args:
-        axis: where the rows of the result are: 0 for the left operand.
-    """
+    """Returns the terms of one operand, ``[K, rows]``, in the steps of the unit."""
     element = fmt.element if isinstance(fmt, BlockFormat) else fmt
     values = to_float64(x)
     if element == TF32:  # the units cut float32 off
@@ -266,7 +252,6 @@ def unit_product(
 
 
 def _parts(t: jax.Array, size: int) -> jax.Array:
-    """Splits the first axis into parts of ``size``, filled with zeros."""
     fill = -t.shape[0] % size
     t = jnp.pad(t, [(0, fill)] + [(0, 0)] * (t.ndim - 1))
     return t.reshape(t.shape[0] // size, size, *t.shape[1:])

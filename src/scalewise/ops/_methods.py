@@ -43,7 +43,6 @@ Method = Callable[[Setting, jax.Array, jax.Array | None], jax.Array]
 
 
 def direct(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
-    """sqrt(sum a^2 + eps)."""
     return s.arithmetic.sqrt(s.plus(s.squares(a), eps))
 
 
@@ -134,7 +133,6 @@ def power_of_two(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
 
 
 def wide_scalar(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
-    """Keeps the vector narrow; squares, sums and takes the root in float32."""
     wide = Arithmetic(FP32)
     with wide.context():
         x = wide.enter(a)
@@ -176,13 +174,6 @@ def blue(s: Setting, a: jax.Array, eps: jax.Array | None) -> jax.Array:
     return jnp.where(large != 0, with_large, without)
 
 
-# Methods with a threshold, which ``beta`` replaces.
-SEGMENTED = (
-    "two_segment_overflow",
-    "two_segment_underflow",
-    "two_segment_overflow_corrected",
-    "two_segment_underflow_corrected",
-)
 METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where none is asked for
     "direct": (direct, "sequential"),
     "max_normalised": (max_normalised, "sequential"),
@@ -194,6 +185,8 @@ METHODS: dict[str, tuple[Method, str]] = {  # and the order of summation where n
     "wide_scalar": (wide_scalar, "sequential"),
     "blue": (blue, "sequential"),
 }
+# Methods with a threshold, which ``beta`` replaces.
+SEGMENTED = tuple(name for name in METHODS if name.startswith("two_segment_"))
 
 
 def _largest(a: jax.Array) -> jax.Array:
@@ -217,7 +210,6 @@ def _scaled_sum(
 
 
 def _root(A: Arithmetic, total: jax.Array, k: jax.Array) -> jax.Array:
-    """Returns the square root of ``total 2^2k``."""
     return A.shift(A.sqrt(total), k)
 
 

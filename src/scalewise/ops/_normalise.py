@@ -143,7 +143,6 @@ def _apply(
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _rounded(arithmetic: Arithmetic, operate: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Computes ``add`` or ``mul`` in the arithmetic; the gradient ignores the rounding."""
     with arithmetic.context():
         y = getattr(arithmetic, operate)(arithmetic.enter(a), arithmetic.enter(b))
         return arithmetic.leave(y, a.dtype)

@@ -26,11 +26,8 @@ class Norm:
     """Static arguments of a norm; ``nonnegative``: epsilon is known not to be negative."""
 
     method: str
-    arithmetic: Arithmetic
-    order: str
-    block: int
+    setting: Setting
     nonnegative: bool
-    beta: float | None = None
 
 
 @checked
@@ -100,42 +97,29 @@ def l2_norm(
 
 
 def arithmetic_of(fmt: Format) -> Arithmetic:
-    """Returns the format's arithmetic for sums that must not lose their remainders.
-
-    Raises:
-        ValueError: a format without a zero.
-    """
     if not fmt.zero:
         raise ValueError(f"{fmt.name} has no zero; expected a format that can hold a sum")
     return Arithmetic(fmt, "nearest_even" if fmt.signed else "toward_zero")
 
 
 def _norm(
-    method: str,
-    fmt: Format,
-    order: str | None,
-    block: int,
-    eps: ArrayLike | None,
-    beta: float | None,
+    method: str, fmt: Format, order: str | None, block: int, eps: ArrayLike, beta: float | None
 ) -> Norm:
-    if beta is not None:
-        if method not in SEGMENTED:
-            raise ValueError(f"l2_norm: beta is for two_segment methods, not for {method!r}")
-        beta = float(beta)
+    if beta is not None and method not in SEGMENTED:
+        raise ValueError(f"l2_norm: beta is for two_segment methods, not for {method!r}")
+    arithmetic = arithmetic_of(fmt)
     if method == "auto":
         if order is not None:
             raise ValueError(f"l2_norm: order={order!r} is for other methods; 'auto' has its own")
-        arithmetic, order = arithmetic_of(fmt), "pairwise"
+        order = "pairwise"
     elif method in METHODS:
-        if not fmt.zero:
-            arithmetic_of(fmt)
         arithmetic, order = Arithmetic(fmt), order or METHODS[method][1]
     else:
         names = ", ".join(map(repr, ("auto", *METHODS)))
         raise ValueError(f"l2_norm: method is {method!r}; expected one of {names}")
     check_order(order)
     nonnegative = isinstance(eps, (int, float, np.number)) and float(eps) >= 0
-    return Norm(method, arithmetic, order, block, nonnegative, beta)
+    return Norm(method, Setting(arithmetic, order, block, beta and float(beta)), nonnegative)
 
 
 def _float(eps: ArrayLike) -> jax.Array:
@@ -145,21 +129,16 @@ def _float(eps: ArrayLike) -> jax.Array:
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _l2(norm: Norm, x: jax.Array, eps: jax.Array | None) -> jax.Array:
-    return _value(norm, x, eps)
-
-
 @partial(jax.jit, static_argnums=0)
-def _value(norm: Norm, x: jax.Array, eps: jax.Array | None) -> jax.Array:
-    arithmetic = norm.arithmetic
+def _l2(norm: Norm, x: jax.Array, eps: jax.Array | None) -> jax.Array:
+    arithmetic = norm.setting.arithmetic
     with arithmetic.context():
         a, e, special = _enter(arithmetic, x, eps)
         if norm.method == "auto":
             root = auto_norm(arithmetic, a, e, norm.nonnegative or eps is None)
             y = root.value(arithmetic.fmt).astype(arithmetic.carrier)
         else:
-            method, _ = METHODS[norm.method]
-            y = method(Setting(arithmetic, norm.order, norm.block, norm.beta), a, e)
+            y = METHODS[norm.method][0](norm.setting, a, e)
         y = jnp.where(jnp.isnan(special) | jnp.isinf(special), special, y)
         return arithmetic.leave(Arithmetic(arithmetic.fmt).round(y), x.dtype)
 
@@ -181,7 +160,7 @@ def _derivatives(
     norm: Norm, x: jax.Array, eps: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | None]:
     """Returns x / norm and 1 / (2 norm), from the norm's parts: neither overflows with it."""
-    arithmetic = arithmetic_of(norm.arithmetic.fmt)
+    arithmetic = arithmetic_of(norm.setting.arithmetic.fmt)
     with arithmetic.context():
         a, e, special = _enter(arithmetic, x, eps)
         parts = auto_norm(arithmetic, a, e, norm.nonnegative or eps is None)

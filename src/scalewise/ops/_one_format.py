@@ -23,19 +23,12 @@ from ._auto import plan, rounded, sum_of, sum_of_squares
 
 @dataclasses.dataclass(frozen=True)
 class Narrow:
-    """Static arguments: a function along the last axis, its exact counterpart, the arithmetic.
+    """Static arguments: a function along the last axis, its exact counterpart, the arithmetic."""
 
-    Attributes:
-        along: (arithmetic, numbers of the format (..., n), **options) -> (..., n) or (...).
-        exact: (x, axis=, **options) in a wider type, which gives the gradient.
-        options: of both.
-        arithmetic: of every operation.
-    """
-
-    along: Callable[..., jax.Array]
-    exact: Callable[..., jax.Array]
-    options: tuple[tuple[str, Hashable], ...]
-    arithmetic: Arithmetic
+    along: Callable[..., jax.Array]  # (arithmetic, (..., n) of its format) -> (..., n) or (...)
+    exact: Callable[..., jax.Array]  # of (x, axis=), in a wider type: it gives the gradient
+    options: tuple[tuple[str, Hashable], ...]  # of both
+    arithmetic: Arithmetic  # of every operation
 
 
 def in_one_format(
@@ -45,11 +38,7 @@ def in_one_format(
     x: jax.Array,
     **options: Hashable,
 ) -> jax.Array:
-    """Computes a function along the last axis in a format's arithmetic; its gradient is exact.
-
-    Raises:
-        ValueError: a format without a sign or a zero, or of more than 25 significant bits.
-    """
+    """Computes a function along the last axis in a format's arithmetic; its gradient is exact."""
     fmt = as_format(fmt, exact.__name__)
     if not fmt.signed or not fmt.zero:
         raise ValueError(
@@ -59,25 +48,20 @@ def in_one_format(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _narrow(how: Narrow, x: jax.Array) -> jax.Array:
-    return _value(how, x)
-
-
-@_narrow.defjvp
-def _(how: Narrow, primals, tangents):
-    exact = partial(how.exact, axis=-1, **dict(how.options))
-    return _value(how, *primals), jax.jvp(exact, primals, tangents)[1]
-
-
 @partial(jax.jit, static_argnums=0)
-def _value(how: Narrow, x: jax.Array) -> jax.Array:
+def _narrow(how: Narrow, x: jax.Array) -> jax.Array:
     A = how.arithmetic
     with A.context():
         return A.leave(how.along(A, A.enter(x), **dict(how.options)), x.dtype)
 
 
+@_narrow.defjvp
+def _(how: Narrow, primals, tangents):
+    exact = partial(how.exact, axis=-1, **dict(how.options))
+    return _narrow(how, *primals), jax.jvp(exact, primals, tangents)[1]
+
+
 def softmax_along(A: Arithmetic, x: jax.Array) -> jax.Array:
-    """Returns exp(x - largest) over the sum of these."""
     powers, lead, exponent, _ = _powers(A, x)
     return A.shift(A.div(powers, lead[..., None]), -exponent[..., None])
 
@@ -90,7 +74,6 @@ def log_softmax_along(A: Arithmetic, x: jax.Array) -> jax.Array:
 
 
 def logsumexp_along(A: Arithmetic, x: jax.Array) -> jax.Array:
-    """Returns the largest element plus the sum's logarithm."""
     _, lead, exponent, largest = _powers(A, x)
     nothing = jnp.all(x == -np.inf, axis=-1)
     y = A.add(largest, _log(A, lead, exponent))
@@ -100,7 +83,6 @@ def logsumexp_along(A: Arithmetic, x: jax.Array) -> jax.Array:
 
 
 def sum_along(A: Arithmetic, x: jax.Array) -> jax.Array:
-    """Returns the sum, rounded once."""
     lead, exponent, special = _total(A, x)
     return jnp.where(jnp.isfinite(special), A.shift(lead, exponent), special)
 
@@ -184,7 +166,6 @@ def _powers(A: Arithmetic, x: jax.Array):
 
 
 def _log(A: Arithmetic, lead: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Returns the logarithm of ``lead * 2^exponent``."""
     with jax.enable_x64(True):
         wide = lead.astype(np.float64)
         y = jnp.log(wide) + exponent.astype(np.float64) * np.log(2.0)
@@ -192,6 +173,5 @@ def _log(A: Arithmetic, lead: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 def _function(A: Arithmetic, f: Callable, x: jax.Array) -> jax.Array:
-    """Returns an elementary function's value, correctly rounded."""
     with jax.enable_x64(True):
         return A.round(f(x.astype(np.float64))).astype(A.carrier)

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._check import checked
-from .._extras import require
 from .._resolve import as_format
 from ..formats import Format, FormatLike
-from ._tables import DIGITS
-from .functions import FUNCTIONS, Elementary, Mpf
+from ._tables import exactly, finite, known
+from .functions import FUNCTIONS, Elementary
 
 Interval = tuple[float, float]
 
@@ -56,17 +55,11 @@ def function_ranges(fmt: FormatLike, names: Iterable[str] | None = None) -> Iter
     fmt = as_format(fmt, "function_ranges")
     if fmt.bits > 16 or not fmt.zero:
         raise ValueError(f"function_ranges: {fmt.name} is no format of up to 16 bits with a zero")
-    names = list(FUNCTIONS if names is None else names)
-    if unknown := [n for n in names if n not in FUNCTIONS]:
-        raise ValueError(
-            f"function_ranges: names has {unknown[0]!r}; expected some of {', '.join(FUNCTIONS)}"
-        )
-    return _ranges(fmt, names)
+    return _ranges(fmt, known(names, "function_ranges"))
 
 
 def _ranges(fmt: Format, names: list[str]) -> Iterator[FunctionRange]:
-    values = fmt.values()
-    x = np.unique(values[np.isfinite(values)])
+    x = finite(fmt)
     for name in names:
         with jax.enable_x64(True):
             y = np.asarray(FUNCTIONS[name].definition(jnp.asarray(x)))
@@ -77,7 +70,6 @@ def _ranges(fmt: Format, names: list[str]) -> Iterator[FunctionRange]:
 
 
 def _poles(y: np.ndarray) -> np.ndarray:
-    """Returns which infinite values have no infinite neighbour."""
     infinite = np.isinf(y)
     beside = np.zeros_like(infinite)
     beside[1:] |= infinite[:-1]
@@ -100,21 +92,12 @@ def _flushed(function: Elementary, x: np.ndarray, y: np.ndarray, rounded: np.nda
         small, zero = small[::-1], zero[::-1]
     first = small & ~np.concatenate([[False], small[:-1]])
     for i in np.flatnonzero(first):
-        while i < len(x) and small[i] and _exactly(function, float(x[i])) == 0:
+        while i < len(x) and small[i] and exactly(function, float(x[i]), "function_ranges") == 0:
             small[i] = False
             i += 1
     return small
 
 
-def _exactly(function: Elementary, x: float) -> Mpf:
-    mpmath = require("mpmath", "tables", "function_ranges")
-    with mpmath.workprec(DIGITS):
-        if isinstance(function.exact, str):
-            return getattr(mpmath, function.exact)(mpmath.mpf(x))
-        return function.exact(mpmath, mpmath.mpf(x))
-
-
 def _intervals(x: np.ndarray, chosen: np.ndarray) -> tuple[Interval, ...]:
-    """Returns the runs of chosen numbers as pairs of their ends."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(int)))
     return tuple((float(x[a]), float(x[b - 1])) for a, b in edges.reshape(-1, 2))

@@ -58,17 +58,12 @@ def accumulate(
 
 
 def check_order(order: str) -> None:
-    """Raises ValueError for an unknown order."""
     if order not in ORDERS:
         raise ValueError(f"order is {order!r}; expected one of {', '.join(map(repr, ORDERS))}")
 
 
 def as_rows(x: jax.Array, axis: Axis) -> tuple[jax.Array, tuple[int, ...]]:
-    """Moves axes (None: all) to the end as one axis; returns that array and the axes, sorted.
-
-    Raises:
-        ValueError: an axis out of range, or twice.
-    """
+    """Moves axes (None: all) to the end as one axis; returns that array and the axes, sorted."""
     given = range(x.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     axes = tuple(sorted({a % x.ndim for a in map(operator.index, given) if -x.ndim <= a < x.ndim}))
     if len(axes) != len(given):
@@ -79,7 +74,6 @@ def as_rows(x: jax.Array, axis: Axis) -> tuple[jax.Array, tuple[int, ...]]:
 
 
 def pad(terms: jax.Array, count: int) -> jax.Array:
-    """Pads the last axis with zeros, which change no sum."""
     return jnp.pad(terms, [(0, 0)] * (terms.ndim - 1) + [(0, count)]) if count else terms
 
 

@@ -18,7 +18,7 @@ from .._extras import require
 from .._resolve import as_format
 from ..formats import Format, FormatLike
 from ..rounding import round_bits, to_float64
-from .functions import FUNCTIONS, Elementary
+from .functions import FUNCTIONS, Elementary, Mpf
 
 LIBRARY_ERROR = 2.0**-40  # 4,096 ulps of float64: far more than NumPy's functions err
 SMALLEST = math.ulp(0.0)  # float64's smallest number
@@ -111,18 +111,37 @@ def function_table(
             f"function_table: {fmt.name} isn't tabulated; expected formats of up to 16 bits with "
             "a storage dtype and a zero"
         )
+    domains = (domain,) if isinstance(domain, str) else tuple(domain)
+    return _rows(fmt, known(names, "function_table"), domains)
+
+
+def known(names: Iterable[str] | None, where: str) -> list[str]:
+    """Returns names of functions, by default all; raises ValueError for an unknown one."""
     names = list(FUNCTIONS if names is None else names)
     if unknown := [n for n in names if n not in FUNCTIONS]:
         raise ValueError(
-            f"function_table: names has {unknown[0]!r}; expected some of {', '.join(FUNCTIONS)}"
+            f"{where}: names has {unknown[0]!r}; expected some of {', '.join(FUNCTIONS)}"
         )
-    domains = (domain,) if isinstance(domain, str) else tuple(domain)
-    return _rows(fmt, names, domains)
+    return names
+
+
+def finite(fmt: Format) -> np.ndarray:
+    """Returns all finite numbers of a format, ascending."""
+    values = fmt.values()
+    return np.unique(values[np.isfinite(values)])
+
+
+def exactly(function: Elementary, x: float, where: str) -> Mpf:
+    """Returns a value to 300 bits."""
+    mpmath = require("mpmath", "tables", where)
+    with mpmath.workprec(DIGITS):
+        if isinstance(function.exact, str):
+            return getattr(mpmath, function.exact)(mpmath.mpf(x))
+        return function.exact(mpmath, mpmath.mpf(x))
 
 
 def _rows(fmt: Format, names: list[str], domains: tuple[str, ...]) -> Iterator[FunctionErrors]:
-    values = fmt.values()
-    x = np.unique(values[np.isfinite(values)])
+    x = finite(fmt)
     if "all" not in domains:
         x = x[np.abs(x) >= float(fmt.smallest_normal)]
     normal = np.abs(x) >= float(fmt.smallest_normal)
@@ -164,10 +183,7 @@ def _precisely(fmt: Format, function: Elementary, x: float) -> tuple[float, floa
     mpmath = require("mpmath", "tables", "function_table")
     with mpmath.workprec(DIGITS):
         try:
-            if isinstance(function.exact, str):
-                y = getattr(mpmath, function.exact)(mpmath.mpf(x))
-            else:
-                y = function.exact(mpmath, mpmath.mpf(x))
+            y = exactly(function, x, "function_table")
         except (ZeroDivisionError, ValueError):  # a pole, as IEEE 754 has it
             return np.nan, np.nan
         if isinstance(y, mpmath.mpc) or mpmath.isnan(y):
@@ -278,8 +294,8 @@ def _log_uniform(fmt: Format, domain: str, low: float) -> CastErrors:
 
     Between two midpoints all numbers are rounded to one, and both integrals have closed forms.
     """
-    values, high = fmt.values(), float(fmt.max)
-    values = np.unique(values[np.isfinite(values) & (values >= 0)])
+    values, high = finite(fmt), float(fmt.max)
+    values = values[values >= 0]
     middles = (values[1:] + values[:-1]) / 2
     a = np.clip(np.concatenate([[0.0], middles]), low, high)
     b = np.clip(np.concatenate([middles, [high]]), low, high)

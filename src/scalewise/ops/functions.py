@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import jax
@@ -37,18 +37,14 @@ COMPUTE = _Dtypes(
 
 
 def float_array(x: ArrayLike, name: str) -> jax.Array:
-    """Returns x as an array; raises TypeError, with the function's name, if it isn't of floats."""
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"{name} takes real floating-point arrays, not {x.dtype}")
     return x
 
 
-Mpmath: TypeAlias = Any
-"""The module mpmath, an extra that type checkers may not find."""
-
-Mpf: TypeAlias = Any
-"""A number of mpmath, of any precision."""
+Mpmath: TypeAlias = Any  # the module mpmath, an extra that type checkers may not find
+Mpf: TypeAlias = Any  # a number of mpmath, of any precision
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +118,6 @@ def _squareplus(x: np.ndarray) -> np.ndarray:
     return np.where(x < 0, 2 / (root + np.abs(x)), (x + root) / 2)
 
 
-_ELU = lambda m, x: x if x > 0 else m.expm1(x), lambda x: np.where(x > 0, x, np.expm1(x))
-_SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
-
-
 def _clip(x: Mpf, low: float, high: float) -> Mpf:
     return min(max(x, low), high)
 
@@ -134,116 +126,70 @@ def _floor_based(rounding: Callable[[Mpf], int]) -> Callable[[Mpmath, Mpf], Mpf]
     return lambda m, x: m.mpf(int(rounding(x)))
 
 
-_TABLE = (
-    Elementary("sin", jnp.sin, "sin", np.sin),
-    Elementary("cos", jnp.cos, "cos", np.cos),
-    Elementary("tan", jnp.tan, "tan", np.tan),
-    Elementary("asin", jnp.arcsin, "asin", np.arcsin),
-    Elementary("acos", jnp.arccos, "acos", np.arccos),
-    Elementary("atan", jnp.arctan, "atan", np.arctan),
-    Elementary("sinh", jnp.sinh, "sinh", np.sinh),
-    Elementary("cosh", jnp.cosh, "cosh", np.cosh),
-    Elementary("tanh", jnp.tanh, "tanh", np.tanh),
-    Elementary("asinh", jnp.arcsinh, "asinh", np.arcsinh),
-    Elementary("acosh", jnp.arccosh, "acosh", np.arccosh),
-    Elementary("atanh", jnp.arctanh, "atanh", np.arctanh),
-    Elementary("exp", jnp.exp, "exp", np.exp),
-    Elementary("exp2", jnp.exp2, lambda m, x: m.mpf(2) ** x, np.exp2),
-    Elementary("expm1", jnp.expm1, "expm1", np.expm1),
-    Elementary("log", jnp.log, "log", np.log),
-    Elementary("log2", jnp.log2, lambda m, x: m.log(x, 2), np.log2),
-    Elementary("log10", jnp.log10, "log10", np.log10),
-    Elementary("log1p", jnp.log1p, "log1p", np.log1p),
-    Elementary("sqrt", jnp.sqrt, "sqrt", np.sqrt),
-    Elementary("rsqrt", jax.lax.rsqrt, lambda m, x: 1 / m.sqrt(x), lambda x: 1 / np.sqrt(x)),
-    Elementary("cbrt", jnp.cbrt, lambda m, x: m.sign(x) * m.cbrt(abs(x)), np.cbrt),
-    Elementary("square", jnp.square, lambda m, x: x * x, np.square),
-    Elementary("reciprocal", jnp.reciprocal, lambda m, x: 1 / x, lambda x: 1 / x),
-    Elementary("negative", jnp.negative, lambda m, x: -x, np.negative),
-    Elementary("abs", jnp.abs, lambda m, x: abs(x), np.abs),
-    Elementary("sign", jnp.sign, lambda m, x: m.sign(x), np.sign),
-    Elementary("floor", jnp.floor, _floor_based(math.floor), np.floor),
-    Elementary("ceil", jnp.ceil, _floor_based(math.ceil), np.ceil),
-    Elementary("trunc", jnp.trunc, _floor_based(int), np.trunc),
-    Elementary("round", jnp.round, _floor_based(lambda x: round(float(x))), np.rint),
-    Elementary("relu", jax.nn.relu, lambda m, x: max(x, m.mpf(0)), lambda x: np.maximum(x, 0)),
-    Elementary("relu6", jax.nn.relu6, lambda m, x: _clip(x, 0, 6), lambda x: np.clip(x, 0, 6)),
-    Elementary(
-        "hard_tanh", jax.nn.hard_tanh, lambda m, x: _clip(x, -1, 1), lambda x: np.clip(x, -1, 1)
-    ),
-    Elementary(
-        "hard_sigmoid",
-        jax.nn.hard_sigmoid,
-        lambda m, x: _clip(x + 3, 0, 6) / m.mpf(6),
-        lambda x: np.clip(x + 3, 0, 6) / 6,
-    ),
-    Elementary(
-        "hard_swish",
-        jax.nn.hard_swish,
-        lambda m, x: x * _clip(x + 3, 0, 6) / m.mpf(6),
-        lambda x: x * (np.clip(x + 3, 0, 6) / 6),
-    ),
-    Elementary(
-        "leaky_relu",
-        jax.nn.leaky_relu,
-        lambda m, x: x if x >= 0 else x * m.mpf("0.01"),
-        lambda x: np.where(x < 0, x * 0.01, x),
-    ),
-    Elementary(
-        "sigmoid", jax.nn.sigmoid, lambda m, x: 1 / (1 + m.exp(-x)), lambda x: 1 / (1 + np.exp(-x))
-    ),
-    Elementary(
-        "log_sigmoid",
-        jax.nn.log_sigmoid,
-        lambda m, x: -m.log1p(m.exp(-x)),
-        lambda x: -np.logaddexp(0, -x),
-    ),
-    Elementary(
-        "silu", jax.nn.silu, lambda m, x: x / (1 + m.exp(-x)), lambda x: x / (1 + np.exp(-x))
-    ),
-    Elementary(
-        "softplus", jax.nn.softplus, lambda m, x: m.log1p(m.exp(x)), lambda x: np.logaddexp(0, x)
-    ),
-    Elementary(
-        "softsign", jax.nn.soft_sign, lambda m, x: x / (1 + abs(x)), lambda x: x / (1 + np.abs(x))
-    ),
-    Elementary(
-        "squareplus", jax.nn.squareplus, lambda m, x: (x + m.sqrt(x * x + 4)) / 2, _squareplus
-    ),
-    Elementary("tanh_shrink", lambda x: x - jnp.tanh(x), lambda m, x: x - m.tanh(x)),
-    Elementary(
-        "mish",
-        jax.nn.mish,
-        lambda m, x: x * m.tanh(m.log1p(m.exp(x))),
-        lambda x: x * np.tanh(np.logaddexp(0, x)),
-    ),
-    Elementary(
-        "gelu",
-        lambda x: jax.nn.gelu(x, approximate=False),
-        lambda m, x: x * m.erfc(-x / m.sqrt(2)) / 2,
-        lambda x: x * erfc(-x / np.sqrt(2)) / 2,
-    ),
-    Elementary("gelu_tanh", jax.nn.gelu, _gelu_tanh, _gelu_tanh_library),
-    Elementary("elu", jax.nn.elu, *_ELU),
-    Elementary("celu", jax.nn.celu, *_ELU),
-    Elementary(
-        "selu",
-        jax.nn.selu,
-        lambda m, x: m.mpf(_SELU[1]) * (x if x > 0 else m.mpf(_SELU[0]) * m.expm1(x)),
-        lambda x: _SELU[1] * np.where(x > 0, x, _SELU[0] * np.expm1(x)),
-    ),
-    Elementary("erf", jax.scipy.special.erf, "erf", erf),
-    Elementary("erfc", jax.scipy.special.erfc, "erfc", erfc),
-    Elementary("sinc", jnp.sinc, lambda m, x: m.sincpi(x)),
-    Elementary("deg2rad", jnp.deg2rad, lambda m, x: x * m.pi / 180, np.deg2rad),
-    Elementary("rad2deg", jnp.rad2deg, lambda m, x: x * 180 / m.pi, np.rad2deg),
-)
-FUNCTIONS: dict[str, Elementary] = {f.name: f for f in _TABLE}
+def _of_all(names: str) -> Iterator[tuple[Any, ...]]:
+    """Yields the rows of functions that JAX, mpmath and NumPy have under one name."""
+    for name in names.split():
+        own = name.replace("a", "arc", 1) if name.startswith("a") else name
+        yield name, getattr(jnp, own), name, getattr(np, own)
+
+
+_ELU = lambda m, x: x if x > 0 else m.expm1(x), lambda x: np.where(x > 0, x, np.expm1(x))
+_SELU = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+_ROWS: tuple[tuple[Any, ...], ...] = (
+    *_of_all("sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh exp"),
+    ("exp2", jnp.exp2, lambda m, x: m.mpf(2) ** x, np.exp2),
+    *_of_all("expm1 log"),
+    ("log2", jnp.log2, lambda m, x: m.log(x, 2), np.log2),
+    *_of_all("log10 log1p sqrt"),
+    ("rsqrt", jax.lax.rsqrt, lambda m, x: 1 / m.sqrt(x), lambda x: 1 / np.sqrt(x)),
+    ("cbrt", jnp.cbrt, lambda m, x: m.sign(x) * m.cbrt(abs(x)), np.cbrt),
+    ("square", jnp.square, lambda m, x: x * x, np.square),
+    ("reciprocal", jnp.reciprocal, lambda m, x: 1 / x, lambda x: 1 / x),
+    ("negative", jnp.negative, lambda m, x: -x, np.negative),
+    ("abs", jnp.abs, lambda m, x: abs(x), np.abs),
+    ("sign", jnp.sign, lambda m, x: m.sign(x), np.sign),
+    ("floor", jnp.floor, _floor_based(math.floor), np.floor),
+    ("ceil", jnp.ceil, _floor_based(math.ceil), np.ceil),
+    ("trunc", jnp.trunc, _floor_based(int), np.trunc),
+    ("round", jnp.round, _floor_based(lambda x: round(float(x))), np.rint),
+    ("relu", jax.nn.relu, lambda m, x: max(x, m.mpf(0)), lambda x: np.maximum(x, 0)),
+    ("relu6", jax.nn.relu6, lambda m, x: _clip(x, 0, 6), lambda x: np.clip(x, 0, 6)),
+    ("hard_tanh", jax.nn.hard_tanh, lambda m, x: _clip(x, -1, 1), lambda x: np.clip(x, -1, 1)),
+    ("hard_sigmoid", jax.nn.hard_sigmoid,
+     lambda m, x: _clip(x + 3, 0, 6) / m.mpf(6), lambda x: np.clip(x + 3, 0, 6) / 6),
+    ("hard_swish", jax.nn.hard_swish,
+     lambda m, x: x * _clip(x + 3, 0, 6) / m.mpf(6), lambda x: x * (np.clip(x + 3, 0, 6) / 6)),
+    ("leaky_relu", jax.nn.leaky_relu,
+     lambda m, x: x if x >= 0 else x * m.mpf("0.01"), lambda x: np.where(x < 0, x * 0.01, x)),
+    ("sigmoid", jax.nn.sigmoid, lambda m, x: 1 / (1 + m.exp(-x)), lambda x: 1 / (1 + np.exp(-x))),
+    ("log_sigmoid", jax.nn.log_sigmoid,
+     lambda m, x: -m.log1p(m.exp(-x)), lambda x: -np.logaddexp(0, -x)),
+    ("silu", jax.nn.silu, lambda m, x: x / (1 + m.exp(-x)), lambda x: x / (1 + np.exp(-x))),
+    ("softplus", jax.nn.softplus, lambda m, x: m.log1p(m.exp(x)), lambda x: np.logaddexp(0, x)),
+    ("softsign", jax.nn.soft_sign, lambda m, x: x / (1 + abs(x)), lambda x: x / (1 + np.abs(x))),
+    ("squareplus", jax.nn.squareplus, lambda m, x: (x + m.sqrt(x * x + 4)) / 2, _squareplus),
+    ("tanh_shrink", lambda x: x - jnp.tanh(x), lambda m, x: x - m.tanh(x)),
+    ("mish", jax.nn.mish,
+     lambda m, x: x * m.tanh(m.log1p(m.exp(x))), lambda x: x * np.tanh(np.logaddexp(0, x))),
+    ("gelu", lambda x: jax.nn.gelu(x, approximate=False),
+     lambda m, x: x * m.erfc(-x / m.sqrt(2)) / 2, lambda x: x * erfc(-x / np.sqrt(2)) / 2),
+    ("gelu_tanh", jax.nn.gelu, _gelu_tanh, _gelu_tanh_library),
+    ("elu", jax.nn.elu, *_ELU),
+    ("celu", jax.nn.celu, *_ELU),
+    ("selu", jax.nn.selu,
+     lambda m, x: m.mpf(_SELU[1]) * (x if x > 0 else m.mpf(_SELU[0]) * m.expm1(x)),
+     lambda x: _SELU[1] * np.where(x > 0, x, _SELU[0] * np.expm1(x))),
+    ("erf", jax.scipy.special.erf, "erf", erf),
+    ("erfc", jax.scipy.special.erfc, "erfc", erfc),
+    ("sinc", jnp.sinc, lambda m, x: m.sincpi(x)),
+    ("deg2rad", jnp.deg2rad, lambda m, x: x * m.pi / 180, np.deg2rad),
+    ("rad2deg", jnp.rad2deg, lambda m, x: x * 180 / m.pi, np.rad2deg),
+)  # fmt: skip
+FUNCTIONS: dict[str, Elementary] = {row[0]: Elementary(*row) for row in _ROWS}
 __all__ = ["COMPUTE", "FUNCTIONS", "Elementary", "isinf_sign", *FUNCTIONS]  # pyright: ignore
 
 
 def __getattr__(name: str) -> Elementary:
-    """Returns the table's entry of a name: ``functions.exp``."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     raise AttributeError(f"{__name__} has no {name!r}; there are {', '.join(FUNCTIONS)}")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import Protocol
 
 from .._output import visible
 from ..training._compare._curves import ticks
@@ -14,22 +14,20 @@ WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 14, 34, 44
 
 
-class Point(Protocol):
-    """A plan of the front."""
+@dataclasses.dataclass(frozen=True)
+class FrontPoint:
+    """A plan that none beats in both cost and predicted error; ``measured`` is None if not run."""
 
-    @property
-    def cost(self) -> float: ...
-    @property
-    def predicted(self) -> float: ...
-    @property
-    def measured(self) -> float | None: ...
+    cost: float
+    predicted: float
+    measured: float | None
 
 
-def front_svg(front: Sequence[Point], chosen: tuple[float, float], unit: str, title: str) -> str:
-    """Returns the predicted front as a line, runs as dots, and the chosen plan as a ring.
-
-    The error's axis is logarithmic; errors that aren't positive (a loss that fell) are left out.
-    """
+def front_svg(
+    front: Sequence[FrontPoint], chosen: tuple[float, float], unit: str, title: str
+) -> str:
+    """Returns the predicted front as a line, runs as dots, and the chosen plan as a ring. The
+    error's axis is logarithmic; errors that aren't positive (a loss that fell) are left out."""
     runs = [(p.cost, abs(p.measured)) for p in front if p.measured]
     line = [(p.cost, abs(p.predicted)) for p in front if p.predicted]
     ring = [(chosen[0], abs(chosen[1]))] if chosen[1] else []

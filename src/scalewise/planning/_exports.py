@@ -14,7 +14,7 @@ from ..formats import E8M0, BlockFormat
 Layer = tuple[str, Operand | None, Operand | None]  # its name, its weight, its activation
 Rename = Callable[[str], str]
 KEY = re.compile(r"\['((?:[^'\\]|\\.)*)'\]|\[\"([^\"]*)\"\]|\[(\d+)\]|\.(\w+)")
-WIDE_BITS = 16  # formats of so many bits are dtypes: a layer in one isn't quantised
+WIDE_BITS = 16
 AO = "torchao.quantization"
 AO_MX = "torchao.prototype.mx_formats"
 # by format of weight and activation: the module and the call
@@ -48,11 +48,10 @@ def module_name(path: str) -> str:
 
 
 def compressed_tensors(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:
-    """Returns ``quantization_config`` with a group for each pair of formats."""
     kinds: dict[tuple[Operand, Operand | None], list[str]] = {}
     ignored = []
     for name, weight, activation in layers:
-        if weight is None or _is_wide(weight):
+        if (weight := _narrow(weight)) is None:
             ignored.append(rename(name))
         else:
             kinds.setdefault((weight, _narrow(activation)), []).append(rename(name))
@@ -76,10 +75,9 @@ def compressed_tensors(layers: Sequence[Layer], rename: Rename) -> dict[str, Jso
 
 
 def modelopt(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:
-    """Returns ``quantization`` of ``hf_quant_config.json``, with an algorithm for each layer."""
     each, ignored = {}, []
     for name, weight, activation in layers:
-        if weight is None or _is_wide(weight):
+        if (weight := _narrow(weight)) is None:
             ignored.append(rename(name))
             continue
         algorithm = algorithm_of(*_layout("modelopt", weight))
@@ -95,7 +93,6 @@ def modelopt(layers: Sequence[Layer], rename: Rename) -> dict[str, Json]:
 
 
 def torchao(layers: Sequence[Layer], rename: Rename) -> str:
-    """Returns Python that makes torchao's ``FqnToConfig``."""
     calls = dict(_torchao_calls(layers, rename))
     modules: dict[str, set[str]] = {AO: {"FqnToConfig", "quantize_"}}
     for module, call in filter(None, calls.values()):
@@ -115,7 +112,7 @@ def _torchao_calls(
     layers: Sequence[Layer], rename: Rename
 ) -> Iterator[tuple[str, tuple[str, str] | None]]:
     for name, weight, activation in layers:
-        if weight is None or _is_wide(weight):
+        if (weight := _narrow(weight)) is None:
             yield rename(name), None
             continue
         narrow = _narrow(activation)
@@ -132,12 +129,11 @@ def _torchao_calls(
         yield rename(name), (module, call)
 
 
-def _is_wide(operand: Operand) -> bool:
-    return not isinstance(operand.format, BlockFormat) and operand.format.bits >= WIDE_BITS
-
-
 def _narrow(operand: Operand | None) -> Operand | None:
-    return None if operand is None or _is_wide(operand) else operand
+    """Returns None for formats that are dtypes, too: what is in one isn't quantised."""
+    if operand is None or isinstance(operand.format, BlockFormat):
+        return operand
+    return operand if operand.format.bits < WIDE_BITS else None
 
 
 def _layout(family: str, operand: Operand) -> tuple[Layout, Strategy]:

@@ -28,20 +28,13 @@ from ._sites import WIDE, float_results
 EXCHANGED: Mapping[Role, Role] = {
     "weight": "activation", "activation": "weight", "gradient": "gradient",
 }  # fmt: skip
-Columns = Mapping[tuple[int, Role], Sequence[tuple[int, Operand]]]
+Columns = Mapping[tuple[int, Role], Mapping[Operand, int]]
 """By site and role of an operand, its possible settings and their indices in the vector."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Perturbed(Boundaries):
-    """Adds a share of each possible rounding's error to each operand.
-
-    Attributes:
-        index: the site of each contraction by its path.
-        columns: the settings of its operands.
-        swapped: the sites whose roles are exchanged; see :class:`Site`.
-        theta: the shares.
-    """
+    """Adds a share of each possible rounding's error to each operand; see :class:`Family`."""
 
     index: Mapping[tuple[int, ...], int] = dataclasses.field(default_factory=dict)
     columns: Columns = dataclasses.field(default_factory=dict)
@@ -57,20 +50,20 @@ class _Perturbed(Boundaries):
             values, self.uses(equation, values, attention), axes, strict=True
         ):
             role = EXCHANGED[role] if site in self.swapped else role
-            settings = self.columns.get((site, role), ())
+            settings = self.columns.get((site, role), {})
             if settings and not value.integers and value.constant_value is None:
                 value = self._perturbed(value, settings, own)
             changed.append(value)
         return super().operands(equation, changed)
 
     def _perturbed(
-        self, value: ScaledValue, settings: Sequence[tuple[int, Operand]], axes: tuple[int, ...]
+        self, value: ScaledValue, settings: Mapping[Operand, int], axes: tuple[int, ...]
     ) -> ScaledValue:
         assert self.theta is not None
         x = value.data
         still = dataclasses.replace(value, data=lax.stop_gradient(x), memo=Memo())
         moved = x
-        for column, setting in settings:
+        for setting, column in settings.items():
             error = self.numbers(still, setting, axes) - still.data
             moved = moved + self.theta[column].astype(x.dtype) * lax.stop_gradient(error)
         return dataclasses.replace(value, data=moved, memo=Memo())
@@ -78,30 +71,20 @@ class _Perturbed(Boundaries):
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A program under each possible plan.
-
-    Attributes:
-        program: traced.
-        index, columns, swapped: see :class:`_Perturbed`.
-        size: the length of the vector.
-    """
+    """A program under each possible plan."""
 
     program: Program
-    index: Mapping[tuple[int, ...], int]
+    index: Mapping[tuple[int, ...], int]  # the site of each contraction by its path
     columns: Columns
-    swapped: frozenset[int]
-    size: int
+    swapped: frozenset[int]  # the sites whose roles are exchanged; see :class:`Site`
+    size: int  # of the vector
 
     def outputs(self, theta: jax.Array, arrays: Sequence[Argument]) -> list[jax.Array]:
         """Returns the outputs that are floats, for shares of each rounding's error."""
         by = _Perturbed(
-            WIDE,
-            overrides=FormatOverrides(()),
-            index=self.index,
-            columns=self.columns,
-            swapped=self.swapped,
-            theta=theta,
-        )
+            WIDE, overrides=FormatOverrides(()), index=self.index, columns=self.columns,
+            swapped=self.swapped, theta=theta,
+        )  # fmt: skip
         return float_results(self.program, by, run(self.program, by, (), arrays)[1])
 
     @property

@@ -12,19 +12,12 @@ MOST = 1 << 14  # plans that are kept beside each other
 
 @dataclasses.dataclass(frozen=True)
 class Front:
-    """Each choice that no other one beats in both, from the cheapest to the best.
+    """Each choice that no other one beats in both, from the cheapest to the best."""
 
-    Attributes:
-        costs: ascending.
-        errors: descending.
-        choices: by item, the index of its option in each choice, ``[choices, items]``.
-        exact: whether nothing was left out; see :func:`front`.
-    """
-
-    costs: np.ndarray
-    errors: np.ndarray
-    choices: np.ndarray
-    exact: bool
+    costs: np.ndarray  # ascending
+    errors: np.ndarray  # descending
+    choices: np.ndarray  # by item, the index of its option, ``[choices, items]``
+    exact: bool  # whether nothing was left out; see :func:`front`
 
     def within(self, limit: float) -> int:
         """Returns the best choice of at most this cost; -1 if all cost more."""
@@ -44,10 +37,6 @@ def front(errors: Sequence[np.ndarray], costs: Sequence[np.ndarray], most: int =
     one beats in both (Nemhauser and Ullmann, 1969). The result is exact while at most ``most`` of
     them remain. Beyond that, one remains in each of ``most`` equal intervals of the cost, the one
     of the least error; costs and errors stay exact.
-
-    Args:
-        errors, costs: of each item's options, none of them negative.
-        most: see above.
     """
     cost, error = np.zeros(1), np.zeros(1)
     steps: list[tuple[np.ndarray, np.ndarray]] = []  # the choice before, and the option

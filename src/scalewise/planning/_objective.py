@@ -15,34 +15,20 @@ Outputs = Sequence[jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A number that grows with what a plan changes.
+    """A number that grows with what a plan changes."""
 
-    Attributes:
-        name: ``"kl"``, ``"loss"`` or ``"error"``.
-        words: what the number is, for people.
-        measure: returns it, of the reference's outputs and a plan's.
-        probe: returns random cotangents of the outputs whose second moment is its Hessian, where
-            its gradient is zero; None to differentiate it twice.
-        root: whether people read its square root.
-    """
-
-    name: str
-    words: str
-    measure: Callable[[Outputs, Outputs], jax.Array]
+    words: str  # what the number is, for people
+    measure: Callable[[Outputs, Outputs], jax.Array]  # of the reference's outputs and a plan's
+    # Random cotangents of the outputs whose second moment is the Hessian, where the gradient is
+    # zero; None to differentiate twice.
     probe: Callable[[jax.Array, Outputs], list[jax.Array]] | None
-    root: bool = False
+    root: bool = False  # whether people read its square root
 
     def shown(self, x: float) -> float:
-        """Returns the number as people read it."""
         return max(x, 0.0) ** 0.5 if self.root else x
 
 
 def objective(name: str, outputs: Sequence[jax.ShapeDtypeStruct]) -> Objective:
-    """Returns the objective of a name for outputs of these types.
-
-    Raises:
-        ValueError: the outputs don't suit it.
-    """
     scalars = [i for i, x in enumerate(outputs) if x.shape == ()]
     if not outputs:
         raise ValueError("plan: the function returns no floats, so that no error can be measured")
@@ -54,7 +40,7 @@ def objective(name: str, outputs: Sequence[jax.ShapeDtypeStruct]) -> Objective:
                 "plan: objective='loss' needs one output without axes, the loss; the function has "
                 f"{len(scalars)} of them"
             )
-        return Objective("loss", "change of the loss", _change(scalars[0]), None)
+        return Objective("change of the loss", _change(scalars[0]), None)
     if name == "kl":
         wide = [i for i, x in enumerate(outputs) if x.ndim and x.shape[-1] > 1]
         if len(outputs) != 1 or not wide:
@@ -63,8 +49,8 @@ def objective(name: str, outputs: Sequence[jax.ShapeDtypeStruct]) -> Objective:
                 "plan: objective='kl' needs one output, the logits of at least two classes on the "
                 f"last axis; the function returns {shapes}"
             )
-        return Objective("kl", "KL divergence, in nats", _kl, _kl_probe)
-    return Objective("error", "relative error of the outputs", _error, _error_probe, root=True)
+        return Objective("KL divergence, in nats", _kl, _kl_probe)
+    return Objective("relative error of the outputs", _error, _error_probe, root=True)
 
 
 def _change(i: int) -> Callable[[Outputs, Outputs], jax.Array]:
@@ -72,7 +58,6 @@ def _change(i: int) -> Callable[[Outputs, Outputs], jax.Array]:
 
 
 def _kl(reference: Outputs, outputs: Outputs) -> jax.Array:
-    """Returns KL(reference || outputs), the mean over all positions."""
     (a,), (b,) = reference, outputs
     return kl(a, b).mean()
 
@@ -105,7 +90,6 @@ def _energy(x: jax.Array) -> jax.Array:
 
 
 def _error(reference: Outputs, outputs: Outputs) -> jax.Array:
-    """Returns the squared relative error, the mean over all arrays."""
     parts = [_energy(b - a) / _energy(a) for a, b in zip(reference, outputs, strict=True)]
     return jnp.stack(parts).mean()
 

@@ -5,12 +5,70 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
+from ..interpret import Argument
+from ._family import Family
 from ._knapsack import Front, front
-from ._sensitivity import Sensitivity
+from ._objective import Objective
 
 ROUNDS = 4  # of the search for a front with jumps, whose errors don't add up
+PROBES = 128  # random directions of the outputs: an expectation's relative error is sqrt(2 / 128)
+AT_ONCE = 8  # directions whose adjoints are computed together: memory for time
+EXACT = 512  # columns up to which the whole Hessian is computed, each by one product with it
+
+
+@dataclasses.dataclass(frozen=True)
+class Sensitivity:
+    """The objective of a plan ``theta``: ``bias @ theta + theta @ hessian @ theta / 2``."""
+
+    bias: np.ndarray  # the mean effect of each rounding: the gradient times its error
+    hessian: np.ndarray  # the effect of their variance, on the diagonal, and of each pair
+    noise: float  # the correlation from which on a pair's element is no noise of random directions
+
+
+def sensitivity(
+    family: Family, aim: Objective, arrays: Sequence[Argument], seed: int
+) -> Sensitivity:
+    if aim.probe is None:
+        bias, hessian = jax.jit(lambda a: _twice(family, aim, a))(list(arrays))
+    else:
+        rows = jax.jit(lambda a, k: _probed(family, aim, a, k))(list(arrays), jax.random.key(seed))
+        bias, hessian = np.zeros(family.size), np.asarray(rows, np.float64)
+        hessian = hessian.T @ hessian / len(hessian)
+    hessian = np.asarray(hessian, np.float64)
+    noise = 0.0 if aim.probe is None and family.size <= EXACT else 3 / PROBES**0.5
+    return Sensitivity(np.asarray(bias, np.float64), (hessian + hessian.T) / 2, noise)
+
+
+def _probed(
+    family: Family, aim: Objective, arrays: Sequence[Argument], key: jax.Array
+) -> jax.Array:
+    """Returns the adjoints of random directions of the outputs: a factor of the Hessian."""
+    reference, pullback = jax.vjp(lambda t: family.outputs(t, arrays), family.zero)
+    assert aim.probe is not None
+    probe = aim.probe
+
+    def adjoint(key: jax.Array) -> jax.Array:
+        return pullback(probe(key, reference))[0]
+
+    return lax.map(adjoint, jax.random.split(key, PROBES), batch_size=AT_ONCE)
+
+
+def _twice(
+    family: Family, aim: Objective, arrays: Sequence[Argument]
+) -> tuple[jax.Array, jax.Array]:
+    reference = family.outputs(family.zero, arrays)
+    at = lambda t: aim.measure(reference, family.outputs(t, arrays))  # noqa: E731
+    bias, product = jax.linearize(jax.grad(at), family.zero)
+    if family.size <= EXACT:
+        return bias, lax.map(product, jnp.eye(family.size), batch_size=AT_ONCE)
+    signs = jax.random.rademacher(jax.random.key(0), (PROBES, family.size), jnp.float32)
+    diagonal = lax.map(lambda s: s * product(s), signs, batch_size=AT_ONCE).mean(0)
+    return bias, jnp.diag(diagonal)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,19 +79,13 @@ class Prediction:
     decisions (the experts that are chosen, say) does more than that when it is run alone: decisions
     flip with a probability in proportion to the error before them, and independent errors add up in
     their squares, so that what the roundings of a plan add by flipping does, too.
-
-    Attributes:
-        smooth: what each rounding does alone, without jumps.
-        pairs: what each two do together, beyond that; the matrix has both orders.
-        jumps: what each does by changing decisions.
     """
 
-    smooth: np.ndarray
-    pairs: np.ndarray
-    jumps: np.ndarray
+    smooth: np.ndarray  # what each rounding does alone, without jumps
+    pairs: np.ndarray  # what each two do together, beyond that; the matrix has both orders
+    jumps: np.ndarray  # what each does by changing decisions
 
     def __call__(self, thetas: np.ndarray) -> np.ndarray:
-        """Returns the objective of plans, ``[..., columns]``."""
         paired = np.einsum("...i,ij,...j->...", thetas, self.pairs, thetas, optimize=True) / 2
         return thetas @ self.smooth + paired + np.sqrt(thetas @ self.jumps**2)
 
@@ -76,12 +128,6 @@ def prediction(
     The adjoint pass says which pairs matter. They are run together, the strongest first, as many as
     there are roundings: an error that rounds other numbers, since a rounding before it has changed
     them, isn't the one whose product with the first the Hessian has.
-
-    Args:
-        sensitivity: of the adjoint pass.
-        jumping: for each rounding, whether discrete decisions depend on it.
-        owners: the number of the operand that it rounds: two roundings of one aren't a pair.
-        measure: returns the objective with some of the roundings.
     """
     count = len(jumping)
     alone = np.array([measure([c]) for c in range(count)])

@@ -16,9 +16,8 @@ from ..auditing._report._save import Listed, listing, plain
 from ..autoscaling import Operand, Products, Recipe
 from ..autoscaling._operand_settings import Role
 from . import _exports
+from ._draw import FrontPoint as FrontPoint
 from ._draw import front_svg
-
-COLUMNS = ("line", "weights", "formats", "bits", "numbers", "predicted", "measured", "note")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,15 +60,6 @@ class PlanLine:
 
 
 @dataclasses.dataclass(frozen=True)
-class FrontPoint:
-    """A plan that none beats in both cost and predicted error; ``measured`` is None if not run."""
-
-    cost: float
-    predicted: float
-    measured: float | None
-
-
-@dataclasses.dataclass(frozen=True)
 class Upgrade:
     """The change of one line that lowers the objective most for its cost.
 
@@ -106,7 +96,9 @@ class Plan(Listed):
         exact: whether the front is exact, or thinned out to 16,384 plans on the way.
     """
 
-    columns: ClassVar = COLUMNS
+    columns: ClassVar = (
+        "line", "weights", "formats", "bits", "numbers", "predicted", "measured", "note",
+    )  # fmt: skip
     left: ClassVar = 3
 
     function: str
@@ -150,9 +142,8 @@ class Plan(Listed):
                 unique = label if label not in names.values() else f"{label}_{len(names)}"
                 names[products] = unique
         made = [f"{name} = {_qualified(repr(x))}" for x, name in names.items()]
-        rows = [
-            f"        {n!r}: {names[x]}," for n, x in self.recipe.keep if isinstance(x, Products)
-        ]
+        kept = [(n, names[x] if isinstance(x, Products) else repr(x)) for n, x in self.recipe.keep]
+        rows = [f"        {n!r}: {x}," for n, x in kept]
         return "\n".join(
             ["import scalewise as sw", "", *made, "recipe = sw.Recipe(",
              "    forward=None,", "    backward=None,", "    residuals=None,",
@@ -198,26 +189,19 @@ class Plan(Listed):
         console = console or Console()
         super().show(console)
         console.print()
-        rows = [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
-        print_table(console, listing((self.unit, "predicted", "measured"), rows, 0))
+        print_table(console, listing((self.unit, "predicted", "measured"), self._front(), 0))
 
     def __repr__(self) -> str:
         return f"<Plan of {self.verdict} show(), save('plan.html'), .recipe, python()>"
 
     def as_dict(self) -> dict[str, Json]:
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        fields |= {
-            "verdict": self.verdict,
-            "recipe": repr(self.recipe),
-            "lines": [
-                {f.name: getattr(x, f.name) for f in dataclasses.fields(x)}
-                | {"operands": {r: o and repr(o) for r, o in x.operands.items()}}
-                for x in self.lines
-            ],
-            "front": [dataclasses.asdict(p) for p in self.front],
-            "upgrade": self.upgrade and dataclasses.asdict(self.upgrade),
-        }
-        return plain(fields)
+        lines = [
+            vars(x) | {"operands": {r: o and repr(o) for r, o in x.operands.items()}}
+            for x in self.lines
+        ]
+        own = {"verdict": self.verdict, "recipe": repr(self.recipe), "lines": lines}
+        front, upgrade = [vars(p) for p in self.front], self.upgrade and vars(self.upgrade)
+        return plain(vars(self) | own | {"front": front, "upgrade": upgrade})
 
     def _layers(self) -> list[_exports.Layer]:
         return [
@@ -241,24 +225,24 @@ class Plan(Listed):
             for x in self.lines
         ]
 
+    def _front(self) -> list[list[str]]:
+        return [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
+
     def _page(self) -> str:
         svg = front_svg(self.front, (self.cost, self.measured), self.unit, self.objective)
-        front = [[figure(x) for x in dataclasses.astuple(p)] for p in self.front]
         return page_environment("scalewise.planning").rendered(
             "plan.html.j2",
             plan=self,
-            columns=COLUMNS,
+            columns=self.columns,
             rows=self._rows(),
-            front=front,
+            front=self._front(),
             svg=Markup(svg),  # made by front_svg, which escapes names
         )
 
 
 def figure(x: float | None) -> str:
-    """Returns a number in three digits; empty for None."""
     return "" if x is None else f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}"
 
 
 def _qualified(text: str) -> str:
-    """Returns the text of an object with the package's name before each class."""
     return re.sub(r"\b([A-Z]\w+)\(", r"sw.\1(", text)

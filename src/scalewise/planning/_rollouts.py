@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from .._check import Natural, checked
-from .._output import Printed, print_table
+from .._output import Printed, Rows, framed, print_table, tables_page
 from .._output._text import Text
 from .._types import PyTree
 from ..auditing._file import name_of
@@ -58,7 +57,6 @@ class Rollouts(Printed):
     pairs: tuple[Pair, ...]
 
     def __getitem__(self, key: tuple[str, str]) -> Pair:
-        """Returns the pair of a trainer's and a rollout's formats, by their names."""
         for pair in self.pairs:
             if (pair.trainer, pair.rollout) == key:
                 return pair
@@ -81,13 +79,9 @@ class Rollouts(Printed):
             console.print()
 
     def _repr_html_(self) -> str:
-        parts = []
-        for title, rows in self._tables():
-            head = "".join(f"<th>{html.escape(x)}</th>" for x in ("trainer", *self._rollouts))
-            cells = ("".join(f"<td>{html.escape(x)}</td>" for x in row) for row in rows)
-            body = "".join(f"<tr>{row}</tr>" for row in cells)
-            parts.append(f"<p>{title}</p><table><tr>{head}</tr>{body}</table>")
-        return "".join(parts)
+        headings = ("trainer", *self._rollouts)
+        tables = [Rows(title, headings, rows) for title, rows in self._tables()]
+        return framed(tables_page(f"Rollouts of {self.function}", [], tables))
 
     @property
     def _rollouts(self) -> list[str]:
@@ -100,16 +94,11 @@ class Rollouts(Printed):
             "mean": "difference of log probabilities, mean",
             "largest": "difference of log probabilities, largest",
         }
-        return [
-            (
-                title,
-                [
-                    [t, *(figure(getattr(self[t, r], name)) for r in self._rollouts)]
-                    for t in trainers
-                ],
-            )
-            for name, title in titles.items()
-        ]
+
+        def row(trainer: str, name: str) -> list[str]:
+            return [trainer, *(figure(getattr(self[trainer, r], name)) for r in self._rollouts)]
+
+        return [(title, [row(t, name) for t in trainers]) for name, title in titles.items()]
 
 
 @checked
@@ -177,7 +166,13 @@ def _named(some: Sequence[Policy] | Mapping[str, Policy]) -> dict[str, Policy]:
         return dict(some)
     if isinstance(some, str) or not some:
         raise ValueError(f"rollouts: formats are a sequence of at least one, not {some!r}")
-    return {_name(x): x for x in some}
+    named: dict[str, Policy] = {}
+    for policy in some:
+        if named.setdefault(_name(policy), policy) != policy:
+            raise ValueError(
+                f"rollouts: several formats are called {_name(policy)!r}; name them in a mapping"
+            )
+    return named
 
 
 def _name(policy: Policy) -> str:

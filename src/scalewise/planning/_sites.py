@@ -32,51 +32,29 @@ DISCRETE = having("whole") | having("indexes") | {"approx_top_k", "sign"}
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A contraction: what it costs.
+    """A contraction: what it costs."""
 
-    Attributes:
-        roles: of its two operands.
-        sizes: the numbers of the operands and of the result.
-        bits: of a number of each, as the program has it.
-        terms: that each number of the result adds up.
-        times: how often a run computes it.
-    """
-
-    roles: tuple[Role, Role]
-    sizes: tuple[int, int, int]
-    bits: tuple[int, int, int]
-    terms: int
-    times: int
+    roles: tuple[Role, Role]  # of its two operands
+    sizes: tuple[int, int, int]  # the numbers of the operands and of the result
+    bits: tuple[int, int, int]  # of a number of each, as the program has it
+    terms: int  # that each number of the result adds up
+    times: int  # how often a run computes it
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """The contractions at one place of a program, whose operands get their formats together.
+    """The contractions at one place of a program, whose operands get their formats together."""
 
-    Attributes:
-        place: the scope and the line; without a number it stands for all contractions there.
-        primitives: their names.
-        roles: of their operands, each once.
-        weights: the paths of the arguments that are weights, as ``jax.tree_util.keystr`` prints
-            them.
-        elements: the numbers of these weights.
-        bits: of such a number, as the program has it.
-        swapped: whether what ``Products`` calls the weight, of two arguments, is the activation.
-        products: the contractions.
-        function: the name of the user's function.
-        discrete: lines behind it where a result jumps, such as ``"moe.py:80 (top_k)"``.
-    """
-
-    place: Place
-    primitives: tuple[str, ...]
-    roles: tuple[Role, ...]
-    weights: tuple[str, ...]
-    elements: int
-    bits: int
-    swapped: bool
-    products: tuple[Product, ...]
-    function: str
-    discrete: tuple[str, ...] = ()
+    place: Place  # the scope and the line; without a number it stands for all contractions there
+    primitives: tuple[str, ...]  # their names
+    roles: tuple[Role, ...]  # of their operands, each once
+    weights: tuple[str, ...]  # the paths of these arguments, as ``keystr`` prints them
+    elements: int  # the numbers of these weights
+    bits: int  # of such a number, as the program has it
+    swapped: bool  # whether what ``Products`` calls the weight, of two arguments, is the activation
+    products: tuple[Product, ...]  # the contractions
+    function: str  # the name of the user's function
+    discrete: tuple[str, ...] = ()  # where a result jumps: ``"moe.py:80 (top_k)"``
 
     @property
     def name(self) -> str:
@@ -87,8 +65,6 @@ class Site:
 
 @dataclasses.dataclass
 class _Found:
-    """A contraction as the program was traced."""
-
     equation: Equation
     place: Place
     roles: tuple[Role, Role]
@@ -267,12 +243,10 @@ class _Origins(Walk):
 
 
 def _to_integers(equation: Equation) -> bool:
-    """Returns whether floats are converted to integers."""
     floats = [is_float(a) for a in (*equation.in_avals[:1], *equation.out_avals[:1])]
     return equation.name == "convert_element_type" and floats == [True, False]
 
 
 def float_results(program: Program, by: Boundaries, values: Sequence[Value]) -> list[jax.Array]:
-    """Returns the outputs of a program that are floats."""
     pairs = zip(values, program.out_avals, strict=True)
     return [by.lower(v, a) for v, a in pairs if is_float(a)]

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._types import PyTree
-from ._export import ExportError, first_line, use_as_forward
-from ._held import without_validation
+from ._export import ExportError, first_line, use_as_forward, without_validation
 from ._place import line_of_error
 from ._torch import Module, torch
 
@@ -24,12 +23,7 @@ HARMLESS = (
 
 
 def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str = "forward") -> Any:
-    """Returns a model that can be audited: a module, or a plain function as one.
-
-    Raises:
-        TypeError: neither a module nor a function; a tensor in place of a tuple of inputs.
-        ValueError: parameters without numbers, or float64.
-    """
+    """Returns a module, or a plain function as one; raises where it can't be audited."""
     if not isinstance(model, torch.nn.Module):
         if not callable(model):
             raise TypeError(f"expected a torch.nn.Module or a function, not {type(model).__name__}")
@@ -57,11 +51,8 @@ def checked_model(model: Any, args: Sequence[PyTree], kwargs: Any, method: str =
 
 
 def check_inputs(args: Sequence[PyTree], kwargs: Any) -> list[Any]:
-    """Returns the leaves of a model's arguments.
-
-    Raises:
-        TypeError: one is a NumPy array, or a cache of keys and values.
-    """
+    """Returns the leaves of a model's arguments; refuses NumPy arrays and caches of keys and
+    values."""
     leaves = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs or {})))
     for i, x in enumerate(leaves):
         if isinstance(x, np.ndarray):
@@ -74,8 +65,6 @@ def check_inputs(args: Sequence[PyTree], kwargs: Any) -> list[Any]:
 
 
 def as_module(function: Callable[..., Any]) -> Module:
-    """Returns a module whose ``forward`` is a function of tensors."""
-
     @functools.wraps(function)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
@@ -92,14 +81,8 @@ def as_module(function: Callable[..., Any]) -> Module:
 
 
 def check_runs(model: Module, args: Any, kwargs: Any, method: str, dtype: Any) -> None:
-    """Raises if torch itself refuses to run a model, for example since dtypes differ.
-
-    Exporting doesn't look at the dtypes of all operands. The model has to be :func:`held`; the
-    numbers of its buffers aren't changed.
-
-    Raises:
-        ExportError: torch raises an error that isn't about a missing kernel.
-    """
+    """Raises where torch itself refuses to run a :func:`held` model, for example since dtypes
+    differ: exporting doesn't look at the dtypes of all operands."""
     use_as_forward(model, method)
     buffers = {name: x.detach().clone() for name, x in model.named_buffers()}
     try:

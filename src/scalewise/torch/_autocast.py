@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._types import PyTree
-from ._dtypes import jax_dtype
+from ._convert import jax_dtype
 from ._torch import torch
 
 # Names of overloads, "default" left out.
@@ -72,14 +72,7 @@ def listed(target: Any) -> str:
 def autocast(
     target: Any, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], low: np.dtype, cast: Cast
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Returns an operation's arguments as ``torch.autocast`` passes them on.
-
-    Args:
-        target: the operation.
-        args, kwargs: arrays or tensors, in tuples too, and Python values.
-        low: the narrow dtype.
-        cast: converts an array or tensor to one of JAX's dtypes.
-    """
+    """Returns an operation's arguments as ``torch.autocast`` passes them; ``cast`` is ``x.to``."""
     name = listed(target)
     arrays = [x for x in jax.tree.leaves((args, kwargs)) if _is_eligible(x)]
     if name in LOW:
@@ -100,7 +93,6 @@ def autocast(
 
 
 def _dtype(x: Any) -> np.dtype | None:
-    """Returns the dtype of an array or a tensor; None for anything else."""
     if isinstance(x, torch.Tensor):
         return jax_dtype(x.dtype)
     return x.dtype if isinstance(x, jax.Array | np.ndarray) else None

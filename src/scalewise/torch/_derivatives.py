@@ -9,7 +9,6 @@ results pass through :data:`WITH_BACKWARD`, which names the gradients of its ope
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from ._registry import LIBRARY, rule
-from ._torch import Node, Tensor, torch
+from ._torch import Node, torch
 
 LIBRARY.define("cotangent(Tensor x) -> Tensor")
 LIBRARY.define("with_backward(Tensor[] outs, Tensor[] marks, Tensor[] operands, "
@@ -27,12 +26,10 @@ COTANGENT = torch.ops.scalewise.cotangent.default
 WITH_BACKWARD = torch.ops.scalewise.with_backward.default
 
 
-def _copies(outs: Sequence[Tensor], *rest: Any) -> list[Tensor]:
-    return [y.clone() for y in outs]
-
-
 LIBRARY.impl("cotangent", torch.zeros_like, "CompositeExplicitAutograd")
-LIBRARY.impl("with_backward", _copies, "CompositeExplicitAutograd")
+LIBRARY.impl(
+    "with_backward", lambda outs, *rest: [y.clone() for y in outs], "CompositeExplicitAutograd"
+)
 rule(COTANGENT)(jnp.zeros_like)  # a graph evaluates it only to differentiate
 rule(WITH_BACKWARD)(lambda outs, *rest: outs)
 
@@ -63,8 +60,6 @@ def _is_float_tensor(x: Any) -> bool:
 
 @contextlib.contextmanager
 def recorded_backward() -> Iterator[None]:
-    """Lets calls of ``torch.autograd.Function`` record their backward passes while a model is
-    exported."""
     function = torch.autograd.Function
     original = function.__dict__["apply"]
 
@@ -112,7 +107,6 @@ def _applied(cls: Any, args: Sequence[Any], kwargs: Any) -> Any:
 def _gradients(
     cls: Any, ctx: Any, args: Sequence[Any], outs: Sequence[Any], marks: dict[int, Any]
 ) -> tuple[list[Any], str]:
-    """Returns the gradients of the float tensors among a function's arguments, and an error."""
     try:
         found = cls.backward(ctx, *[marks.get(i) for i in range(len(outs))])
     except Exception as error:  # whatever a user's function raises
@@ -121,30 +115,9 @@ def _gradients(
     return [g for x, g in zip(args, found, strict=False) if _is_float_tensor(x)], ""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Backward:
-    """The backward pass of one call in a graph.
-
-    Attributes:
-        node: the call of :data:`WITH_BACKWARD`.
-        nodes: the operations of its backward pass, in order.
-    """
-
-    node: Node
-    nodes: Sequence[Node]
-
-    @property
-    def reads(self) -> list[Node]:
-        """The values that the backward pass needs of the forward pass."""
-        own = {*self.nodes, *self.node.args[1]}
-        gradients = [g for g in self.node.args[3] if g is not None]
-        needed = [*gradients, *(n for node in self.nodes for n in node.all_input_nodes)]
-        return [n for n in dict.fromkeys(needed) if n not in own]
-
-
-def backward_passes(graph: Any) -> dict[Node, Backward]:
-    """Returns the backward pass of each custom function in a graph."""
-    return {n: Backward(n, _only_for(n)) for n in graph.nodes if n.target is WITH_BACKWARD}
+def backward_passes(graph: Any) -> dict[Node, list[Node]]:
+    """Returns for each call of :data:`WITH_BACKWARD` the operations of its backward pass."""
+    return {n: _only_for(n) for n in graph.nodes if n.target is WITH_BACKWARD}
 
 
 def _only_for(call: Node) -> list[Node]:
@@ -162,18 +135,17 @@ def _only_for(call: Node) -> list[Node]:
 
 
 def differentiated(
-    backward: Backward,
+    node: Node,
+    inner: Sequence[Node],
     read: Callable[[Node], Any],
     compute: Callable[[Node, Callable[[Node], Any]], Any],
 ) -> list[Any]:
-    """Returns the results of a custom function, with its own derivative.
-
-    Args:
-        backward: of the call.
-        read: returns the value of a node.
-        compute: computes a node from a function that reads its operands.
-    """
-    outs, marks, operands, gradients, name, error = backward.node.args
+    """Returns the results of a custom function, with its own derivative."""
+    outs, marks, operands, gradients, name, error = node.args
+    needed = [g for g in gradients if g is not None]
+    needed += [n for x in inner for n in x.all_input_nodes]
+    own = {*inner, *marks}
+    reads = [n for n in dict.fromkeys(needed) if n not in own]
 
     @jax.custom_vjp
     def call(outs: Any, operands: Any, captured: Any) -> Any:
@@ -186,9 +158,9 @@ def differentiated(
         operands, captured = kept
         if error:
             raise DerivativeError(f"the backward pass of {name} can't be traced: {error}")
-        known = dict(zip((*backward.reads, *marks), (*captured, *cotangents), strict=True))
-        for node in backward.nodes:
-            known[node] = compute(node, known.__getitem__)
+        known = dict(zip((*reads, *marks), (*captured, *cotangents), strict=True))
+        for n in inner:
+            known[n] = compute(n, known.__getitem__)
         found = [
             jnp.zeros_like(x) if g is None else known[g].astype(x.dtype)
             for x, g in zip(operands, gradients, strict=True)
@@ -196,5 +168,5 @@ def differentiated(
         return None, found, None
 
     call.defvjp(forward, pull)
-    values = [[read(n) for n in nodes] for nodes in (outs, operands, backward.reads)]
+    values = [[read(n) for n in nodes] for nodes in (outs, operands, reads)]
     return list(call(*values))

@@ -36,14 +36,8 @@ def operation_of(node: Node) -> str:
 
 
 def edited(file: str, line: int, operations: Sequence[str], numbers: Collection[str] = ()) -> str:
-    """Returns a line with ``.float()`` on the operands of operations; "" if they aren't found.
-
-    Args:
-        file, line: of the source.
-        operations: their names, as of :func:`operation_of`.
-        numbers: names, and attributes of ``self``, that are Python numbers, which have no
-            ``.float()``.
-    """
+    """Returns a line with ``.float()`` on the operands of operations, "" if they aren't found.
+    ``numbers`` are names of Python numbers, which have no ``.float()``."""
     statement = _statement(file, line)
     if statement is None:
         return ""
@@ -55,7 +49,6 @@ def edited(file: str, line: int, operations: Sequence[str], numbers: Collection[
 
 
 def _statement(file: str, line: int) -> tuple[ast.Module, int] | None:
-    """Returns the statement around a line, and the number of its first line."""
     for first in range(line, max(line - LONGEST, 0), -1):
         for last in range(line, line + LONGEST):
             text = "".join(linecache.getline(file, i) for i in range(first, last + 1))
@@ -127,7 +120,6 @@ class _Editor(ast.NodeTransformer):
         return node
 
     def _float(self, node: ast.expr) -> ast.expr:
-        """Returns an expression in float32; unchanged if it is a number, or has it already."""
         has_it = any(isinstance(x, ast.Attribute) and x.attr == "float" for x in ast.walk(node))
         if has_it or self._is_number(node):
             return node

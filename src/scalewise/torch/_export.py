@@ -18,12 +18,11 @@ from .._types import PyTree, TreeDef
 from ._convert import to_jax
 from ._derivatives import recorded_backward
 from ._gradients import recorded_gradients
-from ._held import held, register_dataclasses, registering, without_validation
 from ._place import is_torchs_own, line_of, line_of_error, recorded_frames
 from ._regions import inline_regions
 from ._registry import RULES, MissingRuleError, check_covered, rule_of
 from ._torch import Dtype, GraphModule, Module, Overload, torch
-from .rules._ctc import recorded_ctc_loss
+from .rules._losses import recorded_ctc_loss
 
 Granularity = Literal["operation", "decomposed"]
 
@@ -34,35 +33,19 @@ class ExportError(ValueError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exported:
-    """An exported model.
+    """An exported model."""
 
-    Attributes:
-        graph_module: the graph of ATen operations.
-        params: each parameter by its first name; tied ones are there once.
-        values: by placeholder, what doesn't change between calls: buffers, constants, Python
-            arguments.
-        weights: by placeholder, the name in ``params``.
-        inputs: the placeholders of the tensors among the arguments, in order.
-        buffers: by placeholder, the name of a buffer.
-        updated: the names of the buffers that the graph's first results update; "" for a result
-            that updates an argument.
-        tree: torch's structure of the results.
-        granularity: see :func:`function`.
-        autocasts: whether the model itself turns autocast on somewhere.
-        numbers: by file and line, the names that are Python numbers there.
-    """
-
-    graph_module: GraphModule
-    params: dict[str, jax.Array]
-    values: Mapping[str, Any]
-    weights: Mapping[str, str]
-    inputs: Sequence[str]
-    buffers: Mapping[str, str]
-    updated: Sequence[str]
-    tree: TreeDef
-    granularity: Granularity
-    autocasts: bool
-    numbers: Mapping[tuple[str, int], frozenset[str]]
+    graph_module: GraphModule  # the graph of ATen operations
+    params: dict[str, jax.Array]  # each parameter by its first name; tied ones are there once
+    values: Mapping[str, Any]  # by placeholder, what stays: buffers, constants, Python arguments
+    weights: Mapping[str, str]  # by placeholder, the name in ``params``
+    inputs: Sequence[str]  # the placeholders of the tensors among the arguments, in order
+    buffers: Mapping[str, str]  # by placeholder, the name of a buffer
+    updated: Sequence[str]  # names of the buffers that the first results update, "" for an argument
+    tree: TreeDef  # torch's structure of the results
+    granularity: Granularity  # see :func:`function`
+    autocasts: bool  # whether the model itself turns autocast on somewhere
+    numbers: Mapping[tuple[str, int], frozenset[str]]  # by file and line, the Python numbers there
 
 
 def export(
@@ -75,17 +58,8 @@ def export(
     as_given: bool = False,
     dtype: Dtype | None = None,
 ) -> Exported:
-    """Exports a method of a model for arguments of these shapes and dtypes.
-
-    Args:
-        model, args, kwargs, method, granularity: see :func:`function`.
-        as_given: whether a branch that depends on numbers is the one of these arguments' numbers.
-        dtype: to which the model is converted before; None for its own.
-
-    Raises:
-        ExportError: torch.export refuses the model.
-        MissingRuleError: operations have no rule.
-    """
+    """Exports a method of a model for arguments of these shapes and dtypes. ``as_given``: a branch
+    that depends on numbers is the one of these arguments' numbers."""
     if granularity not in ("operation", "decomposed"):
         expected = "expected 'operation' or 'decomposed'"
         raise ValueError(f"function: granularity={granularity!r}; {expected}")
@@ -116,8 +90,8 @@ def _of_program(program: Any, first: Mapping[str, str], *rest: Any) -> Exported:
             if weights[name] not in params:
                 params[weights[name]] = to_jax(program.state_dict[target])
         elif target is not None:
-            held = program.state_dict if target in program.state_dict else program.constants
-            values[name] = to_jax(held[target])
+            own = program.state_dict if target in program.state_dict else program.constants
+            values[name] = to_jax(own[target])
         elif isinstance(spec.arg, torch.export.graph_signature.TensorArgument):
             inputs.append(name)
         else:
@@ -158,7 +132,6 @@ def _erase_checks(graph: Any) -> None:
 
 
 def first_names(model: Module) -> dict[str, str]:
-    """Returns the first name of each parameter by all of its names."""
     first: dict[int, str] = {}
     named = model.named_parameters(remove_duplicate=False)
     return {name: first.setdefault(id(tensor), name) for name, tensor in named}
@@ -167,7 +140,6 @@ def first_names(model: Module) -> dict[str, str]:
 def _exported(
     model: Module, args: Any, kwargs: Any, method: str, granularity: str, as_given: bool
 ) -> tuple[Any, bool, Mapping[tuple[str, int], frozenset[str]]]:
-    """Returns the program, whether the model turns autocast on, and the numbers of its lines."""
     use_as_forward(model, method)
     try:
         with (
@@ -188,7 +160,6 @@ def _exported(
 
 
 def _decomposed(program: Any, granularity: str) -> tuple[Any, bool]:
-    """Returns a program of operations with rules, and whether the model turns autocast on."""
     autocasts = inline_regions(program.graph_module)
     if granularity == "operation" and not (_without_rule(program) or _writes(program)):
         return program, autocasts  # decomposing would trace it again, to the same operations
@@ -214,7 +185,6 @@ def _without_rule(program: Any) -> set[Any]:
 
 
 def _writes(program: Any) -> bool:
-    """Returns whether an operation changes one of its operands."""
     schemas = (getattr(n.target, "_schema", None) for n in program.graph_module.graph.nodes)
     return any(schema is not None and schema.is_mutable for schema in schemas)
 
@@ -252,17 +222,13 @@ def _program(model: Module, args: Any, kwargs: Any, as_given: bool) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps torch from printing the graph of a model whose branches depend on numbers."""
-    log = logging.getLogger("torch.fx.experimental.symbolic_shapes")
-    log.addFilter(_nothing)
+    log, nothing = logging.getLogger("torch.fx.experimental.symbolic_shapes"), lambda record: False
+    log.addFilter(nothing)
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             yield
     finally:
-        log.removeFilter(_nothing)
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
+        log.removeFilter(nothing)
 
 
 # Operations of libraries that compute what one of ATen does: mixtures of experts in transformers.
@@ -326,14 +292,12 @@ LONGEST = 160  # characters of torch's message
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an exception's message, or the name of its class."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 @contextlib.contextmanager
 def _without_cache(model: Module) -> Iterator[None]:
-    """Lets models of transformers return no caches, which torch.export refuses."""
     configs: list[Any] = [getattr(m, "config", None) for m in model.modules()]
     found = {id(c): c for c in configs if getattr(c, "use_cache", None) is True}
     try:
@@ -355,3 +319,55 @@ def refusal(model: Module, error: Exception, what: str = "torch.export refuses")
         advice = first_line(error).partition(". ")[0]
         advice = f"{type(error).__name__}: {advice[:LONGEST]}"
     return f"{what} {type(model).__name__}{where}: {advice}"
+
+
+CONVERSIONS = {torch.float16: "half", torch.bfloat16: "bfloat16", torch.float32: "float"}
+
+
+@contextlib.contextmanager
+def held(model: Module, dtype: Dtype | None = None) -> Iterator[None]:
+    """Lets a model be converted as by ``model.half()``, and takes back all changes of its modules.
+
+    A model that has run may not be copied: ``copy.deepcopy`` refuses tensors with a history, and
+    hooks of a copy still change the original.
+    """
+    tensors = [(p, p.data, p.grad) for p in model.parameters()]
+    attributes = [(vars(m), dict(vars(m))) for m in model.modules()]
+    contents = [
+        (x, x.copy()) for _, own in attributes for x in own.values() if isinstance(x, list | dict)
+    ]
+    try:
+        if dtype is not None:
+            for p, *_ in tensors:
+                p.grad = None
+            getattr(model, CONVERSIONS[dtype])()
+        yield
+    finally:
+        for mapping, before in [*attributes, *contents]:
+            mapping.clear()
+            (mapping.extend if isinstance(mapping, list) else mapping.update)(before)
+        for p, data, gradient in tensors:
+            p.data, p.grad = data, gradient
+
+
+@contextlib.contextmanager
+def without_validation() -> Iterator[None]:
+    with mock.patch.object(torch.distributions.Distribution, "_validate_args", False):
+        yield
+
+
+def register_dataclasses(tree: PyTree) -> None:
+    for x in torch.utils._pytree.tree_leaves(tree):
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            torch.export.register_dataclass(type(x))
+            register_dataclasses(x)
+
+
+def registering(forward: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outs = forward(*args, **kwargs)
+        register_dataclasses(outs)
+        return outs
+
+    vars(call)["__wrapped__"] = forward  # its signature
+    return call

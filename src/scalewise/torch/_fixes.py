@@ -46,21 +46,14 @@ class TorchEmulation(TableEmulation):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AuditedModel:
-    """The program of an audit, and the exported model that it was made from.
+    """The program of an audit, and the exported model that it was made from."""
 
-    Attributes:
-        exported: the model in the narrow dtype.
-        dtype: that dtype, of torch.
-        program: returns the traced program.
-    """
-
-    exported: Exported
-    dtype: Any
-    program: Callable[[], Any]
+    exported: Exported  # the model in the narrow dtype
+    dtype: Any  # that dtype, of torch
+    program: Callable[[], Any]  # returns the traced program
 
     @functools.cached_property
     def nodes(self) -> dict[str, Node]:
-        """The operations by name."""
         return {n.name: n for n in self.exported.graph_module.graph.nodes}
 
     @functools.cached_property
@@ -69,19 +62,14 @@ class AuditedModel:
         return [marked(eqn) for eqn in self.program().jaxpr.jaxpr.eqns]
 
     def named(self, paths: Iterable[tuple[int, ...]]) -> set[str]:
-        """Returns the names of what equations compute, from their paths."""
         return {self.names[path[0]] for path in paths} - {""}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TorchFix(Fix):
-    """A fix with the lines of torch that it edits.
+    """A fix with the lines of torch that it edits."""
 
-    Attributes:
-        audited: the program.
-    """
-
-    audited: AuditedModel | None = dataclasses.field(default=None, repr=False)
+    audited: AuditedModel | None = dataclasses.field(default=None, repr=False)  # the program
 
     def apply(self, target: Any) -> Any:
         """Returns the audited model, or function, with this fix: a module that torch computes.
@@ -138,7 +126,6 @@ class TorchFix(Fix):
 
     @property
     def _held(self) -> list[str]:
-        """The parameters and inputs among them."""
         assert self.audited is not None
         known = {*self.audited.nodes, BY_RUN, ""}
         return [name for name in self._names if name not in known]
@@ -260,13 +247,10 @@ def _called(node: Node, args: Any, kwargs: Any) -> Any:
 
 
 def in_torchs_names(text: str) -> str:
-    """Returns a text with torch's names of operations in place of JAX's."""
     return re.sub(r"[\w.]+", lambda m: NAMES.get(x := m[0].removeprefix("aten."), x), text)
 
 
 def in_torch(report: Any, audited: AuditedModel) -> Any:
-    """Returns a report whose fixes edit torch's source and apply to the model."""
-
     def one(finding: Any) -> Any:
         fix = finding.fix
         if fix is not None:
@@ -283,5 +267,4 @@ def in_torch(report: Any, audited: AuditedModel) -> Any:
 
 
 def traced_program(f: Callable[..., Any], low: Any, args: Sequence[Any]) -> Callable[[], Any]:
-    """Returns a function that traces a program once, as an audit does."""
     return functools.cache(lambda: trace(f, low, args, {}, name="audit", as_jit=True))

@@ -14,7 +14,7 @@ import numpy as np
 
 from .._types import PyTree
 from ._arguments import as_module, check_inputs
-from ._dtypes import jax_dtype
+from ._convert import jax_dtype
 from ._export import Exported, ExportError, Granularity, export, first_line
 from ._graph import run
 from ._place import at_class
@@ -68,73 +68,53 @@ def function(
         TypeError: ``f`` is called with tensors of other dtypes, or another number of them.
     """
     check_inputs(args, kwargs)
-    given = Arguments(tuple(args), dict(kwargs or {}))
+    given = tuple(args), dict(kwargs or {})
     model = model if isinstance(model, torch.nn.Module) else as_module(model)
-    return traced(model, given, method=method, granularity=granularity, buffers=buffers)
+    f, exported = traced(model, given, method=method, granularity=granularity, buffers=buffers)
+    return f, exported.params
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Arguments:
-    """The arguments of a torch method."""
+Given = tuple[Sequence[PyTree], Mapping[str, PyTree]]  # the arguments of a torch method
 
-    args: Sequence[PyTree]
-    kwargs: Mapping[str, PyTree]
 
-    @property
-    def tensors(self) -> list[Any]:
-        """The tensors among them, in order."""
-        return tensors_of(self.args, self.kwargs)
+def with_dtypes(given: Given, dtypes: Mapping[Any, Any]) -> Given:
+    """Returns arguments with tensors of some dtypes converted to others."""
+    return torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda x: x.to(dtypes.get(x.dtype, x.dtype)), given
+    )
 
-    def converted(self, dtypes: Mapping[Any, Any]) -> Arguments:
-        """Returns arguments with tensors of some dtypes converted to others."""
 
-        def one(x: Any) -> Any:
-            return x.to(dtypes.get(x.dtype, x.dtype)) if isinstance(x, torch.Tensor) else x
-
-        return Arguments(*torch.utils._pytree.tree_map(one, (tuple(self.args), dict(self.kwargs))))
-
-    def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> Arguments:
-        """Returns arguments with tensors of other shapes, whose numbers are of no account."""
-        leaves, tree = torch.utils._pytree.tree_flatten((self.args, self.kwargs))
-        left = iter(shapes)
-        leaves = [
-            torch.zeros(next(left), dtype=x.dtype) if isinstance(x, torch.Tensor) else x
-            for x in leaves
-        ]
-        return Arguments(*torch.utils._pytree.tree_unflatten(leaves, tree))
+def _with_shapes(given: Given, shapes: Sequence[tuple[int, ...]]) -> Given:
+    """Returns arguments with tensors of other shapes, whose numbers are of no account."""
+    left = iter(shapes)
+    return torch.utils._pytree.tree_map_only(
+        torch.Tensor, lambda x: torch.zeros(next(left), dtype=x.dtype), given
+    )
 
 
 def traced(
     model: Module,
-    given: Arguments,
+    given: Given,
     *,
     method: str,
     granularity: Granularity,
     buffers: bool = False,
     low: np.dtype | None = None,
     dtype: Dtype | None = None,
-    reference: tuple[Arguments, Dtype | None] | None = None,
+    reference: tuple[Given, Dtype | None] | None = None,
     as_given: bool = False,
-) -> tuple[Callable[..., PyTree], dict[str, jax.Array]]:
-    """Returns what :func:`function` does.
-
-    Args:
-        model, method, granularity, buffers: as for :func:`function`.
-        given: the arguments.
-        low: the narrow dtype of ``torch.autocast``; None without it.
-        dtype: to which the model is converted before; None for its own.
-        reference: the arguments, and the dtype to which the model is converted, for the reference
-            run of an audit.
-        as_given: see :func:`export`.
-    """
-    types = [(tuple(x.shape), jax_dtype(x.dtype)) for x in given.tensors]
+) -> tuple[Callable[..., PyTree], Exported]:
+    """Returns a model as a JAX function, and its export for the given arguments. ``low`` is the
+    narrow dtype of ``torch.autocast``, ``dtype`` that to which the model is converted before;
+    ``reference`` has the arguments and the dtype for an audit's reference run."""
+    types = [(tuple(x.shape), jax_dtype(x.dtype)) for x in tensors_of(*given)]
     exported = functools.partial(export, model, method=method, granularity=granularity)
-    first = exported(given.args, given.kwargs, as_given=as_given, dtype=dtype)
+    first = exported(*given, as_given=as_given, dtype=dtype)
     exports: dict[Any, Exported] = {tuple(shape for shape, _ in types): first}
     wide = None
     if reference is not None:
         other, kind = reference
-        of_reference = functools.partial(exported, other.args, other.kwargs, as_given=as_given)
+        of_reference = functools.partial(exported, *other, as_given=as_given)
         wide = _matched(first, functools.partial(of_reference, dtype=kind), at_class(model))
 
     def exported_for(arrays: Sequence[jax.Array]) -> Exported:
@@ -145,8 +125,7 @@ def traced(
             )
         shapes = tuple(x.shape for x in arrays)
         if shapes not in exports:
-            other = given.with_shapes(shapes)
-            exports[shapes] = exported(other.args, other.kwargs, dtype=dtype)
+            exports[shapes] = exported(*_with_shapes(given, shapes), dtype=dtype)
         return exports[shapes]
 
     def f(params: dict[str, jax.Array], *tensors: jax.Array) -> Any:
@@ -161,8 +140,7 @@ def traced(
         return (results, updated) if buffers else results
 
     f.__name__ = f.__qualname__ = type(model).__name__
-    vars(f)["exported"] = first
-    return f, first.params
+    return f, first
 
 
 def _matched(low: Exported, reference: Callable[[], Exported], place: Any) -> Matched | None:
@@ -189,7 +167,6 @@ def _listed(types: Sequence[tuple[tuple[int, ...], Any]]) -> str:
 
 
 def tensors_of(args: Sequence[PyTree], kwargs: Mapping[str, PyTree] | None) -> list[Any]:
-    """Returns the tensors among the arguments, in the order of :func:`function`."""
     leaves = torch.utils._pytree.tree_leaves((tuple(args), dict(kwargs or {})))
     return [x for x in leaves if isinstance(x, torch.Tensor)]
 

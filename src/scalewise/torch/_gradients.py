@@ -33,7 +33,6 @@ def _unreachable(*args: Any) -> Any:
 
 @contextlib.contextmanager
 def recorded_gradients() -> Iterator[None]:
-    """Lets a model record the gradients that it computes while it is exported."""
     transforms = torch._functorch.eager_transforms
     with (
         mock.patch.object(torch.autograd, "_engine_run_backward", _recorded),
@@ -101,14 +100,8 @@ def gradient(
     detached: Callable[[Any], Any] = jax.lax.stop_gradient,
     cast: Callable[[Any, Any], Any] = jnp.astype,
 ) -> list[Any]:
-    """Returns the results of :data:`GRADIENT`.
-
-    Args:
-        node: a call of it.
-        read: returns the value of a node.
-        compute: computes a node from a function that reads its operands.
-        vjp, detached, cast: JAX's functions, or torch's.
-    """
+    """Returns the results of :data:`GRADIENT`; ``vjp``, ``detached``, ``cast`` are JAX's or
+    torch's."""
     outs, operands, cotangents, create_graph = node.args
     inner = between(operands, outs)
 

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._autocast import autocast
-from ._derivatives import Backward, backward_passes, differentiated
-from ._dtypes import jax_dtype, torch_dtype
+from ._convert import jax_dtype, torch_dtype
+from ._derivatives import backward_passes, differentiated
 from ._export import Exported, Granularity
 from ._gradients import GRADIENT, gradient
-from ._operation import Call, Flat, in_steps, operation, rounded_in_program, rounds_several_times
+from ._operation import Call, in_steps, operation, rounded_in_program, rounds_several_times
 from ._place import at, line_of, mark, scope_of
 from ._reference import Matched, Sides
 from ._regions import is_marked
@@ -34,19 +34,12 @@ NUMBERS = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """A graph of a model as a function of its placeholders' values.
+    """A graph of a model as a function of its placeholders' values."""
 
-    Attributes:
-        module: the graph.
-        granularity: see :func:`function`.
-        low: the narrow dtype of ``torch.autocast``; None without it.
-        matched: the model in float32 beside this one in 16 bits, for the reference run of an audit.
-    """
-
-    module: Any
-    granularity: Granularity
-    low: np.dtype | None = None
-    matched: Matched | None = None
+    module: Any  # the graph
+    granularity: Granularity  # see :func:`function`
+    low: np.dtype | None = None  # the narrow dtype of ``torch.autocast``; None without it
+    matched: Matched | None = None  # the model in float32 beside this one, for the reference run
 
     def __call__(self, *inputs: Any) -> Any:
         known: dict[Any, Any] = {}
@@ -74,7 +67,7 @@ class Graph:
         return {node: i for i, node in enumerate(self.module.graph.nodes)}
 
     @functools.cached_property
-    def _backward(self) -> dict[Node, Backward]:
+    def _backward(self) -> dict[Node, list[Node]]:
         modules = [self.module]
         if self.matched is not None:
             modules.append(self.matched.exported.graph_module)
@@ -83,19 +76,16 @@ class Graph:
     @functools.cached_property
     def _deferred(self) -> set[Node]:
         """The operations that only the backward passes of custom functions need."""
-        return {n for b in self._backward.values() for n in (*b.node.args[1], *b.nodes)}
+        return {n for call, own in self._backward.items() for n in (*call.args[1], *own)}
 
     def computed(self, node: Node, read: Callable[[Node], Any]) -> Any:
-        """Returns an operation's results, or an attribute of its graph.
-
-        Args:
-            node: of this graph or the float32 one.
-            read: returns the value of an operand.
-        """
+        """Returns an operation's results, or an attribute of its graph, which may be the float32
+        one."""
         if node.op == "get_attr":
             return functools.reduce(getattr, node.target.split("."), node.graph.owning_module)
         if node in self._backward:
-            compute = functools.partial(differentiated, self._backward[node], read, self.computed)
+            own = self._backward[node]
+            compute = functools.partial(differentiated, node, own, read, self.computed)
         elif node.target is GRADIENT:
             compute = functools.partial(gradient, node, read, self._inner)
         elif node.target in WITH_GRAPHS:
@@ -112,11 +102,9 @@ class Graph:
             raise MissingRuleError(f"{line_of(node)}: {error}") from error
 
     def _inner(self, node: Node, read: Callable[[Node], Any]) -> Any:
-        """Returns the results of an operation that is differentiated."""
         return None if node in self._deferred else self.computed(node, read)
 
     def _within(self, module: Any) -> Graph:
-        """Returns a graph within this one: a branch, or the body of a loop."""
         return dataclasses.replace(self, module=module, matched=None)
 
     def _results_at(self, node: Node, read: Callable[[Node], Any]) -> Any:
@@ -158,17 +146,8 @@ def run(
     low: np.dtype | None = None,
     matched: Matched | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Computes the exported graph.
-
-    Args:
-        exported: the graph.
-        params: parameters by name; buffers too, in place of the model's own.
-        tensors: the tensors among the arguments.
-        low, matched: as of a :class:`Graph`.
-
-    Returns:
-        The results in torch's order, and the updated buffers by name.
-    """
+    """Returns the results in torch's order, and the updated buffers by name. ``params`` may have
+    buffers, too, in place of the model's own."""
     known: dict[str, Any] = dict(exported.values)
     known |= {name: params[target] for name, target in exported.weights.items()}
     known |= {name: params[b] for name, b in exported.buffers.items() if b in params}
@@ -185,13 +164,11 @@ def _to(x: Any, dtype: np.dtype) -> Any:
 
 
 def converted(x: jax.Array, dtype: Any) -> jax.Array:
-    """Returns an array in another dtype, by the rule of ``x.to(dtype)``."""
     target = torch.ops.aten._to_copy.default
     return apply(target, (x,), {"dtype": torch_dtype(dtype)}, [jnp.dtype(dtype)], "operation")
 
 
 def results_of(node: Node) -> list[np.dtype]:
-    """Returns the dtypes of a node's results, as torch has them."""
     return _dtypes(node.meta.get("val"))
 
 
@@ -217,17 +194,6 @@ def _dtypes(tree: Any) -> list[np.dtype]:
 def apply(
     target: Any, args: Any, kwargs: Any, dtypes: Sequence[np.dtype], granularity: Granularity
 ) -> Any:
-    """Computes one operation by its rule.
-
-    Args:
-        target: the operation.
-        args, kwargs: its arguments, arrays in place of tensors.
-        dtypes: those of its results.
-        granularity: see :func:`function`.
-
-    Returns:
-        The results of the rule, in these dtypes.
-    """
     function = rule_of(target)
     assert function is not None, target
     leaves, tree = jax.tree.flatten(hashable((args, kwargs)), is_leaf=_is_none)
@@ -254,11 +220,11 @@ def apply(
         shape = jax.eval_shape(call, *arrays)
         call = dataclasses.replace(call, static=_widened(call.static))
         name = getattr(target, "_opname", getattr(target, "__name__", str(target)))
-        outs = operation(name, Flat(call), dtypes, *arrays)
+        outs = operation(name, call, dtypes, *arrays)
         return jax.tree.unflatten(jax.tree.structure(shape), outs)
     if in_own_steps and target not in STAGED and target not in DRAWS:
         tree = jax.tree.structure(jax.eval_shape(call, *arrays))
-        outs = in_steps(Flat(call), dtypes, arrays)
+        outs = in_steps(call, dtypes, arrays)
     else:
         outs, tree = jax.tree.flatten(call(*arrays))
     outs = [y.astype(d) for y, d in zip(outs, dtypes, strict=True)]
@@ -278,8 +244,7 @@ def _leaves(args: Any) -> list[Any]:
 
 
 def _with_numbers(call: Call, arrays: list[Any], count: int) -> tuple[Call, list[Any]]:
-    """Returns a call whose first ``count`` arguments are operands, so that an audit sees them: a
-    Python number has the dtype in which torch computes."""
+    """Returns a call whose first ``count`` arguments are operands, so that an audit sees them."""
     wide = np.float64 if any(x.dtype == jnp.float64 for x in arrays) else np.float32
     at = [i for i, x in enumerate(call.static[:count]) if isinstance(x, float)]
     static = [None if i in at else x for i, x in enumerate(call.static)]

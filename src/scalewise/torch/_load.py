@@ -23,8 +23,6 @@ LENGTH, BATCH, SOUND = 16, 2, 4000  # of generated inputs: tokens, examples, sam
 
 
 class Loaded(NamedTuple):
-    """A model with the arguments of its forward pass, and the module of the user's file."""
-
     model: Module
     args: Sequence[PyTree]
     kwargs: Mapping[str, PyTree]
@@ -32,20 +30,8 @@ class Loaded(NamedTuple):
 
 
 def load(target: str, args: str | None = None, seed: int = 0, labels: bool = False) -> Loaded:
-    """Returns the model that a command line names.
-
-    Args:
-        target: ``path/to/file.py:function``, which returns a ``torch.nn.Module`` or a pair of it
-            and its inputs; or ``hf:`` and the path of a config of transformers (random weights) or
-            of a folder with a config and weights in safetensors.
-        args: a function of that file that returns the inputs, a tuple or a dict.
-        seed: of random weights and inputs.
-        labels: whether a model of transformers gets labels, so that it returns a loss.
-
-    Raises:
-        InputError: the target can't be used; the message says why.
-        MissingPackageError: transformers isn't installed.
-    """
+    """Returns the model of ``path/to/file.py:function``, or of ``hf:`` and a config of transformers
+    (random weights) or a folder with a config and weights in safetensors."""
     with _seeded(seed):
         if target.startswith(HF):
             if args is not None:
@@ -87,7 +73,6 @@ def _of_file(target: str, args: str | None) -> Loaded:
 
 
 def is_model(made: Any) -> bool:
-    """Returns whether a user's function made a module, or a pair of one and its inputs."""
     model = made[0] if isinstance(made, tuple) and made else made
     return isinstance(model, torch.nn.Module)
 
@@ -103,7 +88,6 @@ def _transformers() -> Any:
 
 
 def _of_transformers(path: Path) -> Any:
-    """Returns the model of a config or a folder, in float32 and ``eval()`` mode."""
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         raise InputError(f"no file at {str(file)!r}: expected a config of transformers (.json)")
@@ -155,11 +139,6 @@ def _model(transformers: Any, config: Any, values: Mapping[str, Any], path: Path
 
 
 def inputs_of(model: Module, labels: bool = False) -> dict[str, Any]:
-    """Returns random inputs of a model of transformers, by the name of its main input.
-
-    Raises:
-        InputError: nothing is known about such an input.
-    """
     config, accepted = model.config, inspect.signature(model.forward).parameters
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None) or LENGTH

@@ -34,19 +34,12 @@ HELD = frozenset({0.0, 0.5, 1.0, 2.0, float("inf")})
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A rule with its Python arguments; a function of the arrays among them.
+    """A rule with its Python arguments; a function of the arrays among them."""
 
-    Attributes:
-        rule: the rule.
-        tree: the structure of the positional and keyword arguments.
-        static: the leaves, None in place of each array.
-        at: the positions of the arrays.
-    """
-
-    rule: Callable[..., PyTree]
-    tree: TreeDef
-    static: tuple[Any, ...]
-    at: tuple[int, ...]
+    rule: Callable[..., PyTree]  # the rule
+    tree: TreeDef  # the structure of the positional and keyword arguments
+    static: tuple[Any, ...]  # the leaves, None in place of each array
+    at: tuple[int, ...]  # the positions of the arrays
 
     def __call__(self, *arrays: jax.Array) -> PyTree:
         leaves = list(self.static)
@@ -54,16 +47,6 @@ class Call:
             leaves[i] = x
         args, kwargs = jax.tree.unflatten(self.tree, leaves)
         return self.rule(*args, **kwargs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Flat:
-    """The results of a call as a list of arrays."""
-
-    call: Callable[..., PyTree]
-
-    def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
-        return jax.tree.leaves(self.call(*arrays))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,43 +66,31 @@ class InSteps(InDtype):
 
 def rounded_in_program(x: Any, dtype: Any) -> jax.Array:
     """Returns ``x`` in a narrower dtype, rounded by an equation: JAX would fold it if constant."""
-    return operation("constant", _listed, [jnp.dtype(dtype)], x)[0]
+    return operation("constant", _same, [jnp.dtype(dtype)], x)[0]
 
 
-def _listed(*arrays: jax.Array) -> list[jax.Array]:
-    return list(arrays)
+def _same(x: jax.Array) -> jax.Array:
+    return x
 
 
 def in_steps(
-    function: Callable[..., list[Any]], dtypes: Sequence[np.dtype], arrays: Sequence[jax.Array]
+    function: Callable[..., PyTree], dtypes: Sequence[np.dtype], arrays: Sequence[jax.Array]
 ) -> list[jax.Array]:
-    """Computes a function of several JAX operations, each of which rounds its results.
-
-    If all floats among the operands and results have one 16-bit dtype, every step has it.
-
-    Args:
-        function: of the arrays; returns a list of arrays.
-        dtypes: those of the results.
-        arrays: its operands.
-    """
+    """Computes a function of several JAX operations, each of which rounds its results if all floats
+    have one 16-bit dtype."""
     floats = {d for d in (*dtypes, *(x.dtype for x in arrays)) if jnp.issubdtype(d, jnp.floating)}
     if len(floats) != 1 or (low := floats.pop()).itemsize != 2:
-        return function(*arrays)
+        return jax.tree.leaves(function(*arrays))
     wide = [jax.ShapeDtypeStruct(x.shape, jnp.float32 if is_float(x) else x.dtype) for x in arrays]
     return interpret_jaxpr(InSteps(low), jax.make_jaxpr(function)(*wide), (), arrays)[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tangent:
-    """The derivative of a function along tangents of some operands: linear in the last operands.
+    """The derivative of a function along tangents of some operands: linear in the last operands."""
 
-    Attributes:
-        function: of arrays, returns a list of arrays.
-        at: the positions of the operands that have a tangent.
-    """
-
-    function: Callable[..., list[Any]]
-    at: tuple[int, ...]
+    function: Callable[..., PyTree]  # of arrays
+    at: tuple[int, ...]  # the positions of the operands that have a tangent
 
     def split(self, arrays: Sequence[jax.Array]) -> tuple[Sequence[Any], Sequence[Any]]:
         n = len(arrays) - len(self.at)
@@ -132,7 +103,8 @@ class Tangent:
             given = list(operands)
             for i, x in zip(self.at, some, strict=True):
                 given[i] = x
-            return [y.astype(some[0].dtype) for y in self.function(*given) if is_float(y)]
+            outs = jax.tree.leaves(self.function(*given))
+            return [y.astype(some[0].dtype) for y in outs if is_float(y)]
 
         return function
 
@@ -144,15 +116,10 @@ class Tangent:
 
 @dataclasses.dataclass(frozen=True)
 class Cotangent:
-    """The transpose of a :class:`Tangent`: the gradient of a function, from that of its results.
+    """The transpose of a :class:`Tangent`: the gradient of a function, from that of its results."""
 
-    Attributes:
-        tangent: of the function.
-        results: how many cotangents follow the operands.
-    """
-
-    tangent: Tangent
-    results: int
+    tangent: Tangent  # of the function
+    results: int  # how many cotangents follow the operands
 
     def __call__(self, *arrays: jax.Array) -> list[jax.Array]:
         operands, cotangents = arrays[: -self.results], arrays[-self.results :]
@@ -163,7 +130,6 @@ class Cotangent:
 
 @functools.cache
 def primitive_of(name: str) -> jex.Primitive:
-    """Returns the primitive of the operations of one name."""
     primitive = jex.Primitive(name)
     primitive.multiple_results = True
     vars(primitive)["transposes"] = name.endswith("_backward")  # read where a loss scale is tried
@@ -179,7 +145,6 @@ def primitive_of(name: str) -> jex.Primitive:
 
 
 def _is_elementwise(name: str) -> bool:
-    """Returns whether torch says that an operation computes each number by itself."""
     name = name.removeprefix("aten.").removesuffix("_jvp").removesuffix("_backward")
     packet = getattr(torch.ops.aten, name, None)
     overloads = [getattr(packet, x) for x in packet.overloads()] if packet is not None else []
@@ -187,33 +152,23 @@ def _is_elementwise(name: str) -> bool:
 
 
 def operation(name: str, function: Callable[..., PyTree], dtypes: Sequence[np.dtype], *arrays: Any):
-    """Computes a function in float32 (float64 for float64 operands), as one equation.
-
-    Args:
-        name: of the primitive; with the prefix ``aten.`` if JAX has another primitive of that name,
-            whose operands interpretations know.
-        function: hashable, of arrays; returns a list of arrays.
-        dtypes: those of the results.
-        arrays: its operands.
-    """
+    """Computes a function in float32 (float64 for float64 operands), as one equation. ``function``
+    is hashable; ``dtypes`` are those of the results."""
     types = {f"dtype_{i}": jnp.dtype(dtype) for i, dtype in enumerate(dtypes)}
     name = f"aten.{name}" if name in PRIMITIVES else name
     return primitive_of(name).bind(*arrays, function=function, **types)
 
 
 def one_step(name: str, function: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
-    """Returns a function's result, rounded once to the dtype of its first operand.
-
-    For rules of several steps (``IN_STEPS``); equal functions have to be equal as objects.
-    """
-    return operation(name, Flat(function), [arrays[0].dtype], *arrays)[0]
+    """Returns a function's result, rounded once; equal functions have to be equal as objects."""
+    return operation(name, function, [arrays[0].dtype], *arrays)[0]
 
 
 def _compute(*arrays: Any, function: Any, **dtypes: np.dtype) -> list[Any]:
     # `dtype_0` and so on are parameters of their own: whoever binds the equation to floats of
     # another width replaces them
     wide = jnp.float64 if any(x.dtype == jnp.float64 for x in arrays) else jnp.float32
-    outs = function(*[x.astype(wide) if is_float(x) else x for x in arrays])
+    outs = jax.tree.leaves(function(*[x.astype(wide) if is_float(x) else x for x in arrays]))
     found = [dtypes[f"dtype_{i}"] for i in range(len(outs))]
     return [y.astype(dtype) for y, dtype in zip(outs, found, strict=True)]
 
@@ -294,16 +249,10 @@ def _transpose(name: str, cotangents: Any, *inputs: Any, function: Any, **dtypes
 def rounds_several_times(
     call: Call, arrays: Sequence[jax.Array], dtypes: Sequence[np.dtype]
 ) -> bool:
-    """Returns whether a rule rounds more than once, or rounds a constant or to another dtype.
-
-    Args:
-        call: of the arrays.
-        arrays: operands, or their types.
-        dtypes: those of the results.
-    """
+    """Returns whether a rule rounds more than once, or rounds a constant or to another dtype."""
     if any(isinstance(x, float) and abs(x) not in HELD and x == x for x in call.static):
         return True
-    jaxpr: Any = jax.make_jaxpr(Flat(call))(*arrays)
+    jaxpr: Any = jax.make_jaxpr(call)(*arrays)
     results = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
     if [v.aval.dtype for v in jaxpr.jaxpr.outvars] != list(dtypes):
         return True

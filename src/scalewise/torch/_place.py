@@ -34,13 +34,8 @@ for _own in ("torch/", "interpret/", "auditing/", "emulating/", "_check.py"):
 
 @contextlib.contextmanager
 def recorded_frames() -> Iterator[dict[tuple[str, int], frozenset[str]]]:
-    """Lets nodes record the lines of all functions while a model is exported.
-
-    By itself ``torch.export`` records only those of ``forward``.
-
-    Returns:
-        By file and line, the names that are Python numbers there.
-    """
+    """Lets nodes record the lines of all functions, not only those of ``forward``, and yields by
+    file and line the names that are Python numbers there."""
     numbers: dict[tuple[str, int], frozenset[str]] = {}
 
     def filtered(tracer: Any, stack: traceback.StackSummary) -> traceback.StackSummary:
@@ -54,8 +49,6 @@ def recorded_frames() -> Iterator[dict[tuple[str, int], frozenset[str]]]:
 
 
 def _numbers_at(file: str, line: int) -> frozenset[str]:
-    """Returns the names of the Python numbers that a running line may read: variables, and
-    attributes of ``self``."""
     frame = inspect.currentframe()
     while frame is not None and (frame.f_code.co_filename, frame.f_lineno) != (file, line):
         frame = frame.f_back
@@ -103,7 +96,6 @@ def frames(node: Node) -> list[tuple[str, int, str]]:
 
 
 def _classes(node: Node) -> list[str]:
-    """Returns the names of a node's modules' classes, without torch's own, outermost first."""
     entries = (node.meta.get("nn_module_stack") or {}).values()
     names = [x if isinstance(x, str) else f"{x.__module__}.{x.__qualname__}" for _, x in entries]
     own = [x for x in names if not x.startswith("torch.nn.") or x.startswith(_MODEL_NAMES)]
@@ -111,13 +103,11 @@ def _classes(node: Node) -> list[str]:
 
 
 def line_of(node: Node) -> str:
-    """Returns ``file.py:12``, or "an unknown line"."""
     found = frames(node)
     return f"{os.path.basename(found[-1][0])}:{found[-1][1]}" if found else "an unknown line"
 
 
 def is_torchs_own(error: BaseException) -> bool:
-    """Returns whether a function of torch that is written in Python raised an error."""
     parts = os.path.join("nn", "functional.py"), "distributions" + os.sep
     own = tuple(os.path.join(_TORCH, x) for x in parts)
     stack = [f.filename for f in traceback.extract_tb(error.__traceback__)]
@@ -176,7 +166,6 @@ def at_class(module: Module) -> Callable[[Callable[[], PyTree]], Any]:
 
 
 def _line_outside() -> tuple[str, int]:
-    """Returns file and number of the innermost running line that isn't scalewise's."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename.startswith(_SCALEWISE):
         frame = frame.f_back

@@ -17,22 +17,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._dtypes import jax_dtype
+from ._convert import jax_dtype
 from ._export import Exported
 from ._operation import rounded_in_program
 from ._place import at, line_of, mark, scope_of
 from ._torch import Node, torch
 
 A = torch.ops.aten
-TARGETS = (
-    A._to_copy.default,
-    A.to.dtype,
-    A.to.dtype_layout,
-    A.lift_fresh_copy.default,
-    A.alias.default,
-    A.detach.default,
-)
-Node_ = torch.fx.Node
+TARGETS = (A._to_copy.default, A.to.dtype, A.to.dtype_layout, A.lift_fresh_copy.default,
+           A.alias.default, A.detach.default)  # fmt: skip
+NODE = torch.fx.Node
 UNMATCHED = ("placeholder", "output")
 # A float32 number that every narrower format rounds to 1.
 ABOVE_ONE = np.float32(1 + 2.0**-23)
@@ -54,23 +48,15 @@ def by_run(low: jax.Array, reference: jax.Array, dtype: np.dtype) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Matched:
-    """Two exports of a model, in 16 bits and in float32, and the nodes that correspond.
+    """Two exports of a model, in 16 bits and in float32, and the nodes that correspond."""
 
-    Attributes:
-        exported: the model in float32.
-        other: by node of the 16-bit graph, the corresponding node.
-        place: calls a function from the line that constants have.
-        dtype: the narrow dtype of the 16-bit graph.
-    """
-
-    exported: Exported
-    other: Mapping[Node, Node]
-    place: Callable[[Callable[[], Any]], Any]
-    dtype: np.dtype
+    exported: Exported  # the model in float32
+    other: Mapping[Node, Node]  # by node of the 16-bit graph, the corresponding node
+    place: Callable[[Callable[[], Any]], Any]  # calls a function from the line that constants have
+    dtype: np.dtype  # the narrow dtype of the 16-bit graph
 
     @functools.cached_property
     def own(self) -> dict[Node, Node]:
-        """By node of the float32 graph, the corresponding node of the 16-bit one."""
         return {b: a for a, b in self.other.items()}
 
     def corresponds(self, own: Node, other: Node) -> bool:
@@ -79,7 +65,6 @@ class Matched:
 
 
 def matched(low: Exported, wide: Exported, place: Any) -> Matched:
-    """Returns the nodes of two graphs that correspond: the same operations in the same order."""
     other = dict(_placeholders(low, wide))
     ours, theirs = _operations(low), _operations(wide)
     blocks = difflib.SequenceMatcher(None, *map(_keys, (ours, theirs)), autojunk=False)
@@ -125,7 +110,6 @@ def _shapes(node: Node) -> Any:
 
 
 def _is_cast(node: Node) -> bool:
-    """Returns whether a node converts a float to another float, or nothing."""
     if node.target not in TARGETS:
         return False
     types = [n.meta["val"].dtype for n in (node, node.args[0])]
@@ -140,18 +124,12 @@ def _uncast(node: Node) -> Node:
 
 @dataclasses.dataclass(eq=False)
 class Sides:
-    """The values of both graphs while they are computed.
-
-    Attributes:
-        matched: the graphs.
-        known: values of the 16-bit graph by node.
-        compute: computes a node of a graph, from a function that reads its operands.
-        others: values of nodes that only the float32 graph has.
-    """
+    """The values of both graphs while they are computed."""
 
     matched: Matched
-    known: dict[Node, Any]
-    compute: Callable[[Node, Callable[[Node], Any]], Any]
+    known: dict[Node, Any]  # values of the 16-bit graph
+    compute: Callable[[Node, Callable[[Node], Any]], Any]  # of a node and what reads its operands
+    # values of nodes that only the float32 graph has
     others: dict[Node, Any] = dataclasses.field(default_factory=dict)
 
     def placeholder(self, node: Node, value: Any) -> Any:
@@ -199,14 +177,13 @@ class Sides:
         return self.compute(node, operand)
 
     def outputs(self, node: Node) -> Any:
-        """Returns the results of the program, from its last node."""
         ours = torch.utils._pytree.tree_leaves(node.args)
         last = next(iter(reversed(self.matched.exported.graph_module.graph.nodes)))
         theirs = torch.utils._pytree.tree_leaves(last.args)
         changed = {}
         if len(ours) == len(theirs):
-            pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(a, Node_)]
-            changed = {a: b for a, b in pairs if isinstance(b, Node_)}
+            pairs = zip(ours, theirs, strict=True)
+            changed = {a: b for a, b in pairs if isinstance(a, NODE) and isinstance(b, NODE)}
 
         def read(n: Node) -> Any:
             other = changed.get(n)
@@ -256,7 +233,7 @@ def _equal_literals(node: Node, other: Node) -> bool:
 
 
 def _same(a: Any, b: Any) -> bool:
-    kinds = torch.fx.Node, torch.dtype
+    kinds = NODE, torch.dtype
     for kind in kinds:
         if isinstance(a, kind) or isinstance(b, kind):
             return isinstance(a, kind) and isinstance(b, kind)
@@ -275,5 +252,5 @@ def _are_limits(a: float, b: float) -> bool:
 
 def _operands(node: Node, other: Node) -> Iterator[tuple[Node, Node]]:
     for a, b in zip(_leaves(node), _leaves(other), strict=True):
-        if isinstance(a, torch.fx.Node) and a.op != "get_attr":
+        if isinstance(a, NODE) and a.op != "get_attr":
             yield a, b

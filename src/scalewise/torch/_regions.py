@@ -15,13 +15,9 @@ _KEY = "scalewise"  # in `custom`, what decompositions keep of a node's metadata
 
 
 def inline_regions(graph_module: GraphModule) -> bool:
-    """Inlines regions that turn gradients or autocast off, and marks their nodes.
-
-    ``x.detach()``, which decomposing replaces by an alias, gets the mark of a region of its own.
-
-    Returns:
-        Whether a region turns autocast on; it is left as it is, and torch inserts its casts.
-    """
+    """Inlines regions that turn gradients or autocast off, and marks their nodes; ``x.detach()`` is
+    one, which decomposing replaces by an alias. Returns whether a region turns autocast on: torch
+    inserts its casts."""
     turned_on = False
     for node in list(graph_module.graph.nodes):
         if node.target is torch.ops.aten.detach.default:
@@ -64,5 +60,4 @@ def _turned_off(node: Node) -> tuple[str | None, Any, Any] | None:
 
 
 def is_marked(node: Node, mark: str) -> bool:
-    """Returns whether a node stood in a region with a mark, "no_grad" or "no_autocast"."""
     return mark in (node.meta.get("custom") or {}).get(_KEY, ())

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .._types import PyTree
 from ._convert import to_jax
 from ._torch import Overload, torch
 
+# operations of our own, which stand in an export for what torch doesn't trace
 LIBRARY = torch.library.Library("scalewise", "DEF")
-"""Operations of our own, which stand in an export for what torch doesn't trace."""
 
 RULES: dict[Overload, Callable[..., PyTree]] = {}
 """By overload (``torch.ops.aten.exp.default``): a function of JAX arrays and Python values."""
 
-
+# By overload whose rule may draw random numbers: of its arguments, whether it does. The rule then
+# takes ``position``, a number that differs between the operations of a program.
 DRAWS: dict[Any, Callable[..., PyTree]] = {}
-"""By overload whose rule may draw random numbers: of its arguments, whether it does.
-
-The rule then takes ``position``, a number that differs between the operations of a program.
-"""
-
-
+# operations whose arguments are graphs; their rules get what computes one first
 WITH_GRAPHS: set[Any] = set()
-"""The operations whose arguments are graphs; their rules get what computes one first."""
-
-
+# overloads whose rule calls :func:`operation` for each of its roundings by itself
 STAGED: set[Overload] = set()
-"""The overloads whose rule calls :func:`operation` for each of its roundings by itself."""
-
-
+# overloads that torch computes by several operations or in the operands' own arithmetic, so that
+# each step of their rule rounds its result
 IN_STEPS: set[Overload] = set()
-"""The overloads that torch computes by several operations or in the operands' own arithmetic, so
-that each step of their rule rounds its result."""
 
 
 def rule(*overloads: Overload) -> Callable[[Callable], Callable]:
@@ -72,6 +63,12 @@ def rule(*overloads: Overload) -> Callable[[Callable], Callable]:
     return register
 
 
+def rules(table: Mapping[Any, Callable]) -> None:
+    """Registers the rule of each overload, or of each of several in a tuple."""
+    for overloads, function in table.items():
+        rule(*(overloads if isinstance(overloads, tuple) else (overloads,)))(function)
+
+
 def rule_of(target: Any) -> Callable[..., PyTree] | None:
     """Returns the rule of an operation; torch itself computes constants without one."""
     if target in RULES or not isinstance(target, torch._ops.OpOverload):
@@ -87,15 +84,6 @@ class MissingRuleError(NotImplementedError):
 
 
 def check_covered(targets: Iterable[tuple[Overload, str]], unknown: Sequence[str] = ()) -> None:
-    """Raises an error that lists every operation without a rule.
-
-    Args:
-        targets: operations, each with the source line that calls it.
-        unknown: the source lines of results whose shapes depend on numbers.
-
-    Raises:
-        MissingRuleError: there are some.
-    """
     missing: dict[Any, list[str]] = {}
     symbolic = list(unknown)
     for target, line in targets:
@@ -130,7 +118,6 @@ _STATIC_SHAPES = (
 
 
 def _unsupported(target: Any) -> str:
-    """Returns what to write in place of an operation that no rule can be for; "" of others."""
     if not isinstance(target, torch._ops.OpOverload):
         return "Control flow isn't supported: write both ways, and choose by torch.where."
     if torch.Tag.dynamic_output_shape in target.tags:

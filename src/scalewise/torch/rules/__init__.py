@@ -5,11 +5,10 @@ import importlib
 SUBJECTS = (
     "_elementwise", "_activations", "_reductions", "_shapes", "_indexing", "_creation",
     "_contractions", "_attention", "_norms", "_pooling", "_losses", "_transforms", "_backward",
-    "_complex", "_linalg", "_control", "_ctc",
+    "_linalg", "_control",
 )  # fmt: skip
 
 
 def load() -> None:
-    """Imports every file of rules, each of which registers its own."""
     for name in SUBJECTS:
         importlib.import_module(f".{name}", __name__)

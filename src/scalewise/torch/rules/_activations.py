@@ -7,16 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 from ._promotion import as_array, as_dtype, axes_of
 
 A = torch.ops.aten
-
-
-@rule(A.relu.default)
-def relu(x):
-    return jnp.maximum(x, as_array(0, x))
 
 
 @rule(A.gelu.default)
@@ -25,16 +20,6 @@ def gelu(x, approximate="none"):
         inner = np.sqrt(2 / np.pi).item() * (x + 0.044715 * x * x * x)
         return 0.5 * x * (1 + jnp.tanh(inner))
     return 0.5 * x * (1 + lax.erf(x * np.sqrt(0.5).item()))
-
-
-@rule(A.silu.default)
-def silu(x):
-    return x * lax.logistic(x)
-
-
-@rule(A.mish.default)
-def mish(x):
-    return x * jnp.tanh(jnp.logaddexp(x, as_array(0, x)))
 
 
 @rule(A.softplus.default)
@@ -55,33 +40,14 @@ def elu(x, alpha=1, scale=1, input_scale=1):
     return jnp.where(x > 0, x, negative) * scale
 
 
-rule(A.selu.default)(lambda x: elu(x, 1.6732632423543772, 1.0507009873554805))
-rule(A.celu.default)(lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha))
-
-
-@rule(A.leaky_relu.default, A._prelu_kernel.default)
-def leaky_relu(x, slope=0.01):
-    return jnp.where(x > 0, x, x * slope)
-
-
 @rule(A.hardtanh.default)
 def hardtanh(x, low=-1, high=1):
     return jnp.minimum(jnp.maximum(x, as_array(low, x)), as_array(high, x))
 
 
-rule(A.relu6.default)(lambda x: hardtanh(x, 0, 6))
-rule(A.hardsigmoid.default)(lambda x: hardtanh(x + 3, 0, 6) / 6)
-rule(A.hardswish.default)(lambda x: x * (hardtanh(x + 3, 0, 6) / 6))
-
-
 @rule(A.threshold.default)
 def threshold(x, threshold, value):
     return jnp.where(x <= threshold, as_array(value, x), x)
-
-
-@rule(A.hardshrink.default)
-def hardshrink(x, threshold=0.5):
-    return jnp.where(jnp.abs(x) <= threshold, as_array(0, x), x)
 
 
 @rule(A.softshrink.default)
@@ -97,21 +63,12 @@ def glu(x, dim=-1):
 
 
 def _shifted(x: jax.Array, dim: int) -> jax.Array:
-    """Returns x minus its largest along an axis, which is taken for a constant."""
     return x - lax.stop_gradient(jnp.max(x, axes_of(x, dim), keepdims=True))
 
 
 def softmax_along(x: jax.Array, dim: int) -> jax.Array:
     e = jnp.exp(_shifted(x, dim))
     return e / jnp.sum(e, axes_of(x, dim), keepdims=True)
-
-
-@rule(A._softmax.default)
-def softmax(x, dim, half_to_float=False):
-    return softmax_along(as_dtype(x, torch.float32 if half_to_float else None), dim)
-
-
-rule(A.softmax.int)(lambda x, dim, dtype=None: softmax_along(as_dtype(x, dtype), dim))
 
 
 @rule(A._safe_softmax.default)
@@ -127,4 +84,21 @@ def log_softmax(x, dim, half_to_float=False):
     return x - jnp.log(jnp.sum(jnp.exp(x), axes_of(x, dim), keepdims=True))
 
 
-rule(A.log_softmax.int)(lambda x, dim, dtype=None: log_softmax(as_dtype(x, dtype), dim))
+rules({
+    A.relu.default: lambda x: jnp.maximum(x, as_array(0, x)),
+    A.silu.default: lambda x: x * lax.logistic(x),
+    A.mish.default: lambda x: x * jnp.tanh(jnp.logaddexp(x, as_array(0, x))),
+    A.selu.default: lambda x: elu(x, 1.6732632423543772, 1.0507009873554805),
+    A.celu.default: lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha),
+    (A.leaky_relu.default, A._prelu_kernel.default): lambda x, slope=0.01: (
+        jnp.where(x > 0, x, x * slope)),
+    A.relu6.default: lambda x: hardtanh(x, 0, 6),
+    A.hardsigmoid.default: lambda x: hardtanh(x + 3, 0, 6) / 6,
+    A.hardswish.default: lambda x: x * (hardtanh(x + 3, 0, 6) / 6),
+    A.hardshrink.default: lambda x, threshold=0.5: (
+        jnp.where(jnp.abs(x) <= threshold, as_array(0, x), x)),
+    A._softmax.default: lambda x, dim, half_to_float=False: (
+        softmax_along(as_dtype(x, torch.float32 if half_to_float else None), dim)),
+    A.softmax.int: lambda x, dim, dtype=None: softmax_along(as_dtype(x, dtype), dim),
+    A.log_softmax.int: lambda x, dim, dtype=None: log_softmax(as_dtype(x, dtype), dim),
+})  # fmt: skip

@@ -25,7 +25,7 @@ class Scores:
     scale: float
     is_causal: bool
 
-    def __call__(self, query: Any, key: Any, *masks: Any) -> list[Any]:
+    def __call__(self, query: Any, key: Any, *masks: Any) -> Any:
         scores = matmul(query, jnp.swapaxes(key, -1, -2)) * self.scale
         if self.is_causal:
             masks = (jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_)),)
@@ -35,7 +35,7 @@ class Scores:
                 scores = jnp.where(mask, scores, jnp.full_like(scores, -jnp.inf))
             else:
                 scores = scores + mask.astype(scores.dtype)
-        return [scores]
+        return scores
 
 
 def _exponentials(scores: Any) -> Any:
@@ -46,26 +46,20 @@ def _exponentials(scores: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Attention weights, not yet divided by their sum."""
-
     dropout: float
     position: int
 
-    def __call__(self, scores: Any) -> list[Any]:
+    def __call__(self, scores: Any) -> Any:
         weights = _exponentials(scores)
         if self.dropout:
             some = kept(self.position, 1 - self.dropout, weights.shape)
             weights = dropped(weights, some, self.dropout)
-        return [weights]
+        return weights
 
 
-@dataclasses.dataclass(frozen=True)
-class Averages:
-    """Values times the weights, divided by the weights' sum."""
-
-    def __call__(self, weights: Any, scores: Any, value: Any) -> list[Any]:
-        total = jnp.sum(_exponentials(scores), -1, keepdims=True)
-        return [matmul(weights, value) / jnp.where(total == 0, jnp.ones_like(total), total)]
+def averages(weights: Any, scores: Any, value: Any) -> Any:
+    total = jnp.sum(_exponentials(scores), -1, keepdims=True)
+    return matmul(weights, value) / jnp.where(total == 0, jnp.ones_like(total), total)
 
 
 def _has_dropout(query, key, value, attn_mask=None, dropout_p=0.0, *args, **kwargs):
@@ -86,7 +80,7 @@ def attention(
     masks = () if attn_mask is None else (attn_mask,)
     (scores,) = operation("attention_scores", Scores(scale, is_causal), [wide], query, key, *masks)
     (weights,) = operation("attention_weights", Weights(dropout_p, position), [low], scores)
-    (out,) = operation("attention", Averages(), [low], weights, scores, value)
+    (out,) = operation("attention", averages, [low], weights, scores, value)
     return out
 
 

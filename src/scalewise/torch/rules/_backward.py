@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._registry import RULES, rule
+from .._registry import RULES, rule, rules
 from .._torch import torch
 from ._promotion import ranked
 
@@ -16,26 +16,12 @@ A = torch.ops.aten
 
 
 def _pulled(function, gradient, *arrays):
-    """Returns the gradients of a function's arrays for the gradient of its result."""
     y, pull = jax.vjp(function, *arrays)
     return pull(gradient.astype(y.dtype))
 
 
 def _masked(gradients, mask):
-    """Returns the gradients that are asked for, None in place of the others."""
     return tuple(g if wanted else None for g, wanted in zip(gradients, mask, strict=True))
-
-
-@rule(A._adaptive_avg_pool2d_backward.default)
-def adaptive_avg_pool2d_backward(gradient, x):
-    pool = RULES[A._adaptive_avg_pool2d.default]
-    return _pulled(lambda x: pool(x, gradient.shape[-2:]), gradient, x)[0]
-
-
-@rule(A.avg_pool2d_backward.default)
-def avg_pool2d_backward(gradient, x, *options):
-    pool = RULES[A.avg_pool2d.default]
-    return _pulled(lambda x: pool(x, *options), gradient, x)[0]
 
 
 @rule(A.max_pool2d_with_indices_backward.default)
@@ -105,3 +91,11 @@ def native_group_norm_backward(
     moved = _norm_backward(inner, standard, rstd, (2, 3)).reshape(x.shape)
     weights = jnp.sum(given * standard, (0, 3)).reshape(channels)
     return _masked((moved, weights, jnp.sum(given, (0, 3)).reshape(channels)), mask)
+
+
+rules({
+    A._adaptive_avg_pool2d_backward.default: lambda gradient, x: _pulled(
+        lambda x: RULES[A._adaptive_avg_pool2d.default](x, gradient.shape[-2:]), gradient, x)[0],
+    A.avg_pool2d_backward.default: lambda gradient, x, *options: _pulled(
+        lambda x: RULES[A.avg_pool2d.default](x, *options), gradient, x)[0],
+})  # fmt: skip

@@ -7,13 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 
 A = torch.ops.aten
-
-rule(A.mm.default, A.mv.default, A.dot.default)(lambda x, y: jnp.matmul(x, y))
-rule(A.mm.dtype, A.bmm.dtype)(lambda x, y, dtype: jnp.matmul(x, y))
 
 
 @rule(A.bmm.default)
@@ -49,26 +46,6 @@ def _added(x, y, beta, alpha):
     return y + (x if beta == 1 else x * beta)
 
 
-@rule(A.addmm.default, A.addmv.default)
-def addmm(x, a, b, beta=1, alpha=1):
-    return _added(x, jnp.matmul(a, b), beta, alpha)
-
-
-@rule(A.addr.default)
-def addr(x, a, b, beta=1, alpha=1):
-    return _added(x, a[:, None] * b[None], beta, alpha)
-
-
-@rule(A.baddbmm.default)
-def baddbmm(x, a, b, beta=1, alpha=1):
-    return _added(x, bmm(a, b), beta, alpha)
-
-
-@rule(A.addbmm.default)
-def addbmm(x, a, b, beta=1, alpha=1):
-    return _added(x, lax.dot_general(a, b, (((0, 2), (0, 1)), ((), ()))), beta, alpha)
-
-
 @rule(A.convolution.default)
 def convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     n = weight.ndim - 2
@@ -87,7 +64,6 @@ def convolution(x, weight, bias, stride, padding, dilation, transposed, output_p
 
 
 def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
-    """Returns a transposed convolution: a convolution of x with zeros between its elements."""
     n = weight.ndim - 2
     inputs, outputs, *kernel = weight.shape
     weight = weight.reshape(groups, inputs // groups, outputs, *kernel)
@@ -103,7 +79,6 @@ def _transposed(x, weight, stride, padding, dilation, output_padding, groups):
 
 @rule(A._trilinear.default)
 def trilinear(x, y, z, expand_x, expand_y, expand_z, sum_dims, unroll_dim=1):
-    """Returns sums of products of three arrays, each of which gets new axes first."""
     pairs = (x, expand_x), (y, expand_y), (z, expand_z)
     x, y, z = (jnp.expand_dims(v, tuple(new)) for v, new in pairs)
     return jnp.sum(x * y * z, tuple(sum_dims))
@@ -118,3 +93,15 @@ def grouped_mm(x, weight, offs=None, bias=None, out_dtype=None):
     y = lax.ragged_dot(x, weight, sizes)
     assert isinstance(y, jax.Array)
     return y
+
+
+rules({
+    (A.mm.default, A.mv.default, A.dot.default): lambda x, y: jnp.matmul(x, y),
+    (A.mm.dtype, A.bmm.dtype): lambda x, y, dtype: jnp.matmul(x, y),
+    (A.addmm.default, A.addmv.default): lambda x, a, b, beta=1, alpha=1: (
+        _added(x, jnp.matmul(a, b), beta, alpha)),
+    A.addr.default: lambda x, a, b, beta=1, alpha=1: _added(x, a[:, None] * b[None], beta, alpha),
+    A.baddbmm.default: lambda x, a, b, beta=1, alpha=1: _added(x, bmm(a, b), beta, alpha),
+    A.addbmm.default: lambda x, a, b, beta=1, alpha=1: (
+        _added(x, lax.dot_general(a, b, (((0, 2), (0, 1)), ((), ()))), beta, alpha)),
+})  # fmt: skip

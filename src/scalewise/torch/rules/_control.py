@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from .._operation import operation
 from .._registry import RULES, WITH_GRAPHS, rule
 from .._torch import GraphModule, torch
-from ._attention import Averages, Weights
+from ._attention import Weights, averages
 from ._contractions import matmul
 
 HIGHER_ORDER = torch.ops.higher_order
@@ -73,21 +73,15 @@ def _plain(module: GraphModule, inputs: Sequence[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class FlexScores:
-    """Scores times ``scale``, as two functions change and mask them.
-
-    Attributes:
-        scale: of the products.
-        codes: the functions' code, by which layers share what is compiled.
-        functions: of a score and its four indices, and of the indices alone.
-        buffers: how many arrays the first one gets besides; the second gets the others.
-    """
+    """Scores times ``scale``, as two functions change and mask them."""
 
     scale: float
-    codes: tuple[str, str]
+    codes: tuple[str, str]  # the functions' code, by which layers share what is compiled
+    # of a score and its four indices, and of the indices alone
     functions: tuple[GraphModule, GraphModule] = dataclasses.field(compare=False)
-    buffers: int
+    buffers: int  # how many arrays the first function gets besides; the second gets the others
 
-    def __call__(self, query: Any, key: Any, *buffers: Any) -> list[Any]:
+    def __call__(self, query: Any, key: Any, *buffers: Any) -> Any:
         scores = matmul(query, jnp.swapaxes(key, -1, -2)) * self.scale
         places = [jnp.arange(n, dtype=jnp.int32) for n in scores.shape]
         change, mask = self.functions
@@ -100,7 +94,7 @@ class FlexScores:
 
         for axis in reversed(range(4)):
             one = jax.vmap(one, (0, *(0 if i == axis else None for i in range(4))))
-        return [one(scores, *places)]
+        return one(scores, *places)
 
 
 @rule(HIGHER_ORDER.flex_attention)
@@ -115,7 +109,7 @@ def flex_attention(
     step = FlexScores(scale, (change.code, functions[1].code), functions, len(buffers))
     (scores,) = operation("attention_scores", step, [wide], query, key, *buffers, *masks)
     (weights,) = operation("attention_weights", Weights(0.0, 0), [low], scores)
-    (out,) = operation("attention", Averages(), [low], weights, scores, value)
+    (out,) = operation("attention", averages, [low], weights, scores, value)
     total = jax.scipy.special.logsumexp(scores, -1)
     return out, total / math.log(2), scores.max(-1) / math.log(2)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._dtypes import jax_dtype
-from .._registry import DRAWS, rule
+from .._convert import jax_dtype
+from .._registry import DRAWS, rule, rules
 from .._torch import torch
 from ._promotion import common
 
@@ -17,7 +18,6 @@ A = torch.ops.aten
 
 
 def _dtype(dtype, value=None):
-    """Returns JAX's dtype for torch's, by default that of a Python number, or float32."""
     if dtype is not None:
         return jax_dtype(dtype)
     if isinstance(value, bool):
@@ -40,30 +40,9 @@ def full_like(x, value, dtype=None, **options):
     return new_full(x, x.shape, value, dtype)
 
 
-def _register_filled(value, filled, like, new):
-    rule(*filled)(lambda shape, dtype=None, **options: full(shape, value, dtype))
-    rule(*like)(lambda x, dtype=None, **options: full_like(x, value, dtype))
-    rule(*new)(lambda x, shape, dtype=None, **options: new_full(x, shape, value, dtype))
-
-
-_register_filled(
-    0.0,
-    (A.zeros.default, A.empty.memory_format),
-    (A.zeros_like.default, A.empty_like.default),
-    (A.new_zeros.default, A.new_empty.default),
-)
-_register_filled(1.0, (A.ones.default,), (A.ones_like.default,), (A.new_ones.default,))
-rule(A.empty_strided.default)(lambda shape, strides, dtype=None, **o: full(shape, 0.0, dtype))
-rule(A.scalar_tensor.default)(lambda value, dtype=None, **o: jnp.asarray(value, _dtype(dtype)))
-rule(A.fill.Scalar)(lambda x, value: full_like(x, value))
-
-
 @rule(A.eye.m)
 def eye(rows, columns, dtype=None, **options):
     return jnp.eye(rows, columns, dtype=_dtype(dtype))
-
-
-rule(A.eye.default)(lambda rows, dtype=None, **options: eye(rows, rows, dtype))
 
 
 @rule(A.arange.start_step)
@@ -73,22 +52,9 @@ def arange(start, end, step=1, dtype=None, **options):
     return jnp.arange(start, end, step, dtype=_dtype(dtype, kind))
 
 
-rule(A.arange.start)(lambda start, end, dtype=None, **options: arange(start, end, 1, dtype))
-rule(A.arange.default)(lambda end, dtype=None, **options: arange(0, end, 1, dtype))
-
-
-@rule(A.linspace.default)
-def linspace(start, end, steps, dtype=None, **options):
-    return jnp.linspace(start, end, steps, dtype=_dtype(dtype))
-
-
 def random_rule(*overloads, draws=lambda *args, **kwargs: True):
-    """Registers a rule whose first argument is a number that differs between operations that draw.
-
-    Args:
-        overloads: the rule's.
-        draws: of the arguments, whether the rule draws.
-    """
+    """Registers a rule whose first argument is a number that differs between operations that
+    draw."""
 
     def register(function):
         def rule_(*args, position=0, **kwargs):
@@ -101,13 +67,13 @@ def random_rule(*overloads, draws=lambda *args, **kwargs: True):
     return register
 
 
+def random_rules(table):
+    for overload, function in table.items():
+        random_rule(overload)(function)
+
+
 def _key(position):
     return jax.random.fold_in(jax.random.key(0), position)
-
-
-@random_rule(A.rand.default)
-def rand(position, shape, dtype=None, **options):
-    return jax.random.uniform(_key(position), shape, _dtype(dtype))
 
 
 @random_rule(A.randn.default)
@@ -125,21 +91,6 @@ def normal_like(position, x, mean=0.0, std=1.0, **options):
     return mean + std * jax.random.normal(_key(position), x.shape, x.dtype)
 
 
-@random_rule(A.rand_like.default)
-def rand_like(position, x, dtype=None, **options):
-    return uniform(position, full_like(x, 0, dtype))
-
-
-@random_rule(A.randn_like.default)
-def randn_like(position, x, dtype=None, **options):
-    return normal_like(position, full_like(x, 0, dtype))
-
-
-@random_rule(A.normal.float_float)
-def normal(position, mean, std, shape, dtype=None, **options):
-    return mean + std * randn(position, shape, dtype)
-
-
 @random_rule(A.normal.Tensor_float, A.normal.float_Tensor, A.normal.Tensor_Tensor)
 def normal_around(position, mean, std=1.0, **options):
     mean, std = common(mean, std)
@@ -151,39 +102,13 @@ def randint(position, low, high, shape, dtype=torch.int64, **options):
     return jax.random.randint(_key(position), shape, low, high).astype(jax_dtype(dtype))
 
 
-@random_rule(A.randint.default)
-def randint_from_0(position, high, shape, dtype=torch.int64, **options):
-    return randint(position, 0, high, shape, dtype)
-
-
 @random_rule(A.randint_like.low_dtype)
 def randint_like(position, x, low, high, dtype=None, **options):
     return randint(position, low, high, x.shape).astype(full_like(x, 0, dtype).dtype)
 
 
-@random_rule(A.randint_like.default)
-def randint_like_from_0(position, x, high, dtype=None, **options):
-    return randint_like(position, x, 0, high, dtype)
-
-
-@random_rule(A.randperm.default)
-def randperm(position, n, dtype=torch.int64, **options):
-    return jax.random.permutation(_key(position), n).astype(jax_dtype(dtype))
-
-
 def kept(position, p, shape):
-    """Returns True with probability p; the same draws whether JAX's x64 is on or not."""
     return jax.random.uniform(_key(position), shape, jnp.float32) < np.float32(p)
-
-
-@random_rule(A.bernoulli.p)
-def bernoulli(position, x, p=0.5, **options):
-    return kept(position, p, x.shape).astype(x.dtype)
-
-
-@random_rule(A.bernoulli.Tensor)
-def bernoulli_of(position, x, p, **options):
-    return (jax.random.uniform(_key(position), x.shape, jnp.float32) < p).astype(x.dtype)
 
 
 @random_rule(A.multinomial.default)
@@ -197,17 +122,8 @@ def multinomial(position, x, num_samples, replacement=False, **options):
     return jnp.argsort(logs + noise, -1, descending=True)[..., :num_samples]
 
 
-# Draws around numbers, by functions of JAX.
-AROUND = {
-    A.poisson.default: jax.random.poisson, A._standard_gamma.default: jax.random.gamma,
-    A._sample_dirichlet.default: jax.random.dirichlet,
-}  # fmt: skip
-for _overload, _draw in AROUND.items():
-    random_rule(_overload)(
-        lambda position, x, *generator, draw=_draw, **options: draw(
-            _key(position), x.astype(jnp.float32)
-        ).astype(x.dtype)
-    )
+def _around(draw, position, x, *generator, **options):
+    return draw(_key(position), x.astype(jnp.float32)).astype(x.dtype)
 
 
 @random_rule(A.binomial.default)
@@ -233,25 +149,56 @@ def native_dropout(position, x, p, train):
     return dropped(x, some, p), some
 
 
-@random_rule(A.dropout.default)
-def dropout(position, x, p, train):
-    return dropped(x, kept(position, 1 - p, x.shape), p) if train and p else x
-
-
 def dropped(x, some, p):
-    """Returns x / (1 - p) where ``some`` is True, else 0."""
     scale = 1 / (1 - p) if p < 1 else 0.0
     return jnp.where(some, x * scale, jnp.zeros_like(x))
 
 
-@rule(operator.getitem)
-def getitem(x, i):
-    return x[i]
+rules({
+    (A.zeros.default, A.empty.memory_format): lambda shape, dtype=None, **options: (
+        full(shape, 0.0, dtype)),
+    (A.zeros_like.default, A.empty_like.default): lambda x, dtype=None, **options: (
+        full_like(x, 0.0, dtype)),
+    (A.new_zeros.default, A.new_empty.default): lambda x, shape, dtype=None, **options: (
+        new_full(x, shape, 0.0, dtype)),
+    A.ones.default: lambda shape, dtype=None, **options: full(shape, 1.0, dtype),
+    A.ones_like.default: lambda x, dtype=None, **options: full_like(x, 1.0, dtype),
+    A.new_ones.default: lambda x, shape, dtype=None, **options: new_full(x, shape, 1.0, dtype),
+    A.empty_strided.default: lambda shape, strides, dtype=None, **o: full(shape, 0.0, dtype),
+    A.scalar_tensor.default: lambda value, dtype=None, **o: jnp.asarray(value, _dtype(dtype)),
+    A.fill.Scalar: lambda x, value: full_like(x, value),
+    A.eye.default: lambda rows, dtype=None, **options: eye(rows, rows, dtype),
+    A.arange.start: lambda start, end, dtype=None, **options: arange(start, end, 1, dtype),
+    A.arange.default: lambda end, dtype=None, **options: arange(0, end, 1, dtype),
+    A.linspace.default: lambda start, end, steps, dtype=None, **options: (
+        jnp.linspace(start, end, steps, dtype=_dtype(dtype))),
+    operator.getitem: lambda x, i: x[i],
+    (A._assert_tensor_metadata.default, A._assert_async.msg, A._assert_scalar.default,
+     A.sym_constrain_range_for_size.default): lambda *args, **kwargs: None,
+})  # fmt: skip
 
 
-@rule(
-    A._assert_tensor_metadata.default, A._assert_async.msg, A._assert_scalar.default,
-    A.sym_constrain_range_for_size.default,
-)  # fmt: skip
-def check(*args, **kwargs):
-    return None
+random_rules({
+    A.poisson.default: partial(_around, jax.random.poisson),
+    A._standard_gamma.default: partial(_around, jax.random.gamma),
+    A._sample_dirichlet.default: partial(_around, jax.random.dirichlet),
+    A.rand.default: lambda position, shape, dtype=None, **options: (
+        jax.random.uniform(_key(position), shape, _dtype(dtype))),
+    A.rand_like.default: lambda position, x, dtype=None, **options: (
+        uniform(position, full_like(x, 0, dtype))),
+    A.randn_like.default: lambda position, x, dtype=None, **options: (
+        normal_like(position, full_like(x, 0, dtype))),
+    A.normal.float_float: lambda position, mean, std, shape, dtype=None, **options: (
+        mean + std * randn(position, shape, dtype)),
+    A.randint.default: lambda position, high, shape, dtype=torch.int64, **options: (
+        randint(position, 0, high, shape, dtype)),
+    A.randint_like.default: lambda position, x, high, dtype=None, **options: (
+        randint_like(position, x, 0, high, dtype)),
+    A.randperm.default: lambda position, n, dtype=torch.int64, **options: (
+        jax.random.permutation(_key(position), n).astype(jax_dtype(dtype))),
+    A.bernoulli.p: lambda position, x, p=0.5, **options: kept(position, p, x.shape).astype(x.dtype),
+    A.bernoulli.Tensor: lambda position, x, p, **options: (
+        (jax.random.uniform(_key(position), x.shape, jnp.float32) < p).astype(x.dtype)),
+    A.dropout.default: lambda position, x, p, train: (
+        dropped(x, kept(position, 1 - p, x.shape), p) if train and p else x),
+})  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.scipy import special
 
-from .._registry import IN_STEPS, rule
+from .._registry import IN_STEPS, rule, rules
 from .._torch import torch
 from ._promotion import as_array, as_dtype, as_float, common, promoted, ranked
 
@@ -38,19 +39,19 @@ FUNCTIONS = {
     "positive": lambda x: x,
 }  # fmt: skip
 TO_INTEGERS = {"ceil": lax.ceil, "floor": lax.floor, "trunc": jnp.trunc}
-COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 OF_TWO = {
     "minimum": jnp.minimum, "maximum": jnp.maximum, "hypot": jnp.hypot, "fmax": jnp.fmax,
     "fmin": jnp.fmin, "nextafter": jnp.nextafter, "igamma": special.gammainc,
     "igammac": special.gammaincc, "special_zeta": special.zeta, "floor_divide": operator.floordiv,
+    "remainder": jnp.remainder, "fmod": jnp.fmod, "copysign": jnp.copysign,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
+    "ge": operator.ge, "bitwise_and": operator.and_, "bitwise_or": operator.or_,
+    "bitwise_xor": operator.xor, "__and__": operator.and_, "__or__": operator.or_,
+    "__xor__": operator.xor, "bitwise_left_shift": operator.lshift,
+    "bitwise_right_shift": operator.rshift,
 }  # fmt: skip
 LOGICAL = {
     "logical_and": jnp.logical_and, "logical_or": jnp.logical_or, "logical_xor": jnp.logical_xor,
-}  # fmt: skip
-BITWISE = {
-    "bitwise_and": operator.and_, "bitwise_or": operator.or_, "bitwise_xor": operator.xor,
-    "__and__": operator.and_, "__or__": operator.or_, "__xor__": operator.xor,
-    "bitwise_left_shift": operator.lshift, "bitwise_right_shift": operator.rshift,
 }  # fmt: skip
 
 
@@ -66,22 +67,19 @@ def _of_numbers(function: Callable) -> Callable:
     return lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
-for _name, _function in FLOAT_FUNCTIONS.items():
-    rule(getattr(A, _name).default)(_of_floats(_function))
-for _name, _function in FUNCTIONS.items():
-    rule(getattr(A, _name).default)(_function)
-for _name, _function in TO_INTEGERS.items():
-    rule(getattr(A, _name).default)(_of_numbers(_function))
-for _name, _function in COMPARISONS.items():
-    rule(getattr(A, _name).Tensor, getattr(A, _name).Scalar)(promoted(_function))
-for _name, _function in OF_TWO.items():
-    rule(getattr(A, _name).default)(promoted(_function))
-for _name, _function in LOGICAL.items():
-    rule(getattr(A, _name).default)(_of_truth(_function))
-for _name, _function in BITWISE.items():
-    _overloads = [getattr(getattr(A, _name), o) for o in ("Tensor", "Scalar", "Tensor_Scalar")
-                  if hasattr(getattr(A, _name), o)]  # fmt: skip
-    rule(*_overloads)(promoted(_function))
+def _overloads(name: str) -> list[Any]:
+    packet = getattr(A, name)
+    names = packet.overloads()
+    own = ["Tensor", "Scalar", "Tensor_Scalar"] if "Tensor" in names else ["default"]
+    return [getattr(packet, x) for x in own if x in names]
+
+
+for _wrap, _functions in (
+    (_of_floats, FLOAT_FUNCTIONS), (lambda f: f, FUNCTIONS), (_of_numbers, TO_INTEGERS),
+    (promoted, OF_TWO), (_of_truth, LOGICAL),
+):  # fmt: skip
+    for _name, _function in _functions.items():
+        rule(*_overloads(_name))(_wrap(_function))
 
 
 @rule(A.add.Tensor, A.add.Scalar)
@@ -98,19 +96,10 @@ def sub(x, y, alpha=1):
     return x - (y if alpha == 1 else y * alpha)
 
 
-@rule(A.rsub.Tensor, A.rsub.Scalar)
-def rsub(x, y, alpha=1):
-    return sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)
-
-
 @rule(A.mul.Tensor, A.mul.Scalar)
 @promoted
 def mul(x, y):
     return jnp.logical_and(x, y) if x.dtype == jnp.bool_ else x * y
-
-
-rule(A.min.other)(promoted(jnp.minimum))
-rule(A.max.other)(promoted(jnp.maximum))
 
 
 @rule(A.div.Tensor, A.div.Scalar)
@@ -129,17 +118,6 @@ def div_mode(x, y, rounding_mode=None):
     if jnp.issubdtype(x.dtype, jnp.integer):
         return lax.div(x, jnp.broadcast_to(as_array(y, x), x.shape))
     return jnp.trunc(x / y)
-
-
-rule(A.remainder.Tensor, A.remainder.Scalar)(promoted(jnp.remainder))
-rule(A.fmod.Tensor, A.fmod.Scalar)(promoted(jnp.fmod))
-rule(A.copysign.Tensor, A.copysign.Scalar)(promoted(jnp.copysign))
-rule(A.pow.Tensor_Tensor)(promoted(jnp.power))
-
-
-@rule(A.atan2.default, A.atan2.out)
-def atan2(x, y, out=None):
-    return jnp.arctan2(*common(x, y, floating=True))
 
 
 @rule(A.pow.Tensor_Scalar)
@@ -172,19 +150,6 @@ def round_to_decimals(x, *, decimals):
     return rounded / factor if decimals > 0 else rounded * factor
 
 
-rule(A.frexp.Tensor)(lambda x: tuple(jnp.frexp(x)))
-rule(A.frac.default)(lambda x: x - jnp.trunc(x))
-rule(A.clone.default, A.contiguous.default)(lambda x, memory_format=None: x)
-rule(A.copy.default)(lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape))
-
-
-@rule(
-    A._to_copy.default, A.to.dtype, A.to.dtype_layout, torch.ops.prims.convert_element_type.default
-)
-def to_copy(x, dtype=None, *args, **options):
-    return as_dtype(x, dtype)
-
-
 @rule(A.clamp.default, A.clip.default)
 def clamp(x, low=None, high=None):
     bounds = [b for b in (low, high) if b is not None]
@@ -200,10 +165,6 @@ def clamp_tensor(x, low=None, high=None):
     return x if high is None else jnp.minimum(*common(x, high))
 
 
-rule(A.clamp_min.default)(lambda x, low: clamp(x, low))
-rule(A.clamp_max.default)(lambda x, high: clamp(x, None, high))
-
-
 @rule(A.where.self, A.where.ScalarOther, A.where.ScalarSelf, A.where.Scalar)
 def where(condition, x, y):
     arrays = [v for v in (x, y) if isinstance(v, jax.Array | np.ndarray)]
@@ -214,27 +175,15 @@ def where(condition, x, y):
     return lax.select(jnp.broadcast_to(condition.astype(jnp.bool_), shape), *pick)
 
 
-@rule(A.masked_fill.Scalar, A.masked_fill.Tensor)
-def masked_fill(x, mask, value):
-    return where(mask, as_array(value, x), x)
-
-
 @rule(A.lerp.Scalar, A.lerp.Tensor)
 def lerp(x, y, weight):
     x, y, weight = common(x, y, weight)
     return x + weight * (y - x)
 
 
-def _added(combine):
-    def added(x, y, z, value=1):
-        x, y, z = common(x, y, z)
-        return x + combine(value * y, z)
-
-    return added
-
-
-rule(A.addcmul.default)(_added(operator.mul))
-rule(A.addcdiv.default)(_added(operator.truediv))
+def _added(combine, x, y, z, value=1):
+    x, y, z = common(x, y, z)
+    return x + combine(value * y, z)
 
 
 IN_STEPS.add(A.xlogy.Tensor)
@@ -247,11 +196,33 @@ def xlogy(x: Any, y: Any) -> Any:
     return jnp.where(x == 0, jnp.where(jnp.isnan(y), y, jnp.zeros_like(y)), x * jnp.log(safe))
 
 
-rule(A.polygamma.default)(lambda n, x: special.polygamma(n, as_float(x)))
-
-
 @rule(A.logit.default)
 def logit(x, eps=None):
     x = as_float(x)
     x = x if eps is None else clamp(x, eps, 1 - eps)
     return jnp.log(x / (1 - x))
+
+
+rules({
+    (A.rsub.Tensor, A.rsub.Scalar): lambda x, y, alpha=1: (
+        sub(y, x, alpha) if isinstance(y, jax.Array) else y - (x if alpha == 1 else x * alpha)),
+    A.min.other: promoted(jnp.minimum),
+    A.max.other: promoted(jnp.maximum),
+    A.pow.Tensor_Tensor: promoted(jnp.power),
+    (A.atan2.default, A.atan2.out): lambda x, y, out=None: (
+        jnp.arctan2(*common(x, y, floating=True))),
+    A.frexp.Tensor: lambda x: tuple(jnp.frexp(x)),
+    A.frac.default: lambda x: x - jnp.trunc(x),
+    (A.clone.default, A.contiguous.default): lambda x, memory_format=None: x,
+    A.copy.default: lambda x, y, non_blocking=False: jnp.broadcast_to(y.astype(x.dtype), x.shape),
+    (A._to_copy.default, A.to.dtype, A.to.dtype_layout,
+     torch.ops.prims.convert_element_type.default): (
+        lambda x, dtype=None, *args, **options: as_dtype(x, dtype)),
+    A.clamp_min.default: lambda x, low: clamp(x, low),
+    A.clamp_max.default: lambda x, high: clamp(x, None, high),
+    (A.masked_fill.Scalar, A.masked_fill.Tensor): lambda x, mask, value: (
+        where(mask, as_array(value, x), x)),
+    A.addcmul.default: partial(_added, operator.mul),
+    A.addcdiv.default: partial(_added, operator.truediv),
+    A.polygamma.default: lambda n, x: special.polygamma(n, as_float(x)),
+})  # fmt: skip

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 from ._reductions import vector_norm
 
@@ -17,7 +17,6 @@ A = torch.ops.aten
 
 @rule(A.searchsorted.Tensor)
 def search_sorted(sorted_sequence, x, out_int32=False, right=False, side=None, sorter=None):
-    """Returns positions in rows of sorted numbers, which may be those of ``sorter``."""
     if sorter is not None:
         sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, -1)
     side = "right" if right or side == "right" else "left"
@@ -26,11 +25,6 @@ def search_sorted(sorted_sequence, x, out_int32=False, right=False, side=None, s
         return find(sorted_sequence, x)
     rows = sorted_sequence.reshape(-1, sorted_sequence.shape[-1])
     return jax.vmap(find)(rows, x.reshape(len(rows), x.shape[-1])).reshape(x.shape)
-
-
-@rule(A.bucketize.Tensor)
-def bucketize(x, boundaries, out_int32=False, right=False):
-    return search_sorted(boundaries, x, right=right)
 
 
 @rule(A.nonzero_static.default)
@@ -71,21 +65,8 @@ def index_put(x, indices, values, accumulate=False):
     return at.add(values) if accumulate else at.set(values)
 
 
-@rule(A.index_select.default)
-def index_select(x, dim, index):
-    return jnp.take(x, index, axis=dim) if x.ndim else x
-
-
-@rule(A.index_add.default)
-def index_add(x, dim, index, source, alpha=1):
-    at = (slice(None),) * (dim % x.ndim) + (index,)
-    return x.at[at].add(source if alpha == 1 else source * alpha)
-
-
-@rule(A.gather.default)
-def gather(x, dim, index, sparse_grad=False):
-    at = _along(index, dim % max(x.ndim, 1)) if x.ndim else ()
-    return x[at] if x.ndim else jnp.broadcast_to(x, index.shape)
+def _row(x, dim, index):
+    return (slice(None),) * (dim % x.ndim) + (index,)
 
 
 def _along(index, dim):
@@ -99,26 +80,9 @@ def _source(index, source):
     return source[tuple(slice(0, n) for n in index.shape)] if np.ndim(source) else source
 
 
-@rule(A.scatter.src, A.scatter.value)
-def scatter(x, dim, index, source):
+def _scatter(x, dim, index, source, reduce="set"):  # or "add", or "multiply"
     source = jnp.asarray(_source(index, source), x.dtype)
-    return x.at[_along(index, dim % x.ndim)].set(source)
-
-
-@rule(A.scatter_add.default)
-def scatter_add(x, dim, index, source):
-    return x.at[_along(index, dim % x.ndim)].add(_source(index, source))
-
-
-@rule(A.scatter_reduce.two)
-def scatter_reduce(x, dim, index, source, reduce, include_self=True):
-    return _reduced_at(x, _along(index, dim % x.ndim), _source(index, source), reduce, include_self)
-
-
-@rule(A.index_reduce.default)
-def index_reduce(x, dim, index, source, reduce, include_self=True):
-    at = (slice(None),) * (dim % x.ndim) + (index,)
-    return _reduced_at(x, at, source, reduce, include_self)
+    return getattr(x.at[_along(index, dim % x.ndim)], reduce)(source)
 
 
 def _reduced_at(x, at, source, reduce, include_self):
@@ -132,12 +96,6 @@ def _reduced_at(x, at, source, reduce, include_self):
     return getattr(x.at[at], method)(source)
 
 
-@rule(A.scatter.reduce, A.scatter.value_reduce)
-def scatter_with(x, dim, index, source, *, reduce):
-    source = jnp.asarray(_source(index, source), x.dtype)
-    return getattr(x.at[_along(index, dim % x.ndim)], reduce)(source)  # "add" or "multiply"
-
-
 @rule(A.put.default)
 def put(x, index, source, accumulate=False):
     at = x.reshape(-1).at[index.reshape(-1)]
@@ -145,14 +103,8 @@ def put(x, index, source, accumulate=False):
     return (at.add(source) if accumulate else at.set(source)).reshape(x.shape)
 
 
-@rule(A.repeat_interleave.Tensor)
-def repeated_indices(repeats, output_size=None):
-    return jnp.repeat(jnp.arange(repeats.size), repeats, total_repeat_length=output_size)
-
-
 @rule(A.embedding_renorm.default)
 def embedding_renorm(weight, index, max_norm, norm_type):
-    """Rows that are looked up are shortened to ``max_norm``."""
     sizes = vector_norm(weight, norm_type, 1, True)
     used = jnp.zeros((len(weight), 1), jnp.bool_).at[index.reshape(-1)].set(True)
     return jnp.where(used & (sizes > max_norm), weight * (max_norm / (sizes + 1e-7)), weight)
@@ -170,3 +122,23 @@ def masked_scatter(x, mask, source):
     position = jnp.clip(jnp.cumsum(mask) - 1, 0, source.size - 1)
     picked = source.reshape(-1)[position].astype(x.dtype)
     return jnp.where(mask, picked, x.reshape(-1)).reshape(x.shape)
+
+
+rules({
+    A.bucketize.Tensor: lambda x, boundaries, out_int32=False, right=False: (
+        search_sorted(boundaries, x, right=right)),
+    A.index_select.default: lambda x, dim, index: jnp.take(x, index, axis=dim) if x.ndim else x,
+    A.gather.default: lambda x, dim, index, sparse_grad=False: (
+        x[_along(index, dim % x.ndim)] if x.ndim else jnp.broadcast_to(x, index.shape)),
+    (A.scatter.src, A.scatter.value, A.scatter.reduce, A.scatter.value_reduce): _scatter,
+    A.scatter_add.default: lambda x, dim, index, source: (
+        x.at[_along(index, dim % x.ndim)].add(_source(index, source))),
+    A.index_add.default: lambda x, dim, index, source, alpha=1: (
+        x.at[_row(x, dim, index)].add(source if alpha == 1 else source * alpha)),
+    A.index_reduce.default: lambda x, dim, index, source, reduce, include_self=True: (
+        _reduced_at(x, _row(x, dim, index), source, reduce, include_self)),
+    A.scatter_reduce.two: lambda x, dim, index, source, reduce, include_self=True: (
+        _reduced_at(x, _along(index, dim % x.ndim), _source(index, source), reduce, include_self)),
+    A.repeat_interleave.Tensor: lambda repeats, output_size=None: (
+        jnp.repeat(jnp.arange(repeats.size), repeats, total_repeat_length=output_size)),
+})  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 
 A = torch.ops.aten
@@ -20,11 +20,6 @@ def _info(x):
 def cholesky(x, upper=False, check_errors=False):
     factor = jnp.linalg.cholesky(x)
     return (factor.mT if upper else factor), _info(x)
-
-
-@rule(A.linalg_inv_ex.default)
-def inverse(x, check_errors=False):
-    return jnp.linalg.inv(x), _info(x)
 
 
 @rule(A.linalg_qr.default)
@@ -62,7 +57,6 @@ def eigh(x, lower="L", compute_v=True):
 
 @rule(A._linalg_solve_ex.default)
 def solve(a, b, left=True, check_errors=False):
-    """Returns the solution, and placeholders of the factors, which nothing reads forward."""
     vector = b.ndim == a.ndim - 1 and b.shape == a.shape[:-1]
     columns = b[..., None] if vector else b
     found = jnp.linalg.solve(a, columns) if left else jnp.linalg.solve(a.mT, columns.mT).mT
@@ -85,14 +79,6 @@ def solve_triangular(a, b, upper, left=True, unitriangular=False):
 def cholesky_solve(b, factor, upper=False):
     lower = factor.mT if upper else factor
     return solve_triangular(lower.mT, solve_triangular(lower, b, False), True)
-
-
-rule(A.cholesky.default)(lambda x, upper=False: cholesky(x, upper)[0])
-
-
-@rule(A.cholesky_inverse.default)
-def cholesky_inverse(factor, upper=False):
-    return cholesky_solve(jnp.broadcast_to(jnp.eye(factor.shape[-1]), factor.shape), factor, upper)
 
 
 @rule(A.triangular_solve.default)
@@ -120,11 +106,6 @@ def eig(x):
     return tuple(jnp.linalg.eig(x.astype(wide)))
 
 
-@rule(A._linalg_det.default)
-def determinant(x):
-    return jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)
-
-
 @rule(A._linalg_slogdet.default)
 def sign_and_log_determinant(x):
     sign, log = jnp.linalg.slogdet(x)
@@ -137,4 +118,11 @@ def exponential(x):
     return jax.scipy.linalg.expm(x.astype(wide))
 
 
-rule(A.trace.default)(lambda x: jnp.sum(jnp.diagonal(x)))
+rules({
+    A.linalg_inv_ex.default: lambda x, check_errors=False: (jnp.linalg.inv(x), _info(x)),
+    A.cholesky.default: lambda x, upper=False: cholesky(x, upper)[0],
+    A.cholesky_inverse.default: lambda factor, upper=False: (
+        cholesky_solve(jnp.broadcast_to(jnp.eye(factor.shape[-1]), factor.shape), factor, upper)),
+    A._linalg_det.default: lambda x: (jnp.linalg.det(x), x, jnp.zeros(x.shape[:-1], jnp.int32)),
+    A.trace.default: lambda x: jnp.sum(jnp.diagonal(x)),
+})  # fmt: skip

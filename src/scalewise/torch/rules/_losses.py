@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from .._operation import one_step
-from .._registry import IN_STEPS, rule
-from .._torch import torch
+from .._registry import IN_STEPS, LIBRARY, rule
+from .._torch import Tensor, torch
 from ._activations import log_sigmoid
 from ._elementwise import xlogy
 from ._promotion import common, ranked
@@ -35,16 +40,21 @@ def _reduced(x, reduction):
     return one_step("sum", jnp.sum, x) if reduction == SUM else one_step("mean", _mean, x)
 
 
-@rule(A.mse_loss.default)
-def mse_loss(x, y, reduction=MEAN):
-    x, y = common(x, y)
-    return _reduced(lax.square(x - y), reduction)
+def _loss(overload):
+    """Registers a loss whose function gives one number for each of two arrays'."""
+
+    def register(function):
+        def loss(x, y, reduction=MEAN, *args, **options):
+            return _reduced(function(*common(x, y), *args, **options), reduction)
+
+        rule(overload)(loss)
+        return function
+
+    return register
 
 
-@rule(A.l1_loss.default)
-def l1_loss(x, y, reduction=MEAN):
-    x, y = common(x, y)
-    return _reduced(jnp.abs(x - y), reduction)
+_loss(A.mse_loss.default)(lambda x, y: lax.square(x - y))
+_loss(A.l1_loss.default)(lambda x, y: jnp.abs(x - y))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,28 +69,23 @@ class _SmoothL1:
         return jnp.where(size < self.beta, near, size - 0.5 * self.beta)
 
 
-@rule(A.smooth_l1_loss.default)
-def smooth_l1_loss(x, y, reduction=MEAN, beta=1.0):
-    x, y = common(x, y)
-    if not beta:
-        return l1_loss(x, y, reduction)
-    return _reduced(one_step("smooth_l1", _SmoothL1(beta), x, y), reduction)
+@_loss(A.smooth_l1_loss.default)
+def smooth_l1_loss(x, y, beta=1.0):
+    return one_step("smooth_l1", _SmoothL1(beta), x, y) if beta else jnp.abs(x - y)
 
 
-@rule(A.huber_loss.default)
-def huber_loss(x, y, reduction=MEAN, delta=1.0):
-    x, y = common(x, y)
+@_loss(A.huber_loss.default)
+def huber_loss(x, y, delta=1.0):
     size = jnp.abs(x - y)
     near = 0.5 * size * size
-    return _reduced(jnp.where(size <= delta, near, delta * (size - 0.5 * delta)), reduction)
+    return jnp.where(size <= delta, near, delta * (size - 0.5 * delta))
 
 
-@rule(A.kl_div.default)
-def kl_div(x, target, reduction=MEAN, log_target=False):
-    x, target = common(x, target)
+@_loss(A.kl_div.default)
+def kl_div(x, target, log_target=False):
     if log_target:
-        return _reduced(jnp.exp(target) * (target - x), reduction)
-    return _reduced(xlogy(target, target) - target * x, reduction)
+        return jnp.exp(target) * (target - x)
+    return xlogy(target, target) - target * x
 
 
 @rule(A.binary_cross_entropy_with_logits.default)
@@ -102,3 +107,80 @@ def cdist(x, y, p, compute_mode=None):
 def pdist(x, p=2.0):
     pairs = np.array(list(itertools.combinations(range(x.shape[0]), 2)), np.int32).reshape(-1, 2)
     return vector_norm(x[pairs[:, 0]] - x[pairs[:, 1]], p, -1)
+
+
+# ``torch.export`` wants lengths as Python numbers: while a model is exported, the CTC loss is an
+# operation of tensors alone.
+LIBRARY.define("ctc_loss(Tensor log_probs, Tensor targets, Tensor inputs, Tensor lengths, "
+               "int blank, int reduction, bool zero_infinity) -> Tensor")  # fmt: skip
+_ctc_loss = torch.ctc_loss
+LIBRARY.impl("ctc_loss", lambda *args: _ctc_loss(*args), "CPU")
+NEVER = -1e30  # the logarithm of the chance of what can't be, whose derivative is finite
+
+
+def _shape(log_probs: Tensor, *rest: Any) -> Tensor:
+    one_each = rest[4] == NONE and log_probs.ndim == 3
+    return log_probs.new_empty(log_probs.shape[1:2] if one_each else ())
+
+
+torch.library.register_fake("scalewise::ctc_loss", _shape, lib=LIBRARY)
+
+
+@contextlib.contextmanager
+def recorded_ctc_loss() -> Iterator[None]:
+    def recorded(
+        log_probs: Any, targets: Any, inputs: Any, lengths: Any,
+        blank: int = 0, reduction: int = MEAN, zero_infinity: bool = False,
+    ) -> Any:  # fmt: skip
+        inputs, lengths = (torch.as_tensor(n, dtype=torch.int64) for n in (inputs, lengths))
+        return torch.ops.scalewise.ctc_loss(
+            log_probs, targets, inputs, lengths, blank, reduction, zero_infinity
+        )
+
+    with mock.patch.object(torch, "ctc_loss", recorded):
+        yield
+
+
+@rule(torch.ops.scalewise.ctc_loss.default)
+def ctc_loss(log_probs, targets, inputs, lengths, blank, reduction, zero_infinity):
+    """The sum over all alignments, by the recursion of Graves et al. (2006), section 4.1."""
+    if log_probs.ndim == 2:
+        log_probs, targets = log_probs[:, None], targets.reshape(1, -1)
+        found = ctc_loss(log_probs, targets, inputs.reshape(1), lengths.reshape(1), blank,
+                         reduction, zero_infinity)  # fmt: skip
+        return found.reshape(())
+    if targets.ndim == 1:  # one target after the other
+        begins = jnp.cumsum(lengths) - lengths
+        at = begins[:, None] + jnp.arange(targets.size)[None]
+        targets = targets[jnp.minimum(at, targets.size - 1)]
+    losses = -jax.vmap(_log_chance, (1, 0, 0, 0, None))(log_probs, targets, inputs, lengths, blank)
+    impossible = losses > -NEVER / 2
+    losses = jnp.where(impossible, 0.0 if zero_infinity else jnp.inf, losses)
+    if reduction == NONE:
+        return losses
+    if reduction == MEAN:
+        return jnp.mean(losses / jnp.maximum(lengths, 1).astype(losses.dtype))
+    return jnp.sum(losses)
+
+
+def _log_chance(log_probs, target, inputs, length, blank):
+    states = 2 * target.size + 1  # a blank before and behind each label
+    labels = jnp.full(states, blank, target.dtype).at[1::2].set(target)
+    before = jnp.roll(labels, 2)
+    skips = (labels != blank) & (labels != before) & (jnp.arange(states) > 1)
+    never = jnp.full(states, NEVER, log_probs.dtype)
+
+    def shifted(x, n):
+        return jnp.concatenate([never[:n], x[: states - n]])
+
+    def step(chances, given):
+        time, row = given
+        ways = [chances, shifted(chances, 1), jnp.where(skips, shifted(chances, 2), never)]
+        new = jax.nn.logsumexp(jnp.stack(ways), 0) + jnp.maximum(row[labels], NEVER)
+        return jnp.where(time < inputs, jnp.maximum(new, NEVER), chances), None
+
+    first = jnp.where(jnp.arange(states) < 2, jnp.maximum(log_probs[0][labels], NEVER), never)
+    times = jnp.arange(1, len(log_probs))
+    chances, _ = jax.lax.scan(step, first, (times, log_probs[1:]))
+    last = chances[2 * length], jnp.where(length > 0, chances[2 * length - 1], NEVER)
+    return jnp.logaddexp(*last)

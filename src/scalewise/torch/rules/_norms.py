@@ -7,14 +7,13 @@ import math
 import jax.numpy as jnp
 from jax import lax
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 
 A = torch.ops.aten
 
 
 def _standardized(x, axes, eps):
-    """Returns x with mean 0 and variance 1 over axes, its mean, and 1 / sqrt(variance + eps)."""
     n = math.prod(x.shape[a] for a in axes)
     mean = jnp.sum(x, axes, keepdims=True) / n
     centred = x - mean
@@ -63,37 +62,30 @@ def group_norm(x, groups, weight=None, bias=None, eps=1e-5, cudnn_enabled=True):
     return native_group_norm(x, weight, bias, x.shape[0], x.shape[1], size, groups, eps)[0]
 
 
-def _channels(x):
-    return (1, -1) + (1,) * (x.ndim - 2)
-
-
-@rule(A._native_batch_norm_legit_no_training.default)
-def batch_norm_inference(x, weight, bias, mean, variance, momentum, eps):
-    shape, empty = _channels(x), jnp.zeros(0, x.dtype)
-    y = (x - mean.reshape(shape)) * lax.rsqrt(variance + eps).reshape(shape)
-    return _affine(y, weight, bias, shape), empty, empty
-
-
-@rule(A._native_batch_norm_legit.no_stats)
-def batch_norm_of_batch(x, weight, bias, training, momentum, eps):
-    axes = (0, *range(2, x.ndim))
-    y, mean, rstd = _standardized(x, axes, eps)
-    return _affine(y, weight, bias, _channels(x)), mean.reshape(-1), rstd.reshape(-1)
-
-
-@rule(A._native_batch_norm_legit.default)
-def batch_norm(x, weight, bias, mean, variance, training, momentum, eps):
+def _batch_norm(x, weight, bias, mean, variance, training, momentum, eps):
     """Without the updates of the statistics, which torch writes into its operands."""
+    shape = (1, -1) + (1,) * (x.ndim - 2)
     if training:
-        return batch_norm_of_batch(x, weight, bias, training, momentum, eps)
-    return batch_norm_inference(x, weight, bias, mean, variance, momentum, eps)
+        y, mean, rstd = _standardized(x, (0, *range(2, x.ndim)), eps)
+        return _affine(y, weight, bias, shape), mean.reshape(-1), rstd.reshape(-1)
+    y = (x - mean.reshape(shape)) * lax.rsqrt(variance + eps).reshape(shape)
+    return _affine(y, weight, bias, shape), *(jnp.zeros(0, x.dtype) for _ in range(2))
 
 
 @rule(A._native_batch_norm_legit_functional.default)
 def batch_norm_training(x, weight, bias, mean, variance, training, momentum, eps):
-    y, own, rstd = batch_norm_of_batch(x, weight, bias, training, momentum, eps)
+    y, own, rstd = _batch_norm(x, weight, bias, mean, variance, True, momentum, eps)
     n = x.size // x.shape[1]
     unbiased = (1 / lax.square(rstd) - eps) * (n / max(n - 1, 1))
     mean = mean * (1 - momentum) + own * momentum
     variance = variance * (1 - momentum) + unbiased * momentum
     return y, own, rstd, mean, variance
+
+
+rules({
+    A._native_batch_norm_legit.default: _batch_norm,
+    A._native_batch_norm_legit_no_training.default: lambda x, weight, bias, mean, variance, *rest: (
+        _batch_norm(x, weight, bias, mean, variance, False, *rest)),
+    A._native_batch_norm_legit.no_stats: lambda x, weight, bias, training, *rest: (
+        _batch_norm(x, weight, bias, None, None, True, *rest)),
+})  # fmt: skip

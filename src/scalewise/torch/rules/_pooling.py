@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 
 A = torch.ops.aten
@@ -22,23 +23,23 @@ def _sizes(n: int, value: Any, default: Any = None) -> Any:
     return tuple(value) * n if len(value) == 1 else tuple(value)
 
 
-def _pads(size, kernel, stride, padding, dilation, ceil_mode):
-    """Returns the padding of one axis; with ``ceil_mode`` the last window may reach further."""
-    reach = dilation * (kernel - 1) + 1
-    span = size + 2 * padding - reach
-    count = (-(-span // stride) if ceil_mode else span // stride) + 1
-    if ceil_mode and (count - 1) * stride >= size + padding:
-        count -= 1
-    return padding, max((count - 1) * stride + reach - size - padding, 0)
+def _pads(sizes, ceil_mode, *others):
+    """Returns the padding of each axis; with ``ceil_mode`` the last window may reach further."""
+    pads = []
+    for size, kernel, stride, padding, dilation in zip(sizes, *others, strict=True):
+        reach = dilation * (kernel - 1) + 1
+        span = size + 2 * padding - reach
+        count = (-(-span // stride) if ceil_mode else span // stride) + 1
+        if ceil_mode and (count - 1) * stride >= size + padding:
+            count -= 1
+        pads.append((padding, max((count - 1) * stride + reach - size - padding, 0)))
+    return pads
 
 
 def _window(x, operation, initial, n, kernel, stride, padding, dilation, ceil_mode):
     lead = x.ndim - n
     ones = (1,) * lead
-    pads = [
-        _pads(*axis, ceil_mode)
-        for axis in zip(x.shape[lead:], kernel, stride, padding, dilation, strict=True)
-    ]
+    pads = _pads(x.shape[lead:], ceil_mode, kernel, stride, padding, dilation)
     # a Python number as the initial value: JAX then knows the maximum and the sum
     return lax.reduce_window(
         x, initial, operation, ones + kernel, ones + stride, [(0, 0)] * lead + pads,
@@ -46,43 +47,31 @@ def _window(x, operation, initial, n, kernel, stride, padding, dilation, ceil_mo
     )  # fmt: skip
 
 
-def _max_pool(n):
-    def max_pool(x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
-        kernel = _sizes(n, kernel)
-        sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), _sizes(n, dilation)
-        return _window(x, lax.max, -np.inf, n, *sizes, ceil_mode)
-
-    return max_pool
+def _max_pool(n, x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
+    kernel = _sizes(n, kernel)
+    sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), _sizes(n, dilation)
+    return _window(x, lax.max, -np.inf, n, *sizes, ceil_mode)
 
 
-rule(A.max_pool1d.default)(_max_pool(1))
-rule(A.max_pool2d.default)(_max_pool(2))
-rule(A.max_pool3d.default)(_max_pool(3))
-
-
-def _avg_pool(n):
-    def avg_pool(
-        x, kernel, stride=None, padding=0, ceil_mode=False, count_include_pad=True,
-        divisor_override=None,
-    ):  # fmt: skip
-        kernel = _sizes(n, kernel)
-        sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), (1,) * n
-        total = _window(x, lax.add, 0.0, n, *sizes, ceil_mode)
-        if divisor_override:
-            return total / divisor_override
-        ones, pads = np.ones(x.shape[-n:], np.float32), sizes[2]
-        if count_include_pad:
-            ones, pads = np.pad(ones, [(p, p) for p in pads], constant_values=1), (0,) * n
-        if count_include_pad and not ceil_mode:
-            return total / float(np.prod(kernel))
-        count = _counts(ones.shape, kernel, sizes[1], pads, total.shape[-n:])
-        return total / jnp.asarray(count, total.dtype).reshape((1,) * (x.ndim - n) + count.shape)
-
-    return avg_pool
+def _avg_pool(
+    n, x, kernel, stride=None, padding=0, ceil_mode=False, count_include_pad=True,
+    divisor_override=None,
+):  # fmt: skip
+    kernel = _sizes(n, kernel)
+    sizes = kernel, _sizes(n, stride, kernel), _sizes(n, padding), (1,) * n
+    total = _window(x, lax.add, 0.0, n, *sizes, ceil_mode)
+    if divisor_override:
+        return total / divisor_override
+    ones, pads = np.ones(x.shape[-n:], np.float32), sizes[2]
+    if count_include_pad:
+        ones, pads = np.pad(ones, [(p, p) for p in pads], constant_values=1), (0,) * n
+    if count_include_pad and not ceil_mode:
+        return total / float(np.prod(kernel))
+    count = _counts(ones.shape, kernel, sizes[1], pads, total.shape[-n:])
+    return total / jnp.asarray(count, total.dtype).reshape((1,) * (x.ndim - n) + count.shape)
 
 
 def _counts(shape, kernel, stride, padding, windows):
-    """Returns how many elements each window has."""
     counts = [
         [min(i * s - p + k, size) - max(i * s - p, 0) for i in range(w)]
         for size, k, s, p, w in zip(shape, kernel, stride, padding, windows, strict=True)
@@ -90,20 +79,12 @@ def _counts(shape, kernel, stride, padding, windows):
     return np.prod(np.meshgrid(*counts, indexing="ij"), axis=0).astype(np.float32)
 
 
-rule(A.avg_pool1d.default)(_avg_pool(1))
-rule(A.avg_pool2d.default)(_avg_pool(2))
-rule(A.avg_pool3d.default)(_avg_pool(3))
-
-
-def _adaptive(n):
-    def adaptive_avg_pool(x, output_size):
-        out = _sizes(n, output_size)
-        for axis, (size, windows) in enumerate(zip(x.shape[-n:], out, strict=True), x.ndim - n):
-            windows = size if windows is None else windows
-            x = _pooled_axis(x, axis, size, windows)
-        return x
-
-    return adaptive_avg_pool
+def _adaptive(n, x, output_size):
+    out = _sizes(n, output_size)
+    for axis, (size, windows) in enumerate(zip(x.shape[-n:], out, strict=True), x.ndim - n):
+        windows = size if windows is None else windows
+        x = _pooled_axis(x, axis, size, windows)
+    return x
 
 
 def _pooled_axis(x: jax.Array, axis: int, size: int, windows: int) -> jax.Array:
@@ -115,11 +96,6 @@ def _pooled_axis(x: jax.Array, axis: int, size: int, windows: int) -> jax.Array:
     means = [jnp.sum(lax.slice_in_dim(x, a, b, axis=axis), axis, keepdims=True) / (b - a)
              for a, b in ends]  # fmt: skip
     return lax.concatenate(means, axis)
-
-
-rule(A.adaptive_avg_pool1d.default)(_adaptive(1))
-rule(A._adaptive_avg_pool2d.default, A.adaptive_avg_pool2d.default)(_adaptive(2))
-rule(A._adaptive_avg_pool3d.default)(_adaptive(3))
 
 
 def _lengths(x, output_size, factors):
@@ -156,74 +132,56 @@ def upsample_bilinear(x, output_size, align_corners, factors):
     return x
 
 
-def _max_pool_with_indices(n):
-    def max_pool_with_indices(x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
-        """Also the position of each maximum in its image, the first of equal ones."""
-        kernel, size = _sizes(n, kernel), x.shape[-n:]
-        stride, padding = _sizes(n, stride, kernel), _sizes(n, padding)
-        dilation, lead = _sizes(n, dilation), x.ndim - n
-        pads = [
-            _pads(*axis, ceil_mode)
-            for axis in zip(size, kernel, stride, padding, dilation, strict=True)
-        ]
-        config = [*[(0, 0, 0)] * lead, *((a, b, 0) for a, b in pads)]
-        full = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), config)
-        axes = [np.arange(-a, s + b) for s, (a, b) in zip(size, pads, strict=True)]
-        flat: Any = sum(
-            axis.reshape((-1,) + (1,) * (n - 1 - i)) * math.prod(size[i + 1 :])
-            for i, axis in enumerate(axes)
+def _max_pool_with_indices(n, x, kernel, stride=None, padding=0, dilation=1, ceil_mode=False):
+    """Also the position of each maximum in its image, the first of equal ones."""
+    kernel, size = _sizes(n, kernel), x.shape[-n:]
+    stride, padding = _sizes(n, stride, kernel), _sizes(n, padding)
+    dilation, lead = _sizes(n, dilation), x.ndim - n
+    pads = _pads(size, ceil_mode, kernel, stride, padding, dilation)
+    config = [*[(0, 0, 0)] * lead, *((a, b, 0) for a, b in pads)]
+    full = lax.pad(x, jnp.asarray(-jnp.inf, x.dtype), config)
+    axes = [np.arange(-a, s + b) for s, (a, b) in zip(size, pads, strict=True)]
+    flat: Any = sum(
+        axis.reshape((-1,) + (1,) * (n - 1 - i)) * math.prod(size[i + 1 :])
+        for i, axis in enumerate(axes)
+    )
+    counts = [
+        (m - d * (k - 1) - 1) // s + 1
+        for m, k, s, d in zip(full.shape[lead:], kernel, stride, dilation, strict=True)
+    ]
+    values, at = [], []
+    for offset in np.ndindex(*kernel):
+        part = tuple(
+            slice(o * d, o * d + (c - 1) * s + 1, s)
+            for o, d, c, s in zip(offset, dilation, counts, stride, strict=True)
         )
-        counts = [
-            (m - d * (k - 1) - 1) // s + 1
-            for m, k, s, d in zip(full.shape[lead:], kernel, stride, dilation, strict=True)
-        ]
-        values, at = [], []
-        for offset in np.ndindex(*kernel):
-            part = tuple(
-                slice(o * d, o * d + (c - 1) * s + 1, s)
-                for o, d, c, s in zip(offset, dilation, counts, stride, strict=True)
-            )
-            values.append(full[(..., *part)])
-            at.append(flat[part])
-        stacked = jnp.stack(values)
-        best = jnp.argmax(stacked, 0)
-        positions = np.stack(at).reshape((len(at),) + (1,) * lead + tuple(counts))
-        positions = jnp.broadcast_to(jnp.asarray(positions, jnp.int32), stacked.shape)
-        return jnp.max(stacked, 0), jnp.take_along_axis(positions, best[None], 0)[0]
-
-    return max_pool_with_indices
+        values.append(full[(..., *part)])
+        at.append(flat[part])
+    stacked = jnp.stack(values)
+    best = jnp.argmax(stacked, 0)
+    positions = np.stack(at).reshape((len(at),) + (1,) * lead + tuple(counts))
+    positions = jnp.broadcast_to(jnp.asarray(positions, jnp.int32), stacked.shape)
+    return jnp.max(stacked, 0), jnp.take_along_axis(positions, best[None], 0)[0]
 
 
-rule(A.max_pool2d_with_indices.default)(_max_pool_with_indices(2))
-rule(A.max_pool3d_with_indices.default)(_max_pool_with_indices(3))
-
-
-def _adaptive_max(n):
-    def adaptive_max_pool(x, output_size):
-        """Returns the maximum of each of ``output_size`` parts, and its place in the image."""
-        sizes, lead = x.shape[-n:], x.shape[:-n]
-        at = jnp.arange(math.prod(sizes)).reshape(sizes)
-        pieces, places = [], []
-        for part in np.ndindex(*output_size):
-            cut = tuple(
-                slice(i * size // m, -(-(i + 1) * size // m))
-                for i, size, m in zip(part, sizes, output_size, strict=True)
-            )
-            window = x[(..., *cut)].reshape(*lead, -1)
-            pieces.append(jnp.max(window, -1))
-            places.append(at[cut].reshape(-1)[jnp.argmax(window, -1)])
-        shape = (*lead, *output_size)
-        return jnp.stack(pieces, -1).reshape(shape), jnp.stack(places, -1).reshape(shape)
-
-    return adaptive_max_pool
-
-
-rule(A.adaptive_max_pool2d.default)(_adaptive_max(2))
-rule(A.adaptive_max_pool3d.default)(_adaptive_max(3))
+def _adaptive_max(n, x, output_size):
+    """Returns the maximum of each of ``output_size`` parts, and its place in the image."""
+    sizes, lead = x.shape[-n:], x.shape[:-n]
+    at = jnp.arange(math.prod(sizes)).reshape(sizes)
+    pieces, places = [], []
+    for part in np.ndindex(*output_size):
+        cut = tuple(
+            slice(i * size // m, -(-(i + 1) * size // m))
+            for i, size, m in zip(part, sizes, output_size, strict=True)
+        )
+        window = x[(..., *cut)].reshape(*lead, -1)
+        pieces.append(jnp.max(window, -1))
+        places.append(at[cut].reshape(-1)[jnp.argmax(window, -1)])
+    shape = (*lead, *output_size)
+    return jnp.stack(pieces, -1).reshape(shape), jnp.stack(places, -1).reshape(shape)
 
 
 def _resampling(size, out, scale, cubic, align_corners):
-    """Returns the weights of an antialiased resize along one axis: an (out, size) matrix."""
     if align_corners:
         step = (size - 1) / (out - 1) if out > 1 else 0.0
     else:
@@ -241,16 +199,28 @@ def _resampling(size, out, scale, cubic, align_corners):
     return weights
 
 
-def _antialiased(cubic):
-    def resize(x, output_size, align_corners, height=None, width=None):
-        for axis, scale in ((-2, height), (-1, width)):
-            out = output_size[axis]
-            weights = _resampling(x.shape[axis], out, scale, cubic, align_corners)
-            x = jnp.moveaxis(jnp.moveaxis(x, axis, -1) @ jnp.asarray(weights.T, x.dtype), -1, axis)
-        return x
-
-    return resize
+def _antialiased(cubic, x, output_size, align_corners, height=None, width=None):
+    for axis, scale in ((-2, height), (-1, width)):
+        out = output_size[axis]
+        weights = _resampling(x.shape[axis], out, scale, cubic, align_corners)
+        x = jnp.moveaxis(jnp.moveaxis(x, axis, -1) @ jnp.asarray(weights.T, x.dtype), -1, axis)
+    return x
 
 
-rule(A._upsample_bilinear2d_aa.default)(_antialiased(False))
-rule(A._upsample_bicubic2d_aa.default)(_antialiased(True))
+rules({
+    A.max_pool1d.default: partial(_max_pool, 1),
+    A.max_pool2d.default: partial(_max_pool, 2),
+    A.max_pool3d.default: partial(_max_pool, 3),
+    A.avg_pool1d.default: partial(_avg_pool, 1),
+    A.avg_pool2d.default: partial(_avg_pool, 2),
+    A.avg_pool3d.default: partial(_avg_pool, 3),
+    A.adaptive_avg_pool1d.default: partial(_adaptive, 1),
+    (A._adaptive_avg_pool2d.default, A.adaptive_avg_pool2d.default): partial(_adaptive, 2),
+    A._adaptive_avg_pool3d.default: partial(_adaptive, 3),
+    A.max_pool2d_with_indices.default: partial(_max_pool_with_indices, 2),
+    A.max_pool3d_with_indices.default: partial(_max_pool_with_indices, 3),
+    A.adaptive_max_pool2d.default: partial(_adaptive_max, 2),
+    A.adaptive_max_pool3d.default: partial(_adaptive_max, 3),
+    A._upsample_bilinear2d_aa.default: partial(_antialiased, False),
+    A._upsample_bicubic2d_aa.default: partial(_antialiased, True),
+})  # fmt: skip

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..._types import PyTree
-from .._dtypes import jax_dtype, torch_dtype
+from .._convert import jax_dtype, torch_dtype
 from .._torch import torch
 
 KINDS = (
@@ -63,8 +63,6 @@ def ranked(*operands: Any) -> list[Any]:
 
 
 def promoted(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
-    """Returns a function of two operands that promotes them before."""
-
     @functools.wraps(function)
     def call(x: Any, y: Any, **options: Any) -> Any:
         return function(*common(x, y), **options)
@@ -73,12 +71,7 @@ def promoted(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
 
 
 def common(*operands: Any, floating: bool = False) -> list[Any]:
-    """Returns operands in torch's common dtype and of one rank; Python numbers stay such.
-
-    Args:
-        operands: arrays and Python numbers, at least one array.
-        floating: whether integers and booleans become float32.
-    """
+    """Returns operands in torch's common dtype and of one rank; Python numbers stay such."""
     dtype = result_dtype(*operands)
     if floating and _category(dtype) < 2:
         dtype = jnp.dtype(jnp.float32)
@@ -90,12 +83,10 @@ def common(*operands: Any, floating: bool = False) -> list[Any]:
 
 
 def np_number(x: Any, dtype: np.dtype) -> Any:
-    """Returns a Python number of a dtype's category."""
     return KINDS[_category(dtype)][0](x)
 
 
 def as_float(x: jax.Array) -> jax.Array:
-    """Returns a float array; integers and booleans as float32."""
     return x if _category(x.dtype) >= 2 else x.astype(jnp.float32)
 
 
@@ -112,7 +103,6 @@ def as_dtype(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def as_array(x: Any, like: jax.Array) -> jax.Array:
-    """Returns a number as an array of another one's dtype."""
     return jnp.asarray(x, like.dtype)
 
 

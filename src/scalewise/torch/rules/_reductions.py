@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import partial
 
 import jax.numpy as jnp
 from jax import lax
 
-from .._dtypes import jax_dtype
+from .._convert import jax_dtype
 from .._operation import one_step
-from .._registry import IN_STEPS, rule
+from .._registry import IN_STEPS, rule, rules
 from .._torch import torch
 from ._promotion import as_dtype, as_float, axes_of
 
@@ -18,19 +19,22 @@ A = torch.ops.aten
 
 
 def _summed(x, dtype):
-    """Returns an operand of a sum: in the dtype asked for, booleans and integers as integers."""
     if dtype is None and not jnp.issubdtype(x.dtype, jnp.inexact):
         return x.astype(jax_dtype(torch.int64))
     return as_dtype(x, dtype)
 
 
-@rule(A.sum.dim_IntList)
-def sum_dims(x, dims, keepdim=False, dtype=None):
+def _total(function, x, dims=None, keepdim=False, dtype=None):
     x = _summed(x, dtype)
-    return jnp.sum(x, axes_of(x, dims), keepdims=keepdim, dtype=x.dtype)
+    return function(x, axes_of(x, dims), keepdims=keepdim, dtype=x.dtype)
 
 
-rule(A.sum.default)(lambda x, dtype=None: sum_dims(x, None, dtype=dtype))
+def _so_far(function, x, dim, dtype=None):
+    x = _summed(x, dtype)
+    return function(x, dim % x.ndim) if x.ndim else x
+
+
+sum_dims, prod_dim = partial(_total, jnp.sum), partial(_total, jnp.prod)
 
 
 @rule(A.mean.dim)
@@ -40,39 +44,16 @@ def mean_dims(x, dims, keepdim=False, dtype=None):
     return jnp.sum(x, axes, keepdims=keepdim) / math.prod(x.shape[a] for a in axes)
 
 
-rule(A.mean.default)(lambda x, dtype=None: mean_dims(x, None, dtype=dtype))
-
-
-@rule(A.prod.dim_int)
-def prod_dim(x, dim, keepdim=False, dtype=None):
-    x = _summed(x, dtype)
-    return jnp.prod(x, axes_of(x, dim), keepdims=keepdim, dtype=x.dtype)
-
-
-rule(A.prod.default)(lambda x, dtype=None: prod_dim(x, None, dtype=dtype))
-
-
 def _over_axes(function):
     return lambda x, dims=None, keepdim=False: function(x, axes_of(x, dims), keepdims=keepdim)
 
 
-def _position(function):
-    def position(x, dim=None, keepdim=False):
-        return function(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int32)
-
-    return position
+def _position(function, x, dim=None, keepdim=False):
+    return function(x, dim, keepdims=keepdim) if x.ndim else jnp.zeros((), jnp.int32)
 
 
-rule(A.any.default, A.any.dim, A.any.dims)(_over_axes(jnp.any))
-rule(A.all.default, A.all.dim, A.all.dims)(_over_axes(jnp.all))
 amax, amin = _over_axes(jnp.max), _over_axes(jnp.min)
-argmax, argmin = _position(jnp.argmax), _position(jnp.argmin)
-rule(A.amax.default, A.max.default)(amax)
-rule(A.amin.default, A.min.default)(amin)
-rule(A.argmax.default)(argmax)
-rule(A.argmin.default)(argmin)
-rule(A.max.dim)(lambda x, dim, keepdim=False: (amax(x, dim, keepdim), argmax(x, dim, keepdim)))
-rule(A.min.dim)(lambda x, dim, keepdim=False: (amin(x, dim, keepdim), argmin(x, dim, keepdim)))
+argmax, argmin = partial(_position, jnp.argmax), partial(_position, jnp.argmin)
 
 
 @rule(A.var.correction)
@@ -83,23 +64,13 @@ def var(x, dims=None, correction=1, keepdim=False):
     return jnp.sum(lax.square(centred), axes, keepdims=keepdim) / max(n - correction, 0)
 
 
-rule(A.var.dim)(lambda x, dims, unbiased=True, keepdim=False: var(x, dims, int(unbiased), keepdim))
-
-
 @rule(A.std.correction)
 def std(x, dims=None, correction=1, keepdim=False):
     return jnp.sqrt(var(x, dims, correction, keepdim))
 
 
-@rule(A.var_mean.correction)
-def var_mean(x, dims=None, correction=1, keepdim=False):
-    return var(x, dims, correction, keepdim), mean_dims(x, dims, keepdim)
-
-
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """A sum over axes, as a function of an array."""
-
     axes: tuple[int, ...]
     keepdims: bool
 
@@ -134,18 +105,6 @@ def vector_norm(x, order=2, dims=None, keepdim=False, dtype=None):
     return jnp.power(jnp.sum(jnp.power(size, float(order)), axes, keepdims=keepdim), 1 / order)
 
 
-@rule(A.cumsum.default)
-def cumsum(x, dim, dtype=None):
-    x = _summed(x, dtype)
-    return lax.cumsum(x, dim % x.ndim) if x.ndim else x
-
-
-@rule(A.cumprod.default)
-def cumprod(x, dim, dtype=None):
-    x = _summed(x, dtype)
-    return lax.cumprod(x, dim % x.ndim) if x.ndim else x
-
-
 @rule(A.histc.default)
 def histc(x, bins=100, min=0, max=0):
     """Counts in bins of equal width; between the extremes of x if min and max are equal."""
@@ -162,32 +121,37 @@ def sort(x, dim=-1, descending=False):
     return jnp.take_along_axis(x, order, dim), order
 
 
-rule(A.sort.stable)(lambda x, stable=False, dim=-1, descending=False: sort(x, dim, descending))
-rule(A.argsort.default)(lambda x, dim=-1, descending=False: sort(x, dim, descending)[1])
+def _with_places(*overloads):
+    """Registers a rule along one axis that also returns positions; a 0-d array has one, 0."""
+
+    def register(function):
+        def rule_(x, *args, **options):
+            return function(x, *args, **options) if x.ndim else (x, jnp.zeros((), jnp.int32))
+
+        rule(*overloads)(rule_)
+        return function
+
+    return register
 
 
-@rule(A.topk.default)
-def topk(x, k, dim=-1, largest=True, sorted=True):
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
-    values, order = sort(x, dim, largest)
-    return lax.slice_in_dim(values, 0, k, axis=dim), lax.slice_in_dim(order, 0, k, axis=dim)
-
-
-@rule(A.kthvalue.default)
-def kthvalue(x, k, dim=-1, keepdim=False):
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
-    values, order = sort(x, dim)
-    both = (lax.slice_in_dim(y, k - 1, k, axis=dim) for y in (values, order))
+def _squeezed(both, dim, keepdim):
     return tuple(y if keepdim else jnp.squeeze(y, dim) for y in both)
 
 
-@rule(A.median.dim)
+@_with_places(A.topk.default)
+def topk(x, k, dim=-1, largest=True, sorted=True):
+    return tuple(lax.slice_in_dim(y, 0, k, axis=dim) for y in sort(x, dim, largest))
+
+
+@_with_places(A.kthvalue.default)
+def kthvalue(x, k, dim=-1, keepdim=False):
+    both = (lax.slice_in_dim(y, k - 1, k, axis=dim) for y in sort(x, dim))
+    return _squeezed(both, dim, keepdim)
+
+
+@_with_places(A.median.dim)
 def median_dim(x, dim, keepdim=False):
     """Returns the lower of two middle numbers; NaN where there is one, as torch does."""
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
     values, at = kthvalue(x, (x.shape[dim] + 1) // 2, dim, keepdim)
     nan = jnp.isnan(x)
     some = jnp.any(nan, dim, keepdims=keepdim)
@@ -195,54 +159,66 @@ def median_dim(x, dim, keepdim=False):
     return jnp.where(some, jnp.full_like(values, jnp.nan), values), jnp.where(some, first, at)
 
 
-rule(A.median.default)(lambda x: median_dim(x.reshape(-1), 0)[0])
-
-
-@rule(A.nanmedian.dim)
+@_with_places(A.nanmedian.dim)
 def nanmedian_dim(x, dim, keepdim=False):
     """Returns the lower of two middle numbers, of those that aren't NaN."""
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
     values, order = sort(x, dim)  # NaN last
     middle = jnp.maximum(jnp.sum(~jnp.isnan(x), dim, keepdims=True) - 1, 0) // 2
-    both = (jnp.take_along_axis(y, middle, dim) for y in (values, order))
-    return tuple(y if keepdim else jnp.squeeze(y, dim) for y in both)
+    return _squeezed((jnp.take_along_axis(y, middle, dim) for y in (values, order)), dim, keepdim)
 
 
-rule(A.nanmedian.default)(lambda x: nanmedian_dim(x.reshape(-1), 0)[0])
-
-
-@rule(A.mode.default)
+@_with_places(A.mode.default)
 def mode(x, dim=-1, keepdim=False):
     """Returns the smallest of the most frequent numbers, and where it stands last."""
-    if not x.ndim:
-        return x, jnp.zeros((), jnp.int32)
     values, order = sort(x, dim)
     along = jnp.moveaxis(values, dim, -1)
     counts = jnp.sum(along[..., None] == along[..., None, :], -1, dtype=jnp.int32)
     first = jnp.moveaxis(jnp.argmax(counts, -1, keepdims=True), -1, dim)
     last = first + jnp.moveaxis(jnp.max(counts, -1, keepdims=True), -1, dim) - 1
-    both = (jnp.take_along_axis(y, last, dim) for y in (values, order))
-    return tuple(y if keepdim else jnp.squeeze(y, dim) for y in both)
+    return _squeezed((jnp.take_along_axis(y, last, dim) for y in (values, order)), dim, keepdim)
 
 
 def _extreme_so_far(compare):
+    """Returns the rule of the extremes of all numbers up to each one, and where they last stand."""
+
+    def later(a, b):
+        chosen = compare(b[0], a[0])
+        return jnp.where(chosen, b[0], a[0]), jnp.where(chosen, b[1], a[1])
+
     def cumulative(x, dim):
-        """Returns the extreme of all numbers up to each one, and where it last stands."""
-        if not x.ndim:
-            return x, jnp.zeros((), jnp.int32)
         axis = dim % x.ndim
         at = lax.broadcasted_iota(jnp.int32, x.shape, axis)
-
-        def later(a, b):
-            chosen = compare(b[0], a[0])
-            return jnp.where(chosen, b[0], a[0]), jnp.where(chosen, b[1], a[1])
-
         return lax.associative_scan(later, (x, at), axis=axis)
 
     return cumulative
 
 
-rule(A.cummax.default)(_extreme_so_far(lax.ge))
-rule(A.cummin.default)(_extreme_so_far(lax.le))
-rule(A.logcumsumexp.default)(lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim))
+_with_places(A.cummax.default)(_extreme_so_far(lax.ge))
+_with_places(A.cummin.default)(_extreme_so_far(lax.le))
+
+
+rules({
+    A.sum.dim_IntList: sum_dims,
+    A.sum.default: lambda x, dtype=None: sum_dims(x, dtype=dtype),
+    A.prod.dim_int: prod_dim,
+    A.prod.default: lambda x, dtype=None: prod_dim(x, dtype=dtype),
+    A.cumsum.default: partial(_so_far, lax.cumsum),
+    A.cumprod.default: partial(_so_far, lax.cumprod),
+    A.mean.default: lambda x, dtype=None: mean_dims(x, None, dtype=dtype),
+    (A.any.default, A.any.dim, A.any.dims): _over_axes(jnp.any),
+    (A.all.default, A.all.dim, A.all.dims): _over_axes(jnp.all),
+    (A.amax.default, A.max.default): amax,
+    (A.amin.default, A.min.default): amin,
+    A.argmax.default: argmax,
+    A.argmin.default: argmin,
+    A.max.dim: lambda x, dim, keepdim=False: (amax(x, dim, keepdim), argmax(x, dim, keepdim)),
+    A.min.dim: lambda x, dim, keepdim=False: (amin(x, dim, keepdim), argmin(x, dim, keepdim)),
+    A.var.dim: lambda x, dims, unbiased=True, keepdim=False: var(x, dims, int(unbiased), keepdim),
+    A.var_mean.correction: lambda x, dims=None, correction=1, keepdim=False: (
+        (var(x, dims, correction, keepdim), mean_dims(x, dims, keepdim))),
+    A.sort.stable: lambda x, stable=False, dim=-1, descending=False: sort(x, dim, descending),
+    A.argsort.default: lambda x, dim=-1, descending=False: sort(x, dim, descending)[1],
+    A.median.default: lambda x: median_dim(x.reshape(-1), 0)[0],
+    A.nanmedian.default: lambda x: nanmedian_dim(x.reshape(-1), 0)[0],
+    A.logcumsumexp.default: lambda x, dim: lax.cumlogsumexp(x, dim % x.ndim),
+})  # fmt: skip

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._registry import rule
+from .._registry import rule, rules
 from .._torch import torch
 from ._promotion import as_array, axes_of, result_dtype
 
 A = torch.ops.aten
 
 
-def _size(shape, x):
-    """Returns a shape in which -1 is replaced."""
-    known = int(np.prod([s for s in shape if s != -1]))
-    return tuple(x.size // known if s == -1 else s for s in shape)
+def _size(shape, count):
+    known = math.prod(s for s in shape if s != -1)
+    return tuple(count // known if s == -1 else s for s in shape)
 
 
 @rule(A.view.default, A.reshape.default, A._unsafe_view.default, A._reshape_copy.default)
 def view(x, shape):
-    return x.reshape(_size(shape, x))
+    return x.reshape(_size(shape, x.size))
 
 
 def _strides(shape):
-    """Returns the strides of a contiguous array, in elements."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
@@ -40,14 +39,6 @@ def as_strided(x, size, stride, storage_offset=0):
         for i, (n, s) in enumerate(zip(size, stride, strict=True))
     )
     return x.reshape(-1)[np.broadcast_to(at, size) + (storage_offset or 0)]
-
-
-rule(A.sym_size.int)(lambda x, dim: x.shape[dim])
-rule(A.sym_numel.default)(lambda x: x.size)
-rule(A.sym_stride.int)(lambda x, dim: _strides(x.shape)[dim])
-rule(A.sym_storage_offset.default)(lambda x: 0)
-rule(A.sym_is_contiguous.default)(lambda x, memory_format=None: True)
-rule(A._local_scalar_dense.default)(lambda x: x.reshape(()))
 
 
 @rule(A.view.dtype)
@@ -66,25 +57,7 @@ def flatten(x, start=0, end=-1):
 @rule(A.unflatten.int)
 def unflatten(x, dim, sizes):
     dim %= x.ndim
-    known = int(np.prod([s for s in sizes if s != -1]))
-    sizes = [x.shape[dim] // known if s == -1 else s for s in sizes]
-    return x.reshape(*x.shape[:dim], *sizes, *x.shape[dim + 1 :])
-
-
-rule(A.permute.default)(lambda x, dims: lax.transpose(x, axes_of(x, dims)) if x.ndim else x)
-rule(A.transpose.int)(lambda x, dim0, dim1: jnp.swapaxes(x, dim0, dim1) if x.ndim else x)
-rule(A.t.default)(lambda x: x.T)
-rule(A.movedim.intlist)(lambda x, source, destination: jnp.moveaxis(x, source, destination))
-rule(A.unsqueeze.default)(lambda x, dim: jnp.expand_dims(x, dim))
-rule(A.flip.default)(lambda x, dims: lax.rev(x, [d % x.ndim for d in dims]))
-rule(A.roll.default)(lambda x, shifts, dims=(): jnp.roll(x, shifts, dims or None))
-rule(A.repeat.default)(lambda x, repeats: jnp.tile(x, repeats))
-rule(A.tril.default)(lambda x, diagonal=0: jnp.tril(x, diagonal))
-rule(A.triu.default)(lambda x, diagonal=0: jnp.triu(x, diagonal))
-rule(A.diagonal.default)(lambda x, offset=0, dim1=0, dim2=1: jnp.diagonal(x, offset, dim1, dim2))
-rule(A.repeat_interleave.self_int)(
-    lambda x, repeats, dim=None, output_size=None: jnp.repeat(x, repeats, dim)
-)
+    return x.reshape(*x.shape[:dim], *_size(sizes, x.shape[dim]), *x.shape[dim + 1 :])
 
 
 @rule(A.squeeze.dims, A.squeeze.dim)
@@ -92,17 +65,10 @@ def squeeze(x, dims):
     return lax.squeeze(x, [d for d in axes_of(x, dims) if x.shape[d] == 1])
 
 
-rule(A.squeeze.default)(lambda x: squeeze(x, None))
-
-
 @rule(A.expand.default)
 def expand(x, shape, implicit=False):
     new = len(shape) - x.ndim
     return jnp.broadcast_to(x, [x.shape[i - new] if s == -1 else s for i, s in enumerate(shape)])
-
-
-rule(A.expand_as.default)(lambda x, y: jnp.broadcast_to(x, y.shape))
-rule(A.broadcast_to.default)(expand)
 
 
 @rule(A.cat.default)
@@ -130,16 +96,6 @@ def split(x, size, dim=0):
     return split_with_sizes(x, [min(size, total - a) for a in range(0, total, size)], dim)
 
 
-@rule(A.chunk.default)
-def chunk(x, chunks, dim=0):
-    return split(x, -(-x.shape[dim] // chunks), dim)
-
-
-@rule(A.unbind.int)
-def unbind(x, dim=0):
-    return tuple(select(x, dim, i) for i in range(x.shape[dim]))
-
-
 @rule(A.select.int)
 def select(x, dim, index):
     return lax.index_in_dim(x, index, dim, keepdims=False)
@@ -153,24 +109,6 @@ def _selection(x, dim, start, end, step):
 def slice_tensor(x, dim=0, start=None, end=None, step=1):
     start, end, _ = slice(start, end, step).indices(x.shape[dim])
     return lax.slice_in_dim(x, start, max(start, end), step, dim)
-
-
-rule(A.narrow.default)(lambda x, dim, start, length: slice_tensor(x, dim, start, start + length))
-
-
-@rule(A.slice_scatter.default)
-def slice_scatter(x, y, dim=0, start=None, end=None, step=1):
-    return x.at[_selection(x, dim, start, end, step)].set(y.astype(x.dtype))
-
-
-@rule(A.select_scatter.default)
-def select_scatter(x, y, dim, index):
-    return x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(y.astype(x.dtype))
-
-
-@rule(A.diff.default)
-def diff(x, n=1, dim=-1, prepend=None, append=None):
-    return jnp.diff(x, n, dim, prepend, append)
 
 
 @rule(A.pixel_shuffle.default)
@@ -191,31 +129,14 @@ def _pairs(x, padding):
     return pairs
 
 
-@rule(A.constant_pad_nd.default)
-def constant_pad(x, padding, value=0):
-    return lax.pad(x, as_array(value, x), [(a, b, 0) for a, b in _pairs(x, padding)])
-
-
-def _pad(mode):
-    def padded(x, padding):
-        pairs = _pairs(x, padding)  # of which negative ones cut
-        cut = [slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs, strict=True)]
-        return jnp.pad(x[tuple(cut)], [(max(a, 0), max(b, 0)) for a, b in pairs], mode=mode)
-
-    return padded
-
-
-rule(A.reflection_pad1d.default, A.reflection_pad2d.default, A.reflection_pad3d.default)(
-    _pad("reflect")
-)
-rule(A.replication_pad1d.default, A.replication_pad2d.default, A.replication_pad3d.default)(
-    _pad("edge")
-)
+def _pad(mode, x, padding):
+    pairs = _pairs(x, padding)  # of which negative ones cut
+    cut = [slice(max(-a, 0), n - max(-b, 0)) for n, (a, b) in zip(x.shape, pairs, strict=True)]
+    return jnp.pad(x[tuple(cut)], [(max(a, 0), max(b, 0)) for a, b in pairs], mode=mode)
 
 
 @rule(A.unfold.default)
 def unfold(x, dim, size, step):
-    """Returns windows along an axis, as a last axis."""
     if not x.ndim:
         return x.reshape(1)
     axis, count = dim % x.ndim, (x.shape[dim] - size) // step + 1
@@ -223,3 +144,44 @@ def unfold(x, dim, size, step):
     windows = jnp.take(x, at.reshape(-1), axis=axis)
     windows = windows.reshape(*x.shape[:axis], count, size, *x.shape[axis + 1 :])
     return jnp.moveaxis(windows, axis + 1, -1)
+
+
+rules({
+    A.sym_size.int: lambda x, dim: x.shape[dim],
+    A.sym_numel.default: lambda x: x.size,
+    A.sym_stride.int: lambda x, dim: _strides(x.shape)[dim],
+    A.sym_storage_offset.default: lambda x: 0,
+    A.sym_is_contiguous.default: lambda x, memory_format=None: True,
+    A._local_scalar_dense.default: lambda x: x.reshape(()),
+    A.permute.default: lambda x, dims: lax.transpose(x, axes_of(x, dims)) if x.ndim else x,
+    A.transpose.int: lambda x, dim0, dim1: jnp.swapaxes(x, dim0, dim1) if x.ndim else x,
+    A.t.default: lambda x: x.T,
+    A.movedim.intlist: lambda x, source, destination: jnp.moveaxis(x, source, destination),
+    A.unsqueeze.default: lambda x, dim: jnp.expand_dims(x, dim),
+    A.flip.default: lambda x, dims: lax.rev(x, [d % x.ndim for d in dims]),
+    A.roll.default: lambda x, shifts, dims=(): jnp.roll(x, shifts, dims or None),
+    A.repeat.default: lambda x, repeats: jnp.tile(x, repeats),
+    A.tril.default: lambda x, diagonal=0: jnp.tril(x, diagonal),
+    A.triu.default: lambda x, diagonal=0: jnp.triu(x, diagonal),
+    A.diagonal.default: lambda x, offset=0, dim1=0, dim2=1: jnp.diagonal(x, offset, dim1, dim2),
+    A.repeat_interleave.self_int: lambda x, repeats, dim=None, output_size=None: (
+        jnp.repeat(x, repeats, dim)),
+    A.squeeze.default: lambda x: squeeze(x, None),
+    A.expand_as.default: lambda x, y: jnp.broadcast_to(x, y.shape),
+    A.broadcast_to.default: expand,
+    A.chunk.default: lambda x, chunks, dim=0: split(x, -(-x.shape[dim] // chunks), dim),
+    A.unbind.int: lambda x, dim=0: tuple(select(x, dim, i) for i in range(x.shape[dim])),
+    A.narrow.default: lambda x, dim, start, length: slice_tensor(x, dim, start, start + length),
+    A.slice_scatter.default: lambda x, y, dim=0, start=None, end=None, step=1: (
+        x.at[_selection(x, dim, start, end, step)].set(y.astype(x.dtype))),
+    A.select_scatter.default: lambda x, y, dim, index: (
+        x.at[(slice(None),) * (dim % x.ndim) + (index,)].set(y.astype(x.dtype))),
+    A.diff.default: lambda x, n=1, dim=-1, prepend=None, append=None: (
+        jnp.diff(x, n, dim, prepend, append)),
+    A.constant_pad_nd.default: lambda x, padding, value=0: (
+        lax.pad(x, as_array(value, x), [(a, b, 0) for a, b in _pairs(x, padding)])),
+    (A.reflection_pad1d.default, A.reflection_pad2d.default, A.reflection_pad3d.default):
+        partial(_pad, "reflect"),
+    (A.replication_pad1d.default, A.replication_pad2d.default, A.replication_pad3d.default):
+        partial(_pad, "edge"),
+})  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fourier transforms, images resampled on a grid, columns of windows, bags of embeddings."""
+"""Complex numbers, Fourier transforms, grids, columns of windows, bags of embeddings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .._dtypes import jax_dtype
-from .._registry import rule
+from .._convert import jax_dtype
+from .._registry import rule, rules
 from .._torch import torch
 from ._indexing import embedding
+from ._promotion import common
 
 A = torch.ops.aten
 BILINEAR, NEAREST = 0, 1  # torch's interpolations of grid_sampler
@@ -22,7 +23,6 @@ SUM, MEAN, MAX = 0, 1, 2  # torch's modes of embedding_bag
 
 
 def _normalized(x, sizes, normalization):
-    """Divides by the root of the number of elements (1) or by it (2)."""
     if not normalization:
         return x
     n = math.prod(sizes)
@@ -43,7 +43,6 @@ def fft_to_real(x, dims, normalization, last_dim_size):
 
 
 def _positions(grid, size, align_corners):
-    """Returns coordinates from -1 to 1 in pixels."""
     return (grid + 1) / 2 * (size - 1) if align_corners else ((grid + 1) * size - 1) / 2
 
 
@@ -94,7 +93,6 @@ def grid_sampler(x, grid, interpolation, padding, align_corners):
 
 @rule(A.col2im.default)
 def col2im(x, output_size, kernel, dilation, padding, stride):
-    """Adds windows, the columns of x, where they stand in an image."""
     sizes = [n + 2 * p for n, p in zip(output_size, padding, strict=True)]
     counts = [
         (n - d * (k - 1) - 1) // s + 1
@@ -139,3 +137,32 @@ def embedding_bag(
             out = out / jnp.maximum(counts, 1).astype(out.dtype)[:, None]
     integer = jax_dtype(torch.int64)
     return out, bag.astype(integer), counts.astype(integer), maxima.astype(integer)
+
+
+@rule(A.complex.default)
+def complex_(real, imaginary):
+    real, imaginary = common(real, imaginary)
+    wide = jnp.float64 if real.dtype == jnp.float64 else jnp.float32
+    return lax.complex(real.astype(wide), imaginary.astype(wide))
+
+
+@rule(A._fft_c2c.default)
+def fft_of_complex(x, dims, normalization, forward):
+    sizes, axes = [x.shape[d] for d in dims], tuple(dims)
+    if forward:
+        return _normalized(jnp.fft.fftn(x, axes=axes), sizes, normalization)
+    return _normalized(jnp.fft.ifftn(x, axes=axes, norm="forward"), sizes, normalization)
+
+
+rules({
+    A.real.default: jnp.real,
+    A.imag.default: jnp.imag,
+    A.angle.default: jnp.angle,
+    (A._conj.default, A.conj_physical.default, A._conj_physical.default): jnp.conj,
+    (A.resolve_conj.default, A.resolve_neg.default): lambda x: x,
+    A.polar.default: lambda size, angle: complex_(size * jnp.cos(angle), size * jnp.sin(angle)),
+    (A.view_as_complex.default, A.view_as_complex_copy.default): lambda x: (
+        complex_(x[..., 0], x[..., 1])),
+    (A.view_as_real.default, A.view_as_real_copy.default): lambda x: (
+        jnp.stack([jnp.real(x), jnp.imag(x)], -1)),
+})  # fmt: skip

@@ -1,0 +1,196 @@
+"""All plans of a program: what they cost, and what they change as predicted and as measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from ..autoscaling import Operand
+from ..autoscaling._operand_settings import Role
+from ..interpret import Program
+from ._budget import Budget, Option
+from ._family import Family
+from ._objective import ObjectiveName, objective
+from ._predict import Prediction, Sensitivity, prediction, sensitivity
+from ._sites import Site, sites
+
+Choice = tuple[int, ...]  # by site, the index of its option
+APART = 1.25  # plans whose predictions differ by less can't be told apart
+TRIED = 12  # neighbours that are run in each round
+ROUNDS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """The operands to choose from, by role."""
+
+    weight: Sequence[Operand | None]
+    activation: Sequence[Operand | None] | str
+    gradient: Sequence[Operand | None]
+
+    def options(self, site: Site) -> list[Option]:
+        tied = self.activation == "weights"
+        own: dict[Role, Sequence[Operand | None]] = {
+            "gradient": self.gradient, "weight": self.weight,
+            "activation": () if isinstance(self.activation, str) else self.activation,
+        }  # fmt: skip
+        own = {r: x for r, x in own.items() if x and r in site.roles and list(x) != [None]}
+        found: list[Option] = []
+        for chosen in itertools.product(*own.values()):
+            option = dict(zip(own, chosen, strict=True))
+            if tied and "weight" in option and "activation" in site.roles:
+                option["activation"] = option["weight"]
+            found.append(option)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """A plan that was run: its choice, its cost, and its objective as predicted and measured."""
+
+    choice: Choice
+    cost: float
+    predicted: float
+    measured: float
+
+
+class Space:
+    """The plans of a program, each a choice of an option at each of its sites.
+
+    Attributes:
+        options, costs: of each site.
+        columns: of each option, its roundings' places in the vector that :class:`Family` takes.
+        aim: the objective.
+        tried: by choice, what was run.
+        runs: how many were made.
+    """
+
+    def __init__(
+        self, program: Program, budget: Budget, lists: Lists, name: ObjectiveName, seed: int,
+        function: str,
+    ):  # fmt: skip
+        self.program, self.budget, self.seed, self.function = program, budget, seed, function
+        self.sites, index = sites(program)
+        self.options = [lists.options(site) for site in self.sites]
+        roundings: dict[tuple[int, Role], dict[Operand, int]] = {}
+        count = itertools.count()
+        for i, some in enumerate(self.options):
+            for role, operand in (item for option in some for item in option.items()):
+                own = roundings.setdefault((i, role), {})
+                if operand is not None and operand not in own:
+                    own[operand] = next(count)
+        swapped = frozenset(i for i, site in enumerate(self.sites) if site.swapped)
+        self.family = Family(program, index, roundings, swapped, next(count))
+        if not any(len(some) > 1 for some in self.options):
+            raise ValueError(
+                f"plan: {function} has no product whose operands have several formats to "
+                "choose from: it has no weights among the operands of its products, or one format "
+                "was given"
+            )
+        self.columns = [
+            [[roundings[i, r][x] for r, x in o.items() if x is not None] for o in some]
+            for i, some in enumerate(self.options)
+        ]
+        self.aim = objective(
+            name, jax.eval_shape(self.family.outputs, self.family.zero, list(program.arrays))
+        )
+        weights = sum(site.elements for site in self.sites)
+        self.costs = [
+            np.array([budget.cost(s, o, weights) for o in some])
+            for s, some in zip(self.sites, self.options, strict=True)
+        ]
+        low, limit = sum(x.min() for x in self.costs), budget.limit
+        if limit is not None and low > limit * (1 + 1e-9):
+            raise ValueError(
+                f"plan: the cheapest plan of {function} takes {low:.4g} {budget.kind}, "
+                f"more than the budget of {limit:.4g}; add a narrower format, or raise the budget"
+            )
+        # the same compiled function for all plans: XLA fuses another one in another way
+        self._outputs, self._measure = jax.jit(self.family.outputs), jax.jit(self.aim.measure)
+        self.tried: dict[Choice, Tried] = {}
+        self.runs = 0
+
+    @functools.cached_property
+    def reference(self) -> list[jax.Array]:
+        self.runs += 1
+        return self._outputs(self.family.zero, list(self.program.arrays))
+
+    @functools.cached_property
+    def slopes(self) -> Sensitivity:
+        return sensitivity(self.family, self.aim, list(self.program.arrays), self.seed)
+
+    @functools.cached_property
+    def predict(self) -> Prediction:
+        owners, jumping = np.zeros(self.family.size, int), np.zeros(self.family.size, bool)
+        for number, ((i, _), own) in enumerate(self.family.columns.items()):
+            owners[list(own.values())] = number
+            jumping[list(own.values())] = bool(self.sites[i].discrete)
+        return prediction(self.slopes, jumping, owners, self.with_columns)
+
+    def emulate(self, theta: np.ndarray) -> float:
+        """Returns the measured objective of a vector; formats are data to one compiled program."""
+        reference = self.reference
+        self.runs += 1
+        return float(self._measure(reference, self._outputs(theta, list(self.program.arrays))))
+
+    def with_columns(self, columns: Sequence[int]) -> float:
+        return self.emulate(self.family.chosen(columns))
+
+    def theta(self, choice: Sequence[int]) -> np.ndarray:
+        chosen = zip(self.columns, choice, strict=True)
+        return self.family.chosen([c for options, i in chosen for c in options[i]])
+
+    def cost(self, choice: Sequence[int]) -> float:
+        return float(sum(own[i] for own, i in zip(self.costs, choice, strict=True)))
+
+    def predicted(self, choices: Sequence[Choice]) -> np.ndarray:
+        return np.asarray(self.predict(np.stack([self.theta(x) for x in choices])))
+
+    def run(self, choice: Sequence[int]) -> Tried:
+        """Returns a plan with its measured objective, from an earlier run if there was one."""
+        choice = tuple(int(i) for i in choice)
+        if choice not in self.tried:
+            (predicted,) = self.predicted([choice])
+            measured = self.emulate(self.theta(choice))
+            self.tried[choice] = Tried(choice, self.cost(choice), float(predicted), measured)
+        return self.tried[choice]
+
+    def neighbours(self, choice: Choice, limit: float) -> list[Choice]:
+        """Returns the plans within the limit with other options at one site or two."""
+        found: set[Choice] = set()
+        more = {
+            (i, j): float(own[j] - own[choice[i]])
+            for i, own in enumerate(self.costs)
+            for j in range(len(own))
+            if j != choice[i]
+        }
+        spare = limit * (1 + 1e-9) - self.cost(choice)
+        for a, b in itertools.combinations_with_replacement(more, 2):
+            extra = more[a] if a == b else more[a] + more[b]
+            if (a == b or a[0] != b[0]) and extra <= spare:
+                changed = list(choice)
+                changed[a[0]], changed[b[0]] = a[1], b[1]
+                found.add(tuple(changed))
+        return sorted(found)
+
+    def confirmed(self, choice: Sequence[int], limit: float) -> Tried:
+        """Returns the best measured plan among a choice and those that look as good."""
+        best = self.run(choice)
+        for _ in range(ROUNDS):
+            near = self.neighbours(best.choice, limit)
+            if not near:
+                return best
+            predicted = np.abs(self.predicted(near))
+            alike = np.flatnonzero(predicted <= APART * abs(best.predicted))
+            order = alike[np.argsort(predicted[alike], kind="stable")][:TRIED]
+            runs = [self.run(near[i]) for i in order]
+            better = min(runs, key=lambda x: abs(x.measured), default=best)
+            if abs(better.measured) >= abs(best.measured):
+                return best
+            best = better
+        return best
