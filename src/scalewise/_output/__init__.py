@@ -42,8 +42,6 @@ def page_environment(package: str) -> Pages:
 
 
 class Rows(NamedTuple):
-    """A table of a printed or written report."""
-
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]

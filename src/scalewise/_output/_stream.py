@@ -106,7 +106,6 @@ class Printed:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        """Returns what :meth:`show` prints, without colours."""
         from rich.console import Console
 
         text = io.StringIO()

@@ -49,7 +49,6 @@ class Plan:
     largest: dict[str, float] = dataclasses.field(default_factory=dict)
 
     def job(self, weight: Weight) -> Job | None:
-        """Returns the job that writes a weight, None if it is left out."""
         options, fmt = self.options, self.options.format_of(weight.name)
         quantised_already = weight.layout is not None or weight.record
         if not quantised_already:
@@ -125,7 +124,6 @@ class Plan:
     def _make(
         self, weight: Weight, layout: Layout, base: str, note: str | None
     ) -> tuple[Sequence[np.ndarray], Json]:
-        """Returns the tensors of a weight in a layout, and the record of what was lost."""
         if note is not None:
             packed = repacked(weight.packed, layout)
             record = _record(weight, note, layout.format, packed.size)
@@ -299,7 +297,6 @@ def _shards(source: Source, plan: Plan) -> list[Shard]:
 
 
 def _write_configs(folder: Path, source: Source, plan: Plan, shards: Sequence[Shard]) -> None:
-    """Writes the index and the configs, and copies what else stands in the source's folder."""
     import shutil
 
     base = source.path if source.path.is_dir() else source.path.parent

@@ -89,8 +89,6 @@ def check(
 
 @dataclasses.dataclass
 class _Read:
-    """A sampled tensor."""
-
     weight: Weight
     sample: Sample
     values: np.ndarray
@@ -161,7 +159,6 @@ class _Audit:
         yield from of_codes(weight, packed)
 
     def _fused(self) -> Iterator[Finding]:
-        """Yields layers whose q, k and v, or gate and up, have unequal global scales."""
         groups: dict[tuple, dict[str, float]] = defaultdict(dict)
         for name, r in self.read.items():
             key, layout = fused_key(name), r.weight.layout
@@ -204,7 +201,6 @@ class _Audit:
                 yield finding
 
     def _magnitude(self, r: _Read, levels: Sequence[float]) -> Finding | None:
-        """Returns a finding if the values are far larger or smaller than weights are."""
         assert r.packed is not None
         if not np.any(r.packed.codes[:1]) and not math.isfinite(r.level):
             return None
@@ -236,7 +232,6 @@ class _Audit:
 
 
 def _misshapen(weight: Weight, error: UnreadableError) -> Finding:
-    """Returns the finding of a scale that doesn't fit; transposed if that fits."""
     assert weight.layout is not None
     scale, (rows, columns) = weight.parts["scale"].shape, weight.parts["codes"].shape[-2:]
     block = weight.block or weight.layout.block
@@ -250,7 +245,6 @@ def _misshapen(weight: Weight, error: UnreadableError) -> Finding:
 
 
 def _differing(r: _Read, original: Weight) -> Finding | None:
-    """Returns a finding if the numbers aren't the original's, with the best repair."""
     truth = _sampled_original(original, r)
     if truth is None:
         evidence = f"its shape is {r.weight.shape}, the original's {original.shape}"
@@ -301,7 +295,6 @@ def _mispaired(r: _Read) -> Finding | None:
 
 
 def _columns(r: _Read, others: Sequence[_Read]) -> Finding | None:
-    """Returns a finding if other nibbles make the columns' magnitudes like those of others."""
     beside = [o for o in others if o is not r]
     wide = [o for o in beside if o.packed is None]
     if r.values.shape[-1] < FEWEST or not (wide or len(beside) > 1):

@@ -74,11 +74,7 @@ OF_FAMILY = {"deepseek": "transformers", "gpt-oss": "triton-kernels"}
 
 
 def writer_of(family: str, name: str | None) -> Writer:
-    """Returns a writer by name, by default the one of a family of layouts.
-
-    Raises:
-        ValueError: no writer is called so.
-    """
+    """Returns a writer by name, by default the one of a family of layouts."""
     name = name or OF_FAMILY.get(family, family)
     if name not in WRITERS:
         raise ValueError(f"writer is {name!r}; expected one of {', '.join(WRITERS)}")
@@ -104,7 +100,6 @@ def encoded(x: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def amax(x: np.ndarray | Rows) -> float:
-    """Returns the largest magnitude, read in chunks; NaN or infinity if there is one."""
     top = 0.0
     for _, _, rows in slabs(x):
         largest = float(np.max(np.abs(rows), initial=0.0))
@@ -157,11 +152,7 @@ def quantised(
 
 
 def shaped(shape: tuple[int, ...], layout: Layout, strategy: str | tuple[int, int]) -> Packed:
-    """Returns a packed tensor in a layout for an array of a shape, as stored; bytes are arbitrary.
-
-    Raises:
-        ValueError: columns that are no multiple of the block's size.
-    """
+    """Returns a packed tensor of arbitrary bytes in a layout, for an array of a stored shape."""
     fmt = BLOCK_FORMATS.get(layout.format)
     *lead, rows, columns = shape
     if fmt is not None and columns % fmt.size:
@@ -233,7 +224,6 @@ def _divided(blocks: np.ndarray, scale: np.ndarray, out: Packed, writer: Writer)
 
 
 def _two_levels(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
-    """Returns the bytes of NVFP4's block scales."""
     with np.errstate(all="ignore"):
         if out.whole is None:
             scale = top / np.float32(6)
@@ -252,7 +242,6 @@ def _two_levels(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
 
 
 def _exponents(top: np.ndarray, out: Packed, writer: Writer) -> np.ndarray:
-    """Returns the bytes of MX scales."""
     largest = TOP[out.element]
     bits = top.astype(np.float32).view(np.uint32)
     if writer.exponent == "even":  # from mantissa 1.75, whatever the element

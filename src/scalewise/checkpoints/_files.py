@@ -31,8 +31,6 @@ class UnreadableError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Something wrong with the files of a checkpoint, before any tensor is decoded."""
-
     fault: Fault
     tensors: tuple[str, ...]
     what: str
@@ -60,7 +58,6 @@ class Tensor:
 
     @property
     def bytes(self) -> np.ndarray:
-        """The bytes, uint8, mapped."""
         return self.file.mapped[self.start : self.start + self.nbytes]
 
     def array(self) -> np.ndarray:
@@ -86,11 +83,7 @@ class File:
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Json]:
-    """Returns the object in a JSON file.
-
-    Raises:
-        UnreadableError: the file is larger than ``most`` bytes, or holds no JSON object.
-    """
+    """Returns the object in a JSON file."""
     size = check_source(path)
     if size > most:
         raise UnreadableError(f"{path} has {size:,} bytes; expected at most {most:,}")
@@ -114,12 +107,7 @@ def _object(text: bytes, what: str) -> dict[str, Json]:
 
 
 def open_file(path: Path) -> File:
-    """Returns a safetensors file, of which only the header is read.
-
-    Raises:
-        UnreadableError: the header or the offsets are invalid, or a dtype is unknown.
-        OSError: the file can't be read.
-    """
+    """Returns a safetensors file, of which only the header is read."""
     size = check_source(path)
     with path.open("rb") as raw:
         length = int.from_bytes(raw.read(8), "little")

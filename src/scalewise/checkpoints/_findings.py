@@ -67,7 +67,6 @@ class CheckReport(Report):
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """Returns findings with the same fault and repair as one, with the names of all."""
     groups: dict[tuple, list[Finding]] = {}
     for f in findings:
         key = (f.fault, f.repair) if f.repair else (f.fault, f.evidence)

@@ -17,12 +17,7 @@ def package() -> ModuleType:
 
 
 def open_gguf(path: Path) -> File:
-    """Returns a GGUF file; tensors of types other than floats have the dtype ``GGUF_<type>``.
-
-    Raises:
-        UnreadableError: the file can't be read.
-        MissingPackageError: the package gguf isn't installed.
-    """
+    """Returns a GGUF file; tensors of types other than floats have the dtype ``GGUF_<type>``."""
     gguf = package()
     size = check_source(path)
     with path.open("rb") as raw:

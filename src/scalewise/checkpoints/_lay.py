@@ -25,7 +25,6 @@ def base_of(layout: Layout, name: str) -> str | None:
 
 
 def laid_out(packed: Packed, layout: Layout, base: str) -> dict[str, np.ndarray]:
-    """Returns the tensors of a weight by name."""
     names = layout.names(base)
     codes = packed.codes
     if packed.element != E2M1FN:
@@ -56,7 +55,6 @@ def _scale(packed: Packed, layout: Layout) -> np.ndarray:
 
 
 def torchao_record(layout: Layout, packed: Packed, dtype: str) -> Json:
-    """Returns what torchao's files say about a tensor in the header's metadata."""
     kind = layout.name.partition("/")[2].removesuffix("-fp4")
     original = {"_type": "torch.dtype", "_data": dtype}
     preference = {"_type": "KernelPreference", "_data": "AUTO"}

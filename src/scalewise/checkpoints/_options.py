@@ -18,8 +18,6 @@ WIDE = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Of :func:`scalewise.checkpoints.cast`, which describes them."""
-
     to: str
     layout: str | None = None
     keep: str = KEEP
@@ -42,11 +40,7 @@ class Options:
 
 
 def checked_options(options: Options) -> Options:
-    """Returns the options with their formats' own names.
-
-    Raises:
-        ValueError: an unknown format, layout, choice or strategy, or an invalid pattern.
-    """
+    """Returns the options with their formats' own names."""
     for what, given, expected in (
         ("scales", options.scales, CHOICES),
         ("strategy", options.strategy, ("tensor", "channel", "block")),

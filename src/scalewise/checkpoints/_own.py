@@ -22,7 +22,6 @@ from ._write import Entry, Job
 
 
 def own_job(weight: Weight, fmt: str, rounding: Json, choice: Choice) -> tuple[Job, Json]:
-    """Returns the job that quantises a weight, and its record for the header."""
     found = as_format(fmt, "--to", blocks=True)
     scaling = _scaling(choice, found)
     run = partial(quantize, fmt=found, rounding=rounding, scaling=scaling)

@@ -68,7 +68,6 @@ class Packed:
         return self.matrices_at(range(math.prod(self.codes.shape[:-2])))
 
     def matrices_at(self, indices: Iterable[int]) -> Iterator[Packed]:
-        """Yields those of :meth:`matrices` with the given indices."""
         lead = self.codes.shape[:-2]
         whole = self.whole
         if whole is not None and whole.size > 1:
@@ -130,12 +129,7 @@ def _table(packed: Packed, dtype: np.dtype) -> np.ndarray:
 
 
 def values(packed: Packed, dtype: np.dtype | type = np.float32) -> np.ndarray:
-    """Returns the values, float32, or rounded once to a narrower dtype.
-
-    Args:
-        packed: the tensor.
-        dtype: of the result: float32, bfloat16 or float16.
-    """
+    """Returns the values, float32, or rounded once to a narrower dtype."""
     dtype = np.dtype(dtype)
     out = np.empty(packed.stored_shape, dtype)
     lead = out.shape[:-2]
@@ -218,7 +212,6 @@ class Decoder:
             self._factors = np.asarray(packed.factors())
 
     def rows(self, first: int, out: np.ndarray) -> None:
-        """Writes the values of the rows from a first one."""
         step = max(1, CHUNK // max(1, out.shape[1]))
         decode = self._by_bytes if self._of_bytes else self._by_factors
         for i in range(0, len(out), step):
@@ -260,7 +253,6 @@ def largest_of_blocks(blocks: np.ndarray) -> np.ndarray:
 
 
 def nibbles(codes: np.ndarray) -> np.ndarray:
-    """Returns the codes of E2M1, one in each byte, from bytes of two."""
     out = np.empty((*codes.shape[:-1], 2 * codes.shape[-1]), np.uint8)
     out[..., 0::2], out[..., 1::2] = codes & 15, codes >> 4
     return out

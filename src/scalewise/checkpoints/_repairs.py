@@ -82,8 +82,6 @@ def is_bytes(scale: np.ndarray) -> bool:
 
 
 def biased(by: int) -> Repair:
-    """Returns the repair of scales whose exponent is off by a number."""
-
     def apply(p: Packed) -> Packed | None:
         if p.kind != E8M0 or not by:
             return None
@@ -164,7 +162,6 @@ class Sample:
         return np.stack([np.asarray(x[m][self.rows]) for m in self.matrices]).astype(np.float32)
 
     def repaired(self, p: Packed, repair: Repair) -> np.ndarray | None:
-        """Returns the values of the rows after a repair, None if it doesn't fit."""
         try:
             first = self.packed(p) if repair.of_codes else p
             found = repair.apply(first)
@@ -176,7 +173,6 @@ class Sample:
 
 
 def sample_of(shape: tuple[int, ...]) -> Sample:
-    """Returns a sample of a tensor as stored."""
     lead, rows = shape[:-2], shape[-2]
     every = list(np.ndindex(*lead))
     return Sample(tuple(every[i] for i in spread(len(every), MATRICES)), spread(rows, ROWS))

@@ -36,7 +36,6 @@ class Report(Printed):
     derived: ClassVar[tuple[str, ...]] = ()  # properties in the JSON file
 
     def lines(self) -> list[str]:
-        """Returns sentences, the verdict first."""
         raise NotImplementedError
 
     def tables(self) -> list[Rows]:
@@ -158,7 +157,6 @@ class CastReport(Report):
 
 
 def first_of(names: Sequence[str], most: int = 5) -> str:
-    """Returns some names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -168,7 +166,6 @@ def _db(x: float) -> str:
 
 
 def plain(x: Json) -> Json:
-    """Returns what JSON can hold."""
     if isinstance(x, dict):
         return {str(k): plain(v) for k, v in x.items()}
     if isinstance(x, list | tuple):

@@ -86,7 +86,6 @@ def _open_folder(folder: Path, index: Path | None = None) -> Source:
 
 
 def _compare_with_index(source: Source, weights: Mapping[str, str]) -> None:
-    """Records tensors that the index and the shards don't agree about."""
     there = {(t.name, file.path.name) for file in source.files for t in file.tensors}
     opened = {file.path.name for file in source.files}
     for name, shard in weights.items():

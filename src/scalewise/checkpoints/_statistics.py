@@ -63,7 +63,6 @@ def wrong_blocks(x: np.ndarray, truth: np.ndarray, size: int = 16) -> float:
 
 
 def powers(scale: np.ndarray) -> bool:
-    """Returns whether all scales are powers of two."""
     return bool(np.all(np.frexp(scale)[0] == 0.5))
 
 

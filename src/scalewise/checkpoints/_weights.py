@@ -43,7 +43,6 @@ class Weight:
 
     @property
     def kind(self) -> str:
-        """The layout's name, or ``plain``."""
         if self.layout is None:
             return "scalewise" if self.record else "plain"
         return self.layout.name
@@ -60,7 +59,6 @@ class Weight:
 
     @property
     def format(self) -> str:
-        """The name of the format of the numbers."""
         if self.layout is None:
             return "scalewise" if self.record else self.parts["codes"].dtype.lower()
         if self.layout.format == "deepseek":
@@ -70,11 +68,7 @@ class Weight:
 
     @cached_property
     def packed(self) -> Packed:
-        """The bytes in normal form.
-
-        Raises:
-            UnreadableError: the parts' shapes or dtypes don't fit.
-        """
+        """The bytes in normal form."""
         assert self.layout is not None
         return _packed(self)
 
@@ -135,7 +129,6 @@ def _packed(weight: Weight) -> Packed:
 
 
 def _whole(weight: Weight) -> np.ndarray | None:
-    """Returns the scale of the tensor, or of each of its experts."""
     if "whole" not in weight.parts:
         return None
     whole = weight.parts["whole"].array().astype(np.float32)

@@ -53,8 +53,6 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A file to write."""
-
     name: str
     metadata: Mapping[str, str]
     jobs: Sequence[Job]
@@ -79,13 +77,7 @@ class Shard:
 
 @contextmanager
 def staging(target: Path) -> Iterator[Path]:
-    """Yields a locked folder for temporary files beside a target; it stays if the block raises.
-
-    Raises:
-        TargetError: the target exists already, or its folder doesn't.
-        FolderInUseError: another process writes the same target.
-        OSError: no folder can be made there.
-    """
+    """Yields a locked folder for temporary files beside a target; it stays if the block raises."""
     target = Path(os.path.abspath(target))
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
         raise TargetError(f"cannot write {str(target)!r}: it exists; give another --out")
@@ -162,7 +154,6 @@ def _journal(path: Path, identity: str) -> list[Json] | None:
 def _write_shard(
     path: Path, shard: Shard, done: list[Json], log: IO[str], told: Callable[[Json, int], None]
 ) -> list[Json]:
-    """Writes one file; returns the records of the journal that belong to later ones."""
     header = shard.header()
     kept, rest = done[: len(shard.jobs)], done[len(shard.jobs) :]
     size = len(header) + sum(e.nbytes for job in shard.jobs[: len(kept)] for e in job.entries)
@@ -227,11 +218,7 @@ def publish(folder: Path, target: Path, one: str | None) -> None:
 
 
 def entry_of(name: str, x: np.ndarray) -> Entry:
-    """Returns the entry of an array.
-
-    Raises:
-        UnreadableError: safetensors has no such dtype.
-    """
+    """Returns the entry of an array."""
     for key, dtype in DTYPES.items():
         if dtype == x.dtype:
             return Entry(name, key, x.shape)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,16 +17,15 @@ if TYPE_CHECKING:
     from ..formats import Format
 
 
-def formats(
-    device: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Show formats that a device's matrix units multiply: h100, b200, v5e, ...",
-        ),
-    ] = None,
-) -> None:
-    """List the catalogue: widths, range, spacing, infinities and NaNs."""
+def formats(*, device: str | None = None) -> None:
+    """List the catalogue: widths, range, spacing, infinities and NaNs.
+
+    Args:
+        device (NAME): Show formats that a device's matrix units multiply: h100, b200, v5e, ...
+
+    Example:
+        scalewise formats --device h100
+    """
     if device is not None:
         _show_device(device)
         return
@@ -52,7 +50,6 @@ def formats(
 
 
 def _show_device(name: str) -> None:
-    """Prints for each format whether a device multiplies it, stores it, or emulates it."""
     from ..devices import best_units, partners_of
     from ..devices import device as device_
     from ..formats import BLOCK_FORMATS, CATALOGUE, BlockFormat
@@ -85,7 +82,6 @@ def _show_device(name: str) -> None:
 
 
 def _show_units(console: Console, device: str) -> None:
-    """Prints how each matrix unit of a device adds, if somebody has published it."""
     from ..devices import UNITS, architecture_of
 
     try:
@@ -181,7 +177,6 @@ def _show(console: Console, fmt: Format, text: str, code: int, given: Fraction |
 
 
 def _decimal(x: float) -> str:
-    """Returns all digits of a finite float."""
     from decimal import Decimal
 
     exact = f"{Decimal(x):f}"

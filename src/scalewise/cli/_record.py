@@ -1,31 +1,32 @@
 """`scalewise record`: records what a device computes in a function, equation by equation."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from .._output import check_target as check_file
-from ._options import Args, Everything, Seed, Target
 from ._refusal import check_target, refusal
 
 
 def record(
-    target: Target,
-    args: Args = None,
-    fused: Annotated[
-        bool, typer.Option("--fused", help="Read the numbers within one compiled program.")
-    ] = False,
-    seed: Seed = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A .safetensors file to write, for `scalewise diff`."),
-    ] = None,
-    everything: Everything = False,
+    target: str,
+    *,
+    args: str | None = None,
+    fused: bool = False,
+    seed: int = 0,
+    out: Path | None = None,
+    everything: bool = False,
 ) -> None:
     """Show the first non-finite number that a function computes on this device, and its numbers.
 
     Exits with 1 if an operation makes a non-finite number, with 2 if the run or writing fails.
+
+    Args:
+        fused: Read the numbers within one compiled program.
+        out (FILE): A .safetensors file to write, for `scalewise diff`.
+
+    Example:
+        scalewise record model.py:train_step --out here.safetensors
     """
     with refusal(ValueError):
         check_target(target)

@@ -214,7 +214,6 @@ def architecture_of(device: str) -> str:
 
 
 def _name(fmt: Format | BlockFormat | str | DTypeLike) -> str:
-    """Returns the name of a format or block format."""
     if isinstance(fmt, BlockFormat):
         return fmt.name
     name = str(fmt).lower().replace("-", "_")

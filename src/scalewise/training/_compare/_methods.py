@@ -103,8 +103,6 @@ def with_history(
 
 
 def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
-    """Casts every float leaf to `dtype`."""
-
     def leaf(x):
         is_float = jnp.issubdtype(jnp.result_type(x), jnp.floating)
         return jnp.asarray(x).astype(dtype) if is_float else x
@@ -113,8 +111,6 @@ def cast_floats(tree: PyTree, dtype: DTypeLike) -> PyTree:
 
 
 def plain(name: str, dtype: DTypeLike, what: str) -> Method:
-    """Returns the method that casts state and batch to one dtype."""
-
     def transform(step: Step) -> Step:
         return lambda state, batch: step(state, cast_floats(batch, dtype))
 
@@ -134,7 +130,6 @@ def scaled(name: str, recipe: Recipe, what: str) -> Method:
 
 
 def stepped(name: str, what: str, **options: Any) -> Method:
-    """Returns the method that is ``training.step`` with these arguments."""
     return Method(name, what=what, options=options)
 
 

@@ -20,7 +20,6 @@ HEADINGS = (
 
 
 def page(comparison: Comparison) -> tuple[str, str]:
-    """Returns the HTML page, and the SVG of its curves."""
     svg = curves_svg(comparison)
     scaled = [record for record in comparison.records if record.scales]
     html = page_environment("scalewise.training._compare").rendered(

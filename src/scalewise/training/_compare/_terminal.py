@@ -27,7 +27,6 @@ HEADINGS = (  # narrow: the table fits into 80 columns
 
 
 def announce(console: Console, program: str, parameters: int, size: int, steps: int) -> None:
-    """Prints one line with the sizes of model and data and the number of steps."""
     console.print(
         f"{program}: {parameters:,} parameters, {size:,} bytes of text, {steps} steps of each",
         highlight=False,
@@ -35,7 +34,6 @@ def announce(console: Console, program: str, parameters: int, size: int, steps: 
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Prints the table, the curves, why methods diverged, and where the files are."""
     print_table(console, table(comparison))
     for record in comparison.records:
         if record.divergence:
@@ -59,7 +57,6 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def table(comparison: Comparison) -> Table:
-    """Returns the table of figures, one row for each method."""
     title = f"{comparison.program}: {comparison.steps_made} steps, ratios to "
     result = Table(
         title=title + comparison.reference.name,

@@ -43,7 +43,6 @@ KIND = FAMILY + "4"
 
 
 def _orbax() -> ModuleType:
-    """Returns ``orbax.checkpoint``, which takes seconds to import."""
     return require("orbax.checkpoint", "train", "a checkpoint")
 
 
@@ -57,8 +56,6 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Restored:
-    """A good checkpoint's step, state and run, and a sentence for each damaged one."""
-
     step: int
     state: PyTree
     run: str
@@ -88,11 +85,7 @@ class Checkpoints:
             ) from error
 
     def save(self, step: int, state: PyTree, about: Settings, run: str) -> None:
-        """Writes the checkpoint of a step of a run with these settings, atomically.
-
-        Raises:
-            CheckpointError: it can't be written (a full disk, say); earlier ones are unchanged.
-        """
+        """Writes the checkpoint of a step of a run with these settings, atomically."""
         ocp, manager = _orbax(), self._manager
         arrays = [np.asarray(x) if is_whole(x) else x for x in without_keys(jax.tree.leaves(state))]
         meta = {"kind": KIND, "run": run, "step": step, "about": about,
@@ -170,7 +163,6 @@ class Checkpoints:
         return Restored(*found, run, sentences)
 
     def close(self) -> None:
-        """Closes Orbax's manager."""
         if "_manager" in self.__dict__:
             self._manager.close()
 
@@ -187,12 +179,7 @@ def _seal(meta: Mapping[str, Json]) -> str:
 
 
 def _read_meta(folder: Path) -> dict[str, Json]:
-    """Reads a checkpoint's description and verifies its digest; the folder's name is the step.
-
-    Raises:
-        DamagedError: the description is missing, was changed, or is of another step.
-        InputError: another program, or another version of this one, wrote the checkpoint.
-    """
+    """Reads a checkpoint's description and verifies its digest; the folder's name is the step."""
     if folder.is_symlink() or not folder.is_dir():
         raise DamagedError("it is a symbolic link or no folder, and was not written so")
     file, names = folder / "meta" / "metadata", set[str]()

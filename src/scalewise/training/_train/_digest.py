@@ -19,7 +19,6 @@ def is_whole(x: object) -> bool:
 
 
 def is_key(x: jax.Array | np.ndarray) -> bool:
-    """Returns whether an array holds typed random keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
@@ -49,7 +48,6 @@ def state_digest(tree: PyTree) -> str:
 
 
 def _parts(x: jax.Array) -> list[str]:
-    """Returns place and digest of each part of an array that this process answers for."""
     return [
         f"{[(s.start or 0, s.stop) for s in shard.index]} {_sha(np.asarray(shard.data).tobytes())}"
         for shard in x.addressable_shards

@@ -11,17 +11,7 @@ from .._step import Step, step
 
 
 def step_for(program: Program, name: str, **options: Any) -> Step:
-    """Returns the training step of a program by a method.
-
-    Args:
-        program: one that defines ``loss_of(params, batch)`` and ``OPTIMIZER``.
-        name: a method's, or a policy, ``"p=f32,c=bf16,o=f32"``.
-        options: further arguments of :func:`training.step` that aren't None.
-
-    Raises:
-        InputError: there is no such method or option, ``training.step`` can't apply it, it doesn't
-            fit the optimizer, or the program has no loss or no optimizer.
-    """
+    """Returns the training step of a program by a method."""
     known = list(inspect.signature(step).parameters)[2:]  # behind the loss and the optimizer
     for unknown in sorted(options.keys() - known):
         raise InputError(
@@ -41,7 +31,6 @@ def step_for(program: Program, name: str, **options: Any) -> Step:
 
 
 def _arguments(name: str) -> Mapping[str, Any]:
-    """Returns the arguments of ``training.step`` for a method's name or a policy."""
     if "=" in name:
         return {"policy": name}
     found = method(name)

@@ -34,12 +34,6 @@ class Log:
     """
 
     def __init__(self, folder: Folder, *, after: int):
-        """Opens the files.
-
-        Raises:
-            TargetError: ``metrics.jsonl`` is something else than a regular file.
-            OSError: the metrics can't be read or written.
-        """
         self._folder = folder
         self.losses: list[float] = []
         file = folder.path / NAME
@@ -139,7 +133,6 @@ class _Events:
             self._flushed = time.monotonic()
 
     def _histogram(self, bins: Mapping[int, int]) -> object:
-        """Returns counts by exponent as TensorBoard's histogram of log2."""
         low, high = min(bins), max(bins)
         counts = [float(bins.get(e, 0)) for e in range(low, high + 1)]
         middles = [(e + 0.5, n) for e, n in bins.items()]
@@ -161,7 +154,6 @@ class _Events:
 
 
 def _events(path: Path, after: int) -> _Events | None:
-    """Returns a writer; None if tensorboardX is missing or its file can't be written."""
     try:
         return _Events(path, after)
     except (ImportError, OSError):

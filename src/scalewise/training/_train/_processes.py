@@ -18,7 +18,6 @@ from .._interrupt import Interrupted, signal_of
 
 
 def is_first() -> bool:
-    """Returns whether this process is the one that writes metrics and ``run.json``."""
     return jax.process_index() == 0
 
 

@@ -36,18 +36,6 @@ class TrainingError(RuntimeError):
 
 @dataclasses.dataclass
 class Run:
-    """A training run in progress.
-
-    Attributes:
-        program, method, step, state, console, watch, sharding: as :func:`train` has them.
-        checkpoints: where the state is saved; None if the run has no folder.
-        settings: what has to be the same when the run is resumed.
-        identity: of the run, written to its checkpoints.
-        done, saved: the last step that was made, and the last one that was saved.
-        left_out: steps left out in a row, up to the last one.
-        losses: of the steps that were made; of those before a resumption, the last 50.
-    """
-
     program: Program
     method: str
     step: Step
@@ -64,18 +52,11 @@ class Run:
     losses: list[float] = dataclasses.field(default_factory=list)
 
     def trace(self, batch: PyTree) -> jax.stages.Traced:
-        """Returns the traced step."""
         what = f"{self.program.name}.loss_of"
         return call_user(self._jitted().trace, what, self.state, self._placed(batch))
 
     def restore(self, checkpoints: Checkpoints, identity: str | None, about: Settings) -> None:
-        """Continues from the newest good checkpoint of the run, if there is any.
-
-        Args:
-            checkpoints: of the run's folder.
-            identity: of the run; None to take over the identity that most checkpoints have.
-            about: the settings that its checkpoints have to have.
-        """
+        """Continues from the newest good checkpoint of the run, if there is any."""
         found = checkpoints.restore(self.state, about, identity)
         self.identity = identity or ""
         if found is None:
@@ -100,11 +81,6 @@ class Run:
         steps: int,
         every: int,
     ) -> KeyboardInterrupt | None:
-        """Makes the steps that are left, and saves the state.
-
-        Returns:
-            The interrupt that ended the run early, if one did.
-        """
         batches = itertools.islice(endless_batches(self.program, text, seed), self.done, None)
         interrupt: KeyboardInterrupt | None = None
         log = Log(folder, after=self.done) if folder is not None and is_first() else None
@@ -164,7 +140,6 @@ class Run:
                 batch = next(batches)
 
     def _jitted(self) -> jax.stages.Wrapped:
-        """Returns the jitted step, whose state keeps its sharding."""
         if self.sharding is None:
             return jax.jit(self.step)
         same = jax.tree.map(lambda x: x.sharding, self.state)
@@ -176,7 +151,6 @@ class Run:
     def _advance(
         self, compiled: jax.stages.Compiled, batch: PyTree, log: Log | None
     ) -> dict[str, Json]:
-        """Makes a step and returns its metrics; the state changes once these are written."""
         start = time.perf_counter()
         state, metrics = call_user(
             _finished, f"{self.program.name}: step", compiled, self.state, self._placed(batch)
@@ -198,11 +172,7 @@ class Run:
         return row
 
     def _report_left_out(self, batch: PyTree, row: dict[str, Json], finite: bool) -> None:
-        """Prints why a step was left out.
-
-        Raises:
-            TrainingError: PATIENCE steps in a row were left out.
-        """
+        """Prints why a step was left out."""
         if finite:
             self.left_out = 0
             return
@@ -241,11 +211,7 @@ def _finished(
 
 
 def _write_row(log: Log | None, row: Mapping[str, Json]) -> None:
-    """Writes a line of metrics in the first process.
-
-    Raises:
-        OSError: the first process can't write it; raised in all processes.
-    """
+    """Writes a line of metrics in the first process."""
     failed: OSError | None = None
     try:
         if log is not None:

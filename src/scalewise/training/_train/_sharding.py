@@ -93,11 +93,7 @@ class Sharding:
 
 
 def check_processes(sharding: Sharding | None) -> None:
-    """Checks that a run of several processes uses all of them.
-
-    Raises:
-        InputError: there are several processes and no sharding, or a mesh without devices of one.
-    """
+    """Checks that a run of several processes uses all of them."""
     count = jax.process_count()
     if sharding is None:
         if count > 1:

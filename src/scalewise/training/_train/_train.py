@@ -177,7 +177,6 @@ def train(
 
 @contextmanager
 def _checkpoints(folder: Folder | None, keep: int) -> Iterator[Checkpoints | None]:
-    """Yields the checkpoints in a run's folder, and closes them; None without a folder."""
     if folder is None:
         yield None
         return
@@ -191,8 +190,6 @@ def _checkpoints(folder: Folder | None, keep: int) -> Iterator[Checkpoints | Non
 def _initial(
     program: Program, train_step: Step, batch: PyTree, seed: int, sharding: Sharding | None
 ) -> TrainState:
-    """Returns the training state before the first step."""
-
     def params() -> PyTree:
         initial = call_user(program.init, f"{program.name}.init", seed)
         parameter_count(initial, program)  # fails if there are no parameters
